@@ -1,0 +1,63 @@
+# Everything from nothing: `make run` and `make test` set up a virtual environment and the default model first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PROMPT ?= Write a haiku about a lighthouse.
+
+.PHONY: help run chat test check format conformance bench clean
+
+help:  ## list the commands
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+run: $(VENV)/.model  ## ask the default model something (PROMPT="…")
+	@$(BIN)/unspool run --chat --stats "$(PROMPT)"
+
+chat: $(VENV)/.model  ## talk with the default model
+	@$(BIN)/unspool chat
+
+test: $(VENV)/.test $(VENV)/.model  ## run the tests
+	@echo "==> running the tests"
+	@$(BIN)/python -m pytest $(TESTS)
+
+check: $(VENV)/.check  ## formatter, linter, strict types, import contracts
+	@echo "==> ruff format" && $(BIN)/ruff format --check .
+	@echo "==> ruff check" && $(BIN)/ruff check .
+	@echo "==> mypy" && $(BIN)/mypy
+	@echo "==> import contracts" && $(BIN)/lint-imports
+
+format: $(VENV)/.check  ## let the formatter and the linter mend what they can
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+conformance: $(VENV)/.test  ## the table of reference outputs: what runs, what is to come
+	@$(BIN)/python -m tests.conformance.table
+
+bench: $(VENV)/.test $(VENV)/.model  ## decoding speed beside transformers
+	@$(BIN)/python benchmarks/decode.py
+
+clean:  ## remove the virtual environment
+	rm -rf $(VENV)
+
+# --- set-up, each step once -------------------------------------------------------------------------
+$(VENV)/.created:
+	@echo "==> making a virtual environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
+	@echo "==> installing unspool and what it needs (torch comes first and is the large one)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.installed
+	@echo "==> installing what the tests need"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+$(VENV)/.check: $(VENV)/.installed
+	@echo "==> installing what the checks need"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[check]'
+	@touch $@
+
+$(VENV)/.model: $(VENV)/.installed
+	@$(BIN)/unspool pull smollm2-135m
+	@touch $@

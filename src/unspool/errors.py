@@ -1,0 +1,37 @@
+"""Every error unspool raises on purpose. Each says what was asked, why it can't be, and what to use instead."""
+
+from __future__ import annotations
+
+
+class UnspoolError(Exception):
+    """The root of unspool's own errors."""
+
+
+class SettingError(UnspoolError, ValueError):
+    """A generation setting has a value that can't be, or conflicts with another one."""
+
+
+class UnsupportedError(UnspoolError, NotImplementedError):
+    """What was asked for is known, and this version, model or cache can't do it."""
+
+
+class InputError(UnspoolError, ValueError):
+    """The prompt (text, ids, mask, embeddings) can't be decoded from."""
+
+
+class LoadError(UnspoolError, OSError):
+    """A model's files are damaged, incomplete, or of a kind that can't be read."""
+
+
+class ModelNotFoundError(LoadError, FileNotFoundError):
+    """No model is found under the name or path given."""
+
+
+class MissingExtraError(UnspoolError, ImportError):
+    """An optional package is needed; the message names the extra that installs it."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(
+            f"{purpose} needs the package {package!r}, which is not installed. "
+            f"Install it with: pip install 'unspool[{extra}]'"
+        )

@@ -1,0 +1,113 @@
+"""What a model is to the rest of unspool. Strategies know these types and nothing of any real model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from unspool.cache import Cache
+
+LayerKind = Literal["full", "sliding"]
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a model says of itself. Everything else asks here, never for a class name."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    max_context: int | None = None  # longest context; None where positions have no bound
+    window: int | None = None  # keys a "sliding" layer sees
+    layer_kinds: tuple[LayerKind, ...] = ()
+    is_encoder_decoder: bool = False
+    has_tied_embeddings: bool = False
+    bos_token_id: int | None = None
+    eos_token_id: int | tuple[int, ...] | None = None
+    pad_token_id: int | None = None
+    decoder_start_token_id: int | None = None
+    can: frozenset[str] = frozenset({"hidden_states", "attentions", "inputs_embeds"})
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What a forward pass is to return."""
+
+    logits: Literal["last", "all"] = "last"
+    hidden_states: bool = False
+    attentions: bool = False
+
+
+LAST = Want()
+
+
+@dataclass(slots=True)
+class Forward:
+    """What a forward pass returned."""
+
+    logits: torch.Tensor  # (rows, vocab) for "last"; (rows, new, vocab) for "all"
+    hidden_states: tuple[torch.Tensor, ...] | None = None  # embeddings, then a layer each: (rows, new, hidden)
+    attentions: tuple[torch.Tensor, ...] | None = None  # a layer each: (rows, heads, new, keys)
+    cross_attentions: tuple[torch.Tensor, ...] | None = None  # a layer each: (rows, heads, new, source)
+
+
+@dataclass(slots=True)
+class Encoded:
+    """What an encoder returned: right-filled states, and how much of each row is real."""
+
+    states: torch.Tensor  # (rows, source, hidden)
+    lengths: list[int]
+    hidden_states: tuple[torch.Tensor, ...] | None = None
+    attentions: tuple[torch.Tensor, ...] | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class Model(Protocol):
+    """A model: what it is, and one forward pass. A twenty-line fake satisfies it."""
+
+    info: ModelInfo
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def new_cache(
+        self, kind: str = "dynamic", rows: int = 1, capacity: int | None = None, encoded: Encoded | None = None
+    ) -> Cache:
+        """An empty cache for `rows` rows. An encoder-decoder projects `encoded` into it here, once."""
+        ...
+
+    def forward(
+        self,
+        tokens: torch.Tensor | None,  # (rows, new) int64, right-filled
+        cache: Cache,
+        *,
+        counts: Sequence[int] | None = None,
+        want: Want = LAST,
+        embeds: torch.Tensor | None = None,  # (rows, new, hidden), instead of tokens
+    ) -> Forward:
+        """Read each row's first `counts[row]` new tokens after what the cache holds, and advance the cache.
+
+        `counts=None` means that all `new` tokens of every row are real. "last" logits are those of
+        position `counts[row] - 1`.
+        """
+        ...
+
+    def encode(
+        self,
+        tokens: torch.Tensor | None,
+        counts: Sequence[int] | None = None,
+        *,
+        want: Want = LAST,
+        embeds: torch.Tensor | None = None,
+    ) -> Encoded:
+        """Run the encoder over right-filled rows (encoder-decoder models only)."""
+        ...
