@@ -1,0 +1,185 @@
+"""The front door in the reference's manner: `generate(model, **inputs, **settings)`, and the stream under it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from unspool.cache import Cache, DynamicCache
+from unspool.config import GenerationConfig
+from unspool.decoding.inputs import Inputs, read_prompts
+from unspool.decoding.loop import Emitted
+from unspool.decoding.run import Hooks, Run
+from unspool.errors import SettingError, UnsupportedError
+from unspool.outputs import Output
+from unspool.plan import PromptShape, merge, settle
+from unspool.protocols import Model
+from unspool.stopping import as_criteria_list
+from unspool.streaming import StreamCancelled
+
+_INPUT_NAMES = ("input_ids", "attention_mask", "inputs_embeds", "decoder_input_ids", "encoder_outputs")
+_UNBUILT = {
+    "prefix_allowed_tokens_fn": "prefix constraints",
+    "assistant_model": "speculative decoding",
+    "assistant_tokenizer": "speculative decoding",
+    "negative_prompt_ids": "classifier-free guidance",
+    "negative_prompt_attention_mask": "classifier-free guidance",
+    "synced_gpus": "decoding over several GPUs",
+    "custom_generate": "custom decoding methods",
+}
+
+
+def generate(
+    model: Any,
+    inputs: Any = None,
+    generation_config: GenerationConfig | None = None,
+    logits_processor: Any = None,
+    stopping_criteria: Any = None,
+    prefix_allowed_tokens_fn: Any = None,
+    synced_gpus: bool | None = None,
+    assistant_model: Any = None,
+    streamer: Any = None,
+    negative_prompt_ids: Any = None,
+    negative_prompt_attention_mask: Any = None,
+    use_model_defaults: bool | None = None,
+    custom_generate: Any = None,
+    **kwargs: Any,
+) -> torch.Tensor | Output:
+    """Generate token ids: a tensor (rows, length), or an output object with `return_dict_in_generate=True`.
+
+    Beside these arguments it takes the model's inputs (`input_ids`, `attention_mask`, `inputs_embeds`, …), a
+    `tokenizer` for `stop_strings`, `past_key_values`, and every setting of `GenerationConfig`.
+    """
+    asked = {
+        "prefix_allowed_tokens_fn": prefix_allowed_tokens_fn,
+        "synced_gpus": synced_gpus,
+        "assistant_model": assistant_model,
+        "negative_prompt_ids": negative_prompt_ids,
+        "negative_prompt_attention_mask": negative_prompt_attention_mask,
+        "custom_generate": custom_generate,
+    }
+    run = start(
+        model,
+        inputs,
+        generation_config,
+        logits_processor=logits_processor,
+        stopping_criteria=stopping_criteria,
+        use_model_defaults=use_model_defaults,
+        **{name: value for name, value in asked.items() if value},
+        **kwargs,
+    )
+    if streamer is None:
+        for _ in run:
+            pass
+    else:
+        feed(streamer, run)
+    return run.output() if run.returns_output else run.sequences()
+
+
+def stream(
+    model: Any, inputs: Any = None, generation_config: GenerationConfig | None = None, **kwargs: Any
+) -> Iterator[Emitted]:
+    """What `generate` does, step by step: each row's tokens as they are chosen. Closing the iterator stops the work."""
+    return iter(start(model, inputs, generation_config, **kwargs))
+
+
+def start(
+    model: Any,
+    inputs: Any = None,
+    generation_config: GenerationConfig | None = None,
+    *,
+    logits_processor: Any = None,
+    stopping_criteria: Any = None,
+    tokenizer: Any = None,
+    past_key_values: Any = None,
+    use_model_defaults: bool | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Run:
+    """Check everything and prepare a run; nothing is computed until it is iterated."""
+    tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
+    core = _as_model(model)
+    for name, feature in _UNBUILT.items():
+        if kwargs.pop(name, None) is not None:
+            raise UnsupportedError(f"`{name}` needs {feature}, which this version of unspool does not have yet")
+    if generation_config is not None and not isinstance(generation_config, GenerationConfig):
+        raise SettingError(f"generation_config must be a GenerationConfig, not a {type(generation_config).__name__}")
+    given = Inputs(**{name: kwargs.pop(name) for name in _INPUT_NAMES if name in kwargs})
+    if inputs is not None:
+        if given.input_ids is not None:
+            raise SettingError("`inputs` and `input_ids` are two names of the same argument; pass one")
+        given.input_ids = inputs
+    model_config = None if use_model_defaults is False else getattr(model, "generation_config", None)
+    settings, origins = merge(model_config, generation_config, kwargs, defaults)
+    prompts = read_prompts(core, given, settings)
+    cache = _as_cache(past_key_values, prompts.lengths)
+    shape = PromptShape(
+        prompts.num_rows,
+        prompts.width,
+        max(prompts.lengths),
+        has_embeds=prompts.embeds is not None,
+        has_cache=cache is not None,
+    )
+    plan = settle(settings, origins, core.info, shape)
+    if settings.stop_strings is not None and tokenizer is None:
+        raise SettingError("`stop_strings` are found in text: pass the model's `tokenizer` too")
+    processors = [] if logits_processor is None else list(_as_list(logits_processor))
+    criteria = [] if stopping_criteria is None else list(as_criteria_list(stopping_criteria))
+    return Run(core, prompts, plan, Hooks(processors, criteria, tokenizer, cache))
+
+
+def feed(streamer: Any, run: Run) -> None:
+    """Give a streamer (`put` and `end`) the prompt, then every step's tokens, one a row."""
+    pad = run.pad_token_id
+    try:
+        streamer.put(run.prompt_ids.cpu())
+        for emitted in run:
+            tokens = [emitted.tokens.get(row, [pad])[-1] for row in range(run.num_rows)]
+            streamer.put(torch.tensor(tokens))
+    except StreamCancelled:
+        pass
+    except BaseException as error:
+        # Whoever reads the stream in another thread must not wait for ever.
+        if hasattr(streamer, "fail"):
+            streamer.fail(error)
+        else:
+            streamer.end()
+        raise
+    streamer.end()
+
+
+def _as_model(model: Any) -> Model:
+    core = getattr(model, "model", model) if hasattr(model, "tokenizer") else model
+    if hasattr(core, "info") and hasattr(core, "new_cache"):
+        return core  # type: ignore[no-any-return]  # satisfies the protocol
+    kind = f"{type(core).__module__}.{type(core).__name__}"
+    if kind.startswith("transformers."):
+        raise UnsupportedError(
+            f"{kind} is a transformers model; the adapter for those is yet to come. "
+            "Save it with save_pretrained(folder) and load it natively: unspool.load(folder)"
+        )
+    raise SettingError(f"{kind} is not a model that unspool knows; load one with unspool.load(name_or_path)")
+
+
+def _as_cache(cache: Any, lengths: list[int]) -> Cache | None:
+    if cache is None:
+        return None
+    if isinstance(cache, tuple | list):
+        cache = DynamicCache.from_legacy_cache(tuple(cache))
+    if not isinstance(cache, Cache):
+        raise SettingError(f"past_key_values must be a cache of unspool's, not a {type(cache).__name__}")
+    if cache.lengths and len(cache.lengths) != len(lengths):
+        raise SettingError(f"past_key_values hold {len(cache.lengths)} rows and the prompt has {len(lengths)}")
+    for row, (held, length) in enumerate(zip(cache.lengths, lengths, strict=False)):
+        if held >= length:
+            raise SettingError(
+                f"past_key_values hold {held} positions of row {row} and its prompt has {length} tokens; pass the "
+                "whole sequence as input_ids, with at least one token after what the cache holds"
+            )
+    return cache
+
+
+def _as_list(processors: Any) -> list[Any]:
+    return list(processors) if isinstance(processors, list | tuple) else [processors]

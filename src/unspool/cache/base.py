@@ -1,0 +1,169 @@
+"""The contract every cache fulfils: a key's index is its position, each row has its own length."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import torch
+
+from unspool.errors import SettingError, UnsupportedError
+
+Mask = torch.Tensor | Literal["causal"] | None
+"""What a layer's queries may see: a boolean tensor (rows or 1, 1, new, keys), plain causal, or everything."""
+
+ROLL_BACK: Final = "roll_back"  # a row's length can be lowered
+SELECT_ROWS: Final = "select_rows"  # rows can leave, be repeated and be reordered
+RAGGED: Final = "ragged"  # rows can have different lengths
+FIXED_SHAPE: Final = "fixed_shape"  # buffers never move, so a step over them can be captured
+
+
+@dataclass(slots=True)
+class Span:
+    """Where one forward pass writes: the positions that follow what each row holds."""
+
+    starts: list[int]
+    num_new: int
+    counts: list[int]  # how many of the new positions are real, a row each
+    stop: int  # keys in view: the longest row, the new positions included
+    is_uniform: bool  # all rows start at the same position
+    positions: torch.Tensor  # (rows, new) int64
+
+
+class Cache(ABC):
+    """Keys and values of the past, a layer each.
+
+    A forward pass calls `begin` once, `write` in every layer and `end` once. What a short row wrote past its
+    end is overwritten before anyone may read it, so rolling back is lowering a length.
+    """
+
+    can: frozenset[str] = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED})
+    is_compileable: bool = False
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []  # positions held, a row each; empty until the first pass
+        self._span: Span | None = None
+
+    # --- a forward pass ------------------------------------------------------------------------------
+    def begin(
+        self,
+        rows: int,
+        num_new: int,
+        counts: Sequence[int] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Span:
+        """Make room for `num_new` positions after each row's length; mutates nothing that can be read."""
+        if not self.lengths:
+            self.lengths = [0] * rows
+        if len(self.lengths) != rows:
+            raise SettingError(
+                f"the cache holds {len(self.lengths)} rows and the forward pass has {rows}; "
+                "use the cache that was made for this batch, or select_rows() first"
+            )
+        real = list(counts) if counts is not None else [num_new] * rows
+        if len(real) != rows or any(not 0 <= count <= num_new for count in real):
+            raise SettingError(f"counts {real} do not fit {rows} rows of {num_new} new positions")
+        starts = list(self.lengths)
+        stop = max(starts) + num_new
+        is_uniform = min(starts) == stop - num_new
+        self._reserve(stop)
+        if is_uniform:
+            positions = torch.arange(starts[0], stop, device=device).expand(rows, num_new)
+        else:
+            positions = torch.tensor(starts, device=device)[:, None] + torch.arange(num_new, device=device)
+        self._span = Span(starts, num_new, real, stop, is_uniform, positions)
+        return self._span
+
+    @abstractmethod
+    def write(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store `kv` (rows, new, 2, heads, width); return keys and values (rows, heads, stop, width)."""
+
+    def end(self) -> None:
+        """Close the pass: every row grows by the number of its real new tokens."""
+        span = self._require_span()
+        self.lengths = [start + count for start, count in zip(span.starts, span.counts, strict=True)]
+        self._span = None
+
+    def mask(self, span: Span, window: int | None = None) -> Mask:
+        """What the span's queries may see among the `span.stop` keys in view."""
+        reaches_back = window is not None and span.stop > window
+        if not reaches_back and span.is_uniform:
+            if span.num_new == 1:
+                return None
+            if span.starts[0] == 0:
+                return "causal"
+        keys = torch.arange(span.stop, device=span.positions.device)
+        queries = (span.positions[:1] if span.is_uniform else span.positions)[:, None, :, None]
+        visible = keys <= queries  # (rows or 1, 1, new, keys)
+        if reaches_back:
+            assert window is not None
+            visible &= keys > queries - window
+        return visible
+
+    # --- rows ----------------------------------------------------------------------------------------
+    def truncate(self, lengths: Sequence[int]) -> None:
+        """Roll every row back to the given length."""
+        self.require(ROLL_BACK)
+        if len(lengths) != len(self.lengths) or any(
+            not 0 <= new <= held for new, held in zip(lengths, self.lengths, strict=True)
+        ):
+            raise SettingError(f"can't roll back from lengths {self.lengths} to {list(lengths)}")
+        self.lengths = list(lengths)
+
+    def select_rows(self, index: Sequence[int]) -> None:
+        """Keep, repeat or reorder rows: row `i` becomes what row `index[i]` was."""
+        self.require(SELECT_ROWS)
+        if list(index) == list(range(len(self.lengths))):
+            return
+        self._select(torch.tensor(list(index), dtype=torch.int64))
+        self.lengths = [self.lengths[i] for i in index]
+
+    def require(self, capability: str) -> None:
+        """Raise the error that names what this kind of cache can't do."""
+        if capability not in self.can:
+            raise UnsupportedError(f"{type(self).__name__} can't {capability.replace('_', ' ')}")
+
+    def _require_span(self) -> Span:
+        if self._span is None:
+            raise RuntimeError("write() and end() belong between begin() and end() of one forward pass")
+        return self._span
+
+    @abstractmethod
+    def _reserve(self, stop: int) -> None:
+        """Make sure that positions up to `stop` can be written."""
+
+    @abstractmethod
+    def _select(self, index: torch.Tensor) -> None:
+        """Reorder the stored rows."""
+
+    # --- the reference's surface ---------------------------------------------------------------------
+    @abstractmethod
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        cache_kwargs: dict[str, Any] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append keys and values (rows, heads, new, width) to one layer; return all of that layer's."""
+
+    @abstractmethod
+    def get_seq_length(self, layer_idx: int | None = 0) -> int:
+        """Positions held by a layer (of the longest row)."""
+
+    def get_max_cache_shape(self) -> int | None:
+        """The most positions this cache can hold; None where it grows."""
+        return None
+
+    def get_usable_length(self, new_seq_length: int, layer_idx: int | None = 0) -> int:
+        """Positions that stay when `new_seq_length` more arrive."""
+        limit, held = self.get_max_cache_shape(), self.get_seq_length(layer_idx)
+        if limit is not None and held + new_seq_length > limit:
+            return limit - new_seq_length
+        return held
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Reorder rows by index, as beam search asks for."""
+        self.select_rows([int(i) for i in beam_idx])

@@ -1,0 +1,128 @@
+"""What dynamic and static caches share: one buffer a layer, keys and values side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from unspool.cache.base import Cache
+from unspool.errors import SettingError
+
+
+class BufferedCache(Cache):
+    """A cache of plain tensors (rows, capacity, 2, heads, width), a layer each.
+
+    Keys and values of one position lie side by side, so that the fused QKV product of a native model is
+    stored by one copy.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._buffers: list[torch.Tensor] = []
+        self._filled: list[int] = []  # positions held, a layer each (they differ only amid a pass)
+
+    # --- a forward pass ------------------------------------------------------------------------------
+    def write(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        span = self._require_span()
+        if layer >= len(self._buffers):
+            self._add_layer(layer, kv.shape[0], kv.shape[3], kv.shape[4], kv.dtype, kv.device)
+        buffer = self._rows_of(layer)
+        if span.is_uniform:
+            buffer.narrow(1, span.starts[0], span.num_new).copy_(kv)
+        else:
+            rows = torch.arange(kv.shape[0], device=kv.device)
+            buffer.index_put_((rows[:, None], span.positions), kv)
+        keys, values = buffer.narrow(1, 0, span.stop).unbind(2)
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
+    def _rows_of(self, layer: int) -> torch.Tensor:
+        """A layer's buffer, without rows that are kept for later (a static cache may have some)."""
+        buffer, rows = self._buffers[layer], len(self.lengths)
+        return buffer if buffer.shape[0] == rows else buffer.narrow(0, 0, rows)
+
+    def end(self) -> None:
+        super().end()
+        self._filled = [max(self.lengths)] * len(self._buffers)
+
+    def truncate(self, lengths: Any) -> None:
+        super().truncate(lengths)
+        self._filled = [max(self.lengths, default=0)] * len(self._buffers)
+
+    def _select(self, index: torch.Tensor) -> None:
+        held = max(self.lengths, default=0)
+        for layer, buffer in enumerate(self._buffers):
+            rows = index.to(buffer.device)
+            chosen = buffer.new_zeros((len(index), *buffer.shape[1:]))
+            torch.index_select(buffer.narrow(1, 0, held), 0, rows, out=chosen.narrow(1, 0, held))
+            self._buffers[layer] = chosen
+
+    def _add_layer(
+        self, layer: int, rows: int, heads: int, width: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        if layer != len(self._buffers):
+            raise SettingError(f"layer {layer} is written before layer {len(self._buffers)}")
+        self._buffers.append(torch.zeros(rows, self._capacity(), 2, heads, width, dtype=dtype, device=device))
+        self._filled.append(0)
+
+    def _capacity(self) -> int:
+        raise NotImplementedError
+
+    # --- the reference's surface ---------------------------------------------------------------------
+    def _append(
+        self,
+        layer_idx: int,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        positions: torch.Tensor | None,
+    ) -> None:
+        rows, heads, num_new, width = key_states.shape
+        held = self._filled[layer_idx] if layer_idx < len(self._filled) else 0
+        if self.lengths and (len(self.lengths) != rows or len(set(self.lengths)) > 1):
+            raise SettingError(
+                f"update() appends to rows of one length and this cache's rows hold {self.lengths} positions "
+                f"for {rows} given; unspool's own models write ragged rows through begin() and write()"
+            )
+        stop = held + num_new if positions is None else max(held, int(positions.max()) + 1)
+        self._reserve(stop)
+        if layer_idx >= len(self._buffers):
+            self._add_layer(layer_idx, rows, heads, width, key_states.dtype, key_states.device)
+        self.lengths = self.lengths or [0] * rows
+        buffer = self._rows_of(layer_idx)
+        kv = torch.stack((key_states, value_states), dim=2).permute(0, 3, 2, 1, 4)  # (rows, new, 2, heads, width)
+        if positions is None:
+            buffer.narrow(1, held, num_new).copy_(kv)
+        else:
+            buffer.index_copy_(1, positions.to(buffer.device), kv.to(buffer.dtype).contiguous())
+        self._filled[layer_idx] = stop
+        self.lengths = [self._filled[0]] * rows
+
+    def _read(self, layer_idx: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = self._rows_of(layer_idx).narrow(1, 0, stop).unbind(2)
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
+    def get_seq_length(self, layer_idx: int | None = 0) -> int:
+        layer = layer_idx or 0
+        return self._filled[layer] if layer < len(self._filled) else 0
+
+    @property
+    def key_cache(self) -> list[torch.Tensor]:
+        """The keys held, a layer each: (rows, heads, positions, width)."""
+        return [self._read(layer, stop)[0] for layer, stop in enumerate(self._filled)]
+
+    @property
+    def value_cache(self) -> list[torch.Tensor]:
+        """The values held, a layer each: (rows, heads, positions, width)."""
+        return [self._read(layer, stop)[1] for layer, stop in enumerate(self._filled)]
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+    def __getitem__(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if not 0 <= layer_idx < len(self):
+            raise KeyError(f"the cache has {len(self)} layers; layer {layer_idx} was asked for")
+        return self._read(layer_idx, self._filled[layer_idx])
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return (self[layer] for layer in range(len(self)))

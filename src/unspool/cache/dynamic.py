@@ -1,0 +1,106 @@
+"""The cache that grows with the text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from unspool.cache.buffered import BufferedCache
+from unspool.errors import SettingError
+
+CHUNK = 256  # positions by which the buffers grow
+
+LegacyCache = tuple[tuple[torch.Tensor, torch.Tensor], ...]
+
+
+class DynamicCache(BufferedCache):
+    """A cache that grows as tokens arrive, in chunks: no concatenation per token."""
+
+    def __init__(
+        self,
+        _distributed_cache_data: Iterable[tuple[torch.Tensor, torch.Tensor]] | None = None,
+        *,
+        capacity: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._room = _round_up(capacity or 1)
+        for layer, (keys, values) in enumerate(_distributed_cache_data or ()):
+            self.update(keys, values, layer)
+
+    def _capacity(self) -> int:
+        return self._room
+
+    def _reserve(self, stop: int) -> None:
+        if stop <= self._room:
+            return
+        room = _round_up(stop)
+        for layer, buffer in enumerate(self._buffers):
+            self._buffers[layer] = F.pad(buffer, (0, 0) * 3 + (0, room - buffer.shape[1]))
+        self._room = room
+
+    # --- the reference's surface ---------------------------------------------------------------------
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        cache_kwargs: dict[str, Any] | None = None,  # noqa: ARG002 - the reference's argument; positions follow
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self._append(layer_idx, key_states, value_states, None)
+        return self._read(layer_idx, self._filled[layer_idx])
+
+    def crop(self, max_length: int) -> None:
+        """Keep the first `max_length` positions; a negative number removes as many from the end."""
+        held = self.get_seq_length()
+        keep = max_length if max_length >= 0 else held + max_length
+        if keep < 0:
+            raise SettingError(f"crop({max_length}) asks for more than the {held} positions held")
+        self.truncate([min(keep, length) for length in self.lengths])
+
+    def to_legacy_cache(self) -> LegacyCache:
+        """Keys and values as a tuple of pairs, a layer each."""
+        return tuple(self)
+
+    @classmethod
+    def from_legacy_cache(cls, past_key_values: LegacyCache | None = None) -> DynamicCache:
+        """A cache holding a tuple of (keys, values) pairs."""
+        return cls(past_key_values)
+
+    def batch_split(self, full_batch_size: int, split_size: int) -> list[DynamicCache]:
+        """One cache for every `split_size` rows."""
+        parts = []
+        for first in range(0, full_batch_size, split_size):
+            rows = range(first, min(first + split_size, full_batch_size))
+            parts.append(self._copy_of(list(rows)))
+        return parts
+
+    @classmethod
+    def from_batch_splits(cls, splits: Sequence[DynamicCache]) -> DynamicCache:
+        """One cache with the rows of all the given ones."""
+        layers = (
+            (torch.cat([part[i][0] for part in splits]), torch.cat([part[i][1] for part in splits]))
+            for i in range(len(splits[0]))
+        )
+        return cls(layers)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every row."""
+        self.select_rows([row for row in range(len(self.lengths)) for _ in range(repeats)])
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep only the given rows."""
+        self.select_rows([int(i) for i in indices])
+
+    def _copy_of(self, rows: list[int]) -> DynamicCache:
+        part = DynamicCache(capacity=self._room)
+        part._buffers = [buffer[rows].clone() for buffer in self._buffers]
+        part._filled = list(self._filled)
+        part.lengths = [self.lengths[row] for row in rows]
+        return part
+
+
+def _round_up(positions: int) -> int:
+    return -(-positions // CHUNK) * CHUNK

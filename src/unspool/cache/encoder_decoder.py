@@ -1,0 +1,150 @@
+"""The pair of caches an encoder-decoder model needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from unspool.cache.base import Cache, Mask, Span
+from unspool.cache.dynamic import DynamicCache
+
+LegacyPair = tuple[tuple[torch.Tensor, ...], ...]
+
+
+class EncoderDecoderCache(Cache):
+    """Self-attention keys of the decoder, and cross-attention keys of the encoder's states (written once)."""
+
+    def __init__(self, self_attention_cache: Cache, cross_attention_cache: Cache) -> None:
+        self.self_attention_cache = self_attention_cache
+        self.cross_attention_cache = cross_attention_cache
+        self.is_updated = dict.fromkeys(range(_num_layers(cross_attention_cache)), True)
+        self._span = None
+
+    @property
+    def lengths(self) -> list[int]:  # type: ignore[override]  # the decoder's own lengths stand for the pair's
+        return self.self_attention_cache.lengths
+
+    @property
+    def can(self) -> frozenset[str]:  # type: ignore[override]  # what both parts can
+        return self.self_attention_cache.can & self.cross_attention_cache.can
+
+    @property
+    def source_lengths(self) -> list[int]:
+        """Positions of the encoder's states, a row each."""
+        return self.cross_attention_cache.lengths
+
+    # --- a forward pass: the decoder's part moves, the encoder's stays --------------------------------
+    def begin(
+        self,
+        rows: int,
+        num_new: int,
+        counts: Sequence[int] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Span:
+        return self.self_attention_cache.begin(rows, num_new, counts, device)
+
+    def write(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.self_attention_cache.write(layer, kv)
+
+    def end(self) -> None:
+        self.self_attention_cache.end()
+
+    def mask(self, span: Span, window: int | None = None) -> Mask:
+        return self.self_attention_cache.mask(span, window)
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        self.self_attention_cache.truncate(lengths)
+
+    def select_rows(self, index: Sequence[int]) -> None:
+        self.self_attention_cache.select_rows(index)
+        self.cross_attention_cache.select_rows(index)
+
+    def _reserve(self, stop: int) -> None:
+        self.self_attention_cache._reserve(stop)
+
+    def _select(self, index: torch.Tensor) -> None:
+        self.select_rows([int(i) for i in index])
+
+    # --- the reference's surface ---------------------------------------------------------------------
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        cache_kwargs: dict[str, Any] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.self_attention_cache.update(key_states, value_states, layer_idx, cache_kwargs)
+
+    def get_seq_length(self, layer_idx: int | None = 0) -> int:
+        return self.self_attention_cache.get_seq_length(layer_idx)
+
+    def get_max_cache_shape(self) -> int | None:
+        return self.self_attention_cache.get_max_cache_shape()
+
+    def reset(self) -> None:
+        """Forget both parts, where their kinds can."""
+        for part in (self.self_attention_cache, self.cross_attention_cache):
+            if hasattr(part, "reset"):
+                part.reset()
+        self.is_updated = dict.fromkeys(self.is_updated, False)
+
+    def __len__(self) -> int:
+        return _num_layers(self.self_attention_cache)
+
+    def __getitem__(self, layer_idx: int) -> tuple[torch.Tensor, ...]:
+        own, cross = self.check_dynamic_cache("indexing")
+        return (*own[layer_idx], *(cross[layer_idx] if layer_idx < len(cross) else ()))
+
+    def to_legacy_cache(self) -> LegacyPair:
+        """(keys, values, cross keys, cross values), a layer each."""
+        return tuple(self[layer] for layer in range(len(self)))
+
+    @classmethod
+    def from_legacy_cache(cls, past_key_values: LegacyPair | None = None) -> EncoderDecoderCache:
+        """A pair of dynamic caches holding what `to_legacy_cache` gave."""
+        layers = past_key_values or ()
+        own = DynamicCache((layer[0], layer[1]) for layer in layers)
+        cross = DynamicCache((layer[2], layer[3]) for layer in layers if len(layer) > 2)
+        return cls(own, cross)
+
+    def check_dynamic_cache(self, method: str) -> tuple[DynamicCache, DynamicCache]:
+        """Both parts, where they are dynamic; an error naming the method where they are not."""
+        own, cross = self.self_attention_cache, self.cross_attention_cache
+        if not isinstance(own, DynamicCache) or not isinstance(cross, DynamicCache):
+            kinds = f"{type(own).__name__} and {type(cross).__name__}"
+            raise ValueError(f"{method} needs two dynamic caches, and these are {kinds}")
+        return own, cross
+
+    def crop(self, maximum_length: int) -> None:
+        """Keep the decoder's first positions."""
+        self.check_dynamic_cache("crop")[0].crop(maximum_length)
+
+    def batch_split(self, full_batch_size: int, split_size: int) -> list[EncoderDecoderCache]:
+        """One pair for every `split_size` rows."""
+        own, cross = (part.batch_split(full_batch_size, split_size) for part in self.check_dynamic_cache("batch_split"))
+        return [EncoderDecoderCache(*pair) for pair in zip(own, cross, strict=True)]
+
+    @classmethod
+    def from_batch_splits(cls, splits: Sequence[EncoderDecoderCache]) -> EncoderDecoderCache:
+        """One pair with the rows of all the given ones."""
+        pairs = [split.check_dynamic_cache("from_batch_splits") for split in splits]
+        return cls(
+            DynamicCache.from_batch_splits([own for own, _ in pairs]),
+            DynamicCache.from_batch_splits([cross for _, cross in pairs]),
+        )
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every row of both parts."""
+        for part in self.check_dynamic_cache("batch_repeat_interleave"):
+            part.batch_repeat_interleave(repeats)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep only the given rows of both parts."""
+        for part in self.check_dynamic_cache("batch_select_indices"):
+            part.batch_select_indices(indices)
+
+
+def _num_layers(cache: Cache) -> int:
+    return len(cache) if hasattr(cache, "__len__") else 0

@@ -1,0 +1,28 @@
+"""The settings of a generation."""
+
+from __future__ import annotations
+
+from unspool.config.compiling import CompileConfig
+from unspool.config.generation import GenerationConfig
+from unspool.config.modes import GenerationMode
+from unspool.config.parameters import PARAMETERS, Parameter
+from unspool.config.rules import find_unused
+from unspool.config.values import check_value
+from unspool.config.watermarking import (
+    BaseWatermarkingConfig,
+    SynthIDTextWatermarkingConfig,
+    WatermarkingConfig,
+)
+
+__all__ = [
+    "PARAMETERS",
+    "BaseWatermarkingConfig",
+    "CompileConfig",
+    "GenerationConfig",
+    "GenerationMode",
+    "Parameter",
+    "SynthIDTextWatermarkingConfig",
+    "WatermarkingConfig",
+    "check_value",
+    "find_unused",
+]

@@ -1,0 +1,282 @@
+"""GenerationConfig: every setting of a generation, and who set it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
+
+from unspool.config.files import HUB_OPTIONS, find_config_file, read_json_object, write_text
+from unspool.config.modes import GenerationMode, choose_mode
+from unspool.config.parameters import OURS, PARAMETERS
+from unspool.config.rules import EXTRA_OUTPUTS, check_settings, find_unused
+from unspool.config.watermarking import read_watermarking_config
+from unspool.errors import InputError, SettingError, UnsupportedError
+
+FILE_NAME = "generation_config.json"
+METADATA = ("_from_model_config", "_commit_hash", "_original_object_hash", "transformers_version")
+_UNWRITTEN = ("_commit_hash", "_original_object_hash", "_explicit")
+_TEXT_PARTS = ("decoder", "generator", "text_config")
+
+logger = logging.getLogger("unspool.config")
+
+
+class GenerationConfig:
+    """Every setting of a generation, by name; `PARAMETERS` lists them, other names are kept as they are.
+
+    `explicit` holds the names that were set by whoever made this config, also where they set the default.
+    """
+
+    extra_output_flags = EXTRA_OUTPUTS
+
+    if TYPE_CHECKING:  # the attributes are those of PARAMETERS
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __init__(self, **kwargs: Any) -> None:
+        state = self.__dict__
+        state.update({name: copy.copy(parameter.default) for name, parameter in PARAMETERS.items()})
+        is_from_model = bool(kwargs.pop("_from_model_config", False))
+        state["_from_model_config"] = is_from_model
+        state["_commit_hash"] = kwargs.pop("_commit_hash", None)
+        state["transformers_version"] = kwargs.pop("transformers_version", None)
+        state["_explicit"] = frozenset()
+        for name, value in kwargs.items():
+            # A model's config.json holds much that is no generation setting.
+            if name in PARAMETERS or not is_from_model:
+                setattr(self, name, value)
+        if is_from_model and kwargs.get("force_bos_token_to_be_generated"):  # how BART once spelled it
+            self.forced_bos_token_id = self.bos_token_id
+        self.validate()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if hasattr(type(self), name):
+            raise SettingError(f"`{name}` can't be a setting: GenerationConfig has a method of that name.")
+        if name == "watermarking_config" and isinstance(value, Mapping):
+            value = read_watermarking_config(value)
+        self.__dict__[name] = value
+        if not name.startswith("_") and name not in METADATA:
+            # Replaced, never changed in place: copies share it.
+            self.__dict__["_explicit"] = self._explicit | {name}
+
+    @property
+    def explicit(self) -> frozenset[str]:
+        """The names that were set, by constructor, assignment, file or update, whatever the value."""
+        names: frozenset[str] = self.__dict__["_explicit"]
+        return names
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, GenerationConfig):
+            return NotImplemented
+        mine, theirs = (config.to_json_string(use_diff=False, ignore_metadata=True) for config in (self, other))
+        return mine == theirs
+
+    def __hash__(self) -> int:
+        return hash(self.to_json_string(ignore_metadata=True))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} {self.to_json_string(ignore_metadata=True)}"
+
+    # What it asks for
+
+    def get_generation_mode(self, assistant_model: Any = None) -> GenerationMode:
+        """The way to decode that these settings ask for."""
+        return choose_mode(self, has_assistant=assistant_model is not None)
+
+    def validate(self, strict: bool = False) -> None:
+        """Raise for what can't be; log what is set without effect, or raise for that too when `strict`."""
+        check_settings(self)
+        unused = find_unused(self)
+        if not unused:
+            return
+        details = "\n".join(f"- `{name}`: {reason}" for name, reason in unused.items())
+        if strict:
+            raise SettingError(f"GenerationConfig is invalid:\n{details}")
+        hint = "" if logger.isEnabledFor(logging.INFO) else " Log unspool.config at INFO for the reasons."
+        logger.warning("These generation settings have no effect: %s.%s", list(unused), hint)
+        logger.info(
+            "%s\nA model's generation_config.json may have set some of these; a value of None unsets one.",
+            details,
+        )
+
+    def update(self, **kwargs: Any) -> dict[str, Any]:
+        """Set the settings that this config has, and return the others."""
+        unused = {name: value for name, value in kwargs.items() if name not in self.__dict__}
+        for name, value in kwargs.items():
+            if name not in unused:
+                setattr(self, name, value)
+        self.validate()
+        return unused
+
+    # From elsewhere
+
+    @overload
+    @classmethod
+    def from_dict(
+        cls, config_dict: Mapping[str, Any], *, return_unused_kwargs: Literal[True], **kwargs: Any
+    ) -> tuple[Self, dict[str, Any]]: ...
+
+    @overload
+    @classmethod
+    def from_dict(
+        cls, config_dict: Mapping[str, Any], *, return_unused_kwargs: Literal[False] = False, **kwargs: Any
+    ) -> Self: ...
+
+    @classmethod
+    def from_dict(
+        cls, config_dict: Mapping[str, Any], *, return_unused_kwargs: bool = False, **kwargs: Any
+    ) -> Self | tuple[Self, dict[str, Any]]:
+        """Build a config from a dict; keyword arguments win over it.
+
+        With `return_unused_kwargs`, keyword arguments that are no settings come back beside the config
+        instead of being kept in it.
+        """
+        if not return_unused_kwargs:
+            return cls(**{**config_dict, **kwargs})
+        known = {**PARAMETERS, **config_dict, **dict.fromkeys(METADATA)}
+        unused = {name: value for name, value in kwargs.items() if name not in known}
+        return cls(**{**config_dict, **{name: kwargs[name] for name in kwargs if name in known}}), unused
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name: str | PathLike[str],
+        config_file_name: str | PathLike[str] | None = None,
+        *,
+        config_name: str | None = None,
+        return_unused_kwargs: bool = False,
+        **kwargs: Any,
+    ) -> Any:  # Self, or (Self, dict) with return_unused_kwargs
+        """Read the config of a folder, a file, or a model on the hub; keyword arguments win over the file's.
+
+        The hub's own arguments (`revision`, `cache_dir`, `token`, `subfolder`, `local_files_only`, …) are
+        passed on to it.
+        """
+        options = {name: kwargs.pop(name) for name in HUB_OPTIONS if name in kwargs}
+        file_name = str(config_file_name or config_name or FILE_NAME)
+        settings = read_json_object(find_config_file(pretrained_model_name, file_name, options))
+        if return_unused_kwargs:
+            return cls.from_dict(settings, return_unused_kwargs=True, **kwargs)
+        return cls.from_dict(settings, **kwargs)
+
+    @classmethod
+    def from_model_config(cls, model_config: Any) -> Self:
+        """Take the generation settings out of a model's config (a dict, or an object with `to_dict`)."""
+        settings = dict(model_config if isinstance(model_config, Mapping) else model_config.to_dict())
+        # None says nothing in a model's config, and must not hide the defaults.
+        # Our own names may mean something else in there.
+        names = [name for name in PARAMETERS if name not in OURS]
+        found = {name: settings[name] for name in names if settings.get(name) is not None}
+        # An encoder-decoder's or a multimodal model's settings may sit in the part that writes text.
+        inner = next((part for key in _TEXT_PARTS if isinstance(part := settings.get(key), Mapping)), {})
+        for name in names:
+            default = PARAMETERS[name].default
+            if inner.get(name) is not None and found.get(name, default) == default:
+                found[name] = inner[name]
+        if any(found.get(name) for name in EXTRA_OUTPUTS):
+            found["return_dict_in_generate"] = True
+        if settings.get("force_bos_token_to_be_generated"):
+            found["force_bos_token_to_be_generated"] = True
+        return cls(**found, _from_model_config=True)
+
+    # To elsewhere
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every setting, the defaults included."""
+        output = {name: copy.deepcopy(value) for name, value in self.__dict__.items() if name not in _UNWRITTEN}
+        self.dict_torch_dtype_to_str(output)
+        return output
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """The settings that differ from the defaults."""
+        defaults = {name: parameter.default for name, parameter in PARAMETERS.items()}
+        defaults |= {"_from_model_config": False, "transformers_version": None}
+        missing = object()
+        return {name: value for name, value in self.to_dict().items() if value != defaults.get(name, missing)}
+
+    def dict_torch_dtype_to_str(self, d: dict[str, Any]) -> None:
+        """Replace torch dtypes in `d`, and in dicts inside it, by their names, in place."""
+        for name, value in d.items():
+            if name in ("torch_dtype", "dtype") and value is not None and not isinstance(value, str):
+                d[name] = str(value).split(".")[-1]
+            elif isinstance(value, dict):
+                self.dict_torch_dtype_to_str(value)
+
+    def to_json_string(self, use_diff: bool = True, ignore_metadata: bool = False) -> str:
+        """The settings as JSON; objects that have no JSON form are shown by their repr."""
+        settings = self.to_diff_dict() if use_diff else self.to_dict()
+        if ignore_metadata:
+            settings = {name: value for name, value in settings.items() if name not in METADATA}
+        return _to_json(settings, default=repr)
+
+    def to_json_file(self, json_file_path: str | PathLike[str], use_diff: bool = True) -> None:
+        """Write the settings to a JSON file, whole or not at all."""
+        settings = self.to_diff_dict() if use_diff else self.to_dict()
+        settings.pop("compile_config", None)  # about this machine, not about the text
+
+        def refuse(value: Any) -> Any:
+            names = [name for name, held in settings.items() if _holds(held, value)]
+            raise SettingError(
+                f"{names or 'A setting'} holds a {type(value).__name__}, which a JSON file can't. "
+                "Unset it before saving, and pass it to generate() instead."
+            )
+
+        write_text(Path(json_file_path), _to_json(settings, default=refuse))
+
+    def save_pretrained(
+        self,
+        save_directory: str | PathLike[str],
+        config_file_name: str | PathLike[str] | None = None,
+        push_to_hub: bool = False,
+        *,
+        config_name: str | None = None,
+    ) -> None:
+        """Write what differs from the defaults to a file in a folder; a config with any issue is refused."""
+        if push_to_hub:
+            raise UnsupportedError(
+                "save_pretrained(push_to_hub=True) is not offered: unspool writes nothing to the hub. Save "
+                "to a folder, then use `huggingface-cli upload` or huggingface_hub.HfApi().upload_folder()."
+            )
+        try:
+            self.validate(strict=True)
+        except SettingError as error:
+            raise SettingError(f"{error}\n\nFix these issues to save the configuration.") from error
+        folder = Path(save_directory)
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{folder} is a file; a configuration is saved into a folder.")
+        folder.mkdir(parents=True, exist_ok=True)
+        self.to_json_file(folder / str(config_file_name or config_name or FILE_NAME))
+
+
+def _holds(value: Any, part: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_holds(one, part) for one in value)
+    if isinstance(value, dict):
+        return any(_holds(one, part) for one in value.values())
+    return value is part
+
+
+def _to_json(settings: dict[str, Any], default: Any) -> str:
+    bias = settings.get("sequence_bias")
+    if isinstance(bias, Mapping):  # JSON has no keys that are sequences; the list form says the same
+        settings = {**settings, "sequence_bias": [[list(tokens), value] for tokens, value in bias.items()]}
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {str(key): convert(one) for key, one in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [convert(one) for one in value]
+        if hasattr(value, "to_dict") and not isinstance(value, type):
+            return convert(value.to_dict())
+        if is_dataclass(value) and not isinstance(value, type):
+            return convert(vars(value))
+        if hasattr(value, "tolist"):  # numpy and torch values
+            return convert(value.tolist())
+        return value
+
+    return json.dumps(convert(settings), indent=2, sort_keys=True, default=default) + "\n"

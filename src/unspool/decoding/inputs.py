@@ -1,0 +1,135 @@
+"""From the arguments of `generate()` to prompt rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from unspool.config import GenerationConfig
+from unspool.decoding.prompts import (
+    Prompts,
+    Source,
+    fill_right,
+    read_ids,
+    read_lengths,
+    read_source_lengths,
+)
+from unspool.errors import InputError, SettingError, UnsupportedError
+from unspool.plan import as_token_ids
+from unspool.protocols import Encoded, Model, ModelInfo
+
+
+@dataclass(slots=True)
+class Inputs:
+    """What `generate()` takes besides settings: names as in the reference."""
+
+    input_ids: Any = None
+    attention_mask: Any = None
+    inputs_embeds: Any = None
+    decoder_input_ids: Any = None
+    encoder_outputs: Any = None
+
+
+def read_prompts(model: Model, inputs: Inputs, settings: GenerationConfig) -> Prompts:
+    """Check the inputs against the model and free them of padding."""
+    if model.info.is_encoder_decoder:
+        return _read_source(model, inputs, settings)
+    for name in ("decoder_input_ids", "encoder_outputs"):
+        if getattr(inputs, name) is not None:
+            raise InputError(f"{name} belongs to encoder-decoder models; a {model.info.family} model has no encoder")
+    info = model.info
+    if inputs.inputs_embeds is not None:
+        return _read_embeds(model, inputs, settings)
+    ids = _ids_or_start(inputs.input_ids, settings, info).to(model.device)
+    lengths = read_lengths(
+        inputs.attention_mask,
+        (ids.shape[0], ids.shape[1]),
+        ids=ids,
+        pad_token_id=settings.pad_token_id,
+        eos_token_ids=as_token_ids(settings.eos_token_id, "eos_token_id", info),
+    )
+    return Prompts(ids, lengths)
+
+
+def _ids_or_start(ids: Any, settings: GenerationConfig, info: ModelInfo) -> torch.Tensor:
+    if ids is not None:
+        return read_ids(ids, info.vocab_size)
+    if settings.bos_token_id is None:
+        raise InputError("no prompt was given, and the model has no bos_token_id to begin with; pass input_ids")
+    return read_ids([[settings.bos_token_id]], info.vocab_size)
+
+
+def _read_embeds(model: Model, inputs: Inputs, settings: GenerationConfig) -> Prompts:
+    info = model.info
+    if "inputs_embeds" not in info.can:
+        raise UnsupportedError(f"a {info.family} model can't read inputs_embeds; pass input_ids")
+    embeds = _check_embeds(inputs.inputs_embeds, info, "inputs_embeds").to(model.device)
+    rows, width = embeds.shape[:2]
+    lengths = read_lengths(inputs.attention_mask, (rows, width))
+    if inputs.input_ids is None:
+        ids = torch.zeros(rows, 0, dtype=torch.int64, device=model.device)
+    else:
+        ids = read_ids(inputs.input_ids, info.vocab_size).to(model.device)
+        if ids.shape != (rows, width):
+            raise InputError(
+                f"input_ids {tuple(ids.shape)} and inputs_embeds {tuple(embeds.shape)} are of different lengths; "
+                "given together, they must describe the same tokens"
+            )
+    return Prompts(ids, lengths, embeds=fill_right(embeds, [width - length for length in lengths], lengths))
+
+
+def _check_embeds(embeds: Any, info: ModelInfo, name: str) -> torch.Tensor:
+    if not isinstance(embeds, torch.Tensor) or embeds.dim() != 3 or not embeds.is_floating_point():
+        raise InputError(f"{name} must be a floating-point tensor of the shape (rows, length, {info.hidden_size})")
+    if embeds.shape[2] != info.hidden_size or 0 in embeds.shape:
+        raise InputError(
+            f"{name} has the shape {tuple(embeds.shape)} and the model's width is {info.hidden_size}; "
+            "use the embeddings of this model"
+        )
+    if not bool(torch.isfinite(embeds).all()):
+        raise InputError(f"{name} holds NaN or infinite values")
+    return embeds
+
+
+def _read_source(model: Model, inputs: Inputs, settings: GenerationConfig) -> Prompts:
+    source = _encoder_side(model, inputs)
+    rows = len(source.lengths)
+    info = model.info
+    start = as_token_ids(settings.decoder_start_token_id, "decoder_start_token_id", info)
+    start = start or as_token_ids(settings.bos_token_id, "bos_token_id", info)
+    if inputs.decoder_input_ids is not None:
+        ids = read_ids(inputs.decoder_input_ids, info.vocab_size, "decoder_input_ids").to(model.device)
+        if ids.shape[0] != rows:
+            raise InputError(f"decoder_input_ids has {ids.shape[0]} rows and the encoder's input {rows}")
+        if len(start) == 1 and not bool((ids[:, 0] == start[0]).all()):
+            ids = torch.cat((torch.full_like(ids[:, :1], start[0]), ids), dim=1)
+    elif not start:
+        raise SettingError("the model names no decoder_start_token_id and no bos_token_id; pass decoder_start_token_id")
+    else:
+        if len(start) not in (1, rows):
+            raise SettingError(f"decoder_start_token_id has {len(start)} values for {rows} rows; give one, or one a row")
+        column = torch.tensor(start if len(start) == rows else start * rows, dtype=torch.int64)
+        ids = column[:, None].to(model.device)
+    return Prompts(ids, [ids.shape[1]] * rows, source=source)
+
+
+def _encoder_side(model: Model, inputs: Inputs) -> Source:
+    info = model.info
+    if inputs.encoder_outputs is not None:
+        given = inputs.encoder_outputs
+        if not isinstance(given, torch.Tensor):
+            given = given[0] if isinstance(given, tuple) else given.last_hidden_state
+        states = _check_embeds(given, info, "encoder_outputs").to(model.device)
+        firsts, lengths = read_source_lengths(inputs.attention_mask, (states.shape[0], states.shape[1]))
+        return Source(None, lengths, encoded=Encoded(fill_right(states, firsts, lengths), lengths))
+    if inputs.inputs_embeds is not None:
+        embeds = _check_embeds(inputs.inputs_embeds, info, "inputs_embeds").to(model.device)
+        firsts, lengths = read_source_lengths(inputs.attention_mask, (embeds.shape[0], embeds.shape[1]))
+        return Source(None, lengths, embeds=fill_right(embeds, firsts, lengths))
+    if inputs.input_ids is None:
+        raise InputError("an encoder-decoder model needs input_ids, inputs_embeds or encoder_outputs to read")
+    ids = read_ids(inputs.input_ids, info.vocab_size).to(model.device)
+    firsts, lengths = read_source_lengths(inputs.attention_mask, (ids.shape[0], ids.shape[1]))
+    return Source(fill_right(ids, firsts, lengths), lengths)

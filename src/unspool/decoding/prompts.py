@@ -1,0 +1,167 @@
+"""What a call starts from: prompt rows, checked at the door and freed of padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from unspool.errors import InputError
+from unspool.protocols import Encoded
+
+MAX_ROWS = 65_536
+MAX_POSITIONS = 2**24
+
+
+@dataclass(frozen=True)
+class Source:
+    """What an encoder reads: right-filled rows of tokens or embeddings, or states it has made already."""
+
+    tokens: torch.Tensor | None  # (rows, source)
+    lengths: list[int]
+    embeds: torch.Tensor | None = None  # (rows, source, hidden)
+    encoded: Encoded | None = None
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompt rows: ids as they were given (left-padded), and how many of them are real."""
+
+    ids: torch.Tensor  # (rows, width); width 0 where only embeddings were given
+    lengths: list[int]  # positions a row takes in the decoder
+    embeds: torch.Tensor | None = None  # (rows, longest, hidden), right-filled
+    source: Source | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return self.ids.shape[0]
+
+    @property
+    def width(self) -> int:
+        """Columns of the ids, padding included: what the reference counts lengths by."""
+        return self.ids.shape[1]
+
+
+def read_ids(ids: torch.Tensor | Sequence[Sequence[int]], vocab_size: int, name: str = "input_ids") -> torch.Tensor:
+    """Token ids as a checked (rows, width) tensor."""
+    if not isinstance(ids, torch.Tensor):
+        widths = {len(row) for row in ids}
+        if len(widths) > 1:
+            raise InputError(
+                f"{name} has rows of different lengths {sorted(widths)}; pad them on the left and pass an "
+                "attention_mask, or give a list of lists to lm.generate(), which needs no padding"
+            )
+        ids = torch.tensor([list(row) for row in ids])
+    if ids.dim() != 2:
+        raise InputError(f"{name} must have the shape (rows, length), not {tuple(ids.shape)}")
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        if ids.numel() == 0:
+            ids = ids.to(torch.int64)
+        else:
+            raise InputError(f"{name} must hold whole numbers, not {ids.dtype}")
+    rows, width = ids.shape
+    if rows == 0 or rows > MAX_ROWS:
+        raise InputError(f"{name} has {rows} rows; 1 to {MAX_ROWS} can be decoded in one call")
+    if width == 0:
+        raise InputError(f"{name} is empty: there is nothing to continue. Give at least one token")
+    if width > MAX_POSITIONS:
+        raise InputError(f"{name} has {width} tokens a row; more than {MAX_POSITIONS} can't be read")
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= vocab_size:
+        raise InputError(
+            f"{name} holds the id {low if low < 0 else high}, outside the model's vocabulary of {vocab_size} "
+            "tokens; use the tokenizer that belongs to the model"
+        )
+    return ids.to(torch.int64)
+
+
+def read_lengths(
+    mask: torch.Tensor | Sequence[Sequence[int]] | None,
+    shape: tuple[int, int],
+    *,
+    ids: torch.Tensor | None = None,
+    pad_token_id: int | None = None,
+    eos_token_ids: Sequence[int] = (),
+) -> list[int]:
+    """How many tokens of each left-padded row are real, by the mask or, without one, by leading pad tokens."""
+    rows, width = shape
+    if mask is None:
+        if ids is None or pad_token_id is None or pad_token_id in eos_token_ids:
+            return [width] * rows
+        real = ids.ne(pad_token_id)
+        leading = real.long().cumsum(dim=-1).eq(0).sum(dim=-1)  # pads before the first real token
+        if bool((ids[:, -1].eq(pad_token_id) & leading.lt(width)).any()):
+            raise InputError(
+                "input_ids end in pad tokens: a right-padded prompt can't be continued. "
+                "Pad on the left (padding_side='left'), or pass an attention_mask if these are meant as tokens"
+            )
+        return [width - int(pads) for pads in leading]
+    flags = _read_mask(mask, shape)
+    lengths = flags.sum(dim=-1)
+    expected = torch.arange(width, device=flags.device) >= (width - lengths)[:, None]
+    for row in torch.nonzero((flags != expected).any(dim=-1)).flatten().tolist():
+        _explain_mask(flags[row], row)
+    _check_nonempty(lengths)
+    return [int(n) for n in lengths]
+
+
+def read_source_lengths(
+    mask: torch.Tensor | Sequence[Sequence[int]] | None, shape: tuple[int, int]
+) -> tuple[list[int], list[int]]:
+    """Where each row of an encoder's input begins and how long it is: padding may stand on either side."""
+    rows, width = shape
+    if mask is None:
+        return [0] * rows, [width] * rows
+    flags = _read_mask(mask, shape)
+    lengths = flags.sum(dim=-1)
+    _check_nonempty(lengths)
+    firsts = flags.long().argmax(dim=-1)
+    column = torch.arange(width, device=flags.device)
+    expected = (column >= firsts[:, None]) & (column < (firsts + lengths)[:, None])
+    if bool((flags != expected).any()):
+        row = int(torch.nonzero((flags != expected).any(dim=-1))[0])
+        raise InputError(f"the attention_mask of row {row} has a hole; the ones must stand side by side")
+    return [int(n) for n in firsts], [int(n) for n in lengths]
+
+
+def fill_right(values: torch.Tensor, firsts: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
+    """Move each row's real part to the left edge: (rows, width, …) → (rows, longest, …)."""
+    longest = max(lengths)
+    if all(first == 0 for first in firsts):
+        return values[:, :longest]
+    column = torch.arange(longest, device=values.device) + torch.tensor(list(firsts), device=values.device)[:, None]
+    column = column.clamp_(max=values.shape[1] - 1)  # what a short row reads past its end is never looked at
+    return values[torch.arange(values.shape[0], device=values.device)[:, None], column]
+
+
+def _read_mask(mask: torch.Tensor | Sequence[Sequence[int]], shape: tuple[int, int]) -> torch.Tensor:
+    flags = mask if isinstance(mask, torch.Tensor) else torch.tensor([list(row) for row in mask])
+    if tuple(flags.shape) != shape:
+        raise InputError(
+            f"attention_mask has the shape {tuple(flags.shape)} and the input {shape}; give one number a token"
+        )
+    if not bool(((flags == 0) | (flags == 1)).all()):
+        raise InputError("attention_mask must hold zeros and ones alone")
+    return flags.bool()
+
+
+def _check_nonempty(lengths: torch.Tensor) -> None:
+    empty = torch.nonzero(lengths == 0).flatten().tolist()
+    if empty:
+        raise InputError(f"row {empty[0]} is empty: its attention_mask has no ones, so there is nothing to continue")
+
+
+def _explain_mask(flags: torch.Tensor, row: int) -> None:
+    if not bool(flags.any()):
+        return  # told by _check_nonempty
+    first = int(flags.long().argmax())
+    if bool(flags[first : first + int(flags.sum())].all()):
+        raise InputError(
+            f"the attention_mask of row {row} is right-padded: its zeros stand at the end. "
+            "A decoder-only model continues the last token: pad on the left (padding_side='left')"
+        )
+    raise InputError(
+        f"the attention_mask of row {row} has a hole: zeros between ones. "
+        "unspool reads a prompt as one run of tokens; leave out what is not to be read"
+    )

@@ -1,0 +1,53 @@
+"""Counter-based randomness: a number depends on the row's seed and the position, and on nothing else.
+
+So the same request gives the same tokens alone or in a batch, and a row that is rolled back draws the same again.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_MASK = (1 << 64) - 1
+_STEP = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """The seed of the `index`-th row that shares one seed; index 0 keeps it."""
+    return seed if index == 0 else _mix(seed + index * _STEP) >> 1
+
+
+def draw_seed() -> int:
+    """A fresh seed from torch's global generator, so that `torch.manual_seed` makes a call repeatable."""
+    return int(torch.randint(0, 2**63 - 1, (), dtype=torch.int64))
+
+
+def draw_uniform(seeds: torch.Tensor, positions: torch.Tensor, stream: int = 0) -> torch.Tensor:
+    """Numbers in [0, 1), float64, one for each (seed, position) pair: SplitMix64 over both (Steele et al., 2014)."""
+    state = _mix_tensor(seeds + _signed(_STEP) * (stream + 1))
+    state = _mix_tensor(state + positions * _signed(_STEP))
+    return (state >> 11).bitwise_and((1 << 53) - 1).to(torch.float64) * 2.0**-53
+
+
+def _mix(value: int) -> int:
+    value &= _MASK
+    value = ((value ^ (value >> 30)) * _MIX_1) & _MASK
+    value = ((value ^ (value >> 27)) * _MIX_2) & _MASK
+    return value ^ (value >> 31)
+
+
+def _mix_tensor(value: torch.Tensor) -> torch.Tensor:
+    """`_mix` on int64 tensors, whose products wrap around as the unsigned ones do."""
+    value = (value ^ _shift(value, 30)) * _signed(_MIX_1)
+    value = (value ^ _shift(value, 27)) * _signed(_MIX_2)
+    return value ^ _shift(value, 31)
+
+
+def _shift(value: torch.Tensor, bits: int) -> torch.Tensor:
+    """A logical shift to the right: torch's own keeps the sign."""
+    return (value >> bits).bitwise_and((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value

@@ -1,0 +1,113 @@
+"""What a call keeps of its steps, in the reference's form: left-padded, one entry a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from unspool.outputs import StepLayers, StepTensors, TokenLogprob
+from unspool.protocols import Forward
+
+
+class Record:
+    """Scores, logits, hidden states and attentions of every step, where they were asked for."""
+
+    def __init__(
+        self, *, scores: bool, logits: bool, hidden_states: bool, attentions: bool, logprobs: int | None
+    ) -> None:
+        self._scores: list[torch.Tensor] | None = [] if scores else None
+        self._logits: list[torch.Tensor] | None = [] if logits else None
+        self._hidden: list[StepTensors] | None = [] if hidden_states else None
+        self._attentions: list[StepTensors] | None = [] if attentions else None
+        self._cross: list[StepTensors] = []
+        self.num_top = logprobs
+
+    def keep_forward(self, forward: Forward, pads: Sequence[int], starts: Sequence[int]) -> None:
+        """Keep what the model returned; `pads` are the columns of padding before each row's first position."""
+        if self._hidden is not None and forward.hidden_states is not None:
+            shifts = _shifts_of_new(pads, starts)
+            self._hidden.append(tuple(_shift(state, shifts, 1) for state in forward.hidden_states))
+        if self._attentions is not None and forward.attentions is not None:
+            shifts = _shifts_of_new(pads, starts)
+            width = forward.attentions[0].shape[-1] + min(pads)
+            self._attentions.append(
+                tuple(_pad_keys(_shift(weights, shifts, 2), pads, width) for weights in forward.attentions)
+            )
+            if forward.cross_attentions is not None:
+                self._cross.append(forward.cross_attentions)
+
+    def keep_scores(self, logits: torch.Tensor, scores: torch.Tensor) -> None:
+        """Keep a step's logits as they came, and its scores as they were chosen from: (rows, vocab) each."""
+        if self._logits is not None:
+            self._logits.append(logits)
+        if self._scores is not None:
+            self._scores.append(scores)
+
+    @property
+    def scores(self) -> StepTensors | None:
+        """The processed scores so far."""
+        return None if self._scores is None else tuple(self._scores)
+
+    @property
+    def logits(self) -> StepTensors | None:
+        """The model's logits so far."""
+        return None if self._logits is None else tuple(self._logits)
+
+    @property
+    def hidden_states(self) -> StepLayers | None:
+        """Hidden states: a step, a layer each."""
+        return None if self._hidden is None else tuple(self._hidden)
+
+    @property
+    def attentions(self) -> StepLayers | None:
+        """Attention weights: a step, a layer each."""
+        return None if self._attentions is None else tuple(self._attentions)
+
+    @property
+    def cross_attentions(self) -> StepLayers | None:
+        """Attention weights on the encoder's states: a step, a layer each."""
+        return tuple(self._cross) if self._attentions is not None and self._cross else None
+
+
+def read_logprobs(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> list[TokenLogprob]:
+    """Log-probabilities of the given tokens (n,) and of the likeliest ones under logits (n, vocab)."""
+    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    chosen = logprobs.gather(1, tokens[:, None]).squeeze(1).tolist()
+    ids = tokens.tolist()
+    if num_top == 0:
+        return [TokenLogprob(token, value) for token, value in zip(ids, chosen, strict=True)]
+    top = logprobs.topk(min(num_top, logprobs.shape[-1]), dim=-1)
+    return [
+        TokenLogprob(token, value, tuple(zip(top_ids, top_values, strict=True)))
+        for token, value, top_ids, top_values in zip(
+            ids, chosen, top.indices.tolist(), top.values.tolist(), strict=True
+        )
+    ]
+
+
+def _shifts_of_new(pads: Sequence[int], starts: Sequence[int]) -> list[int]:
+    """How far a right-filled row moves so that all rows end in the same column: only a prompt's rows differ."""
+    return [pad - min(pads) if start == 0 else 0 for pad, start in zip(pads, starts, strict=True)]
+
+
+def _shift(values: torch.Tensor, shifts: Sequence[int], dim: int) -> torch.Tensor:
+    """Move each row's entries to the right along `dim`, zeros entering from the left."""
+    if not any(shifts):
+        return values
+    moved = torch.zeros_like(values)
+    size = values.shape[dim]
+    for row, shift in enumerate(shifts):
+        moved[row].narrow(dim - 1, shift, size - shift).copy_(values[row].narrow(dim - 1, 0, size - shift))
+    return moved
+
+
+def _pad_keys(weights: torch.Tensor, pads: Sequence[int], width: int) -> torch.Tensor:
+    """Put the keys' columns where a left-padded row has them: (rows, heads, new, keys) → (…, width)."""
+    if not any(pads):
+        return weights
+    padded = weights.new_zeros((*weights.shape[:-1], width))
+    for row, pad in enumerate(pads):
+        held = min(weights.shape[-1], width - pad)
+        padded[row, ..., pad : pad + held] = weights[row, ..., :held]
+    return padded

@@ -1,0 +1,88 @@
+"""The rows being decoded: their history, their lengths, and who they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from unspool.decoding.prompts import Prompts
+
+CHUNK = 64  # columns by which the history's buffer grows
+
+
+class Rows:
+    """Sequences being decoded. Position `p` of a row stands in column `p + offset` of its history."""
+
+    def __init__(self, prompts: Prompts, pad_token_id: int) -> None:
+        device = prompts.ids.device
+        self.numbers = list(range(prompts.num_rows))  # which row of the call each one is
+        self.lengths = list(prompts.lengths)  # positions, prompt and emitted
+        self.offsets = [prompts.width - length for length in prompts.lengths]
+        self.pad_token_id = pad_token_id
+        self.seeds = torch.zeros(prompts.num_rows, dtype=torch.int64, device=device)
+        self._ids = prompts.ids
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def ends(self) -> list[int]:
+        """Columns taken, a row each."""
+        return [length + offset for length, offset in zip(self.lengths, self.offsets, strict=True)]
+
+    def history(self) -> torch.Tensor:
+        """What processors and stops see: (rows, width), left-padded."""
+        ends = self.ends
+        width = max(ends)
+        if min(ends) == width:
+            return self._ids[:, :width]
+        shift = torch.tensor([width - end for end in ends], device=self._ids.device)[:, None]
+        column = torch.arange(width, device=self._ids.device) - shift
+        return self._ids.gather(1, column.clamp(min=0)).masked_fill(column < 0, self.pad_token_id)
+
+    def unread(self, held: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
+        """The tokens after the first `held` positions of each row, right-filled, and how many they are."""
+        counts = [length - n for length, n in zip(self.lengths, held, strict=True)]
+        num_new, ends = max(counts), self.ends
+        if min(counts) == num_new and min(ends) == max(ends):
+            return self._ids[:, ends[0] - num_new : ends[0]], counts
+        first = torch.tensor([end - count for end, count in zip(ends, counts, strict=True)], device=self._ids.device)
+        column = first[:, None] + torch.arange(num_new, device=self._ids.device)
+        return self._ids.gather(1, column.clamp_(max=max(ends) - 1)), counts
+
+    def append(self, tokens: torch.Tensor, counts: Sequence[int] | None = None) -> None:
+        """Add each row's first `counts[row]` tokens of (rows, new); all of them without counts."""
+        num_new = tokens.shape[1]
+        ends = self.ends
+        room = self._ids.shape[1]
+        if max(ends) + num_new > room:
+            grown = max(ends) + num_new + CHUNK
+            self._ids = torch.nn.functional.pad(self._ids, (0, grown - room), value=self.pad_token_id)
+        if min(ends) == max(ends):
+            self._ids[:, ends[0] : ends[0] + num_new] = tokens
+        else:
+            column = torch.tensor(ends, device=self._ids.device)[:, None] + torch.arange(
+                num_new, device=self._ids.device
+            )
+            self._ids.scatter_(1, column, tokens)
+        added = counts if counts is not None else [num_new] * len(self)
+        self.lengths = [length + count for length, count in zip(self.lengths, added, strict=True)]
+
+    def select(self, index: Sequence[int]) -> None:
+        """Keep, repeat or reorder rows."""
+        chosen = torch.tensor(list(index), dtype=torch.int64, device=self._ids.device)
+        self._ids = self._ids.index_select(0, chosen)
+        self.seeds = self.seeds.index_select(0, chosen)
+        self.numbers = [self.numbers[i] for i in index]
+        self.lengths = [self.lengths[i] for i in index]
+        self.offsets = [self.offsets[i] for i in index]
+
+    def repeat(self, index: Sequence[int]) -> None:
+        """Continue prompts more than once: each copy is a row of the call of its own."""
+        self.select(index)
+        self.numbers = list(range(len(index)))
+
+    def positions(self) -> torch.Tensor:
+        """The position of each row's next token: (rows,)."""
+        return torch.tensor(self.lengths, device=self._ids.device)

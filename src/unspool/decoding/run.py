@@ -1,0 +1,250 @@
+"""One call under way: built from a model, prompts and a plan; iterated for what is emitted; asked for its output."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from unspool.cache import Cache, DynamicCache, EncoderDecoderCache
+from unspool.decoding.finish import Finish
+from unspool.decoding.loop import Emitted, Loop
+from unspool.decoding.prompts import Prompts
+from unspool.decoding.randomness import derive_seed, draw_seed
+from unspool.decoding.record import Record
+from unspool.decoding.rows import Rows
+from unspool.decoding.sample import Sample
+from unspool.decoding.step import Step
+from unspool.logits import LogitsProcessor
+from unspool.logits.pipeline import build_processors
+from unspool.outputs import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput, Output, Stats, TokenLogprob
+from unspool.plan import Plan
+from unspool.protocols import Encoded, Model, Want
+from unspool.stopping import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+
+CAPACITY_AHEAD = 256  # new positions a dynamic cache makes room for at once
+
+
+@dataclass(slots=True)
+class Hooks:
+    """What a caller plugs into a call."""
+
+    processors: list[LogitsProcessor] = field(default_factory=list)
+    criteria: list[StoppingCriteria] = field(default_factory=list)
+    tokenizer: Any = None
+    cache: Cache | None = None
+    keeps_rows: bool = False  # every row is wanted at every step, also the finished ones
+
+
+class Run:
+    """One call: `for emitted in run`, then `run.output()`."""
+
+    def __init__(self, model: Model, prompts: Prompts, plan: Plan, hooks: Hooks) -> None:
+        self._model, self._prompts, self._plan, self._hooks = model, prompts, plan, hooks
+        self._settings = settings = plan.settings
+        self._encoded: Encoded | None = None
+        self._cache: Cache | None = hooks.cache
+        self.num_rows = prompts.num_rows * plan.num_return_sequences
+        self.emitted: list[list[int]] = [[] for _ in range(self.num_rows)]
+        self.reasons: list[str | None] = [None] * self.num_rows
+        self.logprobs: list[list[TokenLogprob]] = [[] for _ in range(self.num_rows)]
+        self.prompt_logprobs: list[list[TokenLogprob | None]] | None = None
+        self.stats = Stats(prompt_tokens=sum(prompts.lengths if prompts.source is None else prompts.source.lengths))
+        self.record = Record(
+            scores=bool(settings.output_scores),
+            logits=bool(settings.output_logits),
+            hidden_states=bool(settings.output_hidden_states),
+            attentions=bool(settings.output_attentions),
+            logprobs=settings.logprobs,
+        )
+        self._want = Want(
+            hidden_states=bool(settings.output_hidden_states), attentions=bool(settings.output_attentions)
+        )
+        # Built now, so that what can't be is told before the first forward pass.
+        self._criteria = self._build_criteria()
+        self._processors = build_processors(settings, hooks.processors, lambda name: plan.per_row(name, self.num_rows))
+
+    def __iter__(self) -> Iterator[Emitted]:
+        started = time.perf_counter()
+        if self._settings.max_time is not None:
+            self._criteria.append(MaxTimeCriteria(self._settings.max_time))
+        with torch.no_grad():
+            step, rows = self._read_prompts()
+        loop = Loop(
+            rows,
+            Sample(step, do_sample=self._plan.do_sample),
+            Finish(self._criteria),
+            self.record,
+            self.stats,
+            rows_may_leave=not self._wants_every_row(),
+            emitted=self.emitted,
+            reasons=self.reasons,
+            logprobs=self.logprobs,
+        )
+        for emitted in loop.run(started):
+            self.stats.forward_passes = step.num_forward_passes
+            yield emitted
+
+    def _wants_every_row(self) -> bool:
+        return (
+            self._hooks.keeps_rows
+            or bool(self._hooks.processors or self._hooks.criteria)  # they may know rows by their place
+            or bool(self._settings.return_dict_in_generate)  # the cache and the steps' tensors are part of the answer
+        )
+
+    # --- what callers ask of it --------------------------------------------------------------------------
+    @property
+    def returns_output(self) -> bool:
+        """Whether an output object was asked for instead of the sequences alone."""
+        return bool(self._settings.return_dict_in_generate)
+
+    @property
+    def pad_token_id(self) -> int:
+        """What fills rows up."""
+        return self._plan.pad_token_id
+
+    @property
+    def prompt_ids(self) -> torch.Tensor:
+        """The decoder's prompts, one for each row of the call, left-padded."""
+        return self._prompts.ids.repeat_interleave(self._plan.num_return_sequences, dim=0)
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """The texts that end a row."""
+        stops = self._settings.stop_strings
+        return [stops] if isinstance(stops, str) else list(stops or [])
+
+    @property
+    def keeps_stop_strings(self) -> bool:
+        """Whether the stop string stays in the text."""
+        return bool(self._settings.keep_stop_strings)
+
+    def prompt_token_ids(self) -> list[list[int]]:
+        """The prompts' tokens without padding."""
+        prompts = self._prompts
+        if prompts.source is not None:
+            tokens, lengths = prompts.source.tokens, prompts.source.lengths
+            return [] if tokens is None else [tokens[row, :n].tolist() for row, n in enumerate(lengths)]
+        return [prompts.ids[row, max(0, prompts.width - n) :].tolist() for row, n in enumerate(prompts.lengths)]
+
+    # --- before the first forward pass -------------------------------------------------------------------
+    def _build_criteria(self) -> StoppingCriteriaList:
+        settings, plan = self._settings, self._plan
+        criteria = StoppingCriteriaList([MaxLengthCriteria(plan.max_length)])
+        if settings.stop_strings is not None:
+            criteria.append(StopStringCriteria(self._hooks.tokenizer, settings.stop_strings))
+        if plan.eos_token_ids:
+            criteria.append(EosTokenCriteria(list(plan.eos_token_ids)))
+        criteria.extend(self._hooks.criteria)
+        return criteria
+
+    def _seeds(self) -> list[int]:
+        plan = self._plan
+        given = plan.seeds or (draw_seed() if plan.do_sample else 0,)
+        own = (
+            given
+            if len(given) == self._prompts.num_rows
+            else tuple(derive_seed(given[0], row) for row in range(self._prompts.num_rows))
+        )
+        return [derive_seed(seed, copy) for seed in own for copy in range(plan.num_return_sequences)]
+
+    # --- the prompts -----------------------------------------------------------------------------------
+    def _read_prompts(self) -> tuple[Step, Rows]:
+        plan, prompts, settings = self._plan, self._prompts, self._settings
+        if self._cache is None:
+            self._cache = self._new_cache()
+        rows = Rows(prompts, plan.pad_token_id)
+        step = Step(
+            self._model,
+            self._cache,
+            self._processors,
+            self.record,
+            want=self._want,
+            prefill_chunk_size=settings.prefill_chunk_size,
+            keeps_cache=settings.use_cache is not False,
+            prompt_embeds=prompts.embeds,
+            prompt_lengths=prompts.lengths,
+        )
+        self.prompt_logprobs = step.prefill(rows, settings.prompt_logprobs)
+        if plan.num_return_sequences > 1:
+            index = [row for row in range(prompts.num_rows) for _ in range(plan.num_return_sequences)]
+            rows.repeat(index)
+            step.repeat_rows(index)
+        rows.seeds = torch.tensor(self._seeds(), dtype=torch.int64, device=rows.seeds.device)
+        return step, rows
+
+    def _new_cache(self) -> Cache:
+        plan, prompts, settings = self._plan, self._prompts, self._settings
+        source = prompts.source
+        if source is not None:
+            self._encoded = source.encoded or self._model.encode(
+                source.tokens, source.lengths, want=self._want, embeds=source.embeds
+            )
+        longest = max(prompts.lengths)
+        last = longest + plan.max_new_tokens
+        if plan.cache_kind == "static":
+            capacity = max(settings.max_cache_len or 0, last)
+            rows = self.num_rows
+        else:
+            capacity = min(last, longest + CAPACITY_AHEAD)
+            rows = prompts.num_rows
+        return self._model.new_cache(plan.cache_kind, rows, capacity, encoded=self._encoded)
+
+    # --- after the last ----------------------------------------------------------------------------------
+    def sequences(self) -> torch.Tensor:
+        """Prompts and new tokens as the reference returns them: (rows, length), padded on the right."""
+        new = self.emitted
+        longest = max((len(tokens) for tokens in new), default=0)
+        pad = self._plan.pad_token_id
+        tail = torch.tensor([tokens + [pad] * (longest - len(tokens)) for tokens in new], dtype=torch.int64)
+        head = self.prompt_ids
+        return torch.cat((head, tail.to(head.device).reshape(self.num_rows, longest)), dim=1)
+
+    def finish_reasons(self) -> list[str]:
+        """Why each row ended; "cancelled" where the caller stopped."""
+        return [reason or "cancelled" for reason in self.reasons]
+
+    def output(self) -> Output:
+        """What the reference's `return_dict_in_generate=True` returns."""
+        record = self.record
+        common: dict[str, Any] = {
+            "sequences": self.sequences(),
+            "scores": record.scores,
+            "logits": record.logits,
+            "past_key_values": self._returned_cache(),
+            "logprobs": self.logprobs if record.num_top is not None else None,
+            "stats": self.stats,
+        }
+        if self._prompts.source is None:
+            return GenerateDecoderOnlyOutput(
+                **common,
+                attentions=record.attentions,
+                hidden_states=record.hidden_states,
+                prompt_logprobs=self.prompt_logprobs,
+            )
+        encoded = self._encoded
+        return GenerateEncoderDecoderOutput(
+            **common,
+            encoder_attentions=encoded.attentions if encoded else None,
+            encoder_hidden_states=encoded.hidden_states if encoded else None,
+            decoder_attentions=record.attentions,
+            cross_attentions=record.cross_attentions,
+            decoder_hidden_states=record.hidden_states,
+        )
+
+    def _returned_cache(self) -> Any:
+        if self._settings.use_cache is False:
+            return None
+        if self._settings.return_legacy_cache and isinstance(self._cache, DynamicCache | EncoderDecoderCache):
+            return self._cache.to_legacy_cache()
+        return self._cache

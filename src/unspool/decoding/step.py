@@ -1,0 +1,154 @@
+"""The one step: a forward pass and the processors. Nothing else calls a model or runs a processor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from unspool.cache import Cache
+from unspool.decoding.record import Record, read_logprobs
+from unspool.decoding.rows import Rows
+from unspool.logits import LogitsProcessorList
+from unspool.outputs import TokenLogprob
+from unspool.protocols import Forward, Model, Want
+
+PROMPT_LOGPROBS_CHUNK = 64  # positions whose full logits are held at a time
+
+
+@dataclass(slots=True)
+class Scores:
+    """A step's logits as the model gave them and as the processors left them: (rows, vocab), float32."""
+
+    logits: torch.Tensor
+    scores: torch.Tensor
+
+
+class Step:
+    """The model, its cache and the processors of one call, behind `next_logits`."""
+
+    def __init__(
+        self,
+        model: Model,
+        cache: Cache,
+        processors: LogitsProcessorList,
+        record: Record,
+        *,
+        want: Want,
+        prefill_chunk_size: int | None = None,
+        keeps_cache: bool = True,
+        prompt_embeds: torch.Tensor | None = None,
+        prompt_lengths: Sequence[int] = (),
+    ) -> None:
+        self.model = model
+        self.cache = cache
+        self.processors = processors
+        self.record = record
+        self.num_forward_passes = 0
+        self._want = want
+        self._chunk = prefill_chunk_size
+        self._keeps_cache = keeps_cache
+        self._prompt_embeds = prompt_embeds
+        self._prompt_lengths = list(prompt_lengths)
+        self._starts: list[int] = []  # where each row's last reading began
+        self._ready: Forward | None = None  # the prompt's last pass, waiting for its processors
+
+    def prefill(self, rows: Rows, prompt_logprobs: int | None = None) -> list[list[TokenLogprob | None]] | None:
+        """Read the prompts once, before rows are repeated; optionally tell their tokens' log-probabilities."""
+        told = None if prompt_logprobs is None else self._tell_prompt(rows, prompt_logprobs)
+        self._ready = self._read(rows)
+        return told
+
+    def next_logits(self, rows: Rows) -> Scores:
+        """Read what the cache has not seen of each row, and score the next token."""
+        forward = self._ready if self._ready is not None else self._read(rows)
+        self._ready = None
+        self.record.keep_forward(forward, [max(0, offset) for offset in rows.offsets], self._starts)
+        logits = forward.logits.float()
+        scores = self.processors(rows.history(), logits)
+        self.record.keep_scores(logits, scores)
+        return Scores(logits, scores)
+
+    def repeat_rows(self, index: Sequence[int]) -> None:
+        """Let the cache and the pass that waits follow prompts that are continued more than once."""
+        assert self._ready is not None
+        self.cache.select_rows(index)
+        self._starts = [self._starts[i] for i in index]
+        self._ready = _select(self._ready, torch.tensor(list(index), device=self._ready.logits.device))
+
+    def keep_rows(self, index: Sequence[int]) -> None:
+        """Let the cache and the processors follow rows that stay while others leave."""
+        self.cache.select_rows(index)
+        self.processors = self.processors.select_rows(torch.tensor(list(index)))
+
+    # --- reading -------------------------------------------------------------------------------------
+    def _read(self, rows: Rows) -> Forward:
+        if not self._keeps_cache:
+            self.cache.truncate([0] * len(self.cache.lengths))
+        held = self.cache.lengths or [0] * len(rows)
+        if self._prompt_embeds is not None and not any(held):
+            forward = self._pass(None, self._prompt_embeds, self._prompt_lengths)
+            held = self.cache.lengths
+            if held == rows.lengths:
+                return forward
+        tokens, counts = rows.unread(held)
+        return self._pass(tokens, None, counts)
+
+    def _pass(self, tokens: torch.Tensor | None, embeds: torch.Tensor | None, counts: Sequence[int]) -> Forward:
+        """One forward pass over new positions, or several over chunks of them."""
+        self._starts = list(self.cache.lengths) or [0] * len(counts)
+        num_new = max(counts)
+        chunk = self._chunk or num_new
+        forward: Forward | None = None
+        for first in range(0, num_new, chunk):
+            part = slice(first, min(first + chunk, num_new))
+            real = [min(max(count - first, 0), part.stop - first) for count in counts]
+            piece = self.model.forward(
+                None if tokens is None else tokens[:, part],
+                self.cache,
+                counts=None if min(real) == part.stop - first else real,
+                want=self._want,
+                embeds=None if embeds is None else embeds[:, part],
+            )
+            self.num_forward_passes += 1
+            forward = piece if forward is None else _join(forward, piece, real)
+        assert forward is not None
+        return forward
+
+    def _tell_prompt(self, rows: Rows, num_top: int) -> list[list[TokenLogprob | None]]:
+        """Log-probabilities of the prompt's tokens, a chunk of positions at a time, leaving the last token unread."""
+        told: list[list[TokenLogprob | None]] = [[None] for _ in range(len(rows))]
+        want = Want(logits="all")
+        tokens, counts = rows.unread([0] * len(rows))
+        size = min(self._chunk or PROMPT_LOGPROBS_CHUNK, PROMPT_LOGPROBS_CHUNK)
+        for first in range(0, max(counts) - 1, size):
+            real = [min(max(count - 1 - first, 0), size) for count in counts]
+            width = max(real)
+            part = tokens[:, first : first + width]
+            forward = self.model.forward(part, self.cache, counts=real, want=want)
+            self.num_forward_passes += 1
+            for row, count in enumerate(real):
+                following = tokens[row, first + 1 : first + 1 + count]
+                told[row] += read_logprobs(forward.logits[row, :count], following, num_top)
+        return told
+
+
+def _join(before: Forward, after: Forward, real: Sequence[int]) -> Forward:
+    """Two chunks of one reading: a row keeps its earlier logits where the later chunk has none of its tokens."""
+    if all(real):
+        return after
+    is_read = torch.tensor([count > 0 for count in real], device=after.logits.device)[:, None]
+    return replace(after, logits=torch.where(is_read, after.logits, before.logits))
+
+
+def _select(forward: Forward, index: torch.Tensor) -> Forward:
+    def pick(tensors: tuple[torch.Tensor, ...] | None) -> tuple[torch.Tensor, ...] | None:
+        return None if tensors is None else tuple(tensor.index_select(0, index) for tensor in tensors)
+
+    return Forward(
+        forward.logits.index_select(0, index),
+        pick(forward.hidden_states),
+        pick(forward.attentions),
+        pick(forward.cross_attentions),
+    )

@@ -1,0 +1,30 @@
+"""What a strategy is: something that chooses tokens, through the one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from unspool.decoding.rows import Rows
+
+
+@dataclass(slots=True)
+class Choice:
+    """The tokens a step chose, and the logits they were chosen from."""
+
+    tokens: torch.Tensor  # (rows, new)
+    logits: torch.Tensor  # (rows, vocab): the model's own, for log-probabilities
+
+
+class Strategy(Protocol):
+    """Chooses the next tokens of every row."""
+
+    def step(self, rows: Rows) -> Choice:
+        """One turn: choose tokens for every row."""
+        ...
+
+    def keep_rows(self, index: list[int]) -> None:
+        """Follow the rows that stay when others leave."""
+        ...

@@ -1,0 +1,1 @@
+"""Plain torch operations that the native models share."""

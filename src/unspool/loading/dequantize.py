@@ -1,0 +1,184 @@
+"""The formats weights are stored in, and how each becomes numbers: plain torch, a few megabytes at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from unspool.errors import LoadError, UnsupportedError
+
+CHUNK_BYTES = 8 << 20  # what a chunk of rows may take once it is float32
+
+
+@dataclass(frozen=True, slots=True)
+class StoredType:
+    """One storage format: a block of `block_values` values takes `block_bytes` bytes."""
+
+    name: str
+    block_values: int
+    block_bytes: int
+    dtype: torch.dtype | None = None  # plain formats: the bytes are numbers of this type
+    unpack: Callable[[torch.Tensor], torch.Tensor] | None = None  # (blocks, bytes) uint8 -> (blocks, values) float32
+
+    def count_bytes(self, shape: tuple[int, ...]) -> int:
+        """How many bytes a tensor of this shape takes (rows must be whole blocks)."""
+        return math.prod(shape) // self.block_values * self.block_bytes
+
+
+def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
+    """The float16 at byte `at` of every block, as float32."""  # (blocks, 1)
+    # The clone makes it contiguous and aligned, which a view of a mapped file need not be.
+    pair = blocks[:, at : at + 2].clone(memory_format=torch.contiguous_format)
+    return pair.view(torch.float16).float()
+
+
+def _nibbles(packed: torch.Tensor, group: int) -> torch.Tensor:
+    """Every `group` bytes hold 2 x `group` values: all the low halves, then all the high halves."""
+    groups = packed.reshape(packed.shape[0], -1, group)  # (blocks, groups, group)
+    return torch.stack((groups & 15, groups >> 4), dim=2)  # (blocks, groups, 2, group) uint8
+
+
+def _fifth_bits(packed: torch.Tensor) -> torch.Tensor:
+    """Bit i of a 32-bit little-endian mask, for the 32 values of a block, already moved to bit 4."""
+    shifts = torch.arange(8, dtype=torch.uint8)
+    return (((packed.unsqueeze(2) >> shifts) & 1) << 4).flatten(1)  # (blocks, 32)
+
+
+def _unpack_q8_0(blocks: torch.Tensor) -> torch.Tensor:
+    return blocks[:, 2:].view(torch.int8).float().mul_(_half(blocks, 0))
+
+
+def _unpack_q4_0(blocks: torch.Tensor) -> torch.Tensor:
+    values = _nibbles(blocks[:, 2:], 16).flatten(1).float()
+    return values.sub_(8).mul_(_half(blocks, 0))
+
+
+def _unpack_q4_1(blocks: torch.Tensor) -> torch.Tensor:
+    values = _nibbles(blocks[:, 4:], 16).flatten(1).float()
+    return values.mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+
+
+def _unpack_q5_0(blocks: torch.Tensor) -> torch.Tensor:
+    values = _nibbles(blocks[:, 6:], 16).flatten(1).bitwise_or_(_fifth_bits(blocks[:, 2:6])).float()
+    return values.sub_(16).mul_(_half(blocks, 0))
+
+
+def _unpack_q5_1(blocks: torch.Tensor) -> torch.Tensor:
+    values = _nibbles(blocks[:, 8:], 16).flatten(1).bitwise_or_(_fifth_bits(blocks[:, 4:8])).float()
+    return values.mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+
+
+def _scales_and_mins(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The eight scales and minimums of a Q4_K or Q5_K block, six bits each in bytes 4 to 16.
+
+    Bytes 0-3 hold scales 0-3 in their low six bits, bytes 4-7 the minimums 0-3; bytes 8-11 hold the low
+    nibbles of scales (low) and minimums (high) 4-7, whose top two bits are the top bits of bytes 0-7.
+    """
+    first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scales = torch.cat((first & 63, (third & 15) | ((first >> 6) << 4)), dim=1).float()
+    mins = torch.cat((second & 63, (third >> 4) | ((second >> 6) << 4)), dim=1).float()
+    scales.mul_(_half(blocks, 0))
+    mins.mul_(_half(blocks, 2))
+    return scales.unsqueeze(2), mins.unsqueeze(2)  # (blocks, 8, 1) each
+
+
+def _unpack_q4_k(blocks: torch.Tensor) -> torch.Tensor:
+    scales, mins = _scales_and_mins(blocks)
+    values = _nibbles(blocks[:, 16:], 32).flatten(1, 2).float()  # (blocks, 8, 32)
+    return values.mul_(scales).sub_(mins).flatten(1)
+
+
+def _unpack_q5_k(blocks: torch.Tensor) -> torch.Tensor:
+    scales, mins = _scales_and_mins(blocks)
+    shifts = torch.arange(8, dtype=torch.uint8).unsqueeze(1)
+    high = ((blocks[:, 16:48].unsqueeze(1) >> shifts) & 1) << 4  # (blocks, 8, 32): bit i belongs to group i
+    values = _nibbles(blocks[:, 48:], 32).flatten(1, 2).bitwise_or_(high).float()
+    return values.mul_(scales).sub_(mins).flatten(1)
+
+
+def _unpack_q6_k(blocks: torch.Tensor) -> torch.Tensor:
+    # A half block (128 values) is 64 bytes of nibbles and 32 bytes that hold four pairs of high bits each.
+    low = _nibbles(blocks[:, :128], 64).reshape(-1, 2, 4, 32)  # (blocks, 2, 4, 32)
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8).unsqueeze(1)
+    high = ((blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts) & 3) << 4  # (blocks, 2, 4, 32)
+    values = low.bitwise_or_(high).reshape(-1, 16, 16).float()
+    scales = blocks[:, 192:208].view(torch.int8).float().mul_(_half(blocks, 208))  # (blocks, 16)
+    return values.sub_(32).mul_(scales.unsqueeze(2)).flatten(1)
+
+
+STORED_TYPES: dict[str, StoredType] = {
+    stored.name: stored
+    for stored in (
+        StoredType("F64", 1, 8, dtype=torch.float64),
+        StoredType("F32", 1, 4, dtype=torch.float32),
+        StoredType("F16", 1, 2, dtype=torch.float16),
+        StoredType("BF16", 1, 2, dtype=torch.bfloat16),
+        StoredType("I64", 1, 8, dtype=torch.int64),
+        StoredType("I32", 1, 4, dtype=torch.int32),
+        StoredType("I16", 1, 2, dtype=torch.int16),
+        StoredType("I8", 1, 1, dtype=torch.int8),
+        StoredType("U8", 1, 1, dtype=torch.uint8),
+        StoredType("BOOL", 1, 1, dtype=torch.bool),
+        StoredType("Q8_0", 32, 34, unpack=_unpack_q8_0),
+        StoredType("Q4_0", 32, 18, unpack=_unpack_q4_0),
+        StoredType("Q4_1", 32, 20, unpack=_unpack_q4_1),
+        StoredType("Q5_0", 32, 22, unpack=_unpack_q5_0),
+        StoredType("Q5_1", 32, 24, unpack=_unpack_q5_1),
+        StoredType("Q4_K", 256, 144, unpack=_unpack_q4_k),
+        StoredType("Q5_K", 256, 176, unpack=_unpack_q5_k),
+        StoredType("Q6_K", 256, 210, unpack=_unpack_q6_k),
+    )
+}
+
+
+def find_stored_type(name: str, tensor: str, supported: tuple[str, ...]) -> StoredType:
+    """The format called `name`, or an UnsupportedError that names the tensor and what can be read."""
+    if name not in supported:
+        raise UnsupportedError(
+            f"tensor {tensor!r} is stored as {name}, which unspool can't read. "
+            f"Use a file whose tensors are any of: {', '.join(supported)}"
+        )
+    return STORED_TYPES[name]
+
+
+def iterate_rows(
+    raw: torch.Tensor, stored: StoredType, chunk_bytes: int = CHUNK_BYTES
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Unpack rows of bytes (rows, bytes a row) chunk by chunk: yields the first row's index and the values.
+
+    Quantised formats come out as float32, plain ones as what they are (a view where the bytes are aligned).
+    """
+    num_rows, row_bytes = raw.shape
+    values_per_row = row_bytes // stored.block_bytes * stored.block_values
+    step = max(1, chunk_bytes // max(1, 4 * values_per_row))
+    for first in range(0, num_rows, step):
+        chunk = raw[first : first + step]
+        if stored.unpack is not None:
+            blocks = chunk.reshape(-1, stored.block_bytes)
+            yield first, stored.unpack(blocks).view(chunk.shape[0], values_per_row)
+        else:
+            yield first, _reinterpret(chunk, stored)
+
+
+def _reinterpret(raw: torch.Tensor, stored: StoredType) -> torch.Tensor:
+    """The bytes of a plain format as its numbers, copied only where they lie unaligned."""
+    assert stored.dtype is not None
+    if raw.storage_offset() % stored.block_bytes:
+        raw = raw.clone(memory_format=torch.contiguous_format)
+    return raw.view(stored.dtype)
+
+
+def dequantize(raw: torch.Tensor, stored: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """The bytes of a tensor (uint8, rows first) as numbers of `dtype`."""
+    kind = find_stored_type(stored, "(given)", tuple(STORED_TYPES))
+    if raw.numel() != kind.count_bytes(shape) or (shape and shape[-1] % kind.block_values):
+        raise LoadError(f"{raw.numel()} bytes of {stored} don't make a tensor of shape {list(shape)}")
+    out = torch.empty(shape, dtype=dtype)
+    if out.numel():
+        flat = out.view(-1, shape[-1] if shape else 1)
+        for first, chunk in iterate_rows(raw.reshape(flat.shape[0], -1), kind):
+            flat[first : first + chunk.shape[0]].copy_(chunk)
+    return out

@@ -1,0 +1,189 @@
+"""Files mapped into memory, and reading tensors out of them: the part GGUF and safetensors share."""
+
+from __future__ import annotations
+
+import mmap
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from unspool.errors import LoadError
+from unspool.loading.dequantize import STORED_TYPES, StoredType, iterate_rows
+from unspool.loading.tensors import TensorInfo
+
+# A private mapping is writable, as torch wants its buffers, without ever reaching the file. Reserving no
+# swap for it lets a file larger than memory be mapped. Python names the flag from 3.13 on.
+_KNOWN_NORESERVE = 0x4000 if platform.machine() in ("x86_64", "aarch64") else 0
+_IS_LINUX = platform.system() == "Linux"
+_NORESERVE: int = getattr(mmap, "MAP_NORESERVE", _KNOWN_NORESERVE)
+
+
+def _map_file(path: Path) -> mmap.mmap:
+    try:
+        with path.open("rb") as file:
+            if _IS_LINUX:
+                return mmap.mmap(
+                    file.fileno(),
+                    0,
+                    flags=mmap.MAP_PRIVATE | _NORESERVE,
+                    prot=mmap.PROT_READ | mmap.PROT_WRITE,
+                )
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except FileNotFoundError:
+        raise LoadError(f"{path} does not exist") from None
+    except ValueError:  # what mmap says of an empty file
+        raise LoadError(f"{path} is empty: download it again") from None
+    except OSError as error:
+        raise LoadError(f"{path} can't be read: {error.strerror or error}") from error
+
+
+class MappedFile:
+    """One file mapped into memory, as a buffer for the header and as a uint8 tensor for the weights."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.buffer = _map_file(path)
+        self.size = len(self.buffer)
+        # torch keeps the mapping alive for as long as any view of it lives; it is never closed by hand.
+        self.tensor = torch.frombuffer(self.buffer, dtype=torch.uint8)  # (size,)
+
+    def release(self, start: int, length: int) -> None:
+        """Drop the pages that lie wholly in a range; they come back from the file when read again."""
+        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = (start + length) // mmap.PAGESIZE * mmap.PAGESIZE
+        if last > first and hasattr(mmap, "MADV_DONTNEED"):
+            self.buffer.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor's bytes lie."""
+
+    info: TensorInfo
+    file: MappedFile
+    offset: int
+
+
+class MappedTensors:
+    """Named tensors in mapped files: the methods of TensorFile over a table of places."""
+
+    def __init__(self, location: Path, places: dict[str, Place]) -> None:
+        self.location = location
+        self._places = places
+        self._lent: set[str] = set()  # tensors of which read() gave out a view
+
+    def names(self) -> list[str]:
+        """The names of all tensors, in the order of the file."""
+        return list(self._places)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def _place(self, name: str) -> Place:
+        place = self._places.get(name)
+        if place is None:
+            raise LoadError(f"{self.location} has no tensor {name!r} (it has {len(self._places)} others)")
+        return place
+
+    def info(self, name: str) -> TensorInfo:
+        """Shape and format of one tensor."""
+        return self._place(name).info
+
+    def raw(self, name: str) -> torch.Tensor:
+        """The stored bytes as a flat uint8 view of the mapped file."""
+        place = self._place(name)
+        return place.file.tensor[place.offset : place.offset + place.info.nbytes]
+
+    def read(self, name: str, *, dtype: torch.dtype, rows: tuple[int, int] | None = None) -> torch.Tensor:
+        """The tensor, or a range of its rows, as `dtype`: a view of the file where nothing is converted."""
+        info = self.info(name)
+        stored = STORED_TYPES[info.stored]
+        raw, shape = self.raw(name), info.shape
+        if rows is not None:
+            first, last = _check_rows(info, rows)
+            if len(shape) == 1 and stored.block_values > 1:  # its blocks lie across what rows would be
+                return self.read(name, dtype=dtype)[first:last]
+            raw = raw.view(shape[0], -1)[first:last].flatten() if raw.numel() else raw
+            shape = (last - first, *shape[1:])
+        if stored.dtype == dtype and raw.storage_offset() % stored.block_bytes == 0:
+            view = raw.view(dtype).view(shape)
+            for _, chunk in iterate_rows(_as_matrix(raw, shape, stored), stored):
+                self._check_numbers(name, chunk)
+            self._lent.add(name)
+            return view
+        out = torch.empty(shape, dtype=dtype)
+        self._convert(name, raw, stored, out)
+        return out
+
+    def copy_into(self, name: str, out: torch.Tensor, *, transpose: bool = False) -> None:
+        """Convert the tensor into `out`, whatever its dtype and device, a few megabytes at a time."""
+        info = self.info(name)
+        expected = tuple(out.shape)
+        if transpose:
+            if out.dim() != 2 or len(info.shape) != 2:
+                raise LoadError(
+                    f"tensor {name!r} of {self.location} has shape {list(info.shape)} and goes to "
+                    f"{list(expected)}: only matrices can be transposed"
+                )
+            out = out.t()
+        if tuple(out.shape) != info.shape:
+            found = info.shape[::-1] if transpose else info.shape
+            turned = " once transposed" if transpose else ""
+            raise LoadError(
+                f"tensor {name!r} of {self.location} has the wrong shape: "
+                f"expected {list(expected)}, found {list(found)}{turned}. "
+                "Do the config and the weights belong together?"
+            )
+        self._convert(name, self.raw(name), STORED_TYPES[info.stored], out)
+
+    def _convert(self, name: str, raw: torch.Tensor, stored: StoredType, out: torch.Tensor) -> None:
+        if out.numel() == 0:
+            return
+        if out.dim() > 2 and not out.is_contiguous():  # a part of a larger tensor: one matrix at a time
+            for part, target in zip(raw.view(out.shape[0], -1), out, strict=True):
+                self._convert(name, part, stored, target)
+            return
+        matrix = _as_matrix(raw, tuple(out.shape), stored)
+        target = out if out.dim() == 2 else out.view(matrix.shape[0], -1)
+        for first, chunk in iterate_rows(matrix, stored):
+            self._check_numbers(name, chunk)
+            target[first : first + chunk.shape[0]].copy_(chunk)
+
+    def _check_numbers(self, name: str, chunk: torch.Tensor) -> None:
+        # One NaN makes the sum NaN. Infinities and overflow can do so too, hence the second, slower look.
+        if chunk.is_floating_point() and not chunk.sum(dtype=torch.float32).isfinite() and chunk.isnan().any():
+            raise LoadError(
+                f"tensor {name!r} of {self.location} holds NaN: the file is damaged or was saved from a "
+                "diverged training run. Download or convert it again"
+            )
+
+    def release(self, name: str) -> None:
+        """Let go of the memory that reading this tensor mapped in.
+
+        A tensor that read() lent out as a view is left alone: its holder may have written to it.
+        """
+        place = self._place(name)
+        if name not in self._lent:
+            place.file.release(place.offset, place.info.nbytes)
+
+    def close(self) -> None:
+        """Give up the files; views already handed out stay valid."""
+        self._places = {}
+
+
+def _check_rows(info: TensorInfo, rows: tuple[int, int]) -> tuple[int, int]:
+    count = info.shape[0] if info.shape else 0
+    if not 0 <= rows[0] <= rows[1] <= count:
+        raise LoadError(f"rows {rows[0]} to {rows[1]} of tensor {info.name!r} don't exist: it has {count}")
+    return rows
+
+
+def _as_matrix(raw: torch.Tensor, shape: tuple[int, ...], stored: StoredType) -> torch.Tensor:
+    """Bytes as (rows, bytes a row); a plain vector is rows of one number, so that it too goes in chunks."""
+    if raw.numel() == 0:
+        return raw.view(0, stored.block_bytes)
+    if len(shape) < 2:
+        return raw.view(-1, stored.block_bytes) if stored.block_values == 1 else raw.view(1, -1)
+    return raw.view(-1, shape[-1] // stored.block_values * stored.block_bytes)

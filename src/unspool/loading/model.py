@@ -1,0 +1,108 @@
+"""A model from its files: weights, tokenizer and generation settings put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unspool.config import GenerationConfig
+from unspool.errors import SettingError
+from unspool.loading.source import Source, open_source
+from unspool.models.native import NativeModel
+from unspool.models.registry import build_model
+from unspool.text import Tokenizer, tokenizer_from_gguf
+
+Progress = Callable[[str, int, int], None]
+_DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "auto": None,
+}
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
+_STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedParts:
+    """Everything `load()` found under a name."""
+
+    name: str
+    location: Path
+    model: NativeModel
+    tokenizer: Tokenizer | None
+    generation_config: GenerationConfig
+
+
+def load_parts(
+    name: str | Path,
+    *,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    revision: str | None = None,
+    offline: bool | None = None,
+    progress: Progress | None = None,
+) -> LoadedParts:
+    """Open a model's files and read its weights once, into the form they are kept in."""
+    where = _choose_device(device)
+    asked = _read_dtype(dtype)
+    source = open_source(name, revision=revision, offline=offline)
+    is_gguf = source.kind == "gguf"
+    tokenizer = _read_tokenizer(source)
+    model = build_model(
+        source.config,
+        source.tensors,
+        is_gguf=is_gguf,
+        device=where,
+        dtype=asked or _choose_dtype(source, where),
+        progress=None if progress is None else lambda done, total: progress("weights", done, total),
+    )
+    settings = GenerationConfig.from_dict(source.generation_config)
+    if not is_gguf and not source.generation_config:
+        settings = GenerationConfig.from_model_config(source.config)
+    return LoadedParts(str(name), source.location, model, tokenizer, settings)
+
+
+def _read_tokenizer(source: Source) -> Tokenizer | None:
+    """A folder may do without a tokenizer: its model is then prompted by token ids."""
+    if source.kind == "gguf":
+        return tokenizer_from_gguf(source.config) if "tokenizer.ggml.model" in source.config else None
+    has_one = any((source.location / name).is_file() for name in _TOKENIZER_FILES)
+    return Tokenizer.from_folder(source.location) if has_one else None
+
+
+def _choose_device(device: str | torch.device | None) -> torch.device:
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise SettingError(
+            f"device={device!r} is not a device that torch knows; use 'cpu', 'cuda' or 'cuda:N'"
+        ) from error
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise SettingError(f"device={device!r} was asked for, and torch finds no CUDA device here; use device='cpu'")
+    return chosen
+
+
+def _read_dtype(dtype: Any) -> torch.dtype | None:
+    if isinstance(dtype, str):
+        if dtype not in _DTYPES:
+            raise SettingError(f"dtype={dtype!r} is not one of {', '.join(_DTYPES)}")
+        return _DTYPES[dtype]
+    if dtype is not None and dtype not in _DTYPES.values():
+        raise SettingError(f"dtype={dtype!r} can't be computed in; use one of {', '.join(_DTYPES)}")
+    return dtype  # type: ignore[no-any-return]  # one of the table's
+
+
+def _choose_dtype(source: Source, device: torch.device) -> torch.dtype:
+    """float32 on a CPU, where half precision is slow; on a GPU what most weights are stored in."""
+    if device.type == "cpu":
+        return torch.float32
+    stored = [source.tensors.info(name) for name in source.tensors.names()]
+    largest = max(stored, key=lambda tensor: tensor.nbytes)
+    return _STORED.get(largest.stored, torch.bfloat16)

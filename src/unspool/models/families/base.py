@@ -1,0 +1,85 @@
+"""What every family of decoders gives, and the readings they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from unspool.errors import LoadError, UnsupportedError
+from unspool.models.families.gguf import find_gguf_names
+from unspool.models.layers import WeightNames
+from unspool.models.settings import Settings
+from unspool.models.spec import DecoderSpec
+from unspool.models.weights import WeightSource
+from unspool.protocols import LayerKind
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderFamily:
+    """How a family of checkpoints becomes a decoder."""
+
+    name: str
+    architectures: tuple[str, ...]  # of config.json
+    model_types: tuple[str, ...]
+    read_config: Callable[[Settings], DecoderSpec]
+    find_names: Callable[[Settings, WeightSource], WeightNames]
+    gguf: tuple[str, ...] = ()  # names of general.architecture
+    read_gguf: Callable[[Settings, WeightSource], DecoderSpec] | None = None
+    find_gguf_names: Callable[[Settings, WeightSource], WeightNames] = find_gguf_names
+
+
+def read_ids(config: Settings) -> dict[str, Any]:
+    """The special tokens of a config."""
+    return {
+        "bos_token_id": config.token("bos_token_id"),
+        "eos_token_id": config.tokens("eos_token_id"),
+        "pad_token_id": config.token("pad_token_id"),
+    }
+
+
+def read_head_dim(config: Settings, hidden_size: int, num_heads: int) -> int:
+    """The width of a head: given, or the hidden size divided among the heads."""
+    if config.has("head_dim"):
+        return config.integer("head_dim")
+    if hidden_size % num_heads:
+        raise LoadError(f"{config.where} divides a hidden size of {hidden_size} among {num_heads} heads")
+    return hidden_size // num_heads
+
+
+def check_groups(config: Settings, num_heads: int, num_kv_heads: int) -> None:
+    """Every key head serves the same number of query heads."""
+    if num_heads % num_kv_heads:
+        raise LoadError(f"{config.where} has {num_heads} heads that can't share {num_kv_heads} key heads evenly")
+
+
+def read_layer_kinds(config: Settings, num_layers: int, default: list[LayerKind]) -> tuple[LayerKind, ...]:
+    """The kind of each layer: `layer_types` where the config lists them."""
+    listed = config.find("layer_types")
+    if listed is None:
+        return tuple(default)
+    known: dict[str, LayerKind] = {"full_attention": "full", "sliding_attention": "sliding"}
+    if not isinstance(listed, list | tuple) or len(listed) != num_layers:
+        raise LoadError(f"{config.where}'s layer_types do not name a kind for each of {num_layers} layers")
+    strange = next((kind for kind in listed if kind not in known), None)
+    if strange is not None:
+        raise UnsupportedError(
+            f"{config.where} has a layer of kind {strange!r:.80}; {' and '.join(known)} are built"
+        )
+    return tuple(known[kind] for kind in listed)
+
+
+def refuse_unbuilt(config: Settings) -> None:
+    """Raise for settings of any family that change what is computed and are not built."""
+    if config.has("quantization_config"):
+        method = config.part("quantization_config")
+        name = method.find("quant_method") if method is not None else None
+        raise UnsupportedError(
+            f"{config.where} has a quantization_config ({name!r:.40}): weights quantised that way are not read. "
+            "Use the unquantised checkpoint, or a GGUF file of the model"
+        )
+    config.refuse("is_encoder_decoder", True, because="this family is read as a decoder only")
+    config.refuse("add_cross_attention", True, because="cross-attention is not built for this family")
+    config.refuse(
+        "use_bidirectional_attention", True, "all", because="text is decoded with causal attention here"
+    )

@@ -1,0 +1,128 @@
+"""GGUF headers as llama.cpp writes them: one reading for all architectures, which families then adjust."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from unspool.errors import LoadError, UnsupportedError
+from unspool.models.frequencies import make_rope, plain_frequencies, yarn_magnitude, yarn_rope
+from unspool.models.layers import WeightNames
+from unspool.models.settings import Settings
+from unspool.models.spec import DecoderSpec, NormSpec, RopeSpec
+from unspool.models.weights import WeightSource
+
+
+def find_gguf_names(_header: Settings, source: WeightSource) -> WeightNames:
+    """llama.cpp's names, which are the same for all architectures."""
+    is_fused = "blk.0.attn_qkv.weight" in source
+    is_gated = "blk.0.ffn_gate.weight" in source
+    return WeightNames(
+        embedding="token_embd",
+        layer="blk.{i}.",
+        attn_norm="attn_norm",
+        qkv=("attn_qkv",) if is_fused else ("attn_q", "attn_k", "attn_v"),
+        out="attn_output",
+        ffn_norm="ffn_norm",
+        up=("ffn_gate", "ffn_up") if is_gated else ("ffn_up",),
+        down="ffn_down",
+        post_attn_norm="post_attention_norm",
+        post_ffn_norm="post_ffw_norm",
+        q_norm="attn_q_norm",
+        k_norm="attn_k_norm",
+        final_norm="output_norm",
+        head="output",
+        positions="position_embd",
+        embedding_norm="token_embd_norm",
+    )
+
+
+def read_gguf_decoder(
+    header: Settings,
+    source: WeightSource,
+    *,
+    family: str,
+    norm: Literal["rms", "layer"] = "rms",
+    is_interleaved: bool = False,
+    has_rope: bool = True,
+    activation: str = "silu",
+) -> DecoderSpec:
+    """The decoder that a header describes; which biases and norms there are is read off the tensors."""
+    if header.has("expert_count") and header.integer("expert_count", least=0) > 0:
+        raise UnsupportedError(f"{header.where} describes a mixture of experts, which is not built")
+    hidden_size, num_heads = header.integer("embedding_length"), _same(header, "attention.head_count")
+    num_kv_heads = _same(header, "attention.head_count_kv", num_heads)
+    if num_heads % num_kv_heads:
+        raise LoadError(f"{header.where} has {num_heads} heads that can't share {num_kv_heads} key heads evenly")
+    head_dim = header.integer("attention.key_length", default=hidden_size // num_heads)
+    if header.integer("attention.value_length", default=head_dim) != head_dim:
+        raise UnsupportedError(f"{header.where} has values of another width than keys, which is not built")
+    eps = "attention.layer_norm_rms_epsilon" if norm == "rms" else "attention.layer_norm_epsilon"
+    tokenizer = Settings(header.values, header.where, "tokenizer.ggml.")
+    return DecoderSpec(
+        family=family,
+        vocab_size=source.info("token_embd.weight").shape[0],
+        hidden_size=hidden_size,
+        num_layers=header.integer("block_count"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        ffn_size=_same(header, "feed_forward_length"),
+        max_context=header.integer("context_length"),
+        norm=NormSpec(norm, header.number(eps), has_bias="blk.0.attn_norm.bias" in source),
+        rope=_read_rope(header, source, head_dim, is_interleaved) if has_rope else None,
+        attention_scale=head_dim**-0.5,
+        has_qk_norm="blk.0.attn_q_norm.weight" in source,
+        has_qkv_bias="blk.0.attn_q.bias" in source or "blk.0.attn_qkv.bias" in source,
+        has_out_bias="blk.0.attn_output.bias" in source,
+        is_gated="blk.0.ffn_gate.weight" in source,
+        activation=activation,
+        has_ffn_bias="blk.0.ffn_up.bias" in source,
+        is_head_tied="output.weight" not in source,
+        has_head_bias="output.bias" in source,
+        bos_token_id=tokenizer.token("bos_token_id"),
+        eos_token_id=tokenizer.tokens("eos_token_id"),
+        pad_token_id=tokenizer.token("padding_token_id"),
+    )
+
+
+def _same(header: Settings, name: str, default: int | None = None) -> int:
+    """A number that a header may give for each layer; all layers must agree."""
+    value = header.find(name)
+    if isinstance(value, list | tuple) and value:
+        if any(item != value[0] for item in value):
+            raise UnsupportedError(f"{header.where} gives layers different values of {name}, which is not built")
+        return Settings({name: value[0]}, header.where).integer(name)
+    return header.integer(name) if default is None else header.integer(name, default=default)
+
+
+def _read_rope(header: Settings, source: WeightSource, head_dim: int, is_interleaved: bool) -> RopeSpec:
+    width = header.integer("rope.dimension_count", default=head_dim)
+    if width % 2 or width > head_dim:
+        raise LoadError(f"{header.where} rotates {width} of {head_dim} numbers a head")
+    theta = header.number("rope.freq_base", default=10_000.0)
+    frequencies = plain_frequencies(width, theta)
+    if "rope_freqs.weight" in source:  # Llama 3.1's scaling, worked out when the file was made
+        factors = source.read("rope_freqs.weight", dtype=torch.float32)
+        if factors.shape != frequencies.shape:
+            raise LoadError(f"rope_freqs.weight has shape {list(factors.shape)}, not {list(frequencies.shape)}")
+        frequencies = frequencies / factors
+    kind = header.text("rope.scaling.type", default="linear" if header.has("rope.scale_linear") else "none")
+    if kind == "none":
+        return make_rope(frequencies, is_interleaved=is_interleaved)
+    factor = header.number("rope.scaling.factor", "rope.scale_linear", default=1.0)
+    if kind == "linear":
+        return make_rope(frequencies, is_interleaved=is_interleaved, factor=factor)
+    if kind == "yarn":
+        return yarn_rope(
+            frequencies,
+            theta=theta,
+            factor=factor,
+            trained=header.integer("rope.scaling.original_context_length"),
+            beta_fast=header.number("rope.scaling.yarn_beta_fast", default=32.0),
+            beta_slow=header.number("rope.scaling.yarn_beta_slow", default=1.0),
+            gain=yarn_magnitude(factor) * header.number("rope.scaling.attn_factor", default=1.0),
+            is_interleaved=is_interleaved,
+        )
+    raise UnsupportedError(f"{header.where} asks for rope scaling {kind!r}; none, linear and yarn are built")

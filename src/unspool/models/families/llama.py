@@ -1,0 +1,148 @@
+"""Llama and those that differ from it by a switch: Mistral, Qwen 2 and 3, SmolLM."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from unspool.models.families.base import (
+    DecoderFamily,
+    check_groups,
+    read_head_dim,
+    read_ids,
+    read_layer_kinds,
+    refuse_unbuilt,
+)
+from unspool.models.families.gguf import read_gguf_decoder
+from unspool.models.frequencies import read_rope
+from unspool.models.layers import WeightNames
+from unspool.models.settings import Settings
+from unspool.models.spec import DecoderSpec, NormSpec
+from unspool.models.weights import WeightSource
+from unspool.protocols import LayerKind
+
+NAMES = WeightNames(
+    embedding="model.embed_tokens",
+    layer="model.layers.{i}.",
+    attn_norm="input_layernorm",
+    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    out="self_attn.o_proj",
+    ffn_norm="post_attention_layernorm",
+    up=("mlp.gate_proj", "mlp.up_proj"),
+    down="mlp.down_proj",
+    q_norm="self_attn.q_norm",
+    k_norm="self_attn.k_norm",
+    final_norm="model.norm",
+    prefix="model.",
+)
+
+
+def read_llama_config(config: Settings, family: str = "llama") -> DecoderSpec:
+    """A Llama: the block the others of this file start from."""
+    refuse_unbuilt(config)
+    hidden_size, num_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    num_kv_heads = config.integer("num_key_value_heads", default=num_heads)
+    check_groups(config, num_heads, num_kv_heads)
+    head_dim = read_head_dim(config, hidden_size, num_heads)
+    has_bias = config.boolean("attention_bias", default=False)
+    return DecoderSpec(
+        family=family,
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden_size,
+        num_layers=config.integer("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        ffn_size=config.integer("intermediate_size"),
+        max_context=config.integer("max_position_embeddings", default=2048),
+        norm=NormSpec("rms", config.number("rms_norm_eps", default=1e-6)),
+        rope=read_rope(config, head_dim),
+        attention_scale=head_dim**-0.5,
+        has_qkv_bias=has_bias,
+        has_out_bias=has_bias,
+        activation=config.text("hidden_act", default="silu"),
+        has_ffn_bias=config.boolean("mlp_bias", default=False),
+        is_head_tied=config.boolean("tie_word_embeddings", default=False),
+        **read_ids(config),
+    )
+
+
+def _read_mistral_config(config: Settings) -> DecoderSpec:
+    """A Llama all of whose layers look back over a window."""
+    spec = read_llama_config(config, "mistral")
+    window = config.optional_integer("sliding_window", default=4096)
+    default: list[LayerKind] = ["sliding" if window is not None else "full"] * spec.num_layers
+    return _with_window(spec, config, window, default)
+
+
+def _read_qwen2_config(config: Settings) -> DecoderSpec:
+    """A Llama with biases on q, k and v, and a window in the upper layers where it is switched on."""
+    spec = replace(read_llama_config(config, "qwen2"), has_qkv_bias=True, has_out_bias=False)
+    return _with_upper_window(spec, config)
+
+
+def _read_qwen3_config(config: Settings) -> DecoderSpec:
+    """A Llama whose queries and keys are normalised, head by head."""
+    spec = replace(read_llama_config(config, "qwen3"), has_qk_norm=True)
+    return _with_upper_window(spec, config)
+
+
+def _with_upper_window(spec: DecoderSpec, config: Settings) -> DecoderSpec:
+    is_on = config.boolean("use_sliding_window", default=False)
+    window = config.integer("sliding_window", default=4096) if is_on else None
+    first = config.integer("max_window_layers", default=28, least=0)
+    default: list[LayerKind] = [
+        "sliding" if window is not None and i >= first else "full" for i in range(spec.num_layers)
+    ]
+    return _with_window(spec, config, window, default)
+
+
+def _with_window(
+    spec: DecoderSpec, config: Settings, window: int | None, default: list[LayerKind]
+) -> DecoderSpec:
+    kinds = read_layer_kinds(config, spec.num_layers, default)
+    if window is None and "sliding" in kinds:
+        window = config.integer("sliding_window")
+    return replace(spec, window=window if "sliding" in kinds else None, layer_kinds=kinds)
+
+
+def find_llama_names(_config: Settings, _source: WeightSource) -> WeightNames:
+    """The names that transformers gives a Llama's weights."""
+    return NAMES
+
+
+LLAMA = DecoderFamily(
+    name="llama",
+    architectures=("LlamaForCausalLM",),
+    model_types=("llama",),
+    read_config=read_llama_config,
+    find_names=find_llama_names,
+    gguf=("llama",),
+    # llama.cpp's converter stores q and k of this architecture with the rotated pairs side by side.
+    read_gguf=partial(read_gguf_decoder, family="llama", is_interleaved=True),
+)
+MISTRAL = DecoderFamily(
+    name="mistral",
+    architectures=("MistralForCausalLM",),
+    model_types=("mistral",),
+    read_config=_read_mistral_config,
+    find_names=find_llama_names,
+)
+QWEN2 = DecoderFamily(
+    name="qwen2",
+    architectures=("Qwen2ForCausalLM",),
+    model_types=("qwen2",),
+    read_config=_read_qwen2_config,
+    find_names=find_llama_names,
+    gguf=("qwen2",),
+    read_gguf=partial(read_gguf_decoder, family="qwen2"),
+)
+QWEN3 = DecoderFamily(
+    name="qwen3",
+    architectures=("Qwen3ForCausalLM",),
+    model_types=("qwen3",),
+    read_config=_read_qwen3_config,
+    find_names=find_llama_names,
+    gguf=("qwen3",),
+    read_gguf=partial(read_gguf_decoder, family="qwen3"),
+)

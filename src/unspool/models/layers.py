@@ -1,0 +1,185 @@
+"""The weights of a decoder, and how they are put together from a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from unspool.models.assembly import Assembler, Progress, pair_neighbours_, split_groups_
+from unspool.models.spec import DecoderSpec, NormSpec
+from unspool.models.weights import Embedding, Linear, Norm, WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class WeightNames:
+    """What a checkpoint calls a decoder's weights, without .weight and .bias; `{i}` is the layer."""
+
+    embedding: str
+    layer: str  # what the names of a layer start with
+    attn_norm: str
+    qkv: tuple[str, ...]  # three names, or that of a fused matrix
+    out: str
+    up: tuple[str, ...]  # gate and up where the feed-forward is gated
+    down: str
+    ffn_norm: str = ""
+    post_attn_norm: str = ""
+    post_ffn_norm: str = ""
+    q_norm: str = ""
+    k_norm: str = ""
+    final_norm: str = ""
+    head: str = "lm_head"
+    positions: str = ""
+    embedding_norm: str = ""
+    project_in: str = ""
+    project_out: str = ""
+    prefix: str = ""  # what older checkpoints leave out at the front
+    qkv_layout: Literal["stacked", "grouped"] = "stacked"
+    is_transposed: bool = False  # matrices are stored (in, out)
+
+
+@dataclass(slots=True)
+class Layer:
+    """One block's weights: q, k and v fused into one matrix, gate and up into another."""
+
+    attn_norm: Norm | None
+    qkv: Linear
+    out: Linear
+    ffn_norm: Norm | None
+    up: Linear
+    down: Linear
+    q_norm: Norm | None
+    k_norm: Norm | None
+    post_attn_norm: Norm | None
+    post_ffn_norm: Norm | None
+
+
+@dataclass(slots=True)
+class DecoderWeights:
+    """All of a decoder's weights."""
+
+    embedding: Embedding
+    positions: torch.Tensor | None  # (positions, hidden)
+    embedding_norm: Norm | None
+    project_in: Linear | None
+    layers: list[Layer]
+    final_norm: Norm | None
+    project_out: Linear | None
+    head: Linear
+
+
+def assemble_decoder(
+    spec: DecoderSpec,
+    names: WeightNames,
+    source: WeightSource,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+) -> DecoderWeights:
+    """Copy a checkpoint's tensors into a decoder's buffers; a missing or misshapen one is named."""
+    assembler = Assembler(source, device, dtype, prefix=names.prefix, progress=progress)
+    width = spec.embedding_size or spec.hidden_size
+    embedding = Embedding(assembler.matrix(f"{names.embedding}.weight", spec.vocab_size, width), spec.embedding_scale)
+    positions = None
+    if spec.num_positions is not None:
+        positions = assembler.matrix(f"{names.positions}.weight", spec.num_positions, spec.hidden_size)
+    weights = DecoderWeights(
+        embedding=embedding,
+        positions=positions,
+        embedding_norm=assembler.norm(names.embedding_norm, width, spec.norm) if spec.has_embedding_norm else None,
+        project_in=_projection(assembler, names.project_in, spec.hidden_size, width, spec),
+        layers=[_assemble_layer(assembler, spec, names, i) for i in range(spec.num_layers)],
+        final_norm=assembler.norm(names.final_norm, spec.hidden_size, spec.norm) if spec.has_final_norm else None,
+        project_out=_projection(assembler, names.project_out, width, spec.hidden_size, spec),
+        head=_assemble_head(assembler, spec, names, embedding.weight, width),
+    )
+    assembler.check_all_used(spare=[f"{names.head}.weight"] if spec.is_head_tied else [])
+    return weights
+
+
+def _projection(
+    assembler: Assembler, name: str, outputs: int, inputs: int, spec: DecoderSpec
+) -> Linear | None:
+    if spec.embedding_size in (None, spec.hidden_size):
+        return None
+    return assembler.linear([name], [outputs], inputs, has_bias=False)
+
+
+def _assemble_head(
+    assembler: Assembler, spec: DecoderSpec, names: WeightNames, embedding: torch.Tensor, width: int
+) -> Linear:
+    if spec.is_head_tied:
+        head = Linear(embedding)
+        if spec.has_head_bias:
+            head.bias = assembler.empty(spec.vocab_size)
+            assembler.copy(f"{names.head}.bias", head.bias)
+        return head
+    head = assembler.linear([names.head], [spec.vocab_size], width, has_bias=spec.has_head_bias)
+    if spec.is_head_normalised:
+        F.normalize(head.weight, out=head.weight)
+    return head
+
+
+def _assemble_layer(assembler: Assembler, spec: DecoderSpec, names: WeightNames, index: int) -> Layer:
+    start = names.layer.format(i=index)
+
+    def norm(name: str, is_there: bool, size: int = spec.hidden_size, kind: NormSpec = spec.norm) -> Norm | None:
+        return assembler.norm(start + name, size, kind) if is_there else None
+
+    def linear(name: str, outputs: int, inputs: int, has_bias: bool) -> Linear:
+        return assembler.linear(
+            [start + name], [outputs], inputs, has_bias=has_bias, is_transposed=names.is_transposed
+        )
+
+    is_sandwich = spec.norm_placement == "sandwich"
+    layer = Layer(
+        attn_norm=norm(names.attn_norm, True),
+        qkv=_assemble_qkv(assembler, spec, names, start),
+        out=linear(names.out, spec.hidden_size, spec.num_heads * spec.head_dim, spec.has_out_bias),
+        ffn_norm=norm(names.ffn_norm, spec.has_ffn_norm),
+        up=assembler.linear(
+            [start + name for name in names.up],
+            [spec.ffn_size] * len(names.up),
+            spec.hidden_size,
+            has_bias=spec.has_ffn_bias,
+            is_transposed=names.is_transposed,
+        ),
+        down=linear(names.down, spec.hidden_size, spec.ffn_size, spec.has_ffn_bias),
+        q_norm=norm(names.q_norm, spec.has_qk_norm, spec.head_dim),
+        k_norm=norm(names.k_norm, spec.has_qk_norm, spec.head_dim),
+        post_attn_norm=norm(names.post_attn_norm, is_sandwich),
+        post_ffn_norm=norm(names.post_ffn_norm, is_sandwich),
+    )
+    _pair_rotated(layer, spec)
+    return layer
+
+
+def _assemble_qkv(assembler: Assembler, spec: DecoderSpec, names: WeightNames, start: str) -> Linear:
+    query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    sizes = [query, key, key] if len(names.qkv) == 3 else [query + 2 * key]
+    qkv = assembler.linear(
+        [start + name for name in names.qkv],
+        sizes,
+        spec.hidden_size,
+        has_bias=spec.has_qkv_bias,
+        is_transposed=names.is_transposed,
+    )
+    for part in (qkv.weight, qkv.bias):
+        if part is not None:
+            split_groups_(part, spec.num_heads, spec.num_kv_heads, names.qkv_layout)
+    return qkv
+
+
+def _pair_rotated(layer: Layer, spec: DecoderSpec) -> None:
+    """Bring the numbers that rope turns together side by side, where the checkpoint has them in halves."""
+    if spec.rope is None or spec.rope.is_interleaved:
+        return
+    turned = (spec.num_heads + spec.num_kv_heads) * spec.head_dim
+    parts = [layer.qkv.weight[:turned]]
+    parts += [layer.qkv.bias[:turned]] if layer.qkv.bias is not None else []
+    for norm in (layer.q_norm, layer.k_norm):
+        parts += [part for part in (norm.weight, norm.bias) if part is not None] if norm is not None else []
+    for part in parts:
+        pair_neighbours_(part, spec.head_dim, spec.rope.width)

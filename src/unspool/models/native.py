@@ -1,0 +1,148 @@
+"""What all native models share: their config, their weights, and being moved."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, Self
+
+import torch
+
+from unspool.cache import Cache, DynamicCache, StaticCache
+from unspool.errors import InputError, UnsupportedError
+from unspool.models.weights import Embedding, Linear, convert_tensors, iterate_tensors
+from unspool.protocols import LAST, Encoded, Forward, ModelInfo, Want
+
+
+class ModelConfig(SimpleNamespace):
+    """A model's config with the names most models use; attributes of the original file are there too."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """All values by name."""
+        return dict(vars(self))
+
+
+class NativeModel(ABC):
+    """A model written for unspool: plain tensors, one forward pass, and the reference's way of calling."""
+
+    info: ModelInfo
+    config: ModelConfig
+    weights: Any  # a tree of the containers of `weights`
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._device = device
+        self._dtype = dtype
+        self.generation_config: Any = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self._device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the weights are kept in."""
+        return self._dtype
+
+    @abstractmethod
+    def forward(
+        self,
+        tokens: torch.Tensor | None,
+        cache: Cache,
+        *,
+        counts: Sequence[int] | None = None,
+        want: Want = LAST,
+        embeds: torch.Tensor | None = None,
+    ) -> Forward:
+        """Read new tokens after what the cache holds, and advance the cache."""
+
+    @abstractmethod
+    def encode(
+        self,
+        tokens: torch.Tensor | None,
+        counts: Sequence[int] | None = None,
+        *,
+        want: Want = LAST,
+        embeds: torch.Tensor | None = None,
+    ) -> Encoded:
+        """Run the encoder, where there is one."""
+
+    @abstractmethod
+    def new_cache(
+        self, kind: str = "dynamic", rows: int = 1, capacity: int | None = None, encoded: Encoded | None = None
+    ) -> Cache:
+        """An empty cache for `rows` rows."""
+
+    @abstractmethod
+    def get_input_embeddings(self) -> Embedding:
+        """The table of token embeddings: callable on ids."""
+
+    @abstractmethod
+    def get_output_embeddings(self) -> Linear:
+        """The head: callable on final hidden states."""
+
+    def _new_own_cache(self, kind: str, rows: int, capacity: int | None, num_layers: int) -> Cache:
+        """A cache for the decoder's own keys."""
+        if kind == "dynamic":
+            return DynamicCache(capacity=capacity)
+        if kind == "static":
+            sizes = SimpleNamespace(**{**vars(self.config), "num_hidden_layers": num_layers})
+            return StaticCache(sizes, rows, capacity, self.device, self.dtype)
+        raise UnsupportedError(f"this version has no cache of kind {kind!r}; use 'dynamic' or 'static'")
+
+    def to(
+        self, *args: torch.device | str | torch.dtype, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Self:
+        """Move the weights to another device, another dtype, or both."""
+        for arg in args:
+            if isinstance(arg, torch.dtype):
+                dtype = arg
+            else:
+                device = arg
+        if dtype is not None and not dtype.is_floating_point:
+            raise UnsupportedError(f"weights can't be kept in {dtype}; use a floating point type")
+        self._device = torch.device(device) if device is not None else self._device
+        self._dtype = dtype or self._dtype
+        convert_tensors(self.weights, self._device, self._dtype)
+        self._refresh()
+        return self
+
+    @abstractmethod
+    def _refresh(self) -> None:
+        """Make anew what was derived from the weights, after they moved."""
+
+    def eval(self) -> Self:
+        """Nothing to switch: native models only infer. Returns the model, as torch's modules do."""
+        return self
+
+    def _unique_tensors(self) -> list[torch.Tensor]:
+        return list({tensor.data_ptr(): tensor for tensor in iterate_tensors(self.weights)}.values())
+
+    def num_parameters(self) -> int:
+        """How many numbers the model has; a tied head is counted once."""
+        return sum(tensor.numel() for tensor in self._unique_tensors())
+
+    @property
+    def weights_bytes(self) -> int:
+        """The memory the weights take."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._unique_tensors())
+
+    def _check_input(
+        self, tokens: torch.Tensor | None, embeds: torch.Tensor | None, width: int
+    ) -> tuple[int, int]:
+        """The shape (rows, new) of what came in, once it is known to be sound."""
+        if (tokens is None) == (embeds is None):
+            raise InputError("give token ids or embeddings, one of them")
+        if tokens is not None:
+            if tokens.dim() != 2 or tokens.numel() == 0 or tokens.is_floating_point():
+                raise InputError(f"token ids of shape {list(tokens.shape)} can't be read; give whole numbers (rows, columns)")
+            if int(tokens.min()) < 0 or int(tokens.max()) >= self.info.vocab_size:
+                raise InputError(
+                    f"token ids lie from {int(tokens.min())} to {int(tokens.max())}; the vocabulary has {self.info.vocab_size}"
+                )
+            return tokens.shape[0], tokens.shape[1]
+        assert embeds is not None
+        if embeds.dim() != 3 or embeds.numel() == 0 or embeds.shape[2] != width:
+            raise InputError(f"embeddings of shape {list(embeds.shape)} can't be read; give (rows, columns, {width})")
+        return embeds.shape[0], embeds.shape[1]

@@ -1,0 +1,88 @@
+"""Which description belongs to a checkpoint, and building the model it describes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+
+from unspool.errors import LoadError, UnsupportedError
+from unspool.models.assembly import Progress
+from unspool.models.decoder import Decoder
+from unspool.models.families.base import DecoderFamily
+from unspool.models.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from unspool.models.layers import assemble_decoder
+from unspool.models.native import NativeModel
+from unspool.models.settings import Settings
+from unspool.models.weights import WeightSource
+
+FAMILIES: Final[tuple[DecoderFamily, ...]] = (LLAMA, MISTRAL, QWEN2, QWEN3)
+
+
+def describe(config: Mapping[str, Any]) -> DecoderFamily:
+    """The family of a `config.json`, by its `architectures` or else its `model_type`."""
+    listed = config.get("architectures") or []
+    names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list | tuple) else []
+    for family in FAMILIES:
+        if any(name in family.architectures for name in names):
+            return family
+    model_type = config.get("model_type")
+    if not names:
+        for family in FAMILIES:
+            if model_type in family.model_types:
+                return family
+    supported = sorted(name for family in FAMILIES for name in family.architectures)
+    raise UnsupportedError(
+        f"config.json names the architecture {', '.join(names) or model_type!r:.100}, which has no native model. "
+        f"There is one for: {', '.join(supported)}. Others will run through the transformers adapter, "
+        "which this version does not have yet"
+    )
+
+
+def describe_gguf(metadata: Mapping[str, Any]) -> DecoderFamily:
+    """The family of a GGUF file, by its `general.architecture`."""
+    name = metadata.get("general.architecture")
+    for family in FAMILIES:
+        if name in family.gguf:
+            return family
+    supported = sorted(known for family in FAMILIES for known in family.gguf)
+    raise UnsupportedError(
+        f"the GGUF file has general.architecture {name!r:.100}, which has no native model. "
+        f"There is one for: {', '.join(supported)}"
+    )
+
+
+def build_model(
+    config: Mapping[str, Any],
+    tensors: WeightSource,
+    *,
+    is_gguf: bool = False,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    progress: Progress | None = None,
+) -> NativeModel:
+    """The model that a `config.json` (or a GGUF header) and its weights make."""
+    place = torch.device(device)
+    kept = dtype or _default_dtype(config, place)
+    if is_gguf:
+        family = describe_gguf(config)
+        header = Settings(config, "the GGUF header", f"{config['general.architecture']}.")
+        assert family.read_gguf is not None
+        spec, names = family.read_gguf(header, tensors), family.find_gguf_names(header, tensors)
+    else:
+        family, settings = describe(config), Settings(config)
+        spec, names = family.read_config(settings), family.find_names(settings, tensors)
+    weights = assemble_decoder(spec, names, tensors, place, kept, progress)
+    return Decoder(spec, weights, {} if is_gguf else config, place, kept)
+
+
+def _default_dtype(config: Mapping[str, Any], device: torch.device) -> torch.dtype:
+    """float32 on a CPU, whose narrower products are slow; what the weights were saved in elsewhere."""
+    if device.type == "cpu":
+        return torch.float32
+    saved = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+    known = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+    if saved not in known:
+        raise LoadError(f"config.json has dtype {saved!r:.40}; give dtype= one of {', '.join(known)}")
+    return known[saved]

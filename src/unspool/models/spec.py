@@ -1,0 +1,103 @@
+"""What a decoder's block looks like: one frozen description that every family fills in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from unspool.protocols import LayerKind
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """How hidden states are normalised."""
+
+    kind: Literal["rms", "layer"]
+    eps: float
+    offset: float = 0.0  # added to stored weights: 1 for Gemma's
+    has_bias: bool = False
+    has_weight: bool = True
+    is_float32: bool = False  # weights stay in float32 whatever the model's dtype
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """How positions turn queries and keys; every scaling scheme ends up in the frequencies and the gain."""
+
+    frequencies: tuple[float, ...]  # radians a position, one a pair
+    is_interleaved: bool  # the stored weights pair neighbours (else the two halves of a head)
+    gain: float = 1.0
+
+    @property
+    def width(self) -> int:
+        """How many numbers of a head are turned."""
+        return 2 * len(self.frequencies)
+
+
+@dataclass(frozen=True, slots=True)
+class AlibiSpec:
+    """How keys are biased by their position."""
+
+    scale: float = 1.0
+    is_rounded: bool = False  # computed in bfloat16, as Falcon was trained
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """One configurable decoder: sizes, norms, positions, attention, feed-forward, embeddings and head."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_size: int
+    max_context: int | None
+
+    norm: NormSpec
+    norm_placement: Literal["pre", "post", "sandwich"] = "pre"
+    residual: Literal["sequential", "parallel"] = "sequential"
+    has_ffn_norm: bool = True  # without it a parallel feed-forward reads what attention reads
+    has_final_norm: bool = True
+
+    rope: RopeSpec | None = None
+    local_rope: RopeSpec | None = None  # for "sliding" layers, where it differs
+    alibi: AlibiSpec | None = None
+    num_positions: int | None = None  # rows of a learned table of positions
+    position_offset: int = 0  # where position 0 lies in that table
+
+    attention_scale: float = 1.0
+    is_scaled_by_layer: bool = False  # the scale is divided by the layer's number, from 1
+    attention_softcap: float | None = None
+    layer_kinds: tuple[LayerKind, ...] = ()  # empty: all "full"
+    window: int | None = None
+    has_qk_norm: bool = False
+    has_qkv_bias: bool = False
+    has_out_bias: bool = False
+
+    is_gated: bool = True
+    activation: str = "silu"
+    has_ffn_bias: bool = False
+
+    embedding_size: int | None = None  # where embeddings are narrower than hidden states (OPT-350m)
+    embedding_scale: float = 1.0
+    has_embedding_norm: bool = False
+
+    is_head_tied: bool = False
+    has_head_bias: bool = False
+    is_head_normalised: bool = False  # its rows have length 1 (Baichuan 2)
+    logit_softcap: float | None = None
+
+    bos_token_id: int | None = None
+    eos_token_id: int | tuple[int, ...] | None = None
+    pad_token_id: int | None = None
+
+    def kind_of(self, layer: int) -> LayerKind:
+        """What a layer's queries may see."""
+        return self.layer_kinds[layer] if self.layer_kinds else "full"
+
+    def scale_of(self, layer: int) -> float:
+        """What a layer's scores are multiplied by."""
+        return self.attention_scale / (layer + 1) if self.is_scaled_by_layer else self.attention_scale

@@ -1,0 +1,144 @@
+"""Where weights come from, and the small containers that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from unspool.errors import LoadError
+from unspool.kernels.norms import layer_norm, rms_norm
+
+
+class StoredTensor(Protocol):
+    """What a source says of a tensor before reading it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+class WeightSource(Protocol):
+    """Named tensors that can be read one by one: a file, a set of shards, or a dictionary."""
+
+    def names(self) -> Iterable[str]: ...
+
+    def info(self, name: str) -> StoredTensor: ...
+
+    def __contains__(self, name: object) -> bool: ...
+
+    def read(self, name: str, *, dtype: torch.dtype, rows: tuple[int, int] | None = None) -> torch.Tensor: ...
+
+    def copy_into(self, name: str, out: torch.Tensor, *, transpose: bool = False) -> None: ...
+
+    def release(self, name: str) -> None: ...
+
+
+class MemorySource:
+    """Weights that are in memory already."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def names(self) -> list[str]:
+        """The names of all tensors."""
+        return list(self._tensors)
+
+    def info(self, name: str) -> StoredTensor:
+        """The tensor itself, which knows its shape."""
+        if name not in self._tensors:
+            raise LoadError(f"there is no tensor {name!r} among the {len(self._tensors)} given")
+        return self._tensors[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def read(self, name: str, *, dtype: torch.dtype, rows: tuple[int, int] | None = None) -> torch.Tensor:
+        """A tensor, or a range of its rows."""
+        tensor = self._tensors[name]
+        return (tensor if rows is None else tensor[rows[0] : rows[1]]).to(dtype)
+
+    def copy_into(self, name: str, out: torch.Tensor, *, transpose: bool = False) -> None:
+        """Write a tensor into `out`, converting it."""
+        tensor = self._tensors[name].t() if transpose else self._tensors[name]
+        if tensor.shape != out.shape:
+            raise LoadError(f"tensor {name!r} has shape {list(tensor.shape)}, not {list(out.shape)}")
+        out.copy_(tensor)
+
+    def release(self, name: str) -> None:
+        """Nothing: the tensors belong to whoever gave them."""
+
+
+@dataclass(slots=True)
+class Linear:
+    """A matrix (out, in) and, where the model has one, a bias."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(slots=True)
+class Norm:
+    """A normalisation: root mean square, or (`is_layer`) mean and variance."""
+
+    weight: torch.Tensor | None
+    bias: torch.Tensor | None
+    eps: float
+    is_layer: bool
+    is_float32: bool = False  # weights stay in float32 whatever the model's dtype
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_layer:
+            return layer_norm(x, self.weight, self.bias, self.eps)
+        assert self.weight is not None
+        return rms_norm(x, self.weight, self.eps)
+
+
+@dataclass(slots=True)
+class Embedding:
+    """A row for every token; `scale` is applied when one is looked up."""
+
+    weight: torch.Tensor
+    scale: float = 1.0
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        found = F.embedding(tokens, self.weight)
+        return found if self.scale == 1.0 else found * torch.tensor(self.scale, dtype=found.dtype)
+
+
+def iterate_tensors(holder: Any) -> Iterator[torch.Tensor]:
+    """Every tensor that a tree of these containers holds (a shared one as often as it is held)."""
+    if isinstance(holder, torch.Tensor):
+        yield holder
+    elif isinstance(holder, list):
+        for item in holder:
+            yield from iterate_tensors(item)
+    elif hasattr(holder, "__dataclass_fields__"):
+        for item in fields(holder):
+            yield from iterate_tensors(getattr(holder, item.name))
+
+
+def convert_tensors(holder: Any, device: torch.device, dtype: torch.dtype) -> None:
+    """Move every tensor of a tree of these containers; one that is shared stays shared."""
+    _convert(holder, device, dtype, {})
+
+
+def _convert(
+    holder: Any, device: torch.device, dtype: torch.dtype, done: dict[int, tuple[torch.Tensor, torch.Tensor]]
+) -> Any:
+    if isinstance(holder, torch.Tensor):
+        if id(holder) not in done:  # the old one is kept beside the new, so that its id stays its own
+            done[id(holder)] = (holder, holder.to(device, dtype))
+        return done[id(holder)][1]
+    if isinstance(holder, list):
+        holder[:] = [_convert(item, device, dtype, done) for item in holder]
+    elif hasattr(holder, "__dataclass_fields__"):
+        kept = torch.float32 if isinstance(holder, Norm) and holder.is_float32 else dtype
+        for item in fields(holder):
+            setattr(holder, item.name, _convert(getattr(holder, item.name), device, kept, done))
+    return holder

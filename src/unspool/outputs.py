@@ -1,0 +1,170 @@
+"""What comes back: the reference's output classes, and the short way's `Generation`."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, NoReturn
+
+import torch
+
+StepTensors = tuple[torch.Tensor, ...]  # one a step
+StepLayers = tuple[StepTensors, ...]  # one a step, a layer each
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token's log-probability under the model (before processors), and the likeliest tokens beside it."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True)
+class Stats:
+    """What a call cost."""
+
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    forward_passes: int = 0
+    first_token_seconds: float = 0.0
+    total_seconds: float = 0.0
+    path: str = "eager"
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens a second, all rows together, after the first."""
+        seconds = self.total_seconds - self.first_token_seconds
+        return (self.new_tokens - 1) / seconds if self.new_tokens > 1 and seconds > 0 else 0.0
+
+
+class Output(OrderedDict[str, Any]):
+    """A dataclass that can also be read as a dictionary and as a tuple; what is None is in neither."""
+
+    _attributes_only: ClassVar[frozenset[str]] = frozenset({"stats"})
+
+    def __post_init__(self) -> None:
+        for item in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            self._enter(item.name, getattr(self, item.name))
+
+    def _enter(self, name: str, value: Any) -> None:
+        if value is None:
+            OrderedDict.pop(self, name, None)
+        elif name not in self._attributes_only:
+            OrderedDict.__setitem__(self, name, value)
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            return OrderedDict.__getitem__(self, key)
+        return self.to_tuple()[key]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in {item.name for item in fields(self)}:  # type: ignore[arg-type]  # see __post_init__
+            self._enter(name, value)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self, name, value)
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError(f"{type(self).__name__} keeps its fields; set one to None to take it out")
+
+    __delitem__ = setdefault = pop = update = popitem = clear = _refuse
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{type(self).__name__} is not pickled; save its tensors with safetensors")
+
+    def __copy__(self) -> Output:
+        return type(self)(**{item.name: getattr(self, item.name) for item in fields(self)})  # type: ignore[arg-type]
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        """The fields that are not None, in their order."""
+        return tuple(OrderedDict.__getitem__(self, key) for key in OrderedDict.keys(self))
+
+
+@dataclass
+class GenerateDecoderOnlyOutput(Output):
+    """What a decoder-only model generated without beams."""
+
+    sequences: torch.Tensor | None = None
+    scores: StepTensors | None = None
+    logits: StepTensors | None = None
+    attentions: StepLayers | None = None
+    hidden_states: StepLayers | None = None
+    past_key_values: Any = None
+    logprobs: list[list[TokenLogprob]] | None = None
+    prompt_logprobs: list[list[TokenLogprob | None]] | None = None
+    stats: Stats | None = None
+
+
+@dataclass
+class GenerateEncoderDecoderOutput(Output):
+    """What an encoder-decoder model generated without beams."""
+
+    sequences: torch.Tensor | None = None
+    scores: StepTensors | None = None
+    logits: StepTensors | None = None
+    encoder_attentions: StepTensors | None = None
+    encoder_hidden_states: StepTensors | None = None
+    decoder_attentions: StepLayers | None = None
+    cross_attentions: StepLayers | None = None
+    decoder_hidden_states: StepLayers | None = None
+    past_key_values: Any = None
+    logprobs: list[list[TokenLogprob]] | None = None
+    stats: Stats | None = None
+
+
+@dataclass
+class GenerateBeamDecoderOnlyOutput(Output):
+    """What a decoder-only model generated with beams."""
+
+    sequences: torch.Tensor | None = None
+    sequences_scores: torch.Tensor | None = None
+    scores: StepTensors | None = None
+    logits: StepTensors | None = None
+    beam_indices: torch.Tensor | None = None
+    attentions: StepLayers | None = None
+    hidden_states: StepLayers | None = None
+    past_key_values: Any = None
+    stats: Stats | None = None
+
+
+@dataclass
+class GenerateBeamEncoderDecoderOutput(Output):
+    """What an encoder-decoder model generated with beams."""
+
+    sequences: torch.Tensor | None = None
+    sequences_scores: torch.Tensor | None = None
+    scores: StepTensors | None = None
+    logits: StepTensors | None = None
+    beam_indices: torch.Tensor | None = None
+    encoder_attentions: StepTensors | None = None
+    encoder_hidden_states: StepTensors | None = None
+    decoder_attentions: StepLayers | None = None
+    cross_attentions: StepLayers | None = None
+    decoder_hidden_states: StepLayers | None = None
+    past_key_values: Any = None
+    stats: Stats | None = None
+
+
+@dataclass(slots=True)
+class Generation:
+    """The short way's answer: texts and tokens, a row each, and what it cost."""
+
+    texts: list[str]
+    token_ids: list[list[int]]  # new tokens only
+    prompt_token_ids: list[list[int]]
+    finish_reasons: list[str]  # "eos", "length", "time", "stop_string", "criteria"
+    stats: Stats
+    logprobs: list[list[TokenLogprob]] | None = None
+    prompt_logprobs: list[list[TokenLogprob | None]] | None = None
+    output: Output | None = field(default=None, repr=False)  # scores, hidden states …, where asked for
+
+    @property
+    def text(self) -> str:
+        """The first row's text."""
+        return self.texts[0]
+
+    def __str__(self) -> str:
+        return "\n".join(self.texts)

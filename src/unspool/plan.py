@@ -1,0 +1,330 @@
+"""From settings to a plan: who set what, every conflict, before the first forward pass.
+
+Defaults < the model's generation_config.json < the caller's config < the call's arguments.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from unspool.config import PARAMETERS, GenerationConfig, find_unused
+from unspool.config.rules import check_settings
+from unspool.errors import InputError, SettingError, UnsupportedError
+from unspool.protocols import ModelInfo
+
+Origin = Literal["default", "model", "config", "call"]
+
+_SPOKEN: dict[str, str] = {
+    "default": "by default",
+    "model": "by the model's generation_config.json",
+    "config": "in the generation_config given",
+    "call": "in the call",
+}
+
+
+@dataclass(frozen=True)
+class PromptShape:
+    """What the plan must know of the prompts."""
+
+    num_rows: int
+    width: int  # columns of ids, padding included
+    longest: int  # positions of the longest row
+    has_embeds: bool = False
+    has_cache: bool = False  # the caller gave past_key_values
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One call, settled: every value decided, every conflict ruled out."""
+
+    settings: GenerationConfig
+    origins: Mapping[str, Origin]
+    do_sample: bool
+    max_length: int  # columns, as the reference counts: prompt, padding and new tokens
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int
+    num_return_sequences: int
+    seeds: tuple[int, ...] | None  # one for all or one a prompt; None: drawn for this call
+    cache_kind: str
+    prompt_width: int
+
+    @property
+    def max_new_tokens(self) -> int:
+        """The most tokens a row can get."""
+        return self.max_length - self.prompt_width
+
+    def per_row(self, name: str, num_rows: int) -> Any:
+        """A setting as one value, or as a list with one value for each of the call's rows."""
+        value = getattr(self.settings, name)
+        if not isinstance(value, (list, tuple)):
+            return value
+        repeats = num_rows // len(value)
+        return [item for item in value for _ in range(repeats)]
+
+
+def settle(
+    settings: GenerationConfig, origins: Mapping[str, Origin], info: ModelInfo, shape: PromptShape
+) -> Plan:
+    """Decide a call's merged settings for a model and prompts, or raise the error that names what can't be."""
+    _check_together(settings, origins)
+    _refuse_unbuilt(settings, origins)
+    _refuse_by_model(settings, info, shape)
+    _check_per_row(settings, shape)
+    eos = as_token_ids(settings.eos_token_id, "eos_token_id", info)
+    return Plan(
+        settings=settings,
+        origins=origins,
+        do_sample=bool(settings.do_sample),
+        max_length=_decide_length(settings, origins, info, shape),
+        eos_token_ids=eos,
+        pad_token_id=_decide_padding(settings, eos, info),
+        num_return_sequences=settings.num_return_sequences or 1,
+        seeds=_decide_seeds(settings),
+        cache_kind=_decide_cache(settings, origins),
+        prompt_width=shape.width,
+    )
+
+
+def merge(
+    model_config: GenerationConfig | None,
+    config: GenerationConfig | None,
+    call: Mapping[str, Any],
+    defaults: Mapping[str, Any] | None = None,
+) -> tuple[GenerationConfig, dict[str, Origin]]:
+    """One config out of all layers, and who set each value.
+
+    `defaults` replace the table's, and a length among them replaces the model file's `max_length`.
+    """
+    _refuse_unknown(call)
+    merged = GenerationConfig()
+    origins: dict[str, Origin] = dict.fromkeys(PARAMETERS, "default")
+    of_model = _explicit(model_config)
+    if defaults and "max_new_tokens" in defaults:
+        of_model.pop("max_length", None)
+    layers: list[tuple[Origin, Mapping[str, Any]]] = [
+        ("default", defaults or {}),
+        ("model", of_model),
+        ("config", _explicit(config)),
+        ("call", call),
+    ]
+    for origin, values in layers:
+        for name, value in values.items():
+            setattr(merged, name, value)
+            origins[name] = origin
+    return merged, origins
+
+
+def _explicit(config: GenerationConfig | None) -> dict[str, Any]:
+    return {} if config is None else {name: getattr(config, name) for name in config.explicit}
+
+
+def _refuse_unknown(names: Iterable[str]) -> None:
+    for name in names:
+        if name not in PARAMETERS:
+            near = difflib.get_close_matches(name, PARAMETERS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise SettingError(f"generate() has no setting {name!r}{hint}")
+
+
+def _check_together(settings: GenerationConfig, origins: Mapping[str, Origin]) -> None:
+    check_settings(settings)
+    for name, reason in find_unused(settings).items():
+        if origins[name] in (
+            "config",
+            "call",
+        ):  # what a model's file suggests for another strategy is no request
+            raise SettingError(f"{reason} (`{name}` was set {_SPOKEN[origins[name]]}.)")
+    for name, parameter in PARAMETERS.items():
+        is_asked = origins[name] in ("config", "call") and getattr(settings, name) is not None
+        if parameter.group == "assistance" and is_asked:
+            raise UnsupportedError(
+                f"`{name}` steers speculative decoding, which this version does not have yet; leave it out"
+            )
+
+
+# --- what is not built yet: each with the value that switches it off ------------------------------------
+_OFF: dict[str, tuple[Any, str]] = {
+    "num_beams": (1, "beam search"),
+    "num_beam_groups": (1, "diverse beam search"),
+    "diversity_penalty": (0.0, "diverse beam search"),
+    "constraints": (None, "constrained beam search"),
+    "force_words_ids": (None, "constrained beam search"),
+    "penalty_alpha": (None, "contrastive search"),
+    "low_memory": (None, "contrastive and beam search in chunks"),
+    "dola_layers": (None, "DoLa"),
+    "guidance_scale": (None, "classifier-free guidance"),
+    "min_length": (0, "the processor for it"),
+    "min_new_tokens": (None, "the processor for it"),
+    "min_p": (None, "the processor for it"),
+    "typical_p": (1.0, "the processor for it"),
+    "epsilon_cutoff": (0.0, "the processor for it"),
+    "eta_cutoff": (0.0, "the processor for it"),
+    "repetition_penalty": (1.0, "the processor for it"),
+    "encoder_repetition_penalty": (1.0, "the processor for it"),
+    "no_repeat_ngram_size": (0, "the processor for it"),
+    "encoder_no_repeat_ngram_size": (0, "the processor for it"),
+    "bad_words_ids": (None, "the processor for it"),
+    "sequence_bias": (None, "the processor for it"),
+    "renormalize_logits": (False, "the processor for it"),
+    "remove_invalid_values": (False, "the processor for it"),
+    "forced_bos_token_id": (None, "the processor for it"),
+    "forced_eos_token_id": (None, "the processor for it"),
+    "forced_decoder_ids": (None, "the processor for it"),
+    "exponential_decay_length_penalty": (None, "the processor for it"),
+    "suppress_tokens": (None, "the processor for it"),
+    "begin_suppress_tokens": (None, "the processor for it"),
+    "token_healing": (False, "token healing"),
+    "watermarking_config": (None, "watermarking"),
+    "cache_config": (None, "caches that are configured"),
+    "compile_config": (None, "a compiled step"),
+    "generation_kwargs": ({}, "further arguments"),
+}
+_SAMPLING_ONLY = frozenset({"min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"})
+_ALSO_OFF: dict[str, Callable[[Any], bool]] = {
+    "guidance_scale": lambda value: value == 1,
+    "penalty_alpha": lambda value: value == 0,
+    "min_new_tokens": lambda value: value == 0,
+    "typical_p": lambda value: value >= 1,
+    "low_memory": lambda value: value is False,
+}
+
+
+def _refuse_unbuilt(settings: GenerationConfig, origins: Mapping[str, Origin]) -> None:
+    for name, (off, feature) in _OFF.items():
+        value = getattr(settings, name)
+        if value is None or value == off or (name in _ALSO_OFF and _ALSO_OFF[name](value)):
+            continue
+        if name in _SAMPLING_ONLY and not settings.do_sample:
+            continue
+        raise UnsupportedError(
+            f"`{name}`={value!r}, set {_SPOKEN[origins[name]]}, needs {feature}, which this version of unspool "
+            f"does not have yet; pass {name}={off!r} to decode without it"
+        )
+
+
+def _refuse_by_model(settings: GenerationConfig, info: ModelInfo, shape: PromptShape) -> None:
+    for name, capability in (("output_hidden_states", "hidden_states"), ("output_attentions", "attentions")):
+        if getattr(settings, name) and capability not in info.can:
+            raise UnsupportedError(f"`{name}` was asked for, and a {info.family} model can't return them")
+    states = [name for name in ("output_hidden_states", "output_attentions") if getattr(settings, name)]
+    for name in ("prefill_chunk_size", "prompt_logprobs"):
+        if states and getattr(settings, name) is not None:
+            raise SettingError(
+                f"`{name}` reads the prompt in pieces and `{states[0]}` returns the prompt's states whole; "
+                "ask for one of them"
+            )
+    if settings.prompt_logprobs is None:
+        return
+    for is_so, what in (
+        (info.is_encoder_decoder, "an encoder-decoder model's prompt is not predicted token by token"),
+        (shape.has_embeds, "inputs_embeds have no tokens"),
+        (shape.has_cache, "past_key_values hide the prompt's first part from the model"),
+    ):
+        if is_so:
+            raise SettingError(f"`prompt_logprobs` can't be told: {what}")
+
+
+def _check_per_row(settings: GenerationConfig, shape: PromptShape) -> None:
+    for name, parameter in PARAMETERS.items():
+        value = getattr(settings, name)
+        if parameter.may_be_per_row and isinstance(value, (list, tuple)) and len(value) != shape.num_rows:
+            raise SettingError(
+                f"`{name}` has {len(value)} values for {shape.num_rows} prompts; "
+                "give one number, or a list with one for each prompt"
+            )
+
+
+def as_token_ids(value: Any, name: str, info: ModelInfo) -> tuple[int, ...]:
+    """One token id, a list or a tensor of them, as a tuple; checked against the vocabulary."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    ids = () if value is None else (value,) if isinstance(value, int) else tuple(value)
+    for token in ids:
+        # Negative ids are a known way to say "none"; they match nothing.
+        if token >= info.vocab_size:
+            raise SettingError(f"`{name}`={token} is outside the model's vocabulary of {info.vocab_size} tokens")
+    return ids
+
+
+def _decide_padding(settings: GenerationConfig, eos: tuple[int, ...], info: ModelInfo) -> int:
+    pad = settings.pad_token_id
+    if pad is not None and pad >= 0:
+        return as_token_ids(pad, "pad_token_id", info)[0]
+    return next((token for token in eos if token >= 0), 0)
+
+
+def _decide_length(
+    settings: GenerationConfig, origins: Mapping[str, Origin], info: ModelInfo, shape: PromptShape
+) -> int:
+    order = ("default", "model", "config", "call")
+    rank = {name: order.index(origins[name]) for name in ("max_length", "max_new_tokens")}
+    counts_new = settings.max_new_tokens is not None and (
+        rank["max_new_tokens"] >= rank["max_length"] or settings.max_length is None
+    )
+    hidden = shape.longest if shape.has_embeds and shape.width == 0 else 0  # positions that no column stands for
+    limits = []
+    if counts_new:
+        limits.append(shape.width + int(settings.max_new_tokens))
+    if settings.max_length is not None and (
+        not counts_new or (rank["max_length"] == rank["max_new_tokens"] and rank["max_length"] > 0)
+    ):
+        limits.append(int(settings.max_length) - hidden)
+    if not limits:
+        raise SettingError("neither `max_length` nor `max_new_tokens` is set; a generation needs an end")
+    longest = min(limits)
+    if longest <= shape.width:
+        prompt = shape.width or shape.longest
+        how = _SPOKEN[origins["max_length"]]
+        raise SettingError(
+            f"the prompt has {prompt} tokens and `max_length` is {settings.max_length} ({how}), prompt included; "
+            "set `max_new_tokens` to say how many tokens to add"
+        )
+    return _fit_context(longest, origins, info, shape)
+
+
+def _fit_context(longest: int, origins: Mapping[str, Origin], info: ModelInfo, shape: PromptShape) -> int:
+    """Cut a default at the model's context; refuse what was asked for and can't be."""
+    if info.max_context is None:
+        return longest
+    if shape.longest >= info.max_context:
+        raise InputError(
+            f"the prompt has {shape.longest} tokens and the model's context ends at {info.max_context}; "
+            "shorten the prompt, or use a model with a longer context"
+        )
+    room = info.max_context - shape.longest
+    if longest - shape.width <= room:
+        return longest
+    asked = [name for name in ("max_new_tokens", "max_length") if origins[name] in ("config", "call")]
+    if asked:
+        raise SettingError(
+            f"`{asked[0]}` asks for {longest - shape.width} new tokens after a prompt of {shape.longest}, and the "
+            f"model's context ends at {info.max_context}; at most max_new_tokens={room} fit"
+        )
+    return shape.width + room
+
+
+def _decide_seeds(settings: GenerationConfig) -> tuple[int, ...] | None:
+    seed = settings.seed
+    if seed is None:
+        return None
+    return tuple(seed) if isinstance(seed, (list, tuple)) else (int(seed),)
+
+
+def _decide_cache(settings: GenerationConfig, origins: Mapping[str, Origin]) -> str:
+    kind = settings.cache_implementation or "dynamic"
+    if kind in ("dynamic", "static"):
+        if settings.max_cache_len is not None and kind != "static":
+            raise SettingError(
+                f"`max_cache_len` is the room of a static cache and the cache is {kind}; "
+                "add cache_implementation='static'"
+            )
+        return str(kind)
+    if kind in ("hybrid", "sliding_window") and origins["cache_implementation"] == "model":
+        return "dynamic"  # a model's file says how to save memory, not what to answer: the windows are kept
+    raise UnsupportedError(
+        f"`cache_implementation`={kind!r}, set {_SPOKEN[origins['cache_implementation']]}, is a kind of cache that "
+        "this version of unspool does not have yet; use 'dynamic' or 'static'"
+    )

@@ -1,0 +1,83 @@
+"""A streamer that is read as an async iterator, while a thread generates."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from unspool.streaming.base import Cancellation, DecodingTokenizer, Failure, StreamCancelled, check_timeout
+from unspool.streaming.text import TextStreamer
+
+
+class AsyncTextIteratorStreamer(TextStreamer):
+    """Keeps final text in a queue for a coroutine, which iterates over the streamer with `async for`.
+
+    Make it inside a coroutine: it belongs to the event loop that runs there, and may be put into from any
+    thread. A read that waits longer than `timeout` seconds raises `TimeoutError`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: DecodingTokenizer,
+        skip_prompt: bool = False,
+        timeout: float | None = None,
+        **decode_kwargs: Any,
+    ) -> None:
+        super().__init__(tokenizer, skip_prompt, **decode_kwargs)
+        self.text_queue: asyncio.Queue[str | Failure | None] = asyncio.Queue()
+        self.stop_signal: str | None = None
+        self.timeout = check_timeout(timeout)
+        self.loop = asyncio.get_running_loop()
+        self._cancellation = Cancellation()
+
+    def put(self, value: torch.Tensor) -> None:
+        """Receive tokens; raises StreamCancelled once the reader has called `cancel`."""
+        self._cancellation.check()
+        super().put(value)
+
+    def end(self) -> None:
+        """Give the reader the rest of the text, and the end."""
+        self._cancellation.end()
+        with suppress(StreamCancelled):  # nobody is left to hear of the end
+            super().end()
+
+    def fail(self, error: BaseException) -> None:
+        """End the stream with an error, which the reader's next read past the text so far raises."""
+        self._cancellation.end()
+        self.reset()
+        with suppress(StreamCancelled):
+            self._send(Failure(error))
+
+    def cancel(self) -> None:
+        """Called by the reader: no more text is wanted, and the producer's next `put` stops it."""
+        self._cancellation.cancel()
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        """Queue newly final text, and the stop signal after the last of it, from any thread."""
+        self._send(text)
+        if stream_end:
+            self._send(self.stop_signal)
+
+    def _send(self, item: str | Failure | None) -> None:
+        try:
+            self.loop.call_soon_threadsafe(self.text_queue.put_nowait, item)
+        except RuntimeError as error:
+            if not self.loop.is_closed():
+                raise
+            # Nobody can read any more, which is what cancelling means.
+            raise StreamCancelled("the event loop that read this stream is closed") from error
+
+    def __aiter__(self) -> AsyncTextIteratorStreamer:
+        return self
+
+    async def __anext__(self) -> str:
+        async with asyncio.timeout(self.timeout):
+            value = await self.text_queue.get()
+        if isinstance(value, Failure):
+            raise value.error
+        if value is None or value == self.stop_signal:
+            raise StopAsyncIteration
+        return value

@@ -1,0 +1,83 @@
+"""What every streamer is, and what iterator streamers share: an end by error, and cancelling."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any, Protocol
+
+import torch
+
+from unspool.errors import SettingError
+
+
+class DecodingTokenizer(Protocol):
+    """The one thing a streamer asks of a tokenizer, unspool's or anyone's."""
+
+    def decode(self, token_ids: Any, /, **kwargs: Any) -> Any:
+        """The text of the ids."""
+        ...
+
+
+class StreamCancelled(Exception):  # noqa: N818 (it is a signal to stop cleanly, not an error)
+    """The reader of a stream has gone: whoever puts tokens into it stops, and that is a clean stop."""
+
+
+class BaseStreamer:
+    """The base of all streamers: `put` receives tokens as they are chosen, `end` says that no more come."""
+
+    def put(self, value: torch.Tensor) -> None:
+        """Receive the prompt's tokens (first call), then the newly emitted ones."""
+        raise NotImplementedError(f"{type(self).__name__} must define put()")
+
+    def end(self) -> None:
+        """Receive the end of the generation."""
+        raise NotImplementedError(f"{type(self).__name__} must define end()")
+
+
+class Failure:
+    """An error on its way through a queue from the thread that generates to the one that reads."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class Cancellation:
+    """Whether the reader of a stream wants no more; safe to use from two threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_cancelled = False
+        self._is_ended = False
+
+    def cancel(self) -> None:
+        """Ask the producer to stop. Nothing happens where it already ended: a later use must not die of it."""
+        with self._lock:
+            self._is_cancelled = not self._is_ended
+
+    def check(self) -> None:
+        """Raise StreamCancelled in the producer's thread if the reader wants no more."""
+        with self._lock:
+            self._is_ended = False
+            if self._is_cancelled:
+                raise StreamCancelled("the reader of this stream cancelled it")
+
+    def end(self) -> None:
+        """The producer is done; the streamer may be used for another generation."""
+        with self._lock:
+            self._is_cancelled = False
+            self._is_ended = True
+
+
+def check_timeout(timeout: float | None) -> float | None:
+    """The timeout, if it is one that a queue can wait for."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise SettingError(f"timeout={timeout!r} is not a number of seconds; give seconds, or None to wait for ever")
+    if not math.isfinite(timeout) or not 0 <= timeout <= threading.TIMEOUT_MAX:
+        raise SettingError(
+            f"timeout={timeout!r} can't be waited for; give seconds from 0 to {threading.TIMEOUT_MAX:.0f}, "
+            "or None to wait for ever"
+        )
+    return timeout

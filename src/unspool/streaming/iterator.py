@@ -1,0 +1,68 @@
+"""A streamer that is read as an iterator, while another thread generates."""
+
+from __future__ import annotations
+
+from queue import Queue
+from typing import Any
+
+import torch
+
+from unspool.streaming.base import Cancellation, DecodingTokenizer, Failure, check_timeout
+from unspool.streaming.text import TextStreamer
+
+
+class TextIteratorStreamer(TextStreamer):
+    """Keeps final text in a queue for a reader in another thread, who iterates over the streamer.
+
+    A read that waits longer than `timeout` seconds raises `queue.Empty`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: DecodingTokenizer,
+        skip_prompt: bool = False,
+        timeout: float | None = None,
+        **decode_kwargs: Any,
+    ) -> None:
+        super().__init__(tokenizer, skip_prompt, **decode_kwargs)
+        self.text_queue: Queue[str | Failure | None] = Queue()
+        self.stop_signal: str | None = None
+        self.timeout = check_timeout(timeout)
+        self._cancellation = Cancellation()
+
+    def put(self, value: torch.Tensor) -> None:
+        """Receive tokens; raises StreamCancelled once the reader has called `cancel`."""
+        self._cancellation.check()
+        super().put(value)
+
+    def end(self) -> None:
+        """Give the reader the rest of the text, and the end."""
+        self._cancellation.end()
+        super().end()
+
+    def fail(self, error: BaseException) -> None:
+        """End the stream with an error, which the reader's next read past the text so far raises."""
+        self._cancellation.end()
+        self.reset()
+        self.text_queue.put(Failure(error))
+
+    def cancel(self) -> None:
+        """Called by the reader: no more text is wanted, and the producer's next `put` stops it."""
+        self._cancellation.cancel()
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        """Queue newly final text, and the stop signal after the last of it."""
+        self.text_queue.put(text)
+        if stream_end:
+            self.text_queue.put(self.stop_signal)
+
+    def __iter__(self) -> TextIteratorStreamer:
+        return self
+
+    def __next__(self) -> str:
+        value = self.text_queue.get(timeout=self.timeout)
+        if isinstance(value, Failure):
+            raise value.error
+        if value is None or value == self.stop_signal:
+            raise StopIteration
+        return value

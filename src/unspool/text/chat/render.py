@@ -1,0 +1,114 @@
+"""Running chat templates: the one place that does. They come with models, from anyone, so they are not trusted.
+
+A template runs in jinja2's sandbox, which keeps it away from Python. That leaves its appetite: loops in loops,
+strings doubled forty times. So the template's tree is rewritten before it is compiled (`instrument`), and every
+loop, call, operator, filter, literal and output pays for the size of what it makes out of one `Budget`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+import jinja2.meta
+
+from unspool.errors import InputError, SettingError
+from unspool.text.chat.budget import Budget, spending
+from unspool.text.chat.instrument import instrument
+from unspool.text.chat.messages import copy_messages, copy_plain
+from unspool.text.chat.sandbox import ChatEnvironment
+
+MAX_TEMPLATE_CHARACTERS = 256 << 10
+MAX_TOOLS = 4096
+
+_RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
+
+
+def render_chat(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    documents: Sequence[Mapping[str, Any]] | None = None,
+    special_tokens: Mapping[str, str],
+    **variables: Any,
+) -> str:
+    """The text of a conversation, as the model's template writes it."""
+    compiled, known = _compile(template)
+    _check_variables(variables, tools, documents, known)
+    given = {
+        **special_tokens,
+        **{name: copy_plain(value, name) for name, value in variables.items()},
+        "messages": copy_messages(messages),
+        "tools": _copy_list(tools, "tools"),
+        "documents": _copy_list(documents, "documents"),
+        "add_generation_prompt": bool(add_generation_prompt),
+    }
+    try:
+        with spending(Budget()):
+            return compiled.render(given)
+    except Exception as error:  # a template can fail in every way that Python can
+        raise InputError(f"the chat template failed: {_describe(error)}") from error
+
+
+@lru_cache(maxsize=32)
+def _compile(template: str) -> tuple[jinja2.Template, frozenset[str]]:
+    """The compiled template, and the names of the variables that it reads."""
+    if not isinstance(template, str):
+        raise InputError(f"a chat template is a string, not {type(template).__name__}")
+    if len(template) > MAX_TEMPLATE_CHARACTERS:
+        raise InputError(
+            f"the chat template has {len(template)} characters; the longest that is run has {MAX_TEMPLATE_CHARACTERS}"
+        )
+    environment = _environment()
+    try:
+        tree = environment.parse(template)
+        known = frozenset(jinja2.meta.find_undeclared_variables(tree))
+        return environment.from_string(instrument(tree, environment)), known
+    except Exception as error:
+        raise InputError(f"the chat template can't be compiled: {_describe(error)}") from error
+
+
+@lru_cache(maxsize=1)
+def _environment() -> ChatEnvironment:
+    return ChatEnvironment()
+
+
+def _check_variables(
+    variables: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]] | None,
+    documents: Sequence[Mapping[str, Any]] | None,
+    known: frozenset[str],
+) -> None:
+    """Refuse what the template would never read: nobody should believe that it was applied."""
+    given = {**variables, **{k: v for k, v in (("tools", tools), ("documents", documents)) if v is not None}}
+    unread = sorted(set(given) - known)
+    if unread:
+        own = sorted(known - {*_RESERVED, "raise_exception", "strftime_now"})
+        raise SettingError(
+            f"this model's chat template does not read {', '.join(unread)}, so it can't be applied; "
+            f"leave it out. Variables that the template reads: {', '.join(own) or 'none'}"
+        )
+
+
+def _copy_list(values: Sequence[Mapping[str, Any]] | None, name: str) -> list[Any] | None:
+    if values is None:
+        return None
+    if isinstance(values, str | Mapping) or not isinstance(values, Sequence) or len(values) > MAX_TOOLS:
+        raise InputError(f"{name} must be a list of at most {MAX_TOOLS} dicts (JSON schemas for tools)")
+    if not all(isinstance(value, Mapping) for value in values):
+        raise InputError(f"every entry of {name} must be a dict, such as a tool's JSON schema")
+    return [copy_plain(value, f"{name}[{index}]") for index, value in enumerate(values)]
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it calls itself too deeply"
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        return f"{error.message} (line {error.lineno})"
+    if isinstance(error, jinja2.TemplateError):
+        return str(error.message or error)
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,105 @@
+"""Incremental detokenising: text from tokens as they come, final when it is given, a few decodes of few ids each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+REPLACEMENT = "\ufffd"  # what decoders write for bytes that are not (or not yet) a character
+
+# A window that ends in an unfinished character is cut where it safely can be from the first length on, and anyhow
+# from the second on; it then keeps so many ids at least.
+_LONG_WINDOW = 32
+_LONGEST_WINDOW = 128
+_NUM_KEPT = 16
+
+
+class DecodingTokenizer(Protocol):
+    """The one thing asked of a tokenizer, unspool's or anyone's."""
+
+    def decode(self, token_ids: Any, /, *, skip_special_tokens: bool) -> Any:
+        """The text of the ids."""
+        ...
+
+
+class Detokenizer:
+    """Turns a row's tokens into text piece by piece: the pieces joined are the text of all the tokens.
+
+    A decoder needs the token before to place a space, and all of a character's bytes to write it. So a short
+    window of ids is decoded each time: those given last (whose text is out already) and the new ones. Text that
+    ends in U+FFFD is held back, because the next token may complete a character.
+
+    One difference is left, for ids that no text encodes to: where bytes of a byte-fallback vocabulary
+    (`<0xE4>`) form a character and then something that is none, the decoder, seeing them all, replaces the
+    finished character too. It was already given out here, and stays.
+    """
+
+    def __init__(self, tokenizer: DecodingTokenizer, *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        # A decoder drops these before it looks at anything. Dropped here, the window is all text.
+        special_ids = getattr(tokenizer, "all_special_ids", None) if skip_special_tokens else None
+        self._dropped_ids = frozenset(int(token_id) for token_id in special_ids or ())
+        self._window: list[int] = []
+        self._num_old = 0  # ids of the window that were given with an earlier piece
+        self._num_given = 0  # characters of the window's text that are out
+
+    def put(self, ids: Sequence[int]) -> str:
+        """Read new ids; returns the text that became final with them."""
+        new_ids = [token_id for token_id in map(int, ids) if token_id not in self._dropped_ids]
+        if not new_ids:
+            return ""
+        self._window.extend(new_ids)
+        text = self._decode(self._window)
+        final = text.rstrip(REPLACEMENT)
+        piece = final[self._num_given :]
+        if final != text:
+            self._num_given = max(self._num_given, len(final))
+            if len(self._window) > _LONG_WINDOW:
+                piece += self._cut_window(text)
+        elif piece:
+            # Only a window that has text in it can stand for all the text before.
+            del self._window[: self._num_old]
+            self._num_old = len(self._window)
+            self._num_given = len(self._decode(self._window))
+        return piece
+
+    def end(self) -> str:
+        """The tokens ended: the text held back, as the decoder writes it. The next ids begin another text."""
+        rest = self._decode(self._window)[self._num_given :] if self._window else ""
+        self._window, self._num_old, self._num_given = [], 0, 0
+        return rest
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens))
+
+    def _cut_window(self, text: str) -> str:
+        """Keep the cost of a token constant where every one leaves a character unfinished.
+
+        A cut may fall inside a character, and a byte-fallback decoder would not recover from that; so the
+        window's end must decode to the end of the text, with a whole character in it. A window that is nothing
+        but stray bytes has no such place, and is cut between two of them; what that makes final is returned.
+        """
+        num_held = len(text) - self._num_given
+        newest = len(self._window) - _NUM_KEPT
+        for start in range(newest, newest - _NUM_KEPT, -1):
+            tail = self._decode(self._window[start:])
+            if num_held <= len(tail) and tail.strip(REPLACEMENT) and text.endswith(tail):
+                self._keep_window(start, len(tail) - num_held)
+                return ""
+        if len(self._window) <= _LONGEST_WINDOW:
+            return ""
+        starts = range(newest, newest - _NUM_KEPT, -1)
+        start = next((start for start in starts if self._splits_at(start, text)), newest)
+        num_tail = len(self._decode(self._window[start:]))
+        piece = text[self._num_given : len(text) - num_tail]
+        self._keep_window(start, max(0, num_tail - num_held))
+        return piece
+
+    def _splits_at(self, start: int, text: str) -> bool:
+        return self._decode(self._window[:start]) + self._decode(self._window[start:]) == text
+
+    def _keep_window(self, start: int, num_given: int) -> None:
+        del self._window[:start]
+        self._num_old = 0
+        self._num_given = num_given

@@ -1,0 +1,233 @@
+"""Reading a tokenizer from the files of a model's folder, and writing it back."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from unspool.errors import LoadError, ModelNotFoundError
+from unspool.text.backend import add_ends, build_byte_level
+from unspool.text.special_tokens import NAMED_TOKENS
+
+MAX_TOKENIZER_BYTES = 256 << 20
+MAX_CONFIG_BYTES = 32 << 20
+MAX_TEMPLATE_BYTES = 1 << 20
+
+_FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
+
+
+@dataclass
+class TokenizerParts:
+    """What a tokenizer is made of, wherever it came from."""
+
+    backend: tokenizers.Tokenizer
+    special_tokens: dict[str, str] = field(default_factory=dict)  # bos_token, eos_token, … to their text
+    chat_template: str | dict[str, str] | None = None
+    cleans_up_spaces: bool = False
+
+
+def read_folder(folder: Path) -> TokenizerParts:
+    """Read `tokenizer.json` (or `vocab.json` and `merges.txt`) with the special tokens and templates beside it."""
+    if not folder.is_dir():
+        raise ModelNotFoundError(f"there is no folder {str(folder)!r} to read a tokenizer from")
+    config = _read_json(folder / "tokenizer_config.json", MAX_CONFIG_BYTES)
+    special_map = _read_json(folder / "special_tokens_map.json", MAX_CONFIG_BYTES)
+    declared = {**special_map, **{name: value for name, value in config.items() if value is not None}}
+    backend = _read_backend(folder, config)
+    _add_declared_tokens(backend, declared)
+    special_tokens = {name: token for name in NAMED_TOKENS if (token := _token_text(declared.get(name), name))}
+    return TokenizerParts(
+        backend=backend,
+        special_tokens=special_tokens,
+        chat_template=_read_chat_template(folder, config),
+        cleans_up_spaces=config.get("clean_up_tokenization_spaces") is True and not _is_bpe(backend),
+    )
+
+
+def write_folder(parts: TokenizerParts, folder: Path) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json`, from which `read_folder` makes the same again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    added = parts.backend.get_added_tokens_decoder().values()
+    named = set(parts.special_tokens.values())
+    template: object = parts.chat_template
+    if isinstance(parts.chat_template, Mapping):
+        template = [{"name": name, "template": text} for name, text in parts.chat_template.items()]
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": parts.cleans_up_spaces,
+        "padding_side": "left",
+        **parts.special_tokens,
+        "additional_special_tokens": [token.content for token in added if token.special and token.content not in named],
+        **({} if template is None else {"chat_template": template}),
+    }
+    _write_whole(folder / "tokenizer.json", parts.backend.to_str(pretty=False))
+    _write_whole(folder / "tokenizer_config.json", json.dumps(config, ensure_ascii=False, indent=2) + "\n")
+
+
+def _read_backend(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    if (folder / "tokenizer.json").is_file():
+        data = _read_bytes(folder / "tokenizer.json", MAX_TOKENIZER_BYTES)
+        try:
+            backend = tokenizers.Tokenizer.from_buffer(data)
+        except Exception as error:  # the library raises plain Exception for whatever it can't parse
+            raise LoadError(f"{folder / 'tokenizer.json'} is not a tokenizer: {error}") from error
+        # Length is the caller's to choose, a call at a time.
+        backend.no_truncation()
+        backend.no_padding()
+        return backend
+    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        return _read_vocabulary_and_merges(folder, config)
+    if (folder / "tokenizer.model").is_file():
+        raise LoadError(
+            f"{folder} has only the sentencepiece file tokenizer.model, which is not read. Make tokenizer.json "
+            'once, where transformers and sentencepiece are installed: python -c "from transformers import '
+            f'AutoTokenizer as T; T.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"'
+        )
+    raise ModelNotFoundError(
+        f"{folder} has no tokenizer: none of tokenizer.json, vocab.json with merges.txt, tokenizer.model is there"
+    )
+
+
+def _read_vocabulary_and_merges(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    vocabulary = _read_json(folder / "vocab.json", MAX_TOKENIZER_BYTES)
+    if not vocabulary or not all(isinstance(index, int) and index >= 0 for index in vocabulary.values()):
+        raise LoadError(f"{folder / 'vocab.json'} must map every token to an id of 0 or more")
+    text = _decode_utf8(folder / "merges.txt", _read_bytes(folder / "merges.txt", MAX_TOKENIZER_BYTES))
+    lines = [line for line in text.split("\n") if line and not line.startswith("#version")]
+    merges = [tuple(line.split(" ")) for line in lines]
+    if bad := next((line for line, pair in zip(lines, merges, strict=True) if len(pair) != 2), None):
+        raise LoadError(f"{folder / 'merges.txt'} has a line that is not two tokens: {bad[:80]!r}")
+    pairs = [(pair[0], pair[1]) for pair in merges]
+    backend = build_byte_level(vocabulary, pairs, "gpt-2", adds_prefix_space=config.get("add_prefix_space") is True)
+    ends = [
+        _token_text(config.get(name), name) if config.get(f"add_{name}") is True else None
+        for name in ("bos_token", "eos_token")
+    ]
+    for end in ends:
+        if end is not None and backend.token_to_id(end) is None:
+            raise LoadError(f"{folder / 'tokenizer_config.json'} adds {end!r}, which vocab.json does not have")
+    add_ends(backend, bos_token=ends[0], eos_token=ends[1])
+    return backend
+
+
+def _add_declared_tokens(backend: tokenizers.Tokenizer, declared: Mapping[str, Any]) -> None:
+    """Make the tokens that only the configuration knows part of the vocabulary, in the order of their ids."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    by_id = declared.get("added_tokens_decoder") or {}
+    if not isinstance(by_id, dict) or not all(key.isdecimal() for key in by_id):
+        raise LoadError("tokenizer_config.json: added_tokens_decoder must map ids to tokens")
+    for key, value in sorted(by_id.items(), key=lambda item: int(item[0])):
+        token = _added_token(value, f"added_tokens_decoder[{key}]", is_special=False)
+        if token is not None and token.content not in known:
+            _add(backend, token)
+            known.add(token.content)
+            if backend.token_to_id(token.content) != int(key):
+                raise LoadError(
+                    f"tokenizer_config.json gives {token.content!r} the id {key}, but the vocabulary leads to "
+                    f"{backend.token_to_id(token.content)}; the two files are not of the same model"
+                )
+    others = declared.get("additional_special_tokens") or []
+    if not isinstance(others, list):
+        raise LoadError("tokenizer_config.json: additional_special_tokens must be a list")
+    for name, value in [*((name, declared.get(name)) for name in NAMED_TOKENS), *(("token", v) for v in others)]:
+        token = _added_token(value, name, is_special=True)
+        if token is not None and token.content not in known:
+            _add(backend, token)
+            known.add(token.content)
+
+
+def _add(backend: tokenizers.Tokenizer, token: tokenizers.AddedToken) -> None:
+    if token.special:
+        backend.add_special_tokens([token])
+    else:
+        backend.add_tokens([token])
+
+
+def _added_token(value: Any, name: str, *, is_special: bool) -> tokenizers.AddedToken | None:
+    text = _token_text(value, name)
+    if text is None:
+        return None
+    flags = value if isinstance(value, dict) else {}
+    chosen = {flag: bool(flags[flag]) for flag in _FLAGS if flag in flags}
+    is_special = is_special or flags.get("special") is True
+    return tokenizers.AddedToken(text, **{"normalized": not is_special, **chosen}, special=is_special)
+
+
+def _token_text(value: Any, name: str) -> str | None:
+    if isinstance(value, dict):
+        value = value.get("content")
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str) or len(value) > 4096:
+        raise LoadError(f"tokenizer_config.json: {name} must be a short string, not {str(value)[:80]!r}")
+    return value
+
+
+def _read_chat_template(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
+    """The template file where there is one, which holds over the template in the configuration."""
+    named = {
+        path.stem: _decode_utf8(path, _read_bytes(path, MAX_TEMPLATE_BYTES))
+        for path in sorted(folder.glob("additional_chat_templates/*.jinja"))[:100]
+    }
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        main = _decode_utf8(path, _read_bytes(path, MAX_TEMPLATE_BYTES))
+        return {"default": main, **named} if named else main
+    found = _read_json(folder / "chat_template.json", MAX_CONFIG_BYTES).get("chat_template")
+    template = config.get("chat_template") if found is None else found
+    if isinstance(template, list):
+        entries = [entry for entry in template if isinstance(entry, dict)]
+        template = {entry.get("name"): entry.get("template") for entry in entries}
+    if template is None or isinstance(template, str):
+        return template
+    if isinstance(template, dict) and all(isinstance(text, str) for pair in template.items() for text in pair):
+        return template
+    raise LoadError(f"{folder}: chat_template must be a string, or a list of names and templates")
+
+
+def _is_bpe(backend: tokenizers.Tokenizer) -> bool:
+    # Cleaning up was made for WordPiece; on BPE it takes away spaces that belong to the text.
+    return isinstance(backend.model, tokenizers.models.BPE)
+
+
+def _read_json(path: Path, max_bytes: int) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        data = json.loads(_read_bytes(path, max_bytes))
+    except (ValueError, RecursionError) as error:
+        raise LoadError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise LoadError(f"{path} must hold a JSON object, not a {type(data).__name__}")
+    return data
+
+
+def _read_bytes(path: Path, max_bytes: int) -> bytes:
+    with path.open("rb") as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise LoadError(f"{path} has more than {max_bytes} bytes, the most that is read of such a file")
+    return data
+
+
+def _decode_utf8(path: Path, data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise LoadError(f"{path} is not UTF-8 text: {error}") from error
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write beside the file and move it there, so that nothing half-written is ever found."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Reference outputs that must come out token for token."""
