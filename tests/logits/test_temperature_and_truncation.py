@@ -101,7 +101,8 @@ def test_row_alone_equals_row_in_a_batch(
 
 
 @pytest.mark.parametrize(
-    "processor", [TemperatureLogitsWarper([0.5, 1.0, 2.0]), TopKLogitsWarper([0, 2, 5]), TopPLogitsWarper([0.3, 1, 0.8])]
+    "processor",
+    [TemperatureLogitsWarper([0.5, 1.0, 2.0]), TopKLogitsWarper([0, 2, 5]), TopPLogitsWarper([0.3, 1, 0.8])],
 )
 def test_select_rows_follows_the_rows(processor: LogitsProcessor) -> None:
     scores = random_scores(1, rows=3)
@@ -145,7 +146,9 @@ class AddsBias(LogitsProcessor):
 
 
 class TakesAnything(LogitsProcessor):
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, scale: float = 1.0, **kwargs: float) -> torch.Tensor:
+    def __call__(
+        self, input_ids: torch.Tensor, scores: torch.Tensor, scale: float = 1.0, **kwargs: float
+    ) -> torch.Tensor:
         return scores * scale + sum(kwargs.values())
 
 

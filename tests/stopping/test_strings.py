@@ -130,7 +130,9 @@ def test_ids_that_are_no_tokens_break_a_match() -> None:
     tokenizer = TOKENIZERS["byte_level"]
     vocab = tokenizer.get_vocab()
     criterion = StopStringCriteria(tokenizer, "stop")
-    ids = torch.tensor([[vocab["st"], 10**6, vocab["op"]], [vocab["st"], vocab["op"], 10**6], [vocab["st"], -1, vocab["op"]]])
+    ids = torch.tensor(
+        [[vocab["st"], 10**6, vocab["op"]], [vocab["st"], vocab["op"], 10**6], [vocab["st"], -1, vocab["op"]]]
+    )
     assert criterion(ids, None).tolist() == [False, False, False]
     assert criterion(ids[:, :0], None).tolist() == [False, False, False]
 

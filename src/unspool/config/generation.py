@@ -105,12 +105,18 @@ class GenerationConfig:
         )
 
     def update(self, **kwargs: Any) -> dict[str, Any]:
-        """Set the settings that this config has, and return the others."""
-        unused = {name: value for name, value in kwargs.items() if name not in self.__dict__}
-        for name, value in kwargs.items():
-            if name not in unused:
-                setattr(self, name, value)
-        self.validate()
+        """Set the settings that this config has, all or none of them, and return the others."""
+        before = dict(self.__dict__)
+        unused = {name: value for name, value in kwargs.items() if name not in before}
+        try:
+            for name, value in kwargs.items():
+                if name not in unused:
+                    setattr(self, name, value)
+            self.validate()
+        except SettingError:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
         return unused
 
     # From elsewhere

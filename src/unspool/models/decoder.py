@@ -16,7 +16,7 @@ from unspool.kernels.attention import attend
 from unspool.kernels.rotary import RotaryTable, rotate_
 from unspool.models.arrangement import read_mask
 from unspool.models.layers import DecoderWeights, Layer
-from unspool.models.native import ModelConfig, NativeModel
+from unspool.models.native import ModelConfig, NativeModel, take_last
 from unspool.models.spec import DecoderSpec, RopeSpec
 from unspool.models.weights import Embedding, Linear
 from unspool.outputs import Output
@@ -113,7 +113,7 @@ class Decoder(NativeModel):
     ) -> Forward:
         states, hidden, attentions = self._run(tokens, cache, counts, want, embeds)
         if want.logits == "last":
-            states = _take_last(states, counts)  # (rows, hidden)
+            states = take_last(states, counts)  # (rows, hidden)
         return Forward(self._project(states), hidden, attentions)
 
     def _run(
@@ -182,7 +182,9 @@ class Decoder(NativeModel):
         mask = cache.mask(span, window)
         if self.spec.alibi is not None:
             mask = self._add_bias(mask, span)
-        return Sight(0, None if isinstance(mask, str) else mask, mask == "causal" if isinstance(mask, str) else False, factors)
+        return Sight(
+            0, None if isinstance(mask, str) else mask, mask == "causal" if isinstance(mask, str) else False, factors
+        )
 
     def _add_bias(self, mask: torch.Tensor | str | None, span: Span) -> torch.Tensor:
         """ALiBi for the keys in view, with what may not be seen at minus infinity."""
@@ -293,14 +295,6 @@ class Decoder(NativeModel):
             attentions=tuple(map(arranged.unpack_weights, weights)) if weights is not None else None,
         )
         return output if return_dict is None or return_dict else output.to_tuple()
-
-
-def _take_last(states: torch.Tensor, counts: Sequence[int] | None) -> torch.Tensor:
-    num_new = states.shape[1]
-    if counts is None or all(count == num_new for count in counts):
-        return states[:, -1]
-    last = torch.tensor([max(count - 1, 0) for count in counts], device=states.device)
-    return states[torch.arange(len(counts), device=states.device), last]
 
 
 def _describe(spec: DecoderSpec) -> ModelInfo:

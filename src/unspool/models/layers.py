@@ -99,9 +99,7 @@ def assemble_decoder(
     return weights
 
 
-def _projection(
-    assembler: Assembler, name: str, outputs: int, inputs: int, spec: DecoderSpec
-) -> Linear | None:
+def _projection(assembler: Assembler, name: str, outputs: int, inputs: int, spec: DecoderSpec) -> Linear | None:
     if spec.embedding_size in (None, spec.hidden_size):
         return None
     return assembler.linear([name], [outputs], inputs, has_bias=False)
@@ -129,9 +127,7 @@ def _assemble_layer(assembler: Assembler, spec: DecoderSpec, names: WeightNames,
         return assembler.norm(start + name, size, kind) if is_there else None
 
     def linear(name: str, outputs: int, inputs: int, has_bias: bool) -> Linear:
-        return assembler.linear(
-            [start + name], [outputs], inputs, has_bias=has_bias, is_transposed=names.is_transposed
-        )
+        return assembler.linear([start + name], [outputs], inputs, has_bias=has_bias, is_transposed=names.is_transposed)
 
     is_sandwich = spec.norm_placement == "sandwich"
     layer = Layer(

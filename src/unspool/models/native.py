@@ -92,7 +92,10 @@ class NativeModel(ABC):
         raise UnsupportedError(f"this version has no cache of kind {kind!r}; use 'dynamic' or 'static'")
 
     def to(
-        self, *args: torch.device | str | torch.dtype, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+        self,
+        *args: torch.device | str | torch.dtype,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> Self:
         """Move the weights to another device, another dtype, or both."""
         for arg in args:
@@ -128,15 +131,15 @@ class NativeModel(ABC):
         """The memory the weights take."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._unique_tensors())
 
-    def _check_input(
-        self, tokens: torch.Tensor | None, embeds: torch.Tensor | None, width: int
-    ) -> tuple[int, int]:
+    def _check_input(self, tokens: torch.Tensor | None, embeds: torch.Tensor | None, width: int) -> tuple[int, int]:
         """The shape (rows, new) of what came in, once it is known to be sound."""
         if (tokens is None) == (embeds is None):
             raise InputError("give token ids or embeddings, one of them")
         if tokens is not None:
             if tokens.dim() != 2 or tokens.numel() == 0 or tokens.is_floating_point():
-                raise InputError(f"token ids of shape {list(tokens.shape)} can't be read; give whole numbers (rows, columns)")
+                raise InputError(
+                    f"token ids of shape {list(tokens.shape)} can't be read; give whole numbers (rows, columns)"
+                )
             if int(tokens.min()) < 0 or int(tokens.max()) >= self.info.vocab_size:
                 raise InputError(
                     f"token ids lie from {int(tokens.min())} to {int(tokens.max())}; the vocabulary has {self.info.vocab_size}"
@@ -146,3 +149,12 @@ class NativeModel(ABC):
         if embeds.dim() != 3 or embeds.numel() == 0 or embeds.shape[2] != width:
             raise InputError(f"embeddings of shape {list(embeds.shape)} can't be read; give (rows, columns, {width})")
         return embeds.shape[0], embeds.shape[1]
+
+
+def take_last(states: torch.Tensor, counts: Sequence[int] | None) -> torch.Tensor:
+    """The states of each row's last real position (rows, hidden)."""
+    num_new = states.shape[1]
+    if counts is None or all(count == num_new for count in counts):
+        return states[:, -1]
+    last = torch.tensor([max(count - 1, 0) for count in counts], device=states.device)
+    return states[torch.arange(len(counts), device=states.device), last]

@@ -3,24 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 
 from unspool.errors import LoadError, UnsupportedError
 from unspool.models.assembly import Progress
-from unspool.models.decoder import Decoder
-from unspool.models.families.base import DecoderFamily
+from unspool.models.families.baichuan import BAICHUAN
+from unspool.models.families.bloom import BLOOM
+from unspool.models.families.falcon import FALCON
+from unspool.models.families.gemma import GEMMA, GEMMA2, GEMMA3
+from unspool.models.families.gpt2 import GPT2
+from unspool.models.families.gpt_neox import GPT_NEOX
+from unspool.models.families.gptj import GPTJ
 from unspool.models.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
-from unspool.models.layers import assemble_decoder
+from unspool.models.families.opt import OPT
+from unspool.models.families.phi import PHI
+from unspool.models.families.t5 import T5_FAMILY
 from unspool.models.native import NativeModel
-from unspool.models.settings import Settings
 from unspool.models.weights import WeightSource
 
-FAMILIES: Final[tuple[DecoderFamily, ...]] = (LLAMA, MISTRAL, QWEN2, QWEN3)
+
+class Family(Protocol):
+    """How a family of checkpoints becomes a model."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def architectures(self) -> tuple[str, ...]: ...
+
+    @property
+    def model_types(self) -> tuple[str, ...]: ...
+
+    @property
+    def gguf(self) -> tuple[str, ...]: ...
+
+    def build(
+        self,
+        config: Mapping[str, Any],
+        tensors: WeightSource,
+        *,
+        is_gguf: bool,
+        device: torch.device,
+        dtype: torch.dtype,
+        progress: Progress | None = None,
+    ) -> NativeModel: ...
 
 
-def describe(config: Mapping[str, Any]) -> DecoderFamily:
+FAMILIES: Final[tuple[Family, ...]] = (
+    *(LLAMA, MISTRAL, QWEN2, QWEN3, BAICHUAN),
+    *(GEMMA, GEMMA2, GEMMA3),
+    *(GPT2, GPT_NEOX, GPTJ, OPT, BLOOM, PHI, FALCON),
+    T5_FAMILY,
+)
+
+
+def describe(config: Mapping[str, Any]) -> Family:
     """The family of a `config.json`, by its `architectures` or else its `model_type`."""
     listed = config.get("architectures") or []
     names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list | tuple) else []
@@ -40,7 +79,7 @@ def describe(config: Mapping[str, Any]) -> DecoderFamily:
     )
 
 
-def describe_gguf(metadata: Mapping[str, Any]) -> DecoderFamily:
+def describe_gguf(metadata: Mapping[str, Any]) -> Family:
     """The family of a GGUF file, by its `general.architecture`."""
     name = metadata.get("general.architecture")
     for family in FAMILIES:
@@ -64,17 +103,9 @@ def build_model(
 ) -> NativeModel:
     """The model that a `config.json` (or a GGUF header) and its weights make."""
     place = torch.device(device)
+    family = describe_gguf(config) if is_gguf else describe(config)
     kept = dtype or _default_dtype(config, place)
-    if is_gguf:
-        family = describe_gguf(config)
-        header = Settings(config, "the GGUF header", f"{config['general.architecture']}.")
-        assert family.read_gguf is not None
-        spec, names = family.read_gguf(header, tensors), family.find_gguf_names(header, tensors)
-    else:
-        family, settings = describe(config), Settings(config)
-        spec, names = family.read_config(settings), family.find_names(settings, tensors)
-    weights = assemble_decoder(spec, names, tensors, place, kept, progress)
-    return Decoder(spec, weights, {} if is_gguf else config, place, kept)
+    return family.build(config, tensors, is_gguf=is_gguf, device=place, dtype=kept, progress=progress)
 
 
 def _default_dtype(config: Mapping[str, Any], device: torch.device) -> torch.dtype:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from unspool.errors import LoadError, UnsupportedError
+from unspool.models.assembly import Progress
+from unspool.models.decoder import Decoder
 from unspool.models.families.gguf import find_gguf_names
-from unspool.models.layers import WeightNames
+from unspool.models.layers import WeightNames, assemble_decoder
 from unspool.models.settings import Settings
 from unspool.models.spec import DecoderSpec
 from unspool.models.weights import WeightSource
@@ -27,6 +31,28 @@ class DecoderFamily:
     gguf: tuple[str, ...] = ()  # names of general.architecture
     read_gguf: Callable[[Settings, WeightSource], DecoderSpec] | None = None
     find_gguf_names: Callable[[Settings, WeightSource], WeightNames] = find_gguf_names
+
+    def build(
+        self,
+        config: Mapping[str, Any],
+        tensors: WeightSource,
+        *,
+        is_gguf: bool,
+        device: torch.device,
+        dtype: torch.dtype,
+        progress: Progress | None = None,
+    ) -> Decoder:
+        """The decoder that a config (or a GGUF header) and its weights make."""
+        if is_gguf:
+            header = Settings(config, "the GGUF header", f"{config['general.architecture']}.")
+            if self.read_gguf is None:
+                raise UnsupportedError(f"{self.name} is read from config.json and safetensors, not from a GGUF file")
+            spec, names = self.read_gguf(header, tensors), self.find_gguf_names(header, tensors)
+        else:
+            settings = Settings(config)
+            spec, names = self.read_config(settings), self.find_names(settings, tensors)
+        weights = assemble_decoder(spec, names, tensors, device, dtype, progress)
+        return Decoder(spec, weights, {} if is_gguf else config, device, dtype)
 
 
 def read_ids(config: Settings) -> dict[str, Any]:
@@ -63,14 +89,12 @@ def read_layer_kinds(config: Settings, num_layers: int, default: list[LayerKind]
         raise LoadError(f"{config.where}'s layer_types do not name a kind for each of {num_layers} layers")
     strange = next((kind for kind in listed if kind not in known), None)
     if strange is not None:
-        raise UnsupportedError(
-            f"{config.where} has a layer of kind {strange!r:.80}; {' and '.join(known)} are built"
-        )
+        raise UnsupportedError(f"{config.where} has a layer of kind {strange!r:.80}; {' and '.join(known)} are built")
     return tuple(known[kind] for kind in listed)
 
 
-def refuse_unbuilt(config: Settings) -> None:
-    """Raise for settings of any family that change what is computed and are not built."""
+def refuse_quantised(config: Settings) -> None:
+    """Raise for weights that were quantised in a way this version does not read."""
     if config.has("quantization_config"):
         method = config.part("quantization_config")
         name = method.find("quant_method") if method is not None else None
@@ -78,8 +102,11 @@ def refuse_unbuilt(config: Settings) -> None:
             f"{config.where} has a quantization_config ({name!r:.40}): weights quantised that way are not read. "
             "Use the unquantised checkpoint, or a GGUF file of the model"
         )
+
+
+def refuse_unbuilt(config: Settings) -> None:
+    """Raise for settings of any decoder that change what is computed and are not built."""
+    refuse_quantised(config)
     config.refuse("is_encoder_decoder", True, because="this family is read as a decoder only")
     config.refuse("add_cross_attention", True, because="cross-attention is not built for this family")
-    config.refuse(
-        "use_bidirectional_attention", True, "all", because="text is decoded with causal attention here"
-    )
+    config.refuse("use_bidirectional_attention", True, "all", because="text is decoded with causal attention here")

@@ -97,9 +97,7 @@ def _with_upper_window(spec: DecoderSpec, config: Settings) -> DecoderSpec:
     return _with_window(spec, config, window, default)
 
 
-def _with_window(
-    spec: DecoderSpec, config: Settings, window: int | None, default: list[LayerKind]
-) -> DecoderSpec:
+def _with_window(spec: DecoderSpec, config: Settings, window: int | None, default: list[LayerKind]) -> DecoderSpec:
     kinds = read_layer_kinds(config, spec.num_layers, default)
     if window is None and "sliding" in kinds:
         window = config.integer("sliding_window")

@@ -1,0 +1,77 @@
+"""GPT-2: learned positions, layer norms, matrices stored (in, out)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from unspool.models.families.base import DecoderFamily, read_head_dim, read_ids, refuse_unbuilt
+from unspool.models.families.gguf import read_gguf_decoder
+from unspool.models.layers import WeightNames
+from unspool.models.settings import Settings
+from unspool.models.spec import DecoderSpec, NormSpec
+from unspool.models.weights import WeightSource
+
+NAMES = WeightNames(
+    embedding="transformer.wte",
+    positions="transformer.wpe",
+    layer="transformer.h.{i}.",
+    attn_norm="ln_1",
+    qkv=("attn.c_attn",),
+    out="attn.c_proj",
+    ffn_norm="ln_2",
+    up=("mlp.c_fc",),
+    down="mlp.c_proj",
+    final_norm="transformer.ln_f",
+    prefix="transformer.",
+    is_transposed=True,
+)
+
+
+def _read_config(config: Settings) -> DecoderSpec:
+    refuse_unbuilt(config)
+    hidden_size = config.integer("n_embd", "hidden_size")
+    num_heads = config.integer("n_head", "num_attention_heads")
+    num_positions = config.integer("n_positions", "max_position_embeddings", default=1024)
+    head_dim = read_head_dim(config, hidden_size, num_heads)
+    return DecoderSpec(
+        family="gpt2",
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden_size,
+        num_layers=config.integer("n_layer", "num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=head_dim,
+        ffn_size=config.integer("n_inner", default=4 * hidden_size),
+        max_context=num_positions,
+        norm=NormSpec("layer", config.number("layer_norm_epsilon", default=1e-5), has_bias=True),
+        num_positions=num_positions,
+        attention_scale=head_dim**-0.5 if config.boolean("scale_attn_weights", default=True) else 1.0,
+        is_scaled_by_layer=config.boolean("scale_attn_by_inverse_layer_idx", default=False),
+        has_qkv_bias=True,
+        has_out_bias=True,
+        is_gated=False,
+        activation=config.text("activation_function", default="gelu_new"),
+        has_ffn_bias=True,
+        is_head_tied=config.boolean("tie_word_embeddings", default=True),
+        **read_ids(config),
+    )
+
+
+def _find_names(_config: Settings, _source: WeightSource) -> WeightNames:
+    return NAMES
+
+
+def _read_gguf(header: Settings, source: WeightSource) -> DecoderSpec:
+    spec = read_gguf_decoder(header, source, family="gpt2", norm="layer", has_rope=False, activation="gelu_new")
+    return replace(spec, num_positions=spec.max_context)
+
+
+GPT2 = DecoderFamily(
+    name="gpt2",
+    architectures=("GPT2LMHeadModel",),
+    model_types=("gpt2",),
+    read_config=_read_config,
+    find_names=_find_names,
+    gguf=("gpt2",),
+    read_gguf=_read_gguf,
+)

@@ -1,0 +1,65 @@
+"""GPT-J: attention and feed-forward read the same norm; rope turns neighbours."""
+
+from __future__ import annotations
+
+from unspool.models.families.base import DecoderFamily, read_head_dim, read_ids, refuse_unbuilt
+from unspool.models.frequencies import make_rope, plain_frequencies
+from unspool.models.layers import WeightNames
+from unspool.models.settings import Settings
+from unspool.models.spec import DecoderSpec, NormSpec
+from unspool.models.weights import WeightSource
+
+NAMES = WeightNames(
+    embedding="transformer.wte",
+    layer="transformer.h.{i}.",
+    attn_norm="ln_1",
+    qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
+    out="attn.out_proj",
+    up=("mlp.fc_in",),
+    down="mlp.fc_out",
+    final_norm="transformer.ln_f",
+    prefix="transformer.",
+)
+
+
+def _read_config(config: Settings) -> DecoderSpec:
+    refuse_unbuilt(config)
+    hidden_size = config.integer("n_embd", "hidden_size")
+    num_heads = config.integer("n_head", "num_attention_heads")
+    head_dim = read_head_dim(config, hidden_size, num_heads)
+    width = config.integer("rotary_dim", default=64)
+    return DecoderSpec(
+        family="gptj",
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden_size,
+        num_layers=config.integer("n_layer", "num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=head_dim,
+        ffn_size=config.integer("n_inner", default=4 * hidden_size),
+        max_context=config.integer("n_positions", "max_position_embeddings", default=2048),
+        norm=NormSpec("layer", config.number("layer_norm_epsilon", default=1e-5), has_bias=True),
+        residual="parallel",
+        has_ffn_norm=False,
+        rope=make_rope(plain_frequencies(width, 10_000.0), is_interleaved=True),
+        attention_scale=head_dim**-0.5,
+        is_gated=False,
+        activation=config.text("activation_function", default="gelu_new"),
+        has_ffn_bias=True,
+        is_head_tied=config.boolean("tie_word_embeddings", default=False),
+        has_head_bias=True,
+        **read_ids(config),
+    )
+
+
+def _find_names(_config: Settings, _source: WeightSource) -> WeightNames:
+    return NAMES
+
+
+GPTJ = DecoderFamily(
+    name="gptj",
+    architectures=("GPTJForCausalLM",),
+    model_types=("gptj",),
+    read_config=_read_config,
+    find_names=_find_names,
+)

@@ -1,0 +1,75 @@
+"""OPT: learned positions that start at 2; the 350m variant normalises afterwards and has narrow embeddings."""
+
+from __future__ import annotations
+
+from unspool.models.families.base import DecoderFamily, read_head_dim, read_ids, refuse_unbuilt
+from unspool.models.layers import WeightNames
+from unspool.models.settings import Settings
+from unspool.models.spec import DecoderSpec, NormSpec
+from unspool.models.weights import WeightSource
+
+_OFFSET = 2  # the table's first two rows belong to padding
+
+NAMES = WeightNames(
+    embedding="model.decoder.embed_tokens",
+    positions="model.decoder.embed_positions",
+    project_in="model.decoder.project_in",
+    project_out="model.decoder.project_out",
+    layer="model.decoder.layers.{i}.",
+    attn_norm="self_attn_layer_norm",
+    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    out="self_attn.out_proj",
+    ffn_norm="final_layer_norm",
+    up=("fc1",),
+    down="fc2",
+    final_norm="model.decoder.final_layer_norm",
+    prefix="model.",
+)
+
+
+def _read_config(config: Settings) -> DecoderSpec:
+    refuse_unbuilt(config)
+    hidden_size, num_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    max_context = config.integer("max_position_embeddings", default=2048)
+    is_before = config.boolean("do_layer_norm_before", default=True)
+    is_affine = config.boolean("layer_norm_elementwise_affine", default=True)
+    has_bias = config.boolean("enable_bias", default=True)
+    head_dim = read_head_dim(config, hidden_size, num_heads)
+    return DecoderSpec(
+        family="opt",
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden_size,
+        num_layers=config.integer("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=head_dim,
+        ffn_size=config.integer("ffn_dim"),
+        max_context=max_context,
+        norm=NormSpec("layer", 1e-5, has_bias=is_affine, has_weight=is_affine),
+        norm_placement="pre" if is_before else "post",
+        has_final_norm=is_before and not config.boolean("_remove_final_layer_norm", default=False),
+        num_positions=max_context + _OFFSET,
+        position_offset=_OFFSET,
+        attention_scale=head_dim**-0.5,
+        has_qkv_bias=has_bias,
+        has_out_bias=has_bias,
+        is_gated=False,
+        activation=config.text("activation_function", default="relu"),
+        has_ffn_bias=has_bias,
+        embedding_size=config.integer("word_embed_proj_dim", default=hidden_size),
+        is_head_tied=config.boolean("tie_word_embeddings", default=True),
+        **read_ids(config),
+    )
+
+
+def _find_names(_config: Settings, _source: WeightSource) -> WeightNames:
+    return NAMES
+
+
+OPT = DecoderFamily(
+    name="opt",
+    architectures=("OPTForCausalLM",),
+    model_types=("opt",),
+    read_config=_read_config,
+    find_names=_find_names,
+)

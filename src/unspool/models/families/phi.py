@@ -1,0 +1,78 @@
+"""Phi 1, 1.5 and 2: attention and feed-forward read the same norm, half of each head is rotated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from unspool.models.families.base import DecoderFamily, check_groups, read_head_dim, read_ids, refuse_unbuilt
+from unspool.models.families.gguf import read_gguf_decoder
+from unspool.models.frequencies import read_rope
+from unspool.models.layers import WeightNames
+from unspool.models.settings import Settings
+from unspool.models.spec import DecoderSpec, NormSpec
+from unspool.models.weights import WeightSource
+
+NAMES = WeightNames(
+    embedding="model.embed_tokens",
+    layer="model.layers.{i}.",
+    attn_norm="input_layernorm",
+    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    out="self_attn.dense",
+    up=("mlp.fc1",),
+    down="mlp.fc2",
+    final_norm="model.final_layernorm",
+    prefix="model.",
+)
+
+
+def _read_config(config: Settings) -> DecoderSpec:
+    refuse_unbuilt(config)
+    config.refuse("qk_layernorm", True, because="layer norms on queries and keys are not built for Phi")
+    hidden_size, num_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    num_kv_heads = config.integer("num_key_value_heads", default=num_heads)
+    check_groups(config, num_heads, num_kv_heads)
+    head_dim = read_head_dim(config, hidden_size, num_heads)
+    return DecoderSpec(
+        family="phi",
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden_size,
+        num_layers=config.integer("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        ffn_size=config.integer("intermediate_size"),
+        max_context=config.integer("max_position_embeddings", default=2048),
+        norm=NormSpec("layer", config.number("layer_norm_eps", default=1e-5), has_bias=True),
+        residual="parallel",
+        has_ffn_norm=False,
+        rope=read_rope(config, head_dim, rotary_fraction=0.5),
+        attention_scale=head_dim**-0.5,
+        has_qkv_bias=True,
+        has_out_bias=True,
+        is_gated=False,
+        activation=config.text("hidden_act", default="gelu_new"),
+        has_ffn_bias=True,
+        is_head_tied=config.boolean("tie_word_embeddings", default=False),
+        has_head_bias=True,
+        **read_ids(config),
+    )
+
+
+def _find_names(_config: Settings, _source: WeightSource) -> WeightNames:
+    return NAMES
+
+
+def _read_gguf(header: Settings, source: WeightSource) -> DecoderSpec:
+    spec = read_gguf_decoder(header, source, family="phi", norm="layer", activation="gelu_new")
+    return replace(spec, residual="parallel", has_ffn_norm=False)
+
+
+PHI = DecoderFamily(
+    name="phi",
+    architectures=("PhiForCausalLM",),
+    model_types=("phi",),
+    read_config=_read_config,
+    find_names=_find_names,
+    gguf=("phi2",),
+    read_gguf=_read_gguf,
+)

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import transformers
+
+from unspool.config import CompileConfig, SynthIDTextWatermarkingConfig, WatermarkingConfig
+from unspool.errors import SettingError, UnsupportedError
+
+
+def test_defaults_are_the_reference_s() -> None:
+    assert WatermarkingConfig().to_dict() == transformers.WatermarkingConfig().to_dict()
+    ours = SynthIDTextWatermarkingConfig(ngram_len=5, keys=[1, 2]).to_dict()
+    assert ours == transformers.SynthIDTextWatermarkingConfig(ngram_len=5, keys=[1, 2]).to_dict()
+    assert CompileConfig().to_dict() == {
+        "fullgraph": True,
+        "dynamic": None,
+        "backend": "inductor",
+        "mode": "reduce-overhead",
+        "options": None,
+    }
+
+
+def test_forms(tmp_path: Path) -> None:
+    config = WatermarkingConfig(bias=1.0)
+    assert json.loads(config.to_json_string())["bias"] == 1.0
+    assert dict(config) == config.to_dict()
+    config.to_json_file(tmp_path / "w.json")
+    assert WatermarkingConfig.from_dict(json.loads((tmp_path / "w.json").read_text())) == config
+    assert WatermarkingConfig.from_dict({"bias": 2.0}, context_width=3).context_width == 3
+    config.update(bias=3.0, colour="green")
+    assert config.bias == 3.0
+    assert not hasattr(config, "colour")
+    assert repr(config).startswith("WatermarkingConfig {")
+    config.validate()
+
+
+def test_impossible_values_are_refused() -> None:
+    for bad in (
+        WatermarkingConfig(greenlist_ratio=1.1),
+        WatermarkingConfig(greenlist_ratio=float("nan")),
+        WatermarkingConfig(seeding_scheme="x"),
+        WatermarkingConfig(context_width=0),
+        WatermarkingConfig(bias=float("inf")),
+        SynthIDTextWatermarkingConfig(ngram_len=5, keys=[1], sampling_table_size=2**24 + 1),
+        SynthIDTextWatermarkingConfig(ngram_len=0, keys=[1]),
+        SynthIDTextWatermarkingConfig(ngram_len=5, keys=[]),
+    ):
+        with pytest.raises(SettingError, match="watermarking_config"):
+            bad.validate()
+    with pytest.raises(SettingError, match="keys"):
+        SynthIDTextWatermarkingConfig.from_dict({"ngram_len": 5})
+
+
+def test_processors_are_still_to_come() -> None:
+    for config in (WatermarkingConfig(), SynthIDTextWatermarkingConfig(5, [1])):
+        with pytest.raises(UnsupportedError, match="arrives with watermarking"):
+            config.construct_processor(10, "cpu")

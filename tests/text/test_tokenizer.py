@@ -1,0 +1,183 @@
+"""The tokenizer's surface, against the one of transformers that it follows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from unspool.errors import InputError, SettingError
+from unspool.text import Encoding, Tokenizer
+
+TEXTS = ["Hello, world!", "A longer text with 12 digits and 日本語.", "x"]
+
+
+@pytest.fixture(scope="module")
+def reference(smollm2: Tokenizer) -> Any:
+    import transformers
+
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=smollm2.backend_tokenizer,
+        **smollm2.special_tokens_map,
+        chat_template=smollm2.chat_template,
+        padding_side="left",
+    )
+
+
+def test_lists(smollm2: Tokenizer, reference: Any) -> None:
+    one, several = smollm2(TEXTS[0]), smollm2(TEXTS)
+    assert isinstance(one, Encoding)
+    assert one["input_ids"] == one.input_ids == reference(TEXTS[0])["input_ids"] == smollm2.encode(TEXTS[0])
+    assert one.attention_mask == [1] * len(one.input_ids)
+    assert several.input_ids == reference(TEXTS)["input_ids"]
+    assert smollm2([]).input_ids == []
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_tensors(smollm2: Tokenizer, reference: Any, side: Any) -> None:
+    ours = smollm2(TEXTS, return_tensors="pt", padding=True, padding_side=side)
+    theirs = reference(TEXTS, return_tensors="pt", padding=True, padding_side=side)
+    assert torch.equal(ours.input_ids, theirs["input_ids"])
+    assert torch.equal(ours.attention_mask, theirs["attention_mask"])
+    assert ours.to("cpu") is ours
+    assert smollm2(TEXTS[0], return_tensors="pt").input_ids.shape[0] == 1
+
+
+def test_padding_is_on_the_left(smollm2: Tokenizer) -> None:
+    encoding = smollm2(["x", "x y z"], padding=True)
+    assert encoding.attention_mask == [[0, 0, 1], [1, 1, 1]]
+    assert encoding.input_ids[0][:2] == [smollm2.pad_token_id] * 2
+
+
+def test_encoding_names_what_it_has() -> None:
+    with pytest.raises(AttributeError, match="input_ids"):
+        _ = Encoding(input_ids=[1]).token_type_ids
+
+
+def test_decoding(smollm2: Tokenizer, reference: Any) -> None:
+    text = "<|im_start|>Hi there<|im_end|>"
+    ids = smollm2.encode(text)
+    for given in (ids, torch.tensor(ids), torch.tensor(ids).numpy()):
+        assert smollm2.decode(given) == reference.decode(given) == text
+        assert smollm2.decode(given, skip_special_tokens=True) == "Hi there"
+    assert smollm2.decode(ids[1]) == reference.decode(ids[1])
+    assert smollm2.decode([]) == ""
+    assert smollm2.decode([10**6]) == ""
+    rows = smollm2(TEXTS, return_tensors="pt", padding=True).input_ids
+    assert smollm2.batch_decode(rows, skip_special_tokens=True) == TEXTS
+    assert smollm2.batch_decode(smollm2(TEXTS).input_ids) == TEXTS
+
+
+def test_cleaning_up_spaces(smollm2: Tokenizer) -> None:
+    ids = smollm2.encode("Hi , it 's me . Do n't !")
+    assert smollm2.decode(ids) == "Hi , it 's me . Do n't !"
+    assert smollm2.decode(ids, clean_up_tokenization_spaces=True) == "Hi, it's me. Don't!"
+    assert smollm2.decode(ids, clean_up_tokenization_spaces=False) == smollm2.decode(ids)
+    with pytest.raises(SettingError, match="spaces_between"):
+        smollm2.decode(ids, spaces_between_special_tokens=False)
+
+
+def test_tokens(smollm2: Tokenizer, reference: Any) -> None:
+    ids = smollm2.encode("Hello wörld<|im_end|>")
+    tokens = smollm2.convert_ids_to_tokens(ids)
+    assert tokens == reference.convert_ids_to_tokens(ids)
+    assert smollm2.convert_ids_to_tokens(ids, skip_special_tokens=True) == tokens[:-1]
+    assert smollm2.convert_ids_to_tokens(ids[0]) == "Hello"
+    assert smollm2.convert_tokens_to_ids(tokens) == ids
+    assert smollm2.convert_tokens_to_ids("Hello") == ids[0]
+    assert smollm2.convert_tokens_to_ids("nosuchtoken") == smollm2.unk_token_id == reference.unk_token_id
+    assert smollm2.convert_tokens_to_string(tokens) == reference.convert_tokens_to_string(tokens)
+    assert smollm2.get_vocab() == reference.get_vocab()
+    assert (smollm2.vocab_size, len(smollm2)) == (reference.vocab_size, len(reference))
+
+
+def test_stop_strings_of_transformers_work_with_it(smollm2: Tokenizer) -> None:
+    import transformers
+
+    criterion = transformers.StopStringCriteria(smollm2, ["wörld"])
+    hit, miss = smollm2("Hello wörld", return_tensors="pt"), smollm2("Hello world", return_tensors="pt")
+    assert criterion(hit.input_ids, None).tolist() == [True]
+    assert criterion(miss.input_ids, None).tolist() == [False]
+
+
+def test_special_tokens(smollm2: Tokenizer, sentencepiece: Tokenizer) -> None:
+    assert (smollm2.bos_token, smollm2.bos_token_id) == ("<|im_start|>", 1)
+    assert (smollm2.unk_token, smollm2.unk_token_id) == ("<|endoftext|>", 0)
+    assert sorted(smollm2.all_special_ids) == list(range(17))
+    fresh = Tokenizer(sentencepiece.backend_tokenizer, special_tokens={"eos_token": "</s>"})
+    assert fresh.pad_token is None
+    assert fresh.pad_token_id is None
+    with pytest.raises(SettingError, match="pad_token = "):
+        fresh(["a", "b"], padding=True)
+    fresh.pad_token = fresh.eos_token
+    assert fresh.pad_token_id == 2
+    fresh.pad_token_id = 1
+    assert fresh.pad_token == "<s>"
+    fresh.pad_token = None
+    assert fresh.pad_token_id is None
+    with pytest.raises(SettingError, match="not in the vocabulary"):
+        fresh.pad_token = "<nosuch>"
+    with pytest.raises(SettingError, match="not an id"):
+        fresh.pad_token_id = 10**6
+    with pytest.raises(SettingError, match="no special token"):
+        Tokenizer(sentencepiece.backend_tokenizer, special_tokens={"end_token": "</s>"})
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda t: t(["a", "b c d"], return_tensors="pt"), InputError, "padding=True"),
+        (lambda t: t([], return_tensors="pt"), InputError, "there are none"),
+        (lambda t: t("a", return_tensors="np"), SettingError, "'pt'"),
+        (lambda t: t("a", padding="max_length"), SettingError, "padding"),
+        (lambda t: t("a", padding_side="top"), SettingError, "'left'"),
+        (lambda t: t([3]), InputError, "string"),
+        (lambda t: t.encode(b"a"), InputError, "string"),
+        (lambda t: t.encode("\ud800"), InputError, "Unicode"),
+        (lambda t: t.decode([-1]), InputError, "not a token id"),
+        (lambda t: t.decode([2**40]), InputError, "not a token id"),
+        (lambda t: t.decode([[1], [2]]), InputError, "batch_decode"),
+        (lambda t: t.decode([1.5]), InputError, "whole number"),
+    ],
+)
+def test_bad_calls(smollm2: Tokenizer, call: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        call(smollm2)
+
+
+def test_too_much_text(smollm2: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unspool.text.tokenizer.MAX_TEXT_CHARACTERS", 10)
+    assert smollm2(["12345", "67890"]).input_ids
+    with pytest.raises(InputError, match="at most 10"):
+        smollm2(["12345", "678901"])
+
+
+def test_chat_in_every_form(smollm2: Tokenizer) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    text = smollm2.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    ids = smollm2.apply_chat_template(messages, add_generation_prompt=True)
+    assert ids == smollm2.encode(text)
+    tensor = smollm2.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")
+    assert tensor.tolist() == [ids]
+    both = smollm2.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    assert both.attention_mask.tolist() == [[1] * len(ids)]
+    own = smollm2.apply_chat_template(messages, tokenize=False, chat_template="{{ messages[0].content }}{{ eos_token }}")
+    assert own == "Hi<|im_end|>"
+    with pytest.raises(SettingError, match="tokenize=True"):
+        smollm2.apply_chat_template(messages, tokenize=False, return_tensors="pt")
+    with pytest.raises(SettingError, match="max_length"):
+        smollm2.apply_chat_template(messages, max_length=3)
+
+
+def test_named_and_missing_templates(sentencepiece: Tokenizer) -> None:
+    messages = [{"role": "user", "content": "the"}]
+    with pytest.raises(SettingError, match="base model"):
+        sentencepiece.apply_chat_template(messages)
+    named = Tokenizer(
+        sentencepiece.backend_tokenizer, chat_template={"default": "D", "tool_use": "T{{ tools | length }}", "rag": "R"}
+    )
+    assert named.apply_chat_template(messages, tokenize=False) == "D"
+    assert named.apply_chat_template(messages, tokenize=False, tools=[{"name": "f"}]) == "T1"
+    assert named.apply_chat_template(messages, tokenize=False, chat_template="rag") == "R"
