@@ -31,7 +31,7 @@ format: $(VENV)/.check  ## let the formatter and the linter mend what they can
 conformance: $(VENV)/.test  ## the table of reference outputs: what runs, what is to come
 	@$(BIN)/python -m tests.conformance.table
 
-bench: $(VENV)/.test $(VENV)/.model  ## decoding speed beside transformers
+bench: $(VENV)/.bench $(VENV)/.model  ## decoding speed beside transformers
 	@$(BIN)/python benchmarks/decode.py
 
 clean:  ## remove the virtual environment
@@ -51,6 +51,11 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 $(VENV)/.test: $(VENV)/.installed
 	@echo "==> installing what the tests need"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.installed
+	@echo "==> installing what the benchmarks compare with"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	@touch $@
 
 $(VENV)/.check: $(VENV)/.installed

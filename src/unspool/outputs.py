@@ -80,7 +80,8 @@ class Output(OrderedDict[str, Any]):
 
     def to_tuple(self) -> tuple[Any, ...]:
         """The fields that are not None, in their order."""
-        return tuple(OrderedDict.__getitem__(self, key) for key in OrderedDict.keys(self))
+        names = (item.name for item in fields(self))  # type: ignore[arg-type]  # see __post_init__
+        return tuple(OrderedDict.__getitem__(self, name) for name in names if name in self)
 
 
 @dataclass

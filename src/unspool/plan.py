@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from unspool.config import PARAMETERS, GenerationConfig, find_unused
 from unspool.config.rules import check_settings
+from unspool.config.values import MOST_ROWS
 from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.protocols import ModelInfo
 
@@ -34,6 +35,7 @@ class PromptShape:
     longest: int  # positions of the longest row
     has_embeds: bool = False
     has_cache: bool = False  # the caller gave past_key_values
+    is_ragged: bool = False  # rows of different lengths, the encoder's among them
 
 
 @dataclass(frozen=True)
@@ -56,34 +58,31 @@ class Plan:
         """The most tokens a row can get."""
         return self.max_length - self.prompt_width
 
-    def per_row(self, name: str, num_rows: int) -> Any:
-        """A setting as one value, or as a list with one value for each of the call's rows."""
-        value = getattr(self.settings, name)
-        if not isinstance(value, (list, tuple)):
-            return value
-        repeats = num_rows // len(value)
-        return [item for item in value for _ in range(repeats)]
+    @property
+    def asked(self) -> frozenset[str]:
+        """The settings that the caller set, in the call or in a config given to it."""
+        return frozenset(name for name, origin in self.origins.items() if origin in ("config", "call"))
 
 
-def settle(
-    settings: GenerationConfig, origins: Mapping[str, Origin], info: ModelInfo, shape: PromptShape
-) -> Plan:
+def settle(settings: GenerationConfig, origins: Mapping[str, Origin], info: ModelInfo, shape: PromptShape) -> Plan:
     """Decide a call's merged settings for a model and prompts, or raise the error that names what can't be."""
-    _check_together(settings, origins)
     _refuse_unbuilt(settings, origins)
+    _refuse_unused(settings, origins)
     _refuse_by_model(settings, info, shape)
-    _check_per_row(settings, shape)
+    _check_rows(settings, shape)
     eos = as_token_ids(settings.eos_token_id, "eos_token_id", info)
+    max_length = _decide_length(settings, origins, info, shape)
+    _check_reachable(settings, origins, shape.width, max_length)
     return Plan(
         settings=settings,
         origins=origins,
         do_sample=bool(settings.do_sample),
-        max_length=_decide_length(settings, origins, info, shape),
+        max_length=max_length,
         eos_token_ids=eos,
         pad_token_id=_decide_padding(settings, eos, info),
         num_return_sequences=settings.num_return_sequences or 1,
         seeds=_decide_seeds(settings),
-        cache_kind=_decide_cache(settings, origins),
+        cache_kind=_decide_cache(settings, origins, shape, max_length - shape.width),
         prompt_width=shape.width,
     )
 
@@ -114,6 +113,7 @@ def merge(
         for name, value in values.items():
             setattr(merged, name, value)
             origins[name] = origin
+    check_settings(merged)
     return merged, origins
 
 
@@ -129,8 +129,7 @@ def _refuse_unknown(names: Iterable[str]) -> None:
             raise SettingError(f"generate() has no setting {name!r}{hint}")
 
 
-def _check_together(settings: GenerationConfig, origins: Mapping[str, Origin]) -> None:
-    check_settings(settings)
+def _refuse_unused(settings: GenerationConfig, origins: Mapping[str, Origin]) -> None:
     for name, reason in find_unused(settings).items():
         if origins[name] in (
             "config",
@@ -156,38 +155,15 @@ _OFF: dict[str, tuple[Any, str]] = {
     "low_memory": (None, "contrastive and beam search in chunks"),
     "dola_layers": (None, "DoLa"),
     "guidance_scale": (None, "classifier-free guidance"),
-    "min_length": (0, "the processor for it"),
-    "min_new_tokens": (None, "the processor for it"),
-    "min_p": (None, "the processor for it"),
-    "typical_p": (1.0, "the processor for it"),
-    "epsilon_cutoff": (0.0, "the processor for it"),
-    "eta_cutoff": (0.0, "the processor for it"),
-    "repetition_penalty": (1.0, "the processor for it"),
-    "encoder_repetition_penalty": (1.0, "the processor for it"),
-    "no_repeat_ngram_size": (0, "the processor for it"),
-    "encoder_no_repeat_ngram_size": (0, "the processor for it"),
-    "bad_words_ids": (None, "the processor for it"),
-    "sequence_bias": (None, "the processor for it"),
-    "renormalize_logits": (False, "the processor for it"),
-    "remove_invalid_values": (False, "the processor for it"),
-    "forced_bos_token_id": (None, "the processor for it"),
-    "forced_eos_token_id": (None, "the processor for it"),
-    "forced_decoder_ids": (None, "the processor for it"),
-    "exponential_decay_length_penalty": (None, "the processor for it"),
-    "suppress_tokens": (None, "the processor for it"),
-    "begin_suppress_tokens": (None, "the processor for it"),
-    "token_healing": (False, "token healing"),
+    "forced_decoder_ids": (None, "Whisper's way to force a language and a task"),
     "watermarking_config": (None, "watermarking"),
     "cache_config": (None, "caches that are configured"),
     "compile_config": (None, "a compiled step"),
     "generation_kwargs": ({}, "further arguments"),
 }
-_SAMPLING_ONLY = frozenset({"min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"})
 _ALSO_OFF: dict[str, Callable[[Any], bool]] = {
     "guidance_scale": lambda value: value == 1,
     "penalty_alpha": lambda value: value == 0,
-    "min_new_tokens": lambda value: value == 0,
-    "typical_p": lambda value: value >= 1,
     "low_memory": lambda value: value is False,
 }
 
@@ -196,8 +172,6 @@ def _refuse_unbuilt(settings: GenerationConfig, origins: Mapping[str, Origin]) -
     for name, (off, feature) in _OFF.items():
         value = getattr(settings, name)
         if value is None or value == off or (name in _ALSO_OFF and _ALSO_OFF[name](value)):
-            continue
-        if name in _SAMPLING_ONLY and not settings.do_sample:
             continue
         raise UnsupportedError(
             f"`{name}`={value!r}, set {_SPOKEN[origins[name]]}, needs {feature}, which this version of unspool "
@@ -227,7 +201,13 @@ def _refuse_by_model(settings: GenerationConfig, info: ModelInfo, shape: PromptS
             raise SettingError(f"`prompt_logprobs` can't be told: {what}")
 
 
-def _check_per_row(settings: GenerationConfig, shape: PromptShape) -> None:
+def _check_rows(settings: GenerationConfig, shape: PromptShape) -> None:
+    num_rows = shape.num_rows * int(settings.num_return_sequences or 1)
+    if num_rows > MOST_ROWS:
+        raise SettingError(
+            f"`num_return_sequences`={settings.num_return_sequences} for {shape.num_rows} prompts makes {num_rows} "
+            f"rows; at most {MOST_ROWS} are decoded in one call"
+        )
     for name, parameter in PARAMETERS.items():
         value = getattr(settings, name)
         if parameter.may_be_per_row and isinstance(value, (list, tuple)) and len(value) != shape.num_rows:
@@ -282,10 +262,12 @@ def _decide_length(
             f"the prompt has {prompt} tokens and `max_length` is {settings.max_length} ({how}), prompt included; "
             "set `max_new_tokens` to say how many tokens to add"
         )
-    return _fit_context(longest, origins, info, shape)
+    return _fit_context(longest, settings, origins, info, shape)
 
 
-def _fit_context(longest: int, origins: Mapping[str, Origin], info: ModelInfo, shape: PromptShape) -> int:
+def _fit_context(
+    longest: int, settings: GenerationConfig, origins: Mapping[str, Origin], info: ModelInfo, shape: PromptShape
+) -> int:
     """Cut a default at the model's context; refuse what was asked for and can't be."""
     if info.max_context is None:
         return longest
@@ -297,13 +279,40 @@ def _fit_context(longest: int, origins: Mapping[str, Origin], info: ModelInfo, s
     room = info.max_context - shape.longest
     if longest - shape.width <= room:
         return longest
-    asked = [name for name in ("max_new_tokens", "max_length") if origins[name] in ("config", "call")]
+    asked = [
+        name
+        for name in ("max_new_tokens", "max_length")
+        if origins[name] in ("config", "call") and getattr(settings, name) is not None
+    ]
     if asked:
         raise SettingError(
             f"`{asked[0]}` asks for {longest - shape.width} new tokens after a prompt of {shape.longest}, and the "
             f"model's context ends at {info.max_context}; at most max_new_tokens={room} fit"
         )
     return shape.width + room
+
+
+def _check_reachable(
+    settings: GenerationConfig, origins: Mapping[str, Origin], width: int, max_length: int
+) -> None:
+    """Refuse a place that the caller names and no row gets to; what a model's file says of longer texts may stay."""
+    for name, most, counted in (
+        ("min_new_tokens", max_length - width, "new tokens"),
+        ("min_length", max_length, "tokens, prompt included"),
+    ):
+        value = getattr(settings, name)
+        fewest = max(value) if isinstance(value, (list, tuple)) else value or 0
+        if fewest > most and origins[name] in ("config", "call"):
+            raise SettingError(
+                f"`{name}`={value!r} asks for more than a row can get: this call ends at {most} {counted}; "
+                f"lower it, or raise `max_new_tokens`"
+            )
+    forced = settings.forced_bos_token_id
+    if forced is not None and forced >= 0 and width != 1 and origins["forced_bos_token_id"] in ("config", "call"):
+        raise SettingError(
+            f"`forced_bos_token_id`={forced} forces the second token of a text, and the prompt has {width} already; "
+            "leave it out, or begin with one token"
+        )
 
 
 def _decide_seeds(settings: GenerationConfig) -> tuple[int, ...] | None:
@@ -313,18 +322,38 @@ def _decide_seeds(settings: GenerationConfig) -> tuple[int, ...] | None:
     return tuple(seed) if isinstance(seed, (list, tuple)) else (int(seed),)
 
 
-def _decide_cache(settings: GenerationConfig, origins: Mapping[str, Origin]) -> str:
+def _decide_cache(settings: GenerationConfig, origins: Mapping[str, Origin], shape: PromptShape, num_new: int) -> str:
     kind = settings.cache_implementation or "dynamic"
-    if kind in ("dynamic", "static"):
-        if settings.max_cache_len is not None and kind != "static":
-            raise SettingError(
-                f"`max_cache_len` is the room of a static cache and the cache is {kind}; "
-                "add cache_implementation='static'"
-            )
-        return str(kind)
     if kind in ("hybrid", "sliding_window") and origins["cache_implementation"] == "model":
-        return "dynamic"  # a model's file says how to save memory, not what to answer: the windows are kept
-    raise UnsupportedError(
-        f"`cache_implementation`={kind!r}, set {_SPOKEN[origins['cache_implementation']]}, is a kind of cache that "
-        "this version of unspool does not have yet; use 'dynamic' or 'static'"
-    )
+        kind = "dynamic"  # a model's file says how to save memory, not what to answer: the windows are kept
+    if kind not in ("dynamic", "static"):
+        raise UnsupportedError(
+            f"`cache_implementation`={kind!r}, set {_SPOKEN[origins['cache_implementation']]}, is a kind of cache "
+            "that this version of unspool does not have yet; use 'dynamic' or 'static'"
+        )
+    room = settings.max_cache_len
+    if room is not None and kind != "static":
+        raise SettingError(
+            f"`max_cache_len` is the room of a static cache and the cache is {kind}; add cache_implementation='static'"
+        )
+    if room is not None and room < shape.longest + num_new:
+        raise SettingError(
+            f"`max_cache_len`={room} is too little for a prompt of {shape.longest} tokens and {num_new} new ones; "
+            f"at least {shape.longest + num_new} are needed, or fewer new tokens"
+        )
+    if settings.return_legacy_cache and (kind == "static" or shape.is_ragged):
+        what = "a static cache" if kind == "static" else "rows of different lengths"
+        raise SettingError(f"`return_legacy_cache` gives tuples, which can't hold {what}; leave it out")
+    if shape.has_cache:
+        _refuse_beside_cache(settings, origins)
+    return str(kind)
+
+
+def _refuse_beside_cache(settings: GenerationConfig, origins: Mapping[str, Origin]) -> None:
+    if settings.use_cache is False:
+        raise SettingError("past_key_values were given and `use_cache` is False; leave one of them out")
+    for name in ("cache_implementation", "max_cache_len"):
+        if origins[name] in ("config", "call") and getattr(settings, name) is not None:
+            raise SettingError(
+                f"`{name}` says what cache to make and past_key_values is one already; leave one of them out"
+            )

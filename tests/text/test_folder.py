@@ -62,7 +62,7 @@ def write_vocabulary(folder: Path, config: dict[str, Any]) -> None:
 def test_vocabulary_and_merges_equal_gpt2(tmp_path: Path) -> None:
     import transformers
 
-    write_vocabulary(tmp_path, {"eos_token": "<|endoftext|>", "bos_token": {"content": "<|endoftext|>"}})
+    write_vocabulary(tmp_path, {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>"})
     tokenizer = Tokenizer.from_folder(tmp_path)
     reference = transformers.GPT2Tokenizer.from_pretrained(tmp_path)
     for text in ["hello hello", "HELLO 123  x\n", "日本語", "a<|endoftext|>b", ""]:
@@ -76,17 +76,18 @@ def test_vocabulary_and_merges_with_settings(tmp_path: Path) -> None:
     write_vocabulary(
         tmp_path,
         {
-            "bos_token": "<|endoftext|>",
+            "bos_token": {"content": "<|endoftext|>"},
             "add_bos_token": True,
             "add_prefix_space": True,
             "added_tokens_decoder": {"262": {"content": "<extra>", "special": False, "lstrip": True}},
             "additional_special_tokens": ["<more>"],
+            "extra_special_tokens": {"image_token": "<image>"},
         },
     )
     tokenizer = Tokenizer.from_folder(tmp_path)
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode("hello")) == ["<|endoftext|>", "Ġhello"]
-    assert tokenizer.convert_tokens_to_ids(["<extra>", "<more>"]) == [262, 263]
-    assert tokenizer.decode([262, 263], skip_special_tokens=True) == "<extra>"
+    assert tokenizer.convert_tokens_to_ids(["<extra>", "<more>", "<image>"]) == [262, 263, 264]
+    assert tokenizer.decode([262, 263, 264], skip_special_tokens=True) == "<extra>"
 
 
 def test_templates_wherever_they_are(smollm2: Tokenizer, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import unicodedata
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ TEXTS = [
     "Hello, world!", "", " ", "  ", "\n", "\t\tindented\n\n\n", "a", "don't we'll they've I'm you're he'd it's",
     "DON'T WE'LL", "1", "12", "123", "1234567890", "3.14159", "1,000,000", "v1.2.3-rc4", "x1y2z3", "2024-01-31",
     "$100.00", "50%", "²³¼½", "١٢٣", "१२३", "Ⅳ", "naïve café résumé", "Straße", "Ελληνικά", "Русский текст",
-    "עברית", "العربية", "हिन्दी", "ไทย", "日本語のテキスト", "你好，世界！", "한국어 텍스트", "Tiếng Việt", "😀", "👨‍👩‍👧‍👦",
-    "🇫🇷🏳️‍🌈", "e\u0301", "\u00e9", "ﬁ", "\u200b", "\ufeff", "\u00a0", "\u2028line", "a\u0000b", "trailing space ",
+    "עברית", "العربية", "हिन्दी", "ไทย", "日本語のテキスト", "你好，世界！", "한국어 텍스트", "Tiếng Việt", "😀",
+    "👨‍👩‍👧‍👦", "🇫🇷🏳️‍🌈",
+    "e\u0301", "\u00e9", "ﬁ", "\u200b", "\ufeff", "\u00a0", "\u2028line", "a\u0000b", "trailing space ",
     "trailing spaces   ", " leading", "   leading", "in   between", "tab\tbetween", "\r\n", "a\r\nb", "mixed \n \t x",
     "def f(x):\n    return x ** 2\n", "for (int i = 0; i < n; ++i) { a[i] = 0; }", "<html><body>&amp;</body></html>",
     "SELECT * FROM t WHERE a='b';", "https://example.com/a?b=c&d=e#f", "me@example.org", "/usr/local/bin", "C:\\dir",
@@ -147,7 +149,7 @@ def encode_by_hand(text: str, metadata: dict[str, Any]) -> list[int]:
     }
     pieces = list("\u2581" + text.replace(" ", "\u2581")) if text else []
     while True:
-        joined = [(normal[a + b][0], -at) for at, (a, b) in enumerate(zip(pieces, pieces[1:], strict=False)) if a + b in normal]
+        joined = [(normal[a + b][0], -at) for at, (a, b) in enumerate(pairwise(pieces)) if a + b in normal]
         if not joined:
             break
         at = -max(joined)[1]
@@ -188,7 +190,16 @@ def test_unigram_equals_transformers() -> None:
     import transformers
 
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), ("▁the", -2.5), ("▁cat", -3.0), ("s", -3.5)]
-    pieces += [("at", -3.2), ("t", -4.0), ("h", -4.1), ("e", -4.2), ("c", -4.3), ("a", -4.4), ("▁c", -4.5), ("th", -4.6)]
+    pieces += [
+        ("at", -3.2),
+        ("t", -4.0),
+        ("h", -4.1),
+        ("e", -4.2),
+        ("c", -4.3),
+        ("a", -4.4),
+        ("▁c", -4.5),
+        ("th", -4.6),
+    ]
     metadata = {
         "tokenizer.ggml.model": "t5",
         "tokenizer.ggml.tokens": [piece for piece, _ in pieces],
@@ -235,10 +246,10 @@ def test_bad_metadata(change: dict[str, Any], error: type[Exception], words: str
     metadata = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": ["a", "b", "ab"],
-        "tokenizer.ggml.token_type": [1, 1, 1],
+        "tokenizer.ggml.tokens": ["a", "b", "ab", "<s>"],
+        "tokenizer.ggml.token_type": [1, 1, 1, 3],
         "tokenizer.ggml.merges": ["a b"],
-        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.bos_token_id": 3,
     }
     assert tokenizer_from_gguf(metadata).encode("ab") == [2]
     for key, value in change.items():
@@ -272,3 +283,37 @@ def test_bad_charsmap(charsmap: list[int]) -> None:
     }
     with pytest.raises(LoadError, match="charsmap"):
         tokenizer_from_gguf(metadata)
+
+
+def test_a_damaged_charsmap_is_refused_when_it_is_used() -> None:
+    trie = [0xFF, 0xFF, 0xFF, 0x7F] * 2  # leads past its end
+    metadata = {
+        "tokenizer.ggml.model": "t5",
+        "tokenizer.ggml.tokens": ["<unk>", "a", "b"],
+        "tokenizer.ggml.scores": [0.0, -1.0, -2.0],
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.precompiled_charsmap": [8, 0, 0, 0, *trie, 97, 0],
+    }
+    with pytest.raises(LoadError, match="damaged"):
+        tokenizer_from_gguf(metadata).encode("ab")
+
+
+def test_a_charsmap_is_applied() -> None:
+    # The smallest trie of sentencepiece's kind (a double array) that maps one character: "A" to "b".
+    units = [0] * 512
+    units[0] = 256 << 10  # the root's children lie from 256 on, each at 256 ^ its byte
+    units[256 ^ 0x41] = (256 ^ 0x41 ^ 2) << 10 | 1 << 8 | 0x41  # "A", with its value at 2
+    units[2] = 1 << 31  # the value: where in the texts its normal form begins
+    trie = b"".join(unit.to_bytes(4, "little") for unit in units)
+    charsmap = len(trie).to_bytes(4, "little") + trie + b"b\0"
+    metadata = {
+        "tokenizer.ggml.model": "t5",
+        "tokenizer.ggml.tokens": ["<unk>", "</s>", "▁b", "c", "b"],
+        "tokenizer.ggml.scores": [0.0, 0.0, -1.0, -2.0, -3.0],
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 1,
+    }
+    for numbers in (list(charsmap), [byte - 256 if byte > 127 else byte for byte in charsmap]):
+        tokenizer = tokenizer_from_gguf({**metadata, "tokenizer.ggml.precompiled_charsmap": numbers})
+        assert tokenizer.encode("Ac") == [2, 3, 1]
+    assert tokenizer_from_gguf(metadata).encode("Ac") != [2, 3, 1]

@@ -92,15 +92,6 @@ def test_tokens(smollm2: Tokenizer, reference: Any) -> None:
     assert (smollm2.vocab_size, len(smollm2)) == (reference.vocab_size, len(reference))
 
 
-def test_stop_strings_of_transformers_work_with_it(smollm2: Tokenizer) -> None:
-    import transformers
-
-    criterion = transformers.StopStringCriteria(smollm2, ["wörld"])
-    hit, miss = smollm2("Hello wörld", return_tensors="pt"), smollm2("Hello world", return_tensors="pt")
-    assert criterion(hit.input_ids, None).tolist() == [True]
-    assert criterion(miss.input_ids, None).tolist() == [False]
-
-
 def test_special_tokens(smollm2: Tokenizer, sentencepiece: Tokenizer) -> None:
     assert (smollm2.bos_token, smollm2.bos_token_id) == ("<|im_start|>", 1)
     assert (smollm2.unk_token, smollm2.unk_token_id) == ("<|endoftext|>", 0)
@@ -163,7 +154,9 @@ def test_chat_in_every_form(smollm2: Tokenizer) -> None:
     assert tensor.tolist() == [ids]
     both = smollm2.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     assert both.attention_mask.tolist() == [[1] * len(ids)]
-    own = smollm2.apply_chat_template(messages, tokenize=False, chat_template="{{ messages[0].content }}{{ eos_token }}")
+    own = smollm2.apply_chat_template(
+        messages, tokenize=False, chat_template="{{ messages[0].content }}{{ eos_token }}"
+    )
     assert own == "Hi<|im_end|>"
     with pytest.raises(SettingError, match="tokenize=True"):
         smollm2.apply_chat_template(messages, tokenize=False, return_tensors="pt")

@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from unspool.cache import Cache, DynamicCache
+from unspool.cache import Cache, DynamicCache, EncoderDecoderCache
 from unspool.config import GenerationConfig
 from unspool.decoding.inputs import Inputs, read_prompts
 from unspool.decoding.loop import Emitted
 from unspool.decoding.run import Hooks, Run
 from unspool.errors import SettingError, UnsupportedError
 from unspool.outputs import Output
-from unspool.plan import PromptShape, merge, settle
-from unspool.protocols import Model
+from unspool.plan import Plan, PromptShape, merge, settle
+from unspool.protocols import Model, ModelInfo
 from unspool.stopping import as_criteria_list
 from unspool.streaming import StreamCancelled
 
@@ -67,9 +67,14 @@ def generate(
         logits_processor=logits_processor,
         stopping_criteria=stopping_criteria,
         use_model_defaults=use_model_defaults,
-        **{name: value for name, value in asked.items() if value},
+        **asked,
         **kwargs,
     )
+    if run.tells_logprobs and not run.returns_output:
+        raise SettingError(
+            "log-probabilities were asked for, and only an output object can carry them; "
+            "add return_dict_in_generate=True, or use lm.generate()"
+        )
     if streamer is None:
         for _ in run:
             pass
@@ -102,7 +107,8 @@ def start(
     tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
     core = _as_model(model)
     for name, feature in _UNBUILT.items():
-        if kwargs.pop(name, None) is not None:
+        value = kwargs.pop(name, None)
+        if value is not None and value is not False:
             raise UnsupportedError(f"`{name}` needs {feature}, which this version of unspool does not have yet")
     if generation_config is not None and not isinstance(generation_config, GenerationConfig):
         raise SettingError(f"generation_config must be a GenerationConfig, not a {type(generation_config).__name__}")
@@ -114,18 +120,22 @@ def start(
     model_config = None if use_model_defaults is False else getattr(model, "generation_config", None)
     settings, origins = merge(model_config, generation_config, kwargs, defaults)
     prompts = read_prompts(core, given, settings)
-    cache = _as_cache(past_key_values, prompts.lengths)
+    cache = _as_cache(past_key_values, prompts.lengths, core.info)
+    lengths = [prompts.lengths] if prompts.source is None else [prompts.lengths, prompts.source.lengths]
     shape = PromptShape(
         prompts.num_rows,
         prompts.width,
         max(prompts.lengths),
         has_embeds=prompts.embeds is not None,
         has_cache=cache is not None,
+        is_ragged=any(len(set(each)) > 1 for each in lengths),
     )
     plan = settle(settings, origins, core.info, shape)
+    if cache is not None:
+        _check_room(cache, plan, shape)
     if settings.stop_strings is not None and tokenizer is None:
         raise SettingError("`stop_strings` are found in text: pass the model's `tokenizer` too")
-    processors = [] if logits_processor is None else list(_as_list(logits_processor))
+    processors = [] if logits_processor is None else _as_processors(logits_processor)
     criteria = [] if stopping_criteria is None else list(as_criteria_list(stopping_criteria))
     return Run(core, prompts, plan, Hooks(processors, criteria, tokenizer, cache))
 
@@ -163,13 +173,29 @@ def _as_model(model: Any) -> Model:
     raise SettingError(f"{kind} is not a model that unspool knows; load one with unspool.load(name_or_path)")
 
 
-def _as_cache(cache: Any, lengths: list[int]) -> Cache | None:
+def _as_cache(cache: Any, lengths: list[int], info: ModelInfo) -> Cache | None:
     if cache is None:
         return None
+    kind = EncoderDecoderCache if info.is_encoder_decoder else DynamicCache
     if isinstance(cache, tuple | list):
-        cache = DynamicCache.from_legacy_cache(tuple(cache))
+        try:
+            cache = kind.from_legacy_cache(tuple(cache))
+        except (TypeError, ValueError, IndexError, AttributeError) as error:
+            raise SettingError(
+                f"past_key_values as a tuple must hold each layer's keys and values, as {kind.__name__}"
+                f".to_legacy_cache() gives them: {error}"
+            ) from error
     if not isinstance(cache, Cache):
         raise SettingError(f"past_key_values must be a cache of unspool's, not a {type(cache).__name__}")
+    if isinstance(cache, EncoderDecoderCache) != info.is_encoder_decoder:
+        raise SettingError(
+            f"past_key_values is a {type(cache).__name__}, and a {info.family} model decodes with a {kind.__name__}"
+        )
+    if isinstance(cache, EncoderDecoderCache) and not cache.source_lengths:
+        raise SettingError(
+            "past_key_values hold nothing of the encoder's states; leave them out (the cache comes back with "
+            "return_dict_in_generate=True), or make them with model.new_cache(encoded=model.encode(…))"
+        )
     if cache.lengths and len(cache.lengths) != len(lengths):
         raise SettingError(f"past_key_values hold {len(cache.lengths)} rows and the prompt has {len(lengths)}")
     for row, (held, length) in enumerate(zip(cache.lengths, lengths, strict=False)):
@@ -181,5 +207,22 @@ def _as_cache(cache: Any, lengths: list[int]) -> Cache | None:
     return cache
 
 
-def _as_list(processors: Any) -> list[Any]:
-    return list(processors) if isinstance(processors, list | tuple) else [processors]
+def _check_room(cache: Cache, plan: Plan, shape: PromptShape) -> None:
+    room = cache.get_max_cache_shape()
+    needed = shape.longest + plan.max_new_tokens - 1  # the last token is never read
+    if room is not None and room < needed:
+        raise SettingError(
+            f"past_key_values have room for {room} positions, and a prompt of {shape.longest} tokens with "
+            f"{plan.max_new_tokens} new ones needs {needed}; make a larger cache, or lower max_new_tokens"
+        )
+
+
+def _as_processors(given: Any) -> list[Any]:
+    processors = list(given) if isinstance(given, list | tuple) else [given]
+    for processor in processors:
+        if not callable(processor):
+            raise SettingError(
+                f"`logits_processor` holds a {type(processor).__name__}, which can't be called. A processor is "
+                "called with (input_ids, scores) and returns scores."
+            )
+    return processors

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from unspool.api.calls import feed, start
+from unspool.api.prompt import PROMPT_NAMES, as_ids, read_encoding, refuse_chat
 from unspool.config import GenerationConfig
 from unspool.decoding.run import Run
 from unspool.errors import InputError, SettingError
@@ -110,26 +112,42 @@ class LanguageModel:
     # --- prompts in ------------------------------------------------------------------------------------
     def encode(self, prompt: Prompt, *, chat: bool = False, tools: Any = None) -> list[list[int]]:
         """Token ids of a prompt, a row each: texts, chats or ids."""
+        if isinstance(prompt, torch.Tensor):
+            prompt = prompt.tolist()
         if isinstance(prompt, str):
             return [self._encode_text(prompt, chat, tools)]
-        if isinstance(prompt, torch.Tensor):
-            rows = prompt.tolist()
-            return self.encode(rows)
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
             raise InputError(f"a prompt is text, messages or token ids, not a {type(prompt).__name__}")
         if len(prompt) == 0:
             raise InputError("the prompt is an empty list; give a text, messages or token ids")
-        if len(prompt) > MAX_PROMPTS and not isinstance(prompt[0], int):
+        if isinstance(prompt[0], Integral | Mapping):
+            return [self._encode_row(prompt, chat, tools)]
+        if len(prompt) > MAX_PROMPTS:
             raise InputError(f"{len(prompt)} prompts in one call; at most {MAX_PROMPTS} are taken")
-        if all(isinstance(item, Mapping) for item in prompt):
-            return [self._encode_chat(prompt, tools)]
-        if all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
-            return [list(prompt)]
-        return [ids for item in prompt for ids in self.encode(item, chat=chat, tools=tools)]
+        return [self._encode_row(item, chat, tools) for item in prompt]
+
+    def _encode_row(self, prompt: Prompt, chat: bool, tools: Any) -> list[int]:
+        """Token ids of one text, one chat, or one row of ids."""
+        if isinstance(prompt, str):
+            return self._encode_text(prompt, chat, tools)
+        items = prompt.tolist() if isinstance(prompt, torch.Tensor) else prompt
+        if not isinstance(items, Sequence) or isinstance(items, bytes):
+            raise InputError(f"a prompt is text, messages or token ids, not a {type(items).__name__}")
+        if len(items) == 0:
+            raise InputError("a prompt is an empty list: there is nothing to continue. Give at least one token")
+        if all(isinstance(item, Mapping) for item in items):
+            return self._encode_chat(items, tools)
+        if all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):
+            refuse_chat(chat, tools)
+            return [int(item) for item in items]
+        kinds = ", ".join(sorted({type(item).__name__ for item in items}))
+        raise InputError(f"a prompt is text, a list of messages or a list of token ids, not a list of {kinds}")
 
     def _encode_text(self, text: str, chat: bool, tools: Any) -> list[int]:
         if chat:
             return self._encode_chat([{"role": "user", "content": text}], tools)
+        if tools is not None:
+            raise SettingError("tools go with a chat; give messages, or add chat=True")
         if not text:
             raise InputError("the prompt is empty: there is nothing to continue. Give at least one character")
         return self._require_tokenizer("a text prompt").encode(text)
@@ -176,35 +194,50 @@ class _Answer:
         tokenizer, stops = lm.tokenizer, self.run.stop_strings
         rows = range(self.run.num_rows)
         self._text: list[list[str]] = [[] for _ in rows]
-        self._decoders = None if tokenizer is None else [
-            Detokenizer(tokenizer, skip_special_tokens=skip_special) for _ in rows
-        ]
+        self._decoders = (
+            None if tokenizer is None else [Detokenizer(tokenizer, skip_special_tokens=skip_special) for _ in rows]
+        )
         self._trimmers = [StopText(stops, keep=self.run.keeps_stop_strings) for _ in rows] if stops else None
 
     def _read_prompt(
         self, prompt: Prompt, settings: dict[str, Any], chat: bool, tools: Any
     ) -> tuple[list[list[int]], dict[str, Any]]:
-        if isinstance(prompt, Mapping):  # what a tokenizer returned
-            return self._read_prompt(None, settings | dict(prompt), chat, tools)
+        """The prompt's rows, where it came as such, and the arguments that stand for it."""
+        given = {name: settings.pop(name) for name in PROMPT_NAMES if name in settings}
+        given = {name: value for name, value in given.items() if value is not None}
         if prompt is None:
-            names = ("input_ids", "attention_mask", "inputs_embeds", "decoder_input_ids", "encoder_outputs")
-            return [], {name: settings.pop(name) for name in names if settings.get(name) is not None}
-        if isinstance(prompt, torch.Tensor) and settings.get("attention_mask") is not None:
-            return [], {"input_ids": prompt, "attention_mask": settings.pop("attention_mask")}
-        rows = self._lm.encode(prompt, chat=chat, tools=tools)
-        if settings.get("attention_mask") is not None:
-            raise SettingError("attention_mask goes with a tensor of ids; text and lists of ids need none")
-        longest = max(len(row) for row in rows)
+            refuse_chat(chat, tools)
+            return [], given
+        if isinstance(prompt, torch.Tensor) and prompt.dim() in (1, 2):
+            prompt = {"input_ids": prompt if prompt.dim() == 2 else prompt[None]}
+            prompt |= {"attention_mask": given.pop("attention_mask")} if "attention_mask" in given else {}
+        if given:
+            raise SettingError(
+                f"`{next(iter(given))}` and a prompt were given; an attention_mask goes with a tensor of ids, "
+                "and the others stand for a prompt themselves"
+            )
+        if isinstance(prompt, Mapping):
+            refuse_chat(chat, tools)
+            rows, arguments = read_encoding(prompt)
+        else:
+            rows, arguments = self._lm.encode(prompt, chat=chat, tools=tools), {}
+        if not rows:
+            return [], arguments
         if not all(rows):
             raise InputError(f"prompt {[len(row) for row in rows].index(0)} is empty: there is nothing to continue")
-        pad = self._lm.generation_config.pad_token_id or 0
+        return rows, arguments | self._fill(rows)
+
+    def _fill(self, rows: list[list[int]]) -> dict[str, torch.Tensor]:
+        pad = self._lm.generation_config.pad_token_id
+        filler = pad if pad is not None and pad >= 0 else 0  # never looked at
         is_right = self._lm.model.info.is_encoder_decoder
+        longest = max(len(row) for row in rows)
         ids, mask = [], []
         for row in rows:
             fill = longest - len(row)
-            ids.append(row + [pad] * fill if is_right else [pad] * fill + row)
+            ids.append(row + [filler] * fill if is_right else [filler] * fill + row)
             mask.append([1] * len(row) + [0] * fill if is_right else [0] * fill + [1] * len(row))
-        return rows, {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+        return {"input_ids": as_ids(ids), "attention_mask": torch.tensor(mask)}
 
     def pieces(self) -> Iterator[Piece]:
         """Every row's text as it becomes certain."""
@@ -216,7 +249,7 @@ class _Answer:
                 logprobs += emitted.logprobs.get(row, [])
                 reason = emitted.finished.get(row)
                 text = self._write(row, tokens, is_last=reason is not None)
-                if text or reason is not None:
+                if text or reason is not None or self._decoders is None:
                     del waiting[row]
                     yield Piece(text, row, ids, reason, logprobs)
 

@@ -55,20 +55,19 @@ class Cache(ABC):
         device: torch.device | str = "cpu",
     ) -> Span:
         """Make room for `num_new` positions after each row's length; mutates nothing that can be read."""
-        if not self.lengths:
-            self.lengths = [0] * rows
-        if len(self.lengths) != rows:
+        starts = list(self.lengths) or [0] * rows
+        if len(starts) != rows:
             raise SettingError(
-                f"the cache holds {len(self.lengths)} rows and the forward pass has {rows}; "
+                f"the cache holds {len(starts)} rows and the forward pass has {rows}; "
                 "use the cache that was made for this batch, or select_rows() first"
             )
         real = list(counts) if counts is not None else [num_new] * rows
         if len(real) != rows or any(not 0 <= count <= num_new for count in real):
             raise SettingError(f"counts {real} do not fit {rows} rows of {num_new} new positions")
-        starts = list(self.lengths)
         stop = max(starts) + num_new
         is_uniform = min(starts) == stop - num_new
         self._reserve(stop)
+        self.lengths = starts
         if is_uniform:
             positions = torch.arange(starts[0], stop, device=device).expand(rows, num_new)
         else:
@@ -115,8 +114,8 @@ class Cache(ABC):
     def select_rows(self, index: Sequence[int]) -> None:
         """Keep, repeat or reorder rows: row `i` becomes what row `index[i]` was."""
         self.require(SELECT_ROWS)
-        if list(index) == list(range(len(self.lengths))):
-            return
+        if not self.lengths or list(index) == list(range(len(self.lengths))):
+            return  # nothing held yet, or nothing moves
         self._select(torch.tensor(list(index), dtype=torch.int64))
         self.lengths = [self.lengths[i] for i in index]
 

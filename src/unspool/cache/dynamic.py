@@ -62,7 +62,16 @@ class DynamicCache(BufferedCache):
 
     def to_legacy_cache(self) -> LegacyCache:
         """Keys and values as a tuple of pairs, a layer each."""
+        self.require_one_length()
         return tuple(self)
+
+    def require_one_length(self) -> None:
+        """Raise the error that says what tuples can't: that rows hold different numbers of positions."""
+        if len(set(self.lengths)) > 1:
+            raise SettingError(
+                f"the rows hold {self.lengths} positions, and tuples of tensors can't say so; "
+                "keep the cache itself, or read its tensors layer by layer (cache[layer])"
+            )
 
     @classmethod
     def from_legacy_cache(cls, past_key_values: LegacyCache | None = None) -> DynamicCache:
@@ -80,11 +89,13 @@ class DynamicCache(BufferedCache):
     @classmethod
     def from_batch_splits(cls, splits: Sequence[DynamicCache]) -> DynamicCache:
         """One cache with the rows of all the given ones."""
-        layers = (
-            (torch.cat([part[i][0] for part in splits]), torch.cat([part[i][1] for part in splits]))
-            for i in range(len(splits[0]))
-        )
-        return cls(layers)
+        whole = cls(capacity=max(part._room for part in splits))
+        for part in splits:
+            part._reserve(whole._room)
+        whole._buffers = [torch.cat(buffers) for buffers in zip(*(part._buffers for part in splits), strict=True)]
+        whole.lengths = [length for part in splits for length in part.lengths]
+        whole._filled = [max(whole.lengths, default=0)] * len(whole._buffers)
+        return whole
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every row."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ class EncoderDecoderCache(Cache):
     def __init__(self, self_attention_cache: Cache, cross_attention_cache: Cache) -> None:
         self.self_attention_cache = self_attention_cache
         self.cross_attention_cache = cross_attention_cache
-        self.is_updated = dict.fromkeys(range(_num_layers(cross_attention_cache)), True)
+        cross = cross_attention_cache
+        self.is_updated = {layer: cross.get_seq_length(layer) > 0 for layer in range(_num_layers(cross))}
         self._span = None
 
     @property
@@ -97,9 +98,14 @@ class EncoderDecoderCache(Cache):
         own, cross = self.check_dynamic_cache("indexing")
         return (*own[layer_idx], *(cross[layer_idx] if layer_idx < len(cross) else ()))
 
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        return (self[layer] for layer in range(len(self)))
+
     def to_legacy_cache(self) -> LegacyPair:
         """(keys, values, cross keys, cross values), a layer each."""
-        return tuple(self[layer] for layer in range(len(self)))
+        for part in self.check_dynamic_cache("to_legacy_cache"):
+            part.require_one_length()
+        return tuple(self)
 
     @classmethod
     def from_legacy_cache(cls, past_key_values: LegacyPair | None = None) -> EncoderDecoderCache:

@@ -84,6 +84,7 @@ class StaticCache(BufferedCache):
         cache_kwargs: dict[str, Any] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write at `cache_kwargs["cache_position"]`, or after what is held; return the whole buffers."""
+        self._check_rows(key_states.shape[0])
         self._append(layer_idx, key_states, value_states, (cache_kwargs or {}).get("cache_position"))
         return self._read(layer_idx, self.max_cache_len)
 

@@ -20,6 +20,7 @@ Kind = Literal[
     "id lists",  # lists of token ids, nested once or twice
     "layers",  # "low", "high" or a list of layer indices
     "bias",  # token sequences and the number added to the logit of their last token
+    "token bias",  # {token id: number}
     "decay",  # (start, factor)
     "forced ids",  # pairs of index and token id
     "object",
@@ -91,8 +92,12 @@ def _flag(name: str, default: bool | None, group: Group, text: str) -> Parameter
     return Parameter(name, default, "flag", group, text)
 
 
-def _count(name: str, default: int | None, group: Group, text: str, at_least: int = 0) -> Parameter:
-    return Parameter(name, default, "integer", group, text, at_least=at_least, at_most=LARGEST_COUNT)
+def _count(
+    name: str, default: int | None, group: Group, text: str, at_least: int = 0, per_row: bool = False
+) -> Parameter:
+    return Parameter(
+        name, default, "integer", group, text, at_least=at_least, at_most=LARGEST_COUNT, may_be_per_row=per_row
+    )
 
 
 def _number(name: str, default: float | None, group: Group, text: str, per_row: bool = False) -> Parameter:
@@ -116,8 +121,8 @@ _TABLE: tuple[Parameter, ...] = (
     # How long the output gets
     _count("max_length", 20, "length", "Longest sequence, prompt included; max_new_tokens wins over it."),
     _count("max_new_tokens", None, "length", "Most tokens to write, the prompt not counted.", at_least=1),
-    _count("min_length", 0, "length", "Shortest sequence, prompt included; no end token before it."),
-    _count("min_new_tokens", None, "length", "Fewest tokens to write before an end token may come."),
+    _count("min_length", 0, "length", "Shortest sequence, prompt included; no end token before it.", per_row=True),
+    _count("min_new_tokens", None, "length", "Fewest tokens to write before an end token may come.", per_row=True),
     Parameter(
         "early_stopping",
         False,
@@ -166,14 +171,22 @@ _TABLE: tuple[Parameter, ...] = (
         may_be_per_row=True,
     ),
     _number("top_p", 1.0, "sampling", "Keep the likeliest tokens that hold this much probability.", per_row=True),
-    _number("min_p", None, "sampling", "Keep tokens at least this likely, relative to the likeliest."),
-    _number("typical_p", 1.0, "sampling", "Keep the most typical tokens that hold this much probability."),
-    _number("epsilon_cutoff", 0.0, "sampling", "Keep tokens with at least this probability."),
-    _number("eta_cutoff", 0.0, "sampling", "Keep tokens above a floor that follows the entropy."),
+    _number("min_p", None, "sampling", "Keep tokens at least this likely, relative to the likeliest.", per_row=True),
+    _number(
+        "typical_p", 1.0, "sampling", "Keep the most typical tokens that hold this much probability.", per_row=True
+    ),
+    _number("epsilon_cutoff", 0.0, "sampling", "Keep tokens with at least this probability.", per_row=True),
+    _number("eta_cutoff", 0.0, "sampling", "Keep tokens above a floor that follows the entropy.", per_row=True),
     # How logits are changed whatever the strategy
     _number("diversity_penalty", 0.0, "control", "Taken from tokens other beam groups chose at this step."),
-    _number("repetition_penalty", 1.0, "control", "Above 1 makes tokens already seen less likely."),
-    _number("encoder_repetition_penalty", 1.0, "control", "Above 1 makes tokens of the encoder's input likelier."),
+    _number("repetition_penalty", 1.0, "control", "Above 1 makes tokens already seen less likely.", per_row=True),
+    _number(
+        "encoder_repetition_penalty",
+        1.0,
+        "control",
+        "Above 1 makes tokens of the encoder's input (or the prompt) likelier.",
+        per_row=True,
+    ),
     _number("length_penalty", 1.0, "control", "Power of the length that a beam's score is divided by."),
     _count("no_repeat_ngram_size", 0, "control", "No n-gram of this size comes twice; 0 is off."),
     _other("bad_words_ids", "id lists", "control", "Token sequences that may not be written."),
@@ -261,7 +274,47 @@ _TABLE: tuple[Parameter, ...] = (
     _logprobs("prompt_logprobs", "The same, for the prompt's tokens."),
     _flag("keep_stop_strings", False, "output", "Leave the stop string in the text."),
     _count("max_cache_len", None, "cache", "Room of a static cache, in tokens.", at_least=1),
+    _number("presence_penalty", 0.0, "control", "Taken from the score of every token written so far.", per_row=True),
+    _number("frequency_penalty", 0.0, "control", "Taken from a token's score each time it was written.", per_row=True),
+    _flag("repetition_penalty_ignores_prompt", False, "control", "Let repetition_penalty see new tokens alone."),
+    _other("logit_bias", "token bias", "control", "Token ids and what is added to their score: {id: bias}."),
+    _number("dry_multiplier", 0.0, "control", "Penalty on tokens that repeat a sequence; 0 is off.", per_row=True),
+    _number("dry_base", 1.75, "control", "How the DRY penalty grows with each repeated token.", per_row=True),
+    _count("dry_allowed_length", 2, "control", "Tokens that may repeat before the DRY penalty.", at_least=1),
+    _other("dry_sequence_breakers", "id list", "control", "Token ids that no DRY match reaches across."),
+    _number("top_h", None, "sampling", "Keep the likeliest tokens that hold this share of the entropy.", per_row=True),
+    _number("top_n_sigma", None, "sampling", "Keep scores within so many deviations of the highest.", per_row=True),
+    _number("top_a", 0.0, "sampling", "Keep tokens this likely, relative to the likeliest's square.", per_row=True),
+    _number("xtc_probability", 0.0, "sampling", "How often the likeliest tokens are left out; 0 is off.", per_row=True),
+    _number("xtc_threshold", 0.1, "sampling", "Probability from which XTC may leave a token out.", per_row=True),
+    _number("mirostat_tau", None, "sampling", "Surprise, in bits, that Mirostat steers towards.", per_row=True),
+    _number("mirostat_eta", 0.1, "sampling", "How fast Mirostat steers.", per_row=True),
+    _number("dynatemp_range", 0.0, "sampling", "How far temperature moves with the entropy; 0 is off.", per_row=True),
+    _number("dynatemp_exponent", 1.0, "sampling", "Power of the entropy in dynamic temperature.", per_row=True),
 )
 
-OURS = ("seed", "logprobs", "prompt_logprobs", "keep_stop_strings", "max_cache_len")
+OURS = (
+    "seed",
+    "logprobs",
+    "prompt_logprobs",
+    "keep_stop_strings",
+    "max_cache_len",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty_ignores_prompt",
+    "logit_bias",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_sequence_breakers",
+    "top_h",
+    "top_n_sigma",
+    "top_a",
+    "xtc_probability",
+    "xtc_threshold",
+    "mirostat_tau",
+    "mirostat_eta",
+    "dynatemp_range",
+    "dynatemp_exponent",
+)
 PARAMETERS: dict[str, Parameter] = {parameter.name: parameter for parameter in _TABLE}

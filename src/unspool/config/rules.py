@@ -35,6 +35,22 @@ SAMPLING_ONLY = {
     "top_k": 50,
     "epsilon_cutoff": 0.0,
     "eta_cutoff": 0.0,
+    "top_h": None,
+    "top_n_sigma": None,
+    "top_a": 0.0,
+    "xtc_probability": 0.0,
+    "mirostat_tau": None,
+    "dynatemp_range": 0.0,
+}
+# Settings that another one must switch on.
+COMPANIONS = {
+    "repetition_penalty_ignores_prompt": "repetition_penalty",
+    "dry_base": "dry_multiplier",
+    "dry_allowed_length": "dry_multiplier",
+    "dry_sequence_breakers": "dry_multiplier",
+    "xtc_threshold": "xtc_probability",
+    "mirostat_eta": "mirostat_tau",
+    "dynatemp_exponent": "dynatemp_range",
 }
 BEAMS_ONLY = {
     "early_stopping": False,
@@ -168,6 +184,16 @@ def _unused(config: GenerationConfig) -> Iterator[tuple[str, str]]:
                     f"`num_beams` is set to 1. However, `{name}` is set to `{value}`, which is only read by "
                     f"beam search. Set `num_beams>1` or unset `{name}`.",
                 )
+    for name, switch in COMPANIONS.items():
+        value = getattr(config, name)
+        if _differs(value, PARAMETERS[name].default) and not _differs(
+            getattr(config, switch), PARAMETERS[switch].default
+        ):
+            yield (
+                name,
+                f"`{name}` is set to `{value}`, which is only read together with `{switch}`. Set `{switch}` too, "
+                f"or unset `{name}`.",
+            )
     if config.use_cache is False:
         for name in CACHE_ONLY:
             value = getattr(config, name)

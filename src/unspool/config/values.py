@@ -165,6 +165,17 @@ def _check_bias(parameter: Parameter, value: Any) -> None:
             raise _refuse(parameter, bias, "made of pairs of token ids and a number")
 
 
+def _check_token_bias(parameter: Parameter, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise _refuse(parameter, value, "a dict of {token id: bias}")
+    _check_length(parameter, list(value), MOST_IDS)
+    for token, bias in value.items():
+        # A JSON file has no keys but strings.
+        _check_id(parameter, int(token) if isinstance(token, str) and token.isdecimal() else token)
+        if not _is_number(bias) or math.isnan(bias):
+            raise _refuse(parameter, bias, "a dict of {token id: bias}")
+
+
 def _check_decay(parameter: Parameter, value: Any) -> None:
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         raise _refuse(parameter, value, "a pair (start, factor)")
@@ -201,6 +212,7 @@ _CHECKS: dict[Kind, Callable[[Parameter, Any], None]] = {
     "id lists": _check_id_lists,
     "layers": _check_layers,
     "bias": _check_bias,
+    "token bias": _check_token_bias,
     "decay": _check_decay,
     "forced ids": _check_forced_ids,
     "object": _accept,

@@ -12,6 +12,7 @@ from unspool.decoding.prompts import (
     Prompts,
     Source,
     fill_right,
+    mark_padding,
     read_ids,
     read_lengths,
     read_source_lengths,
@@ -41,27 +42,31 @@ def read_prompts(model: Model, inputs: Inputs, settings: GenerationConfig) -> Pr
             raise InputError(f"{name} belongs to encoder-decoder models; a {model.info.family} model has no encoder")
     info = model.info
     if inputs.inputs_embeds is not None:
-        return _read_embeds(model, inputs, settings)
-    ids = _ids_or_start(inputs.input_ids, settings, info).to(model.device)
+        return _read_embeds(model, inputs)
+    if inputs.input_ids is None:
+        return Prompts(_start_alone(inputs, settings, info).to(model.device), [1])
+    ids = read_ids(inputs.input_ids, info.vocab_size).to(model.device)
     lengths = read_lengths(
-        inputs.attention_mask,
-        (ids.shape[0], ids.shape[1]),
-        ids=ids,
-        pad_token_id=settings.pad_token_id,
-        eos_token_ids=as_token_ids(settings.eos_token_id, "eos_token_id", info),
+        inputs.attention_mask, (ids.shape[0], ids.shape[1]), ids=ids, pad_token_id=_telling_pad(settings, info)
     )
     return Prompts(ids, lengths)
 
 
-def _ids_or_start(ids: Any, settings: GenerationConfig, info: ModelInfo) -> torch.Tensor:
-    if ids is not None:
-        return read_ids(ids, info.vocab_size)
+def _start_alone(inputs: Inputs, settings: GenerationConfig, info: ModelInfo) -> torch.Tensor:
+    if inputs.attention_mask is not None:
+        raise InputError("attention_mask was given without input_ids or inputs_embeds for it to stand over")
     if settings.bos_token_id is None:
         raise InputError("no prompt was given, and the model has no bos_token_id to begin with; pass input_ids")
-    return read_ids([[settings.bos_token_id]], info.vocab_size)
+    return read_ids([[settings.bos_token_id]], info.vocab_size, "bos_token_id")
 
 
-def _read_embeds(model: Model, inputs: Inputs, settings: GenerationConfig) -> Prompts:
+def _telling_pad(settings: GenerationConfig, info: ModelInfo) -> int | None:
+    """The pad token, where it shows which tokens are padding: one that also ends a text does not."""
+    pad = settings.pad_token_id
+    return None if pad in as_token_ids(settings.eos_token_id, "eos_token_id", info) else pad
+
+
+def _read_embeds(model: Model, inputs: Inputs) -> Prompts:
     info = model.info
     if "inputs_embeds" not in info.can:
         raise UnsupportedError(f"a {info.family} model can't read inputs_embeds; pass input_ids")
@@ -94,7 +99,7 @@ def _check_embeds(embeds: Any, info: ModelInfo, name: str) -> torch.Tensor:
 
 
 def _read_source(model: Model, inputs: Inputs, settings: GenerationConfig) -> Prompts:
-    source = _encoder_side(model, inputs)
+    source = _encoder_side(model, inputs, settings)
     rows = len(source.lengths)
     info = model.info
     start = as_token_ids(settings.decoder_start_token_id, "decoder_start_token_id", info)
@@ -103,24 +108,28 @@ def _read_source(model: Model, inputs: Inputs, settings: GenerationConfig) -> Pr
         ids = read_ids(inputs.decoder_input_ids, info.vocab_size, "decoder_input_ids").to(model.device)
         if ids.shape[0] != rows:
             raise InputError(f"decoder_input_ids has {ids.shape[0]} rows and the encoder's input {rows}")
-        if len(start) == 1 and not bool((ids[:, 0] == start[0]).all()):
-            ids = torch.cat((torch.full_like(ids[:, :1], start[0]), ids), dim=1)
     elif not start:
         raise SettingError("the model names no decoder_start_token_id and no bos_token_id; pass decoder_start_token_id")
-    else:
+    if start:
         if len(start) not in (1, rows):
-            raise SettingError(f"decoder_start_token_id has {len(start)} values for {rows} rows; give one, or one a row")
+            raise SettingError(
+                f"decoder_start_token_id has {len(start)} values for {rows} rows; give one, or one a row"
+            )
         column = torch.tensor(start if len(start) == rows else start * rows, dtype=torch.int64)
-        ids = column[:, None].to(model.device)
+        first = column[:, None].to(model.device)  # (rows, 1)
+        if inputs.decoder_input_ids is None:
+            ids = first
+        elif bool((ids[:, :1] != first).all()):  # a prompt that does not begin with the start token is put after it
+            ids = torch.cat((first, ids), dim=1)
     return Prompts(ids, [ids.shape[1]] * rows, source=source)
 
 
-def _encoder_side(model: Model, inputs: Inputs) -> Source:
+def _encoder_side(model: Model, inputs: Inputs, settings: GenerationConfig) -> Source:
     info = model.info
     if inputs.encoder_outputs is not None:
         given = inputs.encoder_outputs
         if not isinstance(given, torch.Tensor):
-            given = given[0] if isinstance(given, tuple) else given.last_hidden_state
+            given = given[0] if isinstance(given, tuple) and given else getattr(given, "last_hidden_state", None)
         states = _check_embeds(given, info, "encoder_outputs").to(model.device)
         firsts, lengths = read_source_lengths(inputs.attention_mask, (states.shape[0], states.shape[1]))
         return Source(None, lengths, encoded=Encoded(fill_right(states, firsts, lengths), lengths))
@@ -131,5 +140,8 @@ def _encoder_side(model: Model, inputs: Inputs) -> Source:
     if inputs.input_ids is None:
         raise InputError("an encoder-decoder model needs input_ids, inputs_embeds or encoder_outputs to read")
     ids = read_ids(inputs.input_ids, info.vocab_size).to(model.device)
-    firsts, lengths = read_source_lengths(inputs.attention_mask, (ids.shape[0], ids.shape[1]))
+    mask = inputs.attention_mask
+    if mask is None:
+        mask = mark_padding(ids, _telling_pad(settings, info))
+    firsts, lengths = read_source_lengths(mask, (ids.shape[0], ids.shape[1]))
     return Source(fill_right(ids, firsts, lengths), lengths)

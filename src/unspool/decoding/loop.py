@@ -12,6 +12,7 @@ from unspool.decoding.finish import Finish
 from unspool.decoding.record import Record, read_logprobs
 from unspool.decoding.rows import Rows
 from unspool.decoding.strategy import Strategy
+from unspool.errors import SettingError
 from unspool.outputs import Stats, TokenLogprob
 
 
@@ -57,6 +58,7 @@ class Loop:
         rows.append(tokens)
         emitted = Emitted({}, {})
         new_tokens = tokens.tolist()
+        _check_chosen(new_tokens, choice.logits.shape[-1], rows.numbers)
         if self.record.num_top is not None:
             told = read_logprobs(choice.logits, tokens[:, -1], self.record.num_top)
         for place, (number, reason) in enumerate(
@@ -83,3 +85,13 @@ class Loop:
             self.strategy.keep_rows(staying)
         else:
             self.rows.numbers = []
+
+
+def _check_chosen(tokens: list[list[int]], vocab_size: int, numbers: list[int]) -> None:
+    """Refuse the token past the vocabulary that a draw ends at where no token has a probability."""
+    for number, chosen in zip(numbers, tokens, strict=True):
+        if max(chosen) >= vocab_size:
+            raise SettingError(
+                f"row {number} has no token to choose from: its scores are NaN, or a logits processor set all of "
+                "them to -inf; leave at least one token possible"
+            )

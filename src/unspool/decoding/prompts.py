@@ -45,14 +45,7 @@ class Prompts:
 
 def read_ids(ids: torch.Tensor | Sequence[Sequence[int]], vocab_size: int, name: str = "input_ids") -> torch.Tensor:
     """Token ids as a checked (rows, width) tensor."""
-    if not isinstance(ids, torch.Tensor):
-        widths = {len(row) for row in ids}
-        if len(widths) > 1:
-            raise InputError(
-                f"{name} has rows of different lengths {sorted(widths)}; pad them on the left and pass an "
-                "attention_mask, or give a list of lists to lm.generate(), which needs no padding"
-            )
-        ids = torch.tensor([list(row) for row in ids])
+    ids = _as_tensor(ids, name)
     if ids.dim() != 2:
         raise InputError(f"{name} must have the shape (rows, length), not {tuple(ids.shape)}")
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
@@ -82,12 +75,11 @@ def read_lengths(
     *,
     ids: torch.Tensor | None = None,
     pad_token_id: int | None = None,
-    eos_token_ids: Sequence[int] = (),
 ) -> list[int]:
     """How many tokens of each left-padded row are real, by the mask or, without one, by leading pad tokens."""
     rows, width = shape
     if mask is None:
-        if ids is None or pad_token_id is None or pad_token_id in eos_token_ids:
+        if ids is None or pad_token_id is None:
             return [width] * rows
         real = ids.ne(pad_token_id)
         leading = real.long().cumsum(dim=-1).eq(0).sum(dim=-1)  # pads before the first real token
@@ -95,6 +87,12 @@ def read_lengths(
             raise InputError(
                 "input_ids end in pad tokens: a right-padded prompt can't be continued. "
                 "Pad on the left (padding_side='left'), or pass an attention_mask if these are meant as tokens"
+            )
+        if bool(leading.eq(width).any()):
+            row = int(leading.eq(width).nonzero()[0])
+            raise InputError(
+                f"row {row} holds nothing but pad tokens ({pad_token_id}), so there is nothing to continue; "
+                "pass an attention_mask if these are meant as tokens"
             )
         return [width - int(pads) for pads in leading]
     flags = _read_mask(mask, shape)
@@ -104,6 +102,14 @@ def read_lengths(
         _explain_mask(flags[row], row)
     _check_nonempty(lengths)
     return [int(n) for n in lengths]
+
+
+def mark_padding(ids: torch.Tensor, pad_token_id: int | None) -> torch.Tensor | None:
+    """A mask over the pad tokens before and after each row's other tokens; None without a token that tells."""
+    if pad_token_id is None:
+        return None
+    real = ids.ne(pad_token_id).long()
+    return (real.cumsum(-1) * real.flip(-1).cumsum(-1).flip(-1)).gt(0)  # (rows, width)
 
 
 def read_source_lengths(
@@ -135,8 +141,26 @@ def fill_right(values: torch.Tensor, firsts: Sequence[int], lengths: Sequence[in
     return values[torch.arange(values.shape[0], device=values.device)[:, None], column]
 
 
+def _as_tensor(values: torch.Tensor | Sequence[Sequence[int]], name: str) -> torch.Tensor:
+    if isinstance(values, torch.Tensor):
+        return values
+    try:
+        rows = [list(row) for row in values]
+        widths = {len(row) for row in rows}
+        if len(widths) <= 1:
+            return torch.tensor(rows)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise InputError(
+            f"{name} must be a tensor or a list of rows of whole numbers, not a {type(values).__name__}: {error}"
+        ) from error
+    raise InputError(
+        f"{name} has rows of different lengths {sorted(widths)}; pad them on the left and pass an "
+        "attention_mask, or give a list of lists to lm.generate(), which needs no padding"
+    )
+
+
 def _read_mask(mask: torch.Tensor | Sequence[Sequence[int]], shape: tuple[int, int]) -> torch.Tensor:
-    flags = mask if isinstance(mask, torch.Tensor) else torch.tensor([list(row) for row in mask])
+    flags = _as_tensor(mask, "attention_mask")
     if tuple(flags.shape) != shape:
         raise InputError(
             f"attention_mask has the shape {tuple(flags.shape)} and the input {shape}; give one number a token"

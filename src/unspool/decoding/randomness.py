@@ -25,7 +25,7 @@ def draw_seed() -> int:
 
 def draw_uniform(seeds: torch.Tensor, positions: torch.Tensor, stream: int = 0) -> torch.Tensor:
     """Numbers in [0, 1), float64, one for each (seed, position) pair: SplitMix64 over both (Steele et al., 2014)."""
-    state = _mix_tensor(seeds + _signed(_STEP) * (stream + 1))
+    state = _mix_tensor(seeds + _signed(_STEP * (stream + 1) & _MASK))
     state = _mix_tensor(state + positions * _signed(_STEP))
     return (state >> 11).bitwise_and((1 << 53) - 1).to(torch.float64) * 2.0**-53
 

@@ -23,16 +23,19 @@ class Record:
         self._cross: list[StepTensors] = []
         self.num_top = logprobs
 
-    def keep_forward(self, forward: Forward, pads: Sequence[int], starts: Sequence[int]) -> None:
-        """Keep what the model returned; `pads` are the columns of padding before each row's first position."""
+    def keep_forward(self, forward: Forward, pads: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> None:
+        """Keep what the model returned for each row's `counts` positions from `starts` on.
+
+        `pads` are the columns of padding before each row's first position.
+        """
+        # All rows end in the same column, and a reading from the first position on has the padding's columns too.
+        num_columns = max(counts) + (0 if any(starts) else min(pads))
         if self._hidden is not None and forward.hidden_states is not None:
-            shifts = _shifts_of_new(pads, starts)
-            self._hidden.append(tuple(_shift(state, shifts, 1) for state in forward.hidden_states))
+            self._hidden.append(tuple(_align(state, counts, num_columns, 1) for state in forward.hidden_states))
         if self._attentions is not None and forward.attentions is not None:
-            shifts = _shifts_of_new(pads, starts)
             width = forward.attentions[0].shape[-1] + min(pads)
             self._attentions.append(
-                tuple(_pad_keys(_shift(weights, shifts, 2), pads, width) for weights in forward.attentions)
+                tuple(_pad_keys(_align(w, counts, num_columns, 2), pads, width) for w in forward.attentions)
             )
             if forward.cross_attentions is not None:
                 self._cross.append(forward.cross_attentions)
@@ -86,19 +89,15 @@ def read_logprobs(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> l
     ]
 
 
-def _shifts_of_new(pads: Sequence[int], starts: Sequence[int]) -> list[int]:
-    """How far a right-filled row moves so that all rows end in the same column: only a prompt's rows differ."""
-    return [pad - min(pads) if start == 0 else 0 for pad, start in zip(pads, starts, strict=True)]
-
-
-def _shift(values: torch.Tensor, shifts: Sequence[int], dim: int) -> torch.Tensor:
-    """Move each row's entries to the right along `dim`, zeros entering from the left."""
-    if not any(shifts):
+def _align(values: torch.Tensor, counts: Sequence[int], size: int, dim: int) -> torch.Tensor:
+    """Move each right-filled row's entries along `dim` to the end of `size` columns, zeros before them."""
+    if values.shape[dim] == size and min(counts) == size:
         return values
-    moved = torch.zeros_like(values)
-    size = values.shape[dim]
-    for row, shift in enumerate(shifts):
-        moved[row].narrow(dim - 1, shift, size - shift).copy_(values[row].narrow(dim - 1, 0, size - shift))
+    shape = list(values.shape)
+    shape[dim] = size
+    moved = values.new_zeros(shape)
+    for row, count in enumerate(counts):
+        moved[row].narrow(dim - 1, size - count, count).copy_(values[row].narrow(dim - 1, 0, count))
     return moved
 
 

@@ -31,6 +31,11 @@ class Rows:
         """Columns taken, a row each."""
         return [length + offset for length, offset in zip(self.lengths, self.offsets, strict=True)]
 
+    def pads(self) -> list[int]:
+        """Columns before each row's first position, as they stand in a left-padded batch."""
+        first = min(0, *self.offsets)  # below zero where a prompt of embeddings has no columns
+        return [offset - first for offset in self.offsets]
+
     def history(self) -> torch.Tensor:
         """What processors and stops see: (rows, width), left-padded."""
         ends = self.ends

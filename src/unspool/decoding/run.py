@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from unspool.cache import Cache, DynamicCache, EncoderDecoderCache
+from unspool.cache import ROLL_BACK, Cache, DynamicCache, EncoderDecoderCache
 from unspool.decoding.finish import Finish
 from unspool.decoding.loop import Emitted, Loop
 from unspool.decoding.prompts import Prompts
@@ -19,7 +19,7 @@ from unspool.decoding.rows import Rows
 from unspool.decoding.sample import Sample
 from unspool.decoding.step import Step
 from unspool.logits import LogitsProcessor
-from unspool.logits.pipeline import build_processors
+from unspool.logits.pipeline import Context, build_processors
 from unspool.outputs import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput, Output, Stats, TokenLogprob
 from unspool.plan import Plan
 from unspool.protocols import Encoded, Model, Want
@@ -43,6 +43,7 @@ class Hooks:
     criteria: list[StoppingCriteria] = field(default_factory=list)
     tokenizer: Any = None
     cache: Cache | None = None
+    prefix_allowed_tokens_fn: Callable[[int, torch.Tensor], Sequence[int]] | None = None
     keeps_rows: bool = False  # every row is wanted at every step, also the finished ones
 
 
@@ -72,7 +73,7 @@ class Run:
         )
         # Built now, so that what can't be is told before the first forward pass.
         self._criteria = self._build_criteria()
-        self._processors = build_processors(settings, hooks.processors, lambda name: plan.per_row(name, self.num_rows))
+        self._processors = build_processors(settings, self._describe())
 
     def __iter__(self) -> Iterator[Emitted]:
         started = time.perf_counter()
@@ -91,14 +92,18 @@ class Run:
             reasons=self.reasons,
             logprobs=self.logprobs,
         )
-        for emitted in loop.run(started):
-            self.stats.forward_passes = step.num_forward_passes
-            yield emitted
+        try:
+            for emitted in loop.run(started):
+                self.stats.forward_passes = step.num_forward_passes
+                yield emitted
+        finally:
+            self._forget_padding()
 
     def _wants_every_row(self) -> bool:
         return (
             self._hooks.keeps_rows
             or bool(self._hooks.processors or self._hooks.criteria)  # they may know rows by their place
+            or self._hooks.cache is not None  # it is the caller's: no row of it may go
             or bool(self._settings.return_dict_in_generate)  # the cache and the steps' tensors are part of the answer
         )
 
@@ -107,6 +112,11 @@ class Run:
     def returns_output(self) -> bool:
         """Whether an output object was asked for instead of the sequences alone."""
         return bool(self._settings.return_dict_in_generate)
+
+    @property
+    def tells_logprobs(self) -> bool:
+        """Whether log-probabilities were asked for, of new tokens or of the prompt's."""
+        return self._settings.logprobs is not None or self._settings.prompt_logprobs is not None
 
     @property
     def pad_token_id(self) -> int:
@@ -148,15 +158,35 @@ class Run:
         criteria.extend(self._hooks.criteria)
         return criteria
 
+    def _describe(self) -> Context:
+        """What the processors must know of this call."""
+        plan, prompts = self._plan, self._prompts
+        read = prompts.ids if prompts.width else None
+        if prompts.source is not None:
+            read = prompts.source.tokens
+            if read is not None:  # what a short row holds past its end is no token of it
+                column = torch.arange(read.shape[1], device=read.device)
+                ends = torch.tensor(prompts.source.lengths, device=read.device)[:, None]
+                read = read.masked_fill(column >= ends, plan.pad_token_id)
+        return Context(
+            num_rows=self.num_rows,
+            vocab_size=self._model.info.vocab_size,
+            prompt_width=prompts.width,
+            max_length=plan.max_length,
+            eos_token_ids=plan.eos_token_ids,
+            encoder_input_ids=None if read is None else read.repeat_interleave(plan.num_return_sequences, dim=0),
+            prefix_allowed_tokens_fn=self._hooks.prefix_allowed_tokens_fn,
+            custom=tuple(self._hooks.processors),
+            asked=plan.asked,
+        )
+
     def _seeds(self) -> list[int]:
         plan = self._plan
         given = plan.seeds or (draw_seed() if plan.do_sample else 0,)
-        own = (
-            given
-            if len(given) == self._prompts.num_rows
-            else tuple(derive_seed(given[0], row) for row in range(self._prompts.num_rows))
-        )
-        return [derive_seed(seed, copy) for seed in own for copy in range(plan.num_return_sequences)]
+        if len(given) == self._prompts.num_rows:
+            return [derive_seed(seed, copy) for seed in given for copy in range(plan.num_return_sequences)]
+        # Numbered through, not derived twice: the second copy of one prompt must not share the seed of the next.
+        return [derive_seed(given[0], row) for row in range(self.num_rows)]
 
     # --- the prompts -----------------------------------------------------------------------------------
     def _read_prompts(self) -> tuple[Step, Rows]:
@@ -172,6 +202,7 @@ class Run:
             want=self._want,
             prefill_chunk_size=settings.prefill_chunk_size,
             keeps_cache=settings.use_cache is not False,
+            copies_logits=bool(self._hooks.processors),
             prompt_embeds=prompts.embeds,
             prompt_lengths=prompts.lengths,
         )
@@ -199,6 +230,17 @@ class Run:
             capacity = min(last, longest + CAPACITY_AHEAD)
             rows = prompts.num_rows
         return self._model.new_cache(plan.cache_kind, rows, capacity, encoded=self._encoded)
+
+    def _forget_padding(self) -> None:
+        """Roll the cache's rows that ended early back to their own tokens, so that they can be continued."""
+        cache, settings = self._cache, self._settings
+        assert cache is not None
+        if not self._wants_every_row() or settings.return_legacy_cache or ROLL_BACK not in cache.can:
+            return  # rows have left and nobody gets the cache, or tuples must keep one length
+        copies = self._plan.num_return_sequences
+        prompts = [length for length in self._prompts.lengths for _ in range(copies)]
+        real = [length + len(tokens) for length, tokens in zip(prompts, self.emitted, strict=True)]
+        cache.truncate([min(held, length) for held, length in zip(cache.lengths, real, strict=True)])
 
     # --- after the last ----------------------------------------------------------------------------------
     def sequences(self) -> torch.Tensor:

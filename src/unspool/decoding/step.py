@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from unspool.cache import Cache
+from unspool.decoding.prompts import fill_right
 from unspool.decoding.record import Record, read_logprobs
 from unspool.decoding.rows import Rows
 from unspool.logits import LogitsProcessorList
@@ -38,6 +39,7 @@ class Step:
         want: Want,
         prefill_chunk_size: int | None = None,
         keeps_cache: bool = True,
+        copies_logits: bool = False,
         prompt_embeds: torch.Tensor | None = None,
         prompt_lengths: Sequence[int] = (),
     ) -> None:
@@ -49,9 +51,11 @@ class Step:
         self._want = want
         self._chunk = prefill_chunk_size
         self._keeps_cache = keeps_cache
+        self._copies_logits = copies_logits  # a caller's own processor may write into what it is given
         self._prompt_embeds = prompt_embeds
         self._prompt_lengths = list(prompt_lengths)
         self._starts: list[int] = []  # where each row's last reading began
+        self._counts: list[int] = []  # and how many positions it took
         self._ready: Forward | None = None  # the prompt's last pass, waiting for its processors
 
     def prefill(self, rows: Rows, prompt_logprobs: int | None = None) -> list[list[TokenLogprob | None]] | None:
@@ -64,9 +68,9 @@ class Step:
         """Read what the cache has not seen of each row, and score the next token."""
         forward = self._ready if self._ready is not None else self._read(rows)
         self._ready = None
-        self.record.keep_forward(forward, [max(0, offset) for offset in rows.offsets], self._starts)
+        self.record.keep_forward(forward, rows.pads(), self._starts, self._counts)
         logits = forward.logits.float()
-        scores = self.processors(rows.history(), logits)
+        scores = self.processors(rows.history(), logits.clone() if self._copies_logits else logits)
         self.record.keep_scores(logits, scores)
         return Scores(logits, scores)
 
@@ -74,30 +78,41 @@ class Step:
         """Let the cache and the pass that waits follow prompts that are continued more than once."""
         assert self._ready is not None
         self.cache.select_rows(index)
+        self._select_prompts(index)
         self._starts = [self._starts[i] for i in index]
+        self._counts = [self._counts[i] for i in index]
         self._ready = _select(self._ready, torch.tensor(list(index), device=self._ready.logits.device))
 
     def keep_rows(self, index: Sequence[int]) -> None:
         """Let the cache and the processors follow rows that stay while others leave."""
         self.cache.select_rows(index)
+        self._select_prompts(index)
         self.processors = self.processors.select_rows(torch.tensor(list(index)))
+
+    def _select_prompts(self, index: Sequence[int]) -> None:
+        if self._prompt_embeds is not None:  # read again at every step where no cache is kept
+            self._prompt_embeds = self._prompt_embeds[list(index)]
+            self._prompt_lengths = [self._prompt_lengths[i] for i in index]
 
     # --- reading -------------------------------------------------------------------------------------
     def _read(self, rows: Rows) -> Forward:
         if not self._keeps_cache:
             self.cache.truncate([0] * len(self.cache.lengths))
         held = self.cache.lengths or [0] * len(rows)
-        if self._prompt_embeds is not None and not any(held):
-            forward = self._pass(None, self._prompt_embeds, self._prompt_lengths)
-            held = self.cache.lengths
-            if held == rows.lengths:
-                return forward
+        if self._prompt_embeds is not None:
+            counts = [max(0, length - n) for length, n in zip(self._prompt_lengths, held, strict=True)]
+            if any(counts):
+                forward = self._pass(None, fill_right(self._prompt_embeds, held, counts), counts)
+                held = self.cache.lengths
+                if held == rows.lengths:
+                    return forward
         tokens, counts = rows.unread(held)
         return self._pass(tokens, None, counts)
 
     def _pass(self, tokens: torch.Tensor | None, embeds: torch.Tensor | None, counts: Sequence[int]) -> Forward:
         """One forward pass over new positions, or several over chunks of them."""
         self._starts = list(self.cache.lengths) or [0] * len(counts)
+        self._counts = list(counts)
         num_new = max(counts)
         chunk = self._chunk or num_new
         forward: Forward | None = None

@@ -36,9 +36,10 @@ class RotaryTable:
 
 def rotate_(heads: torch.Tensor, factors: torch.Tensor) -> None:
     """Turn the pairs at the front of each head (rows, new, heads, width) by factors (rows or 1, new, 1, pairs)."""
-    pairs = heads[..., : 2 * factors.shape[-1]].unflatten(-1, (-1, 2))
+    turned = heads[..., : 2 * factors.shape[-1]]
+    pairs = turned.view(*turned.shape[:-1], -1, 2)
     if heads.dtype == torch.float32:
         torch.view_as_complex(pairs).mul_(factors)
         return
-    turned = torch.view_as_complex(pairs.to(torch.float32, memory_format=torch.contiguous_format)) * factors
-    pairs.copy_(torch.view_as_real(turned))
+    wide = torch.view_as_complex(pairs.to(torch.float32, memory_format=torch.contiguous_format))
+    pairs.copy_(torch.view_as_real(wide * factors))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from unspool.errors import SettingError
+from unspool.logits.rows import RowTable, RowValues
 
 
 class LogitsProcessor(ABC):
@@ -21,9 +23,19 @@ class LogitsProcessor(ABC):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """New scores (rows, vocab) from the tokens so far (rows, length) and the scores; both stay unchanged."""
 
-    def select_rows(self, index: torch.Tensor) -> LogitsProcessor:  # noqa: ARG002
+    def select_rows(self, index: torch.Tensor) -> LogitsProcessor:
         """The processor for the rows at `index`, in that order; one that holds nothing per row is its own."""
-        return self
+        held = {
+            name: value
+            for name, value in vars(self).items()
+            if isinstance(value, (RowValues, RowTable)) and value.is_per_row
+        }
+        if not held:
+            return self
+        chosen = copy.copy(self)
+        for name, value in held.items():
+            setattr(chosen, name, value.select(index))
+        return chosen
 
 
 class LogitsProcessorList(list[Any]):

@@ -1,14 +1,18 @@
-"""Processors that leave only part of the vocabulary."""
+"""Processors that leave only the likeliest part of the vocabulary."""
 
 from __future__ import annotations
 
-import copy
+from typing import Any
 
 import torch
 
 from unspool.errors import SettingError
 from unspool.logits.base import LogitsProcessor
-from unspool.logits.rows import Numbers, RowValues, as_finite_float, as_positive_integer, holds_rows
+from unspool.logits.rows import Numbers, RowValues, as_finite_float, as_positive_integer, holds_rows, in_range
+from unspool.logits.temperature import exact_dtype
+
+INF = float("inf")
+HEAD = 256  # tokens among which the end of a top-p head is looked for before everything is sorted
 
 
 class TopKLogitsWarper(LogitsProcessor):
@@ -17,41 +21,38 @@ class TopKLogitsWarper(LogitsProcessor):
     With one k a row, 0 leaves that row as it is.
     """
 
-    def __init__(self, top_k: Numbers, filter_value: float = float("-inf"), min_tokens_to_keep: int = 1) -> None:
+    def __init__(self, top_k: Numbers, filter_value: float = -INF, min_tokens_to_keep: int = 1) -> None:
         fewest = as_positive_integer("min_tokens_to_keep", min_tokens_to_keep)
         is_per_row = holds_rows(top_k)
 
-        def check(value: float) -> int:
+        def check(value: Any) -> int:
             k = as_positive_integer("top_k", value, at_least=0 if is_per_row else 1)
             return max(k, fewest) if k else 0
 
         self.filter_value = filter_value
         self.min_tokens_to_keep = min_tokens_to_keep
         self._values = RowValues.read("top_k", top_k, check)
-        self._largest = int(self._values.values.max())
-        self.top_k = self._values.values if is_per_row else self._largest
+        # Stays when rows leave, though those that stay may need less: to know costs a look at the device.
+        self.largest = int(self._values.values.max())
+        self.leaves_rows_whole = bool((self._values.values == 0).any())
+
+    @property
+    def top_k(self) -> Any:
+        """How many are kept, or a tensor with one number a row."""
+        return self._values.given
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """The scores with all but the top k of each row set to `filter_value`."""
-        vocab = scores.shape[-1]
-        highest = torch.topk(scores, min(max(self._largest, 1), vocab)).values  # (rows, largest k)
-        if self._values.is_per_row:
-            k = self._values.column(scores, torch.int64)  # (rows, 1)
-            threshold = highest.gather(-1, (k - 1).clamp(0, highest.shape[-1] - 1))  # (rows, 1)
-            threshold = threshold.masked_fill(k == 0, float("-inf"))
-        else:
-            threshold = highest[..., -1:]
-        return scores.masked_fill(scores < threshold, self.filter_value)
+        highest = torch.topk(scores, min(max(self.largest, 1), scores.shape[-1])).values  # (rows, largest k)
+        return scores.masked_fill(scores < self.find_threshold(scores, highest), self.filter_value)
 
-    def select_rows(self, index: torch.Tensor) -> LogitsProcessor:
-        """The processor for the rows at `index`."""
+    def find_threshold(self, scores: torch.Tensor, highest: torch.Tensor) -> torch.Tensor:
+        """Each row's k-th score (rows, 1), out of its highest ones in falling order."""
         if not self._values.is_per_row:
-            return self
-        chosen = copy.copy(self)
-        chosen._values = self._values.select(index)
-        # The largest k stays, though these rows may need less: to know costs a look at the device.
-        chosen.top_k = chosen._values.values
-        return chosen
+            return highest[:, min(self.largest, highest.shape[-1]) - 1, None]
+        k = self._values.column(scores, torch.int64)  # (rows, 1)
+        threshold = highest.gather(-1, (k - 1).clamp(0, highest.shape[-1] - 1))
+        return threshold.masked_fill(k == 0, -INF)
 
 
 class TopPLogitsWarper(LogitsProcessor):
@@ -60,34 +61,140 @@ class TopPLogitsWarper(LogitsProcessor):
     With one p a row, 1.0 leaves that row as it is.
     """
 
-    def __init__(self, top_p: Numbers, filter_value: float = float("-inf"), min_tokens_to_keep: int = 1) -> None:
-        self.top_p = top_p
+    def __init__(self, top_p: Numbers, filter_value: float = -INF, min_tokens_to_keep: int = 1) -> None:
         self.filter_value = filter_value
         self.min_tokens_to_keep = as_positive_integer("min_tokens_to_keep", min_tokens_to_keep)
         is_per_row = holds_rows(top_p)
 
-        def check(value: float) -> float:
+        def check(value: Any) -> float:
             p = as_finite_float("top_p", value)
             if not 0 <= p <= 1:
                 raise SettingError(f"`top_p` has to be a float from 0 to 1, but is {value}.")
-            # What is kept is the probability that may be dropped; none can be below -1.
-            return -1.0 if is_per_row and p == 1 else 1 - p
+            return p
 
-        self._dropped = RowValues.read("top_p", top_p, check)
+        self._values = RowValues.read("top_p", top_p, check)
+        # What must be reached by the tokens above one for it to go; a row that is left as it is never reaches 2.
+        self._reached = self._values.map(lambda p: p.masked_fill(p == 1, 2.0) if is_per_row else p)
+        self._dropped = self._reached.map(lambda p: 1 - p)
+
+    @property
+    def top_p(self) -> Any:
+        """The probability to reach, or a tensor with one a row."""
+        return self._values.given
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """The scores with the tail of each row set to `filter_value`."""
+        if scores.device.type == "cpu" and scores.dtype == torch.float32 and scores.shape[-1] >= 4 * HEAD:
+            return self._cut_head(scores)
+        return self._cut_sorted(scores)
+
+    def _cut_sorted(self, scores: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """The plain way: sort everything, and drop what the lowest add up to."""
+        dropped = self._dropped if rows is None else self._dropped.select(rows)
         ordered, positions = torch.sort(scores, descending=False)  # (rows, vocab), lowest first
         below = ordered.softmax(dim=-1).cumsum(dim=-1)  # (rows, vocab), the probability up to and with each
-        is_tail = below <= self._dropped.column(scores, scores.dtype)
+        is_tail = below <= dropped.column(scores)
         is_tail[..., -self.min_tokens_to_keep :] = False
         return scores.masked_fill(is_tail.scatter(-1, positions, is_tail), self.filter_value)
 
-    def select_rows(self, index: torch.Tensor) -> LogitsProcessor:
-        """The processor for the rows at `index`."""
-        if not self._dropped.is_per_row:
-            return self
-        chosen = copy.copy(self)
-        chosen._dropped = self._dropped.select(index)
-        chosen.top_p = (1 - chosen._dropped.values).clamp(max=1.0)
-        return chosen
+    def _cut_head(self, scores: torch.Tensor) -> torch.Tensor:
+        """The same without a full sort, where the head ends among the highest few hundred scores."""
+        values, tokens = torch.topk(scores, HEAD)  # (rows, head), highest first
+        whole = torch.logsumexp(scores, dim=-1, keepdim=True)  # (rows, 1)
+        values, tokens = order_ties(values, tokens)
+        is_kept = self.find_kept((values - whole).exp())
+        # The end of the head must lie inside, with all that ties with it: a sort would drop the first of equals.
+        lowest = values.masked_fill(~is_kept, INF).amin(dim=-1)  # (rows,)
+        is_open = is_kept[:, -1] | (lowest == values[:, -1]) | ~lowest.isfinite()
+        kept = values.masked_fill(~is_kept, self.filter_value)
+        result = torch.full_like(scores, self.filter_value).scatter_(-1, tokens, kept)
+        if bool(is_open.any()):
+            rows = torch.nonzero(is_open).squeeze(-1)
+            result[rows] = self._cut_sorted(scores[rows], rows)
+        return result
+
+    def find_kept(self, probabilities: torch.Tensor) -> torch.Tensor:
+        """Which of a row's tokens, likeliest first, make up its head: (rows, tokens)."""
+        reached = probabilities.double().cumsum(dim=-1) - probabilities
+        is_kept = reached < self._reached.column(probabilities, torch.float64)
+        is_kept[:, : self.min_tokens_to_keep] = True
+        return is_kept
+
+
+class MinPLogitsWarper(LogitsProcessor):
+    """Keeps tokens at least `min_p` times as likely as the likeliest (Nguyen et al. 2024, arXiv 2407.01082)."""
+
+    def __init__(self, min_p: Numbers, filter_value: float = -INF, min_tokens_to_keep: int = 1) -> None:
+        self.filter_value = filter_value
+        self.min_tokens_to_keep = as_positive_integer("min_tokens_to_keep", min_tokens_to_keep)
+        self._values = RowValues.read("min_p", min_p, in_range("min_p", 0, 1))
+        self._below = self._values.map(torch.log)
+
+    @property
+    def min_p(self) -> Any:
+        """The share of the likeliest token's probability, or a tensor with one a row."""
+        return self._values.given
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        """The scores with all that is too unlikely set to `filter_value`."""
+        # A ratio of probabilities is a difference of scores: no softmax is needed.
+        is_low = scores < self.find_threshold(scores)
+        if self.min_tokens_to_keep > 1:
+            few = torch.topk(scores, min(self.min_tokens_to_keep, scores.shape[-1])).indices
+            is_low = is_low.scatter(-1, few, False)
+        return scores.masked_fill(is_low, self.filter_value)
+
+    def find_threshold(self, scores: torch.Tensor) -> torch.Tensor:
+        """The lowest score that is kept: (rows, 1)."""
+        exact = exact_dtype(scores)
+        return scores.amax(dim=-1, keepdim=True).to(exact) + self._below.column(scores, exact)
+
+
+class TopALogitsWarper(LogitsProcessor):
+    """Keeps tokens with at least `top_a` times the square of the likeliest's probability (KoboldAI's top-a)."""
+
+    def __init__(self, top_a: Numbers, filter_value: float = -INF) -> None:
+        self.filter_value = filter_value
+        self._values = RowValues.read("top_a", top_a, in_range("top_a", 0, 1))
+        self._below = self._values.map(torch.log)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        """The scores with all that is too unlikely set to `filter_value`."""
+        exact = exact_dtype(scores)
+        highest = scores.amax(dim=-1, keepdim=True).to(exact)
+        whole = torch.logsumexp(scores.to(exact), dim=-1, keepdim=True)
+        threshold = 2 * highest - whole + self._below.column(scores, exact)  # (rows, 1)
+        return scores.masked_fill(scores < threshold, self.filter_value)
+
+
+class TopNSigmaLogitsWarper(LogitsProcessor):
+    """Keeps scores within n standard deviations of the highest (Tang et al. 2024, arXiv 2411.07641).
+
+    Only the scores that are still possible count; with one n a row, 0 leaves that row as it is.
+    """
+
+    def __init__(self, top_n_sigma: Numbers, filter_value: float = -INF) -> None:
+        self.filter_value = filter_value
+        neutral = 0.0 if holds_rows(top_n_sigma) else None
+        check = in_range("top_n_sigma", 0, with_low=False, neutral=neutral)
+        self._values = RowValues.read("top_n_sigma", top_n_sigma, check)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        """The scores with all that is too low set to `filter_value`."""
+        exact = exact_dtype(scores)
+        n = self._values.column(scores, exact)
+        is_possible = scores > -INF
+        values = scores.to(exact).masked_fill(~is_possible, 0.0)
+        num_possible = is_possible.sum(dim=-1, keepdim=True).clamp(min=1)
+        mean = values.sum(dim=-1, keepdim=True) / num_possible
+        deviations = (values - mean).masked_fill(~is_possible, 0.0)
+        sigma = (deviations.square().sum(dim=-1, keepdim=True) / num_possible).sqrt()  # (rows, 1)
+        threshold = scores.amax(dim=-1, keepdim=True).to(exact) - n * sigma
+        return scores.masked_fill(scores < threshold.masked_fill(n == 0, -INF), self.filter_value)
+
+
+def order_ties(values: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Highest first, and of equals the later token first: the order of a stable ascending sort, backwards."""
+    tokens, places = tokens.sort(dim=-1, descending=True)
+    values, order = values.gather(-1, places).sort(dim=-1, descending=True, stable=True)
+    return values, tokens.gather(-1, order)

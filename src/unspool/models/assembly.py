@@ -53,9 +53,9 @@ class Assembler:
 
     def copy(self, name: str, out: torch.Tensor, *, is_transposed: bool = False) -> None:
         """Copy one tensor to its place and let go of its source."""
-        name = name if name in self.source else name.removeprefix(self._prefix)
-        if name not in self.source:
+        if not self.has(name):
             raise LoadError(f"the weights have no tensor {name!r}, which the config says there is")
+        name = name if name in self.source else name.removeprefix(self._prefix)
         shape = tuple(self.source.info(name).shape)
         expected = tuple(out.shape)[::-1] if is_transposed else tuple(out.shape)
         if shape != expected:
@@ -127,12 +127,13 @@ def split_groups_(
     parts = fused.view(num_kv_heads, group + 2, -1).clone()  # (kv_heads, queries and key and value, rest)
     rows = fused.shape[0] // (num_kv_heads * (group + 2))
     ends = (0, num_heads * rows, (num_heads + num_kv_heads) * rows, fused.shape[0])
-    for part, first, last in zip(parts.split((group, 1, 1), dim=1), ends[:-1], ends[1:], strict=True):
-        fused[first:last].view(part.shape).copy_(part)
+    for place, part in enumerate((parts[:, :group], parts[:, group], parts[:, group + 1])):
+        fused[ends[place] : ends[place + 1]].view(part.shape).copy_(part)
 
 
 def pair_neighbours_(heads: torch.Tensor, head_dim: int, width: int) -> None:
     """Reorder rows (heads · head_dim, …) so that the two numbers that rope turns together lie side by side."""
-    turned = heads.view(-1, head_dim, *heads.shape[1:])[:, :width]
-    halves = turned.unflatten(1, (2, width // 2)).transpose(1, 2).clone()
-    turned.unflatten(1, (width // 2, 2)).copy_(halves)
+    turned = heads.view(-1, head_dim, heads[0].numel())[:, :width]
+    num_heads, rest = turned.shape[0], turned.shape[2]
+    halves = turned.view(num_heads, 2, width // 2, rest).transpose(1, 2).clone()
+    turned.view(num_heads, width // 2, 2, rest).copy_(halves)

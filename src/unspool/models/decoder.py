@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from unspool.cache import Cache, DynamicCache, Span
-from unspool.errors import InputError, UnsupportedError
+from unspool.errors import InputError
 from unspool.kernels.activations import find_activation
 from unspool.kernels.alibi import alibi_bias
 from unspool.kernels.attention import attend
@@ -67,12 +67,12 @@ class Decoder(NativeModel):
         self._refresh()
 
     def _refresh(self) -> None:
-        self._ropes.clear()
+        self._ropes = {}
         self._bias = None
         if self.spec.rope is not None:
             full = self._make_table(self.spec.rope)
             local = self._make_table(self.spec.local_rope) if self.spec.local_rope is not None else full
-            self._ropes.update(full=full, sliding=local)
+            self._ropes = {"full": full, "sliding": local}
 
     def _make_table(self, rope: RopeSpec) -> RotaryTable:
         return RotaryTable(rope.frequencies, rope.gain, self.device)
@@ -89,16 +89,6 @@ class Decoder(NativeModel):
         if encoded is not None:
             raise InputError(f"{self.info.family} has no encoder, so its cache takes no encoded states")
         return self._new_own_cache(kind, rows, capacity, self.spec.num_layers)
-
-    def encode(
-        self,
-        tokens: torch.Tensor | None,
-        counts: Sequence[int] | None = None,
-        *,
-        want: Want = LAST,
-        embeds: torch.Tensor | None = None,
-    ) -> Encoded:
-        raise UnsupportedError(f"{self.info.family} has no encoder")
 
     # --- a forward pass ------------------------------------------------------------------------------
     @torch.no_grad()
@@ -234,7 +224,7 @@ class Decoder(NativeModel):
             qkv[:, :, heads : heads + kv_heads] = layer.k_norm(qkv[:, :, heads : heads + kv_heads])
         if sight.factors is not None:
             rotate_(qkv[:, :, : heads + kv_heads], sight.factors)
-        keys, values = cache.write(index, qkv[:, :, heads:].unflatten(2, (2, kv_heads)))
+        keys, values = cache.write(index, qkv[:, :, heads:].view(rows, num_new, 2, kv_heads, spec.head_dim))
         if sight.first_key:
             keys, values = keys[:, :, sight.first_key :], values[:, :, sight.first_key :]
         read, weights = attend(
@@ -253,7 +243,7 @@ class Decoder(NativeModel):
         up = layer.up(x)
         if not self.spec.is_gated:
             return layer.down(self._activate(up))
-        gate, value = up.split(self.spec.ffn_size, dim=-1)
+        gate, value = up.chunk(2, dim=-1)
         return layer.down(self._activate(gate) * value)
 
     # --- the reference's way of calling ---------------------------------------------------------------
@@ -306,7 +296,7 @@ def _describe(spec: DecoderSpec) -> ModelInfo:
         num_heads=spec.num_heads,
         max_context=spec.max_context,
         window=spec.window,
-        layer_kinds=spec.layer_kinds or ("full",) * spec.num_layers,
+        layer_kinds=tuple(spec.kind_of(i) for i in range(spec.num_layers)),
         has_tied_embeddings=spec.is_head_tied,
         bos_token_id=spec.bos_token_id,
         eos_token_id=spec.eos_token_id,

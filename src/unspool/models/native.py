@@ -57,16 +57,16 @@ class NativeModel(ABC):
     ) -> Forward:
         """Read new tokens after what the cache holds, and advance the cache."""
 
-    @abstractmethod
     def encode(
         self,
-        tokens: torch.Tensor | None,
-        counts: Sequence[int] | None = None,
+        tokens: torch.Tensor | None,  # noqa: ARG002 - the protocol's arguments
+        counts: Sequence[int] | None = None,  # noqa: ARG002
         *,
-        want: Want = LAST,
-        embeds: torch.Tensor | None = None,
+        want: Want = LAST,  # noqa: ARG002
+        embeds: torch.Tensor | None = None,  # noqa: ARG002
     ) -> Encoded:
         """Run the encoder, where there is one."""
+        raise UnsupportedError(f"{self.info.family} has no encoder")
 
     @abstractmethod
     def new_cache(
@@ -140,10 +140,9 @@ class NativeModel(ABC):
                 raise InputError(
                     f"token ids of shape {list(tokens.shape)} can't be read; give whole numbers (rows, columns)"
                 )
-            if int(tokens.min()) < 0 or int(tokens.max()) >= self.info.vocab_size:
-                raise InputError(
-                    f"token ids lie from {int(tokens.min())} to {int(tokens.max())}; the vocabulary has {self.info.vocab_size}"
-                )
+            least, most = int(tokens.min()), int(tokens.max())
+            if least < 0 or most >= self.info.vocab_size:
+                raise InputError(f"token ids lie from {least} to {most}; the vocabulary has {self.info.vocab_size}")
             return tokens.shape[0], tokens.shape[1]
         assert embeds is not None
         if embeds.dim() != 3 or embeds.numel() == 0 or embeds.shape[2] != width:

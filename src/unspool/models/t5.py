@@ -199,13 +199,13 @@ class T5(NativeModel):
         return embeds.to(self.dtype)
 
     def _heads(self, x: torch.Tensor, parts: int) -> torch.Tensor:
-        return x.unflatten(-1, (parts, self.spec.num_heads, self.spec.head_dim))
+        return x.view(*x.shape[:-1], parts, self.spec.num_heads, self.spec.head_dim)
 
     def _feed(self, layer: T5Layer, x: torch.Tensor) -> torch.Tensor:
         up = layer.up(layer.ffn_norm(x))
         if not self.spec.is_gated:
             return layer.down(self._activate(up))
-        gate, value = up.split(self.spec.ffn_size, dim=-1)
+        gate, value = up.chunk(2, dim=-1)
         return layer.down(self._activate(gate) * value)
 
     def _project(self, states: torch.Tensor) -> torch.Tensor:
@@ -334,7 +334,7 @@ def _describe(spec: T5Spec) -> ModelInfo:
         hidden_size=spec.hidden_size,
         num_layers=spec.num_decoder_layers,
         num_heads=spec.num_heads,
-        layer_kinds=("full",) * spec.num_decoder_layers,
+        layer_kinds=tuple(["full"] * spec.num_decoder_layers),
         is_encoder_decoder=True,
         has_tied_embeddings=spec.is_head_tied,
         eos_token_id=spec.eos_token_id,

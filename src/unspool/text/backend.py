@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import tokenizers
@@ -96,6 +97,17 @@ SPLITS: Mapping[str, Split] = {
     "deepseek-coder": Split(_by_regex(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
     "deepseek-v3": Split(_by_regex(r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK_V3)),
 }
+
+
+@contextmanager
+def refusing_damage() -> Iterator[None]:
+    """Turn a panic of the tokenizers library, which is not even an Exception, into an error that says what it is."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # its class can't be imported
+            raise
+        raise LoadError(f"the tokenizer's files are damaged, so that a text can't be worked on: {error}") from error
 
 
 def find_split(name: str) -> Split:

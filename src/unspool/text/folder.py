@@ -12,7 +12,7 @@ from typing import Any
 import tokenizers
 
 from unspool.errors import LoadError, ModelNotFoundError
-from unspool.text.backend import add_ends, build_byte_level
+from unspool.text.backend import add_ends, build_byte_level, refusing_damage
 from unspool.text.special_tokens import NAMED_TOKENS
 
 MAX_TOKENIZER_BYTES = 256 << 20
@@ -74,7 +74,8 @@ def _read_backend(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokeniz
     if (folder / "tokenizer.json").is_file():
         data = _read_bytes(folder / "tokenizer.json", MAX_TOKENIZER_BYTES)
         try:
-            backend = tokenizers.Tokenizer.from_buffer(data)
+            with refusing_damage():
+                backend = tokenizers.Tokenizer.from_buffer(data)
         except Exception as error:  # the library raises plain Exception for whatever it can't parse
             raise LoadError(f"{folder / 'tokenizer.json'} is not a tokenizer: {error}") from error
         # Length is the caller's to choose, a call at a time.
@@ -132,14 +133,22 @@ def _add_declared_tokens(backend: tokenizers.Tokenizer, declared: Mapping[str, A
                     f"tokenizer_config.json gives {token.content!r} the id {key}, but the vocabulary leads to "
                     f"{backend.token_to_id(token.content)}; the two files are not of the same model"
                 )
-    others = declared.get("additional_special_tokens") or []
-    if not isinstance(others, list):
-        raise LoadError("tokenizer_config.json: additional_special_tokens must be a list")
-    for name, value in [*((name, declared.get(name)) for name in NAMED_TOKENS), *(("token", v) for v in others)]:
+    for name, value in _list_special_tokens(declared):
         token = _added_token(value, name, is_special=True)
         if token is not None and token.content not in known:
             _add(backend, token)
             known.add(token.content)
+
+
+def _list_special_tokens(declared: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The named special tokens, then the unnamed ones under both names that transformers has had for them."""
+    found = [(name, declared.get(name)) for name in NAMED_TOKENS]
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        others = declared.get(key) or []
+        if not isinstance(others, list | dict):
+            raise LoadError(f"tokenizer_config.json: {key} must be a list")
+        found += [(key, value) for value in (others.values() if isinstance(others, dict) else others)]
+    return found
 
 
 def _add(backend: tokenizers.Tokenizer, token: tokenizers.AddedToken) -> None:

@@ -10,7 +10,14 @@ from typing import TypeVar
 import tokenizers
 
 from unspool.errors import LoadError, UnsupportedError
-from unspool.text.backend import add_ends, build_byte_level, build_sentencepiece, build_unigram, find_split
+from unspool.text.backend import (
+    add_ends,
+    build_byte_level,
+    build_sentencepiece,
+    build_unigram,
+    find_split,
+    refusing_damage,
+)
 from unspool.text.tokenizer import Tokenizer
 
 MAX_TOKENS = 2_000_000
@@ -52,7 +59,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
             f"known: {', '.join(_BUILDERS)}. Use the model's folder with its tokenizer.json"
         )
     vocabulary = _Vocabulary(metadata)
-    backend = _BUILDERS[kind](vocabulary)
+    with refusing_damage():
+        backend = _BUILDERS[kind](vocabulary)
     vocabulary.add_marked_tokens(backend)
     adds_bos, adds_eos = vocabulary.find_ends(kind)
     special = vocabulary.special_tokens

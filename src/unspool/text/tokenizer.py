@@ -10,6 +10,7 @@ import tokenizers
 import torch
 
 from unspool.errors import InputError, SettingError
+from unspool.text.backend import refusing_damage
 from unspool.text.chat import render_chat
 from unspool.text.encoding import Encoding, encode_rows
 from unspool.text.folder import TokenizerParts, read_folder, write_folder
@@ -121,7 +122,8 @@ class Tokenizer:
                 f"give at most {MAX_TEXT_CHARACTERS}, in several calls if need be"
             )
         try:
-            encodings = self.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+            with refusing_damage():
+                encodings = self.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeError) as error:  # a lone surrogate, which no UTF-8 text holds
             raise InputError(f"a text can't be encoded because it is not valid Unicode: {error}") from error
         return [encoding.ids for encoding in encodings]
@@ -142,7 +144,9 @@ class Tokenizer:
                 f"decode does not know {', '.join(sorted(unknown))}; it knows skip_special_tokens and "
                 "clean_up_tokenization_spaces"
             )
-        text = self.backend_tokenizer.decode(_list_ids(token_ids), skip_special_tokens=skip_special_tokens)
+        ids = _list_ids(token_ids)
+        with refusing_damage():
+            text = self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         cleans = clean_up_tokenization_spaces
         if self.clean_up_tokenization_spaces if cleans is None else cleans:
             for spaced, clean in (*_CLEANED, *_CLEANED_LATER):

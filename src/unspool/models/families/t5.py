@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from unspool.errors import UnsupportedError
+from unspool.kernels.activations import find_activation
 from unspool.models.assembly import Progress
 from unspool.models.families.base import refuse_quantised
 from unspool.models.settings import Settings

@@ -15,7 +15,7 @@ import jinja2.utils
 MAX_WORK = 5_000_000  # tree nodes run, values made, and sixteenths of characters
 MAX_TEXT = 8 << 20  # characters of one string
 MAX_BITS = 4096  # of one whole number
-MAX_SECONDS = 10.0
+MAX_SECONDS = 5.0
 _CHARACTERS_A_UNIT = 16
 
 
@@ -41,25 +41,26 @@ class Budget:
 
     def charge_value(self, value: Any) -> None:
         """Pay for a value that was made: each part of it, each time that it is reached, as if it were written out."""
+        self.charge(1)
         pending = [value]
         while pending:
             item = pending.pop()
             if isinstance(item, str | bytes):
                 check_text_size(len(item))
-                self.charge(1 + len(item) // _CHARACTERS_A_UNIT)
-                continue
-            self.charge(1)
-            if isinstance(item, int):
+                self.charge(len(item) // _CHARACTERS_A_UNIT)
+            elif isinstance(item, int):
                 check_bits(item.bit_length())
             elif isinstance(item, Mapping):
-                self.charge(len(item))
+                self.charge(2 * len(item))
                 pending.extend(item.keys())
                 pending.extend(item.values())
             elif isinstance(item, list | tuple | set | frozenset):
                 self.charge(len(item))
                 pending.extend(item)
             elif isinstance(item, ChatNamespace):
-                pending.append(item.read_attributes())
+                self.charge(1)
+                # The class answers every name with what a template put there; this one is jinja2's own.
+                pending.append(object.__getattribute__(item, "_Namespace__attrs"))
 
 
 _CURRENT: ContextVar[Budget] = ContextVar("chat_budget")
@@ -123,11 +124,6 @@ class ChatNamespace(jinja2.utils.Namespace):
         _check_name(name)
         current_budget().charge_value(value)
         super().__setitem__(name, value)
-
-    def read_attributes(self) -> dict[str, Any]:
-        """What the namespace holds."""
-        attributes: dict[str, Any] = object.__getattribute__(self, "_Namespace__attrs")
-        return attributes
 
 
 def _check_name(name: Any) -> None:

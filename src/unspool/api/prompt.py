@@ -1,0 +1,51 @@
+"""Prompts that are more than text: what a tokenizer returned, and what may not stand beside token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Integral
+from typing import Any
+
+import torch
+
+from unspool.errors import InputError, SettingError
+
+PROMPT_NAMES = ("input_ids", "attention_mask", "inputs_embeds", "encoder_outputs")
+
+
+def refuse_chat(chat: bool, tools: Any) -> None:
+    """Raise for what belongs to a chat beside a prompt of token ids, which is past the template."""
+    if chat or tools is not None:
+        raise SettingError("`chat` and `tools` go into a chat template, and token ids are past it; give messages")
+
+
+def read_encoding(encoding: Mapping[str, Any]) -> tuple[list[list[int]], dict[str, Any]]:
+    """Rows of ids, or arguments, from what a tokenizer returned."""
+    unknown = set(encoding) - {*PROMPT_NAMES, "decoder_input_ids", "token_type_ids"}
+    if unknown or not {"input_ids", "inputs_embeds", "encoder_outputs"} & set(encoding):
+        raise InputError(
+            f"a prompt given as a mapping must be what a tokenizer returns (input_ids, attention_mask), and this has "
+            f"{', '.join(map(str, encoding)) or 'nothing'}; a chat is a list of messages"
+        )
+    arguments = {name: value for name, value in encoding.items() if name != "token_type_ids" and value is not None}
+    ids, mask = arguments.get("input_ids"), arguments.get("attention_mask")
+    if not isinstance(ids, list) or isinstance(mask, torch.Tensor):
+        return [], arguments
+    if ids and isinstance(ids[0], Integral):  # one text's encoding has no rows
+        ids = arguments["input_ids"] = [ids]
+        if mask is not None:
+            mask = arguments["attention_mask"] = [mask]
+    if not all(isinstance(row, list) for row in ids):
+        return [], arguments  # refused with the tensors
+    if mask is not None and mask != [[1] * len(row) for row in ids]:
+        return [], arguments
+    rest = {name: value for name, value in arguments.items() if name not in ("input_ids", "attention_mask")}
+    return [list(row) for row in ids], rest
+
+
+def as_ids(rows: list[list[int]]) -> torch.Tensor:
+    """Filled rows as a tensor (rows, width)."""
+    try:
+        return torch.tensor(rows, dtype=torch.int64)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise InputError(f"a prompt holds what can't be a token id: {error}") from error

@@ -1,0 +1,99 @@
+"""Reading a command line: argparse with help worth reading, and errors that guess what was meant."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+from unspool.cli.console import BOLD, paint
+from unspool.errors import UnspoolError
+
+FLAG = "true|false"  # the metavar of options that are on by being there, and whose value may be said
+_FLAG_WORDS = frozenset({"true", "false", "on", "off", "yes", "no", "none", "null"})
+
+
+class UsageError(UnspoolError):
+    """The command line can't be read."""
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Options in one column, with headings that stand out on a terminal."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=min(100, shutil.get_terminal_size().columns - 2))
+
+    def start_section(self, heading: str | None) -> None:
+        super().start_section(None if heading is None else paint(heading, BOLD, stream=sys.stdout))
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        # One line an option, the same in every Python: `-m, --model NAME`.
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        if action.metavar == FLAG:
+            return action.option_strings[0].replace("--", "--[no-]", 1)
+        return ", ".join(action.option_strings) + ("" if action.nargs == 0 else f" {action.metavar}")
+
+
+class Parser(argparse.ArgumentParser):
+    """A command's options. `read` raises UsageError where argparse would print and exit."""
+
+    def __init__(self, command: str, usage: str, description: str, examples: Sequence[str] = ()) -> None:
+        shown = "\n".join(f"  {example}" for example in examples)
+        super().__init__(
+            prog=f"unspool {command}",
+            usage=f"unspool {command} {usage}".strip(),
+            description=description,
+            epilog=f"{paint('examples', BOLD, stream=sys.stdout)}:\n{shown}" if examples else None,
+            formatter_class=HelpFormatter,
+            allow_abbrev=False,
+            add_help=False,
+        )
+        self.flags: set[str] = set()  # the options whose metavar is FLAG
+        self.general = self.add_argument_group("general")
+        self.general.add_argument("-h", "--help", action="help", help="Show this help.")
+        self.general.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+
+    def read(self, words: Sequence[str]) -> argparse.Namespace:
+        """Parse; unknown options and stray words are errors that say what was probably meant."""
+        arguments, extra = self.parse_known_args(join_flags(words, self.flags))
+        if extra:
+            self._refuse(extra)
+        return arguments
+
+    def _refuse(self, extra: Sequence[str]) -> NoReturn:
+        option = next((word for word in extra if word.startswith("-") and word != "-"), None)
+        if option is None:
+            self.error(f"one argument too many: {extra[0]!r}. Put text of several words in quotes")
+        name = option.partition("=")[0]
+        hint = suggest(name.replace("_", "-"), self._option_string_actions)
+        self.error(f"unknown option {name}{hint}")
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of exiting: the program's one place for errors prints it."""
+        raise UsageError(f"{message} (see: {self.prog} --help)")
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean …?` for the nearest known word, or nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def join_flags(words: Sequence[str], flags: Iterable[str]) -> list[str]:
+    """Give flags their value with `=`, so that `--do-sample "A prompt"` does not take the prompt for one."""
+    names = frozenset(flags)
+    joined: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            return [*joined, word, *rest]
+        if word in names:
+            value = rest.pop(0) if rest and rest[0].strip().lower() in _FLAG_WORDS else "true"
+            word = f"{word}={value}"
+        joined.append(word)
+    return joined

@@ -1,0 +1,47 @@
+"""`unspool pull`: fetch a model."""
+
+from __future__ import annotations
+
+import argparse
+
+from unspool.cli.console import ProgressLine, format_size, say
+from unspool.cli.parser import Parser
+from unspool.loading.catalogue import pull
+
+_DOING = {"download": "downloading", "extract": "unpacking and checking"}
+
+
+def build_parser() -> Parser:
+    """The options of `unspool pull`."""
+    parser = Parser(
+        "pull",
+        "NAME",
+        "Fetch a model, unless it is here, and print where it lies.\n"
+        "NAME is a short name (unspool models lists them) or a hub id: owner/name or owner/name:file.gguf",
+        ("unspool pull smollm2-135m", "unspool pull HuggingFaceTB/SmolLM2-360M-Instruct"),
+    )
+    parser.general.add_argument("name", metavar="NAME", help=argparse.SUPPRESS)
+    return parser
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Fetch, with a bar on a terminal and a line a stage elsewhere."""
+    name = arguments.name
+    with ProgressLine() as line:
+        told: set[str] = set()
+
+        def report(stage: str, done: int, total: int) -> None:
+            if stage == "present":
+                told.add(stage)
+                return
+            doing = f"{_DOING.get(stage, stage)} {name}"
+            if stage not in told and not line.is_live:
+                say(f"{doing} ({format_size(total)}) …")
+            told.add(stage)
+            line.show_bar(doing, done, total)
+
+        line.show(f"looking for {name} …")
+        path = pull(name, report)
+    say(f"{name} is here{' already' if 'present' in told else ''}:")
+    print(path)
+    return 0

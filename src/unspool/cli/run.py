@@ -1,0 +1,146 @@
+"""`unspool run`: a prompt in, its continuation out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from unspool.cli.answer import Answer, add_model_options, load_model
+from unspool.cli.console import DIM, end_line, is_terminal, say, write
+from unspool.cli.parser import Parser, UsageError
+from unspool.cli.reading import check_text, read_prompts, read_stdin
+from unspool.cli.report import describe_generation, format_stats
+from unspool.cli.settings import add_settings, collect_settings, refuse_tensors
+from unspool.errors import SettingError
+
+if TYPE_CHECKING:
+    from unspool.api import LanguageModel
+
+
+def build_parser() -> Parser:
+    """The options of `unspool run`."""
+    parser = Parser(
+        "run",
+        "[PROMPT] [options]",
+        "Continue a prompt: the text is printed as it is written.\n"
+        "Without a prompt, or with -, the prompt is read from standard input.",
+        (
+            'unspool run "The capital of France is" --max-new-tokens 8',
+            'unspool run --chat --stats "Write a haiku about a lighthouse."',
+            'unspool run --do-sample --temperature 0.7 --top-p 0.9 --seed 1 "Once upon a time"',
+            "cat notes.txt | unspool run --json --logprobs 2",
+        ),
+    )
+    parser.general.add_argument("prompt", metavar="PROMPT", nargs="?", help=argparse.SUPPRESS)
+    prompts = parser.add_argument_group("prompt")
+    prompts.add_argument("-c", "--chat", action="store_true", help="Put the prompt into the model's chat template.")
+    prompts.add_argument("--system", metavar="TEXT", help="The system message, with --chat.")
+    prompts.add_argument(
+        "--prompts-file",
+        "--prompts_file",
+        metavar="FILE",
+        help="Run every line of a file as a prompt; texts are printed as `[1] …` when done.",
+    )
+    shown = parser.add_argument_group("what is printed")
+    shown.add_argument("--json", action="store_true", help="Print one JSON object when done, and nothing else.")
+    shown.add_argument("--stats", action="store_true", help="Say on standard error how fast it was.")
+    add_model_options(parser)
+    add_settings(parser)
+    return parser
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Load, generate, print."""
+    settings = collect_settings(arguments)
+    _check(arguments, settings)
+    texts = _read_texts(arguments)
+    lm = load_model(arguments)
+    prompts = [_as_prompt(text, arguments) for text in texts]
+    is_batch = arguments.prompts_file is not None
+    answer = Answer(lm, prompts if is_batch else prompts[0], settings)
+    if arguments.json:
+        for _ in answer.pieces():
+            pass
+        _print_json(answer, lm, texts, arguments, settings)
+    elif answer.num_rows > 1 or is_batch:
+        _print_rows(answer, answer.num_rows // len(texts))
+    else:
+        _print_stream(answer)
+    if arguments.stats:
+        say(format_stats(answer.stats, answer.result().finish_reasons), DIM)
+    return 0
+
+
+def _check(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> None:
+    """What can be refused before a model is loaded."""
+    refuse_tensors(settings)
+    if arguments.system is not None and not arguments.chat:
+        raise UsageError("--system is part of a chat: add --chat, or write it into the prompt")
+    if arguments.prompts_file is not None and arguments.prompt is not None:
+        raise UsageError("a prompt and --prompts-file were both given; give one of them")
+    for name in ("logprobs", "prompt_logprobs"):
+        if settings.get(name) is not None and not arguments.json:
+            raise SettingError(f"`{name}` are numbers beside the text and are printed with --json; add it")
+
+
+def _read_texts(arguments: argparse.Namespace) -> list[str]:
+    if arguments.system is not None:
+        check_text(arguments.system, "--system")
+    if arguments.prompts_file is not None:
+        return read_prompts(arguments.prompts_file)
+    if arguments.prompt is not None and arguments.prompt != "-":
+        return [check_text(arguments.prompt, "the prompt")]
+    if is_terminal(sys.stdin):
+        say("Type the prompt; ctrl-d on a line of its own ends it.", DIM)
+    return [read_stdin("the prompt")]
+
+
+def _as_prompt(text: str, arguments: argparse.Namespace) -> Any:
+    if not arguments.chat:
+        return text
+    system = [] if arguments.system is None else [{"role": "system", "content": arguments.system}]
+    return [*system, {"role": "user", "content": text}]
+
+
+def _print_stream(answer: Answer) -> None:
+    last = ""
+    try:
+        for piece in answer.pieces():
+            write(piece)
+            last = piece or last
+    except KeyboardInterrupt:
+        end_line(last or "\n")  # the shell's prompt begins a line
+        raise
+    end_line(last)
+
+
+def _print_rows(answer: Answer, num_copies: int) -> None:
+    """Rows end in any order; each is printed whole when it does."""
+    texts = [""] * answer.num_rows
+    for piece in answer.pieces():
+        texts[piece.row] += piece
+        if piece.finish_reason is not None:
+            prompt, copy = divmod(piece.row, num_copies)
+            label = f"{prompt + 1}.{copy + 1}" if 1 < num_copies < answer.num_rows else f"{piece.row + 1}"
+            write(f"[{label}] {texts[piece.row]}".removesuffix("\n") + "\n")
+
+
+def _print_json(
+    answer: Answer, lm: LanguageModel, texts: list[str], arguments: argparse.Namespace, settings: Mapping[str, Any]
+) -> None:
+    head: dict[str, Any] = {"model": arguments.model}
+    if arguments.prompts_file is None:
+        head["prompt"] = texts[0]
+    else:
+        head["prompts"] = texts
+    if arguments.chat:
+        head |= {"chat": True, "system": arguments.system}
+    head["settings"] = dict(settings)
+    tokenizer = lm.tokenizer
+    report = describe_generation(
+        answer.result(), head, lambda token: "" if tokenizer is None else tokenizer.decode([token])
+    )
+    sys.stdout.write(json.dumps(report, ensure_ascii=False, allow_nan=False) + "\n")

@@ -1,0 +1,103 @@
+"""A chat under way: the model, what was said, the settings, and what the last answer cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from unspool.cli.answer import Answer
+from unspool.cli.console import DIM, end_line, say, write
+from unspool.cli.conversation import Conversation, Exchange
+from unspool.cli.interrupt import Interrupt
+from unspool.cli.report import format_stats
+from unspool.cli.settings import refuse_tensors
+from unspool.errors import InputError, UnspoolError, UnsupportedError
+
+if TYPE_CHECKING:
+    from unspool.api import LanguageModel
+    from unspool.outputs import Stats
+
+
+class Session:
+    """What the loop and the commands of a chat work on."""
+
+    def __init__(
+        self, lm: LanguageModel, system: str | None, settings: dict[str, Any], *, is_interactive: bool
+    ) -> None:
+        self.lm = lm
+        self.conversation = Conversation(system)
+        self.settings = settings
+        self.is_interactive = is_interactive
+        self.shows_stats = False
+        self.last_stats: Stats | None = None
+        self.check(self.conversation, settings)
+
+    def check(self, conversation: Conversation, settings: dict[str, Any]) -> None:
+        """Raise what the next call would raise; nothing is computed."""
+        refuse_tensors(settings)
+        for name in ("logprobs", "prompt_logprobs"):
+            if settings.get(name) is not None:
+                raise UnsupportedError(f"`{name}` has no place in a chat, which shows text: use unspool run --json")
+        if (settings.get("num_return_sequences") or 1) != 1:
+            raise UnsupportedError(
+                "`num_return_sequences`: a chat goes on from one answer; use unspool run for several"
+            )
+        try:
+            Answer(self.lm, conversation.messages("Hello"), settings)
+        except InputError:
+            # It may be only that the context is full, which is no fault of the settings.
+            Answer(self.lm, Conversation(conversation.system).messages("Hello"), settings)
+
+    def answer(self, message: str) -> None:
+        """Write the model's answer, and keep both; a message that can't be answered is not kept."""
+        try:
+            answer = Answer(self.lm, self.conversation.messages(message), self.settings)
+        except UnspoolError as error:
+            raise self._explain(error, message) from error
+        parts: list[str] = []
+        reason: str | None = None
+        pieces = answer.pieces()
+        with Interrupt(is_enabled=self.is_interactive) as interrupt:
+            try:
+                for piece in pieces:
+                    parts.append(piece)
+                    write(piece)
+                    reason = piece.finish_reason
+                    if interrupt.is_asked:
+                        break
+            except KeyboardInterrupt:
+                if not self.is_interactive:
+                    raise
+            finally:
+                pieces.close()  # type: ignore[attr-defined]  # a generator; what it holds is given back now
+        self.last_stats = answer.stats
+        self._keep(message, "".join(parts), reason)
+
+    def _keep(self, message: str, text: str, reason: str | None) -> None:
+        is_stopped = reason is None
+        if text or not is_stopped:
+            end_line(text)
+            self.conversation.exchanges.append(Exchange(message, text, is_stopped))
+        if is_stopped:
+            say("(stopped)" if text else "(stopped before the first word; your message is forgotten)", DIM)
+        elif reason == "length" and self.is_interactive:
+            say("(cut off at its longest; /set max_new_tokens N allows more)", DIM)
+        if self.shows_stats and self.last_stats is not None:
+            say(format_stats(self.last_stats), DIM)
+
+    def count_tokens(self, following: str | None = None) -> int:
+        """How many tokens of the context the conversation takes."""
+        messages = self.conversation.messages(following)
+        return len(self.lm.encode(messages)[0]) if messages else 0
+
+    def _explain(self, error: UnspoolError, message: str) -> UnspoolError:
+        """Say what to do where the conversation has outgrown the model."""
+        context = self.lm.model.info.max_context
+        if context is None or not self.conversation.exchanges:
+            return error
+        asked = self.settings.get("max_new_tokens") or 0
+        if self.count_tokens(message) + asked <= context:
+            return error
+        return InputError(
+            f"the conversation no longer fits: {error}. /undo drops the last exchange, /clear all of them; "
+            "your message was not sent"
+        )

@@ -1,0 +1,165 @@
+"""Generation settings typed by a person: flags made from the table of parameters, and their values."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from unspool.cli.parser import FLAG, Parser, suggest
+from unspool.config.parameters import PARAMETERS, Kind, Parameter
+from unspool.config.values import check_value
+from unspool.errors import SettingError, UnsupportedError
+
+LONGEST_VALUE = 1 << 20  # characters of one typed value
+LONGEST_SHOWN = 80  # of those, in an error
+# What these return are tensors and caches, which a program that prints text has no use for.
+TENSORS_ONLY = (
+    "output_attentions",
+    "output_hidden_states",
+    "output_scores",
+    "output_logits",
+    "return_dict_in_generate",
+    "return_legacy_cache",
+)
+# What the short way has instead of the table's defaults (a test compares them: that module imports torch).
+FRIENDLY: dict[str, Any] = {"max_new_tokens": 256, "max_length": None}
+_TITLES = {
+    "length": "length",
+    "strategy": "strategy",
+    "sampling": "sampling (with --do-sample)",
+    "control": "control",
+    "output": "output",
+    "special tokens": "special tokens",
+    "assistance": "assistance (drafts that the model checks)",
+    "cache": "cache",
+    "performance": "performance",
+}
+_PREFIX = "setting:"  # keeps the settings apart from the program's own options in what argparse returns
+_METAVARS: dict[Kind, str] = {
+    "flag": FLAG,
+    "integer": "N",
+    "number": "X",
+    "text": "TEXT",
+    "texts": "TEXT",
+    "choice": "CHOICE",
+    "ids": "ID",
+    "id list": "[ID, …]",
+    "id lists": "[[ID, …], …]",
+    "layers": "LAYERS",
+    "bias": "[[[ID, …], X], …]",
+    "token bias": '{"ID": X, …}',
+    "decay": "[START, FACTOR]",
+    "forced ids": "[[POSITION, ID], …]",
+}
+
+
+def add_settings(parser: Parser) -> None:
+    """Every setting that can be typed as an option, in both spellings, grouped as the table is."""
+    for group in dict.fromkeys((*_TITLES, *(parameter.group for parameter in PARAMETERS.values()))):
+        members = [parameter for parameter in PARAMETERS.values() if parameter.group == group]
+        shown = [parameter for parameter in members if is_typed(parameter) and parameter.name not in TENSORS_ONLY]
+        if not shown:
+            continue
+        section = parser.add_argument_group(_TITLES.get(group, group))
+        for parameter in shown:
+            _add_setting(parser, section, parameter)
+    for name in TENSORS_ONLY:  # known, so that the error can say why not
+        _add_setting(parser, parser.general, PARAMETERS[name], is_hidden=True)
+
+
+def is_typed(parameter: Parameter) -> bool:
+    """Whether a value can be typed: objects can't."""
+    return parameter.kind != "object"
+
+
+def _add_setting(
+    parser: Parser, section: argparse._ArgumentGroup, parameter: Parameter, *, is_hidden: bool = False
+) -> None:
+    dashed = parameter.name.replace("_", "-")
+    for name in dict.fromkeys((dashed, parameter.name)):
+        is_shown = name == dashed and not is_hidden
+        options: dict[str, Any] = {"dest": f"{_PREFIX}{parameter.name}", "default": argparse.SUPPRESS}
+        reading: dict[str, Any] = {
+            "type": _reader(parameter),
+            "metavar": _METAVARS.get(parameter.kind, "JSON"),
+            "action": "append" if parameter.kind == "texts" else "store",
+            "help": _describe(parameter) if is_shown else argparse.SUPPRESS,
+        }
+        section.add_argument(f"--{name}", **options, **reading)
+        if parameter.kind == "flag":
+            parser.flags.add(f"--{name}")
+            negation = f"--no-{name}" if name == dashed else f"--no_{name}"
+            section.add_argument(negation, action="store_const", const=False, help=argparse.SUPPRESS, **options)
+
+
+def _describe(parameter: Parameter) -> str:
+    text = parameter.help.replace("%", "%%")
+    if parameter.kind == "texts":
+        text += " May be given several times."
+    if parameter.kind == "flag":
+        return f"{text} [{'on' if parameter.default else 'off'}]"
+    default = FRIENDLY.get(parameter.name, parameter.default)
+    return text if default is None or default is False else f"{text} [{default}]"
+
+
+def _reader(parameter: Parameter) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return read_value(parameter, text)
+        except SettingError as error:  # argparse adds which option it was
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return read
+
+
+def read_value(parameter: Parameter, text: str) -> Any:
+    """A typed value, checked by itself; how it goes with other settings is the plan's to say."""
+    if len(text) > LONGEST_VALUE:
+        raise SettingError(f"`{parameter.name}` has {len(text)} characters; at most {LONGEST_VALUE} are read")
+    try:
+        value = parameter.parse(text)
+    except ValueError as error:  # also Python's own, for a number of more digits than it reads
+        if isinstance(error, SettingError) and len(text) <= LONGEST_SHOWN:
+            raise
+        shown = text[:LONGEST_SHOWN]
+        raise SettingError(f"`{parameter.name}` can't be read from {shown!r}…: {parameter.help}") from error
+    check_value(parameter, value)
+    return value
+
+
+def find_setting(name: str) -> Parameter:
+    """The setting of this name, in either spelling, that can be typed."""
+    plain = name.removeprefix("--").replace("-", "_")
+    parameter = PARAMETERS.get(plain)
+    if parameter is None:
+        known = [known for known, parameter in PARAMETERS.items() if is_typed(parameter)]
+        raise SettingError(f"there is no setting {name[:80]!r}{suggest(plain, known)}")
+    if not is_typed(parameter):
+        raise UnsupportedError(f"`{plain}` is an object and can't be typed; use it from Python: lm.generate(…)")
+    return parameter
+
+
+def collect_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings that the command line gives, by name."""
+    settings: dict[str, Any] = {}
+    for key, value in vars(arguments).items():
+        if key.startswith(_PREFIX):
+            parameter = PARAMETERS[key.removeprefix(_PREFIX)]
+            settings[parameter.name] = _flatten(value) if parameter.kind == "texts" else value
+    return settings
+
+
+def _flatten(given: list[Any]) -> Any:
+    texts = [text for item in given if item is not None for text in (item if isinstance(item, list) else [item])]
+    return texts or None
+
+
+def refuse_tensors(settings: Mapping[str, Any]) -> None:
+    """Refuse the settings whose results can't be printed."""
+    for name in TENSORS_ONLY:
+        if settings.get(name):
+            raise UnsupportedError(
+                f"`{name}` returns tensors, which this program can't print. Use --json with --logprobs N for "
+                f"probabilities, or Python: unspool.load(…).generate(…, {name}=True)"
+            )

@@ -1,0 +1,1 @@
+"""Decoding: rows, the one step, the one loop; one file a strategy."""

@@ -1,0 +1,24 @@
+"""Processors that mend scores."""
+
+from __future__ import annotations
+
+import torch
+
+from unspool.logits.base import LogitsProcessor
+
+
+class InfNanRemoveLogitsProcessor(LogitsProcessor):
+    """Replaces NaN by 0 and infinite scores by the largest finite ones."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        """The scores, all finite."""
+        limits = torch.finfo(scores.dtype)
+        return torch.nan_to_num(scores, nan=0.0, posinf=limits.max, neginf=limits.min)
+
+
+class LogitNormalization(LogitsProcessor):
+    """Turns scores into log-probabilities."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        """The logarithm of the scores' softmax."""
+        return scores.log_softmax(dim=-1)

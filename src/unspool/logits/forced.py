@@ -1,0 +1,119 @@
+"""Processors that force, forbid or allow certain tokens at certain places."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from unspool.errors import SettingError
+from unspool.logits.base import LogitsProcessor
+from unspool.logits.rows import TokenIds, as_positive_integer
+
+INF = float("inf")
+
+
+class ForcedBOSTokenLogitsProcessor(LogitsProcessor):
+    """Forces a token right after the one that the text starts with."""
+
+    def __init__(self, bos_token_id: int) -> None:
+        self.bos_token_id = bos_token_id
+        self._tokens = TokenIds("bos_token_id", bos_token_id)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """The scores, at a text of one token with all but the forced one at -inf."""
+        return _force(scores, self._tokens) if input_ids.shape[-1] == 1 else scores
+
+
+class ForcedEOSTokenLogitsProcessor(LogitsProcessor):
+    """Forces an end token as the last one before a length is reached."""
+
+    def __init__(self, max_length: int, eos_token_id: Any, device: Any = "cpu") -> None:
+        self.max_length = as_positive_integer("max_length", max_length)
+        self._tokens = TokenIds("eos_token_id", eos_token_id)
+        self.eos_token_id = torch.tensor(self._tokens.ids, device=device)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """The scores, at the last place with all but the end tokens at -inf."""
+        return _force(scores, self._tokens) if input_ids.shape[-1] == self.max_length - 1 else scores
+
+
+class SuppressTokensLogitsProcessor(LogitsProcessor):
+    """Forbids tokens everywhere."""
+
+    def __init__(self, suppress_tokens: Any, device: Any = "cpu") -> None:
+        self._tokens = TokenIds("suppress_tokens", suppress_tokens)
+        self.suppress_tokens = torch.tensor(self._tokens.ids, device=device)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        """The scores with the tokens at -inf."""
+        return scores.index_fill(-1, self._tokens.index(scores), -INF)
+
+
+class SuppressTokensAtBeginLogitsProcessor(LogitsProcessor):
+    """Forbids tokens at the first place that is written."""
+
+    def __init__(self, begin_suppress_tokens: Any, begin_index: int, device: Any = "cpu") -> None:
+        self._tokens = TokenIds("begin_suppress_tokens", begin_suppress_tokens)
+        self.begin_suppress_tokens = torch.tensor(self._tokens.ids, device=device)
+        self.begin_index = begin_index
+
+    def set_begin_index(self, begin_index: int) -> None:
+        """Move the place."""
+        self.begin_index = begin_index
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """The scores, at the first place with the tokens at -inf."""
+        if input_ids.shape[-1] != self.begin_index:
+            return scores
+        return scores.index_fill(-1, self._tokens.index(scores), -INF)
+
+
+class PrefixConstrainedLogitsProcessor(LogitsProcessor):
+    """Allows only the tokens that a function of the batch's row and its text names (Cao et al. 2020, arXiv 2010.00904).
+
+    Where other processors have forbidden every allowed token, the allowed ones come back.
+    """
+
+    def __init__(
+        self, prefix_allowed_tokens_fn: Callable[[int, torch.Tensor], Sequence[int]], num_beams: int = 1
+    ) -> None:
+        if not callable(prefix_allowed_tokens_fn):
+            raise SettingError("`prefix_allowed_tokens_fn` has to be a function (batch_id, input_ids) -> token ids.")
+        self._function = prefix_allowed_tokens_fn
+        self._num_beams = as_positive_integer("num_beams", num_beams)
+        self._numbers: list[int] | None = None  # the rows that are left, by their number in the call
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """The scores with all that is not allowed at -inf."""
+        vocab = scores.shape[-1]
+        mask = torch.full_like(scores, -INF)
+        for place in range(scores.shape[0]):
+            number = place if self._numbers is None else self._numbers[place]
+            allowed = self._function(number // self._num_beams, input_ids[place])
+            tokens = torch.as_tensor(allowed, device=scores.device).reshape(-1)
+            if tokens.numel() == 0:
+                raise SettingError(
+                    f"`prefix_allowed_tokens_fn` returned an empty list for batch ID {number // self._num_beams}: "
+                    "the constraint can't be satisfied. Return at least one token, for instance the end token."
+                )
+            if scores.device.type == "cpu" and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab:
+                raise SettingError(f"`prefix_allowed_tokens_fn` returned ids outside the vocabulary of {vocab} tokens.")
+            mask[place, tokens.long()] = 0
+        allowed_scores = scores + mask
+        beams = allowed_scores.amax(dim=-1).isneginf().view(-1, self._num_beams)
+        is_lost = beams.all(dim=-1, keepdim=True).expand_as(beams).reshape(-1, 1)  # (rows, 1)
+        return torch.where(is_lost, mask, allowed_scores)
+
+    def select_rows(self, index: torch.Tensor) -> LogitsProcessor:
+        """The processor for the rows at `index`, which keep the numbers that the function knows them by."""
+        chosen = copy.copy(self)
+        rows = index.tolist()
+        chosen._numbers = rows if self._numbers is None else [self._numbers[row] for row in rows]
+        return chosen
+
+
+def _force(scores: torch.Tensor, tokens: TokenIds) -> torch.Tensor:
+    return torch.full_like(scores, -INF).index_fill_(-1, tokens.index(scores), 0.0)

@@ -1,0 +1,322 @@
+"""One suite for every kind of cache: what is written is read back at its position, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unspool.cache import (
+    FIXED_SHAPE,
+    RAGGED,
+    ROLL_BACK,
+    SELECT_ROWS,
+    Cache,
+    DynamicCache,
+    EncoderDecoderCache,
+    Mask,
+    Span,
+    StaticCache,
+)
+from unspool.errors import SettingError, UnspoolError, UnsupportedError
+
+LAYERS, HEADS, WIDTH = 2, 2, 3
+ROOM, MOST_ROWS = 600, 6
+SIZES = SimpleNamespace(num_attention_heads=HEADS, hidden_size=HEADS * WIDTH, num_hidden_layers=LAYERS)
+
+
+KINDS: dict[str, Callable[[], Cache]] = {
+    "dynamic": DynamicCache,
+    "static": lambda: StaticCache(SIZES, MOST_ROWS, ROOM),
+    "pair": lambda: EncoderDecoderCache(DynamicCache(), DynamicCache()),
+    "pair of static": lambda: EncoderDecoderCache(StaticCache(SIZES, MOST_ROWS, ROOM), DynamicCache()),
+}
+
+
+@pytest.fixture(params=KINDS)
+def cache(request: pytest.FixtureRequest) -> Cache:
+    return KINDS[request.param]()
+
+
+def spread(mask: Mask, span: Span) -> torch.Tensor:
+    """A mask in whatever form, as booleans (rows, new, keys)."""
+    shape = (len(span.starts), span.num_new, span.stop)
+    if mask is None:
+        return torch.ones(shape, dtype=torch.bool)
+    if isinstance(mask, str):
+        assert mask == "causal" and span.num_new == span.stop
+        return torch.ones(shape[1:], dtype=torch.bool).tril().expand(shape)
+    return mask[:, 0].expand(shape)
+
+
+def define(span: Span, window: int | None) -> torch.Tensor:
+    """What a mask is: every key up to the query's own position, as far back as the window goes."""
+    return torch.tensor(
+        [
+            [[k <= start + n and (window is None or k > start + n - window) for k in range(span.stop)] for n in new]
+            for start, new in ((start, range(span.num_new)) for start in span.starts)
+        ]
+    )
+
+
+@dataclass
+class Plain:
+    """The slow and obvious cache: a list of numbers a row, each standing for a position's keys and values."""
+
+    cache: Cache
+    rows: list[list[float]]
+    written: int = 0
+
+    def read(self, num_new: int, counts: list[int] | None = None) -> None:
+        """One forward pass over distinct numbers, checked in every layer for every real query."""
+        real = counts or [num_new] * len(self.rows)
+        starts = [len(row) for row in self.rows]
+        span = self.cache.begin(len(self.rows), num_new, counts)
+        assert (span.starts, span.counts, span.num_new) == (starts, real, num_new)
+        assert span.stop == max(starts) + num_new
+        assert span.is_uniform == (len(set(starts)) == 1)
+        assert span.positions.tolist() == [[start + n for n in range(num_new)] for start in starts]
+        new = torch.arange(len(self.rows) * num_new, dtype=torch.float32).view(len(self.rows), num_new) + self.written
+        self.written += new.numel()
+        for row, count in enumerate(real):
+            self.rows[row] = self.rows[row] + new[row, :count].tolist()
+            new[row, count:] = torch.nan  # junk past a row's end: whoever reads it can't hide it
+        visible = spread(self.cache.mask(span), span)
+        for layer in range(LAYERS):
+            keys, values = self.cache.write(layer, fill(new, layer))
+            assert keys.shape == values.shape == (len(self.rows), HEADS, span.stop, WIDTH)
+            for row, count in enumerate(real):
+                for n in range(count):
+                    self.check_read(keys[row], values[row], visible[row, n], starts[row] + n, layer, row)
+        self.cache.end()
+        assert self.cache.lengths == [len(row) for row in self.rows]
+        assert self.cache.get_seq_length() == max(self.cache.lengths)
+
+    def check_read(
+        self, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor, position: int, layer: int, row: int
+    ) -> None:
+        past = torch.tensor(self.rows[row][: position + 1])[None]
+        expected = fill(past, layer)[0]  # (positions, 2, heads, width)
+        assert visible.nonzero().flatten().tolist() == list(range(position + 1))
+        assert torch.equal(keys[:, visible], expected[:, 0].transpose(0, 1))
+        assert torch.equal(values[:, visible], expected[:, 1].transpose(0, 1))
+
+    def truncate(self, lengths: list[int]) -> None:
+        self.cache.truncate(lengths)
+        self.rows = [row[:length] for row, length in zip(self.rows, lengths, strict=True)]
+        assert self.cache.lengths == lengths
+
+    def select(self, index: list[int]) -> None:
+        self.cache.select_rows(index)
+        self.rows = [list(self.rows[i]) for i in index]
+        assert self.cache.lengths == [len(row) for row in self.rows]
+
+
+def fill(numbers: torch.Tensor, layer: int) -> torch.Tensor:
+    """(rows, new) as keys and values (rows, new, 2, heads, width), different in every layer, head and place."""
+    place = torch.arange(2 * HEADS * WIDTH, dtype=torch.float32).view(2, HEADS, WIDTH)
+    return numbers[:, :, None, None, None] * 100 + place + layer * 50
+
+
+# --- what is written is read back --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("counts", [None, [4, 4, 4], [1, 4, 2], [4, 0, 3]])
+def test_prompts_and_steps_are_read_back(cache: Cache, counts: list[int] | None) -> None:
+    plain = Plain(cache, [[], [], []])
+    plain.read(4, counts)
+    for _ in range(3):
+        plain.read(1)
+    plain.read(3, [3, 1, 2])
+    plain.read(1)
+
+
+def test_growth_keeps_what_is_held(cache: Cache) -> None:
+    plain = Plain(cache, [[], []])
+    plain.read(250, [250, 243])
+    for _ in range(9):  # across the border of the first chunk, for both rows
+        plain.read(1)
+    plain.read(300, [300, 3])
+    plain.read(1)
+
+
+def test_what_is_rolled_back_is_rewritten(cache: Cache) -> None:
+    plain = Plain(cache, [[], [], []])
+    plain.read(5)
+    plain.truncate([5, 2, 0])
+    plain.read(2, [1, 2, 2])
+    plain.truncate([0, 0, 0])
+    plain.read(3)
+    plain.read(1)
+
+
+@pytest.mark.parametrize("index", [[1], [0, 2], [2, 0, 1], [1, 1, 0, 2, 2], [0, 1, 2]])
+def test_selected_rows_go_on(cache: Cache, index: list[int]) -> None:
+    plain = Plain(cache, [[], [], []])
+    plain.read(4, [2, 4, 3])
+    plain.select(index)
+    plain.read(1)
+    plain.read(2)
+    plain.truncate([max(0, length - 2) for length in cache.lengths])
+    plain.read(1)
+
+
+@st.composite
+def operations(draw: st.DrawFn) -> list[tuple[str, Any]]:
+    """A history of a batch: passes, rows rolled back, rows that leave, come twice or change places."""
+    done: list[tuple[str, Any]] = []
+    rows = draw(st.integers(1, 4))
+    lengths = [0] * rows
+    done.append(("rows", rows))
+    for _ in range(draw(st.integers(1, 7))):
+        what = draw(st.sampled_from(["read", "read", "step", "truncate", "select"]))
+        if what == "read":
+            num_new = draw(st.integers(1, 9))
+            counts = draw(st.lists(st.integers(0, num_new), min_size=rows, max_size=rows))
+            done.append(("read", (num_new, counts)))
+            lengths = [length + count for length, count in zip(lengths, counts, strict=True)]
+        elif what == "step":
+            done.append(("read", (1, None)))
+            lengths = [length + 1 for length in lengths]
+        elif what == "truncate" and len(done) > 1:
+            lengths = [draw(st.integers(0, length)) for length in lengths]
+            done.append(("truncate", list(lengths)))
+        elif what == "select" and len(done) > 1:
+            index = draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=MOST_ROWS))
+            rows, lengths = len(index), [lengths[i] for i in index]
+            done.append(("select", index))
+    return done
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40, deadline=None)
+@given(history=operations())
+def test_any_history_is_read_back(kind: str, history: list[tuple[str, Any]]) -> None:
+    (_, rows), *rest = history
+    plain = Plain(KINDS[kind](), [[] for _ in range(rows)])
+    for what, value in rest:
+        if what == "read":
+            plain.read(*value)
+        else:
+            getattr(plain, what)(value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, deadline=None)
+@given(
+    starts=st.lists(st.integers(0, 12), min_size=1, max_size=4),
+    num_new=st.integers(1, 6),
+    window=st.none() | st.integers(1, 20),
+)
+def test_mask_is_its_definition(kind: str, starts: list[int], num_new: int, window: int | None) -> None:
+    cache = KINDS[kind]()
+    if max(starts) > 0:
+        cache.begin(len(starts), max(starts), starts)
+        cache.write(0, torch.zeros(len(starts), max(starts), 2, HEADS, WIDTH))
+        cache.end()
+    span = cache.begin(len(starts), num_new)
+    mask = cache.mask(span, window)
+    assert torch.equal(spread(mask, span), define(span, window))
+
+
+def test_plain_masks_take_no_tensor(cache: Cache) -> None:
+    """The two cases every step meets must stay free: a first prompt is causal, a single step sees everything."""
+    span = cache.begin(2, 5)
+    assert cache.mask(span) == "causal"
+    assert cache.mask(span, window=5) == "causal"
+    assert isinstance(cache.mask(span, window=4), torch.Tensor)
+    cache.end()
+    assert cache.mask(cache.begin(2, 1)) is None
+
+
+# --- what a cache says of itself ----------------------------------------------------------------------------
+
+
+def test_capabilities() -> None:
+    both = {ROLL_BACK, SELECT_ROWS, RAGGED}
+    assert KINDS["dynamic"]().can == both
+    assert KINDS["static"]().can == both | {FIXED_SHAPE}
+    assert KINDS["pair of static"]().can == both
+    assert [KINDS[kind]().is_compileable for kind in ("dynamic", "static")] == [False, True]
+
+
+def test_a_missing_capability_is_named(cache: Cache) -> None:
+    with pytest.raises(UnsupportedError, match=f"{type(cache).__name__} can't fly far"):
+        cache.require("fly_far")
+
+
+def test_selecting_in_a_fresh_cache_changes_nothing(cache: Cache) -> None:
+    cache.select_rows([0, 0])
+    assert cache.lengths == []
+    Plain(cache, [[]]).read(2)
+
+
+# --- what can't be ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("counts", [[1], [1, 2, 3], [1, 5], [-1, 2]])
+def test_counts_must_fit(cache: Cache, counts: list[int]) -> None:
+    with pytest.raises(SettingError, match="do not fit 2 rows of 4"):
+        cache.begin(2, 4, counts)
+    assert cache.lengths == []  # a pass that never began leaves no trace
+    Plain(cache, [[], [], []]).read(2)
+
+
+def test_another_batch_is_refused(cache: Cache) -> None:
+    plain = Plain(cache, [[], []])
+    plain.read(3)
+    with pytest.raises(SettingError, match="holds 2 rows and the forward pass has 3"):
+        cache.begin(3, 1)
+    plain.read(1)
+
+
+@pytest.mark.parametrize("lengths", [[3], [4, 3], [-1, 2], [3, 3, 3]])
+def test_rolling_back_goes_back_only(cache: Cache, lengths: list[int]) -> None:
+    plain = Plain(cache, [[], []])
+    plain.read(3)
+    with pytest.raises(SettingError, match="can't roll back"):
+        cache.truncate(lengths)
+    assert cache.lengths == [3, 3]
+    plain.read(1)
+
+
+def test_writing_needs_a_pass(cache: Cache) -> None:
+    kv = torch.zeros(1, 1, 2, HEADS, WIDTH)
+    with pytest.raises(RuntimeError, match="between begin"):
+        cache.write(0, kv)
+    with pytest.raises(RuntimeError, match="between begin"):
+        cache.end()
+
+
+def test_layers_come_in_order() -> None:
+    cache = DynamicCache()
+    cache.begin(1, 1)
+    with pytest.raises(SettingError, match="layer 1 is written before layer 0"):
+        cache.write(1, torch.zeros(1, 1, 2, HEADS, WIDTH))
+
+
+@pytest.mark.parametrize("kind", ["static", "pair of static"])
+def test_static_refuses_what_does_not_fit(kind: str) -> None:
+    cache = KINDS[kind]()
+    with pytest.raises(SettingError, match=f"{MOST_ROWS + 1} rows do not fit .*max_batch_size={MOST_ROWS}"):
+        cache.begin(MOST_ROWS + 1, 1)
+    plain = Plain(cache, [[], []])
+    plain.read(ROOM - 1)
+    with pytest.raises(SettingError, match=f"position {ROOM + 1} does not fit .*{ROOM} positions"):
+        cache.begin(2, 2)
+    plain.read(1)  # the refusal left nothing behind, and the last position can be used
+    with pytest.raises(SettingError, match="rows do not fit"):
+        cache.select_rows([0] * (MOST_ROWS + 1))
+    plain.select([1, 0])
+
+
+@pytest.mark.parametrize(("rows", "room"), [(0, 4), (2, -1)])
+def test_static_needs_room(rows: int, room: int) -> None:
+    with pytest.raises(UnspoolError, match="at least one row and one position"):
+        StaticCache(SIZES, rows, room)

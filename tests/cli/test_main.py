@@ -1,0 +1,119 @@
+"""Which command is run, and what its end means."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import unspool
+from unspool.cli import main as front
+from unspool.cli import models
+from unspool.cli.parser import join_flags, suggest
+
+
+def test_version(cli: Callable[..., Any]) -> None:
+    for flag in ("--version", "-V"):
+        assert cli(flag) == type(cli(flag))(0, f"unspool {unspool.__version__}\n", "")
+
+
+def test_help_names_every_command_and_fits_a_screen(cli: Callable[..., Any]) -> None:
+    ended = cli("--help")
+    assert ended.code == 0 and ended.err == ""
+    assert all(f"\n  {name} " in ended.out for name in front.COMMANDS)
+    lines = ended.out.splitlines()
+    assert len(lines) < 25 and max(map(len, lines)) < 80
+    assert cli("help").out == cli("-h").out == ended.out
+
+
+@pytest.mark.parametrize("name", list(front.COMMANDS))
+def test_every_command_has_help(cli: Callable[..., Any], name: str) -> None:
+    ended = cli(name, "--help")
+    assert ended.code == 0 and ended.out.startswith(f"usage: unspool {name} ") and ended.err == ""
+    assert cli("help", name).out == ended.out
+
+
+def test_without_a_command_the_help_is_an_error(cli: Callable[..., Any]) -> None:
+    ended = cli()
+    assert ended.code == 2 and ended.out == "" and "usage: unspool COMMAND" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("rum",), "there is no command 'rum'; did you mean run? The commands are: run, chat, models, pull"),
+        (("frobnicate",), "there is no command 'frobnicate'. The commands are: run, chat, models, pull"),
+        (("--versoin",), "unknown option --versoin; did you mean --version?"),
+        (("run", "--temprature", "0.3", "hi"), "unknown option --temprature; did you mean --temperature?"),
+        (("run", "--max_new_tokns=3", "hi"), "unknown option --max_new_tokns; did you mean --max-new-tokens?"),
+        (("run", "Hello", "world"), "one argument too many: 'world'. Put text of several words in quotes"),
+        (("run", "hi", "--model"), "--model: expected one argument"),
+        (("pull",), "the following arguments are required: NAME"),
+        (("models", "--jsn"), "unknown option --jsn; did you mean --json?"),
+    ],
+)
+def test_what_can_not_be_read_is_refused(cli: Callable[..., Any], words: tuple[str, ...], said: str) -> None:
+    ended = cli(*words)
+    assert ended.code == 2 and ended.out == ""
+    assert ended.err.startswith("unspool: error: ") and said in ended.err and ended.err.count("\n") == 1
+
+
+def test_a_bug_is_one_line_and_debug_shows_where(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_arguments: object) -> int:
+        raise RuntimeError("the ribbon is torn")
+
+    monkeypatch.setattr(models, "execute", fail)
+    monkeypatch.delenv("UNSPOOL_DEBUG", raising=False)
+    ended = cli("models")
+    assert ended.code == 1 and "Traceback" not in ended.err
+    assert ended.err.splitlines() == [
+        "unspool: error: internal: RuntimeError: the ribbon is torn",
+        "(--debug or UNSPOOL_DEBUG=1 shows where this happened)",
+    ]
+    for words in (("--debug", "models"), ("models", "--debug")):
+        ended = cli(*words)
+        assert ended.code == 1 and "Traceback" in ended.err and "in fail" in ended.err
+    monkeypatch.setenv("UNSPOOL_DEBUG", "1")
+    assert "Traceback" in cli("models").err
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (BrokenPipeError(), 141), (SystemExit(3), 3)])
+def test_other_ends_are_quiet(
+    cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
+) -> None:
+    def end(_arguments: object) -> int:
+        raise error
+
+    monkeypatch.setattr(models, "execute", end)
+    ended = cli("models")
+    assert (ended.code, ended.out, ended.err) == (code, "", "")
+
+
+def test_arguments_come_from_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["unspool", "--version"])
+    assert front.main() == 0
+    assert capsys.readouterr().out == f"unspool {unspool.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "joined"),
+    [
+        (["--do-sample", "A prompt"], ["--do-sample=true", "A prompt"]),
+        (["--do-sample", "false", "A prompt"], ["--do-sample=false", "A prompt"]),
+        (["--do-sample", "OFF"], ["--do-sample=OFF"]),
+        (["A prompt", "--do-sample"], ["A prompt", "--do-sample=true"]),
+        (["--do-sample=no", "yes"], ["--do-sample=no", "yes"]),
+        (["--", "--do-sample"], ["--", "--do-sample"]),
+    ],
+)
+def test_flags_take_a_value_only_where_it_is_one(words: list[str], joined: list[str]) -> None:
+    assert join_flags(words, {"--do-sample"}) == joined
+
+
+def test_suggestions_are_near_or_none() -> None:
+    assert suggest("modles", ["models", "run"]) == "; did you mean models?"
+    assert suggest("xyz", ["models", "run"]) == ""

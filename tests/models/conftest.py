@@ -1,0 +1,170 @@
+"""Tiny random models of every architecture, made by transformers and loaded natively."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+import transformers
+from safetensors.torch import load_file
+
+from unspool.models.native import NativeModel
+from unspool.models.registry import build_model
+from unspool.models.weights import MemorySource
+
+GOLDENS = Path(__file__).parents[1] / "conformance" / "goldens"
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+LLAMA = {**SIZES, "intermediate_size": 48, "num_key_value_heads": 2}
+GEMMA = {**LLAMA, "head_dim": 8, "query_pre_attn_scalar": 12}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+
+def _make(name: str, **settings: Any) -> Callable[[], Any]:
+    def build() -> Any:
+        config = getattr(transformers, f"{name}Config")(**settings)
+        head = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}.get(name, f"{name}ForCausalLM")
+        # Falcon's eager attention adds ALiBi twice (in the mask and to the scores); its other one is right.
+        attention = "sdpa" if settings.get("alibi") else "eager"
+        return getattr(transformers, head)._from_config(config, attn_implementation=attention)
+
+    return build
+
+
+CASES: dict[str, Callable[[], Any]] = {
+    "llama": _make("Llama", **LLAMA),
+    "llama-tied-biased": _make("Llama", **LLAMA, tie_word_embeddings=True, attention_bias=True, mlp_bias=True),
+    "llama-llama3-rope": _make("Llama", **LLAMA, rope_parameters=dict(LLAMA3_ROPE)),
+    "llama-linear-rope": _make(
+        "Llama", **LLAMA, rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}
+    ),
+    "llama-yarn": _make("Llama", **LLAMA, head_dim=16, rope_parameters=dict(YARN)),
+    "mistral": _make("Mistral", **LLAMA, sliding_window=5),
+    "mistral-full": _make("Mistral", **LLAMA, sliding_window=None),
+    "qwen2": _make("Qwen2", **LLAMA, tie_word_embeddings=True),
+    "qwen2-window": _make("Qwen2", **LLAMA, use_sliding_window=True, sliding_window=5, max_window_layers=1),
+    "qwen3": _make("Qwen3", **LLAMA, head_dim=16),
+    "gemma": _make("Gemma", **{**LLAMA, "head_dim": 8}),
+    "gemma2": _make("Gemma2", **GEMMA, sliding_window=5),
+    "gemma3": _make(
+        "Gemma3Text", **{**GEMMA, "num_hidden_layers": 4}, sliding_window=5, sliding_window_pattern=3
+    ),
+    "gpt2": _make("GPT2", **SIZES),
+    "gpt2-scaled-by-layer": _make("GPT2", **SIZES, scale_attn_by_inverse_layer_idx=True, n_inner=40),
+    "gpt_neox": _make("GPTNeoX", **SIZES, intermediate_size=48, rotary_pct=0.5),
+    "gpt_neox-sequential": _make(
+        "GPTNeoX", **SIZES, intermediate_size=48, use_parallel_residual=False, tie_word_embeddings=True
+    ),
+    "gptj": _make("GPTJ", **SIZES, rotary_dim=4),
+    "opt": _make("OPT", **SIZES, ffn_dim=48, init_std=0.3),
+    "opt-350m": _make(
+        "OPT", **SIZES, ffn_dim=48, init_std=0.3, do_layer_norm_before=False, word_embed_proj_dim=24
+    ),
+    "bloom": _make("Bloom", **SIZES),
+    "bloom-6-heads": _make("Bloom", **{**SIZES, "num_attention_heads": 6, "hidden_size": 48}),
+    "phi": _make("Phi", **SIZES, intermediate_size=48),
+    "falcon-7b": _make("Falcon", **SIZES),
+    "falcon-40b": _make("Falcon", **SIZES, new_decoder_architecture=True, num_kv_heads=2),
+    "falcon-11b": _make(
+        "Falcon", **SIZES, new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1
+    ),
+    "falcon-rw": _make(
+        "Falcon", **SIZES, alibi=True, multi_query=False, parallel_attn=False, bias=True, activation="gelu"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The reference and the native model with the same weights."""
+
+    reference: Any
+    native: NativeModel
+    config: dict[str, Any]
+    weights: dict[str, torch.Tensor]
+
+
+def randomise(model: Any) -> Any:
+    """Norms and biases start as ones and zeros; noise makes a mistake with them visible."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+    return model.eval()
+
+
+def make_pair(make: Callable[[], Any], folder: Path) -> Pair:
+    """Save what transformers made, and load the files natively."""
+    torch.manual_seed(3)
+    reference = randomise(make())
+    reference.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    weights = load_file(folder / "model.safetensors")
+    return Pair(reference, build_model(config, MemorySource(weights)), config, weights)
+
+
+@pytest.fixture(scope="session")
+def pair_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    """The pair of a name; each is made once."""
+    return cache(lambda name: make_pair(CASES[name], tmp_path_factory.mktemp(name)))
+
+
+@pytest.fixture(scope="session")
+def load_pair() -> Callable[[Callable[[], Any], Path], Pair]:
+    """Makes a pair of what a function builds."""
+    return make_pair
+
+
+@pytest.fixture(params=list(CASES))
+def pair(request: pytest.FixtureRequest, pair_of: Callable[[str], Pair]) -> Pair:
+    """Every architecture in turn."""
+    return pair_of(request.param)
+
+
+@pytest.fixture(scope="session")
+def golden_pair() -> Callable[[str], Pair]:
+    """The pair of a golden model, whose config has the form of transformers 4.52."""
+
+    @cache
+    def load(name: str) -> Pair:
+        folder = GOLDENS / "models" / name
+        config = json.loads((folder / "config.json").read_text())
+        weights = load_file(folder / "model.safetensors")
+        auto = transformers.AutoModelForSeq2SeqLM if name == "t5" else transformers.AutoModelForCausalLM
+        reference = auto.from_pretrained(folder, attn_implementation="eager").eval()
+        return Pair(reference, build_model(config, MemorySource(weights)), config, weights)
+
+    return load
