@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import tokenizers
 import torch
 
 from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, StaticCache
 from unspool.protocols import LAST, Encoded, Forward, ModelInfo, Want
+from unspool.text import Tokenizer
 
 
 class FakeModel:
@@ -82,7 +84,7 @@ class FakeEncoderDecoder(FakeModel):
 
     def __init__(self, vocab: int = 23, seed: int = 0, **info: Any) -> None:
         super().__init__(vocab, seed=seed, is_encoder_decoder=True, **info)
-        self.source_table = torch.randn(vocab, vocab, generator=torch.Generator().manual_seed(seed + 1)) * 3
+        self.source_table = torch.randn(vocab, vocab, generator=torch.Generator().manual_seed(seed + 1)) * 5
         self.num_encodings = 0
 
     def score(self, ids: Sequence[int], source: Sequence[int] = ()) -> torch.Tensor:
@@ -171,3 +173,37 @@ def _take(logits: torch.Tensor, counts: list[int], want: Want) -> torch.Tensor:
         return logits
     last = torch.tensor([count - 1 for count in counts]).clamp(min=0)
     return logits[torch.arange(len(counts)), last]
+
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if tools %}{{ tools | length }} tools\n{% endif %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def make_tokenizer() -> Tokenizer:
+    """A byte-level BPE tokenizer of 160 tokens: three special ones, bytes of ASCII and of a few characters, merges."""
+    letters = bytes_to_letters()
+    known = [*range(32, 127), 10, *sorted({*"é€日😀".encode()})]
+    vocab = {"<pad>": 0, "<s>": 1, "</s>": 2} | {letters[byte]: 3 + place for place, byte in enumerate(known)}
+    merges = []
+    for word in ("the", "\u0120the", "\u0120cat", "stop", "ing", "\u0120and", "hello", "world", "user:", "\u0120a"):
+        for end in range(2, len(word) + 1):
+            if word[:end] not in vocab:
+                merges.append((word[: end - 1], word[end - 1]))
+                vocab[word[:end]] = len(vocab)
+    for place in range(160 - len(vocab)):
+        vocab[f"<extra{place}>"] = len(vocab)
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    named = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    return Tokenizer(backend, special_tokens=named, chat_template=CHAT_TEMPLATE)
+
+
+def bytes_to_letters() -> dict[int, str]:
+    """The letter that byte-level vocabularies write for each byte."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in plain]
+    return {byte: chr(byte) for byte in plain} | {byte: chr(256 + place) for place, byte in enumerate(rest)}

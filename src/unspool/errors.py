@@ -19,6 +19,10 @@ class InputError(UnspoolError, ValueError):
     """The prompt (text, ids, mask, embeddings) can't be decoded from."""
 
 
+class NoTokenLeftError(UnspoolError, RuntimeError):
+    """A row has no token to choose from: its processors forbade them all, or its scores are NaN."""
+
+
 class LoadError(UnspoolError, OSError):
     """A model's files are damaged, incomplete, or of a kind that can't be read."""
 

@@ -48,6 +48,7 @@ class Plan:
     max_length: int  # columns, as the reference counts: prompt, padding and new tokens
     eos_token_ids: tuple[int, ...]
     pad_token_id: int
+    num_beams: int
     num_return_sequences: int
     seeds: tuple[int, ...] | None  # one for all or one a prompt; None: drawn for this call
     cache_kind: str
@@ -57,6 +58,18 @@ class Plan:
     def max_new_tokens(self) -> int:
         """The most tokens a row can get."""
         return self.max_length - self.prompt_width
+
+    @property
+    def copies(self) -> int:
+        """Rows that one prompt is continued in."""
+        return self.num_beams if self.num_beams > 1 else self.num_return_sequences
+
+    @property
+    def fill_token_id(self) -> int:
+        """What follows a sequence that ended before others; beam search takes an end token where padding is id 0,
+        as the reference does."""
+        is_plain = self.num_beams > 1 and self.eos_token_ids and not self.pad_token_id
+        return self.eos_token_ids[0] if is_plain else self.pad_token_id
 
     @property
     def asked(self) -> frozenset[str]:
@@ -69,6 +82,7 @@ def settle(settings: GenerationConfig, origins: Mapping[str, Origin], info: Mode
     _refuse_unbuilt(settings, origins)
     _refuse_unused(settings, origins)
     _refuse_by_model(settings, info, shape)
+    _check_beams(settings)
     _check_rows(settings, shape)
     eos = as_token_ids(settings.eos_token_id, "eos_token_id", info)
     max_length = _decide_length(settings, origins, info, shape)
@@ -80,6 +94,7 @@ def settle(settings: GenerationConfig, origins: Mapping[str, Origin], info: Mode
         max_length=max_length,
         eos_token_ids=eos,
         pad_token_id=_decide_padding(settings, eos, info),
+        num_beams=settings.num_beams or 1,
         num_return_sequences=settings.num_return_sequences or 1,
         seeds=_decide_seeds(settings),
         cache_kind=_decide_cache(settings, origins, shape, max_length - shape.width),
@@ -146,7 +161,6 @@ def _refuse_unused(settings: GenerationConfig, origins: Mapping[str, Origin]) ->
 
 # --- what is not built yet: each with the value that switches it off ------------------------------------
 _OFF: dict[str, tuple[Any, str]] = {
-    "num_beams": (1, "beam search"),
     "num_beam_groups": (1, "diverse beam search"),
     "diversity_penalty": (0.0, "diverse beam search"),
     "constraints": (None, "constrained beam search"),
@@ -199,6 +213,17 @@ def _refuse_by_model(settings: GenerationConfig, info: ModelInfo, shape: PromptS
     ):
         if is_so:
             raise SettingError(f"`prompt_logprobs` can't be told: {what}")
+
+
+def _check_beams(settings: GenerationConfig) -> None:
+    if (settings.num_beams or 1) == 1:
+        return
+    for name, why in (
+        ("logprobs", "a beam's tokens are chosen together"),
+        ("mirostat_tau", "its state follows one sequence, and beams branch"),
+    ):
+        if getattr(settings, name, None) is not None:
+            raise SettingError(f"`{name}` does not go with num_beams={settings.num_beams}: {why}; leave one of them out")
 
 
 def _check_rows(settings: GenerationConfig, shape: PromptShape) -> None:

@@ -20,7 +20,6 @@ GOLDENS = Path(__file__).parent / "goldens"
 SETTINGS_TO_COME = {
     "force_words_ids": "constrained beam search",
     "num_beam_groups": "diverse beam search",
-    "num_beams": "beam search",
     "penalty_alpha": "contrastive search",
     "dola_layers": "DoLa",
     "guidance_scale": "guidance",
@@ -90,7 +89,7 @@ def run_case(case: Case) -> Any:
     if "negative_prompt_ids" in settings:
         negative = torch.tensor(settings["negative_prompt_ids"])
         settings |= {"negative_prompt_ids": negative, "negative_prompt_attention_mask": torch.ones_like(negative)}
-    wants_scores = "scores_step3_row0" in case.expected or "first_step_scores" in case.expected
+    wants_scores = bool({"scores_step3_row0", "first_step_scores", "sequences_scores"} & set(case.expected))
     return unspool.generate(
         load_model(case.model).model,
         **inputs,

@@ -23,6 +23,10 @@ def test_case_matches(case: Case) -> None:
     expected = case.expected
     if "sequences" in expected:
         assert output.sequences.tolist() == expected["sequences"]
+    if "sequences_scores" in expected:
+        assert_close(output.sequences_scores, torch.tensor(expected["sequences_scores"]))
+    if "beam_indices" in expected:
+        assert output.beam_indices.tolist() == expected["beam_indices"]
     if "scores_step3_row0" in expected:
         assert_close(output.scores[3][0], as_scores(expected["scores_step3_row0"]))
     for row, values in enumerate(expected.get("first_step_scores", [])):

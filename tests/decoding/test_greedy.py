@@ -66,9 +66,7 @@ def test_any_batch_equals_the_slow_loop(
     rows: list[list[int]], eos: list[int], num_new: int, way: dict[str, Any], seed: int
 ) -> None:
     model = FakeModel(13, seed=seed)
-    found = generate(
-        model, **pad_left(rows), max_new_tokens=num_new, eos_token_id=eos or None, pad_token_id=0, **way
-    )
+    found = generate(model, **pad_left(rows), max_new_tokens=num_new, eos_token_id=eos or None, pad_token_id=0, **way)
     assert found.tolist() == expect(model, rows, num_new, tuple(eos))[0]
 
 
@@ -183,9 +181,7 @@ def test_without_a_cache_everything_is_read_again() -> None:
 
 def test_stats_say_what_a_call_cost() -> None:
     model = FakeModel()
-    output = generate(
-        model, **pad_left(ROWS), max_new_tokens=5, prefill_chunk_size=2, return_dict_in_generate=True
-    )
+    output = generate(model, **pad_left(ROWS), max_new_tokens=5, prefill_chunk_size=2, return_dict_in_generate=True)
     stats = output.stats
     assert (stats.prompt_tokens, stats.new_tokens, stats.forward_passes) == (11, 20, model.num_passes)
     assert 0 < stats.first_token_seconds <= stats.total_seconds

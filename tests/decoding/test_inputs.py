@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.fakes import FakeModel, decode_slowly, new_fake_cache, pad_left
-from unspool import DynamicCache, EncoderDecoderCache, generate
+from unspool import DynamicCache, EncoderDecoderCache, generate, stream
+from unspool.api.calls import _UNBUILT
 from unspool.errors import InputError, SettingError, UnspoolError, UnsupportedError
 
 ROWS = [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
@@ -236,8 +237,6 @@ def test_a_callers_cache_keeps_its_rows_without_an_output_object() -> None:
 
 
 def test_an_interrupted_turn_leaves_a_cache_to_go_on_from() -> None:
-    from unspool import stream
-
     model = FakeModel()
     cache = DynamicCache()
     steps = stream(model, **pad_left(ROWS), past_key_values=cache, max_new_tokens=9)
@@ -325,21 +324,20 @@ def test_legacy_tuples_of_ragged_rows_are_refused_before_the_first_pass() -> Non
 # --- arguments that are yet to come -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("assistant_model", FakeModel()),
-        ("assistant_tokenizer", object()),
-        ("prefix_allowed_tokens_fn", lambda row, ids: [1]),
-        ("negative_prompt_ids", torch.tensor([[1, 2], [3, 4]])),
-        ("negative_prompt_attention_mask", torch.ones(2, 2)),
-        ("synced_gpus", True),
-        ("custom_generate", "someone/recipe"),
-    ],
-)
-def test_arguments_to_come_are_refused_by_name(name: str, value: Any) -> None:
+ARGUMENTS: dict[str, Any] = {
+    "assistant_model": FakeModel(),
+    "assistant_tokenizer": object(),
+    "negative_prompt_ids": torch.tensor([[1, 2], [3, 4]]),
+    "negative_prompt_attention_mask": torch.ones(2, 2),
+    "synced_gpus": True,
+    "custom_generate": "someone/recipe",
+}
+
+
+@pytest.mark.parametrize("name", sorted(_UNBUILT))
+def test_arguments_to_come_are_refused_by_name(name: str) -> None:
     with pytest.raises(UnsupportedError, match=f"`{name}` needs"):
-        generate(FakeModel(), IDS, **{name: value})
+        generate(FakeModel(), IDS, **{name: ARGUMENTS[name]})
     assert generate(FakeModel(), IDS, max_new_tokens=1, **{name: None}).shape == (2, 4)
 
 

@@ -11,7 +11,7 @@ import torch
 from tests.fakes import FakeModel, decode_slowly, pad_left
 from unspool import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, generate
 from unspool.decoding.randomness import derive_seed, draw_uniform
-from unspool.errors import SettingError
+from unspool.errors import NoTokenLeftError, SettingError
 
 ROWS = [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
 PLAIN = {"do_sample": True, "top_k": 0}
@@ -51,7 +51,11 @@ def new_tokens(model: FakeModel, rows: list[list[int]], num_new: int = 8, **sett
 )
 def test_draws_equal_the_slow_loop(settings: dict[str, Any]) -> None:
     warp = LogitsProcessorList()
-    for name, make in (("temperature", TemperatureLogitsWarper), ("top_k", TopKLogitsWarper), ("top_p", TopPLogitsWarper)):
+    for name, make in (
+        ("temperature", TemperatureLogitsWarper),
+        ("top_k", TopKLogitsWarper),
+        ("top_p", TopPLogitsWarper),
+    ):
         if name in settings:
             warp.append(make(settings[name]))
     model = FakeModel()
@@ -88,7 +92,9 @@ def test_rows_go_on_alike_when_others_leave() -> None:
     model = FakeModel()
     settings = PLAIN | {"eos_token_id": [0, 1, 2, 3, 4, 5], "pad_token_id": 22, "temperature": [0.7, 1.3, 2.0]}
     settings |= {"top_k": [5, 0, 9], "top_p": [1.0, 0.9, 0.8]}
-    output = generate(model, **pad_left(ROWS), max_new_tokens=12, seed=[2, 4, 6], return_dict_in_generate=True, **settings)
+    output = generate(
+        model, **pad_left(ROWS), max_new_tokens=12, seed=[2, 4, 6], return_dict_in_generate=True, **settings
+    )
     leaving = generate(model, **pad_left(ROWS), max_new_tokens=12, seed=[2, 4, 6], **settings)
     assert len(set(model.rows_of_passes)) > 1, "choose seeds with which rows end at different steps"
     assert torch.equal(output.sequences, leaving)
@@ -118,7 +124,10 @@ def test_all_at_once_a_value_a_row() -> None:
     found = new_tokens(model, ROWS, do_sample=True, num_return_sequences=2, **lists)
     for place, row in enumerate(ROWS):
         alone = {name: values[place] for name, values in lists.items()}
-        assert new_tokens(model, [row], do_sample=True, num_return_sequences=2, **alone) == found[2 * place : 2 * place + 2]
+        assert (
+            new_tokens(model, [row], do_sample=True, num_return_sequences=2, **alone)
+            == found[2 * place : 2 * place + 2]
+        )
 
 
 def test_seeds_decide() -> None:
@@ -219,7 +228,7 @@ def test_nothing_left_to_choose_is_told() -> None:
     def forbid(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return torch.full_like(scores, -torch.inf) if input_ids.shape[1] > 4 else scores
 
-    with pytest.raises(SettingError, match="row 0 has no token to choose from"):
+    with pytest.raises(NoTokenLeftError, match="row 0, at position 5: forbid"):
         generate(FakeModel(), torch.tensor([[1, 2, 3]]), max_new_tokens=5, logits_processor=[forbid], seed=1, **PLAIN)
 
 

@@ -112,7 +112,9 @@ def test_what_the_text_says_comes_before_what_a_limit_says() -> None:
     found = reasons(model, **pad_left(ROWS), max_new_tokens=6, eos_token_id=eos)
     assert found == {row: "eos" if eos in tokens else "length" for row, tokens in enumerate(new)}
     everything = [lambda ids, scores: torch.ones(3, dtype=torch.bool)]
-    assert set(reasons(model, **pad_left(ROWS), max_new_tokens=1, stopping_criteria=everything).values()) == {"criteria"}
+    assert set(reasons(model, **pad_left(ROWS), max_new_tokens=1, stopping_criteria=everything).values()) == {
+        "criteria"
+    }
 
 
 # --- criteria of the caller's own ---------------------------------------------------------------------------

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from unspool.api.healing import heal_prompts
 from unspool.cache import Cache, DynamicCache, EncoderDecoderCache
 from unspool.config import GenerationConfig
 from unspool.decoding.inputs import Inputs, read_prompts
 from unspool.decoding.loop import Emitted
+from unspool.decoding.prompts import Prompts
 from unspool.decoding.run import Hooks, Run
 from unspool.errors import SettingError, UnsupportedError
 from unspool.outputs import Output
@@ -21,7 +24,6 @@ from unspool.streaming import StreamCancelled
 
 _INPUT_NAMES = ("input_ids", "attention_mask", "inputs_embeds", "decoder_input_ids", "encoder_outputs")
 _UNBUILT = {
-    "prefix_allowed_tokens_fn": "prefix constraints",
     "assistant_model": "speculative decoding",
     "assistant_tokenizer": "speculative decoding",
     "negative_prompt_ids": "classifier-free guidance",
@@ -53,7 +55,6 @@ def generate(
     `tokenizer` for `stop_strings`, `past_key_values`, and every setting of `GenerationConfig`.
     """
     asked = {
-        "prefix_allowed_tokens_fn": prefix_allowed_tokens_fn,
         "synced_gpus": synced_gpus,
         "assistant_model": assistant_model,
         "negative_prompt_ids": negative_prompt_ids,
@@ -66,6 +67,7 @@ def generate(
         generation_config,
         logits_processor=logits_processor,
         stopping_criteria=stopping_criteria,
+        prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
         use_model_defaults=use_model_defaults,
         **asked,
         **kwargs,
@@ -97,13 +99,19 @@ def start(
     *,
     logits_processor: Any = None,
     stopping_criteria: Any = None,
+    prefix_allowed_tokens_fn: Any = None,
     tokenizer: Any = None,
     past_key_values: Any = None,
     use_model_defaults: bool | None = None,
     defaults: Mapping[str, Any] | None = None,
+    hides_padding: bool = False,
     **kwargs: Any,
 ) -> Run:
-    """Check everything and prepare a run; nothing is computed until it is iterated."""
+    """Check everything and prepare a run; nothing is computed until it is iterated, but for token healing's one step.
+
+    `hides_padding` tells the processors what is padding, so that no row depends on how long the others are; the
+    reference's manner is to count it as tokens.
+    """
     tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
     core = _as_model(model)
     for name, feature in _UNBUILT.items():
@@ -119,17 +127,9 @@ def start(
         given.input_ids = inputs
     model_config = None if use_model_defaults is False else getattr(model, "generation_config", None)
     settings, origins = merge(model_config, generation_config, kwargs, defaults)
-    prompts = read_prompts(core, given, settings)
+    prompts = replace(read_prompts(core, given, settings), hides_padding=hides_padding)
     cache = _as_cache(past_key_values, prompts.lengths, core.info)
-    lengths = [prompts.lengths] if prompts.source is None else [prompts.lengths, prompts.source.lengths]
-    shape = PromptShape(
-        prompts.num_rows,
-        prompts.width,
-        max(prompts.lengths),
-        has_embeds=prompts.embeds is not None,
-        has_cache=cache is not None,
-        is_ragged=any(len(set(each)) > 1 for each in lengths),
-    )
+    shape = _shape(prompts, cache)
     plan = settle(settings, origins, core.info, shape)
     if cache is not None:
         _check_room(cache, plan, shape)
@@ -137,7 +137,28 @@ def start(
         raise SettingError("`stop_strings` are found in text: pass the model's `tokenizer` too")
     processors = [] if logits_processor is None else _as_processors(logits_processor)
     criteria = [] if stopping_criteria is None else list(as_criteria_list(stopping_criteria))
-    return Run(core, prompts, plan, Hooks(processors, criteria, tokenizer, cache))
+    hooks = Hooks(processors, criteria, tokenizer, cache, prefix_allowed_tokens_fn)
+    run = Run(core, prompts, plan, hooks)
+    if not settings.token_healing:
+        return run
+    if cache is not None:
+        raise SettingError("`token_healing` chooses the last token again, and past_key_values may hold it; give one")
+    healed, added = heal_prompts(core, prompts, tokenizer, plan.pad_token_id)
+    run = Run(core, healed, settle(settings, origins, core.info, _shape(healed, None)), hooks)
+    run.added_texts = [text for text in added for _ in range(plan.num_return_sequences)]
+    return run
+
+
+def _shape(prompts: Prompts, cache: Cache | None) -> PromptShape:
+    lengths = [prompts.lengths] if prompts.source is None else [prompts.lengths, prompts.source.lengths]
+    return PromptShape(
+        prompts.num_rows,
+        prompts.width,
+        max(prompts.lengths),
+        has_embeds=prompts.embeds is not None,
+        has_cache=cache is not None,
+        is_ragged=any(len(set(each)) > 1 for each in lengths),
+    )
 
 
 def feed(streamer: Any, run: Run) -> None:

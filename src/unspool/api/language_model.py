@@ -190,7 +190,10 @@ class _Answer:
         skip_special = settings.pop("skip_special_tokens", True)
         self._lm = lm
         self._prompt_ids, arguments = self._read_prompt(prompt, settings, chat, tools)
-        self.run: Run = start(lm, defaults=FRIENDLY_DEFAULTS, **arguments, **settings)
+        self.run: Run = start(
+            lm, defaults=FRIENDLY_DEFAULTS, hides_padding=bool(self._prompt_ids), **arguments, **settings
+        )
+        self._added = list(self.run.added_texts)
         tokenizer, stops = lm.tokenizer, self.run.stop_strings
         rows = range(self.run.num_rows)
         self._text: list[list[str]] = [[] for _ in rows]
@@ -262,6 +265,7 @@ class _Answer:
         if self._decoders is None:
             return ""
         text = self._decoders[row].put(tokens) + (self._decoders[row].end() if is_last else "")
+        text, self._added[row] = self._added[row] + text, ""  # a healed prompt has grown past the caller's
         if self._trimmers is not None:
             text = self._trimmers[row].put(text) + (self._trimmers[row].end() if is_last else "")
         self._text[row].append(text)

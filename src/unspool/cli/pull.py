@@ -28,20 +28,18 @@ def execute(arguments: argparse.Namespace) -> int:
     """Fetch, with a bar on a terminal and a line a stage elsewhere."""
     name = arguments.name
     with ProgressLine() as line:
-        told: set[str] = set()
+        furthest: dict[str, int] = {}  # by stage; the size of a folder that files move in and out of goes back too
 
         def report(stage: str, done: int, total: int) -> None:
-            if stage == "present":
-                told.add(stage)
-                return
             doing = f"{_DOING.get(stage, stage)} {name}"
-            if stage not in told and not line.is_live:
+            if stage not in furthest and stage != "present" and not line.is_live:
                 say(f"{doing} ({format_size(total)}) …")
-            told.add(stage)
-            line.show_bar(doing, done, total)
+            furthest[stage] = max(done, furthest.get(stage, 0))
+            if stage != "present":
+                line.show_bar(doing, furthest[stage], total)
 
         line.show(f"looking for {name} …")
         path = pull(name, report)
-    say(f"{name} is here{' already' if 'present' in told else ''}:")
+    say(f"{name} is here{' already' if 'present' in furthest else ''}:")
     print(path)
     return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from unspool.decoding.rows import Rows
 from unspool.outputs import StepTensors
 from unspool.stopping import (
     EosTokenCriteria,
@@ -31,13 +30,13 @@ class Finish:
         ranked = sorted(criteria, key=lambda criterion: _rank(criterion))
         self._criteria = [(criterion, _reason(criterion)) for criterion in ranked]
 
-    def check(self, rows: Rows, scores: StepTensors | None) -> list[str | None]:
-        """The reason why each row is done, or None."""
-        history = rows.history()
-        reasons: list[str | None] = [None] * len(rows)
+    def explain(self, history: torch.Tensor, scores: StepTensors | None) -> list[str | None]:
+        """The reason why each row of (rows, width) is done, or None."""
+        num_rows = history.shape[0]
+        reasons: list[str | None] = [None] * num_rows
         for criterion, reason in self._criteria:
             answer = criterion(history, scores)
-            flags = as_row_flags(answer, len(rows), history.device)
+            flags = as_row_flags(answer, num_rows, history.device)
             for row in torch.nonzero(flags).flatten().tolist():
                 reasons[row] = reasons[row] or reason
         return reasons

@@ -32,6 +32,7 @@ class Prompts:
     lengths: list[int]  # positions a row takes in the decoder
     embeds: torch.Tensor | None = None  # (rows, longest, hidden), right-filled
     source: Source | None = None
+    hides_padding: bool = False  # whether processors are told what is padding; the reference counts it as tokens
 
     @property
     def num_rows(self) -> int:

@@ -30,6 +30,17 @@ def draw_uniform(seeds: torch.Tensor, positions: torch.Tensor, stream: int = 0) 
     return (state >> 11).bitwise_and((1 << 53) - 1).to(torch.float64) * 2.0**-53
 
 
+def draw_gumbel(seeds: torch.Tensor, positions: torch.Tensor, count: int) -> torch.Tensor:
+    """Gumbel noise (rows, count), float32: adding it to log-probabilities and taking the k highest draws k without
+    replacement (Kool et al., 2019)."""
+    place = torch.arange(count, device=seeds.device)
+    state = _mix_tensor(seeds + _signed(_STEP))
+    state = _mix_tensor(state + positions * _signed(_STEP))
+    bits = _shift(_mix_tensor(state[:, None] + place * _signed(_STEP)), 11)
+    uniform = (bits.to(torch.float64) + 0.5) * 2.0**-53  # in (0, 1)
+    return -torch.log(-torch.log(uniform)).to(torch.float32)
+
+
 def _mix(value: int) -> int:
     value &= _MASK
     value = ((value ^ (value >> 30)) * _MIX_1) & _MASK

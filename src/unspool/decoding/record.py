@@ -40,6 +40,11 @@ class Record:
             if forward.cross_attentions is not None:
                 self._cross.append(forward.cross_attentions)
 
+    @property
+    def keeps_scores(self) -> bool:
+        """Whether the processed scores of the whole vocabulary are asked for."""
+        return self._scores is not None
+
     def keep_scores(self, logits: torch.Tensor, scores: torch.Tensor) -> None:
         """Keep a step's logits as they came, and its scores as they were chosen from: (rows, vocab) each."""
         if self._logits is not None:

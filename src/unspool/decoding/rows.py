@@ -22,6 +22,9 @@ class Rows:
         self.pad_token_id = pad_token_id
         self.seeds = torch.zeros(prompts.num_rows, dtype=torch.int64, device=device)
         self._ids = prompts.ids
+        self._hides_padding = prompts.hides_padding
+        self._columns: list[int] = []
+        self._padding: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -35,6 +38,18 @@ class Rows:
         """Columns before each row's first position, as they stand in a left-padded batch."""
         first = min(0, *self.offsets)  # below zero where a prompt of embeddings has no columns
         return [offset - first for offset in self.offsets]
+
+    def padding(self) -> torch.Tensor | None:
+        """Columns of the history that hold padding and no token of a row: (rows,); None where they count as tokens."""
+        if not self._hides_padding:
+            return None
+        width = max(self.ends)
+        columns = [max(0, width - length) for length in self.lengths]
+        if not any(columns):
+            return None
+        if columns != self._columns or self._padding is None:  # kept: a copy to the device makes the host wait
+            self._columns, self._padding = columns, torch.tensor(columns, device=self._ids.device)
+        return self._padding
 
     def history(self) -> torch.Tensor:
         """What processors and stops see: (rows, width), left-padded."""
@@ -82,6 +97,15 @@ class Rows:
         self.numbers = [self.numbers[i] for i in index]
         self.lengths = [self.lengths[i] for i in index]
         self.offsets = [self.offsets[i] for i in index]
+
+    def reorder(self, index: Sequence[int]) -> None:
+        """Let beams go on from others of their prompt: histories move, what belongs to the place stays."""
+        self._ids = self._ids[torch.tensor(list(index), device=self._ids.device)]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the histories are."""
+        return self._ids.device
 
     def repeat(self, index: Sequence[int]) -> None:
         """Continue prompts more than once: each copy is a row of the call of its own."""

@@ -10,17 +10,27 @@ from typing import Any
 import torch
 
 from unspool.cache import ROLL_BACK, Cache, DynamicCache, EncoderDecoderCache
+from unspool.decoding.beam import BeamSearch, BeamSettings
 from unspool.decoding.finish import Finish
-from unspool.decoding.loop import Emitted, Loop
+from unspool.decoding.loop import Emitted, Turns, run_turns
 from unspool.decoding.prompts import Prompts
 from unspool.decoding.randomness import derive_seed, draw_seed
 from unspool.decoding.record import Record
 from unspool.decoding.rows import Rows
 from unspool.decoding.sample import Sample
 from unspool.decoding.step import Step
+from unspool.decoding.tokens import TokenTurns
 from unspool.logits import LogitsProcessor
 from unspool.logits.pipeline import Context, build_processors
-from unspool.outputs import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput, Output, Stats, TokenLogprob
+from unspool.outputs import (
+    GenerateBeamDecoderOnlyOutput,
+    GenerateBeamEncoderDecoderOutput,
+    GenerateDecoderOnlyOutput,
+    GenerateEncoderDecoderOutput,
+    Output,
+    Stats,
+    TokenLogprob,
+)
 from unspool.plan import Plan
 from unspool.protocols import Encoded, Model, Want
 from unspool.stopping import (
@@ -56,10 +66,12 @@ class Run:
         self._encoded: Encoded | None = None
         self._cache: Cache | None = hooks.cache
         self.num_rows = prompts.num_rows * plan.num_return_sequences
+        self._beams: BeamSearch | None = None
         self.emitted: list[list[int]] = [[] for _ in range(self.num_rows)]
         self.reasons: list[str | None] = [None] * self.num_rows
         self.logprobs: list[list[TokenLogprob]] = [[] for _ in range(self.num_rows)]
         self.prompt_logprobs: list[list[TokenLogprob | None]] | None = None
+        self.added_texts = [""] * self.num_rows  # what healing added to each row's prompt
         self.stats = Stats(prompt_tokens=sum(prompts.lengths if prompts.source is None else prompts.source.lengths))
         self.record = Record(
             scores=bool(settings.output_scores),
@@ -81,23 +93,42 @@ class Run:
             self._criteria.append(MaxTimeCriteria(self._settings.max_time))
         with torch.no_grad():
             step, rows = self._read_prompts()
-        loop = Loop(
-            rows,
-            Sample(step, do_sample=self._plan.do_sample),
-            Finish(self._criteria),
-            self.record,
-            self.stats,
-            rows_may_leave=not self._wants_every_row(),
-            emitted=self.emitted,
-            reasons=self.reasons,
-            logprobs=self.logprobs,
-        )
+        turns = self._make_turns(step, rows)
         try:
-            for emitted in loop.run(started):
+            for emitted in run_turns(turns, self.stats, started):
                 self.stats.forward_passes = step.num_forward_passes
+                self._gather(emitted)
                 yield emitted
         finally:
             self._forget_padding()
+
+    def _make_turns(self, step: Step, rows: Rows) -> Turns:
+        plan, finish = self._plan, Finish(self._criteria)
+        if plan.num_beams == 1:
+            strategy = Sample(step, do_sample=plan.do_sample)
+            return TokenTurns(rows, strategy, finish, self.record, rows_may_leave=not self._wants_every_row())
+        self._beams = BeamSearch(step, rows, finish, self._describe_beams(), self._prompts.num_rows)
+        return self._beams
+
+    def _describe_beams(self) -> BeamSettings:
+        plan, settings = self._plan, self._settings
+        return BeamSettings(
+            num_beams=plan.num_beams,
+            num_returned=plan.num_return_sequences,
+            length_penalty=1.0 if settings.length_penalty is None else settings.length_penalty,
+            early_stopping=settings.early_stopping or False,
+            do_sample=plan.do_sample,
+            num_eos=len(plan.eos_token_ids),
+            max_new_tokens=plan.max_new_tokens,
+        )
+
+    def _gather(self, emitted: Emitted) -> None:
+        for row, tokens in emitted.tokens.items():
+            self.emitted[row] += tokens
+        for row, told in emitted.logprobs.items():
+            self.logprobs[row] += told
+        for row, reason in emitted.finished.items():
+            self.reasons[row] = reason
 
     def _wants_every_row(self) -> bool:
         return (
@@ -167,14 +198,18 @@ class Run:
             if read is not None:  # what a short row holds past its end is no token of it
                 column = torch.arange(read.shape[1], device=read.device)
                 ends = torch.tensor(prompts.source.lengths, device=read.device)[:, None]
-                read = read.masked_fill(column >= ends, plan.pad_token_id)
+                read = read.masked_fill(column >= ends, -1 if prompts.hides_padding else plan.pad_token_id)
+        elif read is not None and prompts.hides_padding:
+            column = torch.arange(read.shape[1], device=read.device)
+            firsts = torch.tensor([prompts.width - length for length in prompts.lengths], device=read.device)
+            read = read.masked_fill(column < firsts[:, None], -1)
         return Context(
-            num_rows=self.num_rows,
+            num_rows=prompts.num_rows * plan.copies,
             vocab_size=self._model.info.vocab_size,
             prompt_width=prompts.width,
             max_length=plan.max_length,
             eos_token_ids=plan.eos_token_ids,
-            encoder_input_ids=None if read is None else read.repeat_interleave(plan.num_return_sequences, dim=0),
+            encoder_input_ids=None if read is None else read.repeat_interleave(plan.copies, dim=0),
             prefix_allowed_tokens_fn=self._hooks.prefix_allowed_tokens_fn,
             custom=tuple(self._hooks.processors),
             asked=plan.asked,
@@ -184,9 +219,9 @@ class Run:
         plan = self._plan
         given = plan.seeds or (draw_seed() if plan.do_sample else 0,)
         if len(given) == self._prompts.num_rows:
-            return [derive_seed(seed, copy) for seed in given for copy in range(plan.num_return_sequences)]
+            return [derive_seed(seed, copy) for seed in given for copy in range(plan.copies)]
         # Numbered through, not derived twice: the second copy of one prompt must not share the seed of the next.
-        return [derive_seed(given[0], row) for row in range(self.num_rows)]
+        return [derive_seed(given[0], row) for row in range(self._prompts.num_rows * plan.copies)]
 
     # --- the prompts -----------------------------------------------------------------------------------
     def _read_prompts(self) -> tuple[Step, Rows]:
@@ -207,8 +242,8 @@ class Run:
             prompt_lengths=prompts.lengths,
         )
         self.prompt_logprobs = step.prefill(rows, settings.prompt_logprobs)
-        if plan.num_return_sequences > 1:
-            index = [row for row in range(prompts.num_rows) for _ in range(plan.num_return_sequences)]
+        if plan.copies > 1:
+            index = [row for row in range(prompts.num_rows) for _ in range(plan.copies)]
             rows.repeat(index)
             step.repeat_rows(index)
         rows.seeds = torch.tensor(self._seeds(), dtype=torch.int64, device=rows.seeds.device)
@@ -225,7 +260,7 @@ class Run:
         last = longest + plan.max_new_tokens
         if plan.cache_kind == "static":
             capacity = max(settings.max_cache_len or 0, last)
-            rows = self.num_rows
+            rows = prompts.num_rows * plan.copies
         else:
             capacity = min(last, longest + CAPACITY_AHEAD)
             rows = prompts.num_rows
@@ -235,7 +270,7 @@ class Run:
         """Roll the cache's rows that ended early back to their own tokens, so that they can be continued."""
         cache, settings = self._cache, self._settings
         assert cache is not None
-        if not self._wants_every_row() or settings.return_legacy_cache or ROLL_BACK not in cache.can:
+        if self._beams is not None or not self._wants_every_row() or settings.return_legacy_cache or ROLL_BACK not in cache.can:
             return  # rows have left and nobody gets the cache, or tuples must keep one length
         copies = self._plan.num_return_sequences
         prompts = [length for length in self._prompts.lengths for _ in range(copies)]
@@ -247,7 +282,7 @@ class Run:
         """Prompts and new tokens as the reference returns them: (rows, length), padded on the right."""
         new = self.emitted
         longest = max((len(tokens) for tokens in new), default=0)
-        pad = self._plan.pad_token_id
+        pad = self._plan.fill_token_id
         tail = torch.tensor([tokens + [pad] * (longest - len(tokens)) for tokens in new], dtype=torch.int64)
         head = self.prompt_ids
         return torch.cat((head, tail.to(head.device).reshape(self.num_rows, longest)), dim=1)
@@ -267,6 +302,8 @@ class Run:
             "logprobs": self.logprobs if record.num_top is not None else None,
             "stats": self.stats,
         }
+        if self._beams is not None:
+            return self._beam_output(common)
         if self._prompts.source is None:
             return GenerateDecoderOnlyOutput(
                 **common,
@@ -276,6 +313,29 @@ class Run:
             )
         encoded = self._encoded
         return GenerateEncoderDecoderOutput(
+            **common,
+            encoder_attentions=encoded.attentions if encoded else None,
+            encoder_hidden_states=encoded.hidden_states if encoded else None,
+            decoder_attentions=record.attentions,
+            cross_attentions=record.cross_attentions,
+            decoder_hidden_states=record.hidden_states,
+        )
+
+    def _beam_output(self, common: dict[str, Any]) -> Output:
+        record, encoded = self.record, self._encoded
+        assert self._beams is not None
+        best = self._beams.result()
+        longest = max(len(one.parents) for one in best)
+        common |= {
+            "sequences_scores": torch.tensor([one.score for one in best]) if self._settings.output_scores else None,
+            "beam_indices": torch.tensor([one.parents + [-1] * (longest - len(one.parents)) for one in best]),
+        }
+        del common["logprobs"]
+        if self._prompts.source is None:
+            return GenerateBeamDecoderOnlyOutput(
+                **common, attentions=record.attentions, hidden_states=record.hidden_states
+            )
+        return GenerateBeamEncoderDecoderOutput(
             **common,
             encoder_attentions=encoded.attentions if encoded else None,
             encoder_hidden_states=encoded.hidden_states if encoded else None,

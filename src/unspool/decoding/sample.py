@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import torch
+
 from unspool.decoding.randomness import draw_uniform
 from unspool.decoding.rows import Rows
-from unspool.decoding.select import draw, take_likeliest
+from unspool.decoding.select import NO_TOKEN, draw, take_likeliest
 from unspool.decoding.step import Step
 from unspool.decoding.strategy import Choice
+from unspool.errors import NoTokenLeftError
 
 
 class Sample:
@@ -18,13 +21,19 @@ class Sample:
 
     def step(self, rows: Rows) -> Choice:
         """Choose every row's next token."""
-        result = self._step.next_logits(rows)
-        if self._do_sample:
-            tokens = draw(result.scores, draw_uniform(rows.seeds, rows.positions()))
-        else:
-            tokens = take_likeliest(result.scores)
-        return Choice(tokens[:, None], result.logits)
+        result = self._step.next_logits(rows, whole=not self._do_sample)
+        if not self._do_sample:
+            return Choice(take_likeliest(result.scores)[:, None], result.logits)
+        places = draw(result.scores, draw_uniform(rows.seeds, rows.positions()))[:, None]
+        if result.tokens is None:
+            return Choice(places, result.logits)
+        tokens = result.tokens.gather(1, places.clamp(min=0))
+        return Choice(torch.where(places < 0, NO_TOKEN, tokens), result.logits)
 
     def keep_rows(self, index: list[int]) -> None:
         """Let the step follow rows that stay."""
         self._step.keep_rows(index)
+
+    def explain_no_token(self, rows: Rows, place: int) -> NoTokenLeftError:
+        """Why the row at `place` has no token to choose from."""
+        return self._step.explain_no_token(rows, place)

@@ -9,9 +9,13 @@ import torch
 
 from unspool.cache import Cache
 from unspool.decoding.prompts import fill_right
+from unspool.decoding.randomness import draw_uniform
 from unspool.decoding.record import Record, read_logprobs
 from unspool.decoding.rows import Rows
+from unspool.errors import NoTokenLeftError
 from unspool.logits import LogitsProcessorList
+from unspool.logits.blame import explain_no_token
+from unspool.logits.fused import split_tail
 from unspool.outputs import TokenLogprob
 from unspool.protocols import Forward, Model, Want
 
@@ -24,6 +28,7 @@ class Scores:
 
     logits: torch.Tensor
     scores: torch.Tensor
+    tokens: torch.Tensor | None = None  # (rows, candidates): whose scores they are, where not the vocabulary's
 
 
 class Step:
@@ -45,7 +50,7 @@ class Step:
     ) -> None:
         self.model = model
         self.cache = cache
-        self.processors = processors
+        self._follow_processors(processors)
         self.record = record
         self.num_forward_passes = 0
         self._want = want
@@ -56,6 +61,7 @@ class Step:
         self._prompt_lengths = list(prompt_lengths)
         self._starts: list[int] = []  # where each row's last reading began
         self._counts: list[int] = []  # and how many positions it took
+        self._logits: torch.Tensor | None = None  # the last step's, as the model gave them
         self._ready: Forward | None = None  # the prompt's last pass, waiting for its processors
 
     def prefill(self, rows: Rows, prompt_logprobs: int | None = None) -> list[list[TokenLogprob | None]] | None:
@@ -64,15 +70,58 @@ class Step:
         self._ready = self._read(rows)
         return told
 
-    def next_logits(self, rows: Rows) -> Scores:
-        """Read what the cache has not seen of each row, and score the next token."""
+    def next_logits(self, rows: Rows, *, whole: bool = True, normalise: bool = False) -> Scores:
+        """Read what the cache has not seen of each row, and score the next token.
+
+        Where not the `whole` vocabulary's scores are wanted, those of the tokens that may be drawn can come alone.
+        With `normalise` the processors are given log-probabilities, as beam methods need them.
+        """
         forward = self._ready if self._ready is not None else self._read(rows)
         self._ready = None
         self.record.keep_forward(forward, rows.pads(), self._starts, self._counts)
         logits = forward.logits.float()
-        scores = self.processors(rows.history(), logits.clone() if self._copies_logits else logits)
+        self._logits = logits
+        given = logits.clone() if self._copies_logits else logits
+        if normalise:
+            given = torch.log_softmax(logits, dim=-1)
+        if not whole and not self.record.keeps_scores and self._tail is not None:
+            given = self._head(rows.history(), given, **self._find_extra(rows))
+            candidates = self._tail.find_candidates(given)
+            if candidates is not None:
+                self.record.keep_scores(logits, logits)
+                return Scores(logits, candidates[1], candidates[0])
+            scores = self._chain_tail(rows.history(), given)
+        else:
+            scores = self.processors(rows.history(), given, **self._find_extra(rows))
         self.record.keep_scores(logits, scores)
         return Scores(logits, scores)
+
+    def explain_no_token(self, rows: Rows, place: int) -> NoTokenLeftError:
+        """Which processors left the row at `place` without a token, found by running them one by one again."""
+        assert self._logits is not None
+        return explain_no_token(
+            self.processors,
+            rows.history(),
+            self._logits,
+            self._find_extra(rows),
+            place=place,
+            where=f"row {rows.numbers[place]}, at position {rows.lengths[place]}",
+        )
+
+    def _follow_processors(self, processors: LogitsProcessorList) -> None:
+        self.processors = processors
+        self._head, self._tail = split_tail(processors)
+        self._chain_tail = LogitsProcessorList(processors[len(self._head) :])
+        self._takes = frozenset(name for name in ("uniforms", "pads") if processors.takes(name))
+
+    def _find_extra(self, rows: Rows) -> dict[str, torch.Tensor]:
+        """What processors may ask for beside the history and the scores."""
+        extra = {}
+        if "uniforms" in self._takes:
+            extra["uniforms"] = draw_uniform(rows.seeds, rows.positions(), stream=1)
+        if "pads" in self._takes and (pads := rows.padding()) is not None:
+            extra["pads"] = pads
+        return extra
 
     def repeat_rows(self, index: Sequence[int]) -> None:
         """Let the cache and the pass that waits follow prompts that are continued more than once."""
@@ -83,11 +132,15 @@ class Step:
         self._counts = [self._counts[i] for i in index]
         self._ready = _select(self._ready, torch.tensor(list(index), device=self._ready.logits.device))
 
+    def reorder_rows(self, index: Sequence[int]) -> None:
+        """Let the cache follow beams: row `i` goes on from what row `index[i]` was, within its own prompt."""
+        self.cache.select_rows(index)
+
     def keep_rows(self, index: Sequence[int]) -> None:
         """Let the cache and the processors follow rows that stay while others leave."""
         self.cache.select_rows(index)
         self._select_prompts(index)
-        self.processors = self.processors.select_rows(torch.tensor(list(index)))
+        self._follow_processors(self.processors.select_rows(torch.tensor(list(index))))
 
     def _select_prompts(self, index: Sequence[int]) -> None:
         if self._prompt_embeds is not None:  # read again at every step where no cache is kept

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from unspool.decoding.rows import Rows
+from unspool.errors import NoTokenLeftError
 
 
 @dataclass(slots=True)
@@ -27,4 +28,8 @@ class Strategy(Protocol):
 
     def keep_rows(self, index: list[int]) -> None:
         """Follow the rows that stay when others leave."""
+        ...
+
+    def explain_no_token(self, rows: Rows, place: int) -> NoTokenLeftError:
+        """Why the row at `place` got no token (NO_TOKEN) from the step just taken."""
         ...

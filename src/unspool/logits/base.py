@@ -59,6 +59,11 @@ class LogitsProcessorList(list[Any]):
             scores = processor(input_ids, scores, **taken)
         return scores
 
+    def takes(self, name: str) -> bool:
+        """Whether a processor asks for the argument `name` beside the ids and the scores."""
+        found = [_find_extra(processor) for processor in self]
+        return any(name in extra[0] + extra[1] for extra in found if extra is not None)
+
     def select_rows(self, index: torch.Tensor) -> LogitsProcessorList:
         """The list for the rows at `index`; a user's processor without `select_rows` stays as it is."""
         return LogitsProcessorList(

@@ -170,9 +170,7 @@ def _begin_index(build: Build) -> int:
 ORDER: tuple[Entry, ...] = (
     # Guidance comes first, when there is any.
     Entry(SequenceBiasLogitsProcessor, "sequence_bias", (), _make_sequence_bias),
-    Entry(
-        LogitBiasLogitsProcessor, "logit_bias", (), lambda build: LogitBiasLogitsProcessor(build.ids("logit_bias"))
-    ),
+    Entry(LogitBiasLogitsProcessor, "logit_bias", (), lambda build: LogitBiasLogitsProcessor(build.ids("logit_bias"))),
     Entry(
         HammingDiversityLogitsProcessor,
         "diversity_penalty",
@@ -186,9 +184,7 @@ ORDER: tuple[Entry, ...] = (
         EncoderRepetitionPenaltyLogitsProcessor,
         "encoder_repetition_penalty",
         (1.0,),
-        lambda build: EncoderRepetitionPenaltyLogitsProcessor(
-            build.get("encoder_repetition_penalty"), build.read_ids
-        ),
+        lambda build: EncoderRepetitionPenaltyLogitsProcessor(build.get("encoder_repetition_penalty"), build.read_ids),
     ),
     Entry(
         RepetitionPenaltyLogitsProcessor,
@@ -234,9 +230,7 @@ ORDER: tuple[Entry, ...] = (
         EncoderNoRepeatNGramLogitsProcessor,
         "encoder_no_repeat_ngram_size",
         (0,),
-        lambda build: EncoderNoRepeatNGramLogitsProcessor(
-            build.get("encoder_no_repeat_ngram_size"), build.read_ids
-        ),
+        lambda build: EncoderNoRepeatNGramLogitsProcessor(build.get("encoder_no_repeat_ngram_size"), build.read_ids),
     ),
     Entry(
         NoBadWordsLogitsProcessor,

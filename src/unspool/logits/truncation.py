@@ -8,6 +8,7 @@ import torch
 
 from unspool.errors import SettingError
 from unspool.logits.base import LogitsProcessor
+from unspool.logits.highest import take_highest
 from unspool.logits.rows import Numbers, RowValues, as_finite_float, as_positive_integer, holds_rows, in_range
 from unspool.logits.temperature import exact_dtype
 
@@ -43,7 +44,7 @@ class TopKLogitsWarper(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """The scores with all but the top k of each row set to `filter_value`."""
-        highest = torch.topk(scores, min(max(self.largest, 1), scores.shape[-1])).values  # (rows, largest k)
+        highest, _ = take_highest(scores, min(max(self.largest, 1), scores.shape[-1]))  # (rows, largest k)
         return scores.masked_fill(scores < self.find_threshold(scores, highest), self.filter_value)
 
     def find_threshold(self, scores: torch.Tensor, highest: torch.Tensor) -> torch.Tensor:
@@ -99,7 +100,7 @@ class TopPLogitsWarper(LogitsProcessor):
 
     def _cut_head(self, scores: torch.Tensor) -> torch.Tensor:
         """The same without a full sort, where the head ends among the highest few hundred scores."""
-        values, tokens = torch.topk(scores, HEAD)  # (rows, head), highest first
+        values, tokens = take_highest(scores, HEAD)  # (rows, head)
         whole = torch.logsumexp(scores, dim=-1, keepdim=True)  # (rows, 1)
         values, tokens = order_ties(values, tokens)
         is_kept = self.find_kept((values - whole).exp())

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from unspool.logits.base import LogitsProcessor
+from unspool.logits.highest import take_highest
 from unspool.logits.rows import Numbers, RowValues, as_positive_integer, holds_rows, in_range
 from unspool.logits.temperature import exact_dtype
 
@@ -114,7 +115,7 @@ class TopHLogitsWarper(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """The scores with all but the head of each row set to `filter_value`."""
-        values, tokens = torch.topk(scores, min(TOP_H_TOKENS, scores.shape[-1]))  # (rows, head)
+        values, tokens = take_highest(scores, min(TOP_H_TOKENS, scores.shape[-1]))  # (rows, head)
         parts = torch.special.entr(values.softmax(dim=-1)).cumsum(dim=-1)  # each token's part of the entropy, added up
         is_kept = parts <= parts[:, -1:] * self._values.column(scores)
         is_kept[:, 0] = True

@@ -78,5 +78,5 @@ class WhisperTimeStampLogitsProcessor(LogitsProcessor):
         newest = torch.where(was_stamp, place, -1).amax(dim=-1, keepdim=True)  # (rows, 1), -1 where there is none
         reached = written.gather(-1, newest.clamp(min=0)) + (~(last & ~one_before)).long()
         reached = torch.where(newest >= 0, reached, self.timestamp_begin)
-        is_past: torch.Tensor = is_stamp & (token < reached)
-        return is_forbidden | is_past
+        is_past = is_stamp & (token < reached)
+        return torch.logical_or(is_forbidden, is_past)

@@ -1,0 +1,208 @@
+"""Beam search and beam sampling: several hypotheses a prompt, the best of them returned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from unspool.decoding.beam_stream import Agreement, BeamTrace, Candidate
+from unspool.decoding.finish import Finish
+from unspool.decoding.loop import Emitted, LiveBeam
+from unspool.decoding.randomness import draw_gumbel
+from unspool.decoding.rows import Rows
+from unspool.decoding.step import Step
+from unspool.errors import NoTokenLeftError
+
+NEVER = -1e9  # the score of a beam that does not exist (yet); what the reference uses, so that ties fall alike
+
+EarlyStopping = bool | Literal["never"]
+
+
+@dataclass(frozen=True)
+class BeamSettings:
+    """What steers a beam search."""
+
+    num_beams: int
+    num_returned: int
+    length_penalty: float
+    early_stopping: EarlyStopping
+    do_sample: bool
+    num_eos: int
+    max_new_tokens: int
+
+    @property
+    def num_candidates(self) -> int:
+        """Continuations looked at a step: enough that `num_beams` go on even if every end token is among them."""
+        return max(2, 1 + self.num_eos) * self.num_beams
+
+    def score(self, sum_logprobs: float, num_tokens: int) -> float:
+        """A hypothesis' score: its log-probability over its length, raised to the penalty."""
+        return float(sum_logprobs / num_tokens**self.length_penalty)
+
+
+@dataclass(slots=True)
+class Hypothesis:
+    """A sequence of a prompt's search: its new tokens, where each came from, and its log-probability."""
+
+    tokens: list[int]
+    parents: list[int]  # the row each token was chosen from, as the reference numbers them
+    sum_logprobs: float
+    score: float = NEVER
+    reason: str = ""
+
+    def grow(self, token: int, parent: int, sum_logprobs: float) -> Hypothesis:
+        """This hypothesis and one token more."""
+        return Hypothesis([*self.tokens, token], [*self.parents, parent], sum_logprobs)
+
+
+@dataclass(slots=True)
+class Search:
+    """One prompt's search: the beams that run, and the best that are finished."""
+
+    running: list[Hypothesis]
+    finished: list[Hypothesis] = field(default_factory=list)
+    is_done: bool = False
+
+    def keep_best(self, found: Sequence[Hypothesis], settings: BeamSettings) -> None:
+        """Put finished hypotheses among the best; with early stopping a full list stays as it is."""
+        if settings.early_stopping is True and len(self.finished) == settings.num_beams:
+            return
+        self.finished = sorted([*self.finished, *found], key=lambda one: -one.score)[: settings.num_beams]
+
+    def can_improve(self, settings: BeamSettings, num_tokens: int) -> bool:
+        """Whether a running beam might still beat the worst of the finished ones."""
+        if len(self.finished) < settings.num_beams:
+            return True
+        if settings.early_stopping is True:
+            return False
+        never_stops = settings.early_stopping == "never" and settings.length_penalty > 0.0
+        longest = settings.max_new_tokens if never_stops else num_tokens
+        return settings.score(self.running[0].sum_logprobs, longest) > self.finished[-1].score
+
+
+class BeamSearch:
+    """Keeps the `num_beams` likeliest continuations of every prompt (or draws them), step by step."""
+
+    def __init__(
+        self,
+        step: Step,
+        rows: Rows,
+        finish: Finish,
+        settings: BeamSettings,
+        num_prompts: int,
+        *,
+        shows_table: bool = False,
+        trace: BeamTrace | None = None,
+    ) -> None:
+        self._step, self._rows, self._finish, self._settings = step, rows, finish, settings
+        self._agreement = Agreement(num_prompts, settings.num_returned, shows_table=shows_table)
+        self._trace = trace
+        start = [0.0] + [NEVER] * (settings.num_beams - 1)  # the beams of a prompt must not all start alike
+        self._searches = [Search([Hypothesis([], [], score) for score in start]) for _ in range(num_prompts)]
+        self._num_tokens = 0
+
+    def is_done(self) -> bool:
+        """Whether every prompt's search has ended."""
+        return all(search.is_done for search in self._searches)
+
+    def turn(self) -> Emitted:
+        """Score every beam's next token, keep the best continuations of each prompt, and let the rows follow."""
+        candidates = self._find_candidates()
+        self._num_tokens += 1
+        parents: list[int] = []
+        for prompt, search in enumerate(self._searches):
+            parents += self._advance(prompt, search, candidates[prompt])
+        tokens = [[beam.tokens[-1]] for search in self._searches for beam in search.running]
+        self._rows.reorder(parents)
+        self._rows.append(torch.tensor(tokens, device=self._rows.device))
+        self._step.reorder_rows(parents)
+        return self._emit()
+
+    def _find_candidates(self) -> list[list[Candidate]]:
+        """Each prompt's likeliest (or drawn) continuations, and whether they end their sequence."""
+        settings, rows = self._settings, self._rows
+        num_prompts, num_beams = len(self._searches), settings.num_beams
+        scores = self._step.next_logits(rows, normalise=True).scores  # (prompts * beams, vocab)
+        vocab = scores.shape[-1]
+        running = torch.tensor(
+            [beam.sum_logprobs for search in self._searches for beam in search.running], device=scores.device
+        )
+        total = (scores + running[:, None]).view(num_prompts, num_beams * vocab)
+        if settings.do_sample:
+            seeds = rows.seeds[::num_beams]
+            positions = rows.positions()[::num_beams]
+            noise = draw_gumbel(seeds, positions, total.shape[1])
+            index = (total + noise).topk(settings.num_candidates, dim=1).indices
+            best = total.gather(1, index)
+        else:
+            best, index = total.topk(settings.num_candidates, dim=1)
+        parents, tokens = index // vocab, index % vocab  # (prompts, candidates)
+        first_rows = torch.arange(num_prompts, device=scores.device)[:, None] * num_beams
+        history = rows.history()
+        extended = torch.cat((history[(parents + first_rows).flatten()], tokens.view(-1, 1)), dim=1)
+        reasons = iter(self._finish.explain(extended, self._step.record.scores))
+        return [
+            [Candidate(*values, next(reasons)) for values in zip(*triple, strict=True)]
+            for triple in zip(tokens.tolist(), parents.tolist(), best.tolist(), strict=True)
+        ]
+
+    def _advance(self, prompt: int, search: Search, candidates: list[Candidate]) -> list[int]:
+        """Split the candidates into finished and running ones; the rows that the running ones come from."""
+        settings, first_row = self._settings, prompt * self._settings.num_beams
+        if search.is_done:
+            for beam in search.running:
+                beam.tokens.append(self._rows.pad_token_id)
+            return list(range(first_row, first_row + settings.num_beams))
+        grown = [
+            search.running[one.parent].grow(one.token, first_row + one.parent, one.sum_logprobs) for one in candidates
+        ]
+        found = []
+        for one, hypothesis in zip(candidates[: settings.num_beams], grown, strict=False):
+            if one.reason is not None and one.sum_logprobs > NEVER / 2:
+                hypothesis.score = settings.score(one.sum_logprobs, self._num_tokens)
+                hypothesis.reason = one.reason
+                found.append(hypothesis)
+        search.keep_best(found, settings)
+        order = sorted(
+            range(len(candidates)),
+            key=lambda place: -(candidates[place].sum_logprobs + (NEVER if candidates[place].reason else 0.0)),
+        )
+        kept = order[: settings.num_beams]
+        if self._trace is not None:
+            self._trace.note(prompt, self._num_tokens, candidates, kept)
+        if all(one.sum_logprobs <= NEVER / 2 or one.sum_logprobs == -torch.inf for one in candidates):
+            raise self._explain_nothing(prompt)
+        search.running = [grown[place] for place in kept]
+        has_next = any(one.reason is None for one in candidates)
+        search.is_done = not has_next or not search.can_improve(settings, self._num_tokens)
+        return [first_row + candidates[place].parent for place in kept]
+
+    def _explain_nothing(self, prompt: int) -> NoTokenLeftError:
+        return self._step.explain_no_token(self._rows, prompt * self._settings.num_beams)
+
+    def _emit(self) -> Emitted:
+        settings = self._settings
+        emitted = Emitted({}, {})
+        for prompt, search in enumerate(self._searches):
+            live = [beam.tokens for beam in search.running] + [one.tokens for one in search.finished]
+            ended = search.finished[: settings.num_returned] if search.is_done else None
+            self._agreement.tell(
+                emitted,
+                prompt,
+                live,
+                None if ended is None else [(one.tokens, one.reason) for one in ended],
+            )
+        if self._agreement.shows_table:
+            emitted.beams = [
+                [LiveBeam(beam.tokens, beam.sum_logprobs, None) for beam in search.running]
+                + [LiveBeam(one.tokens, one.score, one.reason) for one in search.finished]
+                for search in self._searches
+            ]
+        return emitted
+
+    def result(self) -> list[Hypothesis]:
+        """The best finished hypotheses of every prompt, best first."""
+        return [one for search in self._searches for one in search.finished[: self._settings.num_returned]]

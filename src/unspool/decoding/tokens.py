@@ -1,0 +1,67 @@
+"""One token a row a turn: what greedy search, sampling and their kin have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from unspool.decoding.finish import Finish
+from unspool.decoding.loop import Emitted
+from unspool.decoding.record import Record, read_logprobs
+from unspool.decoding.rows import Rows
+from unspool.decoding.select import NO_TOKEN
+from unspool.decoding.strategy import Strategy
+
+
+@dataclass(slots=True)
+class TokenTurns:
+    """Rows, a strategy that chooses their next tokens, and what ends them."""
+
+    rows: Rows
+    strategy: Strategy
+    finish: Finish
+    record: Record
+    rows_may_leave: bool
+    reasons: dict[int, str] = field(default_factory=dict)  # why rows of the call have ended
+
+    def is_done(self) -> bool:
+        """Whether every row has ended."""
+        return all(number in self.reasons for number in self.rows.numbers)
+
+    def turn(self) -> Emitted:
+        """Choose every row's next token, and see who is done."""
+        rows = self.rows
+        choice = self.strategy.step(rows)
+        done = [number in self.reasons for number in rows.numbers]
+        tokens = choice.tokens
+        if any(done):  # rows that stay although they are done go on as padding
+            tokens = tokens.masked_fill(torch.tensor(done, device=tokens.device)[:, None], rows.pad_token_id)
+        new_tokens = tokens.tolist()
+        for place, chosen in enumerate(new_tokens):
+            if NO_TOKEN in chosen:
+                raise self.strategy.explain_no_token(rows, place)
+        rows.append(tokens)
+        emitted = Emitted({}, {})
+        if self.record.num_top is not None:
+            told = read_logprobs(choice.logits, tokens[:, -1], self.record.num_top)
+        reasons = self.finish.explain(rows.history(), self.record.scores)
+        for place, (number, reason) in enumerate(zip(rows.numbers, reasons, strict=True)):
+            if done[place]:
+                continue
+            emitted.tokens[number] = new_tokens[place]
+            if self.record.num_top is not None:
+                emitted.logprobs[number] = [told[place]]
+            if reason is not None:
+                emitted.finished[number] = self.reasons[number] = reason
+        if self.rows_may_leave and emitted.finished:
+            self._let_leave()
+        return emitted
+
+    def _let_leave(self) -> None:
+        staying = [place for place, number in enumerate(self.rows.numbers) if number not in self.reasons]
+        if staying:
+            self.rows.select(staying)
+            self.strategy.keep_rows(staying)
+        else:
+            self.rows.numbers = []

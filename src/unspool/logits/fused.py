@@ -1,0 +1,81 @@
+"""The usual end of a sampling chain in one step: temperature, top-k, top-p and min-p on the candidates alone.
+
+The plain chain of processors is the reference; this gives the tokens it leaves and their scores, and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from unspool.logits.base import LogitsProcessorList
+from unspool.logits.highest import take_highest
+from unspool.logits.temperature import TemperatureLogitsWarper
+from unspool.logits.truncation import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, order_ties
+
+INF = float("inf")
+MOST_CANDIDATES = 1_024
+ROOM_FOR_TIES = 32  # top-k keeps what ties with the k-th score, too
+
+
+@dataclass(frozen=True)
+class FusedTail:
+    """A recognised end of a chain."""
+
+    top_k: TopKLogitsWarper
+    temperature: TemperatureLogitsWarper | None = None
+    top_p: TopPLogitsWarper | None = None
+    min_p: MinPLogitsWarper | None = None
+
+    def find_candidates(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The tokens that may be drawn, rising, and their scores: (rows, candidates) each.
+
+        None where more scores tie with the k-th than there is room for: the plain chain must decide. That look at
+        the numbers is free on a CPU; on other devices, where it would make the host wait, the surplus is left out.
+        """
+        values, tokens = take_highest(scores, min(self.top_k.largest + ROOM_FOR_TIES, scores.shape[-1]))
+        if self.temperature is not None:
+            values = self.temperature(tokens, values)
+        threshold = self.top_k.find_threshold(values, values)  # (rows, 1)
+        if values.device.type == "cpu" and values.shape[-1] < scores.shape[-1]:
+            is_full = (values[:, -1:] >= threshold) & (threshold > -INF)
+            if bool(is_full.any()):
+                return None
+        values = values.masked_fill(values < threshold, -INF)
+        if self.top_p is not None:
+            values, tokens = order_ties(values, tokens)
+            values = values.masked_fill(~self.top_p.find_kept(values.softmax(dim=-1)), -INF)
+        if self.min_p is not None:
+            values = values.masked_fill(values < self.min_p.find_threshold(values), -INF)
+        tokens, order = tokens.sort(dim=-1)
+        return tokens, values.gather(-1, order)
+
+    def select_rows(self, index: torch.Tensor) -> FusedTail:
+        """The tail for the rows at `index`."""
+        parts = (self.top_k, self.temperature, self.top_p, self.min_p)
+        return FusedTail(*(None if part is None else part.select_rows(index) for part in parts))  # type: ignore[arg-type]
+
+
+def split_tail(processors: LogitsProcessorList) -> tuple[LogitsProcessorList, FusedTail | None]:
+    """The processors before a tail that can be fused, and the tail; all of them and None where there is none."""
+    found: dict[type, object] = {}
+    num_before = len(processors)
+    for kind in (MinPLogitsWarper, TopPLogitsWarper, TopKLogitsWarper, TemperatureLogitsWarper):
+        if num_before and type(processors[num_before - 1]) is kind:
+            num_before -= 1
+            found[kind] = processors[num_before]
+    top_k, min_p = found.get(TopKLogitsWarper), found.get(MinPLogitsWarper)
+    if not isinstance(top_k, TopKLogitsWarper) or top_k.leaves_rows_whole or top_k.largest > MOST_CANDIDATES:
+        return processors, None
+    if isinstance(min_p, MinPLogitsWarper) and min_p.min_tokens_to_keep > 1:
+        return processors, None
+    if any(getattr(part, "filter_value", -INF) != -INF for part in found.values()):
+        return processors, None
+    tail = FusedTail(
+        top_k,
+        found.get(TemperatureLogitsWarper),  # type: ignore[arg-type]  # found by its type
+        found.get(TopPLogitsWarper),  # type: ignore[arg-type]
+        min_p,  # type: ignore[arg-type]
+    )
+    return LogitsProcessorList(processors[:num_before]), tail
