@@ -188,7 +188,7 @@ def make_tokenizer() -> Tokenizer:
     known = [*range(32, 127), 10, *sorted({*"é€日😀".encode()})]
     vocab = {"<pad>": 0, "<s>": 1, "</s>": 2} | {letters[byte]: 3 + place for place, byte in enumerate(known)}
     merges = []
-    for word in ("the", "\u0120the", "\u0120cat", "stop", "ing", "\u0120and", "hello", "world", "user:", "\u0120a"):
+    for word in ("\u0120the", "\u0120cat", "\u0120and", "the", "stop", "ing", "hello", "world", "user:"):
         for end in range(2, len(word) + 1):
             if word[:end] not in vocab:
                 merges.append((word[: end - 1], word[end - 1]))

@@ -218,6 +218,13 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "min_length": {"eos_token_id": 3},
     "min_new_tokens": {"eos_token_id": 3},
     "exponential_decay_length_penalty": {"eos_token_id": 3},
+    "early_stopping": {"num_beams": 2},
+    "length_penalty": {"num_beams": 2},
+    "num_beam_groups": {"num_beams": 2, "diversity_penalty": 0.5},
+    "diversity_penalty": {"num_beams": 2, "num_beam_groups": 2},
+    "constraints": {"num_beams": 2},
+    "force_words_ids": {"num_beams": 2},
+    "return_beam_trace": {"num_beams": 2, "return_dict_in_generate": True},
 }
 
 # A value that is not the neutral one, for every setting there is: a new one must be thought of here.
@@ -292,6 +299,7 @@ EXAMPLES: dict[str, Any] = {
     "seed": 7,
     "logprobs": 1,
     "prompt_logprobs": 1,
+    "return_beam_trace": True,
     "keep_stop_strings": True,
     "max_cache_len": 40,
     "presence_penalty": 0.5,
@@ -340,6 +348,14 @@ APPLIED = {
     "eos_token_id",
     "decoder_start_token_id",
     "token_healing",
+    "num_beams",
+    "early_stopping",
+    "length_penalty",
+    "num_beam_groups",
+    "diversity_penalty",
+    "constraints",
+    "force_words_ids",
+    "return_beam_trace",
 }
 NEUTRAL = {"disable_compile"}
 BY_PROCESSORS = {name for entry in ORDER for name in (entry.setting, *entry.also) if name in PARAMETERS}
@@ -400,10 +416,12 @@ def test_other_ways_to_say_off(name: str, value: Any) -> None:
 
 def test_the_call_can_switch_off_what_a_models_file_asks_for() -> None:
     model = FakeModel()
-    model.generation_config = assign(num_beams=4, max_length=8)
-    with pytest.raises(UnsupportedError, match=r"`num_beams`=4, set by the model's generation_config\.json"):
+    name, (off, _) = next(iter(_OFF.items()))
+    model.generation_config = assign(**{name: EXAMPLES[name]}, max_length=8)
+    with pytest.raises(UnsupportedError, match=rf"`{name}`=.*, set by the model's generation_config\.json"):
         generate(model, [[1, 2]])
-    assert generate(model, [[1, 2]], num_beams=1).shape == (1, 8)
+    assert model.num_passes == 0
+    assert generate(model, [[1, 2]], **{name: off}).shape == (1, 8)
 
 
 @pytest.mark.parametrize("name", sorted(SAMPLING))
@@ -417,11 +435,24 @@ def test_sampling_settings_without_sampling(name: str) -> None:
     assert plan_for("model", **{name: EXAMPLES[name]}).do_sample is False
 
 
-@pytest.mark.parametrize(("name", "value"), [("early_stopping", True), ("length_penalty", 2.0)])
-def test_beam_settings_without_beams(name: str, value: Any) -> None:
-    with pytest.raises(SettingError, match=f"`{name}` was set in the call"):
-        plan_for(**{name: value})
-    assert plan_for("model", **{name: value}).max_length == 20
+BEAMS = {
+    "early_stopping",
+    "length_penalty",
+    "num_beam_groups",
+    "diversity_penalty",
+    "constraints",
+    "force_words_ids",
+    "return_beam_trace",
+}
+
+
+@pytest.mark.parametrize("name", sorted(BEAMS))
+def test_beam_settings_without_beams(name: str) -> None:
+    for origin in ("call", "config"):
+        with pytest.raises(UnspoolError, match=f"`{name}`"):
+            plan_for(origin, **{name: EXAMPLES[name]})
+    if name in ("early_stopping", "length_penalty"):  # advice for those who search with beams
+        assert plan_for("model", **{name: EXAMPLES[name]}).max_length == 20
 
 
 @pytest.mark.parametrize("name", [name for name, one in PARAMETERS.items() if one.group == "assistance"])
@@ -449,7 +480,7 @@ def test_an_unknown_setting_names_the_near_one(asked: str, near: str) -> None:
 
 
 def test_an_unknown_setting_with_nothing_near() -> None:
-    with pytest.raises(SettingError, match="no setting 'qqqq'$"):
+    with pytest.raises(SettingError, match=r"no setting 'qqqq'$"):
         merge(None, None, {"qqqq": 1})
 
 

@@ -17,6 +17,7 @@ from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.protocols import ModelInfo
 
 Origin = Literal["default", "model", "config", "call"]
+StrategyName = Literal["tokens", "beams", "beam_groups", "constrained"]
 
 _SPOKEN: dict[str, str] = {
     "default": "by default",
@@ -60,6 +61,16 @@ class Plan:
         return self.max_length - self.prompt_width
 
     @property
+    def strategy(self) -> StrategyName:
+        """Which way of decoding the settings ask for."""
+        settings = self.settings
+        if self.num_beams == 1:
+            return "tokens"
+        if settings.constraints is not None or settings.force_words_ids is not None:
+            return "constrained"
+        return "beam_groups" if (settings.num_beam_groups or 1) > 1 else "beams"
+
+    @property
     def copies(self) -> int:
         """Rows that one prompt is continued in."""
         return self.num_beams if self.num_beams > 1 else self.num_return_sequences
@@ -68,7 +79,7 @@ class Plan:
     def fill_token_id(self) -> int:
         """What follows a sequence that ended before others; beam search takes an end token where padding is id 0,
         as the reference does."""
-        is_plain = self.num_beams > 1 and self.eos_token_ids and not self.pad_token_id
+        is_plain = self.strategy == "beams" and self.eos_token_ids and not self.pad_token_id
         return self.eos_token_ids[0] if is_plain else self.pad_token_id
 
     @property
@@ -161,10 +172,6 @@ def _refuse_unused(settings: GenerationConfig, origins: Mapping[str, Origin]) ->
 
 # --- what is not built yet: each with the value that switches it off ------------------------------------
 _OFF: dict[str, tuple[Any, str]] = {
-    "num_beam_groups": (1, "diverse beam search"),
-    "diversity_penalty": (0.0, "diverse beam search"),
-    "constraints": (None, "constrained beam search"),
-    "force_words_ids": (None, "constrained beam search"),
     "penalty_alpha": (None, "contrastive search"),
     "low_memory": (None, "contrastive and beam search in chunks"),
     "dola_layers": (None, "DoLa"),
@@ -223,7 +230,9 @@ def _check_beams(settings: GenerationConfig) -> None:
         ("mirostat_tau", "its state follows one sequence, and beams branch"),
     ):
         if getattr(settings, name, None) is not None:
-            raise SettingError(f"`{name}` does not go with num_beams={settings.num_beams}: {why}; leave one of them out")
+            raise SettingError(
+                f"`{name}` does not go with num_beams={settings.num_beams}: {why}; leave one of them out"
+            )
 
 
 def _check_rows(settings: GenerationConfig, shape: PromptShape) -> None:
@@ -317,9 +326,7 @@ def _fit_context(
     return shape.width + room
 
 
-def _check_reachable(
-    settings: GenerationConfig, origins: Mapping[str, Origin], width: int, max_length: int
-) -> None:
+def _check_reachable(settings: GenerationConfig, origins: Mapping[str, Origin], width: int, max_length: int) -> None:
     """Refuse a place that the caller names and no row gets to; what a model's file says of longer texts may stay."""
     for name, most, counted in (
         ("min_new_tokens", max_length - width, "new tokens"),

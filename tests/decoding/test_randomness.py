@@ -30,7 +30,7 @@ def draw_many(over: str) -> torch.Tensor:
 def test_numbers_are_uniform(over: str) -> None:
     numbers = draw_many(over)
     assert numbers.dtype == torch.float64
-    assert 0 <= float(numbers.min()) and float(numbers.max()) < 1
+    assert float(numbers.min()) >= 0 and float(numbers.max()) < 1
     sigma = 1 / math.sqrt(12 * MANY)
     assert abs(float(numbers.mean()) - 0.5) < 4 * sigma
     assert abs(float(numbers.var()) - 1 / 12) < 4 / math.sqrt(180 * MANY)

@@ -79,9 +79,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "qwen3": _make("Qwen3", **LLAMA, head_dim=16),
     "gemma": _make("Gemma", **{**LLAMA, "head_dim": 8}),
     "gemma2": _make("Gemma2", **GEMMA, sliding_window=5),
-    "gemma3": _make(
-        "Gemma3Text", **{**GEMMA, "num_hidden_layers": 4}, sliding_window=5, sliding_window_pattern=3
-    ),
+    "gemma3": _make("Gemma3Text", **{**GEMMA, "num_hidden_layers": 4}, sliding_window=5, sliding_window_pattern=3),
     "gpt2": _make("GPT2", **SIZES),
     "gpt2-scaled-by-layer": _make("GPT2", **SIZES, scale_attn_by_inverse_layer_idx=True, n_inner=40),
     "gpt_neox": _make("GPTNeoX", **SIZES, intermediate_size=48, rotary_pct=0.5),
@@ -90,17 +88,13 @@ CASES: dict[str, Callable[[], Any]] = {
     ),
     "gptj": _make("GPTJ", **SIZES, rotary_dim=4),
     "opt": _make("OPT", **SIZES, ffn_dim=48, init_std=0.3),
-    "opt-350m": _make(
-        "OPT", **SIZES, ffn_dim=48, init_std=0.3, do_layer_norm_before=False, word_embed_proj_dim=24
-    ),
+    "opt-350m": _make("OPT", **SIZES, ffn_dim=48, init_std=0.3, do_layer_norm_before=False, word_embed_proj_dim=24),
     "bloom": _make("Bloom", **SIZES),
     "bloom-6-heads": _make("Bloom", **{**SIZES, "num_attention_heads": 6, "hidden_size": 48}),
     "phi": _make("Phi", **SIZES, intermediate_size=48),
     "falcon-7b": _make("Falcon", **SIZES),
     "falcon-40b": _make("Falcon", **SIZES, new_decoder_architecture=True, num_kv_heads=2),
-    "falcon-11b": _make(
-        "Falcon", **SIZES, new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1
-    ),
+    "falcon-11b": _make("Falcon", **SIZES, new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1),
     "falcon-rw": _make(
         "Falcon", **SIZES, alibi=True, multi_query=False, parallel_attn=False, bias=True, activation="gelu"
     ),

@@ -135,7 +135,11 @@ def test_counts_its_parameters_as_the_reference_does(pair) -> None:
 def test_says_what_it_is(pair) -> None:
     info, config = pair.native.info, pair.native.config
     theirs = pair.reference.config
-    assert (info.vocab_size, info.num_layers, info.num_heads) == (97, theirs.num_hidden_layers, theirs.num_attention_heads)
+    assert (info.vocab_size, info.num_layers, info.num_heads) == (
+        97,
+        theirs.num_hidden_layers,
+        theirs.num_attention_heads,
+    )
     assert (info.bos_token_id, info.eos_token_id, info.pad_token_id) == (1, 2, 0)
     assert (config.hidden_size, config.num_hidden_layers) == (theirs.hidden_size, theirs.num_hidden_layers)
     assert config.to_dict()["vocab_size"] == 97

@@ -164,5 +164,5 @@ def test_what_a_header_may_not_say(pair_of: Callable[[str], Any]) -> None:
     ):
         with pytest.raises(error, match=words):
             build_model(header(pair, "llama", **more), source, is_gguf=True)
-    with pytest.raises(UnsupportedError, match="mpt.*llama"):
+    with pytest.raises(UnsupportedError, match=r"mpt.*llama"):
         describe_gguf({"general.architecture": "mpt"})

@@ -37,7 +37,9 @@ KINDS = {
 
 
 @pytest.fixture(params=list(KINDS))
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, pair_cache: dict[str, Any], load_pair: Any) -> Any:
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, pair_cache: dict[str, Any], load_pair: Any
+) -> Any:
     if request.param not in pair_cache:
 
         def make() -> Any:

@@ -1,6 +1,7 @@
 """Caches of keys and values: one contract (`base`), one file a kind."""
 
 from unspool.cache.base import FIXED_SHAPE, RAGGED, ROLL_BACK, SELECT_ROWS, Cache, Mask, Span
+from unspool.cache.branching import BranchedKeys, BranchingCache
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.encoder_decoder import EncoderDecoderCache
 from unspool.cache.static import StaticCache
@@ -10,6 +11,8 @@ __all__ = [
     "RAGGED",
     "ROLL_BACK",
     "SELECT_ROWS",
+    "BranchedKeys",
+    "BranchingCache",
     "Cache",
     "DynamicCache",
     "EncoderDecoderCache",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -57,6 +57,23 @@ class BufferedCache(Cache):
             chosen = buffer.new_zeros((len(index), *buffer.shape[1:]))
             torch.index_select(buffer.narrow(1, 0, held), 0, rows, out=chosen.narrow(1, 0, held))
             self._buffers[layer] = chosen
+
+    def copy_rows(self, index: Sequence[int], first: int) -> None:
+        """Let rows become what others are from position `first` on: what lies before it is the same already."""
+        moved = [row for row, source in enumerate(index) if row != source]
+        held = max(self.lengths, default=0)
+        if moved and first < held:
+            for buffer in self._buffers:
+                into = torch.tensor(moved, device=buffer.device)
+                source = torch.tensor([index[row] for row in moved], device=buffer.device)
+                part = buffer.narrow(1, first, held - first)
+                part[into] = part[source]  # gathered before it is written
+        self.lengths = [self.lengths[row] for row in index]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the buffers take."""
+        return sum(buffer.nbytes for buffer in self._buffers)
 
     def _add_layer(
         self, layer: int, rows: int, heads: int, width: int, dtype: torch.dtype, device: torch.device

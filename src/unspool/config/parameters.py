@@ -272,6 +272,7 @@ _TABLE: tuple[Parameter, ...] = (
     ),
     _logprobs("logprobs", "Log-probabilities: 0 for the chosen tokens, n for the n likeliest too."),
     _logprobs("prompt_logprobs", "The same, for the prompt's tokens."),
+    _flag("return_beam_trace", False, "output", "Return every step's candidates of a beam search."),
     _flag("keep_stop_strings", False, "output", "Leave the stop string in the text."),
     _count("max_cache_len", None, "cache", "Room of a static cache, in tokens.", at_least=1),
     _number("presence_penalty", 0.0, "control", "Taken from the score of every token written so far.", per_row=True),
@@ -294,6 +295,7 @@ _TABLE: tuple[Parameter, ...] = (
 )
 
 OURS = (
+    "return_beam_trace",
     "seed",
     "logprobs",
     "prompt_logprobs",

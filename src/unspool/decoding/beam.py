@@ -32,6 +32,7 @@ class BeamSettings:
     do_sample: bool
     num_eos: int
     max_new_tokens: int
+    num_groups: int = 1
 
     @property
     def num_candidates(self) -> int:
@@ -92,14 +93,14 @@ class BeamSearch:
         rows: Rows,
         finish: Finish,
         settings: BeamSettings,
-        num_prompts: int,
         *,
         shows_table: bool = False,
         trace: BeamTrace | None = None,
     ) -> None:
         self._step, self._rows, self._finish, self._settings = step, rows, finish, settings
+        num_prompts = len(rows) // settings.num_beams
         self._agreement = Agreement(num_prompts, settings.num_returned, shows_table=shows_table)
-        self._trace = trace
+        self.trace = trace
         start = [0.0] + [NEVER] * (settings.num_beams - 1)  # the beams of a prompt must not all start alike
         self._searches = [Search([Hypothesis([], [], score) for score in start]) for _ in range(num_prompts)]
         self._num_tokens = 0
@@ -171,8 +172,8 @@ class BeamSearch:
             key=lambda place: -(candidates[place].sum_logprobs + (NEVER if candidates[place].reason else 0.0)),
         )
         kept = order[: settings.num_beams]
-        if self._trace is not None:
-            self._trace.note(prompt, self._num_tokens, candidates, kept)
+        if self.trace is not None:
+            self.trace.note(prompt, self._num_tokens, candidates, kept)
         if all(one.sum_logprobs <= NEVER / 2 or one.sum_logprobs == -torch.inf for one in candidates):
             raise self._explain_nothing(prompt)
         search.running = [grown[place] for place in kept]
@@ -203,6 +204,11 @@ class BeamSearch:
             ]
         return emitted
 
-    def result(self) -> list[Hypothesis]:
-        """The best finished hypotheses of every prompt, best first."""
-        return [one for search in self._searches for one in search.finished[: self._settings.num_returned]]
+    def result(self, *, wants_scores: bool) -> dict[str, torch.Tensor | None]:
+        """The scores and origins of the sequences returned, best first for each prompt."""
+        best = [one for search in self._searches for one in search.finished[: self._settings.num_returned]]
+        longest = max((len(one.parents) for one in best), default=0)
+        return {
+            "sequences_scores": torch.tensor([one.score for one in best]) if wants_scores else None,
+            "beam_indices": torch.tensor([one.parents + [-1] * (longest - len(one.parents)) for one in best]),
+        }

@@ -10,27 +10,20 @@ from typing import Any
 import torch
 
 from unspool.cache import ROLL_BACK, Cache, DynamicCache, EncoderDecoderCache
-from unspool.decoding.beam import BeamSearch, BeamSettings
+from unspool.decoding.beam import BeamSearch
+from unspool.decoding.beam_scored import ScoredBeams
+from unspool.decoding.choice import make_turns
 from unspool.decoding.finish import Finish
 from unspool.decoding.loop import Emitted, Turns, run_turns
 from unspool.decoding.prompts import Prompts
 from unspool.decoding.randomness import derive_seed, draw_seed
 from unspool.decoding.record import Record
+from unspool.decoding.returns import append_rows, build_output
 from unspool.decoding.rows import Rows
-from unspool.decoding.sample import Sample
 from unspool.decoding.step import Step
-from unspool.decoding.tokens import TokenTurns
 from unspool.logits import LogitsProcessor
 from unspool.logits.pipeline import Context, build_processors
-from unspool.outputs import (
-    GenerateBeamDecoderOnlyOutput,
-    GenerateBeamEncoderDecoderOutput,
-    GenerateDecoderOnlyOutput,
-    GenerateEncoderDecoderOutput,
-    Output,
-    Stats,
-    TokenLogprob,
-)
+from unspool.outputs import Output, Stats, TokenLogprob
 from unspool.plan import Plan
 from unspool.protocols import Encoded, Model, Want
 from unspool.stopping import (
@@ -55,6 +48,7 @@ class Hooks:
     cache: Cache | None = None
     prefix_allowed_tokens_fn: Callable[[int, torch.Tensor], Sequence[int]] | None = None
     keeps_rows: bool = False  # every row is wanted at every step, also the finished ones
+    shows_beams: bool = False  # the whole table of beams is wanted at every step
 
 
 class Run:
@@ -66,7 +60,7 @@ class Run:
         self._encoded: Encoded | None = None
         self._cache: Cache | None = hooks.cache
         self.num_rows = prompts.num_rows * plan.num_return_sequences
-        self._beams: BeamSearch | None = None
+        self._turns: Turns | None = None
         self.emitted: list[list[int]] = [[] for _ in range(self.num_rows)]
         self.reasons: list[str | None] = [None] * self.num_rows
         self.logprobs: list[list[TokenLogprob]] = [[] for _ in range(self.num_rows)]
@@ -93,7 +87,14 @@ class Run:
             self._criteria.append(MaxTimeCriteria(self._settings.max_time))
         with torch.no_grad():
             step, rows = self._read_prompts()
-        turns = self._make_turns(step, rows)
+        turns = self._turns = make_turns(
+            step,
+            rows,
+            Finish(self._criteria),
+            self._plan,
+            rows_may_leave=not self._wants_every_row(),
+            shows_table=self._hooks.shows_beams,
+        )
         try:
             for emitted in run_turns(turns, self.stats, started):
                 self.stats.forward_passes = step.num_forward_passes
@@ -101,26 +102,6 @@ class Run:
                 yield emitted
         finally:
             self._forget_padding()
-
-    def _make_turns(self, step: Step, rows: Rows) -> Turns:
-        plan, finish = self._plan, Finish(self._criteria)
-        if plan.num_beams == 1:
-            strategy = Sample(step, do_sample=plan.do_sample)
-            return TokenTurns(rows, strategy, finish, self.record, rows_may_leave=not self._wants_every_row())
-        self._beams = BeamSearch(step, rows, finish, self._describe_beams(), self._prompts.num_rows)
-        return self._beams
-
-    def _describe_beams(self) -> BeamSettings:
-        plan, settings = self._plan, self._settings
-        return BeamSettings(
-            num_beams=plan.num_beams,
-            num_returned=plan.num_return_sequences,
-            length_penalty=1.0 if settings.length_penalty is None else settings.length_penalty,
-            early_stopping=settings.early_stopping or False,
-            do_sample=plan.do_sample,
-            num_eos=len(plan.eos_token_ids),
-            max_new_tokens=plan.max_new_tokens,
-        )
 
     def _gather(self, emitted: Emitted) -> None:
         for row, tokens in emitted.tokens.items():
@@ -270,7 +251,12 @@ class Run:
         """Roll the cache's rows that ended early back to their own tokens, so that they can be continued."""
         cache, settings = self._cache, self._settings
         assert cache is not None
-        if self._beams is not None or not self._wants_every_row() or settings.return_legacy_cache or ROLL_BACK not in cache.can:
+        if (
+            self._plan.num_beams > 1
+            or not self._wants_every_row()
+            or settings.return_legacy_cache
+            or ROLL_BACK not in cache.can
+        ):
             return  # rows have left and nobody gets the cache, or tuples must keep one length
         copies = self._plan.num_return_sequences
         prompts = [length for length in self._prompts.lengths for _ in range(copies)]
@@ -280,12 +266,10 @@ class Run:
     # --- after the last ----------------------------------------------------------------------------------
     def sequences(self) -> torch.Tensor:
         """Prompts and new tokens as the reference returns them: (rows, length), padded on the right."""
-        new = self.emitted
-        longest = max((len(tokens) for tokens in new), default=0)
-        pad = self._plan.fill_token_id
-        tail = torch.tensor([tokens + [pad] * (longest - len(tokens)) for tokens in new], dtype=torch.int64)
-        head = self.prompt_ids
-        return torch.cat((head, tail.to(head.device).reshape(self.num_rows, longest)), dim=1)
+        if isinstance(self._turns, ScoredBeams) and self._turns.final is not None:
+            final: torch.Tensor = self._turns.final["sequences"]
+            return final
+        return append_rows(self.prompt_ids, self.emitted, self._plan.fill_token_id)
 
     def finish_reasons(self) -> list[str]:
         """Why each row ended; "cancelled" where the caller stopped."""
@@ -293,56 +277,22 @@ class Run:
 
     def output(self) -> Output:
         """What the reference's `return_dict_in_generate=True` returns."""
-        record = self.record
-        common: dict[str, Any] = {
+        record, told = self.record, self.record.num_top is not None
+        fields: dict[str, Any] = {
             "sequences": self.sequences(),
             "scores": record.scores,
             "logits": record.logits,
             "past_key_values": self._returned_cache(),
-            "logprobs": self.logprobs if record.num_top is not None else None,
             "stats": self.stats,
         }
-        if self._beams is not None:
-            return self._beam_output(common)
-        if self._prompts.source is None:
-            return GenerateDecoderOnlyOutput(
-                **common,
-                attentions=record.attentions,
-                hidden_states=record.hidden_states,
-                prompt_logprobs=self.prompt_logprobs,
-            )
-        encoded = self._encoded
-        return GenerateEncoderDecoderOutput(
-            **common,
-            encoder_attentions=encoded.attentions if encoded else None,
-            encoder_hidden_states=encoded.hidden_states if encoded else None,
-            decoder_attentions=record.attentions,
-            cross_attentions=record.cross_attentions,
-            decoder_hidden_states=record.hidden_states,
-        )
-
-    def _beam_output(self, common: dict[str, Any]) -> Output:
-        record, encoded = self.record, self._encoded
-        assert self._beams is not None
-        best = self._beams.result()
-        longest = max(len(one.parents) for one in best)
-        common |= {
-            "sequences_scores": torch.tensor([one.score for one in best]) if self._settings.output_scores else None,
-            "beam_indices": torch.tensor([one.parents + [-1] * (longest - len(one.parents)) for one in best]),
-        }
-        del common["logprobs"]
-        if self._prompts.source is None:
-            return GenerateBeamDecoderOnlyOutput(
-                **common, attentions=record.attentions, hidden_states=record.hidden_states
-            )
-        return GenerateBeamEncoderDecoderOutput(
-            **common,
-            encoder_attentions=encoded.attentions if encoded else None,
-            encoder_hidden_states=encoded.hidden_states if encoded else None,
-            decoder_attentions=record.attentions,
-            cross_attentions=record.cross_attentions,
-            decoder_hidden_states=record.hidden_states,
-        )
+        if isinstance(self._turns, BeamSearch | ScoredBeams):
+            fields |= self._turns.result(wants_scores=bool(self._settings.output_scores))
+            fields["beam_trace"] = self._turns.trace
+        else:
+            fields["logprobs"] = self.logprobs if told else None
+        if self._prompts.source is None and self._turns is not None and "logprobs" in fields:
+            fields["prompt_logprobs"] = self.prompt_logprobs
+        return build_output(fields, record, self._encoded, is_encoder_decoder=self._prompts.source is not None)
 
     def _returned_cache(self) -> Any:
         if self._settings.use_cache is False:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -76,11 +76,7 @@ class Step:
         Where not the `whole` vocabulary's scores are wanted, those of the tokens that may be drawn can come alone.
         With `normalise` the processors are given log-probabilities, as beam methods need them.
         """
-        forward = self._ready if self._ready is not None else self._read(rows)
-        self._ready = None
-        self.record.keep_forward(forward, rows.pads(), self._starts, self._counts)
-        logits = forward.logits.float()
-        self._logits = logits
+        logits = self._read_logits(rows)
         given = logits.clone() if self._copies_logits else logits
         if normalise:
             given = torch.log_softmax(logits, dim=-1)
@@ -95,6 +91,35 @@ class Step:
             scores = self.processors(rows.history(), given, **self._find_extra(rows))
         self.record.keep_scores(logits, scores)
         return Scores(logits, scores)
+
+    def next_groups(
+        self, rows: Rows, groups: Sequence[Sequence[int]], current_tokens: torch.Tensor
+    ) -> Iterator[torch.Tensor]:
+        """Score the next tokens of groups of rows in turn: each sees in `current_tokens` (rows,) what those before it
+        have chosen. Gives each group's processed log-probabilities (rows of the group, vocab)."""
+        logits, history = self._read_logits(rows), rows.history()
+        whole = torch.zeros_like(logits)
+        for number, places in enumerate(groups):
+            index = torch.tensor(list(places), device=logits.device)
+            extra = {name: values[index] for name, values in self._find_extra(rows).items()}
+            scores = self.processors.select_rows(index)(
+                history[index],
+                torch.log_softmax(logits[index], dim=-1),
+                current_tokens=current_tokens,
+                beam_group_idx=number,
+                **extra,
+            )
+            whole[index] = scores
+            yield scores
+        self.record.keep_scores(logits, whole)
+
+    def _read_logits(self, rows: Rows) -> torch.Tensor:
+        """The model's logits for every row's next token: (rows, vocab), float32."""
+        forward = self._ready if self._ready is not None else self._read(rows)
+        self._ready = None
+        self.record.keep_forward(forward, rows.pads(), self._starts, self._counts)
+        self._logits = forward.logits.float()
+        return self._logits
 
     def explain_no_token(self, rows: Rows, place: int) -> NoTokenLeftError:
         """Which processors left the row at `place` without a token, found by running them one by one again."""

@@ -9,6 +9,7 @@ import torch
 from unspool.logits.base import LogitsProcessor
 from unspool.logits.penalties import is_real, read_encoder_ids
 from unspool.logits.rows import Numbers, RowTable, RowValues, TokenIds, as_positive_integer, in_range
+from unspool.logits.temperature import exact_dtype
 
 INF = float("inf")
 LONGEST_MATCH = 50  # tokens compared by DRY; its penalty is beyond any score long before
@@ -77,11 +78,13 @@ class DRYLogitsProcessor(LogitsProcessor):
             return scores
         following = input_ids[:, 1:]  # (rows, places): what came after each place
         length = self._match_lengths(input_ids, scores, pads)  # (rows, places)
-        over = (length - self.allowed_length).to(scores.dtype)
-        penalty = self._multiplier.column(scores) * self._base.column(scores) ** over
+        exact = exact_dtype(scores)
+        over = (length - self.allowed_length).to(exact)
+        penalty = self._multiplier.column(scores, exact) * self._base.column(scores, exact) ** over
         penalty = penalty.clamp(max=LARGEST_DRY_PENALTY).masked_fill(over < 0, 0.0)
+        lowered = (scores.gather(-1, following) - penalty).clamp(min=torch.finfo(scores.dtype).min)  # stays possible
         # A token that came after several places takes the largest of their penalties.
-        return scores.scatter_reduce(-1, following, scores.gather(-1, following) - penalty, "amin")
+        return scores.scatter_reduce(-1, following, lowered.to(scores.dtype), "amin")
 
     def _match_lengths(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None) -> torch.Tensor:
         """How many tokens up to each place are those at the text's end: (rows, places)."""

@@ -13,6 +13,7 @@ from unspool.logits.rows import Numbers, RowValues, as_finite_float, as_positive
 from unspool.logits.temperature import exact_dtype
 
 INF = float("inf")
+ALMOST_ALL = 0.9999  # beyond it, rounding decides where the head ends
 HEAD = 256  # tokens among which the end of a top-p head is looked for before everything is sorted
 
 
@@ -92,7 +93,8 @@ class TopPLogitsWarper(LogitsProcessor):
     def _cut_sorted(self, scores: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
         """The plain way: sort everything, and drop what the lowest add up to."""
         dropped = self._dropped if rows is None else self._dropped.select(rows)
-        ordered, positions = torch.sort(scores, descending=False)  # (rows, vocab), lowest first
+        # Stable, so that which of equals goes (the first) depends on nothing else.
+        ordered, positions = torch.sort(scores, descending=False, stable=True)  # (rows, vocab), lowest first
         below = ordered.softmax(dim=-1).cumsum(dim=-1)  # (rows, vocab), the probability up to and with each
         is_tail = below <= dropped.column(scores)
         is_tail[..., -self.min_tokens_to_keep :] = False
@@ -107,6 +109,7 @@ class TopPLogitsWarper(LogitsProcessor):
         # The end of the head must lie inside, with all that ties with it: a sort would drop the first of equals.
         lowest = values.masked_fill(~is_kept, INF).amin(dim=-1)  # (rows,)
         is_open = is_kept[:, -1] | (lowest == values[:, -1]) | ~lowest.isfinite()
+        is_open |= self._reached.column(scores, torch.float64)[:, 0] > ALMOST_ALL
         kept = values.masked_fill(~is_kept, self.filter_value)
         result = torch.full_like(scores, self.filter_value).scatter_(-1, tokens, kept)
         if bool(is_open.any()):

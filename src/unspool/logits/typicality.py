@@ -43,8 +43,10 @@ class TypicalLogitsWarper(LogitsProcessor):
         nearest, order = distance.sort(dim=-1)
         reached = probabilities.gather(-1, order).cumsum(dim=-1)
         last = (reached < self._mass.column(scores)).sum(dim=-1, keepdim=True)  # (rows, 1)
-        last = last.clamp(self.min_tokens_to_keep - 1, scores.shape[-1] - 1)
-        return scores.masked_fill(distance > nearest.gather(-1, last), self.filter_value)
+        is_far = distance > nearest.gather(-1, last.clamp(max=scores.shape[-1] - 1))
+        if self.min_tokens_to_keep > 1:
+            is_far = is_far.scatter(-1, order[:, : self.min_tokens_to_keep], False)
+        return scores.masked_fill(is_far, self.filter_value)
 
 
 class EpsilonLogitsWarper(LogitsProcessor):

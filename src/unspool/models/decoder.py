@@ -9,18 +9,20 @@ from typing import Any
 import torch
 
 from unspool.cache import Cache, DynamicCache, Span
+from unspool.cache.buffered import BufferedCache
 from unspool.errors import InputError
 from unspool.kernels.activations import find_activation
-from unspool.kernels.alibi import alibi_bias
 from unspool.kernels.attention import attend
-from unspool.kernels.rotary import RotaryTable, rotate_
+from unspool.kernels.rotary import rotate_
 from unspool.models.arrangement import read_mask
 from unspool.models.layers import DecoderWeights, Layer
 from unspool.models.native import ModelConfig, NativeModel, take_last
-from unspool.models.spec import DecoderSpec, RopeSpec
+from unspool.models.sight import Outlook, Sight
+from unspool.models.spec import DecoderSpec
+from unspool.models.step import PACKING_LIMIT, Steps, can_prepare
 from unspool.models.weights import Embedding, Linear
 from unspool.outputs import Output
-from unspool.protocols import LAST, Encoded, Forward, LayerKind, ModelInfo, Want
+from unspool.protocols import LAST, Encoded, Forward, Want
 
 
 @dataclass
@@ -31,16 +33,6 @@ class CausalOutput(Output):
     past_key_values: Cache | None = None
     hidden_states: tuple[torch.Tensor, ...] | None = None  # embeddings, then a layer each: (rows, columns, hidden)
     attentions: tuple[torch.Tensor, ...] | None = None  # a layer each: (rows, heads, columns, all columns)
-
-
-@dataclass(slots=True)
-class Sight:
-    """What the queries of one pass may see in layers of one kind, and how positions enter there."""
-
-    first_key: int  # keys before it are outside the window
-    mask: torch.Tensor | None  # boolean or additive
-    is_causal: bool
-    factors: torch.Tensor | None  # (rows or 1, new, 1, pairs): rope
 
 
 class Decoder(NativeModel):
@@ -59,23 +51,17 @@ class Decoder(NativeModel):
         super().__init__(device, dtype)
         self.spec = spec
         self.weights = weights
-        self.info = _describe(spec)
-        self.config = _normalise(spec, config)
+        self.info = spec.describe()
+        self.config = ModelConfig(**{**config, **spec.name_values()})
+        self.packs_for_batches = self.weights_bytes <= PACKING_LIMIT
         self._activate = find_activation(spec.activation)
-        self._ropes: dict[LayerKind, RotaryTable] = {}
-        self._bias: torch.Tensor | None = None  # ALiBi (heads, positions)
         self._refresh()
 
     def _refresh(self) -> None:
-        self._ropes = {}
-        self._bias = None
-        if self.spec.rope is not None:
-            full = self._make_table(self.spec.rope)
-            local = self._make_table(self.spec.local_rope) if self.spec.local_rope is not None else full
-            self._ropes = {"full": full, "sliding": local}
-
-    def _make_table(self, rope: RopeSpec) -> RotaryTable:
-        return RotaryTable(rope.frequencies, rope.gain, self.device)
+        self._outlook = Outlook(self.spec, self.device, self.dtype)
+        self._steps: Steps | None = None
+        if can_prepare(self.spec, self.device, self.dtype):
+            self._steps = Steps(self.spec, self.weights, packs=self.packs_for_batches)
 
     def get_input_embeddings(self) -> Embedding:
         return self.weights.embedding
@@ -101,25 +87,37 @@ class Decoder(NativeModel):
         want: Want = LAST,
         embeds: torch.Tensor | None = None,
     ) -> Forward:
-        states, hidden, attentions = self._run(tokens, cache, counts, want, embeds)
-        if want.logits == "last":
-            states = take_last(states, counts)  # (rows, hidden)
-        return Forward(self._project(states), hidden, attentions)
-
-    def _run(
-        self,
-        tokens: torch.Tensor | None,
-        cache: Cache,
-        counts: Sequence[int] | None,
-        want: Want,
-        embeds: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None, tuple[torch.Tensor, ...] | None]:
-        """Final states (rows, new, width of the head), and what else is wanted."""
         given = tokens if tokens is not None else embeds
         assert given is not None
-        span = cache.begin(given.shape[0], given.shape[1], counts, self.device)
+        rows, num_new = given.shape[:2]
+        span = cache.begin(rows, num_new, counts, self.device)
+        if num_new > 1 or want != LAST or not _is_filled(cache, self.spec.num_layers):
+            states, hidden, attentions = self._run(tokens, cache, span, want, embeds)
+            states = states if want.logits == "all" else take_last(states, counts)
+            return Forward(self._project(states), hidden, attentions)
+        if self._steps is None or tokens is None:
+            with torch.inference_mode():  # logits are made outside, so that callers may change them
+                states, _, _ = self._run(tokens, cache, span, want, embeds)
+            return Forward(self._project(states[:, -1]))
+        return Forward(self._step(self._steps, tokens, cache, span))
+
+    def _step(self, steps: Steps, tokens: torch.Tensor, cache: Cache, span: Span) -> torch.Tensor:
+        """One token a row on the prepared path: logits (rows, vocab)."""
+        step = steps.borrow(tokens.shape[0])
+        assert self.weights.final_norm is not None
+        with torch.inference_mode():
+            sights = self._outlook.look(cache, span)
+            states = self.weights.final_norm(step.run(tokens, self.weights.embedding.weight, cache, sights))
+        cache.end()
+        steps.give_back(step)
+        return self._cap(step.project(states))
+
+    def _run(
+        self, tokens: torch.Tensor | None, cache: Cache, span: Span, want: Want, embeds: torch.Tensor | None
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None, tuple[torch.Tensor, ...] | None]:
+        """Final states (rows, new, width of the head), and what else is wanted."""
         x = self._embed(tokens, embeds, span)  # (rows, new, hidden)
-        sights = {kind: self._look(kind, cache, span, want) for kind in set(self.spec.layer_kinds or ("full",))}
+        sights = self._outlook.look(cache, span, needs_all_keys=want.attentions)
         hidden, attentions = [], []
         for index, layer in enumerate(self.weights.layers):
             if want.hidden_states:
@@ -156,40 +154,11 @@ class Decoder(NativeModel):
         return self.weights.project_out(x) if self.weights.project_out is not None else x
 
     def _project(self, states: torch.Tensor) -> torch.Tensor:
-        logits = self.weights.head(states)
+        return self._cap(self.weights.head(states))
+
+    def _cap(self, logits: torch.Tensor) -> torch.Tensor:
         cap = self.spec.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
-
-    def _look(self, kind: LayerKind, cache: Cache, span: Span, want: Want) -> Sight:
-        window = self.spec.window if kind == "sliding" else None
-        factors = None
-        if kind in self._ropes:
-            table = self._ropes[kind].reserve(span.stop)
-            positions = span.positions[:1] if span.is_uniform else span.positions
-            factors = table[positions].unsqueeze(2)  # (rows or 1, new, 1, pairs)
-        if span.num_new == 1 and span.is_uniform and not want.attentions and self.spec.alibi is None:
-            return Sight(max(0, span.stop - window) if window else 0, None, False, factors)
-        mask = cache.mask(span, window)
-        if self.spec.alibi is not None:
-            mask = self._add_bias(mask, span)
-        return Sight(
-            0, None if isinstance(mask, str) else mask, mask == "causal" if isinstance(mask, str) else False, factors
-        )
-
-    def _add_bias(self, mask: torch.Tensor | str | None, span: Span) -> torch.Tensor:
-        """ALiBi for the keys in view, with what may not be seen at minus infinity."""
-        alibi = self.spec.alibi
-        assert alibi is not None
-        if self._bias is None or self._bias.shape[1] < span.stop:
-            room = max(span.stop, 2 * (self._bias.shape[1] if self._bias is not None else 256))
-            bias = alibi_bias(self.spec.num_heads, room, scale=alibi.scale, is_rounded=alibi.is_rounded)
-            self._bias = bias.to(self.device, self.dtype)
-        bias = self._bias[None, :, None, : span.stop]  # (1, heads, 1, keys)
-        if mask is None:
-            return bias
-        if isinstance(mask, str):
-            mask = torch.ones(span.num_new, span.stop, dtype=torch.bool, device=self.device).tril()
-        return torch.where(mask, bias, -torch.inf)
 
     # --- a block -------------------------------------------------------------------------------------
     def _block(
@@ -273,7 +242,7 @@ class Decoder(NativeModel):
         states, hidden, weights = self._run(
             arranged.pack(input_ids.to(self.device)) if input_ids is not None else None,
             cache,
-            arranged.counts,
+            cache.begin(rows, num_new, arranged.counts, self.device),
             want,
             arranged.pack(inputs_embeds.to(self.device)) if inputs_embeds is not None else None,
         )
@@ -287,40 +256,6 @@ class Decoder(NativeModel):
         return output if return_dict is None or return_dict else output.to_tuple()
 
 
-def _describe(spec: DecoderSpec) -> ModelInfo:
-    return ModelInfo(
-        family=spec.family,
-        vocab_size=spec.vocab_size,
-        hidden_size=spec.hidden_size,
-        num_layers=spec.num_layers,
-        num_heads=spec.num_heads,
-        max_context=spec.max_context,
-        window=spec.window,
-        layer_kinds=tuple(spec.kind_of(i) for i in range(spec.num_layers)),
-        has_tied_embeddings=spec.is_head_tied,
-        bos_token_id=spec.bos_token_id,
-        eos_token_id=spec.eos_token_id,
-        pad_token_id=spec.pad_token_id,
-    )
-
-
-def _normalise(spec: DecoderSpec, config: Mapping[str, Any]) -> ModelConfig:
-    eos = spec.eos_token_id
-    common = {
-        "model_type": spec.family,
-        "vocab_size": spec.vocab_size,
-        "hidden_size": spec.hidden_size,
-        "intermediate_size": spec.ffn_size,
-        "num_hidden_layers": spec.num_layers,
-        "num_attention_heads": spec.num_heads,
-        "num_key_value_heads": spec.num_kv_heads,
-        "head_dim": spec.head_dim,
-        "max_position_embeddings": spec.max_context,
-        "sliding_window": spec.window,
-        "tie_word_embeddings": spec.is_head_tied,
-        "is_encoder_decoder": False,
-        "bos_token_id": spec.bos_token_id,
-        "eos_token_id": list(eos) if isinstance(eos, tuple) else eos,
-        "pad_token_id": spec.pad_token_id,
-    }
-    return ModelConfig(**{**config, **common})
+def _is_filled(cache: Cache, num_layers: int) -> bool:
+    """Whether every layer's buffer is there: one made in inference mode could not be written outside of it."""
+    return isinstance(cache, BufferedCache) and len(cache) == num_layers

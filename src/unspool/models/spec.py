@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from unspool.protocols import LayerKind
+from unspool.protocols import LayerKind, ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +101,41 @@ class DecoderSpec:
     def scale_of(self, layer: int) -> float:
         """What a layer's scores are multiplied by."""
         return self.attention_scale / (layer + 1) if self.is_scaled_by_layer else self.attention_scale
+
+    def describe(self) -> ModelInfo:
+        """What the model says of itself."""
+        return ModelInfo(
+            family=self.family,
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            max_context=self.max_context,
+            window=self.window,
+            layer_kinds=tuple(self.kind_of(i) for i in range(self.num_layers)),
+            has_tied_embeddings=self.is_head_tied,
+            bos_token_id=self.bos_token_id,
+            eos_token_id=self.eos_token_id,
+            pad_token_id=self.pad_token_id,
+        )
+
+    def name_values(self) -> dict[str, Any]:
+        """The values under the names that most configs use."""
+        eos = self.eos_token_id
+        return {
+            "model_type": self.family,
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.ffn_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "max_position_embeddings": self.max_context,
+            "sliding_window": self.window,
+            "tie_word_embeddings": self.is_head_tied,
+            "is_encoder_decoder": False,
+            "bos_token_id": self.bos_token_id,
+            "eos_token_id": list(eos) if isinstance(eos, tuple) else eos,
+            "pad_token_id": self.pad_token_id,
+        }

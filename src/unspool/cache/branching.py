@@ -1,0 +1,166 @@
+"""One prompt, several continuations: the prompt's keys are held once, each branch holds only its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from unspool.cache.base import RAGGED, ROLL_BACK, SELECT_ROWS, Cache, Mask, Span
+from unspool.cache.buffered import BufferedCache
+from unspool.cache.dynamic import DynamicCache
+from unspool.errors import SettingError, UnsupportedError
+
+
+@dataclass(slots=True)
+class BranchedKeys:
+    """Keys (or values) of branches: what they share, a prompt each, and what is their own, a row each."""
+
+    shared: torch.Tensor  # (prompts, heads, prompt positions, width)
+    own: torch.Tensor  # (prompts * branches, heads, own positions, width)
+
+
+class BranchingCache(Cache):
+    """The cache of beams: `num_branches` rows a prompt over one copy of the prompt's keys.
+
+    Reordering moves only what differs: two beams share the positions before they parted, so only later ones are
+    copied. An own position `j` of a row stands for position `prompt length + j`.
+    """
+
+    can = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED})
+
+    def __init__(self, prompt: BufferedCache, num_branches: int) -> None:
+        super().__init__()
+        self.num_branches = num_branches
+        self._prompt = prompt
+        self._own = DynamicCache()
+        self._prompt_lengths = [length for length in prompt.lengths for _ in range(num_branches)]
+        self._origins: list[list[int]] = [[] for _ in self._prompt_lengths]  # who wrote each own position
+        self._num_written = 0
+        self.lengths = list(self._prompt_lengths)
+
+    # --- a forward pass ------------------------------------------------------------------------------
+    def begin(
+        self,
+        rows: int,
+        num_new: int,
+        counts: Sequence[int] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Span:
+        own = self._own.begin(rows, num_new, counts, device)
+        if not own.is_uniform:
+            raise UnsupportedError("branches of one prompt grow together; roll them back to one length first")
+        starts = [first + start for first, start in zip(self._prompt_lengths, own.starts, strict=True)]
+        firsts = torch.tensor(self._prompt_lengths, device=device)[:, None]
+        stop = max(starts) + num_new
+        self._span = Span(starts, num_new, own.counts, stop, min(starts) == max(starts), own.positions + firsts)
+        return self._span
+
+    def write(self, layer: int, kv: torch.Tensor) -> Any:
+        """Store a row's own keys and values; return both as `BranchedKeys`."""
+        own_keys, own_values = self._own.write(layer, kv)
+        shared_keys, shared_values = self._prompt[layer]
+        return BranchedKeys(shared_keys, own_keys), BranchedKeys(shared_values, own_values)
+
+    def end(self) -> None:
+        super().end()
+        self._own.end()
+        for origins, length in zip(self._origins, self._own.lengths, strict=True):
+            while len(origins) < length:
+                self._num_written += 1
+                origins.append(self._num_written)
+
+    def mask(self, span: Span, window: int | None = None) -> Mask:
+        """A boolean mask over the shared positions and, after them, the own ones: (rows, 1, new, keys)."""
+        num_shared = self._prompt.get_seq_length()
+        num_own = span.stop - max(self._prompt_lengths)
+        device = span.positions.device
+        firsts = torch.tensor(self._prompt_lengths, device=device)[:, None]
+        shared = torch.arange(num_shared, device=device).expand(len(self.lengths), num_shared)
+        own = torch.arange(num_own, device=device) + firsts
+        positions = torch.cat((shared, own), dim=1)[:, None, None, :]  # (rows, 1, 1, keys)
+        is_held = torch.cat((shared < firsts, torch.ones_like(own, dtype=torch.bool)), dim=1)[:, None, None, :]
+        queries = span.positions[:, None, :, None]
+        visible = is_held & (positions <= queries)
+        if window is not None:
+            visible &= positions > queries - window
+        return None if bool(visible.all()) else visible
+
+    # --- rows ----------------------------------------------------------------------------------------
+    def truncate(self, lengths: Sequence[int]) -> None:
+        own = [length - first for length, first in zip(lengths, self._prompt_lengths, strict=True)]
+        if min(own) < 0:
+            raise SettingError(f"can't roll back to {list(lengths)}: the prompts' {self._prompt_lengths} are shared")
+        self._own.truncate(own)
+        super().truncate(lengths)
+        for origins, length in zip(self._origins, own, strict=True):
+            del origins[length:]
+
+    def select_rows(self, index: Sequence[int]) -> None:
+        """Let branches go on from others of the same prompt, or keep whole prompts with all their branches."""
+        branches = self.num_branches
+        prompts = [index[place] // branches for place in range(0, len(index), branches)]
+        if len(index) % branches or any(
+            row // branches != prompts[place // branches] for place, row in enumerate(index)
+        ):
+            raise UnsupportedError(f"rows of branches stay with their prompt, {branches} rows each; got {list(index)}")
+        if prompts != list(range(len(self.lengths) // branches)):
+            self._prompt.select_rows(prompts)
+            self._own.select_rows(index)
+        else:
+            self._own.copy_rows(index, self._find_parting(index))
+        self._prompt_lengths = [self._prompt_lengths[row] for row in index]
+        self._origins = [list(self._origins[row]) for row in index]
+        self.lengths = [self.lengths[row] for row in index]
+
+    def _find_parting(self, index: Sequence[int]) -> int:
+        """The first own position at which any moved row differs from the row whose place it takes."""
+        parting = len(self._origins[0])
+        for row, source in enumerate(index):
+            if row != source:
+                mine, theirs = self._origins[row], self._origins[source]
+                while parting > 0 and mine[parting - 1] != theirs[parting - 1]:
+                    parting -= 1
+        return parting
+
+    def _reserve(self, stop: int) -> None:
+        self._own._reserve(stop - min(self._prompt_lengths, default=0))
+
+    def _select(self, index: torch.Tensor) -> None:
+        self.select_rows(index.tolist())
+
+    # --- the reference's surface ---------------------------------------------------------------------
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        cache_kwargs: dict[str, Any] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        raise UnsupportedError("a branching cache is written by unspool's own models; use merge() for a plain one")
+
+    def get_seq_length(self, layer_idx: int | None = 0) -> int:
+        return max(self.lengths, default=0)
+
+    def merge(self) -> DynamicCache:
+        """A plain cache in which every row holds its prompt's keys and its own."""
+        rows = len(self.lengths)
+        whole = DynamicCache(capacity=max(self.lengths))
+        for layer in range(len(self._own)):
+            shared = torch.stack(self._prompt[layer], dim=2).permute(0, 3, 2, 1, 4)  # (prompts, positions, 2, …)
+            own = torch.stack(self._own[layer], dim=2).permute(0, 3, 2, 1, 4)
+            whole._add_layer(layer, rows, own.shape[3], own.shape[4], own.dtype, own.device)
+            buffer = whole._buffers[layer]
+            for row, (first, length) in enumerate(zip(self._prompt_lengths, self.lengths, strict=True)):
+                buffer[row, :first] = shared[row // self.num_branches, :first]
+                buffer[row, first:length] = own[row, : length - first]
+        whole.lengths = list(self.lengths)
+        whole._filled = [max(self.lengths)] * len(whole._buffers)
+        return whole
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that keys and values take."""
+        return self._prompt.nbytes + self._own.nbytes

@@ -1,0 +1,64 @@
+"""Which strategy a plan asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unspool.beams import BeamSearchScorer, ConstrainedBeamSearchScorer
+from unspool.constraints import make_constraints
+from unspool.decoding.beam import BeamSearch, BeamSettings
+from unspool.decoding.beam_scored import ConstrainedBeams, GroupBeams
+from unspool.decoding.beam_stream import BeamTrace
+from unspool.decoding.finish import Finish
+from unspool.decoding.loop import Turns
+from unspool.decoding.rows import Rows
+from unspool.decoding.sample import Sample
+from unspool.decoding.step import Step
+from unspool.decoding.tokens import TokenTurns
+from unspool.plan import Plan
+
+
+def make_turns(step: Step, rows: Rows, finish: Finish, plan: Plan, *, rows_may_leave: bool, shows_table: bool) -> Turns:
+    """The strategy at work that the plan names."""
+    if plan.strategy == "tokens":
+        strategy = Sample(step, do_sample=plan.do_sample)
+        return TokenTurns(rows, strategy, finish, step.record, rows_may_leave=rows_may_leave)
+    settings = _read_beams(plan)
+    trace = BeamTrace(plan.num_beams) if plan.settings.return_beam_trace else None
+    if plan.strategy == "beams":
+        return BeamSearch(step, rows, finish, settings, shows_table=shows_table, trace=trace)
+    common: dict[str, Any] = {
+        "batch_size": len(rows) // plan.num_beams,
+        "num_beams": plan.num_beams,
+        "device": rows.device,
+        "length_penalty": settings.length_penalty,
+        "do_early_stopping": settings.early_stopping,
+        "num_beam_hyps_to_keep": plan.num_return_sequences,
+        "max_length": plan.max_length,
+    }
+    more: dict[str, Any] = {
+        "eos_token_ids": plan.eos_token_ids,
+        "max_length": plan.max_length,
+        "shows_table": shows_table,
+        "trace": trace,
+    }
+    if plan.strategy == "beam_groups":
+        groups = BeamSearchScorer(**common, num_beam_groups=settings.num_groups)
+        return GroupBeams(step, rows, finish, settings, groups, **more)
+    constraints = plan.settings.constraints or make_constraints(plan.settings.force_words_ids)
+    constrained = ConstrainedBeamSearchScorer(**common, constraints=constraints)
+    return ConstrainedBeams(step, rows, finish, settings, constrained, **more)
+
+
+def _read_beams(plan: Plan) -> BeamSettings:
+    settings = plan.settings
+    return BeamSettings(
+        num_beams=plan.num_beams,
+        num_returned=plan.num_return_sequences,
+        length_penalty=1.0 if settings.length_penalty is None else settings.length_penalty,
+        early_stopping=settings.early_stopping or False,
+        do_sample=plan.do_sample,
+        num_eos=len(plan.eos_token_ids),
+        max_new_tokens=plan.max_new_tokens,
+        num_groups=settings.num_beam_groups or 1,
+    )

@@ -1,0 +1,41 @@
+"""Attention of branches that share a prompt: its keys are read once a prompt, not once a branch."""
+
+from __future__ import annotations
+
+import torch
+
+
+def attend_branches(
+    queries: torch.Tensor,  # (prompts * branches, heads, new, width)
+    shared_keys: torch.Tensor,  # (prompts, kv_heads, shared, width)
+    shared_values: torch.Tensor,
+    own_keys: torch.Tensor,  # (prompts * branches, kv_heads, own, width)
+    own_values: torch.Tensor,
+    *,
+    scale: float,
+    mask: torch.Tensor | None = None,  # over shared and own keys: (rows, heads or 1, new, shared + own)
+    softcap: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the queries read (rows, heads, new, width), and the weights over shared and own keys."""
+    rows, heads, num_new, width = queries.shape
+    prompts, kv_heads, num_shared = shared_keys.shape[:3]
+    branches = rows // prompts
+    by_prompt = (prompts, branches, kv_heads, (heads // kv_heads) * num_new)  # queries that meet the same keys
+    grouped = queries.reshape(*by_prompt, width).transpose(1, 2).reshape(prompts, kv_heads, -1, width)
+    to_shared = torch.matmul(grouped, shared_keys.transpose(-1, -2))  # (prompts, kv_heads, branches * group, shared)
+    to_shared = to_shared.view(prompts, kv_heads, branches, -1, num_shared).transpose(1, 2)
+    to_own = torch.matmul(queries.reshape(rows, kv_heads, -1, width), own_keys.transpose(-1, -2))
+    scores = torch.cat((to_shared.reshape(rows, heads, num_new, -1), to_own.reshape(rows, heads, num_new, -1)), -1)
+    scores = scores.float() * scale  # (rows, heads, new, shared + own)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    weights = scores.softmax(-1).to(own_values.dtype)
+    from_shared, from_own = weights[..., :num_shared], weights[..., num_shared:]
+    folded = from_shared.reshape(*by_prompt, num_shared).transpose(1, 2).reshape(prompts, kv_heads, -1, num_shared)
+    read = torch.matmul(folded, shared_values).view(prompts, kv_heads, branches, -1, width).transpose(1, 2)
+    read = read.reshape(rows, kv_heads, -1, width) + torch.matmul(
+        from_own.reshape(rows, kv_heads, -1, from_own.shape[-1]), own_values
+    )
+    return read.view(rows, heads, num_new, width), weights

@@ -1,0 +1,64 @@
+"""The table of docs/processors.md, made from the order that is applied: `python -m unspool.logits.order_table`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from unspool.config import PARAMETERS
+from unspool.logits.pipeline import ORDER, Entry, Stage
+
+BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
+_STAGES: dict[Stage, str] = {
+    "control": "whatever the strategy",
+    "sampling": "when sampling",
+    "last": "last",
+}
+
+
+def make_table() -> str:
+    """A Markdown table with a line for each processor, in the order of application."""
+    lines = ["| # | processor | setting | off at | one a row | also reads |", "|---|---|---|---|---|---|"]
+    number = 0
+    for stage, title in _STAGES.items():
+        lines.append(f"| | **{title}** | | | | |")
+        for entry in ORDER:
+            if entry.stage == stage:
+                number += 1
+                lines.append(f"| {number} {_describe(entry)}")
+        if stage == "control":
+            number += 1
+            lines.append(f"| {number} | *your own processors* | `logits_processor=[…]` | | yours to say | |")
+    return "\n".join(lines) + "\n"
+
+
+def _describe(entry: Entry) -> str:
+    is_argument = entry.setting not in PARAMETERS
+    parameter = None if is_argument else PARAMETERS[entry.setting]
+    values = dict.fromkeys(("None", *(_spell(value) for value in entry.off)))
+    rows = "yes" if parameter is not None and parameter.may_be_per_row else ""
+    also = ", ".join(f"`{name}`" for name in entry.also)
+    if entry.unless:
+        also = f"replaced where `{entry.unless}` is set"
+    return f"| `{entry.processor.__name__}` | `{entry.setting}` | {', '.join(values)} | {rows} | {also} |"
+
+
+def _spell(value: object) -> str:
+    return "[]" if value in ([], ()) else str(value)
+
+
+def put_table(page: str) -> str:
+    """The page with the table between its two marks made anew."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{make_table()}{END}{after}"
+
+
+def main(path: str = "docs/processors.md") -> None:
+    """Write the table into a page."""
+    page = Path(path)
+    page.write_text(put_table(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:2])

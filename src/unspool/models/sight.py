@@ -1,0 +1,84 @@
+"""What the queries of a pass may see, and how positions enter: worked out once, used by all layers of a kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from unspool.cache import Cache, Span
+from unspool.kernels.alibi import alibi_bias
+from unspool.kernels.rotary import RotaryTable
+from unspool.models.spec import DecoderSpec, RopeSpec
+from unspool.protocols import LayerKind
+
+_FIRST_BIAS = 512  # positions the table of biases starts with
+
+
+@dataclass(slots=True)
+class Sight:
+    """What layers of one kind see in one pass."""
+
+    first_key: int  # keys before it are outside the window
+    mask: torch.Tensor | None  # boolean (what may be seen) or additive
+    is_causal: bool
+    factors: torch.Tensor | None  # (rows or 1, new, 1, pairs): rope
+
+
+class Outlook:
+    """Makes the sights of a decoder's passes, and keeps the tables that they are cut from."""
+
+    def __init__(self, spec: DecoderSpec, device: torch.device, dtype: torch.dtype) -> None:
+        self._spec = spec
+        self._device = device
+        self._dtype = dtype
+        self._kinds = sorted(set(spec.layer_kinds)) or ["full"]
+        self._ropes: dict[str, RotaryTable] = {}
+        self._bias: torch.Tensor | None = None  # ALiBi (heads, positions)
+        if spec.rope is not None:
+            full = self._make_table(spec.rope)
+            local = self._make_table(spec.local_rope) if spec.local_rope is not None else full
+            self._ropes = {"full": full, "sliding": local}
+
+    def _make_table(self, rope: RopeSpec) -> RotaryTable:
+        return RotaryTable(rope.frequencies, rope.gain, self._device)
+
+    def look(self, cache: Cache, span: Span, *, needs_all_keys: bool = False) -> dict[LayerKind, Sight]:
+        """The sights of one pass; with `needs_all_keys` a window is a mask even where keys could be left out."""
+        return {kind: self._look(kind, cache, span, needs_all_keys) for kind in self._kinds}
+
+    def _look(self, kind: LayerKind, cache: Cache, span: Span, needs_all_keys: bool) -> Sight:
+        window = self._spec.window if kind == "sliding" else None
+        factors = self._turn(kind, span)
+        if self._spec.alibi is not None:
+            return Sight(0, self._add_bias(cache, span, window), False, factors)
+        if span.num_new == 1 and span.is_uniform and not needs_all_keys:
+            return Sight(max(0, span.stop - window) if window else 0, None, False, factors)
+        mask = cache.mask(span, window)
+        if isinstance(mask, str):
+            return Sight(0, None, True, factors)
+        return Sight(0, mask, False, factors)
+
+    def _turn(self, kind: LayerKind, span: Span) -> torch.Tensor | None:
+        if kind not in self._ropes:
+            return None
+        table = self._ropes[kind].reserve(span.stop)
+        if span.is_uniform:
+            return table[None, span.starts[0] : span.stop, None]  # (1, new, 1, pairs)
+        return table[span.positions].unsqueeze(2)  # (rows, new, 1, pairs)
+
+    def _add_bias(self, cache: Cache, span: Span, window: int | None) -> torch.Tensor:
+        """ALiBi for the keys in view, with what may not be seen at minus infinity."""
+        alibi = self._spec.alibi
+        assert alibi is not None
+        if self._bias is None or self._bias.shape[1] < span.stop:
+            room = max(span.stop, 2 * self._bias.shape[1] if self._bias is not None else _FIRST_BIAS)
+            made = alibi_bias(self._spec.num_heads, room, scale=alibi.scale, is_rounded=alibi.is_rounded)
+            self._bias = made.to(self._device, self._dtype)
+        bias = self._bias[None, :, None, : span.stop]  # (1, heads, 1, keys)
+        mask = cache.mask(span, window)
+        if mask is None:
+            return bias
+        if isinstance(mask, str):
+            mask = torch.ones(span.num_new, span.stop, dtype=torch.bool, device=self._device).tril()
+        return torch.where(mask, bias, -torch.inf)

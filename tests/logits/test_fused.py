@@ -1,0 +1,117 @@
+"""The fused end of a chain beside the plain chain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unspool import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+from unspool.decoding.select import draw
+from unspool.logits.fused import split_tail
+
+INF = float("inf")
+IDS = torch.tensor([[1, 2, 3]] * 4)
+
+
+def chain(temperature: Any = None, top_k: Any = None, top_p: Any = None, min_p: Any = None) -> LogitsProcessorList:
+    kinds = (
+        (TemperatureLogitsWarper, temperature),
+        (TopKLogitsWarper, top_k),
+        (TopPLogitsWarper, top_p),
+        (MinPLogitsWarper, min_p),
+    )
+    return LogitsProcessorList(kind(value) for kind, value in kinds if value is not None)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    vocab=st.sampled_from([60, 300, 20_000]),
+    coarse=st.booleans(),
+    temperature=st.sampled_from([None, 0.3, 1.7, [0.5, 1.0, 2.0, 0.9]]),
+    top_k=st.sampled_from([1, 5, 50, [3, 1, 50, 7]]),
+    top_p=st.sampled_from([None, 0.0, 0.4, 0.9, [0.2, 1.0, 0.5, 0.99]]),
+    min_p=st.sampled_from([None, 0.05, [0.0, 0.1, 0.9, 0.01]]),
+)
+def test_candidates_are_what_the_plain_chain_leaves(
+    seed: int, vocab: int, coarse: bool, temperature: Any, top_k: Any, top_p: Any, min_p: Any
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(4, vocab, generator=generator) * 3
+    if coarse:  # as bfloat16 leaves them: many tie
+        scores = scores.bfloat16().float()
+    processors = chain(temperature, top_k, top_p, min_p)
+    head, tail = split_tail(processors)
+    assert tail is not None
+    assert head == []
+    expected = processors(IDS, scores)
+    found = tail.find_candidates(scores)
+    if found is None:
+        assert coarse  # too many ties for the fused way
+        return
+    tokens, values = found
+    assert bool((tokens.diff(dim=-1) > 0).all())
+    rebuilt = torch.full_like(scores, -INF).scatter(1, tokens, values)
+    assert torch.equal(rebuilt, expected)
+    uniforms = torch.rand(4, generator=generator, dtype=torch.float64)
+    place = draw(values, uniforms)
+    assert torch.equal(tokens.gather(1, place[:, None])[:, 0], draw(expected, uniforms))
+    index = torch.tensor([2, 0])
+    chosen = tail.select_rows(index).find_candidates(scores[index])
+    assert chosen is not None
+    assert torch.equal(torch.full((2, vocab), -INF).scatter(1, *chosen), expected[index])
+
+
+def test_too_many_ties_are_left_to_the_plain_chain() -> None:
+    scores = torch.zeros(1, 500)
+    _, tail = split_tail(chain(top_k=5))
+    assert tail is not None
+    assert tail.find_candidates(scores) is None
+    scores[0, 30:] = -1.0
+    found = tail.find_candidates(scores)
+    assert found is not None
+    assert int((found[1] > -INF).sum()) == 30  # all that tie with the fifth
+
+
+def test_only_a_known_end_is_fused() -> None:
+    penalty, typical = RepetitionPenaltyLogitsProcessor(1.2), TypicalLogitsWarper(0.5)
+    known = chain(0.7, 50, 0.9)
+    head, tail = split_tail(LogitsProcessorList([penalty, *known]))
+    assert head == [penalty]
+    assert tail is not None
+    assert (tail.temperature, tail.top_k, tail.top_p) == tuple(known)
+    for processors in (
+        LogitsProcessorList(),
+        LogitsProcessorList([penalty]),
+        chain(temperature=0.7),
+        chain(0.7, None, 0.9),
+        chain(top_k=[0, 5]),
+        chain(top_k=5000),
+        LogitsProcessorList([*known, typical]),
+        LogitsProcessorList([TopKLogitsWarper(5, filter_value=-9.0)]),
+        LogitsProcessorList([TopPLogitsWarper(0.5), typical, TemperatureLogitsWarper(0.5)]),
+    ):
+        assert split_tail(processors) == (processors, None)
+    head, tail = split_tail(LogitsProcessorList([TopPLogitsWarper(0.5), TopKLogitsWarper(5)]))
+    assert (len(head), tail is not None and tail.top_p is None) == (1, True)
+
+
+@pytest.mark.parametrize("scores", [torch.full((1, 60), -INF), torch.full((1, 60), float("nan"))])
+def test_nothing_possible_stays_nothing_possible(scores: torch.Tensor) -> None:
+    _, tail = split_tail(chain(0.7, 5, 0.9))
+    assert tail is not None
+    found = tail.find_candidates(scores)
+    assert found is not None
+    assert draw(found[1], torch.tensor([0.5], dtype=torch.float64)).tolist() == [-1]
