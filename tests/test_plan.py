@@ -13,8 +13,8 @@ from unspool import (
     WatermarkingConfig,
     generate,
 )
+from unspool.api.answer import FRIENDLY_DEFAULTS
 from unspool.api.calls import start
-from unspool.api.language_model import FRIENDLY_DEFAULTS
 from unspool.config import PARAMETERS
 from unspool.decoding.run import Run
 from unspool.errors import InputError, SettingError, UnspoolError, UnsupportedError
@@ -192,6 +192,8 @@ def test_a_value_a_row_needs_as_many_as_there_are_prompts(name: str) -> None:
 def test_rows_are_bounded() -> None:
     with pytest.raises(SettingError, match="`num_return_sequences`=40000 for 2 prompts makes 80000 rows"):
         plan_for(do_sample=True, num_return_sequences=40_000)
+    with pytest.raises(SettingError, match="`num_beams`=40000 for 2 prompts makes 80000 rows"):
+        plan_for(num_beams=40_000)
 
 
 # --- what is not built, and what has no effect --------------------------------------------------------------

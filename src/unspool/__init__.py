@@ -14,6 +14,7 @@ from unspool._version import __version__
 
 if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOMES says the same
     from unspool.api import LanguageModel, Piece, generate, load, stream
+    from unspool.beams import BeamHypotheses, BeamScorer, BeamSearchScorer, ConstrainedBeamSearchScorer
     from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, StaticCache
     from unspool.config import (
         CompileConfig,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOMES says
         SynthIDTextWatermarkingConfig,
         WatermarkingConfig,
     )
+    from unspool.constraints import Constraint, ConstraintListState, DisjunctiveConstraint, PhrasalConstraint
     from unspool.errors import (
         InputError,
         LoadError,
@@ -95,10 +97,17 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOMES says
 __all__ = [
     "AlternatingCodebooksLogitsProcessor",
     "AsyncTextIteratorStreamer",
+    "BeamHypotheses",
+    "BeamScorer",
+    "BeamSearchScorer",
     "Cache",
     "ClassifierFreeGuidanceLogitsProcessor",
     "CompileConfig",
+    "ConstrainedBeamSearchScorer",
+    "Constraint",
+    "ConstraintListState",
     "DRYLogitsProcessor",
+    "DisjunctiveConstraint",
     "DynamicCache",
     "DynamicTemperatureLogitsWarper",
     "EncoderDecoderCache",
@@ -137,6 +146,7 @@ __all__ = [
     "NoBadWordsLogitsProcessor",
     "NoRepeatNGramLogitsProcessor",
     "NoTokenLeftError",
+    "PhrasalConstraint",
     "Piece",
     "PrefixConstrainedLogitsProcessor",
     "PresencePenaltyLogitsProcessor",
@@ -176,8 +186,10 @@ __all__ = [
 # Names are imported when they are first asked for, so that `unspool --help` need not wait for torch.
 _HOMES: dict[str, tuple[str, ...]] = {
     "api": ("LanguageModel", "Piece", "generate", "load", "stream"),
+    "beams": ("BeamHypotheses", "BeamScorer", "BeamSearchScorer", "ConstrainedBeamSearchScorer"),
     "cache": ("Cache", "DynamicCache", "EncoderDecoderCache", "StaticCache"),
     "config": ("CompileConfig", "GenerationConfig", "SynthIDTextWatermarkingConfig", "WatermarkingConfig"),
+    "constraints": ("Constraint", "ConstraintListState", "DisjunctiveConstraint", "PhrasalConstraint"),
     "errors": (
         "InputError",
         "LoadError",

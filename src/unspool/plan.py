@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from unspool.beams.rules import check_beams, check_room_for_words
 from unspool.config import PARAMETERS, GenerationConfig, find_unused
 from unspool.config.rules import check_settings
 from unspool.config.values import MOST_ROWS
@@ -85,19 +86,20 @@ class Plan:
     @property
     def asked(self) -> frozenset[str]:
         """The settings that the caller set, in the call or in a config given to it."""
-        return frozenset(name for name, origin in self.origins.items() if origin in ("config", "call"))
+        return _find_asked(self.origins)
 
 
 def settle(settings: GenerationConfig, origins: Mapping[str, Origin], info: ModelInfo, shape: PromptShape) -> Plan:
     """Decide a call's merged settings for a model and prompts, or raise the error that names what can't be."""
     _refuse_unbuilt(settings, origins)
     _refuse_unused(settings, origins)
-    _refuse_by_model(settings, info, shape)
-    _check_beams(settings)
+    _refuse_by_model(settings, origins, info, shape)
+    check_beams(settings, _find_asked(origins), info.vocab_size)
     _check_rows(settings, shape)
     eos = as_token_ids(settings.eos_token_id, "eos_token_id", info)
     max_length = _decide_length(settings, origins, info, shape)
     _check_reachable(settings, origins, shape.width, max_length)
+    check_room_for_words(settings, max_length - shape.width)
     return Plan(
         settings=settings,
         origins=origins,
@@ -111,6 +113,10 @@ def settle(settings: GenerationConfig, origins: Mapping[str, Origin], info: Mode
         cache_kind=_decide_cache(settings, origins, shape, max_length - shape.width),
         prompt_width=shape.width,
     )
+
+
+def _find_asked(origins: Mapping[str, Origin]) -> frozenset[str]:
+    return frozenset(name for name, origin in origins.items() if origin in ("config", "call"))
 
 
 def merge(
@@ -162,6 +168,12 @@ def _refuse_unused(settings: GenerationConfig, origins: Mapping[str, Origin]) ->
             "call",
         ):  # what a model's file suggests for another strategy is no request
             raise SettingError(f"{reason} (`{name}` was set {_SPOKEN[origins[name]]}.)")
+    for name in ("force_words_ids", "return_beam_trace"):
+        if (settings.num_beams or 1) == 1 and getattr(settings, name) and origins[name] in ("config", "call"):
+            raise SettingError(
+                f"`{name}`, set {_SPOKEN[origins[name]]}, is read by beam search alone; set `num_beams` above 1, or "
+                f"leave it out"
+            )
     for name, parameter in PARAMETERS.items():
         is_asked = origins[name] in ("config", "call") and getattr(settings, name) is not None
         if parameter.group == "assistance" and is_asked:
@@ -200,7 +212,12 @@ def _refuse_unbuilt(settings: GenerationConfig, origins: Mapping[str, Origin]) -
         )
 
 
-def _refuse_by_model(settings: GenerationConfig, info: ModelInfo, shape: PromptShape) -> None:
+def _refuse_by_model(
+    settings: GenerationConfig, origins: Mapping[str, Origin], info: ModelInfo, shape: PromptShape
+) -> None:
+    if settings.decoder_start_token_id is not None and not info.is_encoder_decoder:
+        if origins["decoder_start_token_id"] in ("config", "call"):
+            raise SettingError(f"`decoder_start_token_id` begins a decoder's text, and a {info.family} model has none")
     for name, capability in (("output_hidden_states", "hidden_states"), ("output_attentions", "attentions")):
         if getattr(settings, name) and capability not in info.can:
             raise UnsupportedError(f"`{name}` was asked for, and a {info.family} model can't return them")
@@ -222,25 +239,13 @@ def _refuse_by_model(settings: GenerationConfig, info: ModelInfo, shape: PromptS
             raise SettingError(f"`prompt_logprobs` can't be told: {what}")
 
 
-def _check_beams(settings: GenerationConfig) -> None:
-    if (settings.num_beams or 1) == 1:
-        return
-    for name, why in (
-        ("logprobs", "a beam's tokens are chosen together"),
-        ("mirostat_tau", "its state follows one sequence, and beams branch"),
-    ):
-        if getattr(settings, name, None) is not None:
-            raise SettingError(
-                f"`{name}` does not go with num_beams={settings.num_beams}: {why}; leave one of them out"
-            )
-
-
 def _check_rows(settings: GenerationConfig, shape: PromptShape) -> None:
-    num_rows = shape.num_rows * int(settings.num_return_sequences or 1)
-    if num_rows > MOST_ROWS:
+    name = max(("num_return_sequences", "num_beams"), key=lambda name: getattr(settings, name) or 1)
+    copies = int(getattr(settings, name) or 1)
+    if shape.num_rows * copies > MOST_ROWS:
         raise SettingError(
-            f"`num_return_sequences`={settings.num_return_sequences} for {shape.num_rows} prompts makes {num_rows} "
-            f"rows; at most {MOST_ROWS} are decoded in one call"
+            f"`{name}`={copies} for {shape.num_rows} prompts makes {shape.num_rows * copies} rows; "
+            f"at most {MOST_ROWS} are decoded in one call"
         )
     for name, parameter in PARAMETERS.items():
         value = getattr(settings, name)

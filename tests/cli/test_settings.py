@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unspool.api.language_model import FRIENDLY_DEFAULTS
+from unspool.api.answer import FRIENDLY_DEFAULTS
 from unspool.cli.parser import Parser, UsageError
 from unspool.cli.settings import (
     FRIENDLY,

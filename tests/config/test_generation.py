@@ -76,6 +76,7 @@ DEFAULTS_OF_OURS = {
     "mirostat_eta": 0.1,
     "dynatemp_range": 0.0,
     "dynatemp_exponent": 1.0,
+    "return_beam_trace": False,
 }
 
 

@@ -81,6 +81,16 @@ def test_splitmix_is_splitmix() -> None:
     assert [_mix((1234567 + index * _STEP) & _MASK) for index in range(1, 5)] == known
 
 
+@given(seed=st.integers(0, 2**63 - 1), position=st.integers(0, 2**24), stream=st.integers(0, 3))
+def test_a_number_is_what_it_says(seed: int, position: int, stream: int) -> None:
+    """In whole numbers of 64 bits, so that a seed gives the same tokens in every version and on every device."""
+    from unspool.decoding.randomness import _MASK, _STEP, _mix
+
+    state = _mix((_mix((seed + _STEP * (stream + 1)) & _MASK) + position * _STEP) & _MASK)
+    found = draw_uniform(torch.tensor([seed]), torch.tensor([position]), stream)
+    assert found.item() == (state >> 11) * 2.0**-53
+
+
 def test_derived_seeds_are_distinct_and_fit() -> None:
     seeds = [derive_seed(seed, index) for seed in (0, 1, 2, 3, 2**63 - 1) for index in range(2000)]
     assert len(set(seeds)) == len(seeds)

@@ -137,6 +137,19 @@ def test_seeds_decide() -> None:
     assert all(mine != theirs for mine, theirs in zip(first, other, strict=True))
 
 
+@pytest.mark.parametrize(
+    "settings", [{}, {"top_k": 4}, {"top_k": 4, "top_p": 0.7, "temperature": 1.5}, {"top_k": [2, 0, 9]}], ids=str
+)
+def test_what_is_returned_beside_them_changes_no_token(settings: dict[str, Any]) -> None:
+    """Whoever asks for scores must not get other tokens: a short cut is the same way."""
+    model = FakeModel(60)
+    settings = PLAIN | {"seed": [1, 2, 3], "max_new_tokens": 12} | settings
+    plain = generate(model, **pad_left(ROWS), **settings)
+    for extra in ({"output_scores": True}, {"output_logits": True}, {"logprobs": 2}, {"prompt_logprobs": 0}):
+        output = generate(model, **pad_left(ROWS), return_dict_in_generate=True, **settings, **extra)
+        assert torch.equal(output.sequences, plain)
+
+
 def test_unseeded_calls_follow_torch() -> None:
     model = FakeModel()
     torch.manual_seed(3)

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.conformance.cases import GOLDENS, Case, as_scores, read_cases
 
 import unspool
-from tests.conformance.cases import GOLDENS, Case, as_scores, read_cases
 
 pytestmark = [
     pytest.mark.gpu,

@@ -132,9 +132,11 @@ def test_top_p_without_a_full_sort_is_top_p(scale: float, ties: bool) -> None:
     for p in (0.0, 0.1, 0.5, 0.9, 0.999, 1.0):
         for fewest in (1, 3):
             warper = TopPLogitsWarper(p, min_tokens_to_keep=fewest)
-            assert torch.equal(warper._cut_head(scores), warper._cut_sorted(scores)), (p, fewest)
+            for sizes in ([50], [20, 300]):
+                assert torch.equal(warper._cut_heads(scores, sizes), warper._cut_sorted(scores)), (p, fewest)
     rows = TopPLogitsWarper([0.1, 1.0, 0.9, 0.5, 0.99, 0.7, 1.0, 0.0, 0.3])
-    assert torch.equal(rows._cut_head(scores), rows._cut_sorted(scores))
+    assert torch.equal(rows._cut_heads(scores, [20, 300]), rows._cut_sorted(scores))
+    assert torch.equal(rows(IDS, scores), rows._cut_sorted(scores))
 
 
 @pytest.mark.parametrize("vocab", [16_384, 20_001])

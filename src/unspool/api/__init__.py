@@ -1,6 +1,7 @@
 """The front door: load a model, generate, stream."""
 
+from unspool.api.answer import Answer, Piece
 from unspool.api.calls import generate, stream
-from unspool.api.language_model import LanguageModel, Piece, load
+from unspool.api.language_model import LanguageModel, load
 
-__all__ = ["LanguageModel", "Piece", "generate", "load", "stream"]
+__all__ = ["Answer", "LanguageModel", "Piece", "generate", "load", "stream"]

@@ -105,13 +105,16 @@ def start(
     use_model_defaults: bool | None = None,
     defaults: Mapping[str, Any] | None = None,
     hides_padding: bool = False,
+    beams: str | None = None,
     **kwargs: Any,
 ) -> Run:
     """Check everything and prepare a run; nothing is computed until it is iterated, but for token healing's one step.
 
     `hides_padding` tells the processors what is padding, so that no row depends on how long the others are; the
-    reference's manner is to count it as tokens.
+    reference's manner is to count it as tokens. `beams="all"` has every step tell the whole table of beams.
     """
+    if beams not in (None, "all"):
+        raise SettingError(f"beams={beams!r} is not known; beams='all' streams the whole table of beams")
     tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
     core = _as_model(model)
     for name, feature in _UNBUILT.items():
@@ -131,13 +134,15 @@ def start(
     cache = _as_cache(past_key_values, prompts.lengths, core.info)
     shape = _shape(prompts, cache)
     plan = settle(settings, origins, core.info, shape)
+    if beams is not None and plan.num_beams == 1:
+        raise SettingError("beams='all' streams the table of a beam search; add num_beams")
     if cache is not None:
         _check_room(cache, plan, shape)
     if settings.stop_strings is not None and tokenizer is None:
         raise SettingError("`stop_strings` are found in text: pass the model's `tokenizer` too")
     processors = [] if logits_processor is None else _as_processors(logits_processor)
     criteria = [] if stopping_criteria is None else list(as_criteria_list(stopping_criteria))
-    hooks = Hooks(processors, criteria, tokenizer, cache, prefix_allowed_tokens_fn)
+    hooks = Hooks(processors, criteria, tokenizer, cache, prefix_allowed_tokens_fn, shows_beams=beams is not None)
     run = Run(core, prompts, plan, hooks)
     if not settings.token_healing:
         return run
@@ -162,13 +167,22 @@ def _shape(prompts: Prompts, cache: Cache | None) -> PromptShape:
 
 
 def feed(streamer: Any, run: Run) -> None:
-    """Give a streamer (`put` and `end`) the prompt, then every step's tokens, one a row."""
+    """Give a streamer (`put` and `end`) the prompt, then every step's tokens: one a row, or one row's several."""
     pad = run.pad_token_id
+    if run.num_rows > 1 and run.has_beams:
+        raise SettingError(
+            f"a streamer takes one token of each row a step, and the beams of {run.num_rows} rows agree on different "
+            "numbers; stream one row, or use stream() and lm.stream()"
+        )
     try:
         streamer.put(run.prompt_ids.cpu())
         for emitted in run:
-            tokens = [emitted.tokens.get(row, [pad])[-1] for row in range(run.num_rows)]
-            streamer.put(torch.tensor(tokens))
+            if run.num_rows == 1:
+                tokens = emitted.tokens.get(0, [])
+            else:
+                tokens = [emitted.tokens.get(row, [pad])[-1] for row in range(run.num_rows)]
+            if tokens:
+                streamer.put(torch.tensor(tokens))
     except StreamCancelled:
         pass
     except BaseException as error:

@@ -132,16 +132,10 @@ class BranchingCache(Cache):
         self.select_rows(index.tolist())
 
     # --- the reference's surface ---------------------------------------------------------------------
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: int,
-        cache_kwargs: dict[str, Any] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(self, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
         raise UnsupportedError("a branching cache is written by unspool's own models; use merge() for a plain one")
 
-    def get_seq_length(self, layer_idx: int | None = 0) -> int:
+    def get_seq_length(self, layer_idx: int | None = 0) -> int:  # noqa: ARG002 - all layers hold as much
         return max(self.lengths, default=0)
 
     def merge(self) -> DynamicCache:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from unspool.cli.answer import add_model_options, load_model
 from unspool.cli.chat_commands import Quit, execute_line
 from unspool.cli.console import BOLD, DIM, is_debugging_asked, paint, say, say_bug, say_error
 from unspool.cli.lines import Lines
+from unspool.cli.model import add_model_options, load_model
 from unspool.cli.parser import Parser
 from unspool.cli.reading import check_text
 from unspool.cli.session import Session

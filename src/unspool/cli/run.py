@@ -8,8 +8,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from unspool.cli.answer import Answer, add_model_options, load_model
 from unspool.cli.console import DIM, end_line, is_terminal, say, write
+from unspool.cli.model import add_model_options, load_model
 from unspool.cli.parser import Parser, UsageError
 from unspool.cli.reading import check_text, read_prompts, read_stdin
 from unspool.cli.report import describe_generation, format_stats
@@ -17,7 +17,7 @@ from unspool.cli.settings import add_settings, collect_settings, refuse_tensors
 from unspool.errors import SettingError
 
 if TYPE_CHECKING:
-    from unspool.api import LanguageModel
+    from unspool.api import Answer, LanguageModel
 
 
 def build_parser() -> Parser:
@@ -60,7 +60,7 @@ def execute(arguments: argparse.Namespace) -> int:
     lm = load_model(arguments)
     prompts = [_as_prompt(text, arguments) for text in texts]
     is_batch = arguments.prompts_file is not None
-    answer = Answer(lm, prompts if is_batch else prompts[0], settings)
+    answer = lm.start(prompts if is_batch else prompts[0], **settings)
     if arguments.json:
         for _ in answer.pieces():
             pass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from unspool.cli.answer import Answer
 from unspool.cli.console import DIM, end_line, say, write
 from unspool.cli.conversation import Conversation, Exchange
 from unspool.cli.interrupt import Interrupt
@@ -42,15 +41,15 @@ class Session:
                 "`num_return_sequences`: a chat goes on from one answer; use unspool run for several"
             )
         try:
-            Answer(self.lm, conversation.messages("Hello"), settings)
+            self.lm.start(conversation.messages("Hello"), **settings)
         except InputError:
             # It may be only that the context is full, which is no fault of the settings.
-            Answer(self.lm, Conversation(conversation.system).messages("Hello"), settings)
+            self.lm.start(Conversation(conversation.system).messages("Hello"), **settings)
 
     def answer(self, message: str) -> None:
         """Write the model's answer, and keep both; a message that can't be answered is not kept."""
         try:
-            answer = Answer(self.lm, self.conversation.messages(message), self.settings)
+            answer = self.lm.start(self.conversation.messages(message), **self.settings)
         except UnspoolError as error:
             raise self._explain(error, message) from error
         parts: list[str] = []

@@ -119,7 +119,7 @@ def _logprobs(name: str, text: str) -> Parameter:
 
 _TABLE: tuple[Parameter, ...] = (
     # How long the output gets
-    _count("max_length", 20, "length", "Longest sequence, prompt included; max_new_tokens wins over it."),
+    _count("max_length", 20, "length", "Longest sequence, prompt included."),
     _count("max_new_tokens", None, "length", "Most tokens to write, the prompt not counted.", at_least=1),
     _count("min_length", 0, "length", "Shortest sequence, prompt included; no end token before it.", per_row=True),
     _count("min_new_tokens", None, "length", "Fewest tokens to write before an end token may come.", per_row=True),
@@ -272,7 +272,6 @@ _TABLE: tuple[Parameter, ...] = (
     ),
     _logprobs("logprobs", "Log-probabilities: 0 for the chosen tokens, n for the n likeliest too."),
     _logprobs("prompt_logprobs", "The same, for the prompt's tokens."),
-    _flag("return_beam_trace", False, "output", "Return every step's candidates of a beam search."),
     _flag("keep_stop_strings", False, "output", "Leave the stop string in the text."),
     _count("max_cache_len", None, "cache", "Room of a static cache, in tokens.", at_least=1),
     _number("presence_penalty", 0.0, "control", "Taken from the score of every token written so far.", per_row=True),
@@ -292,10 +291,10 @@ _TABLE: tuple[Parameter, ...] = (
     _number("mirostat_eta", 0.1, "sampling", "How fast Mirostat steers.", per_row=True),
     _number("dynatemp_range", 0.0, "sampling", "How far temperature moves with the entropy; 0 is off.", per_row=True),
     _number("dynatemp_exponent", 1.0, "sampling", "Power of the entropy in dynamic temperature.", per_row=True),
+    _flag("return_beam_trace", False, "output", "Return every step's candidates of a beam search."),
 )
 
 OURS = (
-    "return_beam_trace",
     "seed",
     "logprobs",
     "prompt_logprobs",
@@ -318,5 +317,6 @@ OURS = (
     "mirostat_eta",
     "dynatemp_range",
     "dynatemp_exponent",
+    "return_beam_trace",
 )
 PARAMETERS: dict[str, Parameter] = {parameter.name: parameter for parameter in _TABLE}

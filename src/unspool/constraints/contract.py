@@ -49,14 +49,14 @@ def check_resetting(constraint: Constraint) -> None:
         raise _broken(constraint, "copy(stateful=True) must be independent, but stepping it moved the original")
 
     constraint.reset()
-    for one, maker in ((fresh, "copy()"), (constraint, "reset()")):
-        tokens, remaining = _read_advance(one), one.remaining()
-        if tokens != first_tokens or remaining != first_remaining:
-            raise _broken(
-                constraint,
-                f"{maker} must leave no progress, but leaves advance() {tokens} and remaining() {remaining}, "
-                f"where they began as {first_tokens} and {first_remaining}",
-            )
+    tokens, remaining = _read_advance(fresh), fresh.remaining()
+    if tokens != first_tokens or remaining != first_remaining or constraint.remaining() != first_remaining:
+        raise _broken(
+            constraint,
+            "reset() and copy() must leave no progress, but they don't leave the same: "
+            f"after reset() advance() is {first_tokens} and remaining() {first_remaining}, "
+            f"in the copy they are {tokens} and {remaining}",
+        )
 
 
 def _step(constraint: Constraint, tokens: list[int]) -> bool:

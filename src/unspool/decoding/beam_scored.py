@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-
 from unspool.decoding.beam import NEVER, BeamSettings
 from unspool.decoding.beam_stream import Agreement, BeamTrace, Candidate
 from unspool.decoding.finish import Finish
@@ -185,7 +184,7 @@ class GroupBeams(ScoredBeams):
                 beams,
                 pad_token_id=rows.pad_token_id,
                 eos_token_id=self._eos,
-                beam_indices=self._all_origins(),  # what earlier groups chose at this step is in them, as in the reference
+                beam_indices=self._all_origins(),  # with what earlier groups chose, as in the reference
                 group_index=number,
                 decoder_prompt_len=self._width,
             )

@@ -5,8 +5,11 @@ So the same request gives the same tokens alone or in a batch, and a row that is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+AHEAD = 64  # positions whose numbers are worked out at once
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
@@ -28,6 +31,30 @@ def draw_uniform(seeds: torch.Tensor, positions: torch.Tensor, stream: int = 0) 
     state = _mix_tensor(seeds + _signed(_STEP * (stream + 1) & _MASK))
     state = _mix_tensor(state + positions * _signed(_STEP))
     return (state >> 11).bitwise_and((1 << 53) - 1).to(torch.float64) * 2.0**-53
+
+
+class Uniforms:
+    """`draw_uniform`'s numbers, worked out for many positions ahead, so that a step takes them from a table."""
+
+    def __init__(self, stream: int = 0) -> None:
+        self._stream = stream
+        self._seeds: torch.Tensor | None = None
+        self._first: list[int] = []
+        self._table: torch.Tensor | None = None  # (positions ahead, rows)
+
+    def take(self, seeds: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
+        """The numbers (rows,) of each row's position."""
+        if self._table is not None and self._seeds is seeds:
+            ahead = positions[0] - self._first[0]
+            if 0 <= ahead < AHEAD and all(
+                position - first == ahead for position, first in zip(positions, self._first, strict=True)
+            ):
+                return self._table[ahead]
+        self._seeds, self._first = seeds, list(positions)
+        first = torch.tensor(self._first, device=seeds.device)
+        ahead_of_it = torch.arange(AHEAD, device=seeds.device)[:, None]
+        self._table = draw_uniform(seeds, first + ahead_of_it, self._stream)
+        return self._table[0]
 
 
 def draw_gumbel(seeds: torch.Tensor, positions: torch.Tensor, count: int) -> torch.Tensor:

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from unspool.decoding.prompts import Prompts
+from unspool.decoding.randomness import Uniforms
 
 CHUNK = 64  # columns by which the history's buffer grows
+NUM_STREAMS = 2  # independent numbers for one position: the draw's, and the processors'
 
 
 class Rows:
@@ -25,6 +27,7 @@ class Rows:
         self._hides_padding = prompts.hides_padding
         self._columns: list[int] = []
         self._padding: torch.Tensor | None = None
+        self._uniforms = {stream: Uniforms(stream) for stream in range(NUM_STREAMS)}
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -111,6 +114,10 @@ class Rows:
         """Continue prompts more than once: each copy is a row of the call of its own."""
         self.select(index)
         self.numbers = list(range(len(index)))
+
+    def uniforms(self, stream: int = 0) -> torch.Tensor:
+        """A number in [0, 1) for each row's next token, by its seed and position: (rows,)."""
+        return self._uniforms[stream].take(self.seeds, self.lengths)
 
     def positions(self) -> torch.Tensor:
         """The position of each row's next token: (rows,)."""

@@ -47,7 +47,6 @@ class Hooks:
     tokenizer: Any = None
     cache: Cache | None = None
     prefix_allowed_tokens_fn: Callable[[int, torch.Tensor], Sequence[int]] | None = None
-    keeps_rows: bool = False  # every row is wanted at every step, also the finished ones
     shows_beams: bool = False  # the whole table of beams is wanted at every step
 
 
@@ -113,8 +112,7 @@ class Run:
 
     def _wants_every_row(self) -> bool:
         return (
-            self._hooks.keeps_rows
-            or bool(self._hooks.processors or self._hooks.criteria)  # they may know rows by their place
+            bool(self._hooks.processors or self._hooks.criteria)  # they may know rows by their place
             or self._hooks.cache is not None  # it is the caller's: no row of it may go
             or bool(self._settings.return_dict_in_generate)  # the cache and the steps' tensors are part of the answer
         )
@@ -134,6 +132,11 @@ class Run:
     def pad_token_id(self) -> int:
         """What fills rows up."""
         return self._plan.pad_token_id
+
+    @property
+    def has_beams(self) -> bool:
+        """Whether this is a beam search, whose tokens become certain in bursts."""
+        return self._plan.num_beams > 1
 
     @property
     def prompt_ids(self) -> torch.Tensor:

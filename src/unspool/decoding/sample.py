@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
-from unspool.decoding.randomness import draw_uniform
 from unspool.decoding.rows import Rows
-from unspool.decoding.select import NO_TOKEN, draw, take_likeliest
+from unspool.decoding.select import draw, take_likeliest
 from unspool.decoding.step import Step
 from unspool.decoding.strategy import Choice
 from unspool.errors import NoTokenLeftError
@@ -24,11 +21,7 @@ class Sample:
         result = self._step.next_logits(rows, whole=not self._do_sample)
         if not self._do_sample:
             return Choice(take_likeliest(result.scores)[:, None], result.logits)
-        places = draw(result.scores, draw_uniform(rows.seeds, rows.positions()))[:, None]
-        if result.tokens is None:
-            return Choice(places, result.logits)
-        tokens = result.tokens.gather(1, places.clamp(min=0))
-        return Choice(torch.where(places < 0, NO_TOKEN, tokens), result.logits)
+        return Choice(draw(result.scores, rows.uniforms(), result.tokens)[:, None], result.logits)
 
     def keep_rows(self, index: list[int]) -> None:
         """Let the step follow rows that stay."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 NO_TOKEN = -1  # what is chosen where nothing can be
+BELOW_ONE = 1 - 2.0**-52  # the largest number whose product with a total stays below it
 
 
 def take_likeliest(scores: torch.Tensor) -> torch.Tensor:
@@ -13,14 +14,16 @@ def take_likeliest(scores: torch.Tensor) -> torch.Tensor:
     return torch.where(highest > float("-inf"), tokens, NO_TOKEN)
 
 
-def draw(scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+def draw(scores: torch.Tensor, uniforms: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
     """The token at which the cumulated probability passes a uniform number, a row each.
 
-    One number a row decides, nothing synchronises, and a token of probability zero is never drawn; NO_TOKEN stands
-    where no token has a probability.
+    `tokens` are those that the scores belong to, rising, where they are not the vocabulary's. One number a row
+    decides, nothing synchronises, and a token of probability zero is never drawn; NO_TOKEN stands where no token
+    has a probability.
     """
-    cumulated = torch.softmax(scores, dim=-1, dtype=torch.float64).cumsum(dim=-1)  # (rows, vocab)
+    cumulated = torch.softmax(scores, dim=-1, dtype=torch.float64).cumsum(dim=-1)  # (rows, tokens)
     total = cumulated[:, -1:]
-    threshold = torch.minimum(uniforms[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    tokens = torch.searchsorted(cumulated, threshold, right=True)
-    return torch.where(total > 0, tokens, NO_TOKEN).squeeze(-1)
+    places = torch.searchsorted(cumulated, uniforms[:, None].clamp(max=BELOW_ONE) * total, right=True)
+    if tokens is not None:
+        places = tokens.gather(-1, places.clamp(max=tokens.shape[-1] - 1))
+    return torch.where(total > 0, places, NO_TOKEN).squeeze(-1)

@@ -9,7 +9,6 @@ import torch
 
 from unspool.cache import Cache
 from unspool.decoding.prompts import fill_right
-from unspool.decoding.randomness import draw_uniform
 from unspool.decoding.record import Record, read_logprobs
 from unspool.decoding.rows import Rows
 from unspool.errors import NoTokenLeftError
@@ -143,7 +142,7 @@ class Step:
         """What processors may ask for beside the history and the scores."""
         extra = {}
         if "uniforms" in self._takes:
-            extra["uniforms"] = draw_uniform(rows.seeds, rows.positions(), stream=1)
+            extra["uniforms"] = rows.uniforms(stream=1)
         if "pads" in self._takes and (pads := rows.padding()) is not None:
             extra["pads"] = pads
         return extra

@@ -12,7 +12,7 @@ import torch
 from unspool.logits.base import LogitsProcessorList
 from unspool.logits.highest import take_highest
 from unspool.logits.temperature import TemperatureLogitsWarper
-from unspool.logits.truncation import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, order_ties
+from unspool.logits.truncation import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 INF = float("inf")
 MOST_CANDIDATES = 1_024
@@ -42,14 +42,16 @@ class FusedTail:
             is_full = (values[:, -1:] >= threshold) & (threshold > -INF)
             if bool(is_full.any()):
                 return None
-        values = values.masked_fill(values < threshold, -INF)
-        if self.top_p is not None:
-            values, tokens = order_ties(values, tokens)
-            values = values.masked_fill(~self.top_p.find_kept(values.softmax(dim=-1)), -INF)
-        if self.min_p is not None:
-            values = values.masked_fill(values < self.min_p.find_threshold(values), -INF)
         tokens, order = tokens.sort(dim=-1)
-        return tokens, values.gather(-1, order)
+        values = values.gather(-1, order)
+        values = torch.where(values >= threshold, values, -INF)
+        if self.top_p is not None:
+            ordered, places = values.sort(dim=-1, descending=True, stable=True)
+            is_kept = self.top_p.find_kept(ordered.softmax(dim=-1))
+            values = torch.where(is_kept.scatter(-1, places, is_kept), values, -INF)
+        if self.min_p is not None:
+            values = torch.where(values >= self.min_p.find_threshold(values), values, -INF)
+        return tokens, values
 
     def select_rows(self, index: torch.Tensor) -> FusedTail:
         """The tail for the rows at `index`."""

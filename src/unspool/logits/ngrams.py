@@ -12,6 +12,7 @@ from unspool.logits.rows import Numbers, RowTable, RowValues, TokenIds, as_posit
 from unspool.logits.temperature import exact_dtype
 
 INF = float("inf")
+SMALL = 8  # n-grams up to this size are compared column by column, which takes less memory
 LONGEST_MATCH = 50  # tokens compared by DRY; its penalty is beyond any score long before
 LARGEST_DRY_PENALTY = 1e30
 
@@ -26,11 +27,10 @@ class NoRepeatNGramLogitsProcessor(LogitsProcessor):
         """The scores with the repeating tokens at -inf."""
         if input_ids.shape[-1] < self.ngram_size:
             return scores
-        windows = input_ids.unfold(1, self.ngram_size, 1)  # (rows, windows, n)
-        is_match = _ends_with(input_ids, windows)
+        is_match = _find_end(input_ids, input_ids, self.ngram_size)
         if pads is not None:
-            is_match &= is_real(windows[..., 0], 0, pads)
-        return _forbid(scores, windows[..., -1], is_match)
+            is_match = is_match & is_real(is_match, 0, pads)
+        return _forbid(scores, input_ids[:, self.ngram_size - 1 :], is_match)
 
 
 class EncoderNoRepeatNGramLogitsProcessor(LogitsProcessor):
@@ -47,9 +47,9 @@ class EncoderNoRepeatNGramLogitsProcessor(LogitsProcessor):
         ids = self._ids.match(scores)
         if ids.shape[-1] < self.ngram_size or input_ids.shape[-1] < self.ngram_size - 1:
             return scores
-        windows = ids.unfold(1, self.ngram_size, 1)  # (rows, windows, n)
-        is_match = _ends_with(input_ids, windows) & (windows[..., -1] >= 0)
-        return _forbid(scores, windows[..., -1].clamp(min=0), is_match)
+        following = ids[:, self.ngram_size - 1 :]  # (rows, places)
+        is_match = _find_end(input_ids, ids, self.ngram_size) & (following >= 0)
+        return _forbid(scores, following.clamp(min=0), is_match)
 
 
 class DRYLogitsProcessor(LogitsProcessor):
@@ -101,11 +101,16 @@ class DRYLogitsProcessor(LogitsProcessor):
         return reach - 1 - last_difference.to(torch.int64)
 
 
-def _ends_with(input_ids: torch.Tensor, windows: torch.Tensor) -> torch.Tensor:
-    """Which windows begin with the tokens that the text ends with: (rows, windows)."""
-    size = windows.shape[-1]
-    end = input_ids[:, input_ids.shape[-1] + 1 - size :]
-    return (windows[..., :-1] == end[:, None]).all(dim=-1)
+def _find_end(input_ids: torch.Tensor, among: torch.Tensor, size: int) -> torch.Tensor:
+    """Where `among` has the `size - 1` tokens that the text ends with, followed by one more: (rows, places)."""
+    end = input_ids[:, input_ids.shape[-1] + 1 - size :]  # (rows, size - 1)
+    if size > SMALL:
+        return (among.unfold(1, size, 1)[..., :-1] == end[:, None]).all(dim=-1)
+    num_places = among.shape[-1] + 1 - size
+    is_match = torch.ones(among.shape[0], num_places, dtype=torch.bool, device=among.device)
+    for offset in range(size - 1):
+        is_match &= among[:, offset : offset + num_places] == end[:, offset, None]
+    return is_match
 
 
 def _forbid(scores: torch.Tensor, tokens: torch.Tensor, is_forbidden: torch.Tensor) -> torch.Tensor:

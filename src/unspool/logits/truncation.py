@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 
@@ -14,7 +15,7 @@ from unspool.logits.temperature import exact_dtype
 
 INF = float("inf")
 ALMOST_ALL = 0.9999  # beyond it, rounding decides where the head ends
-HEAD = 256  # tokens among which the end of a top-p head is looked for before everything is sorted
+HEADS = (256, 8_192)  # tokens among which the end of a top-p head is looked for before everything is sorted
 
 
 class TopKLogitsWarper(LogitsProcessor):
@@ -78,6 +79,7 @@ class TopPLogitsWarper(LogitsProcessor):
         # What must be reached by the tokens above one for it to go; a row that is left as it is never reaches 2.
         self._reached = self._values.map(lambda p: p.masked_fill(p == 1, 2.0) if is_per_row else p)
         self._dropped = self._reached.map(lambda p: 1 - p)
+        self._needs_few = self.min_tokens_to_keep > 1 or bool((self._reached.values == 0).any())
 
     @property
     def top_p(self) -> Any:
@@ -86,27 +88,28 @@ class TopPLogitsWarper(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """The scores with the tail of each row set to `filter_value`."""
-        if scores.device.type == "cpu" and scores.dtype == torch.float32 and scores.shape[-1] >= 4 * HEAD:
-            return self._cut_head(scores)
+        if scores.device.type == "cpu" and scores.dtype == torch.float32:
+            return self._cut_heads(scores, [head for head in HEADS if 4 * head <= scores.shape[-1]])
         return self._cut_sorted(scores)
 
-    def _cut_sorted(self, scores: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
+    def _cut_sorted(self, scores: torch.Tensor) -> torch.Tensor:
         """The plain way: sort everything, and drop what the lowest add up to."""
-        dropped = self._dropped if rows is None else self._dropped.select(rows)
-        # Stable, so that which of equals goes (the first) depends on nothing else.
-        ordered, positions = torch.sort(scores, descending=False, stable=True)  # (rows, vocab), lowest first
-        below = ordered.softmax(dim=-1).cumsum(dim=-1)  # (rows, vocab), the probability up to and with each
-        is_tail = below <= dropped.column(scores)
-        is_tail[..., -self.min_tokens_to_keep :] = False
+        # Stable, so that which of equals goes (the last) depends on nothing else.
+        ordered, positions = torch.sort(scores, descending=True, stable=True)  # (rows, vocab), highest first
+        below = ordered.flip(-1).softmax(dim=-1).cumsum(dim=-1)  # the probability from the lowest up to each
+        is_tail = (below <= self._dropped.column(scores)).flip(-1)
+        is_tail[:, : self.min_tokens_to_keep] = False
         return scores.masked_fill(is_tail.scatter(-1, positions, is_tail), self.filter_value)
 
-    def _cut_head(self, scores: torch.Tensor) -> torch.Tensor:
-        """The same without a full sort, where the head ends among the highest few hundred scores."""
-        values, tokens = take_highest(scores, HEAD)  # (rows, head)
+    def _cut_heads(self, scores: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        """The same without a full sort, for rows whose head ends among the highest few: more and more are tried."""
+        if not sizes:
+            return self._cut_sorted(scores)
+        values, tokens = take_highest(scores, sizes[0])  # (rows, head)
         whole = torch.logsumexp(scores, dim=-1, keepdim=True)  # (rows, 1)
         values, tokens = order_ties(values, tokens)
         is_kept = self.find_kept((values - whole).exp())
-        # The end of the head must lie inside, with all that ties with it: a sort would drop the first of equals.
+        # The end of the head must lie inside, with all that ties with it: a sort would drop the last of equals.
         lowest = values.masked_fill(~is_kept, INF).amin(dim=-1)  # (rows,)
         is_open = is_kept[:, -1] | (lowest == values[:, -1]) | ~lowest.isfinite()
         is_open |= self._reached.column(scores, torch.float64)[:, 0] > ALMOST_ALL
@@ -114,14 +117,15 @@ class TopPLogitsWarper(LogitsProcessor):
         result = torch.full_like(scores, self.filter_value).scatter_(-1, tokens, kept)
         if bool(is_open.any()):
             rows = torch.nonzero(is_open).squeeze(-1)
-            result[rows] = self._cut_sorted(scores[rows], rows)
+            result[rows] = cast(TopPLogitsWarper, self.select_rows(rows))._cut_heads(scores[rows], sizes[1:])
         return result
 
     def find_kept(self, probabilities: torch.Tensor) -> torch.Tensor:
         """Which of a row's tokens, likeliest first, make up its head: (rows, tokens)."""
-        reached = probabilities.double().cumsum(dim=-1) - probabilities
+        reached = probabilities.cumsum(dim=-1, dtype=torch.float64) - probabilities
         is_kept = reached < self._reached.column(probabilities, torch.float64)
-        is_kept[:, : self.min_tokens_to_keep] = True
+        if self._needs_few:
+            is_kept[:, : self.min_tokens_to_keep] = True
         return is_kept
 
 
@@ -198,7 +202,7 @@ class TopNSigmaLogitsWarper(LogitsProcessor):
 
 
 def order_ties(values: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Highest first, and of equals the later token first: the order of a stable ascending sort, backwards."""
-    tokens, places = tokens.sort(dim=-1, descending=True)
+    """Highest first, and of equals the earlier token first: the order of a stable sort of everything."""
+    tokens, places = tokens.sort(dim=-1)
     values, order = values.gather(-1, places).sort(dim=-1, descending=True, stable=True)
     return values, tokens.gather(-1, order)

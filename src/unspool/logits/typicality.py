@@ -12,6 +12,7 @@ from unspool.logits.rows import Numbers, RowValues, as_positive_integer, holds_r
 from unspool.logits.temperature import exact_dtype
 
 INF = float("inf")
+NEAREST = 8_192  # tokens that typical sampling sorts before it sorts all
 TOP_H_TOKENS = 100  # among how many of the likeliest top-H chooses, as in the reference
 
 
@@ -40,10 +41,16 @@ class TypicalLogitsWarper(LogitsProcessor):
         probabilities = logprobs.exp()
         entropy = torch.special.entr(probabilities).sum(dim=-1, keepdim=True)  # (rows, 1)
         distance = (-logprobs - entropy).abs()  # (rows, vocab), infinite for what is impossible
-        nearest, order = distance.sort(dim=-1)
-        reached = probabilities.gather(-1, order).cumsum(dim=-1)
-        last = (reached < self._mass.column(scores)).sum(dim=-1, keepdim=True)  # (rows, 1)
-        is_far = distance > nearest.gather(-1, last.clamp(max=scores.shape[-1] - 1))
+        # On a CPU a look at the numbers is free: most rows reach their mass among the nearest few.
+        vocab = scores.shape[-1]
+        sizes = [NEAREST, vocab] if scores.device.type == "cpu" and vocab >= 4 * NEAREST else [vocab]
+        for size in sizes:
+            nearest, order = distance.sort(dim=-1) if size == vocab else distance.topk(size, largest=False)
+            reached = probabilities.gather(-1, order).cumsum(dim=-1)
+            last = (reached < self._mass.column(scores)).sum(dim=-1, keepdim=True)  # (rows, 1)
+            if size == vocab or bool((last < size).all()):
+                break
+        is_far = distance > nearest.gather(-1, last.clamp(max=size - 1))
         if self.min_tokens_to_keep > 1:
             is_far = is_far.scatter(-1, order[:, : self.min_tokens_to_keep], False)
         return scores.masked_fill(is_far, self.filter_value)

@@ -20,7 +20,7 @@ class Sight:
     """What layers of one kind see in one pass."""
 
     first_key: int  # keys before it are outside the window
-    mask: torch.Tensor | None  # boolean (what may be seen) or additive
+    mask: torch.Tensor | None  # additive
     is_causal: bool
     factors: torch.Tensor | None  # (rows or 1, new, 1, pairs): rope
 
@@ -57,7 +57,13 @@ class Outlook:
         mask = cache.mask(span, window)
         if isinstance(mask, str):
             return Sight(0, None, True, factors)
-        return Sight(0, mask, False, factors)
+        return Sight(0, self._make_additive(mask), False, factors)
+
+    def _make_additive(self, mask: torch.Tensor | None) -> torch.Tensor | None:
+        """Attention adds masks to scores; a boolean one would be converted again in every layer."""
+        if mask is None:
+            return None
+        return torch.zeros_like(mask, dtype=self._dtype).masked_fill_(~mask, -torch.inf)
 
     def _turn(self, kind: LayerKind, span: Span) -> torch.Tensor | None:
         if kind not in self._ropes:

@@ -1,18 +1,16 @@
-"""Loading a model and letting it answer, for the commands that do."""
+"""Loading a model, for the commands that need one."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from unspool.cli.console import ProgressLine
 from unspool.cli.parser import Parser
 from unspool.loading.catalogue import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from unspool.api import LanguageModel, Piece
-    from unspool.outputs import Generation, Stats
+    from unspool.api import LanguageModel
 
 
 def add_model_options(parser: Parser) -> None:
@@ -45,31 +43,3 @@ def load_model(arguments: argparse.Namespace) -> LanguageModel:
             offline=True if arguments.offline else None,
             progress=lambda _what, done, total: line.show_bar(f"loading {arguments.model}", done, total),
         )
-
-
-class Answer:
-    """One call under way: checked when it is made, computed as `pieces` is read, `stats` at any time."""
-
-    def __init__(self, lm: LanguageModel, prompt: Any, settings: Mapping[str, Any], *, chat: bool = False) -> None:
-        # lm.stream() gives the pieces alone; this is what it is made of, and it knows the costs as well.
-        from unspool.api.language_model import _Answer
-
-        self._answer = _Answer(lm, prompt, {**settings, "chat": chat})
-
-    def pieces(self) -> Iterator[Piece]:
-        """The text as it is written."""
-        return self._answer.pieces()
-
-    @property
-    def stats(self) -> Stats:
-        """What it has cost so far."""
-        return self._answer.run.stats
-
-    @property
-    def num_rows(self) -> int:
-        """How many texts are written."""
-        return self._answer.run.num_rows
-
-    def result(self) -> Generation:
-        """Everything that was written, after the last piece."""
-        return self._answer.result()

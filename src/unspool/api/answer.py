@@ -1,0 +1,172 @@
+"""One call of the short way under way: a run, and the text of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from unspool.api.calls import start
+from unspool.api.prompt import PROMPT_NAMES, as_ids, read_encoding, refuse_chat
+from unspool.config import GenerationConfig
+from unspool.decoding.loop import LiveBeam
+from unspool.decoding.run import Run
+from unspool.errors import InputError, SettingError
+from unspool.outputs import Generation, Stats, TokenLogprob
+from unspool.text import Detokenizer, StopText, Tokenizer
+
+FRIENDLY_DEFAULTS: Mapping[str, Any] = {"max_new_tokens": 256}
+
+
+class Speaker(Protocol):
+    """What an answer needs of a language model."""
+
+    model: Any
+    tokenizer: Tokenizer | None
+
+    @property
+    def generation_config(self) -> GenerationConfig: ...
+
+    def encode(self, prompt: Any, *, chat: bool = False, tools: Any = None) -> list[list[int]]: ...
+
+
+class Piece(str):
+    """A piece of streamed text: print it as it is, or ask which row and tokens it came from."""
+
+    row: int
+    token_ids: list[int]
+    finish_reason: str | None
+    logprobs: list[TokenLogprob]
+    beams: list[list[LiveBeam]] | None  # every prompt's beams as they stand, where stream(beams="all") asked
+
+    def __new__(
+        cls,
+        text: str,
+        row: int = 0,
+        token_ids: Sequence[int] = (),
+        finish_reason: str | None = None,
+        logprobs: Sequence[TokenLogprob] = (),
+        beams: list[list[LiveBeam]] | None = None,
+    ) -> Piece:
+        piece = super().__new__(cls, text)
+        piece.row, piece.finish_reason, piece.beams = row, finish_reason, beams
+        piece.token_ids, piece.logprobs = list(token_ids), list(logprobs)
+        return piece
+
+
+class Answer:
+    """One call of the short way: a run, and the text of its rows."""
+
+    def __init__(self, lm: Speaker, prompt: Any, settings: dict[str, Any]) -> None:
+        chat, tools = settings.pop("chat", False), settings.pop("tools", None)
+        skip_special = settings.pop("skip_special_tokens", True)
+        self._lm = lm
+        self._prompt_ids, arguments = self._read_prompt(prompt, settings, chat, tools)
+        self.run: Run = start(
+            lm, defaults=FRIENDLY_DEFAULTS, hides_padding=bool(self._prompt_ids), **arguments, **settings
+        )
+        self._added = list(self.run.added_texts)
+        tokenizer, stops = lm.tokenizer, self.run.stop_strings
+        rows = range(self.run.num_rows)
+        self._text: list[list[str]] = [[] for _ in rows]
+        self._decoders = (
+            None if tokenizer is None else [Detokenizer(tokenizer, skip_special_tokens=skip_special) for _ in rows]
+        )
+        self._trimmers = [StopText(stops, keep=self.run.keeps_stop_strings) for _ in rows] if stops else None
+
+    def _read_prompt(
+        self, prompt: Any, settings: dict[str, Any], chat: bool, tools: Any
+    ) -> tuple[list[list[int]], dict[str, Any]]:
+        """The prompt's rows, where it came as such, and the arguments that stand for it."""
+        given = {name: settings.pop(name) for name in PROMPT_NAMES if name in settings}
+        given = {name: value for name, value in given.items() if value is not None}
+        if prompt is None:
+            refuse_chat(chat, tools)
+            return [], given
+        if isinstance(prompt, torch.Tensor) and prompt.dim() in (1, 2):
+            prompt = {"input_ids": prompt if prompt.dim() == 2 else prompt[None]}
+            prompt |= {"attention_mask": given.pop("attention_mask")} if "attention_mask" in given else {}
+        if given:
+            raise SettingError(
+                f"`{next(iter(given))}` and a prompt were given; an attention_mask goes with a tensor of ids, "
+                "and the others stand for a prompt themselves"
+            )
+        if isinstance(prompt, Mapping):
+            refuse_chat(chat, tools)
+            rows, arguments = read_encoding(prompt)
+        else:
+            rows, arguments = self._lm.encode(prompt, chat=chat, tools=tools), {}
+        if not rows:
+            return [], arguments
+        if not all(rows):
+            raise InputError(f"prompt {[len(row) for row in rows].index(0)} is empty: there is nothing to continue")
+        return rows, arguments | self._fill(rows)
+
+    def _fill(self, rows: list[list[int]]) -> dict[str, torch.Tensor]:
+        pad = self._lm.generation_config.pad_token_id
+        filler = pad if pad is not None and pad >= 0 else 0  # never looked at
+        is_right = self._lm.model.info.is_encoder_decoder
+        longest = max(len(row) for row in rows)
+        ids, mask = [], []
+        for row in rows:
+            fill = longest - len(row)
+            ids.append(row + [filler] * fill if is_right else [filler] * fill + row)
+            mask.append([1] * len(row) + [0] * fill if is_right else [0] * fill + [1] * len(row))
+        return {"input_ids": as_ids(ids), "attention_mask": torch.tensor(mask)}
+
+    def pieces(self) -> Iterator[Piece]:
+        """Every row's text as it becomes certain."""
+        waiting: dict[int, tuple[list[int], list[TokenLogprob]]] = {}
+        for emitted in self.run:
+            if emitted.beams is not None:
+                yield Piece("", beams=emitted.beams)
+            for row, tokens in emitted.tokens.items():
+                ids, logprobs = waiting.setdefault(row, ([], []))
+                ids += tokens
+                logprobs += emitted.logprobs.get(row, [])
+                reason = emitted.finished.get(row)
+                text = self._write(row, tokens, is_last=reason is not None)
+                if text or reason is not None or self._decoders is None:
+                    del waiting[row]
+                    yield Piece(text, row, ids, reason, logprobs)
+
+    @property
+    def stats(self) -> Stats:
+        """What it has cost so far."""
+        return self.run.stats
+
+    @property
+    def num_rows(self) -> int:
+        """How many texts are written."""
+        return self.run.num_rows
+
+    def read_back(self) -> None:
+        """Write the text of a run that a streamer has consumed."""
+        for row, tokens in enumerate(self.run.emitted):
+            self._write(row, tokens, is_last=True)
+
+    def _write(self, row: int, tokens: Sequence[int], *, is_last: bool) -> str:
+        if self._decoders is None:
+            return ""
+        text = self._decoders[row].put(tokens) + (self._decoders[row].end() if is_last else "")
+        text, self._added[row] = self._added[row] + text, ""  # a healed prompt has grown past the caller's
+        if self._trimmers is not None:
+            text = self._trimmers[row].put(text) + (self._trimmers[row].end() if is_last else "")
+        self._text[row].append(text)
+        return text
+
+    def result(self) -> Generation:
+        """Texts, tokens and costs."""
+        run = self.run
+        prompts = self._prompt_ids or run.prompt_token_ids()
+        return Generation(
+            texts=["".join(parts) for parts in self._text],
+            token_ids=run.emitted,
+            prompt_token_ids=prompts,
+            finish_reasons=run.finish_reasons(),
+            stats=run.stats,
+            logprobs=run.logprobs if run.record.num_top is not None else None,
+            prompt_logprobs=run.prompt_logprobs,
+            output=run.output() if run.returns_output else None,
+        )
