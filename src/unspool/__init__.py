@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from unspool._version import __version__
 
 if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOMES says the same
-    from unspool.api import LanguageModel, Piece, generate, load, stream
+    from unspool.api import Answer, LanguageModel, Piece, generate, load, stream
     from unspool.beams import BeamHypotheses, BeamScorer, BeamSearchScorer, ConstrainedBeamSearchScorer
     from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, StaticCache
     from unspool.config import (
@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOMES says
         WatermarkingConfig,
     )
     from unspool.constraints import Constraint, ConstraintListState, DisjunctiveConstraint, PhrasalConstraint
+    from unspool.decoding.transitions import compute_transition_scores
     from unspool.errors import (
         InputError,
         LoadError,
@@ -96,6 +97,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOMES says
 
 __all__ = [
     "AlternatingCodebooksLogitsProcessor",
+    "Answer",
     "AsyncTextIteratorStreamer",
     "BeamHypotheses",
     "BeamScorer",
@@ -178,6 +180,7 @@ __all__ = [
     "WhisperTimeStampLogitsProcessor",
     "XTCLogitsWarper",
     "__version__",
+    "compute_transition_scores",
     "generate",
     "load",
     "stream",
@@ -185,11 +188,12 @@ __all__ = [
 
 # Names are imported when they are first asked for, so that `unspool --help` need not wait for torch.
 _HOMES: dict[str, tuple[str, ...]] = {
-    "api": ("LanguageModel", "Piece", "generate", "load", "stream"),
+    "api": ("Answer", "LanguageModel", "Piece", "generate", "load", "stream"),
     "beams": ("BeamHypotheses", "BeamScorer", "BeamSearchScorer", "ConstrainedBeamSearchScorer"),
     "cache": ("Cache", "DynamicCache", "EncoderDecoderCache", "StaticCache"),
     "config": ("CompileConfig", "GenerationConfig", "SynthIDTextWatermarkingConfig", "WatermarkingConfig"),
     "constraints": ("Constraint", "ConstraintListState", "DisjunctiveConstraint", "PhrasalConstraint"),
+    "decoding.transitions": ("compute_transition_scores",),
     "errors": (
         "InputError",
         "LoadError",

@@ -215,9 +215,9 @@ def _refuse_unbuilt(settings: GenerationConfig, origins: Mapping[str, Origin]) -
 def _refuse_by_model(
     settings: GenerationConfig, origins: Mapping[str, Origin], info: ModelInfo, shape: PromptShape
 ) -> None:
-    if settings.decoder_start_token_id is not None and not info.is_encoder_decoder:
-        if origins["decoder_start_token_id"] in ("config", "call"):
-            raise SettingError(f"`decoder_start_token_id` begins a decoder's text, and a {info.family} model has none")
+    asks_start = settings.decoder_start_token_id is not None and "decoder_start_token_id" in _find_asked(origins)
+    if asks_start and not info.is_encoder_decoder:
+        raise SettingError(f"`decoder_start_token_id` begins the text of an encoder-decoder; {info.family} is none")
     for name, capability in (("output_hidden_states", "hidden_states"), ("output_attentions", "attentions")):
         if getattr(settings, name) and capability not in info.can:
             raise UnsupportedError(f"`{name}` was asked for, and a {info.family} model can't return them")
