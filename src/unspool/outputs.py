@@ -162,6 +162,7 @@ class Generation:
     stats: Stats
     logprobs: list[list[TokenLogprob]] | None = None
     prompt_logprobs: list[list[TokenLogprob | None]] | None = None
+    beam_trace: Any = field(default=None, repr=False)  # a BeamTrace, where return_beam_trace asked for one
     output: Output | None = field(default=None, repr=False)  # scores, hidden states …, where asked for
 
     @property

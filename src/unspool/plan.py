@@ -344,6 +344,11 @@ def _check_reachable(settings: GenerationConfig, origins: Mapping[str, Origin], 
                 f"`{name}`={value!r} asks for more than a row can get: this call ends at {most} {counted}; "
                 f"lower it, or raise `max_new_tokens`"
             )
+    decays = settings.exponential_decay_length_penalty is not None
+    if decays and settings.eos_token_id is None and origins["exponential_decay_length_penalty"] in ("config", "call"):
+        raise SettingError(
+            "`exponential_decay_length_penalty` makes the end token likelier, and there is none; set `eos_token_id`"
+        )
     forced = settings.forced_bos_token_id
     if forced is not None and forced >= 0 and width != 1 and origins["forced_bos_token_id"] in ("config", "call"):
         raise SettingError(

@@ -135,7 +135,7 @@ def test_the_defaults_shown_are_the_ones_used() -> None:
     add_settings(parser)
     shown = " ".join(parser.format_help().split())
     assert "Most tokens to write, the prompt not counted. [256]" in shown and "[20]" in shown
-    assert "--max-length N Longest sequence, prompt included; max_new_tokens wins over it. --max-new" in shown
+    assert "--max-length N Longest sequence, prompt included. --max-new" in shown
 
 
 def test_help_groups_by_the_table() -> None:

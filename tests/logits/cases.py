@@ -77,6 +77,7 @@ PAIRS: dict[str, Pair] = {
     "no_repeat_1": _same("NoRepeatNGramLogitsProcessor", 1),
     "no_repeat_2": _same("NoRepeatNGramLogitsProcessor", 2),
     "no_repeat_3": _same("NoRepeatNGramLogitsProcessor", 3),
+    "no_repeat_10": _same("NoRepeatNGramLogitsProcessor", 10),
     "encoder_no_repeat_1": _same("EncoderNoRepeatNGramLogitsProcessor", 1, ENCODER_IDS),
     "encoder_no_repeat_2": _same("EncoderNoRepeatNGramLogitsProcessor", 2, ENCODER_IDS),
     "sequence_bias": _same("SequenceBiasLogitsProcessor", BIAS),

@@ -193,6 +193,21 @@ def test_what_cannot_be_is_refused_before_the_first_pass(settings: dict[str, Any
     assert model.num_passes == 0
 
 
+def test_decay_needs_an_end_token() -> None:
+    with pytest.raises(SettingError, match="set `eos_token_id`"):
+        generate(FakeModel(VOCAB), [[1, 2]], max_new_tokens=5, exponential_decay_length_penalty=(1, 1.5))
+
+
+def test_a_processor_that_asks_for_what_nobody_gives_is_refused() -> None:
+    def needy(input_ids: torch.Tensor, scores: torch.Tensor, entropy: float) -> torch.Tensor:
+        return scores * entropy
+
+    model = FakeModel(VOCAB)
+    with pytest.raises(SettingError, match="needs `entropy` beside the ids and the scores"):
+        generate(model, [[1, 2]], max_new_tokens=5, logits_processor=[needy])
+    assert model.num_passes == 0
+
+
 def test_a_models_file_may_ask_for_more_than_a_short_call_gives() -> None:
     model = FakeModel(VOCAB)
     model.generation_config = GenerationConfig(min_length=50, forced_bos_token_id=3, eos_token_id=EOS)

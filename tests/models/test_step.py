@@ -46,7 +46,6 @@ def test_prepared_steps_equal_plain_ones(
     pair, tokens = pair_of(name), make_tokens(rows, 12)
     model = Decoder(pair.native.spec, pair.native.weights, pair.config, pair.native.device, pair.native.dtype)
     model.packs_for_batches = is_packed
-    model._refresh()
     for counts in (None, [6 - row % 3 for row in range(rows)]):
         prepared = decode(model, tokens, counts)
         with monkeypatch.context() as patch:
@@ -105,3 +104,15 @@ def test_moving_a_model_prepares_anew(pair_of: Callable[[str], Any]) -> None:
     assert wide.dtype == torch.float64
     assert float((wide - before).abs().max()) < 1e-4
     assert torch.equal(decode(model, tokens, None), before)
+
+
+def test_tables_that_grew_in_a_step_serve_other_passes(pair_of: Callable[[str], Any]) -> None:
+    for name in ("llama", "bloom"):
+        model = pair_of(name).native
+        tokens = torch.randint(3, 97, (1, 520), generator=torch.Generator().manual_seed(0))
+        cache = model.new_cache("dynamic", rows=1)
+        model.forward(tokens[:, :510], cache)
+        for i in range(510, 519):
+            model.forward(tokens[:, i : i + 1], cache)
+        last = model.forward(tokens[:, 519:], cache).logits
+        assert float((model(tokens).logits[:, -1] - last).abs().max()) < 1e-4 * float(last.abs().max())

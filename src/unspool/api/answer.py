@@ -168,5 +168,6 @@ class Answer:
             stats=run.stats,
             logprobs=run.logprobs if run.record.num_top is not None else None,
             prompt_logprobs=run.prompt_logprobs,
+            beam_trace=run.beam_trace,
             output=run.output() if run.returns_output else None,
         )

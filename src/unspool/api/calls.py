@@ -77,6 +77,11 @@ def generate(
             "log-probabilities were asked for, and only an output object can carry them; "
             "add return_dict_in_generate=True, or use lm.generate()"
         )
+    if run.tells_beams and not run.returns_output:
+        raise SettingError(
+            "`return_beam_trace` was asked for, and only an output object can carry the trace; "
+            "add return_dict_in_generate=True, or use lm.generate()"
+        )
     if streamer is None:
         for _ in run:
             pass
@@ -89,7 +94,13 @@ def stream(
     model: Any, inputs: Any = None, generation_config: GenerationConfig | None = None, **kwargs: Any
 ) -> Iterator[Emitted]:
     """What `generate` does, step by step: each row's tokens as they are chosen. Closing the iterator stops the work."""
-    return iter(start(model, inputs, generation_config, **kwargs))
+    run = start(model, inputs, generation_config, **kwargs)
+    if run.tells_beams:
+        raise SettingError(
+            "`return_beam_trace` is told at the end, and a stream has no place for it: use generate(), or beams='all' "
+            "for the table of beams at every step"
+        )
+    return iter(run)
 
 
 def start(

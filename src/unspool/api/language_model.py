@@ -72,7 +72,13 @@ class LanguageModel:
 
     def stream(self, prompt: Prompt = None, **settings: Any) -> Iterator[Piece]:
         """The text as it is written; the pieces of a batch's rows come interleaved (`piece.row` tells which)."""
-        return self.start(prompt, **settings).pieces()
+        answer = self.start(prompt, **settings)
+        if answer.run.tells_beams:
+            raise SettingError(
+                "`return_beam_trace` is told at the end, and a stream has no place for it: use lm.generate(), or "
+                "answer = lm.start(…) with answer.pieces() and answer.result().beam_trace"
+            )
+        return answer.pieces()
 
     async def astream(self, prompt: Prompt = None, **settings: Any) -> AsyncIterator[Piece]:
         """`stream` for asynchronous programs: the work runs in a thread, and stops when the iterator is closed."""

@@ -26,7 +26,7 @@ def assemble_result(
 
     A sequence that is shorter than the table is closed with the first end token and filled up with padding.
     """
-    best = [hypothesis for row in rows for hypothesis in _pick_best(row, num_to_keep)]
+    best = [hypothesis for row in rows for hypothesis in pick_best(row, num_to_keep)]
     lengths = [len(hypothesis.tokens) for hypothesis in best]
     end_ids = read_ids(eos_token_id)
     width = max(lengths) + bool(end_ids)
@@ -52,7 +52,7 @@ def assemble_result(
     )
 
 
-def _pick_best(hypotheses: list[Hypothesis], count: int) -> list[Hypothesis]:
+def pick_best(hypotheses: list[Hypothesis], count: int) -> list[Hypothesis]:
     """The best, the best first; of equals the last one found."""
     if len(hypotheses) < count:
         raise InputError(f"{count} sequences of a row are to be kept, and only {len(hypotheses)} were found.")

@@ -22,6 +22,7 @@ DONE, FAILED, REFUSED, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 COMMANDS = {
     "run": "Continue a prompt, or answer it with --chat.",
     "chat": "Talk with a model, turn by turn.",
+    "explain": "Draw a beam search as a tree, in the terminal and as a page.",
     "models": "List the models that are installed and those that can be.",
     "pull": "Fetch a model.",
 }
@@ -30,6 +31,7 @@ _EXAMPLES = (
     'unspool run --chat --do-sample --temperature 0.7 "Write a haiku."',
     "cat notes.txt | unspool run --json",
     "unspool chat --system 'You answer in rhymes.'",
+    'unspool explain "The three primary colors are" --html beams.html',
 )
 
 

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from unspool.cli.console import DIM, end_line, is_terminal, say, write
+from unspool.cli.console import DIM, end_line, say, write
 from unspool.cli.model import add_model_options, load_model
 from unspool.cli.parser import Parser, UsageError
-from unspool.cli.reading import check_text, read_prompts, read_stdin
+from unspool.cli.prompt import add_prompt_options, as_prompt, check_chat, read_prompt
+from unspool.cli.reading import check_text, read_prompts
 from unspool.cli.report import describe_generation, format_stats
 from unspool.cli.settings import add_settings, collect_settings, refuse_tensors
 from unspool.errors import SettingError
@@ -34,11 +35,7 @@ def build_parser() -> Parser:
             "cat notes.txt | unspool run --json --logprobs 2",
         ),
     )
-    parser.general.add_argument("prompt", metavar="PROMPT", nargs="?", help=argparse.SUPPRESS)
-    prompts = parser.add_argument_group("prompt")
-    prompts.add_argument("-c", "--chat", action="store_true", help="Put the prompt into the model's chat template.")
-    prompts.add_argument("--system", metavar="TEXT", help="The system message, with --chat.")
-    prompts.add_argument(
+    add_prompt_options(parser).add_argument(
         "--prompts-file",
         "--prompts_file",
         metavar="FILE",
@@ -58,7 +55,7 @@ def execute(arguments: argparse.Namespace) -> int:
     _check(arguments, settings)
     texts = _read_texts(arguments)
     lm = load_model(arguments)
-    prompts = [_as_prompt(text, arguments) for text in texts]
+    prompts = [as_prompt(text, arguments) for text in texts]
     is_batch = arguments.prompts_file is not None
     answer = lm.start(prompts if is_batch else prompts[0], **settings)
     if arguments.json:
@@ -77,8 +74,7 @@ def execute(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> None:
     """What can be refused before a model is loaded."""
     refuse_tensors(settings)
-    if arguments.system is not None and not arguments.chat:
-        raise UsageError("--system is part of a chat: add --chat, or write it into the prompt")
+    check_chat(arguments)
     if arguments.prompts_file is not None and arguments.prompt is not None:
         raise UsageError("a prompt and --prompts-file were both given; give one of them")
     for name in ("logprobs", "prompt_logprobs"):
@@ -91,18 +87,7 @@ def _read_texts(arguments: argparse.Namespace) -> list[str]:
         check_text(arguments.system, "--system")
     if arguments.prompts_file is not None:
         return read_prompts(arguments.prompts_file)
-    if arguments.prompt is not None and arguments.prompt != "-":
-        return [check_text(arguments.prompt, "the prompt")]
-    if is_terminal(sys.stdin):
-        say("Type the prompt; ctrl-d on a line of its own ends it.", DIM)
-    return [read_stdin("the prompt")]
-
-
-def _as_prompt(text: str, arguments: argparse.Namespace) -> Any:
-    if not arguments.chat:
-        return text
-    system = [] if arguments.system is None else [{"role": "system", "content": arguments.system}]
-    return [*system, {"role": "user", "content": text}]
+    return [read_prompt(arguments)]
 
 
 def _print_stream(answer: Answer) -> None:

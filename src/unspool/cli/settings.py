@@ -54,8 +54,11 @@ _METAVARS: dict[Kind, str] = {
 }
 
 
-def add_settings(parser: Parser) -> None:
-    """Every setting that can be typed as an option, in both spellings, grouped as the table is."""
+def add_settings(parser: Parser, defaults: Mapping[str, Any] = FRIENDLY) -> None:
+    """Every setting that can be typed as an option, in both spellings, grouped as the table is.
+
+    `defaults` are what the command has instead of the table's, for the help.
+    """
     for group in dict.fromkeys((*_TITLES, *(parameter.group for parameter in PARAMETERS.values()))):
         members = [parameter for parameter in PARAMETERS.values() if parameter.group == group]
         shown = [parameter for parameter in members if is_typed(parameter) and parameter.name not in TENSORS_ONLY]
@@ -63,9 +66,9 @@ def add_settings(parser: Parser) -> None:
             continue
         section = parser.add_argument_group(_TITLES.get(group, group))
         for parameter in shown:
-            _add_setting(parser, section, parameter)
+            _add_setting(parser, section, parameter, defaults)
     for name in TENSORS_ONLY:  # known, so that the error can say why not
-        _add_setting(parser, parser.general, PARAMETERS[name], is_hidden=True)
+        _add_setting(parser, parser.general, PARAMETERS[name], defaults, is_hidden=True)
 
 
 def is_typed(parameter: Parameter) -> bool:
@@ -74,7 +77,12 @@ def is_typed(parameter: Parameter) -> bool:
 
 
 def _add_setting(
-    parser: Parser, section: argparse._ArgumentGroup, parameter: Parameter, *, is_hidden: bool = False
+    parser: Parser,
+    section: argparse._ArgumentGroup,
+    parameter: Parameter,
+    defaults: Mapping[str, Any],
+    *,
+    is_hidden: bool = False,
 ) -> None:
     dashed = parameter.name.replace("_", "-")
     for name in dict.fromkeys((dashed, parameter.name)):
@@ -84,7 +92,7 @@ def _add_setting(
             "type": _reader(parameter),
             "metavar": _METAVARS.get(parameter.kind, "JSON"),
             "action": "append" if parameter.kind == "texts" else "store",
-            "help": _describe(parameter) if is_shown else argparse.SUPPRESS,
+            "help": _describe(parameter, defaults) if is_shown else argparse.SUPPRESS,
         }
         section.add_argument(f"--{name}", **options, **reading)
         if parameter.kind == "flag":
@@ -93,13 +101,13 @@ def _add_setting(
             section.add_argument(negation, action="store_const", const=False, help=argparse.SUPPRESS, **options)
 
 
-def _describe(parameter: Parameter) -> str:
+def _describe(parameter: Parameter, defaults: Mapping[str, Any]) -> str:
     text = parameter.help.replace("%", "%%")
     if parameter.kind == "texts":
         text += " May be given several times."
     if parameter.kind == "flag":
         return f"{text} [{'on' if parameter.default else 'off'}]"
-    default = FRIENDLY.get(parameter.name, parameter.default)
+    default = defaults.get(parameter.name, parameter.default)
     return text if default is None or default is False else f"{text} [{default}]"
 
 
@@ -156,7 +164,9 @@ def _flatten(given: list[Any]) -> Any:
 
 
 def refuse_tensors(settings: Mapping[str, Any]) -> None:
-    """Refuse the settings whose results can't be printed."""
+    """Refuse the settings whose results can't be printed as text."""
+    if settings.get("return_beam_trace"):
+        raise UnsupportedError("`return_beam_trace` returns a tree, which unspool explain draws and writes: use that")
     for name in TENSORS_ONLY:
         if settings.get(name):
             raise UnsupportedError(

@@ -8,7 +8,8 @@ from typing import Literal
 
 import torch
 
-from unspool.decoding.beam_stream import Agreement, BeamTrace, Candidate
+from unspool.decoding.beam_stream import Agreement
+from unspool.decoding.beam_trace import BeamTrace, Candidate
 from unspool.decoding.finish import Finish
 from unspool.decoding.loop import Emitted, LiveBeam
 from unspool.decoding.randomness import draw_gumbel
@@ -53,10 +54,15 @@ class Hypothesis:
     sum_logprobs: float
     score: float = NEVER
     reason: str = ""
+    place: int = -1  # of the last token among its step's candidates, once finished
 
     def grow(self, token: int, parent: int, sum_logprobs: float) -> Hypothesis:
         """This hypothesis and one token more."""
         return Hypothesis([*self.tokens, token], [*self.parents, parent], sum_logprobs)
+
+    def cross_out(self) -> Hypothesis:
+        """What stands in the place of a beam that has ended, where too few others go on."""
+        return Hypothesis([*self.tokens], [*self.parents], self.sum_logprobs + NEVER)
 
 
 @dataclass(slots=True)
@@ -161,10 +167,11 @@ class BeamSearch:
             search.running[one.parent].grow(one.token, first_row + one.parent, one.sum_logprobs) for one in candidates
         ]
         found = []
-        for one, hypothesis in zip(candidates[: settings.num_beams], grown, strict=False):
+        for place, one in enumerate(candidates[: settings.num_beams]):
             if one.reason is not None and one.sum_logprobs > NEVER / 2:
+                hypothesis = grown[place]
                 hypothesis.score = settings.score(one.sum_logprobs, self._num_tokens)
-                hypothesis.reason = one.reason
+                hypothesis.reason, hypothesis.place = one.reason, place
                 found.append(hypothesis)
         search.keep_best(found, settings)
         order = sorted(
@@ -173,12 +180,18 @@ class BeamSearch:
         )
         kept = order[: settings.num_beams]
         if self.trace is not None:
-            self.trace.note(prompt, self._num_tokens, candidates, kept)
+            finished = {one.place: one.score for one in search.finished if len(one.tokens) == self._num_tokens}
+            self.trace.note(prompt, self._num_tokens, candidates, kept, finished=finished)
         if all(one.sum_logprobs <= NEVER / 2 or one.sum_logprobs == -torch.inf for one in candidates):
             raise self._explain_nothing(prompt)
-        search.running = [grown[place] for place in kept]
+        search.running = [
+            grown[place] if candidates[place].reason is None else grown[place].cross_out() for place in kept
+        ]
         has_next = any(one.reason is None for one in candidates)
         search.is_done = not has_next or not search.can_improve(settings, self._num_tokens)
+        if search.is_done and self.trace is not None:
+            for best in search.finished[: settings.num_returned]:
+                self.trace.note_returned(prompt, len(best.tokens), best.place, best.score, best.reason)
         return [first_row + candidates[place].parent for place in kept]
 
     def _explain_nothing(self, prompt: int) -> NoTokenLeftError:

@@ -7,8 +7,12 @@ from typing import Any
 
 import torch
 
+from unspool.beams.hypotheses import Hypothesis
+from unspool.beams.result import pick_best
 from unspool.decoding.beam import NEVER, BeamSettings
-from unspool.decoding.beam_stream import Agreement, BeamTrace, Candidate
+from unspool.decoding.beam_notes import VerdictNotes
+from unspool.decoding.beam_stream import Agreement
+from unspool.decoding.beam_trace import BeamTrace
 from unspool.decoding.finish import Finish
 from unspool.decoding.loop import Emitted, LiveBeam
 from unspool.decoding.rows import Rows
@@ -38,6 +42,7 @@ class ScoredBeams:
         self._num_prompts = len(rows) // settings.num_beams
         self._agreement = Agreement(self._num_prompts, settings.num_returned, shows_table=shows_table)
         self.trace = trace
+        self._notes = None if trace is None else VerdictNotes(trace, scorer, eos_token_ids)
         self._num_tokens = 0
         self._scores = torch.full((len(rows),), NEVER, device=rows.device)  # (rows,): log-probability so far
         self._origins: list[tuple[int, ...]] = [() for _ in range(len(rows))]  # the rows each token came from
@@ -58,7 +63,7 @@ class ScoredBeams:
         self._step.reorder_rows(parents)
         reasons = self._finish.explain(self._rows.history(), self._step.record.scores)
         self._is_done = bool(self._scorer.is_done) or all(reason is not None for reason in reasons)
-        return self._end() if self._is_done else self._tell()
+        return self._end(reasons) if self._is_done else self._tell()
 
     def _choose(self) -> tuple[list[int], torch.Tensor]:
         """The row that every row goes on from, and its next token (rows,)."""
@@ -71,21 +76,6 @@ class ScoredBeams:
         count = max(2, 1 + len(self._eos or ())) * num_beams
         best, index = flat.topk(min(count, flat.shape[1]), dim=1, largest=True, sorted=True)
         return best, index % vocab, torch.div(index, vocab, rounding_mode="floor")
-
-    def _note(self, best: torch.Tensor, tokens: torch.Tensor, parents: torch.Tensor, kept: torch.Tensor) -> None:
-        """Write the candidates (prompts, n) into the trace; `kept` (prompts, beams) are the tokens that went on."""
-        if self.trace is None:
-            return
-        ends = set(self._eos or ())
-        for prompt, (scores, ids, beams, going) in enumerate(
-            zip(best.tolist(), tokens.tolist(), parents.tolist(), kept.tolist(), strict=True)
-        ):
-            candidates = [
-                Candidate(token, beam, score, "eos" if token in ends else None)
-                for score, token, beam in zip(scores, ids, beams, strict=True)
-            ]
-            places = [place for place, token in enumerate(ids) if token in going and token not in ends]
-            self.trace.note(prompt, self._num_tokens + 1, candidates, places[: len(going)])
 
     # --- what is told ----------------------------------------------------------------------------------
     def _live(self, prompt: int) -> list[LiveBeam]:
@@ -109,9 +99,11 @@ class ScoredBeams:
             emitted.beams = table
         return emitted
 
-    def _end(self) -> Emitted:
+    def _end(self, reasons: Sequence[str | None]) -> Emitted:
+        """Let the scorer settle; `reasons` say why each row must end, where it does."""
         assert self._last is not None
         tokens, parents = self._last
+        finished = [list(pool.beams) for pool in self._scorer._beam_hyps]
         self.final = final = self._scorer.finalize(
             self._rows.history(),
             self._scores,
@@ -123,19 +115,48 @@ class ScoredBeams:
             beam_indices=self._all_origins(),
             decoder_prompt_len=self._width,
         )
-        sequences, origins = final["sequences"], final["beam_indices"]
-        reasons = self._finish.explain(sequences, None)
         emitted = Emitted({}, {})
-        counts = (origins >= 0).sum(dim=1).tolist()
-        ended = []
-        for row, count in enumerate(counts):
-            new = sequences[row, self._width : self._width + count].tolist()
-            is_ended = bool(new) and new[-1] in (self._eos or ())
-            ended.append((new, "eos" if is_ended else reasons[row] or "length"))
-        returned = self._settings.num_returned
+        row = 0
         for prompt in range(self._num_prompts):
-            self._agreement.tell(emitted, prompt, [], ended[prompt * returned : (prompt + 1) * returned])
+            ended = []
+            for group, hypothesis in self._pick_returned(prompt):
+                beam = self._find_running(prompt, group, hypothesis, finished)
+                reason = "eos" if beam is None else reasons[self._first_row(prompt, group) + beam] or "length"
+                length = len(hypothesis.tokens) + (beam is None)  # its end token is not among its tokens
+                ended.append((final["sequences"][row, self._width : length].tolist(), reason))
+                row += 1
+                if self._notes is not None:
+                    self._notes.note_returned(prompt, group, hypothesis, beam, reason)
+            self._agreement.tell(emitted, prompt, [], ended)
         return emitted
+
+    def _pick_returned(self, prompt: int) -> list[tuple[int, Hypothesis]]:
+        """The hypotheses of a prompt that are returned, best first, each with its group."""
+        num_groups, pools = self._settings.num_groups, self._scorer._beam_hyps
+        found = [(group, one) for group in range(num_groups) for one in pools[prompt * num_groups + group].beams]
+        best = pick_best([one for _, one in found], self._settings.num_returned)
+        return [next(pair for pair in found if pair[1] is one) for one in best]
+
+    def _find_running(
+        self, prompt: int, group: int, hypothesis: Hypothesis, finished: list[list[Hypothesis]]
+    ) -> int | None:
+        """The beam of its group that a hypothesis was to the last; None if it had ended before."""
+        if any(hypothesis is one for one in finished[prompt * self._settings.num_groups + group]):
+            return None
+        first, size = self._first_row(prompt, group), self._settings.num_beams // self._settings.num_groups
+        history, scores = self._rows.history()[first : first + size], self._scores[first : first + size].tolist()
+        rate = self._scorer._beam_hyps[prompt * self._settings.num_groups + group]._score
+        return next(
+            beam
+            for beam in range(size)
+            # A beam that does not exist (yet) may be written like one that does: the score tells them apart.
+            if rate(scores[beam], self._num_tokens) == hypothesis.score
+            and torch.equal(history[beam], hypothesis.tokens)
+        )
+
+    def _first_row(self, prompt: int, group: int) -> int:
+        settings = self._settings
+        return prompt * settings.num_beams + group * (settings.num_beams // settings.num_groups)
 
     def _all_origins(self) -> tuple[tuple[int, ...], ...]:
         return tuple(self._origins)
@@ -177,6 +198,8 @@ class GroupBeams(ScoredBeams):
         for number, scores in enumerate(self._step.next_groups(rows, self._groups, current)):
             places = torch.tensor(self._groups[number], device=rows.device)
             best, tokens, beams = self._take_best(scores + self._scores[places, None], size)
+            if self._notes is not None:
+                self._notes.look()
             verdict = self._scorer.process(
                 history[places],
                 best,
@@ -193,7 +216,8 @@ class GroupBeams(ScoredBeams):
             for place, source in zip(self._groups[number], verdict["next_beam_indices"].tolist(), strict=True):
                 parents[place] = self._groups[number][source]
                 self._origins[place] = (*before[parents[place]], source)
-            self._note(best, tokens, beams, verdict["next_beam_tokens"].view(self._num_prompts, size))
+            if self._notes is not None:
+                self._notes.note(self._num_tokens + 1, number, history[places], (best, tokens, beams), verdict)
             self._last = (tokens, beams)
         return parents, current
 
@@ -216,8 +240,11 @@ class ConstrainedBeams(ScoredBeams):
         scores = self._step.next_logits(rows, normalise=True).scores
         totals = scores + self._scores[:, None]
         best, tokens, beams = self._take_best(totals, self._settings.num_beams)
+        history = rows.history()
+        if self._notes is not None:
+            self._notes.look()
         verdict = self._scorer.process(
-            rows.history(),
+            history,
             best,
             tokens,
             beams,
@@ -230,6 +257,7 @@ class ConstrainedBeams(ScoredBeams):
         self._scores = verdict["next_beam_scores"].to(self._scores.dtype)
         self._last = (tokens, beams)
         parents = verdict["next_beam_indices"].tolist()
-        self._note(best, tokens, beams, verdict["next_beam_tokens"].view(self._num_prompts, -1))
+        if self._notes is not None:
+            self._notes.note(self._num_tokens + 1, 0, history, (best, tokens, beams), verdict)
         self._origins = [(*self._origins[source], source) for source in parents]
         return parents, verdict["next_beam_tokens"]

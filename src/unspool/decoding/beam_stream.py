@@ -1,22 +1,10 @@
-"""What a beam search shows while it runs: the tokens that are certain, the table of beams, and the trace."""
+"""What a beam search tells while it runs: the tokens that are certain."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from unspool.decoding.loop import Emitted
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A continuation that a step looked at."""
-
-    token: int
-    parent: int  # the beam it continues, within its prompt
-    sum_logprobs: float
-    reason: str | None  # why its sequence would end here; None where it goes on
 
 
 class Agreement:
@@ -64,29 +52,3 @@ def _count_shared(sequences: Sequence[Sequence[int]], start: int) -> int:
         if any(sequence[place] != token for sequence in sequences):
             return place
     return max(start, shortest)
-
-
-@dataclass(slots=True)
-class TraceStep:
-    """One prompt's candidates at one step, best first, and which of them went on."""
-
-    prompt: int
-    step: int
-    candidates: list[Candidate]
-    kept: list[int]  # places of the candidates that became the next beams, in their order
-
-
-@dataclass(slots=True)
-class BeamTrace:
-    """Every step's candidates: token, log-probability, parent, kept or dropped, finished."""
-
-    num_beams: int
-    steps: list[TraceStep] = field(default_factory=list)
-
-    def note(self, prompt: int, step: int, candidates: list[Candidate], kept: list[int]) -> None:
-        """Add a step of one prompt."""
-        self.steps.append(TraceStep(prompt, step, candidates, kept))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The trace as plain values, for JSON."""
-        return asdict(self)

@@ -8,7 +8,7 @@ from unspool.beams import BeamSearchScorer, ConstrainedBeamSearchScorer
 from unspool.constraints import make_constraints
 from unspool.decoding.beam import BeamSearch, BeamSettings
 from unspool.decoding.beam_scored import ConstrainedBeams, GroupBeams
-from unspool.decoding.beam_stream import BeamTrace
+from unspool.decoding.beam_trace import BeamTrace
 from unspool.decoding.finish import Finish
 from unspool.decoding.loop import Turns
 from unspool.decoding.rows import Rows
@@ -24,7 +24,7 @@ def make_turns(step: Step, rows: Rows, finish: Finish, plan: Plan, *, rows_may_l
         strategy = Sample(step, do_sample=plan.do_sample)
         return TokenTurns(rows, strategy, finish, step.record, rows_may_leave=rows_may_leave)
     settings = _read_beams(plan)
-    trace = BeamTrace(plan.num_beams) if plan.settings.return_beam_trace else None
+    trace = BeamTrace(plan.num_beams, settings.num_groups) if plan.settings.return_beam_trace else None
     if plan.strategy == "beams":
         return BeamSearch(step, rows, finish, settings, shows_table=shows_table, trace=trace)
     common: dict[str, Any] = {

@@ -12,6 +12,7 @@ import torch
 from unspool.cache import ROLL_BACK, Cache, DynamicCache, EncoderDecoderCache
 from unspool.decoding.beam import BeamSearch
 from unspool.decoding.beam_scored import ScoredBeams
+from unspool.decoding.beam_trace import BeamTrace
 from unspool.decoding.choice import make_turns
 from unspool.decoding.finish import Finish
 from unspool.decoding.loop import Emitted, Turns, run_turns
@@ -137,6 +138,16 @@ class Run:
     def has_beams(self) -> bool:
         """Whether this is a beam search, whose tokens become certain in bursts."""
         return self._plan.num_beams > 1
+
+    @property
+    def tells_beams(self) -> bool:
+        """Whether the trace of a beam search was asked for."""
+        return bool(self._settings.return_beam_trace)
+
+    @property
+    def beam_trace(self) -> BeamTrace | None:
+        """Every step's candidates of a beam search, where they were asked for."""
+        return self._turns.trace if isinstance(self._turns, BeamSearch | ScoredBeams) else None
 
     @property
     def prompt_ids(self) -> torch.Tensor:
@@ -290,7 +301,7 @@ class Run:
         }
         if isinstance(self._turns, BeamSearch | ScoredBeams):
             fields |= self._turns.result(wants_scores=bool(self._settings.output_scores))
-            fields["beam_trace"] = self._turns.trace
+            fields["beam_trace"] = self.beam_trace
         else:
             fields["logprobs"] = self.logprobs if told else None
         if self._prompts.source is None and self._turns is not None and "logprobs" in fields:

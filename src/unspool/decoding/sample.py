@@ -6,6 +6,7 @@ from unspool.decoding.rows import Rows
 from unspool.decoding.select import draw, take_likeliest
 from unspool.decoding.step import Step
 from unspool.decoding.strategy import Choice
+from unspool.decoding.tails import TailDraws
 from unspool.errors import NoTokenLeftError
 
 
@@ -15,13 +16,18 @@ class Sample:
     def __init__(self, step: Step, *, do_sample: bool) -> None:
         self._step = step
         self._do_sample = do_sample
+        self._draws = TailDraws()
 
     def step(self, rows: Rows) -> Choice:
         """Choose every row's next token."""
         result = self._step.next_logits(rows, whole=not self._do_sample)
         if not self._do_sample:
             return Choice(take_likeliest(result.scores)[:, None], result.logits)
-        return Choice(draw(result.scores, rows.uniforms(), result.tokens)[:, None], result.logits)
+        if result.tail is None:
+            tokens = draw(result.scores, rows.uniforms())
+        else:
+            tokens = self._draws.draw(result.tail, result.scores, rows.uniforms())
+        return Choice(tokens[:, None], result.logits)
 
     def keep_rows(self, index: list[int]) -> None:
         """Let the step follow rows that stay."""

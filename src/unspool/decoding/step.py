@@ -14,7 +14,7 @@ from unspool.decoding.rows import Rows
 from unspool.errors import NoTokenLeftError
 from unspool.logits import LogitsProcessorList
 from unspool.logits.blame import explain_no_token
-from unspool.logits.fused import split_tail
+from unspool.logits.fused import FusedTail, split_tail
 from unspool.outputs import TokenLogprob
 from unspool.protocols import Forward, Model, Want
 
@@ -27,7 +27,7 @@ class Scores:
 
     logits: torch.Tensor
     scores: torch.Tensor
-    tokens: torch.Tensor | None = None  # (rows, candidates): whose scores they are, where not the vocabulary's
+    tail: FusedTail | None = None  # what is still to be done to them, and can be with the draw
 
 
 class Step:
@@ -72,7 +72,7 @@ class Step:
     def next_logits(self, rows: Rows, *, whole: bool = True, normalise: bool = False) -> Scores:
         """Read what the cache has not seen of each row, and score the next token.
 
-        Where not the `whole` vocabulary's scores are wanted, those of the tokens that may be drawn can come alone.
+        Where not the `whole` vocabulary's scores are wanted, the end of the chain may be left to the draw.
         With `normalise` the processors are given log-probabilities, as beam methods need them.
         """
         logits = self._read_logits(rows)
@@ -80,14 +80,10 @@ class Step:
         if normalise:
             given = torch.log_softmax(logits, dim=-1)
         if not whole and not self.record.keeps_scores and self._tail is not None:
-            given = self._head(rows.history(), given, **self._find_extra(rows))
-            candidates = self._tail.find_candidates(given)
-            if candidates is not None:
-                self.record.keep_scores(logits, logits)
-                return Scores(logits, candidates[1], candidates[0])
-            scores = self._chain_tail(rows.history(), given)
-        else:
-            scores = self.processors(rows.history(), given, **self._find_extra(rows))
+            scores = self._head(rows.history(), given, **self._find_extra(rows))
+            self.record.keep_scores(logits, scores)
+            return Scores(logits, scores, self._tail)
+        scores = self.processors(rows.history(), given, **self._find_extra(rows))
         self.record.keep_scores(logits, scores)
         return Scores(logits, scores)
 
@@ -135,7 +131,6 @@ class Step:
     def _follow_processors(self, processors: LogitsProcessorList) -> None:
         self.processors = processors
         self._head, self._tail = split_tail(processors)
-        self._chain_tail = LogitsProcessorList(processors[len(self._head) :])
         self._takes = frozenset(name for name in ("uniforms", "pads") if processors.takes(name))
 
     def _find_extra(self, rows: Rows) -> dict[str, torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import lru_cache
 from types import FunctionType, MethodType
 from typing import Any
@@ -63,6 +63,17 @@ class LogitsProcessorList(list[Any]):
         """Whether a processor asks for the argument `name` beside the ids and the scores."""
         found = [_find_extra(processor) for processor in self]
         return any(name in extra[0] + extra[1] for extra in found if extra is not None)
+
+    def check_arguments(self, given: Container[str]) -> None:
+        """Raise for a processor that can't do without an argument that no call will give it."""
+        for processor in self:
+            extra = _find_extra(processor)
+            for name in extra[0] if extra is not None else ():
+                if name not in given:
+                    raise SettingError(
+                        f"{type(processor).__name__} needs `{name}` beside the ids and the scores, which decoding "
+                        "does not give; let it have a default"
+                    )
 
     def select_rows(self, index: torch.Tensor) -> LogitsProcessorList:
         """The list for the rows at `index`; a user's processor without `select_rows` stays as it is."""

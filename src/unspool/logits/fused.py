@@ -15,6 +15,7 @@ from unspool.logits.temperature import TemperatureLogitsWarper
 from unspool.logits.truncation import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 INF = float("inf")
+NO_IDS = torch.zeros(0, 0, dtype=torch.int64)
 MOST_CANDIDATES = 1_024
 ROOM_FOR_TIES = 32  # top-k keeps what ties with the k-th score, too
 
@@ -36,7 +37,7 @@ class FusedTail:
         """
         values, tokens = take_highest(scores, min(self.top_k.largest + ROOM_FOR_TIES, scores.shape[-1]))
         if self.temperature is not None:
-            values = self.temperature(tokens, values)
+            values = self.temperature(NO_IDS, values)
         threshold = self.top_k.find_threshold(values, values)  # (rows, 1)
         if values.device.type == "cpu" and values.shape[-1] < scores.shape[-1]:
             is_full = (values[:, -1:] >= threshold) & (threshold > -INF)
@@ -52,6 +53,13 @@ class FusedTail:
         if self.min_p is not None:
             values = torch.where(values >= self.min_p.find_threshold(values), values, -INF)
         return tokens, values
+
+    def run_plainly(self, scores: torch.Tensor) -> torch.Tensor:
+        """The scores (rows, vocab) after the plain processors, one by one."""
+        for part in (self.temperature, self.top_k, self.top_p, self.min_p):
+            if part is not None:
+                scores = part(NO_IDS, scores)  # none of them looks at the history
+        return scores
 
     def select_rows(self, index: torch.Tensor) -> FusedTail:
         """The tail for the rows at `index`."""

@@ -49,6 +49,8 @@ from unspool.logits.truncation import (
 )
 from unspool.logits.typicality import EpsilonLogitsWarper, EtaLogitsWarper, TopHLogitsWarper, TypicalLogitsWarper
 
+GIVEN = frozenset({"uniforms", "current_tokens", "beam_group_idx"})
+"""What decoding gives to processors that require it; `pads` only where there are any."""
 Stage = Literal["control", "sampling", "last"]
 
 
@@ -412,6 +414,7 @@ def build_processors(settings: GenerationConfig, context: Context) -> LogitsProc
     if settings.do_sample:
         processors.extend(processor for _, processor in _make_stage(build, "sampling"))
     processors.extend(processor for _, processor in _make_stage(build, "last"))
+    processors.check_arguments(GIVEN)
     return processors
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -15,7 +14,9 @@ from unspool.logits.temperature import exact_dtype
 
 INF = float("inf")
 ALMOST_ALL = 0.9999  # beyond it, rounding decides where the head ends
-HEADS = (256, 8_192)  # tokens among which the end of a top-p head is looked for before everything is sorted
+HEAD = 256  # tokens among which the end of a top-p head is looked for first
+NUM_BINS, BINNED_RANGE = 4_096, 32.0  # of the histogram for longer heads, which reaches so far below the highest score
+LARGEST_BIN = 512
 
 
 class TopKLogitsWarper(LogitsProcessor):
@@ -88,8 +89,8 @@ class TopPLogitsWarper(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """The scores with the tail of each row set to `filter_value`."""
-        if scores.device.type == "cpu" and scores.dtype == torch.float32:
-            return self._cut_heads(scores, [head for head in HEADS if 4 * head <= scores.shape[-1]])
+        if scores.device.type == "cpu" and scores.dtype == torch.float32 and scores.shape[-1] >= 4 * HEAD:
+            return self._cut_without_sorting(scores)
         return self._cut_sorted(scores)
 
     def _cut_sorted(self, scores: torch.Tensor) -> torch.Tensor:
@@ -101,11 +102,23 @@ class TopPLogitsWarper(LogitsProcessor):
         is_tail[:, : self.min_tokens_to_keep] = False
         return scores.masked_fill(is_tail.scatter(-1, positions, is_tail), self.filter_value)
 
-    def _cut_heads(self, scores: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        """The same without a full sort, for rows whose head ends among the highest few: more and more are tried."""
-        if not sizes:
-            return self._cut_sorted(scores)
-        values, tokens = take_highest(scores, sizes[0])  # (rows, head)
+    def _cut_without_sorting(self, scores: torch.Tensor) -> torch.Tensor:
+        """The same on a CPU, where a look at the numbers is free and sorting a vocabulary is slow."""
+        result, is_open = self._cut_head(scores)
+        for cut in (self._cut_binned, None):
+            if not bool(is_open.any()):
+                return result
+            rows = torch.nonzero(is_open).squeeze(-1)
+            these = cast(TopPLogitsWarper, self.select_rows(rows))
+            if cut is None or self._needs_few:
+                result[rows] = these._cut_sorted(scores[rows])
+                return result
+            result[rows], is_open[rows] = these._cut_binned(scores[rows])
+        return result
+
+    def _cut_head(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The result for rows whose head ends among the highest few, and the rows (rows,) where it does not."""
+        values, tokens = take_highest(scores, HEAD)  # (rows, head)
         whole = torch.logsumexp(scores, dim=-1, keepdim=True)  # (rows, 1)
         values, tokens = order_ties(values, tokens)
         is_kept = self.find_kept((values - whole).exp())
@@ -114,11 +127,28 @@ class TopPLogitsWarper(LogitsProcessor):
         is_open = is_kept[:, -1] | (lowest == values[:, -1]) | ~lowest.isfinite()
         is_open |= self._reached.column(scores, torch.float64)[:, 0] > ALMOST_ALL
         kept = values.masked_fill(~is_kept, self.filter_value)
-        result = torch.full_like(scores, self.filter_value).scatter_(-1, tokens, kept)
-        if bool(is_open.any()):
-            rows = torch.nonzero(is_open).squeeze(-1)
-            result[rows] = cast(TopPLogitsWarper, self.select_rows(rows))._cut_heads(scores[rows], sizes[1:])
-        return result
+        return torch.full_like(scores, self.filter_value).scatter_(-1, tokens, kept), is_open
+
+    def _cut_binned(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The result by a histogram: only the bin that the head ends in is sorted. And the rows where it can't be."""
+        below = scores.amax(dim=-1, keepdim=True) - scores  # (rows, vocab)
+        bins = (below * (NUM_BINS / BINNED_RANGE)).clamp_(max=NUM_BINS - 1).long()
+        probabilities = scores.softmax(dim=-1)
+        mass = torch.zeros(scores.shape[0], NUM_BINS).scatter_add_(-1, bins, probabilities)
+        reached = mass.cumsum(dim=-1, dtype=torch.float64)  # (rows, bins)
+        wanted = self._reached.column(scores, torch.float64)
+        last = (reached < wanted).sum(dim=-1, keepdim=True).clamp(max=NUM_BINS - 1)  # (rows, 1)
+        is_last = bins == last
+        values, tokens = take_highest(torch.where(is_last, scores, -INF), LARGEST_BIN)
+        values, tokens = order_ties(values, tokens)
+        own = probabilities.gather(-1, tokens).masked_fill(values == -INF, 0.0)
+        before = reached.gather(-1, last) - mass.gather(-1, last)
+        is_kept = before + own.cumsum(dim=-1, dtype=torch.float64) - own < wanted
+        result = torch.where(bins < last, scores, self.filter_value)
+        kept = torch.where(is_kept, values, self.filter_value)
+        result.scatter_(-1, tokens, torch.where(values > -INF, kept, result.gather(-1, tokens)))
+        is_open = (is_last.sum(dim=-1) > LARGEST_BIN) | (last == NUM_BINS - 1).squeeze(-1)
+        return result, is_open | (wanted > ALMOST_ALL).squeeze(-1)
 
     def find_kept(self, probabilities: torch.Tensor) -> torch.Tensor:
         """Which of a row's tokens, likeliest first, make up its head: (rows, tokens)."""

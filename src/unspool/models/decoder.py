@@ -53,7 +53,7 @@ class Decoder(NativeModel):
         self.weights = weights
         self.info = spec.describe()
         self.config = ModelConfig(**{**config, **spec.name_values()})
-        self.packs_for_batches = self.weights_bytes <= PACKING_LIMIT
+        self._packs = self.weights_bytes <= PACKING_LIMIT
         self._activate = find_activation(spec.activation)
         self._refresh()
 
@@ -61,7 +61,17 @@ class Decoder(NativeModel):
         self._outlook = Outlook(self.spec, self.device, self.dtype)
         self._steps: Steps | None = None
         if can_prepare(self.spec, self.device, self.dtype):
-            self._steps = Steps(self.spec, self.weights, packs=self.packs_for_batches)
+            self._steps = Steps(self.spec, self.weights, packs=self._packs)
+
+    @property
+    def packs_for_batches(self) -> bool:
+        """Whether steps of several rows on a CPU may keep a second copy of the weights, laid out for them."""
+        return self._packs
+
+    @packs_for_batches.setter
+    def packs_for_batches(self, is_on: bool) -> None:
+        self._packs = is_on
+        self._refresh()
 
     def get_input_embeddings(self) -> Embedding:
         return self.weights.embedding
@@ -171,16 +181,17 @@ class Decoder(NativeModel):
         if layer.post_attn_norm is not None:
             read = layer.post_attn_norm(read)
         if spec.residual == "parallel":
-            return x + read + self._feed(layer, layer.ffn_norm(x) if layer.ffn_norm is not None else normed), weights
+            fed = self._feed(layer, layer.ffn_norm(x) if layer.ffn_norm is not None else normed)
+            return fed.add_(read).add_(x), weights
         assert layer.ffn_norm is not None
-        x = x + read
+        x = read.add_(x)  # into what was just made, for the state before may be wanted
         if is_post:
             x = layer.attn_norm(x)
-            return layer.ffn_norm(x + self._feed(layer, x)), weights
+            return layer.ffn_norm(self._feed(layer, x).add_(x)), weights
         fed = self._feed(layer, layer.ffn_norm(x))
         if layer.post_ffn_norm is not None:
             fed = layer.post_ffn_norm(fed)
-        return x + fed, weights
+        return fed.add_(x), weights
 
     def _attend(
         self, index: int, layer: Layer, x: torch.Tensor, cache: Cache, sight: Sight, want_weights: bool
@@ -213,7 +224,7 @@ class Decoder(NativeModel):
         if not self.spec.is_gated:
             return layer.down(self._activate(up))
         gate, value = up.chunk(2, dim=-1)
-        return layer.down(self._activate(gate) * value)
+        return layer.down(self._activate(gate).mul_(value))
 
     # --- the reference's way of calling ---------------------------------------------------------------
     @torch.no_grad()

@@ -121,7 +121,7 @@ def can_prepare(spec: DecoderSpec, device: torch.device, dtype: torch.dtype) -> 
 
 
 def _can_pack() -> bool:
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise")  # torch may be built without oneDNN
 
 
 def _prepare_layer(spec: DecoderSpec, index: int, layer: Layer, is_packed: bool) -> PreparedLayer:
@@ -165,7 +165,7 @@ class PreparedStep(ABC):
             self._qkv = torch.empty(rows, (heads + 2 * kv_heads) * width)
             self._up = torch.empty(rows, 2 * spec.ffn_size)
             self._fed = torch.empty(rows, spec.ffn_size)
-            self._gate, self._value = self._up.chunk(2, dim=1)
+            self._halves = self._up.chunk(2, dim=1)
             split = self._qkv.view(rows, 1, heads + 2 * kv_heads, width)
             self._queries = split[:, 0, :heads].view(rows, kv_heads, heads // kv_heads, width)
             self._kv = split[:, :, heads:].view(rows, 1, 2, kv_heads, width)
@@ -183,10 +183,13 @@ class PreparedStep(ABC):
         if self._scale != 1.0:
             x.mul_(self._scale)
         for index, layer in enumerate(self._layers):
-            self._read(layer.attn_norm, layer.qkv, self._qkv)
+            qkv = self._read(layer.attn_norm, layer.qkv, self._qkv)
+            if qkv is not self._qkv:
+                self._qkv.copy_(qkv)
             self._add(self._attend(index, layer, cache, sights[layer.kind]), layer.out, layer.post_attn_norm)
-            self._read(layer.ffn_norm, layer.up, self._up)
-            torch.mul(self._activate(self._gate), self._value, out=self._fed)
+            up = self._read(layer.ffn_norm, layer.up, self._up)
+            gate, value = self._halves if up is self._up else up.chunk(2, dim=1)
+            torch.mul(self._activate(gate), value, out=self._fed)
             self._add(self._fed, layer.down, layer.post_ffn_norm)
         return x
 
@@ -202,8 +205,8 @@ class PreparedStep(ABC):
         return read.reshape(self.rows, -1)
 
     @abstractmethod
-    def _read(self, norm: torch.Tensor, product: Product, out: torch.Tensor) -> None:
-        """Write the product of the normalised state into `out`."""
+    def _read(self, norm: torch.Tensor, product: Product, out: torch.Tensor) -> torch.Tensor:
+        """The product of the normalised state: in `out`, where the product can be made there."""
 
     def _add(self, y: torch.Tensor, product: Product, norm: torch.Tensor | None) -> None:
         """Add a product, normalised where the block has a norm there, to the state."""
@@ -219,14 +222,13 @@ class SingleStep(PreparedStep):
         with torch.inference_mode():
             self._flat = self._x.view(-1)
 
-    def _read(self, norm: torch.Tensor, product: Product, out: torch.Tensor) -> None:
+    def _read(self, norm: torch.Tensor, product: Product, out: torch.Tensor) -> torch.Tensor:
         square = float(torch.dot(self._flat, self._flat))
         scale = 1.0 / math.sqrt(square / self._flat.shape[0] + self._eps)
         torch.mul(self._x, norm, out=self._normed)
         if product.bias is None:
-            torch.addmm(out, self._normed, product.turned, beta=0, alpha=scale, out=out)
-        else:
-            torch.addmm(product.bias, self._normed, product.turned, alpha=scale, out=out)
+            return torch.addmm(out, self._normed, product.turned, beta=0, alpha=scale, out=out)
+        return torch.addmm(product.bias, self._normed, product.turned, alpha=scale, out=out)
 
     def _add(self, y: torch.Tensor, product: Product, norm: torch.Tensor | None) -> None:
         if norm is not None or product.bias is not None:
@@ -245,12 +247,11 @@ class BatchStep(PreparedStep):
             self._smallest = torch.full((rows, 1), spec.norm.eps)
             self._root = torch.empty(rows, 1)
 
-    def _read(self, norm: torch.Tensor, product: Product, out: torch.Tensor) -> None:
+    def _read(self, norm: torch.Tensor, product: Product, out: torch.Tensor) -> torch.Tensor:
         # The mean of the squares as a product: cheaper than a reduction for a handful of rows.
         torch.mul(self._x, self._x, out=self._normed)
         torch.addmm(self._smallest, self._normed, self._mean, out=self._root).rsqrt_()
         torch.mul(self._x, self._root, out=self._normed).mul_(norm)
         if product.packed is None and product.bias is None:
-            torch.mm(self._normed, product.turned, out=out)
-        else:
-            out.copy_(product(self._normed))
+            return torch.mm(self._normed, product.turned, out=out)
+        return product(self._normed)

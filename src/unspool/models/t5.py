@@ -206,7 +206,7 @@ class T5(NativeModel):
         if not self.spec.is_gated:
             return layer.down(self._activate(up))
         gate, value = up.chunk(2, dim=-1)
-        return layer.down(self._activate(gate) * value)
+        return layer.down(self._activate(gate).mul_(value))
 
     def _project(self, states: torch.Tensor) -> torch.Tensor:
         return self.weights.head(states if self.spec.head_scale == 1.0 else states * self.spec.head_scale)
