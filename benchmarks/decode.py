@@ -25,10 +25,10 @@ import unspool
 from unspool.loading.catalogue import find_model
 
 TEXT = (
-    "The following is a short story about a lighthouse keeper who lived alone on a rocky island far from the mainland. "
-    "Every evening he climbed the spiral stairs to light the great lamp, and every morning he wrote down in his log the "
-    "ships that had passed during the night. One winter evening, however, something unusual happened that he could not "
-    "explain to anyone. "
+    "The following is a short story about a lighthouse keeper who lived alone on a rocky island far from land. "
+    "Every evening he climbed the spiral stairs to light the great lamp, and every morning he wrote down in his "
+    "log the ships that had passed during the night. One winter evening, however, something unusual happened that "
+    "he could not explain to anyone. "
 )
 
 

@@ -32,6 +32,7 @@ class ModelInfo:
     eos_token_id: int | tuple[int, ...] | None = None
     pad_token_id: int | None = None
     decoder_start_token_id: int | None = None
+    # "branches": attention reads a BranchingCache, whose rows share their prompt's keys
     can: frozenset[str] = frozenset({"hidden_states", "attentions", "inputs_embeds"})
 
 

@@ -41,6 +41,7 @@ class Cache(ABC):
 
     can: frozenset[str] = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED})
     is_compileable: bool = False
+    is_in_order: bool = True  # the keys in view stand at the indices of their positions, for all rows alike
 
     def __init__(self) -> None:
         self.lengths: list[int] = []  # positions held, a row each; empty until the first pass
@@ -76,8 +77,11 @@ class Cache(ABC):
         return self._span
 
     @abstractmethod
-    def write(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store `kv` (rows, new, 2, heads, width); return keys and values (rows, heads, stop, width)."""
+    def write(self, layer: int, kv: torch.Tensor) -> tuple[Any, Any]:
+        """Store `kv` (rows, new, 2, heads, width); return keys and values (rows, heads, stop, width).
+
+        A cache whose rows share keys returns both as `BranchedKeys`, to models that say they can read them.
+        """
 
     def end(self) -> None:
         """Close the pass: every row grows by the number of its real new tokens."""
@@ -100,6 +104,14 @@ class Cache(ABC):
             assert window is not None
             visible &= keys > queries - window
         return visible
+
+    def key_positions(self, span: Span) -> torch.Tensor:
+        """The position of every key in view: (rows or 1, keys)."""
+        return torch.arange(span.stop, device=span.positions.device)[None]
+
+    def holds_buffers(self, num_layers: int) -> bool:  # noqa: ARG002 - kinds that make none say no
+        """Whether every layer's buffer is there already, so that a pass only writes into them."""
+        return False
 
     # --- rows ----------------------------------------------------------------------------------------
     def truncate(self, lengths: Sequence[int]) -> None:

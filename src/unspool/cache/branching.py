@@ -30,6 +30,7 @@ class BranchingCache(Cache):
     """
 
     can = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED})
+    is_in_order = False
 
     def __init__(self, prompt: BufferedCache, num_branches: int) -> None:
         super().__init__()
@@ -64,6 +65,9 @@ class BranchingCache(Cache):
         shared_keys, shared_values = self._prompt[layer]
         return BranchedKeys(shared_keys, own_keys), BranchedKeys(shared_values, own_values)
 
+    def holds_buffers(self, num_layers: int) -> bool:
+        return self._own.holds_buffers(num_layers)
+
     def end(self) -> None:
         super().end()
         self._own.end()
@@ -72,21 +76,28 @@ class BranchingCache(Cache):
                 self._num_written += 1
                 origins.append(self._num_written)
 
-    def mask(self, span: Span, window: int | None = None) -> Mask:
-        """A boolean mask over the shared positions and, after them, the own ones: (rows, 1, new, keys)."""
-        num_shared = self._prompt.get_seq_length()
-        num_own = span.stop - max(self._prompt_lengths)
+    def key_positions(self, span: Span) -> torch.Tensor:
+        """The shared positions and, after them, the row's own: (rows, keys)."""
         device = span.positions.device
+        num_shared, num_own = self._prompt.get_seq_length(), max(self._own.lengths, default=0) + span.num_new
         firsts = torch.tensor(self._prompt_lengths, device=device)[:, None]
         shared = torch.arange(num_shared, device=device).expand(len(self.lengths), num_shared)
-        own = torch.arange(num_own, device=device) + firsts
-        positions = torch.cat((shared, own), dim=1)[:, None, None, :]  # (rows, 1, 1, keys)
-        is_held = torch.cat((shared < firsts, torch.ones_like(own, dtype=torch.bool)), dim=1)[:, None, None, :]
+        return torch.cat((shared, torch.arange(num_own, device=device) + firsts), dim=1)
+
+    def mask(self, span: Span, window: int | None = None) -> Mask:
+        """A boolean mask over the shared positions and, after them, the own ones: (rows, 1, new, keys)."""
+        lengths, num_shared = self._prompt_lengths, self._prompt.get_seq_length()
+        if window is None and span.num_new == 1 and min(lengths) == num_shared:
+            return None
+        positions = self.key_positions(span)
+        firsts = torch.tensor(lengths, device=positions.device)[:, None]
+        column = torch.arange(positions.shape[1], device=positions.device)
+        is_held = (column >= num_shared) | (column < firsts)  # a shorter prompt has nothing at the last shared places
         queries = span.positions[:, None, :, None]
-        visible = is_held & (positions <= queries)
+        visible = is_held[:, None, None, :] & (positions[:, None, None, :] <= queries)
         if window is not None:
-            visible &= positions > queries - window
-        return None if bool(visible.all()) else visible
+            visible &= positions[:, None, None, :] > queries - window
+        return visible
 
     # --- rows ----------------------------------------------------------------------------------------
     def truncate(self, lengths: Sequence[int]) -> None:
@@ -137,6 +148,9 @@ class BranchingCache(Cache):
 
     def get_seq_length(self, layer_idx: int | None = 0) -> int:  # noqa: ARG002 - all layers hold as much
         return max(self.lengths, default=0)
+
+    def __len__(self) -> int:
+        return len(self._own)
 
     def merge(self) -> DynamicCache:
         """A plain cache in which every row holds its prompt's keys and its own."""

@@ -58,6 +58,9 @@ class BufferedCache(Cache):
             torch.index_select(buffer.narrow(1, 0, held), 0, rows, out=chosen.narrow(1, 0, held))
             self._buffers[layer] = chosen
 
+    def holds_buffers(self, num_layers: int) -> bool:
+        return len(self._buffers) == num_layers
+
     def copy_rows(self, index: Sequence[int], first: int) -> None:
         """Let rows become what others are from position `first` on: what lies before it is the same already."""
         moved = [row for row, source in enumerate(index) if row != source]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from unspool.cache import ROLL_BACK, Cache, DynamicCache, EncoderDecoderCache
+from unspool.cache import ROLL_BACK, BranchingCache, Cache, DynamicCache, EncoderDecoderCache
 from unspool.decoding.beam import BeamSearch
 from unspool.decoding.beam_scored import ScoredBeams
 from unspool.decoding.beam_trace import BeamTrace
@@ -240,7 +240,8 @@ class Run:
         if plan.copies > 1:
             index = [row for row in range(prompts.num_rows) for _ in range(plan.copies)]
             rows.repeat(index)
-            step.repeat_rows(index)
+            step.repeat_rows(index, branches=plan.num_beams)
+            self._cache = step.cache
         rows.seeds = torch.tensor(self._seeds(), dtype=torch.int64, device=rows.seeds.device)
         return step, rows
 
@@ -311,6 +312,7 @@ class Run:
     def _returned_cache(self) -> Any:
         if self._settings.use_cache is False:
             return None
-        if self._settings.return_legacy_cache and isinstance(self._cache, DynamicCache | EncoderDecoderCache):
-            return self._cache.to_legacy_cache()
-        return self._cache
+        cache = self._cache.merge() if isinstance(self._cache, BranchingCache) else self._cache
+        if self._settings.return_legacy_cache and isinstance(cache, DynamicCache | EncoderDecoderCache):
+            return cache.to_legacy_cache()
+        return cache

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from unspool.cache import Cache
+from unspool.cache import BranchingCache, Cache, DynamicCache
 from unspool.decoding.prompts import fill_right
 from unspool.decoding.record import Record, read_logprobs
 from unspool.decoding.rows import Rows
@@ -142,14 +142,26 @@ class Step:
             extra["pads"] = pads
         return extra
 
-    def repeat_rows(self, index: Sequence[int]) -> None:
-        """Let the cache and the pass that waits follow prompts that are continued more than once."""
+    def repeat_rows(self, index: Sequence[int], *, branches: int = 1) -> None:
+        """Let the cache and the pass that waits follow prompts that are continued more than once.
+
+        With `branches` rows a prompt that go on together, as beams do, the prompt's keys stay in one copy where the
+        model can read them so.
+        """
         assert self._ready is not None
-        self.cache.select_rows(index)
+        if branches > 1 and self._can_branch():
+            assert isinstance(self.cache, DynamicCache)
+            self.cache = BranchingCache(self.cache, branches)
+        else:
+            self.cache.select_rows(index)
         self._select_prompts(index)
         self._starts = [self._starts[i] for i in index]
         self._counts = [self._counts[i] for i in index]
         self._ready = _select(self._ready, torch.tensor(list(index), device=self._ready.logits.device))
+
+    def _can_branch(self) -> bool:
+        is_plain = type(self.cache) is DynamicCache and self._keeps_cache
+        return is_plain and "branches" in self.model.info.can and not self._want.attentions
 
     def reorder_rows(self, index: Sequence[int]) -> None:
         """Let the cache follow beams: row `i` goes on from what row `index[i]` was, within its own prompt."""

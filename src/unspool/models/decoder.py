@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from unspool.cache import Cache, DynamicCache, Span
-from unspool.cache.buffered import BufferedCache
+from unspool.cache import BranchedKeys, Cache, DynamicCache, Span
 from unspool.errors import InputError
 from unspool.kernels.activations import find_activation
 from unspool.kernels.attention import attend
+from unspool.kernels.branched import attend_branches
 from unspool.kernels.rotary import rotate_
 from unspool.models.arrangement import read_mask
 from unspool.models.layers import DecoderWeights, Layer
@@ -101,7 +101,7 @@ class Decoder(NativeModel):
         assert given is not None
         rows, num_new = given.shape[:2]
         span = cache.begin(rows, num_new, counts, self.device)
-        if num_new > 1 or want != LAST or not _is_filled(cache, self.spec.num_layers):
+        if num_new > 1 or want != LAST or not cache.holds_buffers(self.spec.num_layers):
             states, hidden, attentions = self._run(tokens, cache, span, want, embeds)
             states = states if want.logits == "all" else take_last(states, counts)
             return Forward(self._project(states), hidden, attentions)
@@ -205,18 +205,23 @@ class Decoder(NativeModel):
         if sight.factors is not None:
             rotate_(qkv[:, :, : heads + kv_heads], sight.factors)
         keys, values = cache.write(index, qkv[:, :, heads:].view(rows, num_new, 2, kv_heads, spec.head_dim))
-        if sight.first_key:
-            keys, values = keys[:, :, sight.first_key :], values[:, :, sight.first_key :]
-        read, weights = attend(
-            qkv[:, :, :heads].transpose(1, 2),
-            keys,
-            values,
-            scale=spec.scale_of(index),
-            mask=sight.mask,
-            is_causal=sight.is_causal,
-            softcap=spec.attention_softcap,
-            want_weights=want_weights,
-        )
+        queries, weights = qkv[:, :, :heads].transpose(1, 2), None
+        scale, softcap = spec.scale_of(index), spec.attention_softcap
+        if isinstance(keys, BranchedKeys) and isinstance(values, BranchedKeys):
+            read, weights = attend_branches(
+                queries, keys.shared, values.shared, keys.own, values.own, scale=scale, mask=sight.mask, softcap=softcap
+            )
+        else:
+            read, weights = attend(
+                queries,
+                keys[:, :, sight.first_key :],
+                values[:, :, sight.first_key :],
+                scale=scale,
+                mask=sight.mask,
+                is_causal=sight.is_causal,
+                softcap=softcap,
+                want_weights=want_weights,
+            )
         return layer.out(read.transpose(1, 2).reshape(rows, num_new, heads * spec.head_dim)), weights
 
     def _feed(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
@@ -265,8 +270,3 @@ class Decoder(NativeModel):
             attentions=tuple(map(arranged.unpack_weights, weights)) if weights is not None else None,
         )
         return output if return_dict is None or return_dict else output.to_tuple()
-
-
-def _is_filled(cache: Cache, num_layers: int) -> bool:
-    """Whether every layer's buffer is there: one made in inference mode could not be written outside of it."""
-    return isinstance(cache, BufferedCache) and len(cache) == num_layers

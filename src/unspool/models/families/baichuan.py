@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from unspool.models.families.base import DecoderFamily
+from unspool.models.families.base import DecoderFamily, fixed
 from unspool.models.families.gguf import read_gguf_decoder
 from unspool.models.families.llama import NAMES as LLAMA_NAMES
 from unspool.models.families.llama import read_llama_config
-from unspool.models.layers import WeightNames
 from unspool.models.settings import Settings
 from unspool.models.spec import AlibiSpec, DecoderSpec
 from unspool.models.weights import WeightSource
@@ -27,10 +26,6 @@ def _with_alibi(spec: DecoderSpec) -> DecoderSpec:
     return replace(spec, rope=None, alibi=AlibiSpec(), max_context=None)
 
 
-def _find_names(_config: Settings, _source: WeightSource) -> WeightNames:
-    return replace(LLAMA_NAMES, qkv=("self_attn.W_pack",))
-
-
 def _read_gguf(header: Settings, source: WeightSource) -> DecoderSpec:
     spec = read_gguf_decoder(header, source, family="baichuan", is_interleaved=True)
     return _with_alibi(spec) if spec.num_layers == _LAYERS_13B else spec
@@ -41,7 +36,7 @@ BAICHUAN = DecoderFamily(
     architectures=("BaichuanForCausalLM", "BaiChuanForCausalLM"),
     model_types=("baichuan",),
     read_config=_read_config,
-    find_names=_find_names,
+    find_names=fixed(replace(LLAMA_NAMES, qkv=("self_attn.W_pack",))),
     gguf=("baichuan",),
     read_gguf=_read_gguf,
 )

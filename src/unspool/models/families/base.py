@@ -55,6 +55,11 @@ class DecoderFamily:
         return Decoder(spec, weights, {} if is_gguf else config, device, dtype)
 
 
+def fixed(names: WeightNames) -> Callable[[Settings, WeightSource], WeightNames]:
+    """The names of a family whose checkpoints all use the same ones."""
+    return lambda _config, _source: names
+
+
 def read_ids(config: Settings) -> dict[str, Any]:
     """The special tokens of a config."""
     return {

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from unspool.models.families.base import DecoderFamily, read_layer_kinds
+from unspool.models.families.base import DecoderFamily, fixed, read_layer_kinds
 from unspool.models.families.gguf import read_gguf_decoder
 from unspool.models.families.llama import NAMES as LLAMA_NAMES
 from unspool.models.families.llama import read_llama_config
 from unspool.models.frequencies import make_rope, plain_frequencies, read_rope
-from unspool.models.layers import WeightNames
 from unspool.models.settings import Settings
 from unspool.models.spec import DecoderSpec, NormSpec, RopeSpec
 from unspool.models.weights import WeightSource
@@ -95,14 +94,6 @@ def _read_two_ropes(config: Settings) -> tuple[RopeSpec, RopeSpec]:
     return read_rope(config, head_dim, theta=1e6), make_rope(plain_frequencies(head_dim, theta))
 
 
-def _find_names(_config: Settings, _source: WeightSource) -> WeightNames:
-    return LLAMA_NAMES
-
-
-def _find_sandwich_names(_config: Settings, _source: WeightSource) -> WeightNames:
-    return SANDWICH_NAMES
-
-
 def _read_gguf(header: Settings, source: WeightSource) -> DecoderSpec:
     """The first Gemma; llama.cpp's converter has added the 1 to norm weights already."""
     spec = read_gguf_decoder(header, source, family="gemma", activation=_TANH)
@@ -144,7 +135,7 @@ GEMMA = DecoderFamily(
     architectures=("GemmaForCausalLM",),
     model_types=("gemma",),
     read_config=_read_gemma,
-    find_names=_find_names,
+    find_names=fixed(LLAMA_NAMES),
     gguf=("gemma",),
     read_gguf=_read_gguf,
 )
@@ -153,7 +144,7 @@ GEMMA2 = DecoderFamily(
     architectures=("Gemma2ForCausalLM",),
     model_types=("gemma2",),
     read_config=_read_gemma2,
-    find_names=_find_sandwich_names,
+    find_names=fixed(SANDWICH_NAMES),
     gguf=("gemma2",),
     read_gguf=_read_gemma2_gguf,
 )
@@ -162,7 +153,7 @@ GEMMA3 = DecoderFamily(
     architectures=("Gemma3ForCausalLM",),
     model_types=("gemma3_text",),
     read_config=_read_gemma3,
-    find_names=_find_sandwich_names,
+    find_names=fixed(SANDWICH_NAMES),
     gguf=("gemma3",),
     read_gguf=_read_gemma3_gguf,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from unspool.models.families.base import DecoderFamily, read_head_dim, read_ids, refuse_unbuilt
+from unspool.models.families.base import DecoderFamily, fixed, read_head_dim, read_ids, refuse_unbuilt
 from unspool.models.families.gguf import read_gguf_decoder
 from unspool.models.layers import WeightNames
 from unspool.models.settings import Settings
@@ -57,10 +57,6 @@ def _read_config(config: Settings) -> DecoderSpec:
     )
 
 
-def _find_names(_config: Settings, _source: WeightSource) -> WeightNames:
-    return NAMES
-
-
 def _read_gguf(header: Settings, source: WeightSource) -> DecoderSpec:
     spec = read_gguf_decoder(header, source, family="gpt2", norm="layer", has_rope=False, activation="gelu_new")
     return replace(spec, num_positions=spec.max_context)
@@ -71,7 +67,7 @@ GPT2 = DecoderFamily(
     architectures=("GPT2LMHeadModel",),
     model_types=("gpt2",),
     read_config=_read_config,
-    find_names=_find_names,
+    find_names=fixed(NAMES),
     gguf=("gpt2",),
     read_gguf=_read_gguf,
 )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from unspool.models.families.base import DecoderFamily, read_head_dim, read_ids, refuse_unbuilt
+from unspool.models.families.base import DecoderFamily, fixed, read_head_dim, read_ids, refuse_unbuilt
 from unspool.models.frequencies import make_rope, plain_frequencies
 from unspool.models.layers import WeightNames
 from unspool.models.settings import Settings
 from unspool.models.spec import DecoderSpec, NormSpec
-from unspool.models.weights import WeightSource
 
 NAMES = WeightNames(
     embedding="transformer.wte",
@@ -52,14 +51,10 @@ def _read_config(config: Settings) -> DecoderSpec:
     )
 
 
-def _find_names(_config: Settings, _source: WeightSource) -> WeightNames:
-    return NAMES
-
-
 GPTJ = DecoderFamily(
     name="gptj",
     architectures=("GPTJForCausalLM",),
     model_types=("gptj",),
     read_config=_read_config,
-    find_names=_find_names,
+    find_names=fixed(NAMES),
 )

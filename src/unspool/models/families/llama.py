@@ -8,6 +8,7 @@ from functools import partial
 from unspool.models.families.base import (
     DecoderFamily,
     check_groups,
+    fixed,
     read_head_dim,
     read_ids,
     read_layer_kinds,
@@ -18,7 +19,6 @@ from unspool.models.frequencies import read_rope
 from unspool.models.layers import WeightNames
 from unspool.models.settings import Settings
 from unspool.models.spec import DecoderSpec, NormSpec
-from unspool.models.weights import WeightSource
 from unspool.protocols import LayerKind
 
 NAMES = WeightNames(
@@ -104,17 +104,12 @@ def _with_window(spec: DecoderSpec, config: Settings, window: int | None, defaul
     return replace(spec, window=window if "sliding" in kinds else None, layer_kinds=kinds)
 
 
-def find_llama_names(_config: Settings, _source: WeightSource) -> WeightNames:
-    """The names that transformers gives a Llama's weights."""
-    return NAMES
-
-
 LLAMA = DecoderFamily(
     name="llama",
     architectures=("LlamaForCausalLM",),
     model_types=("llama",),
     read_config=read_llama_config,
-    find_names=find_llama_names,
+    find_names=fixed(NAMES),
     gguf=("llama",),
     # llama.cpp's converter stores q and k of this architecture with the rotated pairs side by side.
     read_gguf=partial(read_gguf_decoder, family="llama", is_interleaved=True),
@@ -124,14 +119,14 @@ MISTRAL = DecoderFamily(
     architectures=("MistralForCausalLM",),
     model_types=("mistral",),
     read_config=_read_mistral_config,
-    find_names=find_llama_names,
+    find_names=fixed(NAMES),
 )
 QWEN2 = DecoderFamily(
     name="qwen2",
     architectures=("Qwen2ForCausalLM",),
     model_types=("qwen2",),
     read_config=_read_qwen2_config,
-    find_names=find_llama_names,
+    find_names=fixed(NAMES),
     gguf=("qwen2",),
     read_gguf=partial(read_gguf_decoder, family="qwen2"),
 )
@@ -140,7 +135,7 @@ QWEN3 = DecoderFamily(
     architectures=("Qwen3ForCausalLM",),
     model_types=("qwen3",),
     read_config=_read_qwen3_config,
-    find_names=find_llama_names,
+    find_names=fixed(NAMES),
     gguf=("qwen3",),
     read_gguf=partial(read_gguf_decoder, family="qwen3"),
 )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from unspool.models.families.base import DecoderFamily, read_head_dim, read_ids, refuse_unbuilt
+from unspool.models.families.base import DecoderFamily, fixed, read_head_dim, read_ids, refuse_unbuilt
 from unspool.models.layers import WeightNames
 from unspool.models.settings import Settings
 from unspool.models.spec import DecoderSpec, NormSpec
-from unspool.models.weights import WeightSource
 
 _OFFSET = 2  # the table's first two rows belong to padding
 
@@ -62,14 +61,10 @@ def _read_config(config: Settings) -> DecoderSpec:
     )
 
 
-def _find_names(_config: Settings, _source: WeightSource) -> WeightNames:
-    return NAMES
-
-
 OPT = DecoderFamily(
     name="opt",
     architectures=("OPTForCausalLM",),
     model_types=("opt",),
     read_config=_read_config,
-    find_names=_find_names,
+    find_names=fixed(NAMES),
 )

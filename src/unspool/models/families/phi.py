@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from unspool.models.families.base import DecoderFamily, check_groups, read_head_dim, read_ids, refuse_unbuilt
+from unspool.models.families.base import DecoderFamily, check_groups, fixed, read_head_dim, read_ids, refuse_unbuilt
 from unspool.models.families.gguf import read_gguf_decoder
 from unspool.models.frequencies import read_rope
 from unspool.models.layers import WeightNames
@@ -58,10 +58,6 @@ def _read_config(config: Settings) -> DecoderSpec:
     )
 
 
-def _find_names(_config: Settings, _source: WeightSource) -> WeightNames:
-    return NAMES
-
-
 def _read_gguf(header: Settings, source: WeightSource) -> DecoderSpec:
     spec = read_gguf_decoder(header, source, family="phi", norm="layer", activation="gelu_new")
     return replace(spec, residual="parallel", has_ffn_norm=False)
@@ -72,7 +68,7 @@ PHI = DecoderFamily(
     architectures=("PhiForCausalLM",),
     model_types=("phi",),
     read_config=_read_config,
-    find_names=_find_names,
+    find_names=fixed(NAMES),
     gguf=("phi2",),
     read_gguf=_read_gguf,
 )
