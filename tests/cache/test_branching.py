@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.conformance.cases import load_model, read_cases
 
 import unspool
-from tests.conformance.cases import load_model, read_cases
 from unspool.cache import BranchingCache, DynamicCache, StaticCache
 from unspool.errors import SettingError, UnsupportedError
 

@@ -135,6 +135,11 @@ class Run:
         return self._plan.pad_token_id
 
     @property
+    def cache_bytes(self) -> int:
+        """Bytes that the keys and values take; 0 before the run has begun, or where the cache does not say."""
+        return int(getattr(self._cache, "nbytes", 0))
+
+    @property
     def has_beams(self) -> bool:
         """Whether this is a beam search, whose tokens become certain in bursts."""
         return self._plan.num_beams > 1
