@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.conformance.cases import load_model, read_cases
 
 import unspool
+from unspool.api.calls import start
 from unspool.cache import BranchingCache, DynamicCache, StaticCache
 from unspool.errors import SettingError, UnsupportedError
 
@@ -121,7 +122,11 @@ def test_beams_over_branches_are_beams_over_copies(name: str, more: dict[str, ob
     inputs = {key: torch.tensor(value) for key, value in case.inputs.items()}
     model = load_model(name).model
     common = {"num_beams": 4, "max_new_tokens": 12, "return_dict_in_generate": True, "output_scores": True, **more}
-    shared = unspool.generate(model, **inputs, **common)
+    run = start(model, **inputs, **common)
+    for _ in run:
+        assert isinstance(run._cache, BranchingCache)
+    shared = run.output()
+    assert isinstance(shared.past_key_values, DynamicCache)  # callers get a plain one
     copied = unspool.generate(model, **inputs, **common, cache_implementation="static")
     assert isinstance(copied.past_key_values, StaticCache)
     assert torch.equal(shared.sequences, copied.sequences)

@@ -63,6 +63,8 @@ class BufferedCache(Cache):
 
     def copy_rows(self, index: Sequence[int], first: int) -> None:
         """Let rows become what others are from position `first` on: what lies before it is the same already."""
+        if not self.lengths:
+            return  # nothing is held yet
         moved = [row for row, source in enumerate(index) if row != source]
         held = max(self.lengths, default=0)
         if moved and first < held:

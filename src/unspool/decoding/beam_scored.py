@@ -69,6 +69,11 @@ class ScoredBeams:
         """The row that every row goes on from, and its next token (rows,)."""
         raise NotImplementedError
 
+    def _stay_home(self, place: int, source: int) -> int:
+        """The row to go on from: the scorer sends rows of prompts that are done to row 0, where they have no place."""
+        num_beams = self._settings.num_beams
+        return source if source // num_beams == place // num_beams else place
+
     def _take_best(self, totals: torch.Tensor, num_beams: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The best continuations of each prompt's beams (prompts, candidates): log-probability, token, beam."""
         vocab = totals.shape[-1]
@@ -214,8 +219,8 @@ class GroupBeams(ScoredBeams):
             self._scores[places] = verdict["next_beam_scores"].to(self._scores.dtype)
             current[places] = verdict["next_beam_tokens"]
             for place, source in zip(self._groups[number], verdict["next_beam_indices"].tolist(), strict=True):
-                parents[place] = self._groups[number][source]
-                self._origins[place] = (*before[parents[place]], source)
+                parents[place] = self._stay_home(place, self._groups[number][source])
+                self._origins[place] = (*before[self._groups[number][source]], source)
             if self._notes is not None:
                 self._notes.note(self._num_tokens + 1, number, history[places], (best, tokens, beams), verdict)
             self._last = (tokens, beams)
@@ -256,8 +261,9 @@ class ConstrainedBeams(ScoredBeams):
         )
         self._scores = verdict["next_beam_scores"].to(self._scores.dtype)
         self._last = (tokens, beams)
-        parents = verdict["next_beam_indices"].tolist()
+        sources = verdict["next_beam_indices"].tolist()
+        parents = [self._stay_home(place, source) for place, source in enumerate(sources)]
         if self._notes is not None:
             self._notes.note(self._num_tokens + 1, 0, history, (best, tokens, beams), verdict)
-        self._origins = [(*self._origins[source], source) for source in parents]
+        self._origins = [(*self._origins[source], source) for source in sources]
         return parents, verdict["next_beam_tokens"]

@@ -263,7 +263,8 @@ class Run:
             capacity = max(settings.max_cache_len or 0, last)
             rows = prompts.num_rows * plan.copies
         else:
-            capacity = min(last, longest + CAPACITY_AHEAD)
+            # Beams grow beside the prompt, in a cache of their own.
+            capacity = longest if plan.num_beams > 1 else min(last, longest + CAPACITY_AHEAD)
             rows = prompts.num_rows
         return self._model.new_cache(plan.cache_kind, rows, capacity, encoded=self._encoded)
 

@@ -15,15 +15,17 @@ def attend_branches(
     scale: float,
     mask: torch.Tensor | None = None,  # over shared and own keys: (rows, heads or 1, new, shared + own)
     softcap: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the queries read (rows, heads, new, width), and the weights over shared and own keys."""
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What the queries read (rows, heads, new, width), and the weights over shared and own keys where they are made."""
+    if mask is None and softcap is None and _can_merge(queries):
+        return _merge_parts(queries, shared_keys, shared_values, own_keys, own_values, scale), None
     rows, heads, num_new, width = queries.shape
     prompts, kv_heads, num_shared = shared_keys.shape[:3]
     branches = rows // prompts
     by_prompt = (prompts, branches, kv_heads, (heads // kv_heads) * num_new)  # queries that meet the same keys
     grouped = queries.reshape(*by_prompt, width).transpose(1, 2).reshape(prompts, kv_heads, -1, width)
     to_shared = torch.matmul(grouped, shared_keys.transpose(-1, -2))  # (prompts, kv_heads, branches * group, shared)
-    to_shared = to_shared.view(prompts, kv_heads, branches, -1, num_shared).transpose(1, 2)
+    to_shared = to_shared.reshape(prompts, kv_heads, branches, -1, num_shared).transpose(1, 2)
     to_own = torch.matmul(queries.reshape(rows, kv_heads, -1, width), own_keys.transpose(-1, -2))
     scores = torch.cat((to_shared.reshape(rows, heads, num_new, -1), to_own.reshape(rows, heads, num_new, -1)), -1)
     scores = scores.float() * scale  # (rows, heads, new, shared + own)
@@ -34,8 +36,42 @@ def attend_branches(
     weights = scores.softmax(-1).to(own_values.dtype)
     from_shared, from_own = weights[..., :num_shared], weights[..., num_shared:]
     folded = from_shared.reshape(*by_prompt, num_shared).transpose(1, 2).reshape(prompts, kv_heads, -1, num_shared)
-    read = torch.matmul(folded, shared_values).view(prompts, kv_heads, branches, -1, width).transpose(1, 2)
+    read = torch.matmul(folded, shared_values).reshape(prompts, kv_heads, branches, -1, width).transpose(1, 2)
     read = read.reshape(rows, kv_heads, -1, width) + torch.matmul(
         from_own.reshape(rows, kv_heads, -1, from_own.shape[-1]), own_values
     )
-    return read.view(rows, heads, num_new, width), weights
+    return read.reshape(rows, heads, num_new, width), weights
+
+
+def _can_merge(queries: torch.Tensor) -> bool:
+    return queries.device.type == "cpu" and queries.dtype == torch.float32
+
+
+def _merge_parts(
+    queries: torch.Tensor,
+    shared_keys: torch.Tensor,
+    shared_values: torch.Tensor,
+    own_keys: torch.Tensor,
+    own_values: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Attend to both parts on their own, and weigh what was read by how much each part was attended to.
+
+    torch's flash attention for the CPU tells the logarithm of the sum of the weights; it also reads keys where they
+    lie, which plain products would copy first.
+    """
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    rows, heads, num_new, width = queries.shape
+    prompts, kv_heads = shared_keys.shape[:2]
+    branches, group = rows // prompts, heads // kv_heads * num_new
+    own_queries = queries.reshape(rows, kv_heads, group, width)
+    folded = own_queries.reshape(prompts, branches, kv_heads, group, width).transpose(1, 2)
+    from_shared, shared_log = flash(
+        folded.reshape(prompts, kv_heads, branches * group, width), shared_keys, shared_values, scale=scale
+    )
+    from_own, own_log = flash(own_queries, own_keys, own_values, scale=scale)
+    by_branch = (prompts, kv_heads, branches, group)
+    from_shared = from_shared.reshape(*by_branch, width).transpose(1, 2).reshape(rows, kv_heads, group, width)
+    shared_log = shared_log.reshape(by_branch).transpose(1, 2).reshape(rows, kv_heads, group)
+    part = torch.sigmoid(shared_log - own_log.reshape(rows, kv_heads, group)).unsqueeze(-1)
+    return torch.lerp(from_own, from_shared, part).reshape(rows, heads, num_new, width)
