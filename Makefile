@@ -64,5 +64,6 @@ $(VENV)/.check: $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.model: $(VENV)/.installed
+	@echo "==> looking for the default model"
 	@$(BIN)/unspool pull smollm2-135m
 	@touch $@

@@ -11,7 +11,7 @@ import pytest
 
 import unspool
 from unspool.errors import InputError, SettingError
-from unspool.text import render_chat
+from unspool.text.chat import render_chat
 
 USER = [{"role": "user", "content": "Hi"}]
 CHAT = [

@@ -1,10 +1,9 @@
-"""Text: tokenizers, chat templates, and text from tokens as they come."""
+"""Text: tokenizers, chat templates (`text.chat`, imported when one is rendered), and text from tokens as they come."""
 
-from unspool.text.chat import render_chat
 from unspool.text.detokenize import Detokenizer
 from unspool.text.encoding import Encoding
 from unspool.text.gguf_vocabulary import tokenizer_from_gguf
 from unspool.text.stop_text import StopText
 from unspool.text.tokenizer import Tokenizer
 
-__all__ = ["Detokenizer", "Encoding", "StopText", "Tokenizer", "render_chat", "tokenizer_from_gguf"]
+__all__ = ["Detokenizer", "Encoding", "StopText", "Tokenizer", "tokenizer_from_gguf"]

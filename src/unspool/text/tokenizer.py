@@ -11,7 +11,6 @@ import torch
 
 from unspool.errors import InputError, SettingError
 from unspool.text.backend import refusing_damage
-from unspool.text.chat import render_chat
 from unspool.text.encoding import Encoding, encode_rows
 from unspool.text.folder import TokenizerParts, read_folder, write_folder
 from unspool.text.special_tokens import NamedToken, NamedTokenId, SpecialTokens
@@ -245,6 +244,8 @@ class Tokenizer:
         `chat_template` is the name of one of the model's templates, or a template itself; `variables` are the
         template's own. Ids come as a list, as a tensor of one row, or with their mask if `return_dict`.
         """
+        from unspool.text.chat import render_chat  # brings jinja2, a tenth of a second that plain text can do without
+
         text = render_chat(
             self._choose_template(chat_template, has_tools=tools is not None),
             messages,
