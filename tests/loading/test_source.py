@@ -130,8 +130,7 @@ def test_other_files_are_refused(tmp_path: Path, name: str, message: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m", "smollm2", "default", "SmolLM2-135M"])
-def test_short_names(default_model: Path, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("UNSPOOL_HOME", str(tmp_path))
+def test_short_names(default_model: Path, name: str) -> None:
     assert open_source(name).location == default_model
 
 

