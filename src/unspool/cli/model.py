@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from unspool.cli.console import ProgressLine
@@ -31,7 +34,7 @@ def add_model_options(parser: Parser) -> None:
 
 def load_model(arguments: argparse.Namespace) -> LanguageModel:
     """Load what the options ask for, with a progress line on a terminal."""
-    with ProgressLine() as line:
+    with ProgressLine() as line, _no_collecting():
         line.show(f"loading {arguments.model} …")
         from unspool.api import load  # torch comes with it: the longest part of starting
 
@@ -43,3 +46,16 @@ def load_model(arguments: argparse.Namespace) -> LanguageModel:
             offline=True if arguments.offline else None,
             progress=lambda _what, done, total: line.show_bar(f"loading {arguments.model}", done, total),
         )
+
+
+@contextmanager
+def _no_collecting() -> Iterator[None]:
+    """Keep the garbage collector out of starting up: importing torch, which makes only what stays, takes 0.3 s less."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+        gc.freeze()  # nor need it look at all that later
+    finally:
+        if was_on:
+            gc.enable()
