@@ -60,3 +60,16 @@ def test_seeded_sampling_is_the_same_on_both_devices() -> None:
     there = unspool.generate(load(case).model, **inputs, **settings)
     here = unspool.generate(unspool.load(GOLDENS / "models" / "llama", device="cpu").model, **inputs, **settings)
     assert there.tolist() == here.tolist()
+
+
+@pytest.mark.parametrize("name", ["llama", "bloom", "gemma2"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"num_beam_groups": 2, "diversity_penalty": 1.0}, {"force_words_ids": [[7, 9]]}], ids=str
+)
+def test_beams_are_the_same_on_both_devices(name: str, settings: dict[str, object]) -> None:
+    ids = torch.randint(3, 160, (2, 6), generator=torch.Generator().manual_seed(0))
+    common = {"num_beams": 4, "max_new_tokens": 20, **settings}
+    folder = GOLDENS / "models" / name
+    there = unspool.generate(unspool.load(folder, device="cuda").model, ids, **common)
+    here = unspool.generate(unspool.load(folder, device="cpu").model, ids, **common)
+    assert there.tolist() == here.tolist()
