@@ -476,3 +476,12 @@ def test_any_value_is_taken_or_refused_in_our_words(name: str, value: Any) -> No
     assert GenerationConfig.from_dict(json.loads(config.to_json_string())) == config
     with contextlib.suppress(SettingError):
         config.get_generation_mode()
+
+
+def test_numbers_of_thousands_of_digits_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="max_new_tokens") as caught:
+        PARAMETERS["max_new_tokens"].parse("9" * 5000)
+    assert len(str(caught.value)) < 300
+    (tmp_path / "generation_config.json").write_text('{"max_new_tokens": ' + "9" * 5000 + "}")
+    with pytest.raises(LoadError, match="not a valid JSON"):
+        GenerationConfig.from_pretrained(tmp_path)

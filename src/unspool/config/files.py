@@ -40,11 +40,12 @@ def write_text(path: Path, text: str) -> None:
 def read_json_object(path: Path) -> dict[str, Any]:
     """Read a JSON file that holds one object; anything else is a LoadError."""
     try:
-        size = path.stat().st_size
-        if size > LARGEST_FILE:
-            raise LoadError(f"{path} is {size} bytes; a settings file has at most {LARGEST_FILE}.")
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        with path.open("rb") as file:
+            data = file.read(LARGEST_FILE + 1)
+        if len(data) > LARGEST_FILE:
+            raise LoadError(f"{path} is larger than {LARGEST_FILE} bytes, the most that a settings file has.")
+        content = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or a number of thousands of digits
         raise LoadError(f"{path} is not a valid JSON file: {error}") from error
     if not isinstance(content, dict):
         raise LoadError(f"{path} holds a {type(content).__name__}, where an object of settings is expected.")

@@ -84,8 +84,9 @@ class Parameter:
             return word
         try:
             return json.loads(word)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise SettingError(f"`{self.name}` can't be read from {text!r}: {self.help}") from error
+        except (ValueError, RecursionError) as error:  # not JSON, or a number of thousands of digits
+            shown = text if len(text) <= 80 else text[:80] + "…"
+            raise SettingError(f"`{self.name}` can't be read from {shown!r}: {self.help}") from error
 
 
 def _flag(name: str, default: bool | None, group: Group, text: str) -> Parameter:
