@@ -37,7 +37,7 @@ def main() -> int:
     for model, names in failed.items():
         for name in names:
             print(f"FAILED {model} {name}")
-    return 1 if failed else 0
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":
