@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -36,16 +37,21 @@ def load_model(arguments: argparse.Namespace) -> LanguageModel:
     """Load what the options ask for, with a progress line on a terminal."""
     with ProgressLine() as line, _no_collecting():
         line.show(f"loading {arguments.model} …")
-        from unspool.api import load  # torch comes with it: the longest part of starting
+        from unspool.loading.model import load_parts  # torch comes with it: the longest part of starting
 
-        return load(
-            arguments.model,
-            device=arguments.device,
-            dtype=arguments.dtype,
-            revision=arguments.revision,
-            offline=True if arguments.offline else None,
-            progress=lambda _what, done, total: line.show_bar(f"loading {arguments.model}", done, total),
-        )
+        with ThreadPoolExecutor(1) as beside:  # weights are read while the rest of the library is imported
+            loading = beside.submit(
+                load_parts,
+                arguments.model,
+                device=arguments.device,
+                dtype=arguments.dtype,
+                revision=arguments.revision,
+                offline=True if arguments.offline else None,
+                progress=lambda _what, done, total: line.show_bar(f"loading {arguments.model}", done, total),
+            )
+            from unspool.api import LanguageModel
+
+            return LanguageModel(loading.result())
 
 
 @contextmanager
