@@ -128,6 +128,7 @@ class GenerateBeamDecoderOnlyOutput(Output):
     attentions: StepLayers | None = None
     hidden_states: StepLayers | None = None
     past_key_values: Any = None
+    prompt_logprobs: list[list[TokenLogprob | None]] | None = None
     beam_trace: Any = None  # a BeamTrace, where return_beam_trace asked for one
     stats: Stats | None = None
 

@@ -57,3 +57,10 @@ def test_errors_say_what_is_missing() -> None:
         unspool.compute_transition_scores(output.sequences, output.scores)
     with pytest.raises(unspool.InputError, match="output_scores"):
         unspool.compute_transition_scores(output.sequences, ())
+
+
+def test_a_beam_search_tells_the_prompts_logprobs_too() -> None:
+    greedy, beams = run(prompt_logprobs=2), run(prompt_logprobs=2, num_beams=3)
+    assert beams.prompt_logprobs is not None
+    for mine, theirs in zip(beams.prompt_logprobs, greedy.prompt_logprobs, strict=True):
+        assert mine == theirs and len(mine) > 1

@@ -298,7 +298,7 @@ class Run:
 
     def output(self) -> Output:
         """What the reference's `return_dict_in_generate=True` returns."""
-        record, told = self.record, self.record.num_top is not None
+        record, has_encoder = self.record, self._prompts.source is not None
         fields: dict[str, Any] = {
             "sequences": self.sequences(),
             "scores": record.scores,
@@ -310,10 +310,10 @@ class Run:
             fields |= self._turns.result(wants_scores=bool(self._settings.output_scores))
             fields["beam_trace"] = self.beam_trace
         else:
-            fields["logprobs"] = self.logprobs if told else None
-        if self._prompts.source is None and self._turns is not None and "logprobs" in fields:
+            fields["logprobs"] = self.logprobs if record.num_top is not None else None
+        if not has_encoder:
             fields["prompt_logprobs"] = self.prompt_logprobs
-        return build_output(fields, record, self._encoded, is_encoder_decoder=self._prompts.source is not None)
+        return build_output(fields, record, self._encoded, is_encoder_decoder=has_encoder)
 
     def _returned_cache(self) -> Any:
         if self._settings.use_cache is False:
