@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-GOLDENS = Path(__file__).parent / "conformance" / "goldens"
-
 
 @pytest.fixture(scope="session", autouse=True)
 def _two_threads() -> None:

@@ -14,13 +14,12 @@ from unspool.api.answer import Answer, Piece
 from unspool.api.calls import feed
 from unspool.api.prompt import refuse_chat
 from unspool.config import GenerationConfig
+from unspool.config.values import MOST_ROWS
 from unspool.errors import InputError, SettingError
+from unspool.loading.catalogue import DEFAULT_MODEL
 from unspool.loading.model import LoadedParts, load_parts
 from unspool.outputs import Generation
 from unspool.text import Tokenizer
-
-DEFAULT_MODEL = "smollm2-135m"
-MAX_PROMPTS = 65_536
 
 Prompt = Any
 """A text, a list of texts, a chat (list of messages), a list of chats, token ids, or a tensor of them."""
@@ -109,8 +108,8 @@ class LanguageModel:
             raise InputError("the prompt is an empty list; give a text, messages or token ids")
         if isinstance(prompt[0], Integral | Mapping):
             return [self._encode_row(prompt, chat, tools)]
-        if len(prompt) > MAX_PROMPTS:
-            raise InputError(f"{len(prompt)} prompts in one call; at most {MAX_PROMPTS} are taken")
+        if len(prompt) > MOST_ROWS:
+            raise InputError(f"{len(prompt)} prompts in one call; at most {MOST_ROWS} are taken")
         return [self._encode_row(item, chat, tools) for item in prompt]
 
     def _encode_row(self, prompt: Prompt, chat: bool, tools: Any) -> list[int]:

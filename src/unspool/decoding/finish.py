@@ -27,7 +27,7 @@ class Finish:
 
     def __init__(self, criteria: StoppingCriteriaList) -> None:
         # What the text says comes before what a limit says, whatever order they were given in.
-        ranked = sorted(criteria, key=lambda criterion: _rank(criterion))
+        ranked = sorted(criteria, key=_rank)
         self._criteria = [(criterion, _reason(criterion)) for criterion in ranked]
 
     def explain(self, history: torch.Tensor, scores: StepTensors | None) -> list[str | None]:

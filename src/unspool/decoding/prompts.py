@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from unspool.config.values import MOST_ROWS
 from unspool.errors import InputError
 from unspool.protocols import Encoded
 
-MAX_ROWS = 65_536
 MAX_POSITIONS = 2**24
 
 
@@ -55,8 +55,8 @@ def read_ids(ids: torch.Tensor | Sequence[Sequence[int]], vocab_size: int, name:
         else:
             raise InputError(f"{name} must hold whole numbers, not {ids.dtype}")
     rows, width = ids.shape
-    if rows == 0 or rows > MAX_ROWS:
-        raise InputError(f"{name} has {rows} rows; 1 to {MAX_ROWS} can be decoded in one call")
+    if rows == 0 or rows > MOST_ROWS:
+        raise InputError(f"{name} has {rows} rows; 1 to {MOST_ROWS} can be decoded in one call")
     if width == 0:
         raise InputError(f"{name} is empty: there is nothing to continue. Give at least one token")
     if width > MAX_POSITIONS:
