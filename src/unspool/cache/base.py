@@ -15,6 +15,7 @@ Mask = torch.Tensor | Literal["causal"] | None
 """What a layer's queries may see: a boolean tensor (rows or 1, 1, new, keys), plain causal, or everything."""
 
 ROLL_BACK: Final = "roll_back"  # a row's length can be lowered
+TRIAL: Final = "try_tokens"  # a row's length can be lowered to where it was when a trial began
 SELECT_ROWS: Final = "select_rows"  # rows can leave, be repeated and be reordered
 RAGGED: Final = "ragged"  # rows can have different lengths
 FIXED_SHAPE: Final = "fixed_shape"  # buffers never move, so a step over them can be captured
@@ -122,6 +123,15 @@ class Cache(ABC):
         ):
             raise SettingError(f"can't roll back from lengths {self.lengths} to {list(lengths)}")
         self.lengths = list(lengths)
+
+    def begin_trial(self) -> None:
+        """Keep from now on what it takes to roll every row back to any length it gets to; `truncate` ends the trial.
+
+        Speculation writes drafts that may be refused. Where positions are kept, there is nothing to do; a kind that
+        overwrites or folds them (a ring, a state, packed blocks) remembers them here and declares `TRIAL`.
+        """
+        if ROLL_BACK not in self.can:
+            self.require(TRIAL)
 
     def select_rows(self, index: Sequence[int]) -> None:
         """Keep, repeat or reorder rows: row `i` becomes what row `index[i]` was."""
