@@ -54,7 +54,7 @@ def main() -> None:
     config = transformers.LlamaConfig(**task["config"], torch_dtype=dtype)
     with torch.device(task["device"]):
         model = transformers.LlamaForCausalLM._from_config(config, torch_dtype=dtype).eval()
-    ids = torch.randint(3, 1000, (1, task["prompt"]), device=task["device"])
+    ids = torch.randint(3, 500, (1, task["prompt"]), device=task["device"])
     times: dict[str, list[float]] = {name: [] for name in task["methods"]}
     for _ in range(task["rounds"]):
         for name in task["methods"]:
