@@ -20,6 +20,7 @@ class Call:
     has_embeds: bool = False
     has_cache: bool = False
     has_negative: bool = False  # a negative prompt was given
+    asked: frozenset[str] = frozenset()  # settings that the caller set, not the model's file
 
     @property
     def has_beams(self) -> bool:
@@ -35,8 +36,8 @@ class Call:
 
     @property
     def has_drafts(self) -> bool:
-        settings = self.settings
-        return settings.prompt_lookup_num_tokens is not None or settings.assistant_early_exit is not None
+        names = ("prompt_lookup_num_tokens", "assistant_early_exit")
+        return any(name in self.asked and getattr(self.settings, name) is not None for name in names)
 
     @property
     def returns_states(self) -> bool:

@@ -118,6 +118,7 @@ def settle(settings: GenerationConfig, origins: Mapping[str, Origin], info: Mode
             has_embeds=shape.has_embeds,
             has_cache=shape.has_cache,
             has_negative=shape.has_negative,
+            asked=_find_asked(origins),
         )
     )
     check_beams(settings, _find_asked(origins), info.vocab_size)

@@ -352,3 +352,12 @@ def test_a_static_cache_of_the_callers_needs_room_for_both() -> None:
     assert isinstance(cache, StaticCache)
     found = generate(model, [[3, 4]], past_key_values=cache, guidance_scale=1.5, max_new_tokens=5)
     assert found[0, 2:].tolist() == decode_slowly(model, [3, 4], None, 1.5, 5)
+
+
+@pytest.mark.parametrize("settings", [{"top_k": 4}, {"top_k": 6, "top_p": 0.8, "temperature": 2.0}], ids=str)
+def test_the_fused_end_of_the_chain_draws_alike(settings: dict[str, Any]) -> None:
+    model = FakeModel()
+    common = {"guidance_scale": 1.5, "do_sample": True, "seed": 8, "max_new_tokens": 8, **settings}
+    fused = generate(model, **pad_left(ROWS), **pad_negative(NEGATIVE), **common)
+    whole = {"return_dict_in_generate": True, "output_scores": True}
+    assert torch.equal(generate(model, **pad_left(ROWS), **pad_negative(NEGATIVE), **common, **whole).sequences, fused)

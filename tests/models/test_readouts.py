@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.conformance.cases import GOLDENS
 
 import unspool
 from unspool.models.native import NativeModel
@@ -112,6 +113,29 @@ def test_the_processor_does_what_the_setting_does(models, use_cache: bool) -> No
     ids, mask = pad(ROWS)
     found = unspool.generate(native, ids, attention_mask=mask, logits_processor=[processor], max_new_tokens=6)
     assert torch.equal(found, unspool.generate(native, **inputs(), guidance_scale=1.6, max_new_tokens=6))
+
+
+@torch.no_grad()
+def test_guidance_of_an_encoder_decoder_equals_two_passes() -> None:
+    """The reference can't: it gives the decoder's tokens to the encoder. By its model's own passes, it is this."""
+    folder = GOLDENS / "models" / "t5"
+    reference = transformers.T5ForConditionalGeneration.from_pretrained(folder).eval()
+    native = unspool.load(folder, device="cpu").model
+    expected = []
+    for own, other in zip(ROWS, NEGATIVE, strict=True):
+        ids = [reference.config.decoder_start_token_id]
+        for _ in range(7):
+            mine, theirs = (
+                reference(torch.tensor([source]), decoder_input_ids=torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+                for source in (own, other)
+            )
+            ids.append(int((2.0 * (mine - theirs) + theirs).argmax()))
+        expected.append(ids)
+    settings = {"guidance_scale": 2.0, "max_new_tokens": 7, "eos_token_id": None}
+    for way in ({}, {"use_cache": False}, {"cache_implementation": "static"}):
+        assert unspool.generate(native, **inputs(), **settings, **way).tolist() == expected
+    beams = [unspool.generate(native, **inputs(), **settings, num_beams=3, use_cache=cache) for cache in (True, False)]
+    assert torch.equal(*beams)
 
 
 @torch.no_grad()
