@@ -81,9 +81,8 @@ class Step:
         With `normalise` the processors are given log-probabilities, as beam methods need them.
         """
         reading = self._read_logits(rows, normalise=normalise)
-        logits, given = reading.logits, reading.given
-        if self._copies_logits and given is logits:
-            given = logits.clone()
+        logits = reading.logits
+        given = reading.given.clone() if self._copies_logits else reading.given
         if not whole and not self.record.keeps_scores and self._tail is not None:
             scores = self._head(rows.history(), given, **self._find_extra(rows))
             self.record.keep_scores(logits, scores)
