@@ -16,6 +16,7 @@ import torch
 from unspool.cache.base import Cache
 from unspool.cache.config import CacheConfig
 from unspool.cache.dynamic import DynamicCache
+from unspool.cache.sliding import HybridCache, SlidingWindowCache, refuse_encoder_decoder, refuse_without_window
 from unspool.cache.static import StaticCache
 from unspool.errors import SettingError, UnsupportedError
 
@@ -120,9 +121,22 @@ def _check_static(options: Options) -> None:
             raise SettingError(f"`{name}` of a static cache must be a whole number above 0, not {value!r}")
 
 
+def _make_sliding(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:  # noqa: ARG001
+    # What a text of that length can fill is all that a ring takes.
+    return SlidingWindowCache(shape.as_config(), rows, capacity, shape.device, shape.dtype)
+
+
+def _make_hybrid(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:  # noqa: ARG001
+    return HybridCache(shape.as_config(), rows, capacity, shape.device, shape.dtype)
+
+
 KINDS: Final[dict[str, CacheKind]] = {
     "dynamic": CacheKind(_make_dynamic),
     "static": CacheKind(
         _make_static, options=("batch_size", "max_cache_len", "device"), is_sized=True, check=_check_static
     ),
+    "sliding_window": CacheKind(
+        _make_sliding, is_sized=True, holds_every_key=False, refuse=refuse_without_window
+    ),
+    "hybrid": CacheKind(_make_hybrid, is_sized=True, holds_every_key=False, refuse=refuse_encoder_decoder),
 }
