@@ -78,7 +78,7 @@ class Cache(ABC):
         self._span = Span(starts, num_new, real, stop, is_uniform, positions)
         return self._span
 
-    def attach(self, turns: Any) -> None:
+    def attach(self, turns: Any) -> None:  # noqa: B027 - most kinds have no use for it
         """Called by a model before a pass: how it enters positions into keys, for kinds that place keys anew."""
 
     @abstractmethod

@@ -54,7 +54,7 @@ class BufferedCache(Cache):
         held = max(self.lengths, default=0)
         for layer, buffer in enumerate(self._buffers):
             rows = index.to(buffer.device)
-            chosen = buffer.new_zeros((len(index), *buffer.shape[1:]))
+            chosen = self._take((len(index), *buffer.shape[1:]), buffer.dtype, buffer.device)
             torch.index_select(buffer.narrow(1, 0, held), 0, rows, out=chosen.narrow(1, 0, held))
             self._buffers[layer] = chosen
 
@@ -85,8 +85,12 @@ class BufferedCache(Cache):
     ) -> None:
         if layer != len(self._buffers):
             raise SettingError(f"layer {layer} is written before layer {len(self._buffers)}")
-        self._buffers.append(torch.zeros(rows, self._capacity(), 2, heads, width, dtype=dtype, device=device))
+        self._buffers.append(self._take((rows, self._capacity(), 2, heads, width), dtype, device))
         self._filled.append(0)
+
+    def _take(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Memory for a layer: zeros, for what lies past a short row's end is masked, and NaN can't be."""
+        return torch.zeros(shape, dtype=dtype, device=device)
 
     def _capacity(self) -> int:
         raise NotImplementedError

@@ -52,7 +52,7 @@ class SinkCache(Cache):
         self._turns: Turns | None = None
         self._origins: list[int] = []  # the position that counts as 0 for rotation, a row each
         self._shifts: list[int] = []  # how far the sinks stand from where they were written, a row each
-        self._first_sinks: list[torch.Tensor] = []  # a layer each: the sinks' keys as written (rows, sinks, heads, width)
+        self._first_sinks: list[torch.Tensor] = []  # the sinks' keys as written, a layer each
         self._real: Span | None = None  # the span by positions of the text
         self._shifted = ShiftedLayers(window_length, num_sink_tokens)
 
