@@ -114,6 +114,13 @@ class DynamicCache(BufferedCache):
         """Keep only the given rows."""
         self.select_rows([int(i) for i in indices])
 
+    @classmethod
+    def _unpack(cls, facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: list[int]) -> DynamicCache:  # noqa: ARG003
+        cache = cls()
+        cache._room = _round_up(max(lengths, default=1))
+        cache._fill(tensors, lengths)
+        return cache
+
     def _new_like(self, room: int) -> DynamicCache:
         """An empty cache of the same kind."""
         return DynamicCache(capacity=room)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -96,6 +96,7 @@ class Ferry:
 class OffloadingCache(BufferedCache):
     """What offloaded caches share: homes that are pinned (beside a GPU) or mapped files (on a CPU)."""
 
+    lives_elsewhere = True
     _folder: str | Path | None  # of mapped files
     _num_resident: int  # layers that stay on the GPU
     _num_layers: int
@@ -202,6 +203,26 @@ class OffloadingCache(BufferedCache):
     def _read(self, layer_idx: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         self._settle()
         return super()._read(layer_idx, stop)
+
+    def clone(self) -> Self:
+        self._settle()
+        ferry, self._ferry = self._ferry, None  # streams are not copied
+        try:
+            copied = super().clone()
+        finally:
+            self._ferry = ferry
+        copied._buffers = []
+        for buffer in self._buffers:
+            copied._buffers.append(copied._take(tuple(buffer.shape), buffer.dtype, buffer.device).copy_(buffer))
+        copied._move_to(self._device)
+        return copied
+
+    def _shared(self) -> list[Any]:
+        return list(self._buffers)  # they get memory of their own kind
+
+    def _pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        self._settle()
+        return super()._pack()
 
     def prefetch_layer(self, layer_idx: int) -> None:
         """Start bringing a layer to the GPU; without one there is nothing to do."""
