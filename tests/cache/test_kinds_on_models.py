@@ -74,7 +74,7 @@ def test_direct_calls_with_every_kind() -> None:
     ids = make_inputs(model)["input_ids"]
     expected = model(ids).logits
     for kind in KINDS:
-        if kind in ("quantized", "mamba"):
+        if kind in ("quantized", "mamba", "sink"):  # exact ones; a sink is seen from outside the window too
             continue
         cache = model.new_cache(kind, 3, 22)
         parts = [
