@@ -24,7 +24,7 @@ from unspool.cache.sink import BLOCK
 from unspool.errors import InputError, NoTokenLeftError, SettingError, UnsupportedError
 from unspool.protocols import Want
 
-EXACT = {"llama": ("dynamic", "static", "offloaded", "offloaded_static", "hybrid")}
+EXACT = {"llama": ("dynamic", "static", "offloaded", "offloaded_static", "hybrid", "offloaded_hybrid")}
 EXACT["gemma2"] = EXACT["bloom"] = EXACT["gpt2"] = EXACT["llama"]
 EXACT["mistral"] = (*EXACT["llama"], "sliding_window")
 WAYS: dict[str, dict[str, Any]] = {
