@@ -118,7 +118,7 @@ def _make_static(shape: KeyShape, rows: int, capacity: int | None, options: Opti
     device = options.get("device")
     if device is not None and torch.device(device).type != shape.device.type:
         raise SettingError(
-            f"`cache_config` puts the keys on {device}, and the model is on {shape.device}; leave it out"
+            f"`cache_config` puts the keys on {device}, the model is on {shape.device}; leave it out"
         )
     return StaticCache(shape.as_config(), most, room, shape.device, shape.dtype)
 
