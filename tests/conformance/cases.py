@@ -23,7 +23,6 @@ SETTINGS_TO_COME = {
     "guidance_scale": "guidance",
     "watermark": "watermarking",
     "synthid": "watermarking",
-    "prompt_lookup_num_tokens": "speculation",
 }
 MODELS_TO_COME = {
     "bart": "the BART family",

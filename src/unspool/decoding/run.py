@@ -21,6 +21,8 @@ from unspool.decoding.randomness import derive_seed, draw_seed
 from unspool.decoding.record import Record
 from unspool.decoding.returns import append_rows, build_output
 from unspool.decoding.rows import Rows
+from unspool.decoding.speculative.making import make_drafter
+from unspool.decoding.speculative.turns import SpeculativeTurns
 from unspool.decoding.step import Step
 from unspool.logits import LogitsProcessor
 from unspool.logits.pipeline import Context, build_processors
@@ -48,6 +50,7 @@ class Hooks:
     tokenizer: Any = None
     cache: Cache | None = None
     prefix_allowed_tokens_fn: Callable[[int, torch.Tensor], Sequence[int]] | None = None
+    assistant: Model | None = None  # a model that drafts
     shows_beams: bool = False  # the whole table of beams is wanted at every step
 
 
@@ -94,7 +97,10 @@ class Run:
             self._plan,
             rows_may_leave=not self._wants_every_row(),
             shows_table=self._hooks.shows_beams,
+            drafter=make_drafter(self._plan, step, rows, self._prompts, self._hooks.assistant),
         )
+        if isinstance(turns, SpeculativeTurns):
+            self.stats.speculation = turns.told
         try:
             for emitted in run_turns(turns, self.stats, started):
                 self.stats.forward_passes = step.num_forward_passes
@@ -140,9 +146,9 @@ class Run:
         return int(getattr(self._cache, "nbytes", 0))
 
     @property
-    def has_beams(self) -> bool:
-        """Whether this is a beam search, whose tokens become certain in bursts."""
-        return self._plan.num_beams > 1
+    def has_bursts(self) -> bool:
+        """Whether rows get different numbers of tokens a step: those that beams agree on, or accepted drafts."""
+        return self._plan.num_beams > 1 or self._plan.drafting is not None
 
     @property
     def tells_beams(self) -> bool:
