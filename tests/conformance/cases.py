@@ -31,6 +31,8 @@ MODELS_TO_COME = {
     "whisper": "Whisper",
     "mamba": "Mamba",
 }
+# Cases whose recorded sequence runs past `max_new_tokens`, which is the reference's mistake: see differences.md.
+TOO_LONG = ("gpt_neox-lookup",)
 
 
 @dataclass(frozen=True)
