@@ -43,6 +43,7 @@ class Want:
     logits: Literal["last", "all"] = "last"
     hidden_states: bool = False
     attentions: bool = False
+    exit_layer: int | None = None  # only the first so many layers run, then the head (models that can "early_exit")
 
 
 LAST = Want()

@@ -58,6 +58,9 @@ class EncoderDecoderCache(Cache):
     def truncate(self, lengths: Sequence[int]) -> None:
         self.self_attention_cache.truncate(lengths)
 
+    def begin_trial(self) -> None:
+        self.self_attention_cache.begin_trial()
+
     def select_rows(self, index: Sequence[int]) -> None:
         self.self_attention_cache.select_rows(index)
         self.cross_attention_cache.select_rows(index)

@@ -21,7 +21,7 @@ from unspool.decoding.randomness import derive_seed, draw_seed
 from unspool.decoding.record import Record
 from unspool.decoding.returns import append_rows, build_output
 from unspool.decoding.rows import Rows
-from unspool.decoding.speculative.making import make_drafter
+from unspool.decoding.speculative.making import check_cache, make_drafter
 from unspool.decoding.speculative.turns import SpeculativeTurns
 from unspool.decoding.step import Step
 from unspool.logits import LogitsProcessor
@@ -234,6 +234,8 @@ class Run:
         plan, prompts, settings = self._plan, self._prompts, self._settings
         if self._cache is None:
             self._cache = self._new_cache()
+        if plan.drafting is not None:
+            check_cache(plan.drafting, self._cache)
         rows = Rows(prompts, plan.pad_token_id)
         step = Step(
             self._model,

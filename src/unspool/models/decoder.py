@@ -129,7 +129,7 @@ class Decoder(NativeModel):
         x = self._embed(tokens, embeds, span)  # (rows, new, hidden)
         sights = self._outlook.look(cache, span, needs_all_keys=want.attentions)
         hidden, attentions = [], []
-        for index, layer in enumerate(self.weights.layers):
+        for index, layer in enumerate(self.weights.layers[: want.exit_layer]):
             if want.hidden_states:
                 hidden.append(x)
             x, weights = self._block(index, layer, x, cache, sights[self.spec.kind_of(index)], want.attentions)
