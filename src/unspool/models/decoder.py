@@ -19,7 +19,7 @@ from unspool.models.layers import DecoderWeights, Layer
 from unspool.models.native import ModelConfig, NativeModel, take_last
 from unspool.models.sight import Outlook, Sight
 from unspool.models.spec import DecoderSpec
-from unspool.models.step import PACKING_LIMIT, Steps, can_prepare
+from unspool.models.step import MOST_POSITIONS, PACKING_LIMIT, Steps, can_prepare
 from unspool.models.weights import Embedding, Linear
 from unspool.outputs import Output
 from unspool.protocols import LAST, Encoded, Forward, Want
@@ -101,7 +101,7 @@ class Decoder(NativeModel):
         assert given is not None
         rows, num_new = given.shape[:2]
         span = cache.begin(rows, num_new, counts, self.device)
-        if num_new > 1 or want != LAST or not cache.holds_buffers(self.spec.num_layers):
+        if not self._is_step(tokens, cache, num_new, want):
             states, hidden, attentions = self._run(tokens, cache, span, want, embeds)
             states = states if want.logits == "all" else take_last(states, counts)
             return Forward(self._project(states), hidden, attentions)
@@ -109,18 +109,32 @@ class Decoder(NativeModel):
             with torch.inference_mode():  # logits are made outside, so that callers may change them
                 states, _, _ = self._run(tokens, cache, span, want, embeds)
             return Forward(self._project(states[:, -1]))
-        return Forward(self._step(self._steps, tokens, cache, span))
+        logits = self._step(self._steps, tokens, cache, span, want.exit_layer)
+        return Forward(logits if want.logits == "all" else logits[:, -1])
 
-    def _step(self, steps: Steps, tokens: torch.Tensor, cache: Cache, span: Span) -> torch.Tensor:
-        """One token a row on the prepared path: logits (rows, vocab)."""
-        step = steps.borrow(tokens.shape[0])
+    def _is_step(self, tokens: torch.Tensor | None, cache: Cache, num_new: int, want: Want) -> bool:
+        """Whether a pass is one of few tokens after what is held, whose way is prepared (or at least records less)."""
+        if want.hidden_states or want.attentions or not cache.holds_buffers(self.spec.num_layers):
+            return False
+        if num_new == 1:
+            return want.logits == "last"
+        is_wide = want.logits == "all" and self._steps is not None and tokens is not None and cache.is_in_order
+        return is_wide and tokens is not None and tokens.numel() <= MOST_POSITIONS
+
+    def _step(
+        self, steps: Steps, tokens: torch.Tensor, cache: Cache, span: Span, num_layers: int | None
+    ) -> torch.Tensor:
+        """A few tokens a row on the prepared path: logits (rows, new, vocab)."""
+        rows, num_new = tokens.shape
+        step = steps.borrow(rows, num_new)
         assert self.weights.final_norm is not None
         with torch.inference_mode():
             sights = self._outlook.look(cache, span)
-            states = self.weights.final_norm(step.run(tokens, self.weights.embedding.weight, cache, sights))
+            states = step.run(tokens, self.weights.embedding.weight, cache, sights, num_layers)
+            states = self.weights.final_norm(states)
         cache.end()
         steps.give_back(step)
-        return self._cap(step.project(states))
+        return self._cap(step.project(states)).view(rows, num_new, -1)
 
     def _run(
         self, tokens: torch.Tensor | None, cache: Cache, span: Span, want: Want, embeds: torch.Tensor | None

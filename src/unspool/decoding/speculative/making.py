@@ -10,8 +10,9 @@ from unspool.decoding.speculative.confidence import Confidence
 from unspool.decoding.speculative.draft_model import DraftModel
 from unspool.decoding.speculative.drafter import Drafter
 from unspool.decoding.speculative.early_exit import EarlyExit, check_shared_cache
-from unspool.decoding.speculative.policy import Policy, Scheduled, Weighed
+from unspool.decoding.speculative.policy import Policy, Scheduled
 from unspool.decoding.speculative.prompt_lookup import PromptLookup
+from unspool.decoding.speculative.weighing import Weighed
 from unspool.decoding.step import Step
 from unspool.errors import SettingError, UnsupportedError
 from unspool.plan import Plan

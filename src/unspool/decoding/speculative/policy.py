@@ -57,8 +57,3 @@ class Scheduled:
         if self._moves and any(turn.drafted):
             is_right = all(a == d for a, d in zip(turn.accepted, turn.drafted, strict=True))
             self.num_tokens = self.num_tokens + 2 if is_right else max(1, self.num_tokens - 1)
-
-
-class Weighed(Scheduled):
-    def __init__(self, n, is_free): super().__init__(n)
-    pass

@@ -49,6 +49,7 @@ class SpeculativeTurns:
         started = time.perf_counter()
         rows = self.rows
         is_live = [number not in self.reasons for number in rows.numbers]
+        is_fresh = self.step.is_fresh
         draft = self._propose(is_live)
         drafted = time.perf_counter()
         logits = self.step.try_tokens(rows, draft.tokens, draft.counts, is_live)  # (rows, positions, vocab)
@@ -56,10 +57,11 @@ class SpeculativeTurns:
         self.step.settle_tokens(rows)
         self.drafter.observe(rows, draft, accepted)
         now = time.perf_counter()
-        num_tokens = sum(map(len, emitted.tokens.values()))
-        self.policy.observe(
-            Turn(draft.counts, accepted, sum(is_live), num_tokens, drafted - started, now - drafted)
-        )
+        if not is_fresh:  # the prompt's pass is none that a draft could have saved
+            num_tokens = sum(map(len, emitted.tokens.values()))
+            self.policy.observe(
+                Turn(draft.counts, accepted, sum(is_live), num_tokens, drafted - started, now - drafted)
+            )
         if self.rows_may_leave and emitted.finished:
             self._let_leave()
         return emitted
