@@ -183,3 +183,25 @@ def test_a_prompt_that_looks_like_an_option(cli: Callable[..., Any], tiny: str) 
     assert report["prompt"] == "--do-sample"
     report = json.loads(cli("run", "--do-sample", "Hello", "-m", tiny, *FEW, "--json").out)
     assert report["prompt"] == "Hello" and report["settings"]["do_sample"] is True
+
+
+@pytest.mark.parametrize(
+    "flags", [["--prompt-lookup-num-tokens", "4"], ["--assistant-early-exit", "2"], ["--speculate", "auto"]]
+)
+def test_drafters_and_their_stats(cli: Callable[..., Any], tiny: str, flags: list[str]) -> None:
+    plain = cli("run", "abc abc abc", "-m", tiny, "--max-new-tokens", "30")
+    ended = cli("run", "abc abc abc", "-m", tiny, "--max-new-tokens", "30", *flags, "--stats")
+    assert ended.out == plain.out
+    assert "drafted token" in ended.err and " right" in ended.err
+    told = json.loads(cli("run", "abc abc abc", "-m", tiny, *FEW, *flags, "--json").out)["stats"]["speculation"]
+    assert len(told["drafted"]) == len(told["accepted"]) == 1 and told["mean_accepted_length"] >= 0
+
+
+def test_a_draft_model_by_name(cli: Callable[..., Any], tiny: str) -> None:
+    plain = cli("run", "abc", "-m", tiny, "--max-new-tokens", "13")
+    told = cli(
+        "run", "abc", "-m", tiny, "--max-new-tokens", "13", "--assistant-model", tiny, "--stats",
+        "--assistant-confidence-threshold", "0", "--num-assistant-tokens", "5",
+    )  # fmt: skip
+    assert told.out == plain.out and "10 of 10 drafted tokens right, 5.0 a check" in told.err
+    assert "--assistant-model NAME" in cli("run", "--help").out

@@ -36,8 +36,10 @@ def _compare(own: dict[str, int], other: dict[str, int]) -> None:
     if own == other:
         return
     differing = next((token for token, place in own.items() if other.get(token) != place), None)
-    what = f"{differing!r} is {own[differing]} in one and {other.get(differing)} in the other" if differing else (
-        f"one has {len(own)} tokens, the other {len(other)}"
+    what = (
+        f"{differing!r} is {own[differing]} in one and {other.get(differing)} in the other"
+        if differing
+        else (f"one has {len(own)} tokens, the other {len(other)}")
     )
     raise SettingError(
         f"`assistant_model` has another tokenizer than the model ({what}), so its drafts would mean other texts; "

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from unspool.config.generation import GenerationConfig
 from unspool.errors import SettingError, UnsupportedError
 
+Schedule = Literal["constant", "heuristic", "heuristic_transient"]
 DrafterKind = Literal["prompt_lookup", "draft_model", "early_exit"]
 
 MOST_DRAFTED = 1024  # tokens a draft: their logits are held for the whole vocabulary
@@ -47,7 +48,7 @@ class Drafting:
 
     kind: DrafterKind
     num_tokens: int
-    schedule: Literal["constant", "heuristic", "heuristic_transient"] = "constant"
+    schedule: Schedule = "constant"
     confidence: float = 0.0  # a model's draft ends after a token less likely than this
     max_ngram_size: int = USUAL_NGRAM
     exit_layer: int | None = None
@@ -144,7 +145,7 @@ def _settle(kind: DrafterKind, settings: GenerationConfig, num_layers: int, can:
     threshold = settings.assistant_confidence_threshold or 0.0
     if not 0.0 <= threshold <= 1.0:
         raise SettingError(f"`assistant_confidence_threshold`={threshold} is a probability: give a number from 0 to 1")
-    schedule = settings.num_assistant_tokens_schedule or "constant"
+    schedule: Schedule = settings.num_assistant_tokens_schedule or "constant"
     layer = settings.assistant_early_exit if kind == "early_exit" else None
     if layer is not None:
         if "early_exit" not in can:

@@ -48,7 +48,6 @@ class Finish:
                 reasons[row] = reasons[row] or reason
         return reasons
 
-
     def explain_token(self, token: int, width: int) -> str | None:
         """The same for one row that got a token and is now `width` columns long, where no history is needed."""
         assert not self.needs_history

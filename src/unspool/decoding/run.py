@@ -21,7 +21,7 @@ from unspool.decoding.randomness import derive_seed, draw_seed
 from unspool.decoding.record import Record
 from unspool.decoding.returns import append_rows, build_output
 from unspool.decoding.rows import Rows
-from unspool.decoding.speculative.making import check_cache, make_drafter
+from unspool.decoding.speculative.making import check_cache, make_drafter, remember_length
 from unspool.decoding.speculative.turns import SpeculativeTurns
 from unspool.decoding.step import Step
 from unspool.logits import LogitsProcessor
@@ -108,6 +108,8 @@ class Run:
                 yield emitted
         finally:
             self._forget_padding()
+            if isinstance(turns, SpeculativeTurns) and self._plan.drafting is not None:
+                remember_length(self._plan.drafting, turns.policy, self._hooks.assistant or self._model)
 
     def _gather(self, emitted: Emitted) -> None:
         for row, tokens in emitted.tokens.items():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from unspool.cache import ROLL_BACK, TRIAL, Cache
-from unspool.config.drafting import Drafting
+from unspool.config import GenerationConfig
+from unspool.config.drafting import MOST_DRAFTED, Drafting
 from unspool.decoding.prompts import Prompts
 from unspool.decoding.rows import Rows
 from unspool.decoding.speculative.confidence import Confidence
@@ -18,7 +19,6 @@ from unspool.errors import SettingError, UnsupportedError
 from unspool.plan import Plan
 from unspool.protocols import Model
 
-
 CAPACITY_AHEAD = 256  # positions that a draft model's cache makes room for at once
 
 
@@ -27,6 +27,13 @@ def make_policy(drafting: Drafting, drafter: Drafter) -> Policy:
     if drafting.is_auto:
         return Weighed(drafting.num_tokens, is_free=drafter.is_free)
     return Scheduled(drafting.num_tokens, drafting.schedule)
+
+
+def remember_length(drafting: Drafting, policy: Policy, model: object) -> None:
+    """Leave the length that the schedule "heuristic" came to in the drafting model's own settings, for later calls."""
+    config = getattr(model, "generation_config", None)
+    if drafting.schedule == "heuristic" and isinstance(policy, Scheduled) and isinstance(config, GenerationConfig):
+        config.num_assistant_tokens = min(policy.num_tokens, MOST_DRAFTED)
 
 
 def check_cache(drafting: Drafting, cache: Cache) -> None:
@@ -55,9 +62,7 @@ def make_drafter(plan: Plan, step: Step, rows: Rows, prompts: Prompts, assistant
         )
     assert assistant is not None
     cache = _new_cache(assistant, rows, prompts, plan.copies)
-    return DraftModel(
-        assistant, cache, step, do_sample=plan.do_sample, confidence=confidence, ends=plan.eos_token_ids
-    )
+    return DraftModel(assistant, cache, step, do_sample=plan.do_sample, confidence=confidence, ends=plan.eos_token_ids)
 
 
 def _new_cache(assistant: Model, rows: Rows, prompts: Prompts, copies: int) -> Cache:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
-Schedule = Literal["constant", "heuristic", "heuristic_transient"]
+from unspool.config.drafting import Schedule
 
 
 @dataclass(frozen=True, slots=True)

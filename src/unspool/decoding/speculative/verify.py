@@ -16,9 +16,7 @@ from unspool.decoding.tails import draw_from_tail
 from unspool.logits.fused import FusedTail
 
 
-def choose_token(
-    scores: torch.Tensor, uniforms: torch.Tensor | None, tail: FusedTail | None = None
-) -> torch.Tensor:
+def choose_token(scores: torch.Tensor, uniforms: torch.Tensor | None, tail: FusedTail | None = None) -> torch.Tensor:
     """The tokens (rows,) that decoding without a drafter takes from scores (rows, vocab): greedy without numbers."""
     if uniforms is None:
         return take_likeliest(scores)
