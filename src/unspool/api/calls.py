@@ -190,8 +190,8 @@ def feed(streamer: Any, run: Run) -> None:
     pad = run.pad_token_id
     if run.num_rows > 1 and run.has_bursts:
         raise SettingError(
-            f"a streamer takes one token of each row a step, and {run.num_rows} rows get different numbers of them from "
-            "beams or a drafter; stream one row, or use stream() and lm.stream()"
+            f"a streamer takes one token of each row a step, and {run.num_rows} rows get different numbers of them "
+            "from beams or a drafter; stream one row, or use stream() and lm.stream()"
         )
     try:
         streamer.put(run.prompt_ids.cpu())

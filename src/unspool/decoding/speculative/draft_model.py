@@ -107,8 +107,9 @@ class ModelDrafter(ABC):
     def _read(self, rows: Rows, places: Sequence[int]) -> torch.Tensor:
         """The same after the rows at `places` got a guess."""
 
+    @abstractmethod
     def _end(self) -> None:
-        """The draft is done."""
+        """The draft is done, and the rows are as they were."""
 
 
 class DraftModel(ModelDrafter):
@@ -143,6 +144,9 @@ class DraftModel(ModelDrafter):
 
     def _read(self, rows: Rows, places: Sequence[int]) -> torch.Tensor:
         return read_rows(self._model, self._cache, rows, places)
+
+    def _end(self) -> None:
+        pass  # what was read stays until it is known how much of it is right
 
     def observe(self, rows: Rows, draft: Draft, accepted: Sequence[int]) -> None:
         """Forget the guesses that were refused."""
