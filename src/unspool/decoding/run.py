@@ -21,7 +21,7 @@ from unspool.decoding.randomness import derive_seed, draw_seed
 from unspool.decoding.record import Record
 from unspool.decoding.returns import append_rows, build_output
 from unspool.decoding.rows import Rows
-from unspool.decoding.speculative.making import check_cache, make_drafter, remember_length
+from unspool.decoding.speculative.making import check_cache, check_processors, make_drafter, remember_length
 from unspool.decoding.speculative.turns import SpeculativeTurns
 from unspool.decoding.step import Step
 from unspool.logits import LogitsProcessor
@@ -83,6 +83,8 @@ class Run:
         # Built now, so that what can't be is told before the first forward pass.
         self._criteria = self._build_criteria()
         self._processors = build_processors(settings, self._describe())
+        if plan.drafting is not None:
+            check_processors(self._processors)
 
     def __iter__(self) -> Iterator[Emitted]:
         started = time.perf_counter()

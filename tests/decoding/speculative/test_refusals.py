@@ -14,6 +14,7 @@ from unspool import GenerationConfig, TextStreamer, generate
 from unspool.cache import ROLL_BACK, DynamicCache
 from unspool.config.drafting import read_drafting
 from unspool.errors import SettingError, UnspoolError, UnsupportedError
+from unspool.logits.mirostat import MirostatLogitsWarper
 
 LOOKUP = {"prompt_lookup_num_tokens": 3}
 
@@ -227,6 +228,10 @@ def test_no_token_left_names_the_processor_at_its_place() -> None:
 
     allowed = generate(target, [plain[:5]], max_new_tokens=12, prefix_allowed_tokens_fn=strict, **LOOKUP)
     assert allowed[0].tolist() == plain
+
+
+def test_processors_that_remember() -> None:
+    refuse("MirostatLogitsWarper remembers the step before", **LOOKUP, logits_processor=[MirostatLogitsWarper()])
 
 
 def test_kinds_of_errors() -> None:

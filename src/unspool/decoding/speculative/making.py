@@ -16,6 +16,7 @@ from unspool.decoding.speculative.prompt_lookup import PromptLookup
 from unspool.decoding.speculative.weighing import Weighed
 from unspool.decoding.step import Step
 from unspool.errors import SettingError, UnsupportedError
+from unspool.logits import LogitsProcessorList
 from unspool.plan import Plan
 from unspool.protocols import Model
 
@@ -34,6 +35,16 @@ def remember_length(drafting: Drafting, policy: Policy, model: object) -> None:
     config = getattr(model, "generation_config", None)
     if drafting.schedule == "heuristic" and isinstance(policy, Scheduled) and isinstance(config, GenerationConfig):
         config.num_assistant_tokens = min(policy.num_tokens, MOST_DRAFTED)
+
+
+def check_processors(processors: LogitsProcessorList) -> None:
+    """Raise for a processor that carries a state from token to token: drafts are tried and taken back."""
+    for processor in processors:
+        if hasattr(processor, "snapshot"):
+            raise SettingError(
+                f"{type(processor).__name__} remembers the step before, and a drafter's tokens are tried and taken "
+                "back; leave one of them out"
+            )
 
 
 def check_cache(drafting: Drafting, cache: Cache) -> None:
