@@ -227,6 +227,7 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "constraints": {"num_beams": 2},
     "force_words_ids": {"num_beams": 2},
     "return_beam_trace": {"num_beams": 2, "return_dict_in_generate": True},
+    "low_memory": {"penalty_alpha": 0.6, "top_k": 3},
 }
 
 # A value that is not the neutral one, for every setting there is: a new one must be thought of here.
@@ -358,6 +359,8 @@ APPLIED = {
     "constraints",
     "force_words_ids",
     "return_beam_trace",
+    "penalty_alpha",
+    "low_memory",
 }
 NEUTRAL = {"disable_compile"}
 BY_PROCESSORS = {name for entry in ORDER for name in (entry.setting, *entry.also) if name in PARAMETERS}

@@ -12,13 +12,14 @@ from typing import Any, Literal
 
 from unspool.beams.rules import check_beams, check_room_for_words
 from unspool.config import PARAMETERS, GenerationConfig, find_unused
+from unspool.config.contrastive import check_contrastive, find_num_candidates
 from unspool.config.rules import check_settings
 from unspool.config.values import MOST_ROWS
 from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.protocols import ModelInfo
 
 Origin = Literal["default", "model", "config", "call"]
-StrategyName = Literal["tokens", "beams", "beam_groups", "constrained"]
+StrategyName = Literal["tokens", "contrastive", "beams", "beam_groups", "constrained"]
 
 _SPOKEN: dict[str, str] = {
     "default": "by default",
@@ -37,6 +38,7 @@ class PromptShape:
     longest: int  # positions of the longest row
     has_embeds: bool = False
     has_cache: bool = False  # the caller gave past_key_values
+    cache_is_filled: bool = False  # and they hold a part of the prompt
     is_ragged: bool = False  # rows of different lengths, the encoder's among them
 
 
@@ -66,10 +68,15 @@ class Plan:
         """Which way of decoding the settings ask for."""
         settings = self.settings
         if self.num_beams == 1:
-            return "tokens"
+            return "contrastive" if self.num_candidates else "tokens"
         if settings.constraints is not None or settings.force_words_ids is not None:
             return "constrained"
         return "beam_groups" if (settings.num_beam_groups or 1) > 1 else "beams"
+
+    @property
+    def num_candidates(self) -> int:
+        """The most tokens that are read ahead for a row, to choose one of them; 0 where none is."""
+        return find_num_candidates(self.settings)
 
     @property
     def copies(self) -> int:
@@ -95,6 +102,14 @@ def settle(settings: GenerationConfig, origins: Mapping[str, Origin], info: Mode
     _refuse_unused(settings, origins)
     _refuse_by_model(settings, origins, info, shape)
     check_beams(settings, _find_asked(origins), info.vocab_size)
+    check_contrastive(
+        settings,
+        _find_asked(origins),
+        {name: _SPOKEN[origin] for name, origin in origins.items()},
+        vocab_size=info.vocab_size,
+        num_rows=shape.num_rows,
+        cache_is_filled=shape.cache_is_filled,
+    )
     _check_rows(settings, shape)
     eos = as_token_ids(settings.eos_token_id, "eos_token_id", info)
     max_length = _decide_length(settings, origins, info, shape)
@@ -184,8 +199,6 @@ def _refuse_unused(settings: GenerationConfig, origins: Mapping[str, Origin]) ->
 
 # --- what is not built yet: each with the value that switches it off ------------------------------------
 _OFF: dict[str, tuple[Any, str]] = {
-    "penalty_alpha": (None, "contrastive search"),
-    "low_memory": (None, "contrastive and beam search in chunks"),
     "dola_layers": (None, "DoLa"),
     "guidance_scale": (None, "classifier-free guidance"),
     "forced_decoder_ids": (None, "Whisper's way to force a language and a task"),
@@ -196,8 +209,6 @@ _OFF: dict[str, tuple[Any, str]] = {
 }
 _ALSO_OFF: dict[str, Callable[[Any], bool]] = {
     "guidance_scale": lambda value: value == 1,
-    "penalty_alpha": lambda value: value == 0,
-    "low_memory": lambda value: value is False,
 }
 
 
@@ -221,6 +232,11 @@ def _refuse_by_model(
     for name, capability in (("output_hidden_states", "hidden_states"), ("output_attentions", "attentions")):
         if getattr(settings, name) and capability not in info.can:
             raise UnsupportedError(f"`{name}` was asked for, and a {info.family} model can't return them")
+    if find_num_candidates(settings) and "last_states" not in info.can:
+        raise UnsupportedError(
+            f"`penalty_alpha`, set {_SPOKEN[origins['penalty_alpha']]}, asks for contrastive search, which compares "
+            f"hidden states, and a {info.family} model returns none; leave it out"
+        )
     states = [name for name in ("output_hidden_states", "output_attentions") if getattr(settings, name)]
     for name in ("prefill_chunk_size", "prompt_logprobs"):
         if states and getattr(settings, name) is not None:

@@ -33,7 +33,9 @@ class ModelInfo:
     pad_token_id: int | None = None
     decoder_start_token_id: int | None = None
     # "branches": attention reads a BranchingCache, whose rows share their prompt's keys
-    can: frozenset[str] = frozenset({"hidden_states", "attentions", "inputs_embeds"})
+    # "forks": it reads a cache whose `num_forks` is above 1
+    # "last_states": a pass can return the states that the head reads
+    can: frozenset[str] = frozenset({"hidden_states", "attentions", "inputs_embeds", "last_states"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Want:
     logits: Literal["last", "all"] = "last"
     hidden_states: bool = False
     attentions: bool = False
+    last_states: bool = False  # the final states that the head reads, of every new position
 
 
 LAST = Want()
@@ -56,6 +59,7 @@ class Forward:
     hidden_states: tuple[torch.Tensor, ...] | None = None  # embeddings, then a layer each: (rows, new, hidden)
     attentions: tuple[torch.Tensor, ...] | None = None  # a layer each: (rows, heads, new, keys)
     cross_attentions: tuple[torch.Tensor, ...] | None = None  # a layer each: (rows, heads, new, source)
+    last_states: torch.Tensor | None = None  # (rows, new, hidden)
 
 
 @dataclass(slots=True)

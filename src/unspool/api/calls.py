@@ -173,6 +173,7 @@ def _shape(prompts: Prompts, cache: Cache | None) -> PromptShape:
         max(prompts.lengths),
         has_embeds=prompts.embeds is not None,
         has_cache=cache is not None,
+        cache_is_filled=cache is not None and any(cache.lengths),
         is_ragged=any(len(set(each)) > 1 for each in lengths),
     )
 
@@ -255,7 +256,7 @@ def _as_cache(cache: Any, lengths: list[int], info: ModelInfo) -> Cache | None:
 
 def _check_room(cache: Cache, plan: Plan, shape: PromptShape) -> None:
     room = cache.get_max_cache_shape()
-    needed = shape.longest + plan.max_new_tokens - 1  # the last token is never read
+    needed = shape.longest + plan.max_new_tokens - 1 + plan.num_candidates  # else the last token is never read
     if room is not None and room < needed:
         raise SettingError(
             f"past_key_values have room for {room} positions, and a prompt of {shape.longest} tokens with "

@@ -1,13 +1,15 @@
 """Caches of keys and values: one contract (`base`), one file a kind."""
 
-from unspool.cache.base import FIXED_SHAPE, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache, Mask, Span
+from unspool.cache.base import FIXED_SHAPE, FORK, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache, Mask, Span
 from unspool.cache.branching import BranchedKeys, BranchingCache
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.encoder_decoder import EncoderDecoderCache
+from unspool.cache.forked import ForkedCache
 from unspool.cache.static import StaticCache
 
 __all__ = [
     "FIXED_SHAPE",
+    "FORK",
     "RAGGED",
     "ROLL_BACK",
     "SELECT_ROWS",
@@ -17,6 +19,7 @@ __all__ = [
     "Cache",
     "DynamicCache",
     "EncoderDecoderCache",
+    "ForkedCache",
     "Mask",
     "Span",
     "StaticCache",

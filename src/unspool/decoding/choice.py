@@ -9,11 +9,13 @@ from unspool.constraints import make_constraints
 from unspool.decoding.beam import BeamSearch, BeamSettings
 from unspool.decoding.beam_scored import ConstrainedBeams, GroupBeams
 from unspool.decoding.beam_trace import BeamTrace
+from unspool.decoding.contrastive import ContrastiveSearch
 from unspool.decoding.finish import Finish
 from unspool.decoding.loop import Turns
 from unspool.decoding.rows import Rows
 from unspool.decoding.sample import Sample
 from unspool.decoding.step import Step
+from unspool.decoding.strategy import Strategy
 from unspool.decoding.tokens import TokenTurns
 from unspool.plan import Plan
 
@@ -21,7 +23,10 @@ from unspool.plan import Plan
 def make_turns(step: Step, rows: Rows, finish: Finish, plan: Plan, *, rows_may_leave: bool, shows_table: bool) -> Turns:
     """The strategy at work that the plan names."""
     if plan.strategy == "tokens":
-        strategy = Sample(step, do_sample=plan.do_sample)
+        strategy: Strategy = Sample(step, do_sample=plan.do_sample)
+        return TokenTurns(rows, strategy, finish, step.record, rows_may_leave=rows_may_leave)
+    if plan.strategy == "contrastive":
+        strategy = ContrastiveSearch(step, penalty_alpha=float(plan.settings.penalty_alpha), top_k=plan.settings.top_k)
         return TokenTurns(rows, strategy, finish, step.record, rows_may_leave=rows_may_leave)
     settings = _read_beams(plan)
     trace = BeamTrace(plan.num_beams, settings.num_groups) if plan.settings.return_beam_trace else None

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from unspool.cache import BranchingCache, Cache, DynamicCache
+from unspool.decoding.past_states import PastStates
 from unspool.decoding.prompts import fill_right
 from unspool.decoding.record import Record, read_logprobs
 from unspool.decoding.rows import Rows
+from unspool.decoding.tries import Tries, make_tries
 from unspool.errors import NoTokenLeftError
 from unspool.logits import LogitsProcessorList
 from unspool.logits.blame import explain_no_token
@@ -46,6 +48,7 @@ class Step:
         copies_logits: bool = False,
         prompt_embeds: torch.Tensor | None = None,
         prompt_lengths: Sequence[int] = (),
+        tries_one_by_one: bool = False,
     ) -> None:
         self.model = model
         self.cache = cache
@@ -61,12 +64,21 @@ class Step:
         self._starts: list[int] = []  # where each row's last reading began
         self._counts: list[int] = []  # and how many positions it took
         self._logits: torch.Tensor | None = None  # the last step's, as the model gave them
-        self._ready: Forward | None = None  # the prompt's last pass, waiting for its processors
+        self._ready: Forward | None = None  # a pass that waits for its processors: the prompt's, or a candidate's
+        self._past = PastStates() if want.last_states else None
+        self._reads_prompt = False
+        self._tried: Forward | None = None  # what the candidates lead to
+        self._tries: Tries | None = None
+        if want.last_states:
+            can_fork = "forks" in model.info.can
+            self._tries = make_tries(self._read_token, cache, can_fork=can_fork, one_by_one=tries_one_by_one)
 
     def prefill(self, rows: Rows, prompt_logprobs: int | None = None) -> list[list[TokenLogprob | None]] | None:
         """Read the prompts once, before rows are repeated; optionally tell their tokens' log-probabilities."""
+        self._reads_prompt = True
         told = None if prompt_logprobs is None else self._tell_prompt(rows, prompt_logprobs)
         self._ready = self._read(rows)
+        self._reads_prompt = False
         return told
 
     def next_logits(self, rows: Rows, *, whole: bool = True, normalise: bool = False) -> Scores:
@@ -116,6 +128,32 @@ class Step:
         self._logits = forward.logits.float()
         return self._logits
 
+    # --- candidates ----------------------------------------------------------------------------------
+    def try_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Read candidates (rows, k) for every row's next token: how like its past each one's state is (rows, k)."""
+        assert self._tries is not None and self._past is not None
+        self._starts, self._counts = list(self.cache.lengths), [1] * len(tokens)
+        self._tried = self._tries.read(tokens)
+        assert self._tried.last_states is not None
+        return self._past.find_likeness(self._tried.last_states.view(*tokens.shape, -1))
+
+    def keep_try(self, chosen: torch.Tensor) -> None:
+        """Go on from candidate `chosen[row]` (rows,): it is read already, so the next logits take no pass."""
+        tried, tries, past = self._tried, self._tries, self._past
+        assert tried is not None and tries is not None and past is not None
+        rows = len(chosen)
+        first = torch.arange(rows, device=chosen.device) * (len(tried.logits) // rows)
+        kept = _select(tried, first + chosen)
+        assert kept.last_states is not None
+        past.append(kept.last_states[:, 0])
+        tries.keep(chosen)
+        self._tried = None
+        self._ready = kept if self._keeps_cache else None
+
+    def _read_token(self, tokens: torch.Tensor, cache: Cache) -> Forward:
+        self.num_forward_passes += 1
+        return self.model.forward(tokens, cache, want=self._want)
+
     def explain_no_token(self, rows: Rows, place: int) -> NoTokenLeftError:
         """Which processors left the row at `place` without a token, found by running them one by one again."""
         assert self._logits is not None
@@ -155,9 +193,14 @@ class Step:
         else:
             self.cache.select_rows(index)
         self._select_prompts(index)
-        self._starts = [self._starts[i] for i in index]
-        self._counts = [self._counts[i] for i in index]
-        self._ready = _select(self._ready, torch.tensor(list(index), device=self._ready.logits.device))
+        self._select_ready(index)
+
+    def _select_ready(self, index: Sequence[int]) -> None:
+        """Let the pass that waits follow its rows."""
+        if self._ready is not None:
+            self._starts = [self._starts[i] for i in index]
+            self._counts = [self._counts[i] for i in index]
+            self._ready = _select(self._ready, torch.tensor(list(index), device=self._ready.logits.device))
 
     def _can_branch(self) -> bool:
         is_plain = type(self.cache) is DynamicCache and self._keeps_cache
@@ -171,6 +214,9 @@ class Step:
         """Let the cache and the processors follow rows that stay while others leave."""
         self.cache.select_rows(index)
         self._select_prompts(index)
+        self._select_ready(index)
+        if self._past is not None:
+            self._past.select_rows(index)
         self._follow_processors(self.processors.select_rows(torch.tensor(list(index))))
 
     def _select_prompts(self, index: Sequence[int]) -> None:
@@ -203,6 +249,7 @@ class Step:
         for first in range(0, num_new, chunk):
             part = slice(first, min(first + chunk, num_new))
             real = [min(max(count - first, 0), part.stop - first) for count in counts]
+            starts = list(self.cache.lengths) or [0] * len(counts)
             piece = self.model.forward(
                 None if tokens is None else tokens[:, part],
                 self.cache,
@@ -211,6 +258,7 @@ class Step:
                 embeds=None if embeds is None else embeds[:, part],
             )
             self.num_forward_passes += 1
+            self._keep_states(piece, starts, real)
             forward = piece if forward is None else _join(forward, piece, real)
         assert forward is not None
         return forward
@@ -218,19 +266,27 @@ class Step:
     def _tell_prompt(self, rows: Rows, num_top: int) -> list[list[TokenLogprob | None]]:
         """Log-probabilities of the prompt's tokens, a chunk of positions at a time, leaving the last token unread."""
         told: list[list[TokenLogprob | None]] = [[None] for _ in range(len(rows))]
-        want = Want(logits="all")
+        want = Want(logits="all", last_states=self._want.last_states)
         tokens, counts = rows.unread([0] * len(rows))
         size = min(self._chunk or PROMPT_LOGPROBS_CHUNK, PROMPT_LOGPROBS_CHUNK)
         for first in range(0, max(counts) - 1, size):
             real = [min(max(count - 1 - first, 0), size) for count in counts]
             width = max(real)
             part = tokens[:, first : first + width]
+            starts = list(self.cache.lengths) or [0] * len(rows)
             forward = self.model.forward(part, self.cache, counts=real, want=want)
             self.num_forward_passes += 1
+            self._keep_states(forward, starts, real)
             for row, count in enumerate(real):
                 following = tokens[row, first + 1 : first + 1 + count]
                 told[row] += read_logprobs(forward.logits[row, :count], following, num_top)
         return told
+
+    def _keep_states(self, forward: Forward, starts: Sequence[int], counts: Sequence[int]) -> None:
+        """Remember the prompt's states, where candidates are to be compared with them."""
+        if self._past is not None and self._reads_prompt:
+            assert forward.last_states is not None
+            self._past.read(forward.last_states, starts, counts)
 
 
 def _join(before: Forward, after: Forward, real: Sequence[int]) -> Forward:
@@ -250,4 +306,5 @@ def _select(forward: Forward, index: torch.Tensor) -> Forward:
         pick(forward.hidden_states),
         pick(forward.attentions),
         pick(forward.cross_attentions),
+        None if forward.last_states is None else forward.last_states.index_select(0, index),
     )

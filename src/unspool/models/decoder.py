@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from unspool.errors import InputError
 from unspool.kernels.activations import find_activation
 from unspool.kernels.attention import attend
 from unspool.kernels.branched import attend_branches
+from unspool.kernels.forked import attend_forked
 from unspool.kernels.rotary import rotate_
 from unspool.models.arrangement import read_mask
 from unspool.models.layers import DecoderWeights, Layer
@@ -101,18 +102,22 @@ class Decoder(NativeModel):
         assert given is not None
         rows, num_new = given.shape[:2]
         span = cache.begin(rows, num_new, counts, self.device)
-        if num_new > 1 or want != LAST or not cache.holds_buffers(self.spec.num_layers):
+        is_plain = replace(want, last_states=False) == LAST
+        if num_new > 1 or not is_plain or not cache.holds_buffers(self.spec.num_layers):
             states, hidden, attentions = self._run(tokens, cache, span, want, embeds)
-            states = states if want.logits == "all" else take_last(states, counts)
-            return Forward(self._project(states), hidden, attentions)
-        if self._steps is None or tokens is None:
+            logits = self._project(states if want.logits == "all" else take_last(states, counts))
+        elif self._steps is None or tokens is None:
+            hidden = attentions = None
             with torch.inference_mode():  # logits are made outside, so that callers may change them
                 states, _, _ = self._run(tokens, cache, span, want, embeds)
-            return Forward(self._project(states[:, -1]))
-        return Forward(self._step(self._steps, tokens, cache, span))
+            logits = self._project(states[:, -1])
+        else:
+            hidden = attentions = None
+            logits, states = self._step(self._steps, tokens, cache, span)
+        return Forward(logits, hidden, attentions, last_states=states if want.last_states else None)
 
-    def _step(self, steps: Steps, tokens: torch.Tensor, cache: Cache, span: Span) -> torch.Tensor:
-        """One token a row on the prepared path: logits (rows, vocab)."""
+    def _step(self, steps: Steps, tokens: torch.Tensor, cache: Cache, span: Span) -> tuple[torch.Tensor, torch.Tensor]:
+        """One token a row on the prepared path: logits (rows, vocab) and final states (rows, 1, hidden)."""
         step = steps.borrow(tokens.shape[0])
         assert self.weights.final_norm is not None
         with torch.inference_mode():
@@ -120,7 +125,7 @@ class Decoder(NativeModel):
             states = self.weights.final_norm(step.run(tokens, self.weights.embedding.weight, cache, sights))
         cache.end()
         steps.give_back(step)
-        return self._cap(step.project(states))
+        return self._cap(step.project(states)), states.unsqueeze(1)
 
     def _run(
         self, tokens: torch.Tensor | None, cache: Cache, span: Span, want: Want, embeds: torch.Tensor | None
@@ -207,7 +212,18 @@ class Decoder(NativeModel):
         keys, values = cache.write(index, qkv[:, :, heads:].view(rows, num_new, 2, kv_heads, spec.head_dim))
         queries, weights = qkv[:, :, :heads].transpose(1, 2), None
         scale, softcap = spec.scale_of(index), spec.attention_softcap
-        if isinstance(keys, BranchedKeys) and isinstance(values, BranchedKeys):
+        if cache.num_forks > 1:
+            read, weights = attend_forked(
+                queries,
+                keys,
+                values,
+                num_forks=cache.num_forks,
+                scale=scale,
+                mask=sight.mask,
+                softcap=softcap,
+                want_weights=want_weights,
+            )
+        elif isinstance(keys, BranchedKeys) and isinstance(values, BranchedKeys):
             read, weights = attend_branches(
                 queries, keys.shared, values.shared, keys.own, values.own, scale=scale, mask=sight.mask, softcap=softcap
             )

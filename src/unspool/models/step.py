@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from unspool.cache import BranchedKeys, Cache
 from unspool.kernels.activations import find_activation
 from unspool.kernels.branched import attend_branches
+from unspool.kernels.forked import attend_forked
 from unspool.models.layers import DecoderWeights, Layer
 from unspool.models.sight import Sight
 from unspool.models.spec import DecoderSpec
@@ -200,6 +201,11 @@ class PreparedStep(ABC):
         if self._pairs is not None and sight.factors is not None:
             self._pairs.mul_(sight.factors)
         keys, values = cache.write(index, self._kv)
+        if cache.num_forks > 1:
+            read, _ = attend_forked(
+                self._queries, keys, values, num_forks=cache.num_forks, scale=layer.scale, mask=sight.mask
+            )
+            return read.reshape(self.rows, -1)
         if isinstance(keys, BranchedKeys) and isinstance(values, BranchedKeys):
             queries = self._queries.reshape(self.rows, -1, 1, self._queries.shape[-1])
             read, _ = attend_branches(
