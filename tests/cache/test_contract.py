@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from unspool.cache import (
     FIXED_SHAPE,
+    FORK,
     RAGGED,
     ROLL_BACK,
     SELECT_ROWS,
@@ -239,7 +240,7 @@ def test_plain_masks_take_no_tensor(cache: Cache) -> None:
 
 
 def test_capabilities() -> None:
-    both = {ROLL_BACK, SELECT_ROWS, RAGGED}
+    both = {ROLL_BACK, SELECT_ROWS, RAGGED, FORK}
     assert KINDS["dynamic"]().can == both
     assert KINDS["static"]().can == both | {FIXED_SHAPE}
     assert KINDS["pair of static"]().can == both

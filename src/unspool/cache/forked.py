@@ -96,8 +96,11 @@ class ForkedCache(Cache):
     def _reserve(self, stop: int) -> None:  # noqa: ARG002 - the forks need more room than the longest row's next token
         self._held._reserve(self._num_keys)
 
-    def _select(self, index: torch.Tensor) -> None:  # noqa: ARG002 - the contract's argument
+    def select_rows(self, index: Sequence[int]) -> None:  # noqa: ARG002 - the contract's argument
         raise UnsupportedError("a fork's rows don't move; keep_fork() of the cache below ends it")
+
+    def _select(self, index: torch.Tensor) -> None:
+        self.select_rows(index.tolist())
 
     def update(self, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
         raise UnsupportedError("a fork is written by unspool's own models")
