@@ -82,13 +82,24 @@ class BufferedCache(Cache):
 
     def keep_fork(self, chosen: torch.Tensor) -> None:
         self.require(FORK)
+        places: dict[torch.device, tuple[torch.Tensor, ...]] = {}  # made once: a copy to the device makes the host wait
         for layer, buffer in enumerate(self._buffers):
-            rows = torch.arange(len(self.lengths), device=buffer.device)
-            ends = torch.tensor(self.lengths, device=buffer.device)
+            if buffer.device not in places:
+                places[buffer.device] = self._find_forks(chosen.to(buffer.device))
+            rows, ends, forks = places[buffer.device]
             held = self.rows_of(layer)
-            held.index_put_((rows, ends), held[rows, ends + chosen.to(buffer.device)])
+            held.index_put_((rows, ends), held[rows, forks])
         self.lengths = [length + 1 for length in self.lengths]
         self._filled = [max(self.lengths)] * len(self._buffers)
+
+    def _find_forks(self, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The rows' numbers, their ends, and where their chosen forks lie: (rows,) each."""
+        rows, device = len(self.lengths), chosen.device
+        if min(self.lengths) == max(self.lengths):
+            ends = torch.full((rows,), self.lengths[0], device=device)
+        else:
+            ends = torch.tensor(self.lengths, device=device)
+        return torch.arange(rows, device=device), ends, ends + chosen
 
     @property
     def nbytes(self) -> int:

@@ -38,7 +38,15 @@ class PastStates:
 
     def append(self, states: torch.Tensor) -> None:
         """Take one state a row (rows, hidden) for the position that follows."""
-        self.read(states[:, None], self._lengths, [1] * len(self._lengths))
+        assert self._units is not None
+        self._reserve(max(self._lengths) + 1)
+        units = F.normalize(states.float(), dim=-1)
+        if self._ends is None:
+            self._units[:, self._lengths[0]] = units
+        else:
+            self._units[torch.arange(len(units), device=units.device), self._ends] = units
+            self._ends = self._ends + 1  # on the device: nothing waits for the host
+        self._lengths = [length + 1 for length in self._lengths]
 
     def find_likeness(self, states: torch.Tensor) -> torch.Tensor:
         """The highest cosine of each state (rows, candidates, hidden) and one of its row's past: (rows, candidates)."""

@@ -6,8 +6,6 @@ import torch
 
 from unspool.kernels.attention import attend
 
-ALIGNMENT = 16  # numbers; the GPU's kernel copies a mask in every layer whose lines don't start at multiples of it
-
 
 def attend_forked(
     queries: torch.Tensor,  # (rows * forks, heads, 1, width)
@@ -37,9 +35,7 @@ def fold_mask(mask: torch.Tensor, num_forks: int, heads: int, kv_heads: int) -> 
         folded = mask.reshape(-1, 1, num_forks, 1, num_keys).expand(-1, -1, -1, group, -1)
     else:
         folded = mask.reshape(-1, num_forks, kv_heads, group, num_keys).transpose(1, 2)
-    room = -(-num_keys // ALIGNMENT) * ALIGNMENT
-    wide = mask.new_empty((*folded.shape[:-1], room))[..., :num_keys]
-    return wide.copy_(folded).flatten(2, 3)
+    return folded.flatten(2, 3)
 
 
 def _unfold(values: torch.Tensor, num_forks: int) -> torch.Tensor:
