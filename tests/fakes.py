@@ -22,6 +22,7 @@ class FakeModel:
         generator = torch.Generator().manual_seed(seed)
         self.table = torch.randn(vocab, vocab, generator=generator) * 3
         self.places = torch.randn(7, vocab, generator=generator) * 3  # without it, greedy rows soon repeat one token
+        self.reading = torch.randn(vocab, 4, generator=generator)
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self.num_passes = 0
         self.num_tokens_read = 0
@@ -53,9 +54,11 @@ class FakeModel:
         values = embeds[..., 0] if tokens is None else tokens.float()
         self._count(values, counts)
         logits, weight, span_counts = self._attend(values, cache, counts)
-        states = (self.embed(values), self.embed(values) + 1) if want.hidden_states else None
+        last = logits @ self.reading  # (rows, new, 4)
+        states = (self.embed(values), last) if want.hidden_states else None
         weights = (weight[:, None],) if want.attentions else None
-        return Forward(_take(logits, span_counts, want), states, weights)
+        last_states = last if want.last_states else None
+        return Forward(_take(logits, span_counts, want), states, weights, last_states=last_states)
 
     def encode(self, *_: Any, **__: Any) -> Encoded:
         raise AssertionError("a decoder-only model has no encoder")

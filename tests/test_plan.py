@@ -232,6 +232,7 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "num_assistant_tokens": {"assistant_model": FakeModel(160)},
     "num_assistant_tokens_schedule": {"assistant_model": FakeModel(160)},
     "assistant_confidence_threshold": {"assistant_model": FakeModel(160)},
+    "low_memory": {"penalty_alpha": 0.6, "top_k": 3},
 }
 
 # A value that is not the neutral one, for every setting there is: a new one must be thought of here.
@@ -372,6 +373,8 @@ APPLIED = {
     "num_assistant_tokens_schedule",
     "assistant_confidence_threshold",
     "speculate",
+    "penalty_alpha",
+    "low_memory",
 }
 NEUTRAL = {"disable_compile"}
 BY_PROCESSORS = {name for entry in ORDER for name in (entry.setting, *entry.also) if name in PARAMETERS}

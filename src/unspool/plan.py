@@ -6,7 +6,7 @@ Defaults < the model's generation_config.json < the caller's config < the call's
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from unspool.beams.rules import check_beams, check_room_for_words
 from unspool.cache.kinds import KINDS, find_kind, read_options
 from unspool.composition import Call, check_composition
 from unspool.config import PARAMETERS, GenerationConfig, find_unused
+from unspool.config.contrastive import check_contrastive, find_num_candidates
 from unspool.config.drafting import Drafting, read_drafting
 from unspool.config.layers import find_candidate_layers
 from unspool.config.rules import check_settings
@@ -22,7 +23,7 @@ from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.protocols import ModelInfo
 
 Origin = Literal["default", "model", "config", "call"]
-StrategyName = Literal["tokens", "beams", "beam_groups", "constrained"]
+StrategyName = Literal["tokens", "contrastive", "beams", "beam_groups", "constrained"]
 
 _SPOKEN: dict[str, str] = {
     "default": "by default",
@@ -42,6 +43,7 @@ class PromptShape:
     has_embeds: bool = False
     has_cache: bool = False  # the caller gave past_key_values
     is_endless: bool = False  # and they hold what they hold, however long a text gets
+    cache_is_filled: bool = False  # and they hold a part of the prompt
     is_ragged: bool = False  # rows of different lengths, the encoder's among them
     has_negative: bool = False  # a negative prompt was given
     longest_negative: int = 0  # positions it takes in the decoder
@@ -87,10 +89,15 @@ class Plan:
         """Which way of decoding the settings ask for."""
         settings = self.settings
         if self.num_beams == 1:
-            return "tokens"
+            return "contrastive" if self.num_candidates else "tokens"
         if settings.constraints is not None or settings.force_words_ids is not None:
             return "constrained"
         return "beam_groups" if (settings.num_beam_groups or 1) > 1 else "beams"
+
+    @property
+    def num_candidates(self) -> int:
+        """The most tokens that are read ahead for a row, to choose one of them; 0 where none is."""
+        return find_num_candidates(self.settings)
 
     @property
     def copies(self) -> int:
@@ -134,6 +141,14 @@ def settle(
         )
     )
     check_beams(settings, _find_asked(origins), info.vocab_size)
+    check_contrastive(
+        settings,
+        _find_asked(origins),
+        {name: _SPOKEN[origin] for name, origin in origins.items()},
+        vocab_size=info.vocab_size,
+        num_rows=shape.num_rows,
+        cache_is_filled=shape.cache_is_filled,
+    )
     _check_rows(settings, shape)
     eos = as_token_ids(settings.eos_token_id, "eos_token_id", info)
     cache_kind = _name_cache(settings, origins, info, shape)
@@ -229,23 +244,17 @@ def _refuse_unused(settings: GenerationConfig, origins: Mapping[str, Origin]) ->
 
 # --- what is not built yet: each with the value that switches it off ------------------------------------
 _OFF: dict[str, tuple[Any, str]] = {
-    "penalty_alpha": (None, "contrastive search"),
-    "low_memory": (None, "contrastive and beam search in chunks"),
     "forced_decoder_ids": (None, "Whisper's way to force a language and a task"),
     "watermarking_config": (None, "watermarking"),
     "compile_config": (None, "a compiled step"),
     "generation_kwargs": ({}, "further arguments"),
-}
-_ALSO_OFF: dict[str, Callable[[Any], bool]] = {
-    "penalty_alpha": lambda value: value == 0,
-    "low_memory": lambda value: value is False,
 }
 
 
 def _refuse_unbuilt(settings: GenerationConfig, origins: Mapping[str, Origin]) -> None:
     for name, (off, feature) in _OFF.items():
         value = getattr(settings, name)
-        if value is None or value == off or (name in _ALSO_OFF and _ALSO_OFF[name](value)):
+        if value is None or value == off:
             continue
         raise UnsupportedError(
             f"`{name}`={value!r}, set {_SPOKEN[origins[name]]}, needs {feature}, which this version of unspool "
@@ -262,6 +271,11 @@ def _refuse_by_model(
     for name, capability in (("output_hidden_states", "hidden_states"), ("output_attentions", "attentions")):
         if getattr(settings, name) and capability not in info.can:
             raise UnsupportedError(f"`{name}` was asked for, and a {info.family} model can't return them")
+    if find_num_candidates(settings) and "last_states" not in info.can:
+        raise UnsupportedError(
+            f"`penalty_alpha`, set {_SPOKEN[origins['penalty_alpha']]}, asks for contrastive search, which compares "
+            f"hidden states, and a {info.family} model returns none; leave it out"
+        )
     states = [name for name in ("output_hidden_states", "output_attentions") if getattr(settings, name)]
     for name in ("prefill_chunk_size", "prompt_logprobs"):
         if states and getattr(settings, name) is not None:

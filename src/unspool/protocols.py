@@ -32,9 +32,10 @@ class ModelInfo:
     eos_token_id: int | tuple[int, ...] | None = None
     pad_token_id: int | None = None
     decoder_start_token_id: int | None = None
-    # "branches": attention reads a BranchingCache, whose rows share their prompt's keys; "early_logits": what
-    # `Want.early` asks for; "shifted_keys": keys can be moved to other positions once they were made (rotary, ALiBi)
-    can: frozenset[str] = frozenset({"hidden_states", "attentions", "inputs_embeds"})
+    # "branches": attention reads a BranchingCache, whose rows share their prompt's keys; "forks": it reads a cache
+    # whose `num_forks` is above 1; "last_states", "early_logits", "early_exit": what `Want` asks for under these names;
+    # "shifted_keys": keys can be moved to other positions once they were made (rotary, ALiBi)
+    can: frozenset[str] = frozenset({"hidden_states", "attentions", "inputs_embeds", "last_states"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Want:
     attentions: bool = False
     early: tuple[int, ...] = ()  # layers whose states are to be read by the head too; 0 is the embeddings
     exit_layer: int | None = None  # only the first so many layers run, then the head (models that can "early_exit")
+    last_states: bool = False  # the final states that the head reads, of every new position
 
 
 LAST = Want()
@@ -60,6 +62,7 @@ class Forward:
     attentions: tuple[torch.Tensor, ...] | None = None  # a layer each: (rows, heads, new, keys)
     cross_attentions: tuple[torch.Tensor, ...] | None = None  # a layer each: (rows, heads, new, source)
     early_logits: tuple[torch.Tensor, ...] | None = None  # a layer of `Want.early` each: (rows, vocab), last position
+    last_states: torch.Tensor | None = None  # (rows, new, hidden)
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from unspool.cache import (
     FIXED_SHAPE,
+    FORK,
     RAGGED,
     ROLL_BACK,
     SELECT_ROWS,
@@ -370,11 +371,11 @@ def test_masks_of_rings_take_no_tensor(kind: str) -> None:
 
 
 def test_capabilities() -> None:
-    both = {ROLL_BACK, SELECT_ROWS, RAGGED}
+    both = {ROLL_BACK, SELECT_ROWS, RAGGED, FORK}
     assert KINDS["dynamic"]().can == both
     assert KINDS["static"]().can == both | {FIXED_SHAPE}
     assert KINDS["pair of static"]().can == both
-    assert KINDS["offloaded"]().can == both
+    assert KINDS["offloaded"]().can == both - {FORK}
     for kind in ("sliding", "hybrid", "sink"):
         assert {TRIAL, SELECT_ROWS, RAGGED} <= KINDS[kind]().can and ROLL_BACK not in KINDS[kind]().can
     assert [KINDS[kind]().is_compileable for kind in ("dynamic", "static")] == [False, True]

@@ -138,7 +138,7 @@ def test_settings_are_set_listed_and_unset(session: Session, capsys: pytest.Capt
         ("/set temprature 0.3", "did you mean temperature?"),
         ("/set top_k many", "`top_k` can't be read from 'many'"),
         ("/set top_k", "/set top_k needs a value"),
-        ("/set penalty_alpha 0.6", "`penalty_alpha`"),
+        ("/set penalty_alpha 1.5", "`penalty_alpha` must be at most 1"),
         ("/set max_new_tokens 500", "at most max_new_tokens="),
         ("/set logprobs 1", "no place in a chat"),
         ("/set watermarking_config x", "is an object"),

@@ -123,7 +123,7 @@ def test_stats_are_one_line_on_standard_error(cli: Callable[..., Any], tiny: str
     [
         (("Hello", "--temperature", "0.3"), "`temperature` is set to `0.3`, which is only read when sampling"),
         (("Hello", "--top-k", "a lot"), "--top-k"),
-        (("Hello", "--penalty-alpha", "0.6"), "`penalty_alpha`"),
+        (("Hello", "--penalty-alpha", "1.5"), "`penalty_alpha` must be at most 1"),
         (("Hello", "--max-new-tokens", "500"), "the model's context ends at 128; at most max_new_tokens="),
         (("Hello " * 200,), "the model's context ends at 128"),
         (("",), "the prompt is empty"),

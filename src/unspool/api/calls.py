@@ -199,6 +199,7 @@ def _shape(prompts: Prompts, cache: Cache | None) -> PromptShape:
         has_embeds=prompts.embeds is not None,
         has_cache=cache is not None,
         is_endless=cache is not None and cache.is_endless,
+        cache_is_filled=cache is not None and any(cache.lengths),
         is_ragged=any(len(set(each)) > 1 for each in lengths),
         has_negative=prompts.negative is not None,
         longest_negative=max(prompts.negative.lengths) if prompts.negative and prompts.source is None else 0,
@@ -283,7 +284,7 @@ def _as_cache(cache: Any, lengths: list[int], model: Model) -> Cache | None:
 
 def _check_room(cache: Cache, plan: Plan, shape: PromptShape) -> None:
     room = cache.room
-    needed = shape.longest_read + plan.max_new_tokens - 1  # the last token is never read
+    needed = shape.longest_read + plan.max_new_tokens - 1 + plan.num_candidates  # else the last token is never read
     num_rows, held_rows = 2 * shape.num_rows, getattr(cache, "max_batch_size", None)
     if plan.guidance_scale is not None and held_rows is not None and held_rows < num_rows:
         raise SettingError(

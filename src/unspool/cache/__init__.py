@@ -1,11 +1,12 @@
 """Caches of keys and values: one contract (`base`), one file a kind."""
 
-from unspool.cache.base import FIXED_SHAPE, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache, Mask, Span
+from unspool.cache.base import FIXED_SHAPE, FORK, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache, Mask, Span
 from unspool.cache.branching import BranchedKeys, BranchingCache
 from unspool.cache.config import CacheConfig, StaticCacheConfig
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.encoder_decoder import EncoderDecoderCache
 from unspool.cache.files import SavedCache, load_cache, save_cache
+from unspool.cache.forked import ForkedCache
 from unspool.cache.kinds import KINDS, CacheKind, KeyShape, find_kind, make_cache, read_options
 from unspool.cache.layered import LayeredCache
 from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
@@ -15,6 +16,7 @@ from unspool.cache.static import StaticCache
 
 __all__ = [
     "FIXED_SHAPE",
+    "FORK",
     "KINDS",
     "RAGGED",
     "ROLL_BACK",
@@ -27,6 +29,7 @@ __all__ = [
     "CacheKind",
     "DynamicCache",
     "EncoderDecoderCache",
+    "ForkedCache",
     "HybridCache",
     "KeyShape",
     "LayeredCache",

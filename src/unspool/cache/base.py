@@ -20,6 +20,7 @@ ROLL_BACK: Final = "roll_back"  # a row's length can be lowered
 TRIAL: Final = "try_tokens"  # a row's length can be lowered to where it was when a trial began
 SELECT_ROWS: Final = "select_rows"  # rows can leave, be repeated and be reordered
 RAGGED: Final = "ragged"  # rows can have different lengths
+FORK: Final = "fork_rows"  # several tokens can be tried after a row, over one copy of its keys
 FIXED_SHAPE: Final = "fixed_shape"  # buffers never move, so a step over them can be captured
 
 
@@ -44,6 +45,7 @@ class Cache(ABC):
 
     can: frozenset[str] = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED})
     is_compileable: bool = False
+    num_forks: int = 1  # rows of a pass that read the keys of one row held here
     is_in_order: bool = True  # the keys in view stand at the indices of their positions, for all rows alike
     lives_elsewhere: bool = False  # its memory is not on the model's device, and that is its point
     is_endless: bool = False  # holds what it holds however long a text gets: no context ends it
@@ -121,6 +123,10 @@ class Cache(ABC):
         """The position of every key in view of layers with that window: (rows or 1, keys)."""
         return torch.arange(span.stop, device=span.positions.device)[None]
 
+    def order_weights(self, weights: torch.Tensor) -> torch.Tensor:
+        """Attention weights (rows, heads, new, keys in view) with a key's weight at the index of its position."""
+        return weights
+
     def holds_buffers(self, num_layers: int) -> bool:  # noqa: ARG002 - kinds that make none say no
         """Whether every layer's buffer is there already, so that a pass only writes into them."""
         return False
@@ -169,6 +175,20 @@ class Cache(ABC):
             return  # nothing held yet, or nothing moves
         self._select(torch.tensor(list(index), dtype=torch.int64))
         self.lengths = [self.lengths[i] for i in index]
+
+    def fork(self, forks: range) -> Cache:  # noqa: ARG002 - kinds that can, do
+        """A view for one pass in which every row is followed by `len(forks)` tokens, each seeing the row and itself.
+
+        The view's rows are the forks of the first row, then those of the second. Several views with other numbers in
+        `forks` may be read one after the other; then `keep_fork` takes one fork of each row over. Changes no length.
+        """
+        self.require(FORK)
+        raise NotImplementedError(f"{type(self).__name__} says that it can fork")
+
+    def keep_fork(self, chosen: torch.Tensor) -> None:  # noqa: ARG002
+        """Let every row grow by its fork `chosen[row]`, a number out of the views' `forks`."""
+        self.require(FORK)
+        raise NotImplementedError(f"{type(self).__name__} says that it can fork")
 
     def require(self, capability: str) -> None:
         """Raise the error that names what this kind of cache can't do."""

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from unspool.cache.base import Cache
+from unspool.cache.base import FORK, Cache
+from unspool.cache.forked import ForkedCache
 from unspool.errors import SettingError
 
 
@@ -28,7 +29,7 @@ class BufferedCache(Cache):
         span = self._require_span()
         if layer >= len(self._buffers):
             self._add_layer(layer, kv.shape[0], kv.shape[3], kv.shape[4], kv.dtype, kv.device)
-        buffer = self._rows_of(layer)
+        buffer = self.rows_of(layer)
         if span.is_uniform:
             buffer.narrow(1, span.starts[0], span.num_new).copy_(kv)
         else:
@@ -37,7 +38,7 @@ class BufferedCache(Cache):
         keys, values = buffer.narrow(1, 0, span.stop).unbind(2)
         return keys.transpose(1, 2), values.transpose(1, 2)
 
-    def _rows_of(self, layer: int) -> torch.Tensor:
+    def rows_of(self, layer: int) -> torch.Tensor:
         """A layer's buffer, without rows that are kept for later (a static cache may have some)."""
         buffer, rows = self._buffers[layer], len(self.lengths)
         return buffer if buffer.shape[0] == rows else buffer.narrow(0, 0, rows)
@@ -75,6 +76,31 @@ class BufferedCache(Cache):
                 part[into] = part[source]  # gathered before it is written
         self.lengths = [self.lengths[row] for row in index]
 
+    def fork(self, forks: range) -> Cache:
+        self.require(FORK)
+        return ForkedCache(self, forks)
+
+    def keep_fork(self, chosen: torch.Tensor) -> None:
+        self.require(FORK)
+        places: dict[torch.device, tuple[torch.Tensor, ...]] = {}  # made once: a copy to the device makes the host wait
+        for layer, buffer in enumerate(self._buffers):
+            if buffer.device not in places:
+                places[buffer.device] = self._find_forks(chosen.to(buffer.device))
+            rows, ends, forks = places[buffer.device]
+            held = self.rows_of(layer)
+            held.index_put_((rows, ends), held[rows, forks])
+        self.lengths = [length + 1 for length in self.lengths]
+        self._filled = [max(self.lengths)] * len(self._buffers)
+
+    def _find_forks(self, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The rows' numbers, their ends, and where their chosen forks lie: (rows,) each."""
+        rows, device = len(self.lengths), chosen.device
+        if min(self.lengths) == max(self.lengths):
+            ends = torch.full((rows,), self.lengths[0], device=device)
+        else:
+            ends = torch.tensor(self.lengths, device=device)
+        return torch.arange(rows, device=device), ends, ends + chosen
+
     @property
     def nbytes(self) -> int:
         """Bytes that the buffers take."""
@@ -101,7 +127,7 @@ class BufferedCache(Cache):
 
     def _pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         held = max(self.lengths, default=0)
-        tensors = {f"layer.{layer}": self._rows_of(layer)[:, :held] for layer in range(len(self._buffers))}
+        tensors = {f"layer.{layer}": self.rows_of(layer)[:, :held] for layer in range(len(self._buffers))}
         return {"capacity": self._capacity()}, tensors
 
     def _fill(self, tensors: dict[str, torch.Tensor], lengths: list[int]) -> None:
@@ -136,7 +162,7 @@ class BufferedCache(Cache):
         if layer_idx >= len(self._buffers):
             self._add_layer(layer_idx, rows, heads, width, key_states.dtype, key_states.device)
         self.lengths = self.lengths or [0] * rows
-        buffer = self._rows_of(layer_idx)
+        buffer = self.rows_of(layer_idx)
         kv = torch.stack((key_states, value_states), dim=2).permute(0, 3, 2, 1, 4)  # (rows, new, 2, heads, width)
         if positions is None:
             buffer.narrow(1, held, num_new).copy_(kv)
@@ -146,7 +172,7 @@ class BufferedCache(Cache):
         self.lengths = [self._filled[0]] * rows
 
     def _read(self, layer_idx: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        keys, values = self._rows_of(layer_idx).narrow(1, 0, stop).unbind(2)
+        keys, values = self.rows_of(layer_idx).narrow(1, 0, stop).unbind(2)
         return keys.transpose(1, 2), values.transpose(1, 2)
 
     def get_seq_length(self, layer_idx: int | None = 0) -> int:

@@ -55,6 +55,27 @@ class EncoderDecoderCache(Cache):
     def mask(self, span: Span, window: int | None = None) -> Mask:
         return self.self_attention_cache.mask(span, window)
 
+    @property
+    def num_forks(self) -> int:  # type: ignore[override]  # the decoder's part alone is forked
+        return self.self_attention_cache.num_forks
+
+    @property
+    def is_in_order(self) -> bool:  # type: ignore[override]  # likewise
+        return self.self_attention_cache.is_in_order
+
+    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:
+        return self.self_attention_cache.key_positions(span, window)
+
+    def order_weights(self, weights: torch.Tensor) -> torch.Tensor:
+        return self.self_attention_cache.order_weights(weights)
+
+    def fork(self, forks: range) -> EncoderDecoderCache:
+        """The decoder's part forked; the forks of a row read the same states of the encoder."""
+        return EncoderDecoderCache(self.self_attention_cache.fork(forks), self.cross_attention_cache)
+
+    def keep_fork(self, chosen: torch.Tensor) -> None:
+        self.self_attention_cache.keep_fork(chosen)
+
     def truncate(self, lengths: Sequence[int]) -> None:
         self.self_attention_cache.truncate(lengths)
 

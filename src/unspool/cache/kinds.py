@@ -64,6 +64,7 @@ class CacheKind:
     is_sized: bool = False  # takes all its memory at once, for every row and position that a call may need
     is_endless: bool = False  # holds what it holds however long a text gets, so that no context ends it
     holds_every_key: bool = True  # each position's own keys are held, so attention weights can be told by position
+    forks: bool = False  # candidates for a row's next token can be read over the row's own keys
     check: Callable[[Options], None] | None = None  # raises for values of options that can't be
     refuse: Callable[[Any], str | None] | None = None  # why a model (its `info`) can't be served, or None
 
@@ -191,9 +192,13 @@ SINK_WINDOW: Final = 1024  # positions that a sink cache keeps unless it is told
 NUM_SINKS: Final = 4  # first tokens among them: what the paper found enough
 
 KINDS: Final[dict[str, CacheKind]] = {
-    "dynamic": CacheKind(_make_dynamic),
+    "dynamic": CacheKind(_make_dynamic, forks=True),
     "static": CacheKind(
-        _make_static, options=("batch_size", "max_cache_len", "device"), is_sized=True, check=_check_static
+        _make_static,
+        options=("batch_size", "max_cache_len", "device"),
+        is_sized=True,
+        forks=True,
+        check=_check_static,
     ),
     "sliding_window": CacheKind(_make_sliding, is_sized=True, holds_every_key=False, refuse=refuse_without_window),
     "offloaded": CacheKind(_make_offloaded, options=OFFLOADING, check=_check_offloading),

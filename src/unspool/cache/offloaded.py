@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import torch
 
-from unspool.cache.base import Span
+from unspool.cache.base import FORK, Span
 from unspool.cache.buffered import BufferedCache
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.mapped import take_mapped
@@ -243,6 +243,8 @@ class OffloadingCache(BufferedCache):
 class OffloadedCache(OffloadingCache, DynamicCache):
     """A dynamic cache whose keys live in pinned host memory, or in a temporary file on a machine without a GPU."""
 
+    can = DynamicCache.can - {FORK}  # keys are tried where they are computed, and these lie elsewhere
+
     def __init__(
         self,
         *,
@@ -283,6 +285,8 @@ class OffloadedCache(OffloadingCache, DynamicCache):
 
 class OffloadedStaticCache(OffloadingCache, StaticCache):
     """A static cache whose keys live in host memory: fixed room, on the device only two layers at a time."""
+
+    can = StaticCache.can - {FORK}
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from unspool.config.contrastive import find_num_candidates
 from unspool.errors import SettingError
 
 if TYPE_CHECKING:
@@ -52,8 +53,7 @@ def _choose_base_mode(config: GenerationConfig) -> GenerationMode:
     if (config.num_beams or 1) == 1:
         if config.do_sample:
             return GenerationMode.SAMPLE
-        top_k = config.top_k if isinstance(config.top_k, (list, tuple)) else [config.top_k or 0]
-        if (config.penalty_alpha or 0) > 0 and max(top_k) > 1:
+        if find_num_candidates(config):
             return GenerationMode.CONTRASTIVE_SEARCH
         return GenerationMode.GREEDY_SEARCH
     if (config.num_beam_groups or 1) > 1:

@@ -139,7 +139,15 @@ _TABLE: tuple[Parameter, ...] = (
     _flag("do_sample", False, "strategy", "Draw from the distribution instead of taking the likeliest token."),
     _count("num_beams", 1, "strategy", "Hypotheses kept by beam search; 1 is no beam search.", at_least=1),
     _count("num_beam_groups", 1, "strategy", "Groups the beams are split into, to differ.", at_least=1),
-    _number("penalty_alpha", None, "strategy", "Weight of the degeneration penalty in contrastive search."),
+    Parameter(
+        "penalty_alpha",
+        None,
+        "number",
+        "strategy",
+        "Contrastive search among the top_k likeliest tokens: how much likeness to the text so far counts; 0 is off.",
+        at_least=0,
+        at_most=1,
+    ),
     _other("dola_layers", "layers", "strategy", "Layers contrasted by DoLa: 'low', 'high' or a list."),
     # Keys and values kept between steps
     _flag("use_cache", True, "cache", "Keep keys and values between steps."),
@@ -215,7 +223,7 @@ _TABLE: tuple[Parameter, ...] = (
         "control",
         "Weight of classifier-free guidance; above 1 follows the prompt more.",
     ),
-    _flag("low_memory", None, "control", "Evaluate candidates one after the other to save memory."),
+    _flag("low_memory", None, "control", "Read the candidates of contrastive search one after the other."),
     _other("watermarking_config", "object", "control", "A WatermarkingConfig or SynthIDTextWatermarkingConfig."),
     # What comes back
     _count("num_return_sequences", 1, "output", "Sequences returned for each prompt.", at_least=1),

@@ -173,7 +173,7 @@ def _unused(config: GenerationConfig) -> Iterator[tuple[str, str]]:
     if not config.do_sample:
         for name, neutral in SAMPLING_ONLY.items():
             # Contrastive search reads top_k without sampling.
-            if name == "top_k" and config.penalty_alpha is not None:
+            if name == "top_k" and config.penalty_alpha:
                 continue
             value = getattr(config, name)
             if _differs(value, neutral):

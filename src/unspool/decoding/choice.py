@@ -9,6 +9,7 @@ from unspool.constraints import make_constraints
 from unspool.decoding.beam import BeamSearch, BeamSettings
 from unspool.decoding.beam_scored import ConstrainedBeams, GroupBeams
 from unspool.decoding.beam_trace import BeamTrace
+from unspool.decoding.contrastive import ContrastiveSearch
 from unspool.decoding.dola import Dola
 from unspool.decoding.finish import Finish
 from unspool.decoding.guidance import Guidance
@@ -21,6 +22,7 @@ from unspool.decoding.speculative.drafter import Drafter
 from unspool.decoding.speculative.making import make_policy
 from unspool.decoding.speculative.turns import SpeculativeTurns
 from unspool.decoding.step import Step
+from unspool.decoding.strategy import Strategy
 from unspool.decoding.tokens import TokenTurns
 from unspool.outputs import Speculation
 from unspool.plan import Plan
@@ -61,7 +63,10 @@ def make_turns(
             rows_may_leave=rows_may_leave,
         )
     if plan.strategy == "tokens":
-        strategy = Sample(step, do_sample=plan.do_sample)
+        strategy: Strategy = Sample(step, do_sample=plan.do_sample)
+        return TokenTurns(rows, strategy, finish, step.record, rows_may_leave=rows_may_leave)
+    if plan.strategy == "contrastive":
+        strategy = ContrastiveSearch(step, penalty_alpha=float(plan.settings.penalty_alpha), top_k=plan.settings.top_k)
         return TokenTurns(rows, strategy, finish, step.record, rows_may_leave=rows_may_leave)
     settings = _read_beams(plan)
     trace = BeamTrace(plan.num_beams, settings.num_groups) if plan.settings.return_beam_trace else None

@@ -83,7 +83,9 @@ class Run:
             logprobs=settings.logprobs,
         )
         self._want = Want(
-            hidden_states=bool(settings.output_hidden_states), attentions=bool(settings.output_attentions)
+            hidden_states=bool(settings.output_hidden_states),
+            attentions=bool(settings.output_attentions),
+            last_states=plan.strategy == "contrastive",
         )
         # Built now, so that what can't be is told before the first forward pass.
         self._criteria = self._build_criteria()
@@ -275,6 +277,7 @@ class Run:
             prompt_embeds=prompts.embeds,
             prompt_lengths=prompts.lengths,
             readout=self._readout,
+            tries_one_by_one=bool(settings.low_memory),
         )
         self._step = step
         self.prompt_logprobs = step.prefill(rows, settings.prompt_logprobs)
@@ -295,9 +298,12 @@ class Run:
             )
         longest = self._readout.longest_prompt(prompts.lengths)
         last = longest + plan.max_new_tokens
-        if find_kind(plan.cache_kind).is_sized:
-            capacity = max(settings.max_cache_len or 0, last)
+        kind = find_kind(plan.cache_kind)
+        if kind.is_sized:
+            capacity = max(settings.max_cache_len or 0, last + plan.num_candidates)  # they lie past the row's end
             rows = prompts.num_rows * plan.copies * self._readout.num_sets
+            if not settings.low_memory and not (kind.forks and "forks" in self._model.info.can):
+                rows *= max(1, plan.num_candidates)  # they are read in copies of their row
         else:
             # Beams grow beside the prompt, in a cache of their own.
             capacity = longest if plan.num_beams > 1 else min(last, longest + CAPACITY_AHEAD)
@@ -330,16 +336,16 @@ class Run:
         """Roll the cache's rows that ended early back to their own tokens, so that they can be continued."""
         cache, settings = self._cache, self._settings
         assert cache is not None
-        if (
-            self._plan.num_beams > 1
-            or not self._wants_every_row()
-            or settings.return_legacy_cache
-            or ROLL_BACK not in cache.can
-        ):
-            return  # rows have left and nobody gets the cache, or tuples must keep one length
+        if self._plan.num_beams > 1 or not self._wants_every_row() or ROLL_BACK not in cache.can:
+            return  # rows have left and nobody gets the cache
+        # Contrastive search has read its last token to choose it; the next call expects it unread.
+        unread = 1 if self._plan.strategy == "contrastive" and any(self.emitted) else 0
+        if settings.return_legacy_cache:  # tuples must keep one length
+            cache.truncate([max(0, held - unread) for held in cache.lengths])
+            return
         copies = self._plan.num_return_sequences
         prompts = [length for length in self._prompts.lengths for _ in range(copies)]
-        real = [length + len(tokens) for length, tokens in zip(prompts, self.emitted, strict=True)]
+        real = [length + len(tokens) - unread for length, tokens in zip(prompts, self.emitted, strict=True)]
         cache.truncate([min(held, length) for held, length in zip(cache.lengths, real, strict=True)])
 
     # --- after the last ----------------------------------------------------------------------------------

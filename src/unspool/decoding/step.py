@@ -9,10 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from unspool.cache import BranchingCache, Cache, DynamicCache
+from unspool.decoding.past_states import PastStates
 from unspool.decoding.prompts import fill_right
 from unspool.decoding.readout import Reading, Readout
 from unspool.decoding.record import Record, read_logprobs
 from unspool.decoding.rows import Rows
+from unspool.decoding.tries import Tries, make_tries
 from unspool.errors import NoTokenLeftError
 from unspool.logits import LogitsProcessorList
 from unspool.logits.blame import explain_no_token
@@ -49,6 +51,7 @@ class Step:
         prompt_embeds: torch.Tensor | None = None,
         prompt_lengths: Sequence[int] = (),
         readout: Readout | None = None,
+        tries_one_by_one: bool = False,
     ) -> None:
         self.model = model
         self.cache = cache
@@ -65,13 +68,22 @@ class Step:
         self._starts: list[int] = []  # where each row's last reading began
         self._counts: list[int] = []  # and how many positions it took
         self._given: torch.Tensor | None = None  # the last step's logits, as the processors were given them
-        self._ready: Forward | None = None  # the prompt's last pass, waiting for its processors
+        self._ready: Forward | None = None  # a pass that waits for its processors: the prompt's, or a candidate's
+        self._past = PastStates() if want.last_states else None
+        self._reads_prompt = False
+        self._tried: Forward | None = None  # what the candidates lead to
+        self._tries: Tries | None = None
+        if want.last_states:
+            can_fork = "forks" in model.info.can
+            self._tries = make_tries(self._read_token, cache, can_fork=can_fork, one_by_one=tries_one_by_one)
 
     def prefill(self, rows: Rows, prompt_logprobs: int | None = None) -> list[list[TokenLogprob | None]] | None:
         """Read the prompts once, before rows are repeated; optionally tell their tokens' log-probabilities."""
+        self._reads_prompt = True
         told = None if prompt_logprobs is None else self._tell_prompt(rows, prompt_logprobs)
         self._open_sets()
         self._ready = self._read(rows)
+        self._reads_prompt = False
         return told
 
     def next_logits(self, rows: Rows, *, whole: bool = True, normalise: bool = False) -> Scores:
@@ -112,6 +124,32 @@ class Step:
             whole[index] = scores
             yield scores
         self.record.keep_scores(logits, whole)
+
+    # --- candidates ----------------------------------------------------------------------------------
+    def try_candidates(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Read candidates (rows, k) for every row's next token: how like its past each one's state is (rows, k)."""
+        assert self._tries is not None and self._past is not None
+        self._starts, self._counts = list(self.cache.lengths), [1] * len(tokens)
+        self._tried = self._tries.read(tokens)
+        assert self._tried.last_states is not None
+        return self._past.find_likeness(self._tried.last_states.view(*tokens.shape, -1))
+
+    def keep_candidate(self, chosen: torch.Tensor) -> None:
+        """Go on from candidate `chosen[row]` (rows,): it is read already, so the next logits take no pass."""
+        tried, tries, past = self._tried, self._tries, self._past
+        assert tried is not None and tries is not None and past is not None
+        rows = len(chosen)
+        first = torch.arange(rows, device=chosen.device) * (len(tried.logits) // rows)
+        kept = _select(tried, first + chosen)
+        assert kept.last_states is not None
+        past.append(kept.last_states[:, 0])
+        tries.keep(chosen)
+        self._tried = None
+        self._ready = kept if self._keeps_cache else None
+
+    def _read_token(self, tokens: torch.Tensor, cache: Cache) -> Forward:
+        self.num_forward_passes += 1
+        return self.model.forward(tokens, cache, want=self._want)
 
     # --- several positions at once -------------------------------------------------------------------
     @property
@@ -247,9 +285,14 @@ class Step:
         else:
             self.cache.select_rows(spread)
         self._select_prompts(index)
-        self._starts = [self._starts[i] for i in spread]
-        self._counts = [self._counts[i] for i in spread]
-        self._ready = _select(self._ready, torch.tensor(spread, device=self._ready.logits.device))
+        self._select_ready(spread)
+
+    def _select_ready(self, index: Sequence[int]) -> None:
+        """Let the pass that waits follow its rows."""
+        if self._ready is not None:
+            self._starts = [self._starts[i] for i in index]
+            self._counts = [self._counts[i] for i in index]
+            self._ready = _select(self._ready, torch.tensor(list(index), device=self._ready.logits.device))
 
     def _can_branch(self) -> bool:
         is_plain = type(self.cache) is DynamicCache and self._keeps_cache
@@ -263,6 +306,9 @@ class Step:
         """Let the cache and the processors follow rows that stay while others leave."""
         self.cache.select_rows(self._spread(index))
         self._select_prompts(index)
+        self._select_ready(index)
+        if self._past is not None:
+            self._past.select_rows(index)
         self._follow_processors(self.processors.select_rows(torch.tensor(list(index))))
 
     def _open_sets(self) -> None:
@@ -318,6 +364,7 @@ class Step:
             chunk = min(self._chunk or num_new, self.cache.longest_pass or num_new)
             part = slice(first, min(first + chunk, num_new))
             real = [min(max(count - first, 0), part.stop - first) for count in counts]
+            starts = list(self.cache.lengths) or [0] * len(counts)
             piece = self.model.forward(
                 None if tokens is None else tokens[:, part],
                 self.cache,
@@ -326,6 +373,7 @@ class Step:
                 embeds=None if embeds is None else embeds[:, part],
             )
             self.num_forward_passes += 1
+            self._keep_states(piece, starts, real)
             forward = piece if forward is None else _join(forward, piece, real)
             first = part.stop
         assert forward is not None
@@ -334,7 +382,7 @@ class Step:
     def _tell_prompt(self, rows: Rows, num_top: int) -> list[list[TokenLogprob | None]]:
         """Log-probabilities of the prompt's tokens, a chunk of positions at a time, leaving the last token unread."""
         told: list[list[TokenLogprob | None]] = [[None] for _ in range(len(rows))]
-        want = Want(logits="all")
+        want = Want(logits="all", last_states=self._want.last_states)
         tokens, counts = rows.unread([0] * len(rows))
         first = 0
         while first < max(counts) - 1:
@@ -343,13 +391,21 @@ class Step:
             real = [min(max(count - 1 - first, 0), size) for count in counts]
             width = max(real)
             part = tokens[:, first : first + width]
+            starts = list(self.cache.lengths) or [0] * len(rows)
             forward = self.model.forward(part, self.cache, counts=real, want=want)
             self.num_forward_passes += 1
+            self._keep_states(forward, starts, real)
             for row, count in enumerate(real):
                 following = tokens[row, first + 1 : first + 1 + count]
                 told[row] += read_logprobs(forward.logits[row, :count], following, num_top)
             first += size
         return told
+
+    def _keep_states(self, forward: Forward, starts: Sequence[int], counts: Sequence[int]) -> None:
+        """Remember the prompt's states, where candidates are to be compared with them."""
+        if self._past is not None and self._reads_prompt:
+            assert forward.last_states is not None
+            self._past.read(forward.last_states, starts, counts)
 
 
 def _join(before: Forward, after: Forward, real: Sequence[int]) -> Forward:
@@ -389,4 +445,5 @@ def _select(forward: Forward, index: torch.Tensor) -> Forward:
         pick(forward.attentions),
         pick(forward.cross_attentions),
         early_logits=pick(forward.early_logits),
+        last_states=None if forward.last_states is None else forward.last_states.index_select(0, index),
     )

@@ -13,6 +13,7 @@ from unspool.errors import InputError
 from unspool.kernels.activations import find_activation
 from unspool.kernels.attention import attend
 from unspool.kernels.branched import attend_branches
+from unspool.kernels.forked import attend_forked
 from unspool.kernels.rotary import rotate_
 from unspool.models.arrangement import read_mask
 from unspool.models.layers import DecoderWeights, Layer
@@ -110,13 +111,16 @@ class Decoder(NativeModel):
         early: list[torch.Tensor] = []
         if not self._is_step(tokens, cache, num_new, want):
             states, hidden, attentions = self._run(tokens, cache, span, want, embeds, early)
-            states = states if want.logits == "all" else take_last(states, counts)
-            return self._read_out(states, early, self.weights.head, hidden, attentions)
-        if self._steps is None or tokens is None:
+            read = states if want.logits == "all" else take_last(states, counts)
+            made = self._read_out(read, early, self.weights.head, hidden, attentions)
+        elif self._steps is None or tokens is None:
             with torch.inference_mode():  # logits are made outside, so that callers may change them
                 states, _, _ = self._run(tokens, cache, span, want, embeds, early)
-            return self._read_out(states[:, -1], early, self.weights.head)
-        return self._step(self._steps, tokens, cache, span, want)
+            made = self._read_out(states[:, -1], early, self.weights.head)
+        else:
+            return self._step(self._steps, tokens, cache, span, want)
+        made.last_states = states if want.last_states else None
+        return made
 
     def _is_step(self, tokens: torch.Tensor | None, cache: Cache, num_new: int, want: Want) -> bool:
         """Whether a pass is one of few tokens after what is held, whose way is prepared (or at least records less)."""
@@ -142,6 +146,8 @@ class Decoder(NativeModel):
         made = self._read_out(states, early, step.project)
         if want.logits == "all":
             made.logits = made.logits.view(rows, num_new, -1)
+        if want.last_states:
+            made.last_states = states.view(rows, num_new, -1)
         return made
 
     def _read_out(
@@ -259,7 +265,18 @@ class Decoder(NativeModel):
         keys, values = cache.write(index, qkv[:, :, heads:].view(rows, num_new, 2, kv_heads, spec.head_dim))
         queries, weights = qkv[:, :, :heads].transpose(1, 2), None
         scale, softcap = spec.scale_of(index), spec.attention_softcap
-        if isinstance(keys, BranchedKeys) and isinstance(values, BranchedKeys):
+        if cache.num_forks > 1:
+            read, weights = attend_forked(
+                queries,
+                keys,
+                values,
+                num_forks=cache.num_forks,
+                scale=scale,
+                mask=sight.mask,
+                softcap=softcap,
+                want_weights=want_weights,
+            )
+        elif isinstance(keys, BranchedKeys) and isinstance(values, BranchedKeys):
             read, weights = attend_branches(
                 queries, keys.shared, values.shared, keys.own, values.own, scale=scale, mask=sight.mask, softcap=softcap
             )

@@ -8,6 +8,7 @@ import torch
 
 from unspool.cache import Cache, Span
 from unspool.kernels.alibi import alibi_bias
+from unspool.kernels.forked import fold_mask
 from unspool.kernels.rotary import RotaryTable
 from unspool.models.spec import DecoderSpec, RopeSpec
 from unspool.protocols import LayerKind
@@ -61,13 +62,19 @@ class Outlook:
         window = self._spec.window if kind == "sliding" else None
         factors = self._turn(kind, span)
         if self._spec.alibi is not None:
-            return Sight(0, self._add_bias(cache, span, window), False, factors)
+            return Sight(0, self._fold(cache, self._add_bias(cache, span, window)), False, factors)
         if span.num_new == 1 and span.is_uniform and cache.stands_in_order(window) and not needs_all_keys:
             return Sight(max(0, span.stop - window) if window else 0, None, False, factors)
         mask = cache.mask(span, window)
         if isinstance(mask, str):
             return Sight(0, None, True, factors)
-        return Sight(0, self._make_additive(mask), False, factors)
+        return Sight(0, self._fold(cache, self._make_additive(mask)), False, factors)
+
+    def _fold(self, cache: Cache, mask: torch.Tensor | None) -> torch.Tensor | None:
+        """The mask of forks in the form that all layers read it in."""
+        if mask is None or cache.num_forks == 1:
+            return mask
+        return fold_mask(mask, cache.num_forks, self._spec.num_heads, self._spec.num_kv_heads)
 
     def _make_additive(self, mask: torch.Tensor | None) -> torch.Tensor | None:
         """Attention adds masks to scores; a boolean one would be converted again in every layer."""

@@ -7,6 +7,10 @@ from typing import Any, Literal
 
 from unspool.protocols import LayerKind, ModelInfo
 
+_CAN = frozenset(
+    {"hidden_states", "attentions", "inputs_embeds", "last_states", "branches", "forks", "early_logits", "early_exit"}
+)
+
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
@@ -117,8 +121,7 @@ class DecoderSpec:
             bos_token_id=self.bos_token_id,
             eos_token_id=self.eos_token_id,
             pad_token_id=self.pad_token_id,
-            can=frozenset({"hidden_states", "attentions", "inputs_embeds", "branches", "early_logits", "early_exit"})
-            | ({"shifted_keys"} if self.num_positions is None else set()),
+            can=_CAN | ({"shifted_keys"} if self.num_positions is None else set()),
         )
 
     def name_values(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from unspool.cache import BranchedKeys, Cache
 from unspool.kernels.activations import find_activation
 from unspool.kernels.attention import attend
 from unspool.kernels.branched import attend_branches
+from unspool.kernels.forked import attend_forked
 from unspool.models.layers import DecoderWeights, Layer
 from unspool.models.sight import Sight
 from unspool.models.spec import DecoderSpec
@@ -221,6 +222,11 @@ class PreparedStep(ABC):
     def _attend(self, index: int, layer: PreparedLayer, cache: Cache, sight: Sight) -> torch.Tensor:
         self._place(layer, sight)
         keys, values = cache.write(index, self._kv)
+        if cache.num_forks > 1:
+            read, _ = attend_forked(
+                self._queries, keys, values, num_forks=cache.num_forks, scale=layer.scale, mask=sight.mask
+            )
+            return read.reshape(self.rows, -1)
         if isinstance(keys, BranchedKeys) and isinstance(values, BranchedKeys):
             queries = self._queries.reshape(self.rows, -1, 1, self._queries.shape[-1])
             read, _ = attend_branches(

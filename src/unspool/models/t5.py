@@ -13,6 +13,7 @@ from unspool.cache.buffered import BufferedCache
 from unspool.errors import InputError, UnsupportedError
 from unspool.kernels.activations import find_activation
 from unspool.kernels.attention import attend
+from unspool.kernels.forked import attend_forked, fold_mask
 from unspool.kernels.relative import distance_buckets
 from unspool.models.arrangement import Arrangement, read_mask
 from unspool.models.native import ModelConfig, NativeModel, take_last
@@ -159,7 +160,7 @@ class T5(NativeModel):
             if want.hidden_states:
                 hidden.append(x)
             x, weights = self._attend_back(index, layer, x, cache, mask, want.attentions)
-            x, across = self._attend_across(layer, x, source[index], visible, want.attentions)
+            x, across = self._attend_across(layer, x, source[index], visible, cache.num_forks, want.attentions)
             x = x + self._feed(layer, x)
             if weights is not None and across is not None:
                 own_weights.append(weights)
@@ -171,6 +172,7 @@ class T5(NativeModel):
             (*hidden, x) if want.hidden_states else None,
             tuple(own_weights) if want.attentions else None,
             tuple(cross_weights) if want.attentions else None,
+            last_states=x if want.last_states else None,
         )
         return x, answer
 
@@ -180,7 +182,7 @@ class T5(NativeModel):
         qkv = self._heads(layer.qkv(layer.attn_norm(x)), 3)  # (rows, new, 3, heads, width)
         keys, values = cache.write(index, qkv[:, :, 1:])
         queries = qkv[:, :, 0].transpose(1, 2)
-        read, weights = attend(queries, keys, values, scale=1.0, mask=mask, want_weights=want_weights)
+        read, weights = _attend(queries, keys, values, mask, cache.num_forks, want_weights)
         return x + layer.out(read.transpose(1, 2).flatten(2)), weights
 
     def _attend_across(
@@ -189,11 +191,12 @@ class T5(NativeModel):
         x: torch.Tensor,
         source: tuple[torch.Tensor, torch.Tensor],
         visible: torch.Tensor | None,
+        num_forks: int,
         want_weights: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         assert layer.cross_norm is not None and layer.cross_q is not None and layer.cross_out is not None
         queries = self._heads(layer.cross_q(layer.cross_norm(x)), 1)[:, :, 0].transpose(1, 2)
-        read, weights = attend(queries, *source, scale=1.0, mask=visible, want_weights=want_weights)
+        read, weights = _attend(queries, *source, visible, num_forks, want_weights)
         return x + layer.cross_out(read.transpose(1, 2).flatten(2)), weights
 
     # --- pieces of both ------------------------------------------------------------------------------
@@ -231,10 +234,14 @@ class T5(NativeModel):
             room = max(span.stop, 2 * self._behind.shape[1] if self._behind is not None else _FIRST_TABLE)
             buckets = distance_buckets(room, self.spec.num_buckets, self.spec.max_distance).to(self.device)
             self._behind = self.weights.decoder.bias[buckets].t().contiguous()
-        keys = torch.arange(span.stop, device=self.device)
         queries = (span.positions[:1] if span.is_uniform else span.positions)[:, :, None]
-        back = queries - keys  # (rows or 1, new, keys)
+        back = queries - cache.key_positions(span)[:, None]  # (rows or 1, new, keys)
         bias = self._behind[:, back.clamp(min=0)].transpose(0, 1)  # (rows or 1, heads, new, keys)
+        if not cache.is_in_order:
+            visible = cache.mask(span)
+            assert isinstance(visible, torch.Tensor)
+            bias = torch.where(visible, bias, -torch.inf)
+            return bias if cache.num_forks == 1 else fold_mask(bias, cache.num_forks, *[self.spec.num_heads] * 2)
         return bias if cache.mask(span) is None else bias.masked_fill((back < 0)[:, None], -torch.inf)
 
     # --- the reference's way of calling ---------------------------------------------------------------
@@ -312,6 +319,19 @@ class T5(NativeModel):
         return given
 
 
+def _attend(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    num_forks: int,
+    want_weights: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if num_forks == 1:
+        return attend(queries, keys, values, scale=1.0, mask=mask, want_weights=want_weights)
+    return attend_forked(queries, keys, values, num_forks=num_forks, scale=1.0, mask=mask, want_weights=want_weights)
+
+
 def _source_of(cache: Cache) -> BufferedCache:
     source = cache.cross_attention_cache if isinstance(cache, EncoderDecoderCache) else None
     if not isinstance(source, BufferedCache):
@@ -345,6 +365,7 @@ def _describe(spec: T5Spec) -> ModelInfo:
         eos_token_id=spec.eos_token_id,
         pad_token_id=spec.pad_token_id,
         decoder_start_token_id=spec.decoder_start_token_id,
+        can=frozenset({"hidden_states", "attentions", "inputs_embeds", "last_states", "forks"}),
     )
 
 

@@ -1,0 +1,109 @@
+"""Several tokens tried after every row, in one pass over one copy of the row's keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unspool.cache.base import RAGGED, Cache, Mask, Span
+from unspool.errors import SettingError, UnsupportedError
+
+if TYPE_CHECKING:
+    from unspool.cache.buffered import BufferedCache
+
+
+class ForkedCache(Cache):
+    """A view of a cache for one pass of one token a fork, `num_forks` forks a row.
+
+    All forks of a row stand at the position that follows it. Fork `j` writes its keys `j` places past the row's end,
+    where nothing is held, and sees the row and itself. `keep_fork` of the cache below takes one of them over.
+    """
+
+    can = frozenset({RAGGED})
+    is_in_order = False
+
+    def __init__(self, held: BufferedCache, forks: range) -> None:
+        super().__init__()
+        self.num_forks = len(forks)
+        self._held, self._first = held, forks.start
+        self._num_keys = max(held.lengths) + forks.stop  # in view
+        self._slots: torch.Tensor | None = None  # (rows, forks): where ragged rows write
+        self.lengths = [length for length in held.lengths for _ in forks]
+
+    # --- a forward pass ------------------------------------------------------------------------------
+    def begin(
+        self,
+        rows: int,
+        num_new: int,
+        counts: Sequence[int] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Span:
+        if num_new != 1 or (counts is not None and min(counts) != 1):
+            raise SettingError(f"a fork is one token, and {num_new} were given")
+        span = super().begin(rows, 1, None, device)
+        if not span.is_uniform:
+            by_row = span.positions.view(-1, self.num_forks)
+            self._slots = by_row + torch.arange(self._first, self._first + self.num_forks, device=device)
+        return span
+
+    def write(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store the forks' keys and values; return those of the rows (rows, heads, keys in view, width)."""
+        span = self._require_span()
+        buffer = self._held.rows_of(layer)
+        forks = kv.view(-1, self.num_forks, *kv.shape[2:])  # (rows, forks, 2, heads, width)
+        if self._slots is None:
+            buffer.narrow(1, span.starts[0] + self._first, self.num_forks).copy_(forks)
+        else:
+            rows = torch.arange(forks.shape[0], device=kv.device)
+            buffer.index_put_((rows[:, None], self._slots), forks)
+        keys, values = buffer.narrow(1, 0, self._num_keys).unbind(2)
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
+    def mask(self, span: Span, window: int | None = None) -> Mask:
+        """What each fork sees: (rows * forks, 1, 1, keys), or (forks, 1, 1, keys) where all rows are alike."""
+        device = span.positions.device
+        column = torch.arange(self._num_keys, device=device)
+        own = torch.arange(self._first, self._first + self.num_forks, device=device)[:, None]  # (forks, 1)
+        ends = span.positions[: self.num_forks] if span.is_uniform else span.positions  # (rows * forks or forks, 1)
+        own = own.repeat(ends.shape[0] // self.num_forks, 1)
+        visible = (column < ends) | (column == ends + own)
+        if window is not None:
+            visible &= (column > ends - window) | (column >= ends)
+        return visible[:, None, None, :]
+
+    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:  # noqa: ARG002 - all are held
+        """The position of every key in view, all forks at their row's end: (rows * forks or 1, keys)."""
+        ends = span.positions[:1] if span.is_uniform else span.positions
+        return torch.arange(self._num_keys, device=ends.device).expand(ends.shape[0], -1).minimum(ends)
+
+    def order_weights(self, weights: torch.Tensor) -> torch.Tensor:
+        """Leave each fork (rows * forks, heads, 1, keys) only the columns of positions: the row's and its own."""
+        num_positions = max(self._held.lengths) + 1
+        rows = len(self._held.lengths)
+        column = torch.arange(num_positions, device=weights.device)
+        ends = torch.tensor(self._held.lengths, device=weights.device).repeat_interleave(self.num_forks)[:, None]
+        own = torch.arange(self._first, self._first + self.num_forks, device=weights.device).repeat(rows)[:, None]
+        index = torch.where(column < ends, column, ends + own)  # (rows * forks, positions)
+        taken = weights.gather(-1, index[:, None, None].expand(*weights.shape[:-1], -1))
+        return taken.masked_fill((column > ends)[:, None, None], 0.0)
+
+    def holds_buffers(self, num_layers: int) -> bool:
+        return self._held.holds_buffers(num_layers)
+
+    # --- what a view does not do -----------------------------------------------------------------------
+    def _reserve(self, stop: int) -> None:  # noqa: ARG002 - the forks need more room than the longest row's next token
+        self._held._reserve(self._num_keys)
+
+    def select_rows(self, index: Sequence[int]) -> None:  # noqa: ARG002 - the contract's argument
+        raise UnsupportedError("a fork's rows don't move; keep_fork() of the cache below ends it")
+
+    def _select(self, index: torch.Tensor) -> None:
+        self.select_rows(index.tolist())
+
+    def update(self, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        raise UnsupportedError("a fork is written by unspool's own models")
+
+    def get_seq_length(self, layer_idx: int | None = 0) -> int:
+        return self._held.get_seq_length(layer_idx)

@@ -1,0 +1,124 @@
+"""Candidates for every row's next token, read to see what each would lead to; one of them is kept.
+
+Part of the one step (`step.py`): the ways in which a cache lets several tokens follow one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from unspool.cache import FORK, ROLL_BACK, SELECT_ROWS, TRIAL, Cache
+from unspool.protocols import Forward
+
+Read = Callable[[torch.Tensor, Cache], Forward]
+"""One pass over (rows, 1) tokens after what a cache holds."""
+
+
+class Tries(Protocol):
+    """Reads candidates after every row, and lets the cache follow one of them."""
+
+    def read(self, tokens: torch.Tensor) -> Forward:
+        """What a pass gives for each candidate of (rows, candidates): those of the first row, then of the second, …"""
+        ...
+
+    def keep(self, chosen: torch.Tensor) -> None:
+        """Leave the cache as if only candidate `chosen[row]` had been read."""
+        ...
+
+
+def make_tries(read: Read, cache: Cache, *, can_fork: bool, one_by_one: bool) -> Tries:
+    """The cheapest way that the cache offers, or the error that says what it can't do."""
+    if can_fork and FORK in cache.can:
+        return ForkedTries(read, cache, one_by_one=one_by_one)
+    if one_by_one:
+        if ROLL_BACK not in cache.can:
+            cache.require(TRIAL)
+        return RepeatedTries(read, cache)
+    cache.require(SELECT_ROWS)
+    return CopiedTries(read, cache)
+
+
+class ForkedTries:
+    """Candidates read over one copy of the row's keys, all at once or one after the other."""
+
+    def __init__(self, read: Read, cache: Cache, *, one_by_one: bool) -> None:
+        self._read, self._cache, self._one_by_one = read, cache, one_by_one
+
+    def read(self, tokens: torch.Tensor) -> Forward:
+        num = tokens.shape[1]
+        if not self._one_by_one:
+            return self._read_forks(tokens, range(num))
+        return interleave([self._read_forks(tokens[:, j : j + 1], range(j, j + 1)) for j in range(num)])
+
+    def _read_forks(self, tokens: torch.Tensor, forks: range) -> Forward:
+        view = self._cache.fork(forks)
+        forward = self._read(tokens.reshape(-1, 1), view)
+        if forward.attentions is not None:
+            forward.attentions = tuple(view.order_weights(weights) for weights in forward.attentions)
+        return forward
+
+    def keep(self, chosen: torch.Tensor) -> None:
+        self._cache.keep_fork(chosen)
+
+
+class CopiedTries:
+    """Candidates read in copies of their row: for caches and models that can't share a row's keys."""
+
+    def __init__(self, read: Read, cache: Cache) -> None:
+        self._read, self._cache = read, cache
+        self._num = 0
+
+    def read(self, tokens: torch.Tensor) -> Forward:
+        rows, self._num = tokens.shape
+        self._cache.select_rows([row for row in range(rows) for _ in range(self._num)])
+        try:
+            return self._read(tokens.reshape(-1, 1), self._cache)
+        except BaseException:
+            self._cache.select_rows(range(0, rows * self._num, self._num))  # as it was: it may be the caller's
+            raise
+
+    def keep(self, chosen: torch.Tensor) -> None:
+        self._cache.select_rows([row * self._num + place for row, place in enumerate(chosen.tolist())])
+
+
+class RepeatedTries:
+    """Candidates read one after the other and taken back; the chosen one is read again. Needs no copy of a row."""
+
+    def __init__(self, read: Read, cache: Cache) -> None:
+        self._read, self._cache = read, cache
+        self._tokens: torch.Tensor | None = None
+
+    def read(self, tokens: torch.Tensor) -> Forward:
+        self._tokens, lengths, forwards = tokens, list(self._cache.lengths), []
+        for place in range(tokens.shape[1]):
+            self._cache.begin_trial()
+            forwards.append(self._read(tokens[:, place : place + 1], self._cache))
+            self._cache.truncate(lengths)
+        return interleave(forwards)
+
+    def keep(self, chosen: torch.Tensor) -> None:
+        assert self._tokens is not None
+        self._read(self._tokens.gather(1, chosen[:, None]), self._cache)
+
+
+def interleave(forwards: Sequence[Forward]) -> Forward:
+    """Passes over one candidate of each row as one: the first row's candidates, then the second's, …"""
+
+    def join(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(list(tensors), dim=1).flatten(0, 1)
+
+    def join_layers(layers: Sequence[tuple[torch.Tensor, ...] | None]) -> tuple[torch.Tensor, ...] | None:
+        present = [each for each in layers if each is not None]  # all of them, or none
+        return tuple(join(each) for each in zip(*present, strict=True)) if present else None
+
+    last = [one.last_states for one in forwards if one.last_states is not None]
+    return Forward(
+        join([one.logits for one in forwards]),
+        join_layers([one.hidden_states for one in forwards]),
+        join_layers([one.attentions for one in forwards]),
+        join_layers([one.cross_attentions for one in forwards]),
+        last_states=join(last) if last else None,
+    )
