@@ -358,6 +358,7 @@ APPLIED = {
     "constraints",
     "force_words_ids",
     "return_beam_trace",
+    "low_memory",
 }
 NEUTRAL = {"disable_compile"}
 BY_PROCESSORS = {name for entry in ORDER for name in (entry.setting, *entry.also) if name in PARAMETERS}
@@ -445,6 +446,7 @@ BEAMS = {
     "constraints",
     "force_words_ids",
     "return_beam_trace",
+    "low_memory",
 }
 
 
@@ -453,7 +455,7 @@ def test_beam_settings_without_beams(name: str) -> None:
     for origin in ("call", "config"):
         with pytest.raises(UnspoolError, match=f"`{name}`"):
             plan_for(origin, **{name: EXAMPLES[name]})
-    if name in ("early_stopping", "length_penalty"):  # advice for those who search with beams
+    if name in ("early_stopping", "length_penalty", "low_memory"):  # advice for those who search with beams
         assert plan_for("model", **{name: EXAMPLES[name]}).max_length == 20
 
 

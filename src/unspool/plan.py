@@ -93,6 +93,7 @@ def settle(settings: GenerationConfig, origins: Mapping[str, Origin], info: Mode
     """Decide a call's merged settings for a model and prompts, or raise the error that names what can't be."""
     _refuse_unbuilt(settings, origins)
     _refuse_unused(settings, origins)
+    _check_low_memory(settings, origins)
     _refuse_by_model(settings, origins, info, shape)
     check_beams(settings, _find_asked(origins), info.vocab_size)
     _check_rows(settings, shape)
@@ -182,10 +183,18 @@ def _refuse_unused(settings: GenerationConfig, origins: Mapping[str, Origin]) ->
             )
 
 
+def _check_low_memory(settings: GenerationConfig, origins: Mapping[str, Origin]) -> None:
+    """Refuse `low_memory` where there is nothing to evaluate in parts; a model's file may say it for its beams."""
+    if settings.low_memory and (settings.num_beams or 1) == 1 and origins["low_memory"] in ("config", "call"):
+        raise SettingError(
+            f"`low_memory`, set {_SPOKEN[origins['low_memory']]}, evaluates the beams of a search in parts, and "
+            "num_beams is 1; set `num_beams` above 1, or leave it out"
+        )
+
+
 # --- what is not built yet: each with the value that switches it off ------------------------------------
 _OFF: dict[str, tuple[Any, str]] = {
     "penalty_alpha": (None, "contrastive search"),
-    "low_memory": (None, "contrastive and beam search in chunks"),
     "dola_layers": (None, "DoLa"),
     "guidance_scale": (None, "classifier-free guidance"),
     "forced_decoder_ids": (None, "Whisper's way to force a language and a task"),
@@ -197,7 +206,6 @@ _OFF: dict[str, tuple[Any, str]] = {
 _ALSO_OFF: dict[str, Callable[[Any], bool]] = {
     "guidance_scale": lambda value: value == 1,
     "penalty_alpha": lambda value: value == 0,
-    "low_memory": lambda value: value is False,
 }
 
 

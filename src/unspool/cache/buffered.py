@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from typing import Any
 
 import torch
 
-from unspool.cache.base import Cache
+from unspool.cache.base import DIVIDE, Cache
 from unspool.errors import SettingError
 
 
@@ -74,6 +75,23 @@ class BufferedCache(Cache):
                 part = buffer.narrow(1, first, held - first)
                 part[into] = part[source]  # gathered before it is written
         self.lengths = [self.lengths[row] for row in index]
+
+    def divide(self, num_parts: int, num_new: int) -> list[Cache]:
+        self.require(DIVIDE)
+        rows = len(self.lengths)
+        self._reserve(max(self.lengths, default=0) + num_new)  # here: a part that grew would write into buffers of its own
+        parts: list[Cache] = []
+        for first in range(num_parts):
+            part = copy(self)
+            part.lengths = self.lengths[first::num_parts]
+            part._buffers = [buffer[first:rows:num_parts] for buffer in self._buffers]
+            part._filled = list(self._filled)
+            parts.append(part)
+        return parts
+
+    def rejoin(self, parts: Sequence[Cache]) -> None:
+        super().rejoin(parts)
+        self._filled = [max(self.lengths, default=0)] * len(self._buffers)
 
     @property
     def nbytes(self) -> int:

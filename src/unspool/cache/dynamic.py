@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from unspool.cache.base import DIVIDE, RAGGED, ROLL_BACK, SELECT_ROWS
 from unspool.cache.buffered import BufferedCache
 from unspool.errors import SettingError
 
@@ -18,6 +19,8 @@ LegacyCache = tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
 class DynamicCache(BufferedCache):
     """A cache that grows as tokens arrive, in chunks: no concatenation per token."""
+
+    can = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED, DIVIDE})
 
     def __init__(
         self,

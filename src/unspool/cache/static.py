@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from unspool.cache.base import FIXED_SHAPE, RAGGED, ROLL_BACK, SELECT_ROWS, Span
+from unspool.cache.base import DIVIDE, FIXED_SHAPE, RAGGED, ROLL_BACK, SELECT_ROWS, Span
 from unspool.cache.buffered import BufferedCache
 from unspool.errors import SettingError
 
@@ -15,7 +15,7 @@ from unspool.errors import SettingError
 class StaticCache(BufferedCache):
     """A cache whose memory is taken once, for `max_batch_size` rows of `max_cache_len` positions."""
 
-    can = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED, FIXED_SHAPE})
+    can = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED, DIVIDE, FIXED_SHAPE})
     is_compileable = True
 
     def __init__(

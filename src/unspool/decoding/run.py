@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from unspool.cache import ROLL_BACK, BranchingCache, Cache, DynamicCache, EncoderDecoderCache
+from unspool.cache import DIVIDE, ROLL_BACK, Cache, DynamicCache, EncoderDecoderCache
 from unspool.decoding.beam import BeamSearch
 from unspool.decoding.beam_scored import ScoredBeams
 from unspool.decoding.beam_trace import BeamTrace
@@ -228,6 +228,8 @@ class Run:
         plan, prompts, settings = self._plan, self._prompts, self._settings
         if self._cache is None:
             self._cache = self._new_cache()
+        if self._divides_rows:
+            self._cache.require(DIVIDE)
         rows = Rows(prompts, plan.pad_token_id)
         step = Step(
             self._model,
@@ -240,6 +242,7 @@ class Run:
             copies_logits=bool(self._hooks.processors),
             prompt_embeds=prompts.embeds,
             prompt_lengths=prompts.lengths,
+            divides_rows=self._divides_rows,
         )
         self.prompt_logprobs = step.prefill(rows, settings.prompt_logprobs)
         if plan.copies > 1:
@@ -249,6 +252,10 @@ class Run:
             self._cache = step.cache
         rows.seeds = torch.tensor(self._seeds(), dtype=torch.int64, device=rows.seeds.device)
         return step, rows
+
+    @property
+    def _divides_rows(self) -> bool:
+        return bool(self._settings.low_memory) and self._plan.num_beams > 1
 
     def _new_cache(self) -> Cache:
         plan, prompts, settings = self._plan, self._prompts, self._settings
@@ -318,7 +325,8 @@ class Run:
     def _returned_cache(self) -> Any:
         if self._settings.use_cache is False:
             return None
-        cache = self._cache.merge() if isinstance(self._cache, BranchingCache) else self._cache
+        assert self._cache is not None
+        cache = self._cache.merge()
         if self._settings.return_legacy_cache and isinstance(cache, DynamicCache | EncoderDecoderCache):
             return cache.to_legacy_cache()
         return cache

@@ -13,6 +13,7 @@ from unspool.cache.buffered import BufferedCache
 from unspool.errors import InputError, UnsupportedError
 from unspool.kernels.activations import find_activation
 from unspool.kernels.attention import attend
+from unspool.kernels.branched import attend_shared
 from unspool.kernels.relative import distance_buckets
 from unspool.models.arrangement import Arrangement, read_mask
 from unspool.models.native import ModelConfig, NativeModel, take_last
@@ -188,7 +189,7 @@ class T5(NativeModel):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         assert layer.cross_norm is not None and layer.cross_q is not None and layer.cross_out is not None
         queries = self._heads(layer.cross_q(layer.cross_norm(x)), 1)[:, :, 0].transpose(1, 2)
-        read, weights = attend(queries, *source, scale=1.0, mask=visible, want_weights=want_weights)
+        read, weights = attend_shared(queries, *source, scale=1.0, mask=visible, want_weights=want_weights)
         return x + layer.cross_out(read.transpose(1, 2).flatten(2)), weights
 
     # --- pieces of both ------------------------------------------------------------------------------
@@ -340,6 +341,7 @@ def _describe(spec: T5Spec) -> ModelInfo:
         eos_token_id=spec.eos_token_id,
         pad_token_id=spec.pad_token_id,
         decoder_start_token_id=spec.decoder_start_token_id,
+        can=ModelInfo.can | {"branches"},
     )
 
 
