@@ -227,6 +227,8 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "constraints": {"num_beams": 2},
     "force_words_ids": {"num_beams": 2},
     "return_beam_trace": {"num_beams": 2, "return_dict_in_generate": True},
+    "low_memory": {"num_beams": 2},
+    "strict_constraints": {"num_beams": 2, "force_words_ids": [[1, 2]]},
 }
 
 # A value that is not the neutral one, for every setting there is: a new one must be thought of here.
@@ -321,6 +323,7 @@ EXAMPLES: dict[str, Any] = {
     "mirostat_eta": 0.3,
     "dynatemp_range": 0.5,
     "dynatemp_exponent": 2.0,
+    "strict_constraints": True,
 }
 
 # What the flow itself applies (each has its own tests), and what asks for the way things are.
@@ -359,6 +362,7 @@ APPLIED = {
     "force_words_ids",
     "return_beam_trace",
     "low_memory",
+    "strict_constraints",
 }
 NEUTRAL = {"disable_compile"}
 BY_PROCESSORS = {name for entry in ORDER for name in (entry.setting, *entry.also) if name in PARAMETERS}

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOMES says
         WatermarkingConfig,
     )
     from unspool.constraints import Constraint, ConstraintListState, DisjunctiveConstraint, PhrasalConstraint
+    from unspool.decoding.beam_trace import BeamTrace
     from unspool.decoding.transitions import compute_transition_scores
     from unspool.errors import (
         InputError,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOMES says
         ModelNotFoundError,
         NoTokenLeftError,
         SettingError,
+        UnfulfilledError,
         UnspoolError,
         UnsupportedError,
     )
@@ -102,6 +104,7 @@ __all__ = [
     "BeamHypotheses",
     "BeamScorer",
     "BeamSearchScorer",
+    "BeamTrace",
     "Cache",
     "ClassifierFreeGuidanceLogitsProcessor",
     "CompileConfig",
@@ -174,6 +177,7 @@ __all__ = [
     "TopPLogitsWarper",
     "TypicalLogitsWarper",
     "UnbatchedClassifierFreeGuidanceLogitsProcessor",
+    "UnfulfilledError",
     "UnspoolError",
     "UnsupportedError",
     "WatermarkingConfig",
@@ -193,6 +197,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "cache": ("Cache", "DynamicCache", "EncoderDecoderCache", "StaticCache"),
     "config": ("CompileConfig", "GenerationConfig", "SynthIDTextWatermarkingConfig", "WatermarkingConfig"),
     "constraints": ("Constraint", "ConstraintListState", "DisjunctiveConstraint", "PhrasalConstraint"),
+    "decoding.beam_trace": ("BeamTrace",),
     "decoding.transitions": ("compute_transition_scores",),
     "errors": (
         "InputError",
@@ -201,6 +206,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "ModelNotFoundError",
         "NoTokenLeftError",
         "SettingError",
+        "UnfulfilledError",
         "UnspoolError",
         "UnsupportedError",
     ),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from unspool.beams.rules import check_beams, check_room_for_words
+from unspool.beams.rules import check_beams, check_constraints
 from unspool.config import PARAMETERS, GenerationConfig, find_unused
 from unspool.config.rules import check_settings
 from unspool.config.values import MOST_ROWS
@@ -95,12 +95,12 @@ def settle(settings: GenerationConfig, origins: Mapping[str, Origin], info: Mode
     _refuse_unused(settings, origins)
     _check_low_memory(settings, origins)
     _refuse_by_model(settings, origins, info, shape)
-    check_beams(settings, _find_asked(origins), info.vocab_size)
+    check_beams(settings, _find_asked(origins))
     _check_rows(settings, shape)
     eos = as_token_ids(settings.eos_token_id, "eos_token_id", info)
     max_length = _decide_length(settings, origins, info, shape)
     _check_reachable(settings, origins, shape.width, max_length)
-    check_room_for_words(settings, max_length - shape.width)
+    check_constraints(settings, vocab_size=info.vocab_size, end_ids=eos, max_new_tokens=max_length - shape.width)
     return Plan(
         settings=settings,
         origins=origins,

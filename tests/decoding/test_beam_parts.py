@@ -91,7 +91,7 @@ def test_a_prompt_is_still_held_once() -> None:
 
 def test_low_memory_needs_something_to_divide() -> None:
     model = FakeModel()
-    with pytest.raises(SettingError, match="`low_memory`, set in the call, .* num_beams is 1"):
+    with pytest.raises(SettingError, match=r"`low_memory`, set in the call, .* num_beams is 1"):
         generate(model, [[5, 6]], low_memory=True)
     assert model.num_passes == 0
     assert generate(model, [[5, 6]], low_memory=False, max_new_tokens=2).shape == (1, 4)

@@ -79,7 +79,9 @@ class BufferedCache(Cache):
     def divide(self, num_parts: int, num_new: int) -> list[Cache]:
         self.require(DIVIDE)
         rows = len(self.lengths)
-        self._reserve(max(self.lengths, default=0) + num_new)  # here: a part that grew would write into buffers of its own
+        self._reserve(
+            max(self.lengths, default=0) + num_new
+        )  # here: a part that grew would write into buffers of its own
         parts: list[Cache] = []
         for first in range(num_parts):
             part = copy(self)
