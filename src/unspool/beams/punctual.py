@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from unspool.beams.constrained import ConstrainedBeamSearchScorer, History
 from unspool.beams.step import BeamStep, Candidate
 from unspool.constraints import ConstraintListState
-from unspool.constraints.distance import can_complete, describe_constraint, list_missing
+from unspool.constraints.distance import can_complete, describe_constraint, holds, list_missing, list_phrases
 from unspool.errors import UnfulfilledError
 
+Proposal: TypeAlias = tuple[Candidate, ConstraintListState]
 REAL = -5e8  # below it lie beams that are not in use (-1e9) and tokens that a processor forbade (-inf)
 
 
@@ -58,29 +59,39 @@ class PunctualScorer(ConstrainedBeamSearchScorer):
         vocab_scores: torch.Tensor,
         likeliest: list[Candidate],
         push_progress: bool = False,
-    ) -> list[tuple[Candidate, ConstraintListState]]:
+    ) -> list[Proposal]:
         shared = super()._share_out(row, histories, vocab_scores, likeliest, push_progress)
         room = self._last_place - len(histories[0]) - 1
-        num_missing = self._num_needed - len(self._beam_hyps[row])  # those that have ended are complete
-        late = [place for place, one in enumerate(shared) if num_missing > 0 and not _is_on_time(*one, room)]
-        num_missing -= len(shared) - len(late)
-        if num_missing <= 0 or not late:
+        num_missing = max(0, self._num_needed - len(self._beam_hyps[row]))  # those that have ended are complete
+        demands: list[tuple[Callable[[Proposal], bool], int]] = [
+            (_is_complete, min(num_missing, self._count_complete(row, histories, vocab_scores))),
+            (lambda one: _is_on_time(one, room), num_missing),
+            (lambda one: one[0].score > -torch.inf, len(shared)),  # a beam with a forbidden token gets nowhere
+        ]
+        if all(sum(map(fits, shared)) >= count for fits, count in demands):
             return shared
         chosen = {(candidate.beam, candidate.token) for candidate, _ in shared}
         spare = [
-            (candidate, state)
-            for candidate, state in self._propose_further(row, histories, vocab_scores, likeliest)
-            if (candidate.beam, candidate.token) not in chosen and _is_on_time(candidate, state, room)
+            one
+            for one in self._propose_further(row, histories, vocab_scores, likeliest)
+            if (one[0].beam, one[0].token) not in chosen and _is_on_time(one, room)
         ]
         spare.sort(key=lambda one: one[0].score, reverse=True)
-        # The last places are those of the weakest banks and scores.
-        for place, one in zip(reversed(late), spare[:num_missing], strict=False):
-            shared[place] = one
+        for fits, count in demands:
+            _exchange(shared, spare, fits, count)
         return shared
+
+    def _count_complete(self, row: int, histories: list[History], vocab_scores: torch.Tensor) -> int:
+        """Beams that have all they must: a strict search does not lose them again, for later ones may be forbidden."""
+        if not self._is_strict:
+            return 0
+        beams = range(row * self.num_beams, (row + 1) * self.num_beams)
+        complete = [beam for beam in beams if self._state_after(histories[beam]).completed]
+        return sum(bool((vocab_scores[beam] > REAL).any()) for beam in complete)
 
     def _propose_further(
         self, row: int, histories: list[History], vocab_scores: torch.Tensor, likeliest: list[Candidate]
-    ) -> list[tuple[Candidate, ConstraintListState]]:
+    ) -> list[Proposal]:
         """All that a row's beams could go on with: each one's likeliest tokens, and every step of a constraint."""
         offered = {(candidate.beam, candidate.token): candidate for candidate in likeliest}
         first, width = row * self.num_beams, self.num_beams + len(self._end_ids)
@@ -93,7 +104,7 @@ class PunctualScorer(ConstrainedBeamSearchScorer):
                 offered[beam, token] = Candidate(token, score, beam)
                 if score == -torch.inf and bool((vocab_scores[beam] > REAL).any()):
                     self._forbidden.add(token)
-        proposals = []
+        proposals: list[Proposal] = []
         for candidate in offered.values():
             state = self._state_after(histories[candidate.beam]).copy()
             state.add(candidate.token)
@@ -105,13 +116,27 @@ class PunctualScorer(ConstrainedBeamSearchScorer):
     ) -> None:
         states = {beam: self._state_after(sequences[beam]) for beam, score in live if score > REAL}
         complete = [beam for beam, state in states.items() if state.completed]
-        if len(self._beam_hyps[row]) + len(complete) < self._num_needed:
-            raise self._explain_row(row, len(sequences[0]), list(states.values()), len(complete))
-        if not self._is_strict:
+        num_missing = self._num_needed - len(self._beam_hyps[row])
+        if len(complete) < num_missing:  # a phrase may have been written in the middle of another one
+            complete = [beam for beam, state in states.items() if self._is_written(sequences[beam], state)]
+            if len(complete) < num_missing:
+                raise self._explain_row(row, len(sequences[0]), list(states.values()), len(complete))
+        elif not self._is_strict:
             super()._close_row(row, sequences, live, add)
             return
         for beam in complete:
             add(beam)
+        if len(self._beam_hyps[row]) < self.num_beam_hyps_to_keep:  # not strict: fill up, as the reference does
+            for beam in (beam for beam, _ in live if beam not in complete):
+                add(beam)
+
+    def _is_written(self, sequence: History, state: ConstraintListState) -> bool:
+        """Whether what the progress counts as missing stands in the sequence all the same."""
+        tokens = sequence[self._prompt_width if self._is_strict else 0 :]
+        return all(
+            any(holds(tokens, phrase) for phrase in list_phrases(constraint) or ())
+            for constraint in list_missing(state)
+        )
 
     def _explain_row(
         self, row: int, length: int, states: list[ConstraintListState], num_complete: int
@@ -135,5 +160,20 @@ class PunctualScorer(ConstrainedBeamSearchScorer):
         )
 
 
-def _is_on_time(candidate: Candidate, state: ConstraintListState, room: int) -> bool:
+def _is_complete(proposal: Proposal) -> bool:
+    candidate, state = proposal
+    return candidate.score > REAL and state.completed
+
+
+def _is_on_time(proposal: Proposal, room: int) -> bool:
+    candidate, state = proposal
     return candidate.score > REAL and can_complete(state, room)
+
+
+def _exchange(shared: list[Proposal], spare: list[Proposal], fits: Callable[[Proposal], bool], count: int) -> None:
+    """Let spare proposals that fit take the places of the last ones that don't, until `count` fit."""
+    num_missing = count - sum(map(fits, shared))
+    misfits = [place for place, one in enumerate(shared) if not fits(one)]
+    for place, one in zip(reversed(misfits), [one for one in spare if fits(one)][: max(0, num_missing)], strict=False):
+        shared[place] = one
+        spare.remove(one)

@@ -8,7 +8,7 @@ from typing import Any
 
 from unspool.config import GenerationConfig
 from unspool.constraints import Constraint, DisjunctiveConstraint, make_constraints
-from unspool.constraints.distance import count_fewest_steps, describe_constraint, list_phrases
+from unspool.constraints.distance import count_fewest_steps, describe_constraint, holds, list_phrases
 from unspool.errors import SettingError
 
 _BEAMS_ONLY = ("force_words_ids", "return_beam_trace")
@@ -138,7 +138,7 @@ class _Limits:
         ends = [token for token in phrase if token in self.end_ids]
         if ends:
             return f"{ends[0]} is an end token, and a sequence ends there; leave it out, or set another eos_token_id"
-        if any(_holds(phrase, ban) for ban in self.banned):
+        if any(holds(phrase, ban) for ban in self.banned):
             return "`bad_words_ids` or `suppress_tokens` forbids it; take it out of one of them"
         size = self.ngram_size
         grams = [tuple(phrase[start : start + size]) for start in range(len(phrase) - size + 1)]
@@ -158,8 +158,3 @@ class _Limits:
                 "end a sequence, are forbidden, or are outside the model's vocabulary"
             )
         return steps
-
-
-def _holds(phrase: Sequence[int], part: Sequence[int]) -> bool:
-    size = len(part)
-    return any(list(phrase[start : start + size]) == list(part) for start in range(len(phrase) - size + 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from unspool.constraints.base import Constraint
 from unspool.constraints.disjunctive import DisjunctiveConstraint
@@ -61,6 +61,12 @@ def list_missing(state: ConstraintListState) -> list[Constraint]:
     """The constraints that a hypothesis has yet to complete."""
     begun = state.inprogress_constraint
     return list(state.pending_constraints) if begun is None else [begun, *state.pending_constraints]
+
+
+def holds(tokens: Sequence[int], phrase: Sequence[int]) -> bool:
+    """Whether the phrase stands in the tokens, one after the other."""
+    size, wanted = len(phrase), list(phrase)
+    return any(list(tokens[start : start + size]) == wanted for start in range(len(tokens) - size + 1))
 
 
 def describe_constraint(constraint: Constraint) -> str:
