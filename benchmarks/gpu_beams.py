@@ -92,7 +92,8 @@ def main() -> None:
             ours, theirs, floor = taken["ours"], taken["theirs"], taken["floor"]
             print(
                 f"{shape:>6}{run:>8}{ours:>11.2f}{theirs:>10.2f}{theirs / ours:>7.2f}x"
-                f"{floor:>9.2f}{ours / floor:>9.2f}x{peaks['ours']:>9.2f}{peaks['theirs']:>8.2f}{peaks['ours'] / peaks['theirs']:>7.0%}"
+                f"{floor:>9.2f}{ours / floor:>9.2f}x"
+                f"{peaks['ours']:>9.2f}{peaks['theirs']:>8.2f}{peaks['ours'] / peaks['theirs']:>7.0%}"
             )
         del model, reference, weights
         torch.cuda.empty_cache()
