@@ -169,3 +169,17 @@ def test_rows_that_share_a_source_stay_together() -> None:
         cache.select_rows([0, 2, 2, 3])
     cache.select_rows([3, 2])
     assert len(cache.lengths) == 2 and cache.cross_attention_cache.lengths == [8]
+
+
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_guided_beams_in_parts(name: str) -> None:
+    """Both texts of a guided row go in the same part, and its beams share both prompts."""
+    settings = {
+        "input_ids": SOURCE,
+        "negative_prompt_ids": SOURCE.flip(1),
+        "guidance_scale": 1.5,
+        "num_beams": 3,
+        "max_new_tokens": 6,
+    }
+    model = load_model(name).model
+    assert torch.equal(generate(model, **settings), generate(model, **settings, low_memory=True))
