@@ -27,6 +27,10 @@ class UnfulfilledError(UnspoolError, RuntimeError):
     """A constrained search has ended, and what it found lacks something that was to be written."""
 
 
+class ResourceError(UnspoolError, OSError):
+    """Memory or disk space that a request needs is not there."""
+
+
 class LoadError(UnspoolError, OSError):
     """A model's files are damaged, incomplete, or of a kind that can't be read."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -32,8 +32,8 @@ class ModelInfo:
     eos_token_id: int | tuple[int, ...] | None = None
     pad_token_id: int | None = None
     decoder_start_token_id: int | None = None
-    # "branches": attention reads a BranchingCache, whose rows share their prompt's keys;
-    # "early_logits": what `Want.early` asks for
+    # "branches": attention reads a BranchingCache, whose rows share their prompt's keys; "early_logits": what
+    # `Want.early` asks for; "shifted_keys": keys can be moved to other positions once they were made (rotary, ALiBi)
     can: frozenset[str] = frozenset({"hidden_states", "attentions", "inputs_embeds"})
 
 
@@ -84,9 +84,17 @@ class Model(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     def new_cache(
-        self, kind: str = "dynamic", rows: int = 1, capacity: int | None = None, encoded: Encoded | None = None
+        self,
+        kind: str = "dynamic",
+        rows: int = 1,
+        capacity: int | None = None,
+        encoded: Encoded | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> Cache:
-        """An empty cache for `rows` rows. An encoder-decoder projects `encoded` into it here, once."""
+        """An empty cache for `rows` rows. An encoder-decoder projects `encoded` into it here, once.
+
+        `config` is what `cache_config` says, checked already.
+        """
         ...
 
     def forward(

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-from unspool.cache import DIVIDE, ROLL_BACK, Cache, DynamicCache, EncoderDecoderCache
+from unspool.cache import DIVIDE, ROLL_BACK, Cache, DynamicCache, EncoderDecoderCache, find_kind
 from unspool.decoding.beam import BeamSearch
 from unspool.decoding.beam_scored import ScoredBeams
 from unspool.decoding.beam_trace import BeamTrace
 from unspool.decoding.choice import make_readout, make_turns
 from unspool.decoding.dola import Dola
 from unspool.decoding.finish import Finish
+from unspool.decoding.loan import Loan
 from unspool.decoding.loop import Emitted, Turns, run_turns
 from unspool.decoding.prompts import Prompts, join_encoded
 from unspool.decoding.randomness import derive_seed, draw_seed
@@ -50,6 +51,7 @@ class Hooks:
     cache: Cache | None = None
     prefix_allowed_tokens_fn: Callable[[int, torch.Tensor], Sequence[int]] | None = None
     shows_beams: bool = False  # the whole table of beams is wanted at every step
+    owns_cache: bool = False  # the cache that was given is this call's alone
 
 
 class Run:
@@ -88,23 +90,30 @@ class Run:
         started = time.perf_counter()
         if self._settings.max_time is not None:
             self._criteria.append(MaxTimeCriteria(self._settings.max_time))
-        with torch.no_grad():
-            step, rows = self._read_prompts()
-        turns = self._turns = make_turns(
-            step,
-            rows,
-            Finish(self._criteria),
-            self._plan,
-            rows_may_leave=not self._wants_every_row(),
-            shows_table=self._hooks.shows_beams,
-        )
+        loan = Loan(self._hooks.cache) if self._hooks.cache is not None and not self._hooks.owns_cache else None
         try:
+            with torch.no_grad():
+                step, rows = self._read_prompts()
+            turns = self._turns = make_turns(
+                step,
+                rows,
+                Finish(self._criteria),
+                self._plan,
+                rows_may_leave=not self._wants_every_row(),
+                shows_table=self._hooks.shows_beams,
+            )
             for emitted in run_turns(turns, self.stats, started):
                 self.stats.forward_passes = step.num_forward_passes
                 self._gather(emitted)
                 yield emitted
-        finally:
+        except GeneratorExit:
             self._tidy_cache()
+            raise
+        except BaseException:
+            if loan is not None:
+                loan.give_back()
+            raise
+        self._tidy_cache()
 
     def _gather(self, emitted: Emitted) -> None:
         for row, tokens in emitted.tokens.items():
@@ -117,7 +126,7 @@ class Run:
     def _wants_every_row(self) -> bool:
         return (
             bool(self._hooks.processors or self._hooks.criteria)  # they may know rows by their place
-            or self._hooks.cache is not None  # it is the caller's: no row of it may go
+            or (self._hooks.cache is not None and not self._hooks.owns_cache)  # the caller's: no row of it may go
             or bool(self._settings.return_dict_in_generate)  # the cache and the steps' tensors are part of the answer
             or (isinstance(self._readout, Dola) and self._readout.needs_every_row)
         )
@@ -277,14 +286,15 @@ class Run:
             )
         longest = self._readout.longest_prompt(prompts.lengths)
         last = longest + plan.max_new_tokens
-        if plan.cache_kind == "static":
+        if find_kind(plan.cache_kind).is_sized:
             capacity = max(settings.max_cache_len or 0, last)
             rows = prompts.num_rows * plan.copies * self._readout.num_sets
         else:
             # Beams grow beside the prompt, in a cache of their own.
             capacity = longest if plan.num_beams > 1 else min(last, longest + CAPACITY_AHEAD)
             rows = prompts.num_rows * self._readout.num_sets
-        return self._model.new_cache(plan.cache_kind, rows, capacity, encoded=self._encode_all())
+        told = {"config": plan.cache_config} if plan.cache_config else {}
+        return self._model.new_cache(plan.cache_kind, rows, capacity, encoded=self._encode_all(), **told)
 
     def _encode_all(self) -> Encoded | None:
         """What the decoder's rows read: the sources and, beside them, the negative prompts of guidance."""
@@ -292,6 +302,14 @@ class Run:
         if self._encoded is None or negative is None:
             return self._encoded
         return join_encoded(self._encoded, self._model.encode(negative.tokens, negative.lengths))
+
+    def find_held(self) -> tuple[list[int], Cache] | None:
+        """The tokens that a call of one row has read, and the cache that holds them; None where it was let go."""
+        cache = self._cache
+        if self.num_rows != 1 or self.has_beams or not self._wants_every_row() or cache is None:
+            return None
+        tokens = self.prompt_token_ids()[0] + self.emitted[0]
+        return tokens[: cache.lengths[0]], cache
 
     def _tidy_cache(self) -> None:
         """Leave in a cache that someone gets what belongs to the call's rows."""

@@ -80,11 +80,16 @@ class Decoder(NativeModel):
         return self.weights.head
 
     def new_cache(
-        self, kind: str = "dynamic", rows: int = 1, capacity: int | None = None, encoded: Encoded | None = None
+        self,
+        kind: str = "dynamic",
+        rows: int = 1,
+        capacity: int | None = None,
+        encoded: Encoded | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> Cache:
         if encoded is not None:
             raise InputError(f"{self.info.family} has no encoder, so its cache takes no encoded states")
-        return self._new_own_cache(kind, rows, capacity, self.spec.num_layers)
+        return self._new_own_cache(kind, rows, capacity, self.spec.num_layers, config)
 
     # --- a forward pass ------------------------------------------------------------------------------
     @torch.no_grad()
@@ -100,6 +105,7 @@ class Decoder(NativeModel):
         given = tokens if tokens is not None else embeds
         assert given is not None
         rows, num_new = given.shape[:2]
+        cache.attach(self._outlook)
         span = cache.begin(rows, num_new, counts, self.device)
         early: list[torch.Tensor] = []
         is_plain = want == LAST or replace(want, early=()) == LAST
@@ -287,10 +293,14 @@ class Decoder(NativeModel):
         rows, num_new = self._check_input(input_ids, inputs_embeds, width)
         cache = past_key_values if past_key_values is not None else DynamicCache()
         held = cache.lengths or [0] * rows
+        misfit = cache.find_misfit(self.key_shape)
+        if misfit is not None:
+            raise InputError(f"past_key_values are of another model than this {self.info.family}: {misfit}")
         arranged = read_mask(attention_mask, rows, num_new, held)
         if position_ids is not None:
             arranged.check_positions(position_ids, held)
         want = Want("all", bool(output_hidden_states), bool(output_attentions))
+        cache.attach(self._outlook)
         states, hidden, weights = self._run(
             arranged.pack(input_ids.to(self.device)) if input_ids is not None else None,
             cache,
