@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+
 from tests.conformance.cases import Case, load_model, read_cases, run_case
 from tests.fakes import FakeEncoderDecoder, FakeModel, pad_left
-
 from unspool import generate
 from unspool.api.calls import start
 from unspool.cache import Cache, DynamicCache, EncoderDecoderCache

@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.conformance.cases import GOLDENS
-from tests.fakes import FakeEncoderDecoder, FakeModel
 
 import unspool
+from tests.conformance.cases import GOLDENS
+from tests.fakes import FakeEncoderDecoder, FakeModel
 from unspool import Constraint, DisjunctiveConstraint, PhrasalConstraint, generate
 from unspool.errors import SettingError, UnfulfilledError
 

@@ -295,6 +295,14 @@ _TABLE: tuple[Parameter, ...] = (
     _number("dynatemp_exponent", 1.0, "sampling", "Power of the entropy in dynamic temperature.", per_row=True),
     _flag("return_beam_trace", False, "output", "Return every step's candidates of a beam search."),
     _flag("strict_constraints", False, "control", "Every returned sequence writes all that is forced, or an error."),
+    Parameter(
+        "speculate",
+        None,
+        "choice",
+        "assistance",
+        "'auto' drafts while it pays: the length follows what is accepted and what it costs.",
+        choices=("auto",),
+    ),
 )
 
 OURS = (
@@ -322,5 +330,6 @@ OURS = (
     "dynatemp_exponent",
     "return_beam_trace",
     "strict_constraints",
+    "speculate",
 )
 PARAMETERS: dict[str, Parameter] = {parameter.name: parameter for parameter in _TABLE}
