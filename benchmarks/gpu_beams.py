@@ -1,12 +1,19 @@
-"""Beam search of large shapes on a GPU beside transformers: `python benchmarks/gpu_beams.py --shapes 1B 8B`."""
+"""Beam search of large shapes on a GPU beside transformers: `python benchmarks/gpu_beams.py --shapes 1B 8B`.
+
+Random weights in bfloat16, 4 beams, 128 new tokens, taken in turns. The floor is the time of the forward passes alone;
+memory is the most that a call took beyond the weights.
+"""
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from floor import run_forwards  # benchmarks/floor.py
 from gpu_step import make_config, make_weights  # benchmarks/gpu_step.py
 
 import unspool
@@ -14,16 +21,36 @@ from unspool.models.registry import build_model
 from unspool.models.weights import MemorySource
 
 
-def measure(function: Any) -> tuple[float, float]:
-    """Seconds of the second call, and the most memory it took beyond what was there, in GB."""
-    function()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    started = time.perf_counter()
-    function()
-    torch.cuda.synchronize()
-    return time.perf_counter() - started, (torch.cuda.max_memory_allocated() - before) / 1e9
+def measure(runs: dict[str, Callable[[], object]], rounds: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Median seconds of each in turns, and the most memory (GB) beyond what was there; a first turn is not counted."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    peaks: dict[str, float] = {}
+    for turn in range(rounds + 1):
+        for name, run in runs.items():
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            started = time.perf_counter()
+            run()
+            torch.cuda.synchronize()
+            if turn:
+                times[name].append(time.perf_counter() - started)
+                peaks[name] = (torch.cuda.max_memory_allocated() - before) / 1e9
+    return {name: statistics.median(taken) for name, taken in times.items()}, peaks
+
+
+def build_reference(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> Any:
+    """The same model in transformers."""
+    import transformers
+
+    settings = {name: value for name, value in config.items() if name not in ("architectures", "model_type")}
+    with torch.device("meta"):
+        reference = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings)).to(torch.bfloat16)
+    reference = reference.to_empty(device="cuda").eval()
+    reference.load_state_dict(weights, strict=False)
+    reference.model.rotary_emb = type(reference.model.rotary_emb)(reference.config).to("cuda")
+    reference.tie_weights()
+    return reference
 
 
 @torch.no_grad()
@@ -31,37 +58,45 @@ def main() -> None:
     """Print a row for each shape, batch and prompt."""
     import transformers
 
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=["1B"])
     parser.add_argument("--runs", nargs="+", default=["1x512", "8x512", "1x2048"], help="batch x prompt")
     parser.add_argument("--beams", type=int, default=4)
     parser.add_argument("--new", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
     common = {"num_beams": options.beams, "max_new_tokens": options.new, "eos_token_id": None, "pad_token_id": 0}
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, transformers {transformers.__version__}, bf16")
-    print(f"{'shape':>6}{'run':>8}{'unspool s':>11}{'theirs s':>10}{'ratio':>8}{'peak GB':>9}{'theirs':>8}")
+    print(
+        f"{'shape':>6}{'run':>8}{'unspool s':>11}{'theirs s':>10}{'ratio':>8}{'floor s':>9}{'of floor':>10}"
+        f"{'peak GB':>9}{'theirs':>8}{'share':>7}"
+    )
     for shape in options.shapes:
         config, weights = make_config(shape), make_weights(make_config(shape))
         model = build_model(
             config, MemorySource(weights), is_gguf=False, device=torch.device("cuda"), dtype=torch.bfloat16
         )
-        settings = {name: value for name, value in config.items() if name not in ("architectures", "model_type")}
-        with torch.device("meta"):
-            reference = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings)).to(torch.bfloat16)
-        reference = reference.to_empty(device="cuda").eval()
-        reference.load_state_dict(weights, strict=False)
-        reference.model.rotary_emb = type(reference.model.rotary_emb)(reference.config).to("cuda")
-        reference.tie_weights()
+        reference = build_reference(config, weights)
         for run in options.runs:
             batch, prompt = map(int, run.split("x"))
             ids = torch.randint(0, 1000, (batch, prompt), device="cuda")
-            ours, mine = measure(lambda ids=ids, model=model: unspool.generate(model, ids, **common))
-            theirs, other = measure(
-                lambda ids=ids, reference=reference: reference.generate(
-                    ids, attention_mask=torch.ones_like(ids), do_sample=False, **common
-                )
+            mask = torch.ones_like(ids)
+            runs: dict[str, Callable[[], object]] = {
+                "ours": lambda ids=ids, model=model: unspool.generate(model, ids, **common),
+                "theirs": lambda ids=ids, mask=mask, reference=reference: reference.generate(
+                    ids, attention_mask=mask, do_sample=False, **common
+                ),
+                "floor": lambda ids=ids, model=model: run_forwards(model, ids, options.beams, options.new),
+            }
+            taken, peaks = measure(runs, options.rounds)
+            ours, theirs, floor = taken["ours"], taken["theirs"], taken["floor"]
+            print(
+                f"{shape:>6}{run:>8}{ours:>11.2f}{theirs:>10.2f}{theirs / ours:>7.2f}x"
+                f"{floor:>9.2f}{ours / floor:>9.2f}x"
+                f"{peaks['ours']:>9.2f}{peaks['theirs']:>8.2f}{peaks['ours'] / peaks['theirs']:>7.0%}"
             )
-            print(f"{shape:>6}{run:>8}{ours:>11.2f}{theirs:>10.2f}{theirs / ours:>7.2f}x{mine:>9.2f}{other:>8.2f}")
+        del model, reference, weights
+        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

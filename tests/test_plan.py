@@ -228,11 +228,12 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "constraints": {"num_beams": 2},
     "force_words_ids": {"num_beams": 2},
     "return_beam_trace": {"num_beams": 2, "return_dict_in_generate": True},
+    "low_memory": {"num_beams": 2},
+    "strict_constraints": {"num_beams": 2, "force_words_ids": [[1, 2]]},
     "max_matching_ngram_size": {"prompt_lookup_num_tokens": 3},
     "num_assistant_tokens": {"assistant_model": FakeModel(160)},
     "num_assistant_tokens_schedule": {"assistant_model": FakeModel(160)},
     "assistant_confidence_threshold": {"assistant_model": FakeModel(160)},
-    "low_memory": {"penalty_alpha": 0.6, "top_k": 3},
 }
 
 # A value that is not the neutral one, for every setting there is: a new one must be thought of here.
@@ -327,6 +328,7 @@ EXAMPLES: dict[str, Any] = {
     "mirostat_eta": 0.3,
     "dynatemp_range": 0.5,
     "dynatemp_exponent": 2.0,
+    "strict_constraints": True,
     "speculate": "auto",
 }
 
@@ -365,6 +367,8 @@ APPLIED = {
     "constraints",
     "force_words_ids",
     "return_beam_trace",
+    "low_memory",
+    "strict_constraints",
     "dola_layers",
     "guidance_scale",
     "prompt_lookup_num_tokens",
@@ -374,7 +378,6 @@ APPLIED = {
     "assistant_confidence_threshold",
     "speculate",
     "penalty_alpha",
-    "low_memory",
 }
 NEUTRAL = {"disable_compile"}
 BY_PROCESSORS = {name for entry in ORDER for name in (entry.setting, *entry.also) if name in PARAMETERS}
@@ -462,6 +465,7 @@ BEAMS = {
     "constraints",
     "force_words_ids",
     "return_beam_trace",
+    "low_memory",
 }
 
 
@@ -470,7 +474,7 @@ def test_beam_settings_without_beams(name: str) -> None:
     for origin in ("call", "config"):
         with pytest.raises(UnspoolError, match=f"`{name}`"):
             plan_for(origin, **{name: EXAMPLES[name]})
-    if name in ("early_stopping", "length_penalty"):  # advice for those who search with beams
+    if name in ("early_stopping", "length_penalty", "low_memory"):  # advice for those who search with beams
         assert plan_for("model", **{name: EXAMPLES[name]}).max_length == 20
 
 

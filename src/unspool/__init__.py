@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOMES says
         WatermarkingConfig,
     )
     from unspool.constraints import Constraint, ConstraintListState, DisjunctiveConstraint, PhrasalConstraint
+    from unspool.decoding.beam_trace import BeamTrace
     from unspool.decoding.transitions import compute_transition_scores
     from unspool.errors import (
         InputError,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOMES says
         NoTokenLeftError,
         ResourceError,
         SettingError,
+        UnfulfilledError,
         UnspoolError,
         UnsupportedError,
     )
@@ -115,6 +117,7 @@ __all__ = [
     "BeamHypotheses",
     "BeamScorer",
     "BeamSearchScorer",
+    "BeamTrace",
     "Cache",
     "CacheConfig",
     "ClassifierFreeGuidanceLogitsProcessor",
@@ -195,6 +198,7 @@ __all__ = [
     "TopPLogitsWarper",
     "TypicalLogitsWarper",
     "UnbatchedClassifierFreeGuidanceLogitsProcessor",
+    "UnfulfilledError",
     "UnspoolError",
     "UnsupportedError",
     "WatermarkingConfig",
@@ -226,6 +230,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "config": ("CompileConfig", "GenerationConfig", "SynthIDTextWatermarkingConfig", "WatermarkingConfig"),
     "constraints": ("Constraint", "ConstraintListState", "DisjunctiveConstraint", "PhrasalConstraint"),
+    "decoding.beam_trace": ("BeamTrace",),
     "decoding.transitions": ("compute_transition_scores",),
     "errors": (
         "InputError",
@@ -235,6 +240,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "NoTokenLeftError",
         "ResourceError",
         "SettingError",
+        "UnfulfilledError",
         "UnspoolError",
         "UnsupportedError",
     ),

@@ -23,6 +23,10 @@ class NoTokenLeftError(UnspoolError, RuntimeError):
     """A row has no token to choose from: its processors forbade them all, or its scores are NaN."""
 
 
+class UnfulfilledError(UnspoolError, RuntimeError):
+    """A constrained search has ended, and what it found lacks something that was to be written."""
+
+
 class ResourceError(UnspoolError, OSError):
     """Memory or disk space that a request needs is not there."""
 

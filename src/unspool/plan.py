@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from unspool.beams.rules import check_beams, check_room_for_words
+from unspool.beams.rules import check_beams, check_constraints
 from unspool.cache.kinds import KINDS, find_kind, read_options
 from unspool.composition import Call, check_composition
 from unspool.config import PARAMETERS, GenerationConfig, find_unused
@@ -128,6 +128,7 @@ def settle(
     be."""
     _refuse_unbuilt(settings, origins)
     _refuse_unused(settings, origins)
+    _check_low_memory(settings, origins)
     _refuse_by_model(settings, origins, info, shape)
     check_composition(
         Call(
@@ -140,7 +141,7 @@ def settle(
             asked=_find_asked(origins),
         )
     )
-    check_beams(settings, _find_asked(origins), info.vocab_size)
+    check_beams(settings, _find_asked(origins))
     check_contrastive(
         settings,
         _find_asked(origins),
@@ -155,7 +156,7 @@ def settle(
     is_endless = shape.is_endless if shape.has_cache else KINDS[cache_kind].is_endless
     max_length = _decide_length(settings, origins, info, shape, is_endless)
     _check_reachable(settings, origins, shape.width, max_length)
-    check_room_for_words(settings, max_length - shape.width)
+    check_constraints(settings, vocab_size=info.vocab_size, end_ids=eos, max_new_tokens=max_length - shape.width)
     drafting = _decide_drafting(settings, origins, info, shape, assistant)
     return Plan(
         settings=settings,
@@ -240,6 +241,17 @@ def _refuse_unused(settings: GenerationConfig, origins: Mapping[str, Origin]) ->
                 f"`{name}`, set {_SPOKEN[origins[name]]}, is read by beam search alone; set `num_beams` above 1, or "
                 f"leave it out"
             )
+
+
+def _check_low_memory(settings: GenerationConfig, origins: Mapping[str, Origin]) -> None:
+    """Refuse `low_memory` where there is nothing to evaluate in parts; a model's file may say it for its beams."""
+    has_parts = (settings.num_beams or 1) > 1 or find_num_candidates(settings)
+    if settings.low_memory and not has_parts and origins["low_memory"] in ("config", "call"):
+        raise SettingError(
+            f"`low_memory`, set {_SPOKEN[origins['low_memory']]}, reads the beams of a search in parts, or candidates "
+            "of contrastive search one by one, and this is neither; set `num_beams` above 1, or `penalty_alpha` and "
+            "`top_k`, or leave it out"
+        )
 
 
 # --- what is not built yet: each with the value that switches it off ------------------------------------

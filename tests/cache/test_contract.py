@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unspool.cache import (
+    DIVIDE,
     FIXED_SHAPE,
     FORK,
     RAGGED,
@@ -371,11 +372,11 @@ def test_masks_of_rings_take_no_tensor(kind: str) -> None:
 
 
 def test_capabilities() -> None:
-    both = {ROLL_BACK, SELECT_ROWS, RAGGED, FORK}
+    both = {ROLL_BACK, SELECT_ROWS, RAGGED, FORK, DIVIDE}
     assert KINDS["dynamic"]().can == both
     assert KINDS["static"]().can == both | {FIXED_SHAPE}
     assert KINDS["pair of static"]().can == both
-    assert KINDS["offloaded"]().can == both - {FORK}
+    assert KINDS["offloaded"]().can == both - {FORK, DIVIDE}
     for kind in ("sliding", "hybrid", "sink"):
         assert {TRIAL, SELECT_ROWS, RAGGED} <= KINDS[kind]().can and ROLL_BACK not in KINDS[kind]().can
     assert [KINDS[kind]().is_compileable for kind in ("dynamic", "static")] == [False, True]
@@ -455,6 +456,41 @@ def test_static_refuses_what_does_not_fit(kind: str) -> None:
 def test_static_needs_room(rows: int, room: int) -> None:
     with pytest.raises(UnspoolError, match="at least one row and one position"):
         StaticCache(SIZES, rows, room)
+
+
+@pytest.mark.parametrize("lengths", [[3, 3, 3, 3], [1, 4, 2, 3, 5, 2]])
+def test_parts_write_into_the_whole(cache: Cache, lengths: list[int]) -> None:
+    """A pass over every second row at a time leaves what one pass over all rows leaves."""
+    if DIVIDE not in cache.can:
+        with pytest.raises(UnsupportedError, match="can't divide rows"):
+            cache.divide(2, 1)
+        return
+    whole = type(cache)(DynamicCache(), DynamicCache()) if isinstance(cache, EncoderDecoderCache) else DynamicCache()
+    rows, longest = len(lengths), max(lengths)
+    for one in (cache, whole):
+        torch.manual_seed(0)
+        one.begin(rows, longest, lengths)
+        for layer in range(LAYERS):
+            one.write(layer, torch.randn(rows, longest, 2, HEADS, WIDTH))
+        one.end()
+    for num_new in (1, 280):  # the second makes a cache that grows grow
+        new = torch.randn(LAYERS, rows, num_new, 2, HEADS, WIDTH)
+        whole.begin(rows, num_new)
+        read = [whole.write(layer, new[layer]) for layer in range(LAYERS)]
+        whole.end()
+        parts = cache.divide(2, num_new)
+        for first, part in enumerate(parts):
+            span = part.begin(rows // 2, num_new)
+            for layer in range(LAYERS):
+                mine = part.write(layer, new[layer, first::2])
+                for found, expected in zip(mine, read[layer], strict=True):
+                    for row, start in enumerate(span.starts):
+                        stop = start + num_new
+                        assert torch.equal(found[row, :, :stop], expected[first + 2 * row, :, :stop])
+            part.end()
+        cache.rejoin(parts)
+        assert cache.lengths == whole.lengths
+        assert cache.get_seq_length() == whole.get_seq_length()
 
 
 # --- memory, copies, files -----------------------------------------------------------------------------------

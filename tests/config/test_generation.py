@@ -77,6 +77,7 @@ DEFAULTS_OF_OURS = {
     "dynatemp_range": 0.0,
     "dynatemp_exponent": 1.0,
     "return_beam_trace": False,
+    "strict_constraints": False,
 }
 
 

@@ -17,7 +17,7 @@ from unspool.errors import InputError, SettingError
 from unspool.outputs import Generation, Stats, TokenLogprob
 from unspool.text import Detokenizer, StopText, Tokenizer
 
-FRIENDLY_DEFAULTS: Mapping[str, Any] = {"max_new_tokens": 256}
+FRIENDLY_DEFAULTS: Mapping[str, Any] = {"max_new_tokens": 256, "strict_constraints": True}
 
 
 class Speaker(Protocol):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import torch
 
+from unspool.beams.hypotheses import BeamHypotheses
 from unspool.beams.scorer import HypothesisScorer
 from unspool.beams.step import Ancestry, BeamStep, Candidate, Ids, read_step
 from unspool.constraints import Constraint, ConstraintListState
@@ -150,25 +151,34 @@ class ConstrainedBeamSearchScorer(HypothesisScorer):
         `check_completes_constraints` tells them apart.
         """
         written_length = input_ids.shape[-1] - decoder_prompt_len
-        sequences, scores = input_ids.tolist(), final_beam_scores.tolist()
+        sequences, scores = [tuple(sequence) for sequence in input_ids.tolist()], final_beam_scores.tolist()
         for row, is_done in enumerate(self._done.tolist()):
             if is_done:
                 continue
-            beams = range(row * self.num_beams, (row + 1) * self.num_beams)
-            fulfils = {beam: self.check_completes_constraints(sequences[beam]) for beam in beams}
             hypotheses = self._beam_hyps[row]
-            for accepted in (True, False):
-                if not accepted and len(hypotheses) >= self.num_beam_hyps_to_keep:
-                    break
-                for beam in beams:
-                    if fulfils[beam] == accepted:
-                        hypotheses.add(
-                            input_ids[beam],
-                            scores[beam],
-                            beam_indices=None if beam_indices is None else beam_indices[beam],
-                            generated_len=written_length,
-                        )
+
+            def add(beam: int, hypotheses: BeamHypotheses = hypotheses) -> None:
+                hypotheses.add(
+                    input_ids[beam],
+                    scores[beam],
+                    beam_indices=None if beam_indices is None else beam_indices[beam],
+                    generated_len=written_length,
+                )
+
+            beams = range(row * self.num_beams, (row + 1) * self.num_beams)
+            self._close_row(row, sequences, [(beam, scores[beam]) for beam in beams], add)
         return self._assemble(input_ids, max_length, pad_token_id, eos_token_id)
+
+    def _close_row(
+        self, row: int, sequences: list[History], live: list[tuple[int, float]], add: Callable[[int], None]
+    ) -> None:
+        """Finish the row's beams that fulfil the constraints, and the others only where too few do."""
+        fulfils = {beam: self.check_completes_constraints(sequences[beam]) for beam, _ in live}
+        for beam in (beam for beam, is_complete in fulfils.items() if is_complete):
+            add(beam)
+        if len(self._beam_hyps[row]) < self.num_beam_hyps_to_keep:
+            for beam in (beam for beam, is_complete in fulfils.items() if not is_complete):
+                add(beam)
 
     def _may_end(self, step: BeamStep, candidate: Candidate) -> bool:
         return self._state_after(step.histories[candidate.beam]).completed
@@ -198,7 +208,7 @@ class ConstrainedBeamSearchScorer(HypothesisScorer):
         forced: list[tuple[int, int]] = []
         for beam in beams:
             history = histories[beam]
-            for token in _propose(states[history], vocab_scores[beam], push_progress):
+            for token in self._propose(states[history], vocab_scores[beam], push_progress):
                 if (history, token) not in seen:  # at first all beams are the same
                     seen.add((history, token))
                     forced.append((beam, token))
@@ -215,12 +225,11 @@ class ConstrainedBeamSearchScorer(HypothesisScorer):
         order = _take_turns(banks, [candidate.score for candidate in candidates], vocab_scores.dtype)
         return [proposals[place] for place in order[: len(likeliest)]]
 
-
-def _propose(state: ConstraintListState, scores: torch.Tensor, push_progress: bool) -> list[int]:
-    """The tokens to put forward for a beam, whether they are likely or not."""
-    if not state.completed:
-        return state.advance() or []
-    return [int(scores.argmax())] if push_progress else []
+    def _propose(self, state: ConstraintListState, scores: torch.Tensor, push_progress: bool) -> list[int]:
+        """The tokens to put forward for a beam, whether they are likely or not."""
+        if not state.completed:
+            return state.advance() or []
+        return [int(scores.argmax())] if push_progress else []
 
 
 def _score_forced(forced: list[tuple[int, int]], vocab_scores: torch.Tensor) -> list[Candidate]:

@@ -1,6 +1,6 @@
 """Caches of keys and values: one contract (`base`), one file a kind."""
 
-from unspool.cache.base import FIXED_SHAPE, FORK, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache, Mask, Span
+from unspool.cache.base import DIVIDE, FIXED_SHAPE, FORK, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache, Mask, Span
 from unspool.cache.branching import BranchedKeys, BranchingCache
 from unspool.cache.config import CacheConfig, StaticCacheConfig
 from unspool.cache.dynamic import DynamicCache
@@ -15,6 +15,7 @@ from unspool.cache.sliding import HybridCache, SlidingWindowCache
 from unspool.cache.static import StaticCache
 
 __all__ = [
+    "DIVIDE",
     "FIXED_SHAPE",
     "FORK",
     "KINDS",

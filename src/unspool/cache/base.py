@@ -19,6 +19,7 @@ Mask = torch.Tensor | Literal["causal"] | None
 ROLL_BACK: Final = "roll_back"  # a row's length can be lowered
 TRIAL: Final = "try_tokens"  # a row's length can be lowered to where it was when a trial began
 SELECT_ROWS: Final = "select_rows"  # rows can leave, be repeated and be reordered
+DIVIDE: Final = "divide_rows"  # a pass can run over some of the rows at a time
 RAGGED: Final = "ragged"  # rows can have different lengths
 FORK: Final = "fork_rows"  # several tokens can be tried after a row, over one copy of its keys
 FIXED_SHAPE: Final = "fixed_shape"  # buffers never move, so a step over them can be captured
@@ -189,6 +190,22 @@ class Cache(ABC):
         """Let every row grow by its fork `chosen[row]`, a number out of the views' `forks`."""
         self.require(FORK)
         raise NotImplementedError(f"{type(self).__name__} says that it can fork")
+
+    def divide(self, num_parts: int, num_new: int) -> list[Cache]:  # noqa: ARG002 - kinds that can't say so
+        """Caches over every `num_parts`-th row, with room for `num_new` positions, that write into this one's keys.
+
+        A pass is run over each of them, and `rejoin` ends the division.
+        """
+        self.require(DIVIDE)
+        raise NotImplementedError
+
+    def rejoin(self, parts: Sequence[Cache]) -> None:
+        """Take over the lengths of the parts, now that each has had its pass."""
+        self.lengths = [length for rows in zip(*(part.lengths for part in parts), strict=True) for length in rows]
+
+    def merge(self) -> Cache:
+        """A plain cache, in which every row holds all that it reads: this one, where rows share nothing."""
+        return self
 
     def require(self, capability: str) -> None:
         """Raise the error that names what this kind of cache can't do."""

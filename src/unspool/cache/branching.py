@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from unspool.cache.base import RAGGED, ROLL_BACK, SELECT_ROWS, Cache, Mask, Span
+from unspool.cache.base import DIVIDE, RAGGED, ROLL_BACK, SELECT_ROWS, Cache, Mask, Span
 from unspool.cache.buffered import BufferedCache
 from unspool.cache.dynamic import DynamicCache
 from unspool.errors import SettingError, UnsupportedError
@@ -29,7 +29,7 @@ class BranchingCache(Cache):
     copied. An own position `j` of a row stands for position `prompt length + j`.
     """
 
-    can = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED})
+    can = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED, DIVIDE})
     is_in_order = False
 
     def __init__(self, prompt: BufferedCache, num_branches: int) -> None:
@@ -71,6 +71,9 @@ class BranchingCache(Cache):
     def end(self) -> None:
         super().end()
         self._own.end()
+        self._note_origins()
+
+    def _note_origins(self) -> None:
         for origins, length in zip(self._origins, self._own.lengths, strict=True):
             while len(origins) < length:
                 self._num_written += 1
@@ -125,6 +128,34 @@ class BranchingCache(Cache):
         self._prompt_lengths = [self._prompt_lengths[row] for row in index]
         self._origins = [list(self._origins[row]) for row in index]
         self.lengths = [self.lengths[row] for row in index]
+
+    def divide(self, num_parts: int, num_new: int) -> list[Cache]:
+        """One branch of every prompt at a time: each part reads all prompts' keys, which stay where they are."""
+        if num_parts != self.num_branches:
+            raise UnsupportedError(f"{self.num_branches} branches a prompt divide into as many parts, not {num_parts}")
+        if not self._own.lengths:
+            self._open_own()
+        parts: list[Cache] = []
+        for first, own in enumerate(self._own.divide(num_parts, num_new)):
+            part = BranchingCache(self._prompt, 1)
+            assert isinstance(own, DynamicCache)
+            part._own = own
+            part.lengths = self.lengths[first::num_parts]
+            part._origins = [[] for _ in part.lengths]  # who wrote what is noted for all branches together
+            parts.append(part)
+        return parts
+
+    def rejoin(self, parts: Sequence[Cache]) -> None:
+        super().rejoin(parts)
+        self._own.rejoin([part._own for part in parts if isinstance(part, BranchingCache)])
+        self._note_origins()
+
+    def _open_own(self) -> None:
+        """Make the branches' own buffers before the first pass, which would make them for the rows it is given."""
+        rows = len(self.lengths)
+        for layer, (keys, _) in enumerate(self._prompt):
+            self._own._add_layer(layer, rows, keys.shape[1], keys.shape[3], keys.dtype, keys.device)
+        self._own.lengths = [0] * rows
 
     def _find_parting(self, index: Sequence[int]) -> int:
         """The first own position at which any moved row differs from the row whose place it takes."""

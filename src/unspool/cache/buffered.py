@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from typing import Any
 
 import torch
 
-from unspool.cache.base import FORK, Cache
+from unspool.cache.base import DIVIDE, FORK, Cache
 from unspool.cache.forked import ForkedCache
 from unspool.errors import SettingError
 
@@ -100,6 +101,23 @@ class BufferedCache(Cache):
         else:
             ends = torch.tensor(self.lengths, device=device)
         return torch.arange(rows, device=device), ends, ends + chosen
+
+    def divide(self, num_parts: int, num_new: int) -> list[Cache]:
+        self.require(DIVIDE)
+        rows, held = len(self.lengths), max(self.lengths, default=0)
+        self._reserve(held + num_new)  # here: a part that grew would write into buffers of its own
+        parts: list[Cache] = []
+        for first in range(num_parts):
+            part = copy(self)
+            part.lengths = self.lengths[first::num_parts]
+            part._buffers = [buffer[first:rows:num_parts] for buffer in self._buffers]
+            part._filled = list(self._filled)
+            parts.append(part)
+        return parts
+
+    def rejoin(self, parts: Sequence[Cache]) -> None:
+        super().rejoin(parts)
+        self._filled = [max(self.lengths, default=0)] * len(self._buffers)
 
     @property
     def nbytes(self) -> int:

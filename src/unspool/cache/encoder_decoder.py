@@ -9,6 +9,7 @@ import torch
 
 from unspool.cache.base import Cache, Mask, Span
 from unspool.cache.dynamic import DynamicCache
+from unspool.errors import UnsupportedError
 
 LegacyPair = tuple[tuple[torch.Tensor, ...], ...]
 
@@ -21,6 +22,7 @@ class EncoderDecoderCache(Cache):
         self.cross_attention_cache = cross_attention_cache
         cross = cross_attention_cache
         self.is_updated = {layer: cross.get_seq_length(layer) > 0 for layer in range(_num_layers(cross))}
+        self.num_branches = 1  # rows that read one row of the cross-attention cache
         self._span = None
 
     @property
@@ -33,7 +35,7 @@ class EncoderDecoderCache(Cache):
 
     @property
     def source_lengths(self) -> list[int]:
-        """Positions of the encoder's states, a row each."""
+        """Positions of the encoder's states, one for each row of the cross-attention cache."""
         return self.cross_attention_cache.lengths
 
     # --- a forward pass: the decoder's part moves, the encoder's stays --------------------------------
@@ -80,8 +82,41 @@ class EncoderDecoderCache(Cache):
         self.self_attention_cache.truncate(lengths)
 
     def select_rows(self, index: Sequence[int]) -> None:
+        """Keep, repeat or reorder rows; rows that share a source stay together."""
+        branches = self.num_branches
+        sources = [index[place] // branches for place in range(0, len(index), branches)]
+        if len(index) % branches or any(
+            row // branches != sources[place // branches] for place, row in enumerate(index)
+        ):
+            raise UnsupportedError(f"{branches} rows share a source and stay together; got {list(index)}")
         self.self_attention_cache.select_rows(index)
-        self.cross_attention_cache.select_rows(index)
+        self.cross_attention_cache.select_rows(sources)
+
+    def branch(self, num_branches: int) -> None:
+        """Continue every row in `num_branches` rows, which read one copy of its cross-attention keys."""
+        rows = len(self.source_lengths)
+        self.self_attention_cache.select_rows([row for row in range(rows) for _ in range(num_branches)])
+        self.num_branches = num_branches
+
+    def divide(self, num_parts: int, num_new: int) -> list[Cache]:
+        if self.num_branches not in (1, num_parts):
+            raise UnsupportedError(f"{self.num_branches} rows a source divide into as many parts, not {num_parts}")
+        cross = self.cross_attention_cache
+        shared = [cross] * num_parts if self.num_branches > 1 else cross.divide(num_parts, 0)
+        own = self.self_attention_cache.divide(num_parts, num_new)
+        return [EncoderDecoderCache(*pair) for pair in zip(own, shared, strict=True)]
+
+    def rejoin(self, parts: Sequence[Cache]) -> None:
+        self.self_attention_cache.rejoin(
+            [part.self_attention_cache for part in parts if isinstance(part, EncoderDecoderCache)]
+        )
+
+    def merge(self) -> EncoderDecoderCache:
+        if self.num_branches == 1:
+            return self
+        [cross] = self.cross_attention_cache.divide(1, 0)
+        cross.select_rows([row for row in range(len(self.source_lengths)) for _ in range(self.num_branches)])
+        return EncoderDecoderCache(self.self_attention_cache, cross)
 
     def _reserve(self, stop: int) -> None:
         self.self_attention_cache._reserve(stop)

@@ -103,7 +103,10 @@ def _complete(settings: dict[str, Any]) -> dict[str, Any]:
     num_beams = complete["num_beams"]
     if num_beams is None or num_beams < 2:
         raise SettingError("a tree has at least two beams: --num-beams 2 or more; unspool run decodes with one")
-    complete.setdefault("num_return_sequences", num_beams)
+    if "num_return_sequences" not in settings:
+        complete["num_return_sequences"] = num_beams
+        if complete.get("force_words_ids"):
+            complete.setdefault("strict_constraints", False)  # all beams are shown, those without a word too
     return complete
 
 

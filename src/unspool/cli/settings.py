@@ -23,7 +23,7 @@ TENSORS_ONLY = (
     "return_legacy_cache",
 )
 # What the short way has instead of the table's defaults (a test compares them: that module imports torch).
-FRIENDLY: dict[str, Any] = {"max_new_tokens": 256, "max_length": None}
+FRIENDLY: dict[str, Any] = {"max_new_tokens": 256, "max_length": None, "strict_constraints": True}
 _TITLES = {
     "length": "length",
     "strategy": "strategy",

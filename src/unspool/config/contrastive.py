@@ -43,11 +43,6 @@ def check_contrastive(
     num = find_num_candidates(config)
     if config.penalty_alpha and "penalty_alpha" in asked:
         _check_strategy(config, spoken)
-    if config.low_memory and not num and "low_memory" in asked:
-        raise SettingError(
-            "`low_memory` reads the candidates of contrastive search one after the other, and this is none: set "
-            "`penalty_alpha` and `top_k`, or leave it out (beams share their prompt's keys already)"
-        )
     if not num:
         return
     if num > vocab_size:

@@ -302,6 +302,7 @@ _TABLE: tuple[Parameter, ...] = (
     _number("dynatemp_range", 0.0, "sampling", "How far temperature moves with the entropy; 0 is off.", per_row=True),
     _number("dynatemp_exponent", 1.0, "sampling", "Power of the entropy in dynamic temperature.", per_row=True),
     _flag("return_beam_trace", False, "output", "Return every step's candidates of a beam search."),
+    _flag("strict_constraints", False, "control", "Every returned sequence writes all that is forced, or an error."),
     Parameter(
         "speculate",
         None,
@@ -336,6 +337,7 @@ OURS = (
     "dynatemp_range",
     "dynatemp_exponent",
     "return_beam_trace",
+    "strict_constraints",
     "speculate",
 )
 PARAMETERS: dict[str, Parameter] = {parameter.name: parameter for parameter in _TABLE}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from unspool.beams import BeamSearchScorer, ConstrainedBeamSearchScorer
-from unspool.constraints import make_constraints
+from unspool.beams import BeamSearchScorer
+from unspool.beams.punctual import PunctualScorer
+from unspool.beams.rules import prepare_constraints
 from unspool.decoding.beam import BeamSearch, BeamSettings
 from unspool.decoding.beam_scored import ConstrainedBeams, GroupBeams
 from unspool.decoding.beam_trace import BeamTrace
@@ -90,8 +91,17 @@ def make_turns(
     if plan.strategy == "beam_groups":
         groups = BeamSearchScorer(**common, num_beam_groups=settings.num_groups)
         return GroupBeams(step, rows, finish, settings, groups, **more)
-    constraints = plan.settings.constraints or make_constraints(plan.settings.force_words_ids)
-    constrained = ConstrainedBeamSearchScorer(**common, constraints=constraints)
+    is_last_forced = plan.settings.forced_eos_token_id is not None  # and no place for a constraint
+    constrained = PunctualScorer(
+        **common,
+        constraints=prepare_constraints(
+            plan.settings, vocab_size=step.model.info.vocab_size, end_ids=plan.eos_token_ids
+        ),
+        is_strict=bool(plan.settings.strict_constraints),
+        prompt_width=plan.prompt_width,
+        last_place=plan.max_length - is_last_forced,
+        end_ids=plan.eos_token_ids,
+    )
     return ConstrainedBeams(step, rows, finish, settings, constrained, **more)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from unspool.cache import ROLL_BACK, BranchingCache, Cache, DynamicCache, EncoderDecoderCache, find_kind
+from unspool.cache import DIVIDE, ROLL_BACK, Cache, DynamicCache, EncoderDecoderCache, find_kind
 from unspool.decoding.beam import BeamSearch
 from unspool.decoding.beam_scored import ScoredBeams
 from unspool.decoding.beam_trace import BeamTrace
@@ -262,6 +262,8 @@ class Run:
         plan, prompts, settings = self._plan, self._prompts, self._settings
         if self._cache is None:
             self._cache = self._new_cache()
+        if self._divides_rows:
+            self._cache.require(DIVIDE)
         if plan.drafting is not None:
             check_cache(plan.drafting, self._cache)
         rows = Rows(prompts, plan.pad_token_id)
@@ -276,6 +278,7 @@ class Run:
             copies_logits=bool(self._hooks.processors),
             prompt_embeds=prompts.embeds,
             prompt_lengths=prompts.lengths,
+            divides_rows=self._divides_rows,
             readout=self._readout,
             tries_one_by_one=bool(settings.low_memory),
         )
@@ -288,6 +291,10 @@ class Run:
             self._cache = step.cache
         rows.seeds = torch.tensor(self._seeds(), dtype=torch.int64, device=rows.seeds.device)
         return step, rows
+
+    @property
+    def _divides_rows(self) -> bool:
+        return bool(self._settings.low_memory) and self._plan.num_beams > 1
 
     def _new_cache(self) -> Cache:
         plan, prompts, settings = self._plan, self._prompts, self._settings
@@ -384,7 +391,8 @@ class Run:
     def _returned_cache(self) -> Any:
         if self._settings.use_cache is False:
             return None
-        cache = self._cache.merge() if isinstance(self._cache, BranchingCache) else self._cache
+        assert self._cache is not None
+        cache = self._cache.merge()
         if self._settings.return_legacy_cache and isinstance(cache, DynamicCache | EncoderDecoderCache):
             return cache.to_legacy_cache()
         return cache

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
-from unspool.cache import BranchingCache, Cache, DynamicCache
+from unspool.cache import BranchingCache, Cache, DynamicCache, EncoderDecoderCache
+from unspool.decoding.parts import run_in_parts
 from unspool.decoding.past_states import PastStates
 from unspool.decoding.prompts import fill_right
 from unspool.decoding.readout import Reading, Readout
@@ -50,6 +51,7 @@ class Step:
         copies_logits: bool = False,
         prompt_embeds: torch.Tensor | None = None,
         prompt_lengths: Sequence[int] = (),
+        divides_rows: bool = False,
         readout: Readout | None = None,
         tries_one_by_one: bool = False,
     ) -> None:
@@ -65,6 +67,8 @@ class Step:
         self._copies_logits = copies_logits  # a caller's own processor may write into what it is given
         self._prompt_embeds = prompt_embeds
         self._prompt_lengths = list(prompt_lengths)
+        self._divides_rows = divides_rows
+        self._num_parts = 1  # passes that the rows are divided into
         self._starts: list[int] = []  # where each row's last reading began
         self._counts: list[int] = []  # and how many positions it took
         self._given: torch.Tensor | None = None  # the last step's logits, as the processors were given them
@@ -278,10 +282,15 @@ class Step:
         model can read them so.
         """
         assert self._ready is not None
+        if branches > 1 and self._divides_rows:
+            self._num_parts = branches
         spread = self._spread(index)
         if branches > 1 and self._can_branch():
-            assert isinstance(self.cache, DynamicCache)
-            self.cache = BranchingCache(self.cache, branches)
+            if isinstance(self.cache, EncoderDecoderCache):
+                self.cache.branch(branches)
+            else:
+                assert isinstance(self.cache, DynamicCache)
+                self.cache = BranchingCache(self.cache, branches)
         else:
             self.cache.select_rows(spread)
         self._select_prompts(index)
@@ -295,8 +304,11 @@ class Step:
             self._ready = _select(self._ready, torch.tensor(list(index), device=self._ready.logits.device))
 
     def _can_branch(self) -> bool:
-        is_plain = type(self.cache) is DynamicCache and self._keeps_cache
-        return is_plain and "branches" in self.model.info.can and not self._want.attentions
+        if "branches" not in self.model.info.can:
+            return False
+        if isinstance(self.cache, EncoderDecoderCache):
+            return True  # what is shared is the source, which every pass leaves as it is
+        return type(self.cache) is DynamicCache and self._keeps_cache and not self._want.attentions
 
     def reorder_rows(self, index: Sequence[int]) -> None:
         """Let the cache follow beams: row `i` goes on from what row `index[i]` was, within its own prompt."""
@@ -365,14 +377,16 @@ class Step:
             part = slice(first, min(first + chunk, num_new))
             real = [min(max(count - first, 0), part.stop - first) for count in counts]
             starts = list(self.cache.lengths) or [0] * len(counts)
-            piece = self.model.forward(
+            piece = run_in_parts(
+                self.model,
                 None if tokens is None else tokens[:, part],
                 self.cache,
+                num_parts=self._num_parts,
                 counts=None if min(real) == part.stop - first else real,
                 want=self._want,
                 embeds=None if embeds is None else embeds[:, part],
             )
-            self.num_forward_passes += 1
+            self.num_forward_passes += self._num_parts
             self._keep_states(piece, starts, real)
             forward = piece if forward is None else _join(forward, piece, real)
             first = part.stop

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from unspool.kernels.attention import attend
+
 
 def attend_branches(
     queries: torch.Tensor,  # (prompts * branches, heads, new, width)
@@ -41,6 +43,31 @@ def attend_branches(
         from_own.reshape(rows, kv_heads, -1, from_own.shape[-1]), own_values
     )
     return read.reshape(rows, heads, num_new, width), weights
+
+
+def attend_shared(
+    queries: torch.Tensor,  # (prompts * branches, heads, new, width)
+    keys: torch.Tensor,  # (prompts, kv_heads, keys, width)
+    values: torch.Tensor,
+    *,
+    scale: float,
+    mask: torch.Tensor | None = None,  # the same for all branches and queries: (prompts, 1, 1, keys)
+    want_weights: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attention where branches of a prompt read nothing of their own: they become further queries of its keys."""
+    (rows, heads, num_new, _), prompts = queries.shape, keys.shape[0]
+    branches = rows // prompts
+    if branches == 1:
+        return attend(queries, keys, values, scale=scale, mask=mask, want_weights=want_weights)
+    folded = queries.view(prompts, branches, heads, num_new, -1).transpose(1, 2).flatten(2, 3)
+    read, weights = attend(folded, keys, values, scale=scale, mask=mask, want_weights=want_weights)
+    apart = (prompts, heads, branches, num_new, -1)
+    unfolded = [
+        None if part is None else part.reshape(apart).transpose(1, 2).flatten(0, 1)  # (rows, heads, new, …)
+        for part in (read, weights)
+    ]
+    assert unfolded[0] is not None
+    return unfolded[0], unfolded[1]
 
 
 def _can_merge(queries: torch.Tensor) -> bool:

@@ -13,6 +13,7 @@ from unspool.cache.buffered import BufferedCache
 from unspool.errors import InputError, UnsupportedError
 from unspool.kernels.activations import find_activation
 from unspool.kernels.attention import attend
+from unspool.kernels.branched import attend_shared
 from unspool.kernels.forked import attend_forked, fold_mask
 from unspool.kernels.relative import distance_buckets
 from unspool.models.arrangement import Arrangement, read_mask
@@ -160,7 +161,7 @@ class T5(NativeModel):
             if want.hidden_states:
                 hidden.append(x)
             x, weights = self._attend_back(index, layer, x, cache, mask, want.attentions)
-            x, across = self._attend_across(layer, x, source[index], visible, cache.num_forks, want.attentions)
+            x, across = self._attend_across(layer, x, source[index], visible, want.attentions)
             x = x + self._feed(layer, x)
             if weights is not None and across is not None:
                 own_weights.append(weights)
@@ -191,12 +192,11 @@ class T5(NativeModel):
         x: torch.Tensor,
         source: tuple[torch.Tensor, torch.Tensor],
         visible: torch.Tensor | None,
-        num_forks: int,
         want_weights: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         assert layer.cross_norm is not None and layer.cross_q is not None and layer.cross_out is not None
         queries = self._heads(layer.cross_q(layer.cross_norm(x)), 1)[:, :, 0].transpose(1, 2)
-        read, weights = _attend(queries, *source, visible, num_forks, want_weights)
+        read, weights = attend_shared(queries, *source, scale=1.0, mask=visible, want_weights=want_weights)
         return x + layer.cross_out(read.transpose(1, 2).flatten(2)), weights
 
     # --- pieces of both ------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ def _describe(spec: T5Spec) -> ModelInfo:
         eos_token_id=spec.eos_token_id,
         pad_token_id=spec.pad_token_id,
         decoder_start_token_id=spec.decoder_start_token_id,
-        can=frozenset({"hidden_states", "attentions", "inputs_embeds", "last_states", "forks"}),
+        can=ModelInfo.can | {"branches", "forks"},
     )
 
 
