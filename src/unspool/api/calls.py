@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from unspool.api.assistant import follow_assistant, read_assistant
+from unspool.api.assistant import Assistant, follow_assistant, read_assistant
 from unspool.api.core import as_model
 from unspool.api.healing import heal_prompts
 from unspool.cache import Cache, DynamicCache, EncoderDecoderCache
@@ -20,13 +20,12 @@ from unspool.decoding.run import Hooks, Run
 from unspool.errors import SettingError, UnsupportedError
 from unspool.outputs import Output
 from unspool.plan import Plan, PromptShape, merge, settle
-from unspool.protocols import ModelInfo
+from unspool.protocols import Model, ModelInfo
 from unspool.stopping import as_criteria_list
 from unspool.streaming import StreamCancelled
 
 _INPUT_NAMES = ("input_ids", "attention_mask", "inputs_embeds", "decoder_input_ids", "encoder_outputs")
 _UNBUILT = {
-    "assistant_tokenizer": "drafting with another tokenizer",
     "negative_prompt_ids": "classifier-free guidance",
     "negative_prompt_attention_mask": "classifier-free guidance",
     "synced_gpus": "decoding over several GPUs",
@@ -53,7 +52,8 @@ def generate(
     """Generate token ids: a tensor (rows, length), or an output object with `return_dict_in_generate=True`.
 
     Beside these arguments it takes the model's inputs (`input_ids`, `attention_mask`, `inputs_embeds`, …), a
-    `tokenizer` for `stop_strings`, `past_key_values`, and every setting of `GenerationConfig`.
+    `tokenizer` for `stop_strings` (and, with an `assistant_tokenizer`, for a draft model of another vocabulary),
+    `past_key_values`, and every setting of `GenerationConfig`.
     """
     asked = {
         "synced_gpus": synced_gpus,
@@ -119,6 +119,7 @@ def start(
     hides_padding: bool = False,
     beams: str | None = None,
     assistant_model: Any = None,
+    assistant_tokenizer: Any = None,
     **kwargs: Any,
 ) -> Run:
     """Check everything and prepare a run; nothing is computed until it is iterated, but for token healing's one step.
@@ -143,14 +144,16 @@ def start(
         given.input_ids = inputs
     model_config = None if use_model_defaults is False else getattr(model, "generation_config", None)
     settings, origins = merge(model_config, generation_config, kwargs, defaults)
-    assistant = None if assistant_model is None else read_assistant(assistant_model, core, tokenizer)
+    assistant = _read_assistant(assistant_model, core, tokenizer, assistant_tokenizer)
     if assistant is not None:
         follow_assistant(settings, origins, assistant_model)
-    assistant_info = None if assistant is None else assistant.info
+    drafts = () if assistant is None else (assistant.model.info, assistant.relation)
     prompts = replace(read_prompts(core, given, settings), hides_padding=hides_padding)
     cache = _as_cache(past_key_values, prompts.lengths, core.info)
     shape = _shape(prompts, cache)
-    plan = settle(settings, origins, core.info, shape, assistant_info)
+    plan = settle(settings, origins, core.info, shape, *drafts)
+    if assistant is not None:
+        assistant.check_tokens(plan.do_sample)
     if beams is not None and plan.num_beams == 1:
         raise SettingError("beams='all' streams the table of a beam search; add num_beams")
     if cache is not None:
@@ -160,7 +163,14 @@ def start(
     processors = [] if logits_processor is None else _as_processors(logits_processor)
     criteria = [] if stopping_criteria is None else list(as_criteria_list(stopping_criteria))
     hooks = Hooks(
-        processors, criteria, tokenizer, cache, prefix_allowed_tokens_fn, assistant, shows_beams=beams is not None
+        processors,
+        criteria,
+        tokenizer,
+        cache,
+        prefix_allowed_tokens_fn,
+        None if assistant is None else assistant.model,
+        None if assistant is None else assistant.vocabularies,
+        shows_beams=beams is not None,
     )
     run = Run(core, prompts, plan, hooks)
     if not settings.token_healing:
@@ -168,9 +178,20 @@ def start(
     if cache is not None:
         raise SettingError("`token_healing` chooses the last token again, and past_key_values may hold it; give one")
     healed, added = heal_prompts(core, prompts, tokenizer, plan.pad_token_id)
-    run = Run(core, healed, settle(settings, origins, core.info, _shape(healed, None), assistant_info), hooks)
+    run = Run(core, healed, settle(settings, origins, core.info, _shape(healed, None), *drafts), hooks)
     run.added_texts = [text for text in added for _ in range(plan.num_return_sequences)]
     return run
+
+
+def _read_assistant(assistant: Any, core: Model, tokenizer: Any, assistant_tokenizer: Any) -> Assistant | None:
+    if assistant is not None:
+        return read_assistant(assistant, core, tokenizer, assistant_tokenizer)
+    if assistant_tokenizer is not None:
+        raise SettingError(
+            "`assistant_tokenizer` is a draft model's, and there is none; pass the model as assistant_model, or leave "
+            "its tokenizer out"
+        )
+    return None
 
 
 def _shape(prompts: Prompts, cache: Cache | None) -> PromptShape:
