@@ -91,7 +91,7 @@ def _check_methods(name: str, tokenizer: Any, asked: tuple[str, ...]) -> None:
 
 
 def _check_size(name: str, vocabulary: Vocabulary) -> None:
-    num_known, num_all = len(vocabulary.ids), len(vocabulary.tokenizer.get_vocab())
+    num_known, num_all = len(vocabulary.ids), len(vocabulary.known)
     if num_known < (1 - MOST_UNKNOWN) * num_all:
         whose = "assistant_model" if name == "assistant_tokenizer" else "model"
         raise SettingError(

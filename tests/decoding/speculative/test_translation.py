@@ -143,9 +143,11 @@ def test_guesses_come_back_as_the_text_they_are(kind: str, text: str, guess: str
     translation.ids += drafts.encode(text + guess)[len(drafts.encode(text)) :]
     guessed, _ = join_text(drafts.read(translation.ids[translation.num_told :]))
     written, _ = join_text(own.read(translation.express()))
-    if not guessed.startswith(" ") or kind != "characters first":  # which begins every text with a space of its own
+    if kind == "characters first":  # its "▁the" can't begin in the middle of a word: then there is no guess
+        assert written in (guessed, "")
+        assert written or not guessed or "the" in guessed
+    else:
         assert written == guessed
-    assert written.strip(" ") == guessed.strip(" ")
 
 
 def test_a_guess_inside_a_word_goes_on_from_there() -> None:

@@ -111,7 +111,7 @@ class Translation:
             return [], False
         # The row ends inside a token of the new tokenization, or the draft model's tokenizer changed the text.
         text, is_whole = join_text(self._drafts.read(body))
-        return self._own.encode(text), is_whole
+        return self._own.encode_inside(text), is_whole
 
     def _read_heard(self, start: Place) -> tuple[str, bool]:
         """The row's text from a place on, and whether no character is unfinished."""

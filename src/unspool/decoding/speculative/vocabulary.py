@@ -42,7 +42,18 @@ class Vocabulary:
     @cached_property
     def ids(self) -> dict[str, int]:
         """Every token that the model has an embedding for."""
-        return {token: number for token, number in self.tokenizer.get_vocab().items() if number < self.num_tokens}
+        return {token: number for token, number in self.known.items() if number < self.num_tokens}
+
+    @property
+    def known(self) -> dict[str, int]:
+        """Every token of the tokenizer."""
+        try:
+            found = _KNOWN.get(self.tokenizer)
+            if found is None or len(found) != _count(self.tokenizer):
+                found = _KNOWN[self.tokenizer] = self.tokenizer.get_vocab()
+        except TypeError:  # has no length, or can't be hashed or weakly held
+            return self.tokenizer.get_vocab()
+        return found
 
     @cached_property
     def special_ids(self) -> dict[str, int]:
@@ -76,6 +87,15 @@ class Vocabulary:
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, without any that the model does not have."""
         return [one for one in self.tokenizer.encode(text, add_special_tokens=False) if one < self.num_tokens]
+
+    def encode_inside(self, text: str) -> list[int]:
+        """The tokens of a text that goes on from another; none where the first would put something before it."""
+        tokens, lead = self.encode(text), len(self.lead)
+        for num_skipped in range(len(tokens) + 1):
+            if lead <= 0:
+                return tokens[num_skipped:] if lead == 0 else []
+            lead -= len(b"".join(self.read(tokens[num_skipped : num_skipped + 1])))
+        return []
 
     def read(self, tokens: Sequence[int]) -> list[bytes]:
         """What tokens read as; nothing for numbers that are no tokens."""
@@ -145,7 +165,8 @@ class Vocabularies:
 
 Sizes = tuple[int, int, int, int]  # of the tokenizers, which may grow, and of their models
 
-# Kept while both tokenizers live: a comparison reads every token. The values hold no tokenizer.
+# Kept while the tokenizers live: a comparison reads every token. The values hold no tokenizer.
+_KNOWN: WeakKeyDictionary[Any, dict[str, int]] = WeakKeyDictionary()
 _RELATIONS: WeakKeyDictionary[Any, WeakKeyDictionary[Any, tuple[Sizes, Relation]]] = WeakKeyDictionary()
 _COMMON: WeakKeyDictionary[Any, WeakKeyDictionary[Any, tuple[Sizes, dict[int, int]]]] = WeakKeyDictionary()
 
