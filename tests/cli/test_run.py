@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes import make_tokenizer
 
 import unspool
-from tests.fakes import make_tokenizer
 from unspool.loading import source
 
 FEW = ("--max-new-tokens", "6")

@@ -263,3 +263,20 @@ def test_the_default_model_with_a_draft_model_of_another_tokenizer(default_model
     assert sum(drafted.speculation.drafted) > 0
     drawn = lm.generate(prompt, max_new_tokens=4, assistant_model=Other(), do_sample=True, seed=1)
     assert sum(drawn.speculation.drafted) > 0
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_tokenizers_of_transformers(do_sample: bool) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    target, drafter, own = set_up("merges")
+    other = drafter["assistant_tokenizer"]
+    theirs = {
+        "tokenizer": PreTrainedTokenizerFast(tokenizer_object=own.backend_tokenizer, eos_token="</s>"),
+        "assistant_tokenizer": PreTrainedTokenizerFast(tokenizer_object=other.backend_tokenizer, eos_token="</s>"),
+    }
+    call = {**encode(own, 5), "max_new_tokens": 15, "do_sample": do_sample, "seed": 2}
+    ours = generate(target, **call, **drafter, return_dict_in_generate=True)
+    output = generate(target, **call, **(drafter | theirs), return_dict_in_generate=True)
+    assert output.sequences.tolist() == ours.sequences.tolist()
+    assert output.speculation == ours.speculation and sum(ours.speculation.drafted) > 0
