@@ -484,6 +484,8 @@ STEERING = {
     "num_assistant_tokens_schedule": "assistant_model",
     "assistant_confidence_threshold": "assistant_model",
     "max_matching_ngram_size": "prompt_lookup_num_tokens",
+    "assistant_lookbehind": "assistant_model",
+    "target_lookbehind": "assistant_model",
 }
 
 
@@ -495,14 +497,6 @@ def test_drafting_settings_without_a_drafter(name: str) -> None:
             plan_for(origin, **{name: EXAMPLES[name]})
     assert plan_for("model", **{name: EXAMPLES[name]}).drafting is None
     assert plan_for(**{name: None}).drafting is None
-
-
-@pytest.mark.parametrize("name", ["assistant_lookbehind", "target_lookbehind"])
-def test_drafting_with_another_tokenizer_is_yet_to_come(name: str) -> None:
-    for origin in ("call", "config"):
-        with pytest.raises(UnsupportedError, match=f"`{name}` steers a drafter with another tokenizer"):
-            plan_for(origin, **{name: EXAMPLES[name]})
-    assert plan_for("model", **{name: EXAMPLES[name]}).drafting is None
 
 
 @pytest.mark.parametrize("name", ["output_scores", "output_logits", "output_attentions", "output_hidden_states"])

@@ -15,7 +15,7 @@ from unspool.cache.kinds import KINDS, find_kind, read_options
 from unspool.composition import Call, check_composition
 from unspool.config import PARAMETERS, GenerationConfig, find_unused
 from unspool.config.contrastive import check_contrastive, find_num_candidates
-from unspool.config.drafting import Drafting, read_drafting
+from unspool.config.drafting import Drafting, Relation, read_drafting
 from unspool.config.layers import find_candidate_layers
 from unspool.config.rules import check_settings
 from unspool.config.values import MOST_ROWS
@@ -123,6 +123,7 @@ def settle(
     info: ModelInfo,
     shape: PromptShape,
     assistant: ModelInfo | None = None,
+    relation: Relation = "same",
 ) -> Plan:
     """Decide a call's merged settings for a model, its drafter and prompts, or raise the error that names what can't
     be."""
@@ -157,7 +158,7 @@ def settle(
     max_length = _decide_length(settings, origins, info, shape, is_endless)
     _check_reachable(settings, origins, shape.width, max_length)
     check_constraints(settings, vocab_size=info.vocab_size, end_ids=eos, max_new_tokens=max_length - shape.width)
-    drafting = _decide_drafting(settings, origins, info, shape, assistant)
+    drafting = _decide_drafting(settings, origins, info, shape, assistant, relation)
     return Plan(
         settings=settings,
         origins=origins,
@@ -487,6 +488,7 @@ def _decide_drafting(
     info: ModelInfo,
     shape: PromptShape,
     assistant: ModelInfo | None,
+    relation: Relation,
 ) -> Drafting | None:
     drafting = read_drafting(
         settings,
@@ -494,6 +496,7 @@ def _decide_drafting(
         has_assistant=assistant is not None,
         num_layers=info.num_layers,
         can=info.can,
+        relation=relation,
     )
     if drafting is None:
         return None
@@ -503,15 +506,16 @@ def _decide_drafting(
             "numbers of drafted tokens; leave it out"
         )
     if assistant is not None:
-        _check_assistant(info, assistant, shape)
+        _check_assistant(info, assistant, shape, relation)
     return drafting
 
 
-def _check_assistant(info: ModelInfo, assistant: ModelInfo, shape: PromptShape) -> None:
-    if assistant.vocab_size != info.vocab_size:
+def _check_assistant(info: ModelInfo, assistant: ModelInfo, shape: PromptShape, relation: Relation) -> None:
+    if relation == "same" and assistant.vocab_size != info.vocab_size:
         raise SettingError(
             f"`assistant_model` has a vocabulary of {assistant.vocab_size} tokens and the model one of "
-            f"{info.vocab_size}: its drafts would mean other texts; use a draft model with the same tokenizer"
+            f"{info.vocab_size}: its drafts would mean other texts; pass `tokenizer` and `assistant_tokenizer` to "
+            "draft across tokenizers, or use a draft model with the same one"
         )
     if assistant.is_encoder_decoder != info.is_encoder_decoder:
         kinds = ("an encoder-decoder", "decoder-only")
@@ -525,8 +529,13 @@ def _check_assistant(info: ModelInfo, assistant: ModelInfo, shape: PromptShape) 
             "`assistant_model` reads tokens, and inputs_embeds are the model's own; pass input_ids, or use "
             "assistant_early_exit"
         )
+    if relation != "same" and info.is_encoder_decoder:
+        raise SettingError(
+            "`assistant_model` has another tokenizer than the model, and an encoder-decoder's source is not put into "
+            "other tokens; use a draft model with the same tokenizer, or prompt_lookup_num_tokens"
+        )
     room, needed = assistant.max_context, shape.longest
-    if room is not None and needed >= room:
+    if relation != "other" and room is not None and needed >= room:  # in other tokens, the prompt has other lengths
         raise SettingError(
             f"the prompt has {needed} tokens and the assistant_model's context ends at {room}; "
             "use one with a longer context"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes import make_tokenizer
 
 import unspool
 from unspool.loading import source
@@ -219,6 +222,20 @@ def test_drafters_and_their_stats(cli: Callable[..., Any], tiny: str, flags: lis
     assert "drafted token" in ended.err and " right" in ended.err
     told = json.loads(cli("run", "abc abc abc", "-m", tiny, *FEW, *flags, "--json").out)["stats"]["speculation"]
     assert len(told["drafted"]) == len(told["accepted"]) == 1 and told["mean_accepted_length"] >= 0
+
+
+@pytest.mark.parametrize("flags", [[], ["--do-sample", "--seed", "3"]])
+def test_a_draft_model_with_another_tokenizer(
+    cli: Callable[..., Any], tiny: str, tmp_path: Path, flags: list[str]
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny, other)
+    make_tokenizer().save(other)
+    call = ("run", "abc", "-m", tiny, "--max-new-tokens", "13", "--stats", *flags)
+    told = cli(*call, "--assistant-model", str(other))
+    assert told.code == 0 and re.search(r"\d+ of [1-9]\d* drafted tokens? right", told.err)
+    if not flags:
+        assert told.out == cli(*call).out
 
 
 def test_a_draft_model_by_name(cli: Callable[..., Any], tiny: str) -> None:

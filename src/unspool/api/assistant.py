@@ -1,20 +1,43 @@
-"""A draft model at the door: is it one, does it speak the model's tokens, and what its own file says of drafting."""
+"""A draft model at the door: is it one, how its tokens stand to the model's, and what its own file says of drafting."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from unspool.api.core import as_model
 from unspool.config import GenerationConfig
+from unspool.config.drafting import Relation
+from unspool.decoding.speculative.vocabulary import Vocabularies, Vocabulary
 from unspool.errors import SettingError
 from unspool.plan import Origin
 from unspool.protocols import Model
 
+MOST_UNKNOWN = 0.05  # of a tokenizer's tokens that its model may lack: some are added after training
+_ASKED = ("encode", "get_vocab", "all_special_ids", "convert_ids_to_tokens", "convert_tokens_to_string")
 _FOLLOWED = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 
 
-def read_assistant(assistant: Any, model: Model, tokenizer: Any) -> Model:
-    """The draft model; raises where its tokens are others than the model's."""
+@dataclass(frozen=True)
+class Assistant:
+    """A draft model, and both vocabularies where its tokens are not the model's."""
+
+    model: Model
+    vocabularies: Vocabularies | None = None
+
+    @property
+    def relation(self) -> Relation:
+        """How its tokens stand to the model's."""
+        return "same" if self.vocabularies is None else self.vocabularies.relation
+
+    def check_tokens(self, do_sample: bool) -> None:
+        """Raise where guesses are to be drawn from tokens that hardly any are common."""
+        if self.vocabularies is not None and (do_sample or self.relation == "renumbered"):
+            self.vocabularies.check_common()
+
+
+def read_assistant(assistant: Any, model: Model, tokenizer: Any, assistant_tokenizer: Any = None) -> Assistant:
+    """The draft model, with both vocabularies where they differ; raises where it can't be told or can't be."""
     core = as_model(assistant)
     if core is model:
         raise SettingError(
@@ -25,26 +48,56 @@ def read_assistant(assistant: Any, model: Model, tokenizer: Any) -> Model:
         raise SettingError(
             f"`assistant_model` is on {core.device} and the model on {model.device}; load both on one device"
         )
-    other = getattr(assistant, "tokenizer", None)
-    if tokenizer is not None and other is not None and hasattr(tokenizer, "get_vocab") and hasattr(other, "get_vocab"):
-        _compare(tokenizer.get_vocab(), other.get_vocab())
-    return core
+    other = assistant_tokenizer if assistant_tokenizer is not None else getattr(assistant, "tokenizer", None)
+    sizes = model.info.vocab_size, core.info.vocab_size
+    if tokenizer is None or other is None:
+        _refuse_unnamed(tokenizer, other, assistant_tokenizer is not None, sizes)
+        return Assistant(core)
+    for name, one in (("tokenizer", tokenizer), ("assistant_tokenizer", other)):
+        _check_methods(name, one, ("get_vocab",))
+    vocabularies = Vocabularies(Vocabulary(tokenizer, sizes[0]), Vocabulary(other, sizes[1]))
+    if vocabularies.relation == "same":
+        return Assistant(core)
+    for name, vocabulary in (("tokenizer", vocabularies.own), ("assistant_tokenizer", vocabularies.drafts)):
+        _check_methods(name, vocabulary.tokenizer, _ASKED)
+        _check_size(name, vocabulary)
+    return Assistant(core, vocabularies)
 
 
-def _compare(own: dict[str, int], other: dict[str, int]) -> None:
-    """Vocabularies are the same or they are not: equal sizes say nothing."""
-    if own == other:
+def _refuse_unnamed(tokenizer: Any, other: Any, is_asked: bool, sizes: tuple[int, int]) -> None:
+    """Without both tokenizers only the sizes can be compared: equal ones are taken for one vocabulary."""
+    if not is_asked and sizes[0] == sizes[1]:
         return
-    differing = next((token for token, place in own.items() if other.get(token) != place), None)
-    what = (
-        f"{differing!r} is {own[differing]} in one and {other.get(differing)} in the other"
-        if differing
-        else (f"one has {len(own)} tokens, the other {len(other)}")
+    missing = [name for name, one in (("tokenizer", tokenizer), ("assistant_tokenizer", other)) if one is None]
+    why = (
+        "`assistant_tokenizer` was given"
+        if is_asked
+        else f"`assistant_model` has a vocabulary of {sizes[1]} tokens and the model one of {sizes[0]}"
     )
+    named = " and ".join(f"`{name}`" for name in missing)
     raise SettingError(
-        f"`assistant_model` has another tokenizer than the model ({what}), so its drafts would mean other texts; "
-        "use a draft model of the same tokenizer, or prompt_lookup_num_tokens"
+        f"{why}, so drafts are put into other tokens by both tokenizers; pass {named} too, or use a draft model with "
+        "the model's own tokenizer"
     )
+
+
+def _check_methods(name: str, tokenizer: Any, asked: tuple[str, ...]) -> None:
+    missing = [each for each in asked if not hasattr(tokenizer, each)]
+    if missing:
+        raise SettingError(
+            f"`{name}` is a {type(tokenizer).__name__} without {', '.join(missing)}, which drafting across tokenizers "
+            "asks for; use lm.tokenizer, or one of transformers'"
+        )
+
+
+def _check_size(name: str, vocabulary: Vocabulary) -> None:
+    num_known, num_all = len(vocabulary.ids), len(vocabulary.known)
+    if num_known < (1 - MOST_UNKNOWN) * num_all:
+        whose = "assistant_model" if name == "assistant_tokenizer" else "model"
+        raise SettingError(
+            f"`{name}` has {num_all} tokens and the {whose} {vocabulary.num_tokens}, so it is not that model's; "
+            "pass the tokenizer that the model was trained with"
+        )
 
 
 def follow_assistant(settings: GenerationConfig, origins: dict[str, Origin], assistant: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from unspool.api.assistant import follow_assistant, read_assistant
+from unspool.api.assistant import Assistant, follow_assistant, read_assistant
 from unspool.api.core import as_model
 from unspool.api.healing import heal_prompts
 from unspool.cache import Cache, DynamicCache, EncoderDecoderCache
@@ -35,7 +35,6 @@ _INPUT_NAMES = (
     "negative_prompt_attention_mask",
 )
 _UNBUILT = {
-    "assistant_tokenizer": "drafting with another tokenizer",
     "synced_gpus": "decoding over several GPUs",
     "custom_generate": "custom decoding methods",
 }
@@ -60,7 +59,8 @@ def generate(
     """Generate token ids: a tensor (rows, length), or an output object with `return_dict_in_generate=True`.
 
     Beside these arguments it takes the model's inputs (`input_ids`, `attention_mask`, `inputs_embeds`, …), a
-    `tokenizer` for `stop_strings`, `past_key_values`, and every setting of `GenerationConfig`.
+    `tokenizer` for `stop_strings` (and, with an `assistant_tokenizer`, for a draft model of another vocabulary),
+    `past_key_values`, and every setting of `GenerationConfig`.
     """
     asked = {
         "synced_gpus": synced_gpus,
@@ -127,6 +127,7 @@ def start(
     beams: str | None = None,
     owns_cache: bool = False,
     assistant_model: Any = None,
+    assistant_tokenizer: Any = None,
     **kwargs: Any,
 ) -> Run:
     """Check everything and prepare a run; nothing is computed until it is iterated, but for token healing's one step.
@@ -152,14 +153,16 @@ def start(
         given.input_ids = inputs
     model_config = None if use_model_defaults is False else getattr(model, "generation_config", None)
     settings, origins = merge(model_config, generation_config, kwargs, defaults)
-    assistant = None if assistant_model is None else read_assistant(assistant_model, core, tokenizer)
+    assistant = _read_assistant(assistant_model, core, tokenizer, assistant_tokenizer)
     if assistant is not None:
         follow_assistant(settings, origins, assistant_model)
-    assistant_info = None if assistant is None else assistant.info
+    drafts = () if assistant is None else (assistant.model.info, assistant.relation)
     prompts = replace(read_prompts(core, given, settings), hides_padding=hides_padding)
     cache = _as_cache(past_key_values, prompts.lengths, core)
     shape = _shape(prompts, cache)
-    plan = settle(settings, origins, core.info, shape, assistant_info)
+    plan = settle(settings, origins, core.info, shape, *drafts)
+    if assistant is not None:
+        assistant.check_tokens(plan.do_sample)
     if beams is not None and plan.num_beams == 1:
         raise SettingError("beams='all' streams the table of a beam search; add num_beams")
     if cache is not None:
@@ -175,7 +178,8 @@ def start(
         tokenizer,
         cache,
         prefix_allowed_tokens_fn,
-        assistant,
+        None if assistant is None else assistant.model,
+        None if assistant is None else assistant.vocabularies,
         shows_beams=beams is not None,
         owns_cache=owns_cache,
     )
@@ -185,9 +189,20 @@ def start(
     if cache is not None:
         raise SettingError("`token_healing` chooses the last token again, and past_key_values may hold it; give one")
     healed, added = heal_prompts(core, prompts, tokenizer, plan.pad_token_id)
-    run = Run(core, healed, settle(settings, origins, core.info, _shape(healed, None), assistant_info), hooks)
+    run = Run(core, healed, settle(settings, origins, core.info, _shape(healed, None), *drafts), hooks)
     run.added_texts = [text for text in added for _ in range(plan.num_return_sequences)]
     return run
+
+
+def _read_assistant(assistant: Any, core: Model, tokenizer: Any, assistant_tokenizer: Any) -> Assistant | None:
+    if assistant is not None:
+        return read_assistant(assistant, core, tokenizer, assistant_tokenizer)
+    if assistant_tokenizer is not None:
+        raise SettingError(
+            "`assistant_tokenizer` is a draft model's, and there is none; pass the model as assistant_model, or leave "
+            "its tokenizer out"
+        )
+    return None
 
 
 def _shape(prompts: Prompts, cache: Cache | None) -> PromptShape:

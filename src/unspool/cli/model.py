@@ -40,7 +40,7 @@ def add_assistant_option(parser: Parser) -> None:
             name,
             metavar="NAME",
             dest="assistant_model",
-            help="A smaller model with the same tokenizer, which drafts for this one to check."
+            help="A smaller model, which drafts for this one to check."
             if name == "--assistant-model"
             else argparse.SUPPRESS,
         )

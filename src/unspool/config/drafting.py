@@ -12,9 +12,14 @@ from unspool.errors import SettingError, UnsupportedError
 Schedule = Literal["constant", "heuristic", "heuristic_transient"]
 DrafterKind = Literal["prompt_lookup", "draft_model", "early_exit"]
 
+# A draft model's tokens beside the model's: the same; the same under other numbers; others.
+Relation = Literal["same", "renumbered", "other"]
+
 MOST_DRAFTED = 1024  # tokens a draft: their logits are held for the whole vocabulary
 LONGEST_NGRAM = 32  # each size has an index of its own
 USUAL_NGRAM = 2
+LONGEST_LOOKBEHIND = 1024  # tokens that are encoded again at every draft
+USUAL_LOOKBEHIND = 10
 AUTO_LOOKUP_TOKENS = 16  # what the policy may choose up to where nobody named a number
 AUTO_NGRAM = 3
 
@@ -52,19 +57,22 @@ class Drafting:
     confidence: float = 0.0  # a model's draft ends after a token less likely than this
     max_ngram_size: int = USUAL_NGRAM
     exit_layer: int | None = None
+    relation: Relation = "same"
+    assistant_lookbehind: int = USUAL_LOOKBEHIND  # the draft model's tokens that are told again with its guesses
+    target_lookbehind: int = USUAL_LOOKBEHIND  # the model's that are told again with its new ones
     is_auto: bool = False
 
 
 def read_drafting(
-    settings: GenerationConfig, asked: Collection[str], *, has_assistant: bool, num_layers: int, can: Collection[str]
+    settings: GenerationConfig,
+    asked: Collection[str],
+    *,
+    has_assistant: bool,
+    num_layers: int,
+    can: Collection[str],
+    relation: Relation = "same",
 ) -> Drafting | None:
     """The drafter that the settings ask for, or None; raises for what can't be. `asked` are the caller's own."""
-    for name in _OF_TOKENIZERS:
-        if name in asked and getattr(settings, name) is not None:
-            raise UnsupportedError(
-                f"`{name}` steers a drafter with another tokenizer, which this version of unspool does not have yet; "
-                "use an assistant_model with the model's own tokenizer"
-            )
     named = _find_named(settings, asked, has_assistant)
     if not named:
         _refuse_alone(settings, asked)
@@ -80,7 +88,8 @@ def read_drafting(
             what = _DRAFTERS[kind] if has_assistant or _is_asked(kind, asked) else "`speculate`"
             raise SettingError(f"`{name}`={value!r} does not go with a drafter ({what}): {why}")
     _refuse_unread(kind, settings, asked)
-    return _settle(kind, settings, num_layers, can)
+    _refuse_lookbehind(settings, asked, relation)
+    return _settle(kind, settings, num_layers, can, relation)
 
 
 def _find_named(settings: GenerationConfig, asked: Collection[str], has_assistant: bool) -> list[DrafterKind]:
@@ -114,6 +123,7 @@ def _refuse_alone(settings: GenerationConfig, asked: Collection[str]) -> None:
     for names, needed in (
         (_OF_MODELS, "a draft model: pass assistant_model, or assistant_early_exit"),
         (_OF_LOOKUP, "prompt lookup: set prompt_lookup_num_tokens, or speculate='auto'"),
+        (_OF_TOKENIZERS, "a draft model with another tokenizer: pass assistant_model"),
     ):
         for name in names:
             if name in asked and getattr(settings, name) is not None:
@@ -131,7 +141,22 @@ def _refuse_unread(kind: DrafterKind, settings: GenerationConfig, asked: Collect
             raise SettingError(f"`{name}` is not read beside {_DRAFTERS[kind]}: {instead}; leave it out")
 
 
-def _settle(kind: DrafterKind, settings: GenerationConfig, num_layers: int, can: Collection[str]) -> Drafting:
+def _refuse_lookbehind(settings: GenerationConfig, asked: Collection[str], relation: Relation) -> None:
+    """The look-behinds are read where guesses go through text."""
+    if relation == "other" and not settings.do_sample:
+        return
+    why = "they are drawn from the tokens that both have" if relation == "other" else "both have the same tokens"
+    for name in _OF_TOKENIZERS:
+        if name in asked and getattr(settings, name) is not None:
+            raise SettingError(
+                f"`{name}`={getattr(settings, name)!r} steers guesses that are encoded again for another tokenizer, "
+                f"and here {why}; leave it out"
+            )
+
+
+def _settle(
+    kind: DrafterKind, settings: GenerationConfig, num_layers: int, can: Collection[str], relation: Relation
+) -> Drafting:
     is_auto = settings.speculate == "auto"
     if kind == "prompt_lookup":
         given, size = settings.prompt_lookup_num_tokens, settings.max_matching_ngram_size
@@ -158,7 +183,16 @@ def _settle(kind: DrafterKind, settings: GenerationConfig, num_layers: int, can:
                 f"`assistant_early_exit`={layer} is to name one of the model's layers before its last: it has "
                 f"{num_layers}, so give 1 to {num_layers - 1}"
             )
-    return Drafting(kind, num_tokens, schedule, threshold, exit_layer=layer, is_auto=is_auto)
+    lookbehinds = {name: _read_lookbehind(name, getattr(settings, name)) for name in _OF_TOKENIZERS}
+    return Drafting(
+        kind, num_tokens, schedule, threshold, exit_layer=layer, relation=relation, is_auto=is_auto, **lookbehinds
+    )
+
+
+def _read_lookbehind(name: str, value: int | None) -> int:
+    lookbehind = USUAL_LOOKBEHIND if value is None else value
+    _check_most(name, lookbehind, LONGEST_LOOKBEHIND)
+    return lookbehind
 
 
 def _check_most(name: str, value: int, most: int) -> None:

@@ -263,8 +263,8 @@ _TABLE: tuple[Parameter, ...] = (
         "Layer after which the model drafts for itself.",
         at_least=1,
     ),
-    _count("assistant_lookbehind", 10, "assistance", "Drafter tokens re-read when the tokenizers differ."),
-    _count("target_lookbehind", 10, "assistance", "Model tokens re-read when the tokenizers differ."),
+    _count("assistant_lookbehind", 10, "assistance", "Drafter tokens re-read when the tokenizers differ.", at_least=1),
+    _count("target_lookbehind", 10, "assistance", "Model tokens re-read when the tokenizers differ.", at_least=1),
     # Speed
     _other("compile_config", "object", "performance", "A CompileConfig for the captured step."),
     _flag("disable_compile", False, "performance", "Never compile the step."),

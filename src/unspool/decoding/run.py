@@ -25,6 +25,7 @@ from unspool.decoding.returns import append_rows, build_output
 from unspool.decoding.rows import Rows
 from unspool.decoding.speculative.making import check_cache, check_processors, make_drafter, remember_length
 from unspool.decoding.speculative.turns import SpeculativeTurns
+from unspool.decoding.speculative.vocabulary import Vocabularies
 from unspool.decoding.step import Step
 from unspool.logits import LogitsProcessor
 from unspool.logits.pipeline import Context, build_processors
@@ -53,6 +54,7 @@ class Hooks:
     cache: Cache | None = None
     prefix_allowed_tokens_fn: Callable[[int, torch.Tensor], Sequence[int]] | None = None
     assistant: Model | None = None  # a model that drafts
+    vocabularies: Vocabularies | None = None  # the model's and the assistant's, where they are not one
     shows_beams: bool = False  # the whole table of beams is wanted at every step
     owns_cache: bool = False  # the cache that was given is this call's alone
 
@@ -108,7 +110,9 @@ class Run:
                 self._plan,
                 rows_may_leave=not self._wants_every_row(),
                 shows_table=self._hooks.shows_beams,
-                drafter=make_drafter(self._plan, step, rows, self._prompts, self._hooks.assistant),
+                drafter=make_drafter(
+                    self._plan, step, rows, self._prompts, self._hooks.assistant, self._hooks.vocabularies
+                ),
             )
             if isinstance(turns, SpeculativeTurns):
                 self.stats.speculation = turns.told

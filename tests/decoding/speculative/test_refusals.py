@@ -6,15 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 
 from tests.decoding.speculative.drafting_fakes import Layered, blur
+from tests.decoding.speculative.tokenizer_fakes import make_byte_level, make_pair
 from tests.fakes import FakeEncoderDecoder, FakeModel, make_tokenizer, pad_left
 from unspool import GenerationConfig, TextStreamer, generate
 from unspool.cache import ROLL_BACK, DynamicCache
 from unspool.config.drafting import read_drafting
 from unspool.errors import SettingError, UnspoolError, UnsupportedError
 from unspool.logits.mirostat import MirostatLogitsWarper
+from unspool.text import Tokenizer
 
 LOOKUP = {"prompt_lookup_num_tokens": 3}
 
@@ -129,24 +132,71 @@ def test_draft_models_that_are_none() -> None:
     refuse("context ends at 3", assistant_model=FakeModel(9, max_context=3))
 
 
-def test_tokenizers_are_compared_and_not_only_counted() -> None:
-    class Speaking:
-        def __init__(self, model: FakeModel, shift: int) -> None:
-            self.model, self.tokenizer = model, make_tokenizer()
-            vocab = self.tokenizer.get_vocab()
-            self.tokenizer = type("T", (), {"get_vocab": lambda _: {t: (i + shift) % 160 for t, i in vocab.items()}})()
+class Speaking:
+    """A model with its tokenizer, as a LanguageModel is."""
 
-    target = Layered(160)
-    other = blur(FakeModel(160), 0.1)
-    with pytest.raises(SettingError, match="another tokenizer than the model"):
-        generate(Speaking(target, 0), [[1, 2]], assistant_model=Speaking(other, 1), max_new_tokens=4)
+    def __init__(self, model: FakeModel, tokenizer: Any) -> None:
+        self.model, self.tokenizer = model, tokenizer
+
+
+def test_tokenizers_are_compared_and_not_only_counted() -> None:
+    def shifted(shift: int) -> Any:
+        vocab = {token: (number + shift) % 160 for token, number in make_tokenizer().get_vocab().items()}
+        return type("Dictionary", (), {"get_vocab": lambda _: vocab})()
+
+    target, other = Layered(160), blur(FakeModel(160), 0.1)
+    with pytest.raises(SettingError, match="`tokenizer` is a Dictionary without encode, all_special_ids"):
+        generate(Speaking(target, shifted(0)), [[1, 2]], assistant_model=Speaking(other, shifted(1)), max_new_tokens=4)
+    with pytest.raises(SettingError, match="`assistant_tokenizer` is a str without get_vocab"):
+        generate(
+            target, [[1]], assistant_model=other, tokenizer=make_tokenizer(), assistant_tokenizer="b", max_new_tokens=4
+        )
     assert target.num_passes == 0
-    same = generate(Speaking(target, 0), [[1, 2]], assistant_model=Speaking(other, 0), max_new_tokens=4)
+    same = generate(
+        Speaking(target, shifted(0)), [[1, 2]], assistant_model=Speaking(other, shifted(0)), max_new_tokens=4
+    )
     assert same.tolist() == generate(target, [[1, 2]], max_new_tokens=4).tolist()
 
 
-def test_other_tokenizers_are_yet_to_come() -> None:
-    refuse("assistant_tokenizer", assistant_model=FakeModel(9), assistant_tokenizer=make_tokenizer())
+def test_other_tokenizers_must_be_named() -> None:
+    own, other = make_pair("merges")
+    target, draft = FakeModel(len(own)), FakeModel(len(other))
+    assert target.info.vocab_size != draft.info.vocab_size
+    call = {"model": target, "assistant_model": draft}
+    refuse("vocabulary of .*pass `tokenizer` and `assistant_tokenizer` too", **call)
+    refuse("vocabulary of .*pass `assistant_tokenizer` too", **call, tokenizer=own)
+    refuse("`assistant_tokenizer` was given.*pass `tokenizer` too", **call, assistant_tokenizer=other)
+    refuse("`assistant_tokenizer` is a draft model's, and there is none", target, assistant_tokenizer=other)
+    big = make_byte_level([f" {a}{b}" for a in "abcdefgh" for b in "abcdefgh"])
+    refuse("`assistant_tokenizer` has .* so it is not that model's", **call, tokenizer=own, assistant_tokenizer=big)
+    refuse("`tokenizer` has .* so it is not that model's", **call, tokenizer=big, assistant_tokenizer=other)
+
+
+@pytest.mark.parametrize("name", ["assistant_lookbehind", "target_lookbehind"])
+def test_look_behinds(name: str) -> None:
+    own, other = make_pair("merges")
+    both = {"tokenizer": own, "assistant_tokenizer": other, "assistant_model": FakeModel(len(other))}
+    target = FakeModel(len(own))
+    for value in (0, -1, 10**6, 2**40, 1.5, float("nan"), "3", True):
+        refuse(f"`{name}`", target, **both, **{name: value})
+    refuse("here they are drawn from the tokens that both have", target, do_sample=True, **both, **{name: 3})
+    refuse("here both have the same tokens", target, assistant_model=FakeModel(len(own)), **{name: 3})
+    refuse("here both have the same tokens", **LOOKUP, **{name: 3})
+
+
+def test_hardly_any_common_tokens_to_draw_from() -> None:
+    own = make_pair("merges")[0]
+    words = tokenizers.models.WordLevel({f"word{number}": number for number in range(40)}, unk_token="word0")
+    other = Tokenizer(tokenizers.Tokenizer(words))
+    both = {"tokenizer": own, "assistant_tokenizer": other, "assistant_model": FakeModel(40)}
+    refuse("only 0 read the same; use do_sample=False", FakeModel(len(own)), do_sample=True, **both)
+
+
+def test_an_encoder_decoder_with_another_tokenizer() -> None:
+    own, other = make_pair("merges")
+    target, draft = FakeEncoderDecoder(len(own)), FakeEncoderDecoder(len(other))
+    more = {"tokenizer": own, "assistant_tokenizer": other, "assistant_model": draft, "decoder_start_token_id": 1}
+    refuse("an encoder-decoder's source is not put into other tokens", target, **more)
 
 
 def test_a_draft_models_context_ends_its_drafts_not_the_text() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from unspool.cache import ROLL_BACK, TRIAL, Cache
 from unspool.config import GenerationConfig
 from unspool.config.drafting import MOST_DRAFTED, Drafting
@@ -9,10 +11,15 @@ from unspool.decoding.prompts import Prompts
 from unspool.decoding.rows import Rows
 from unspool.decoding.speculative.confidence import Confidence
 from unspool.decoding.speculative.draft_model import DraftModel
+from unspool.decoding.speculative.draft_rows import DraftRows
 from unspool.decoding.speculative.drafter import Drafter
 from unspool.decoding.speculative.early_exit import EarlyExit, check_shared_cache
 from unspool.decoding.speculative.policy import Policy, Scheduled
 from unspool.decoding.speculative.prompt_lookup import PromptLookup
+from unspool.decoding.speculative.shared_vocabulary import SharedVocabulary
+from unspool.decoding.speculative.translation import Translation
+from unspool.decoding.speculative.universal import UniversalDraft
+from unspool.decoding.speculative.vocabulary import Vocabularies
 from unspool.decoding.speculative.weighing import Weighed
 from unspool.decoding.step import Step
 from unspool.errors import SettingError, UnsupportedError
@@ -59,8 +66,18 @@ def check_cache(drafting: Drafting, cache: Cache) -> None:
         check_shared_cache(cache.can, name)
 
 
-def make_drafter(plan: Plan, step: Step, rows: Rows, prompts: Prompts, assistant: Model | None) -> Drafter | None:
-    """The drafter that the plan names, ready to guess what follows the rows; None where it names none."""
+def make_drafter(
+    plan: Plan,
+    step: Step,
+    rows: Rows,
+    prompts: Prompts,
+    assistant: Model | None,
+    vocabularies: Vocabularies | None = None,
+) -> Drafter | None:
+    """The drafter that the plan names, ready to guess what follows the rows; None where it names none.
+
+    `vocabularies` are the model's and the assistant's, where they are not one.
+    """
     drafting = plan.drafting
     if drafting is None:
         return None
@@ -73,7 +90,36 @@ def make_drafter(plan: Plan, step: Step, rows: Rows, prompts: Prompts, assistant
         )
     assert assistant is not None
     cache = _new_cache(assistant, rows, prompts, plan.copies)
+    if vocabularies is not None:
+        return _make_translating(plan, drafting, DraftRows(assistant, cache, len(rows)), vocabularies, step)
     return DraftModel(assistant, cache, step, do_sample=plan.do_sample, confidence=confidence, ends=plan.eos_token_ids)
+
+
+def _make_translating(
+    plan: Plan, drafting: Drafting, rows: DraftRows, vocabularies: Vocabularies, step: Step
+) -> Drafter:
+    """A drafter with other tokens: through text where nothing is drawn, and else in the tokens that both have.
+
+    Where both have the same tokens under other numbers, nothing is gained by going through text.
+    """
+    if ROLL_BACK not in rows.can:
+        raise UnsupportedError(
+            "`assistant_model` has another tokenizer than the model, so the end of its text is read again whenever a "
+            "new token changes how it is cut, and its cache can't roll back so far; use a draft model with the model's "
+            "own tokenizer"
+        )
+    confidence = Confidence(drafting.confidence)
+    if plan.do_sample or drafting.relation == "renumbered":
+        return SharedVocabulary(
+            rows, vocabularies, step, do_sample=plan.do_sample, confidence=confidence, ends=plan.eos_token_ids
+        )
+    translate = partial(
+        Translation,
+        vocabularies,
+        target_lookbehind=drafting.target_lookbehind,
+        assistant_lookbehind=drafting.assistant_lookbehind,
+    )
+    return UniversalDraft(rows, vocabularies.drafts, translate, confidence)
 
 
 def _new_cache(assistant: Model, rows: Rows, prompts: Prompts, copies: int) -> Cache:
