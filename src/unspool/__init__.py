@@ -15,7 +15,15 @@ from unspool._version import __version__
 if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOMES says the same
     from unspool.api import Answer, LanguageModel, Piece, generate, load, stream
     from unspool.beams import BeamHypotheses, BeamScorer, BeamSearchScorer, ConstrainedBeamSearchScorer
-    from unspool.cache import Cache, CacheConfig, DynamicCache, EncoderDecoderCache, StaticCache, StaticCacheConfig
+    from unspool.cache import (
+        Cache,
+        CacheConfig,
+        DynamicCache,
+        EncoderDecoderCache,
+        MambaCache,
+        StaticCache,
+        StaticCacheConfig,
+    )
     from unspool.config import (
         CompileConfig,
         GenerationConfig,
@@ -138,6 +146,7 @@ __all__ = [
     "LogitNormalization",
     "LogitsProcessor",
     "LogitsProcessorList",
+    "MambaCache",
     "MaxLengthCriteria",
     "MaxTimeCriteria",
     "MinLengthLogitsProcessor",
@@ -192,7 +201,15 @@ __all__ = [
 _HOMES: dict[str, tuple[str, ...]] = {
     "api": ("Answer", "LanguageModel", "Piece", "generate", "load", "stream"),
     "beams": ("BeamHypotheses", "BeamScorer", "BeamSearchScorer", "ConstrainedBeamSearchScorer"),
-    "cache": ("Cache", "CacheConfig", "DynamicCache", "EncoderDecoderCache", "StaticCache", "StaticCacheConfig"),
+    "cache": (
+        "Cache",
+        "CacheConfig",
+        "DynamicCache",
+        "EncoderDecoderCache",
+        "MambaCache",
+        "StaticCache",
+        "StaticCacheConfig",
+    ),
     "config": ("CompileConfig", "GenerationConfig", "SynthIDTextWatermarkingConfig", "WatermarkingConfig"),
     "constraints": ("Constraint", "ConstraintListState", "DisjunctiveConstraint", "PhrasalConstraint"),
     "decoding.transitions": ("compute_transition_scores",),

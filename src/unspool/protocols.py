@@ -11,7 +11,7 @@ import torch
 if TYPE_CHECKING:
     from unspool.cache import Cache
 
-LayerKind = Literal["full", "sliding"]
+LayerKind = Literal["full", "sliding", "state"]  # a "state" layer attends to nothing: it remembers
 
 
 @dataclass(frozen=True)

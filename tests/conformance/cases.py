@@ -30,7 +30,6 @@ MODELS_TO_COME = {
     "marian": "the BART family",
     "pegasus": "the BART family",
     "whisper": "Whisper",
-    "mamba": "Mamba",
 }
 
 

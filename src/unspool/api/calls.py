@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from unspool.api.healing import heal_prompts
-from unspool.cache import Cache, DynamicCache, EncoderDecoderCache
+from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, MambaCache
 from unspool.config import GenerationConfig
 from unspool.decoding.inputs import Inputs, read_prompts
 from unspool.decoding.loop import Emitted
@@ -223,6 +223,18 @@ def _as_cache(cache: Any, lengths: list[int], info: ModelInfo) -> Cache | None:
     if cache is None:
         return None
     kind = EncoderDecoderCache if info.is_encoder_decoder else DynamicCache
+    if "state" in info.layer_kinds:
+        if not isinstance(cache, MambaCache):
+            raise SettingError(
+                f"past_key_values is a {type(cache).__name__}, and a {info.family} model keeps states: give the "
+                "MambaCache that an earlier call returned, or one of model.new_cache()"
+            )
+        return _check_held(cache, lengths)
+    if isinstance(cache, MambaCache):
+        raise SettingError(
+            f"past_key_values is a MambaCache, which holds states, and a {info.family} model decodes with keys; "
+            f"give a {kind.__name__}"
+        )
     if isinstance(cache, tuple | list):
         try:
             cache = kind.from_legacy_cache(tuple(cache))
@@ -242,6 +254,11 @@ def _as_cache(cache: Any, lengths: list[int], info: ModelInfo) -> Cache | None:
             "past_key_values hold nothing of the encoder's states; leave them out (the cache comes back with "
             "return_dict_in_generate=True), or make them with model.new_cache(encoded=model.encode(…))"
         )
+    return _check_held(cache, lengths)
+
+
+def _check_held(cache: Cache, lengths: list[int]) -> Cache:
+    """The cache, once it is known to hold the first part of every row."""
     if cache.lengths and len(cache.lengths) != len(lengths):
         raise SettingError(f"past_key_values hold {len(cache.lengths)} rows and the prompt has {len(lengths)}")
     for row, (held, length) in enumerate(zip(cache.lengths, lengths, strict=False)):

@@ -6,6 +6,7 @@ from unspool.cache.config import CacheConfig, StaticCacheConfig
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.encoder_decoder import EncoderDecoderCache
 from unspool.cache.kinds import KINDS, CacheKind, KeyShape, find_kind, make_cache, read_options
+from unspool.cache.mamba import MambaCache
 from unspool.cache.static import StaticCache
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "DynamicCache",
     "EncoderDecoderCache",
     "KeyShape",
+    "MambaCache",
     "Mask",
     "Span",
     "StaticCache",

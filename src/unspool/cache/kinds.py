@@ -16,6 +16,7 @@ import torch
 from unspool.cache.base import Cache
 from unspool.cache.config import CacheConfig
 from unspool.cache.dynamic import DynamicCache
+from unspool.cache.mamba import MambaCache
 from unspool.cache.static import StaticCache
 from unspool.errors import SettingError, UnsupportedError
 
@@ -120,9 +121,20 @@ def _check_static(options: Options) -> None:
             raise SettingError(f"`{name}` of a static cache must be a whole number above 0, not {value!r}")
 
 
+def _make_mamba(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:  # noqa: ARG001
+    return MambaCache(shape.config, rows, shape.dtype, shape.device)
+
+
+def _refuse_attention(info: Any) -> str | None:
+    if "state" in info.layer_kinds:
+        return None
+    return f"it holds the states of Mamba models, and {info.family} is none; leave it out, or use 'dynamic'"
+
+
 KINDS: Final[dict[str, CacheKind]] = {
     "dynamic": CacheKind(_make_dynamic),
     "static": CacheKind(
         _make_static, options=("batch_size", "max_cache_len", "device"), is_sized=True, check=_check_static
     ),
+    "mamba": CacheKind(_make_mamba, is_endless=True, holds_every_key=False, refuse=_refuse_attention),
 }
