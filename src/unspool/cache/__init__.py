@@ -6,7 +6,9 @@ from unspool.cache.config import CacheConfig, StaticCacheConfig
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.encoder_decoder import EncoderDecoderCache
 from unspool.cache.kinds import KINDS, CacheKind, KeyShape, find_kind, make_cache, read_options
+from unspool.cache.layered import LayeredCache
 from unspool.cache.mamba import MambaCache
+from unspool.cache.sliding import HybridCache, SlidingWindowCache
 from unspool.cache.static import StaticCache
 
 __all__ = [
@@ -23,9 +25,12 @@ __all__ = [
     "CacheKind",
     "DynamicCache",
     "EncoderDecoderCache",
+    "HybridCache",
     "KeyShape",
+    "LayeredCache",
     "MambaCache",
     "Mask",
+    "SlidingWindowCache",
     "Span",
     "StaticCache",
     "StaticCacheConfig",

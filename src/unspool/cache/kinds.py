@@ -16,7 +16,8 @@ import torch
 from unspool.cache.base import Cache
 from unspool.cache.config import CacheConfig
 from unspool.cache.dynamic import DynamicCache
-from unspool.cache.mamba import MambaCache
+from unspool.cache.mamba import MambaCache, refuse_without_states
+from unspool.cache.sliding import HybridCache, SlidingWindowCache, refuse_encoder_decoder, refuse_without_window
 from unspool.cache.static import StaticCache
 from unspool.errors import SettingError, UnsupportedError
 
@@ -125,10 +126,13 @@ def _make_mamba(shape: KeyShape, rows: int, capacity: int | None, options: Optio
     return MambaCache(shape.config, rows, shape.dtype, shape.device)
 
 
-def _refuse_attention(info: Any) -> str | None:
-    if "state" in info.layer_kinds:
-        return None
-    return f"it holds the states of Mamba models, and {info.family} is none; leave it out, or use 'dynamic'"
+def _make_sliding(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:  # noqa: ARG001
+    # What a text of that length can fill is all that a ring takes.
+    return SlidingWindowCache(shape.as_config(), rows, capacity, shape.device, shape.dtype)
+
+
+def _make_hybrid(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:  # noqa: ARG001
+    return HybridCache(shape.as_config(), rows, capacity, shape.device, shape.dtype)
 
 
 KINDS: Final[dict[str, CacheKind]] = {
@@ -136,5 +140,7 @@ KINDS: Final[dict[str, CacheKind]] = {
     "static": CacheKind(
         _make_static, options=("batch_size", "max_cache_len", "device"), is_sized=True, check=_check_static
     ),
-    "mamba": CacheKind(_make_mamba, is_endless=True, holds_every_key=False, refuse=_refuse_attention),
+    "mamba": CacheKind(_make_mamba, is_endless=True, holds_every_key=False, refuse=refuse_without_states),
+    "sliding_window": CacheKind(_make_sliding, is_sized=True, holds_every_key=False, refuse=refuse_without_window),
+    "hybrid": CacheKind(_make_hybrid, is_sized=True, holds_every_key=False, refuse=refuse_encoder_decoder),
 }

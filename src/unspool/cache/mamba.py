@@ -51,6 +51,7 @@ class MambaCache(Cache):
     """
 
     can = frozenset({TRIAL, SELECT_ROWS, RAGGED})
+    is_endless = True
 
     def __init__(
         self,
@@ -190,11 +191,8 @@ class MambaCache(Cache):
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Roll every row back: all rows to nothing, or each to a length it has had since the trial began."""
+        self._check_lengths(lengths)
         wanted = list(lengths)
-        if len(wanted) != len(self.lengths) or any(
-            not 0 <= new <= held for new, held in zip(wanted, self.lengths, strict=True)
-        ):
-            raise SettingError(f"can't roll back from lengths {self.lengths} to {wanted}")
         trial, self._trial = self._trial, None
         if wanted == self.lengths:
             return
@@ -302,6 +300,13 @@ class MambaCache(Cache):
 
     def __len__(self) -> int:
         return self.num_layers
+
+
+def refuse_without_states(info: Any) -> str | None:
+    """Why a model (its `info`) can't be served by states; None where it can."""
+    if "state" in info.layer_kinds:
+        return None
+    return f"it holds the states of Mamba models, and {info.family} is none; leave it out, or use 'dynamic'"
 
 
 def _take_windows(whole: torch.Tensor, counts: Sequence[int], kernel: int) -> torch.Tensor:
