@@ -132,7 +132,7 @@ class Mamba(NativeModel):
         inputs, gate = layer.project_in(x).chunk(2, dim=-1)  # (rows, new, inner) each
         u = self._activate(convolve(cache.extend(index, inputs), space.conv, space.conv_bias))
         chosen = layer.select(u.to(self.dtype))
-        time, b, c = chosen.float().split([spec.time_rank, spec.state_size, spec.state_size], dim=-1)
+        time, b, c = torch.split(chosen.float(), [spec.time_rank, spec.state_size, spec.state_size], dim=-1)
         dt = F.softplus(layer.time(time.to(self.dtype)).float().add_(space.time_bias))
         if past_end is not None:
             dt = dt.masked_fill(past_end, 0.0)  # a step of no time leaves the state as it is
@@ -236,7 +236,7 @@ def _describe(spec: MambaSpec) -> ModelInfo:
         hidden_size=spec.hidden_size,
         num_layers=spec.num_layers,
         num_heads=0,
-        layer_kinds=("state",) * spec.num_layers,
+        layer_kinds=tuple(["state"] * spec.num_layers),
         has_tied_embeddings=spec.is_head_tied,
         bos_token_id=spec.bos_token_id,
         eos_token_id=spec.eos_token_id,
