@@ -223,7 +223,10 @@ class MambaCache(Cache):
                 self._ssm[layer] = replay(self._ssm[layer], inputs, counts)
 
     def put_aside(self, rows: Sequence[int]) -> None:
-        """Copy rows that go on as padding, so that `take_back` can return them to where they are now."""
+        """Copy rows that go on as padding, so that `take_back` can return them to where they are now.
+
+        They are known by their places: rows that are selected in between must be back in them by then.
+        """
         for row in rows:
             self._aside[row] = (self.lengths[row], self._conv[:, row].clone(), self._ssm[:, row].clone())
 
@@ -236,8 +239,6 @@ class MambaCache(Cache):
 
     def _select(self, index: torch.Tensor) -> None:
         rows, where = index.tolist(), index.to(self._device)
-        if self._aside:
-            raise UnsupportedError("rows that are put aside keep their places; call take_back() before select_rows()")
         if len(rows) == self._conv.shape[1]:
             torch.index_select(self._conv, 1, where, out=self._next_conv)
             torch.index_select(self._ssm, 1, where, out=self._next_ssm)

@@ -110,6 +110,9 @@ class Run:
             self.logprobs[row] += told
         for row, reason in emitted.finished.items():
             self.reasons[row] = reason
+        if emitted.finished and self._keeps_places():
+            assert self._cache is not None
+            self._cache.put_aside(list(emitted.finished))
 
     def _wants_every_row(self) -> bool:
         return (
@@ -117,6 +120,10 @@ class Run:
             or self._hooks.cache is not None  # it is the caller's: no row of it may go
             or bool(self._settings.return_dict_in_generate)  # the cache and the steps' tensors are part of the answer
         )
+
+    def _keeps_places(self) -> bool:
+        """Whether row `i` of the call is row `i` of the cache to the end, and whoever made the call gets the cache."""
+        return self._plan.num_beams == 1 and self._wants_every_row() and not self._settings.return_legacy_cache
 
     # --- what callers ask of it --------------------------------------------------------------------------
     @property
@@ -271,15 +278,13 @@ class Run:
 
     def _forget_padding(self) -> None:
         """Roll the cache's rows that ended early back to their own tokens, so that they can be continued."""
-        cache, settings = self._cache, self._settings
+        cache = self._cache
         assert cache is not None
-        if (
-            self._plan.num_beams > 1
-            or not self._wants_every_row()
-            or settings.return_legacy_cache
-            or ROLL_BACK not in cache.can
-        ):
+        if not self._keeps_places():
             return  # rows have left and nobody gets the cache, or tuples must keep one length
+        cache.take_back()
+        if ROLL_BACK not in cache.can:
+            return
         copies = self._plan.num_return_sequences
         prompts = [length for length in self._prompts.lengths for _ in range(copies)]
         real = [length + len(tokens) for length, tokens in zip(prompts, self.emitted, strict=True)]
