@@ -217,9 +217,12 @@ class MambaCache(Cache):
         for kept in trial.passes:
             counts = [min(count, end - here) for count, end, here in zip(kept.counts, wanted, at, strict=True)]
             at = [here + count for here, count in zip(at, counts, strict=True)]
+            goes_on = torch.tensor([count > 0 for count in counts], device=self._device)[:, None, None]
             for layer, window in kept.windows.items():
-                self._conv[layer] = _take_windows(window, counts, self.conv_kernel_size)
                 inputs, replay = kept.inputs[layer]
+                taken = _take_windows(window, counts, self.conv_kernel_size)
+                # A row that stopped in an earlier pass has read less than this pass's window says.
+                self._conv[layer] = torch.where(goes_on, taken, self._conv[layer])
                 self._ssm[layer] = replay(self._ssm[layer], inputs, counts)
 
     def put_aside(self, rows: Sequence[int]) -> None:
