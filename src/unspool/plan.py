@@ -382,6 +382,8 @@ def _name_cache(settings: GenerationConfig, origins: Mapping[str, Origin], info:
             f"`cache_implementation`={name!r}, set {_SPOKEN[origin]}, is a kind of cache that this version of unspool "
             f"does not have; use one of {', '.join(map(repr, KINDS))}"
         )
+    if keeps_states and name == "dynamic":
+        return usual  # what a model takes where nobody chooses
     if keeps_states and name != usual:
         raise UnsupportedError(
             f"`cache_implementation`={name!r}, set {_SPOKEN[origin]}: it holds keys, and a {info.family} model keeps "

@@ -111,7 +111,9 @@ def histories(draw: st.DrawFn) -> list[tuple[str, Any]]:
     done: list[tuple[str, Any]] = [("rows", rows)]
     lengths, least = [0] * rows, None
     for _ in range(draw(st.integers(3, 10))):
-        what = draw(st.sampled_from(["read", "read", "step", "step", "trial", "truncate", "truncate", "select", "clear"]))
+        what = draw(
+            st.sampled_from(["read", "read", "step", "step", "trial", "truncate", "truncate", "select", "clear"])
+        )
         if what in ("read", "step"):
             num_new = 1 if what == "step" else draw(st.integers(1, 6))
             counts = None if what == "step" else draw(st.lists(st.integers(0, num_new), min_size=rows, max_size=rows))

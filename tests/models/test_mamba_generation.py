@@ -161,7 +161,7 @@ def test_what_a_trial_takes_back_was_never_read(model: NativeModel, kept: list[i
     [
         ({"output_attentions": True, "return_dict_in_generate": True}, UnsupportedError, "mamba model can't return"),
         ({"cache_implementation": "static"}, UnsupportedError, "'static', set in the call: it holds keys"),
-        ({"cache_implementation": "dynamic"}, UnsupportedError, "a mamba model keeps states; leave it out"),
+        ({"cache_implementation": "sliding_window"}, UnsupportedError, "a mamba model keeps states; leave it out"),
         ({"return_legacy_cache": True, "return_dict_in_generate": True}, SettingError, "can't hold a mamba cache"),
         ({"max_cache_len": 99}, SettingError, "the cache is mamba"),
         ({"past_key_values": unspool.DynamicCache()}, SettingError, "is a DynamicCache, and a mamba model keeps"),
@@ -176,7 +176,9 @@ def test_what_states_can_not_do_is_said(
 
 
 def test_the_kind_may_be_named(model: NativeModel) -> None:
-    assert torch.equal(generate(model, cache_implementation="mamba"), generate(model))
+    for kind in ("mamba", "dynamic"):
+        output = generate(model, cache_implementation=kind, return_dict_in_generate=True)
+        assert isinstance(output.past_key_values, MambaCache) and torch.equal(output.sequences, generate(model))
 
 
 def test_states_are_for_mamba_alone(model: NativeModel) -> None:

@@ -91,7 +91,7 @@ class MambaCache(Cache):
     @property
     def device(self) -> torch.device:
         """Where the states are."""
-        return self._device
+        return self._conv.device
 
     @property
     def conv_states(self) -> torch.Tensor:

@@ -166,10 +166,11 @@ class Mamba(NativeModel):
                 f"the cache was made for another model: its layers, intermediate, state and kernel sizes are {its} "
                 f"and the model's {mine}; make it with model.new_cache() or from this model's config"
             )
-        if cache.dtype != self.dtype or cache.device != self.device:
+        here = self.weights.embedding.weight.device
+        if cache.dtype != self.dtype or cache.device != here:
             raise SettingError(
-                f"the cache holds {cache.dtype} on {cache.device} and the model computes in {self.dtype} on "
-                f"{self.device}; make it with dtype=model.dtype and device=model.device"
+                f"the cache holds {cache.dtype} on {cache.device} and the model computes in {self.dtype} on {here}; "
+                "make it with dtype=model.dtype and device=model.device"
             )
         return cache
 
