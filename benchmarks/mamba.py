@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable
 from datetime import date
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def main() -> None:
                 clock = Clock()
                 engine(clock, prompt, options.new)
                 times = clock.times[1:]  # the first is the prompt's
-                gathered[name] += [(b - a) * 1e3 for a, b in zip(times, times[1:], strict=False)]
+                gathered[name] += [(b - a) * 1e3 for a, b in pairwise(times)]
         for name, steps in gathered.items():
             results[name][f"batch {batch}, ms a step"] = statistics.median(steps)
     gathered = {name: [] for name in engines}

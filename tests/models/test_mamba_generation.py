@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.conformance.cases import load_model
 
 import unspool
-from tests.conformance.cases import load_model
 from unspool.cache import MambaCache
 from unspool.errors import SettingError, UnsupportedError
 from unspool.models.native import NativeModel

@@ -156,7 +156,7 @@ class Cache(ABC):
         if ROLL_BACK not in self.can:
             self.require(TRIAL)
 
-    def put_aside(self, rows: Sequence[int]) -> None:  # noqa: ARG002 - kinds that need it say how
+    def put_aside(self, rows: Sequence[int]) -> None:
         """Remember rows that have ended and go on as padding, so that `take_back` returns them to where they are now.
 
         Where a row can be rolled back there is nothing to do.
