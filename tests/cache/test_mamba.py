@@ -272,7 +272,7 @@ def test_what_does_not_fit() -> None:
     with pytest.raises(SettingError, match="at least one row"):
         new_cache(0)
     cache = new_cache(2)
-    with pytest.raises(SettingError, match="3 rows do not fit .*max_batch_size=2"):
+    with pytest.raises(SettingError, match=r"3 rows do not fit .*max_batch_size=2"):
         cache.begin(3, 1)
     plain = Plain(cache, 1)  # fewer are welcome
     plain.read(2)

@@ -203,7 +203,7 @@ def test_what_it_refuses(plain: Any) -> None:
         model.forward(TOKENS, model.new_cache(rows=3), want=Want(attentions=True))
     with pytest.raises(UnsupportedError, match="DynamicCache, which holds keys"):
         model.forward(TOKENS, DynamicCache())
-    with pytest.raises(SettingError, match="dtype=model.dtype"):
+    with pytest.raises(SettingError, match=r"dtype=model\.dtype"):
         model(TOKENS, cache_params=MambaCache(model.config, 3))
     other = transformers.MambaConfig(**{**SIZES, "state_size": 7})
     with pytest.raises(SettingError, match="another model"):

@@ -200,7 +200,7 @@ def test_a_cache_of_another_batch_or_dtype_is_refused_and_left_alone(model: Nati
     with pytest.raises(SettingError, match="its prompt has 6 tokens"):
         generate(model, past_key_values=cache)
     assert cache.lengths == held[0] and torch.equal(cache.ssm_states, held[1])
-    with pytest.raises(SettingError, match="dtype=model.dtype"):
+    with pytest.raises(SettingError, match=r"dtype=model\.dtype"):
         generate(model, past_key_values=MambaCache(model.config, 3))
     with pytest.raises(SettingError, match="3 rows do not fit"):
         generate(model, past_key_values=model.new_cache(rows=2))
