@@ -5,9 +5,12 @@ from unspool.cache.branching import BranchedKeys, BranchingCache
 from unspool.cache.config import CacheConfig, StaticCacheConfig
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.encoder_decoder import EncoderDecoderCache
+from unspool.cache.files import SavedCache, load_cache, save_cache
 from unspool.cache.kinds import KINDS, CacheKind, KeyShape, find_kind, make_cache, read_options
 from unspool.cache.layered import LayeredCache
 from unspool.cache.mamba import MambaCache
+from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
+from unspool.cache.sink import SinkCache
 from unspool.cache.sliding import HybridCache, SlidingWindowCache
 from unspool.cache.static import StaticCache
 
@@ -30,11 +33,17 @@ __all__ = [
     "LayeredCache",
     "MambaCache",
     "Mask",
+    "OffloadedCache",
+    "OffloadedStaticCache",
+    "SavedCache",
+    "SinkCache",
     "SlidingWindowCache",
     "Span",
     "StaticCache",
     "StaticCacheConfig",
     "find_kind",
+    "load_cache",
     "make_cache",
     "read_options",
+    "save_cache",
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -17,6 +18,8 @@ from unspool.cache.base import Cache
 from unspool.cache.config import CacheConfig
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.mamba import MambaCache, refuse_without_states
+from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
+from unspool.cache.sink import SinkCache, check_sink
 from unspool.cache.sliding import HybridCache, SlidingWindowCache, refuse_encoder_decoder, refuse_without_window
 from unspool.cache.static import StaticCache
 from unspool.errors import SettingError, UnsupportedError
@@ -135,6 +138,47 @@ def _make_hybrid(shape: KeyShape, rows: int, capacity: int | None, options: Opti
     return HybridCache(shape.as_config(), rows, capacity, shape.device, shape.dtype)
 
 
+def _make_offloaded(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:  # noqa: ARG001
+    return OffloadedCache(capacity=capacity, num_layers=shape.num_layers, **options)
+
+
+def _make_offloaded_static(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
+    rest = {name: options[name] for name in OFFLOADING if name in options}
+    room = max(capacity or 0, options.get("max_cache_len") or 0) or None
+    most = max(rows, options.get("batch_size") or 0)
+    return OffloadedStaticCache(shape.as_config(), most, room, shape.device, shape.dtype, **rest)
+
+
+def _check_offloading(options: Options) -> None:
+    _check_static(options)
+    layers, folder = options.get("resident_layers", 0), options.get("folder")
+    if isinstance(layers, bool) or not isinstance(layers, int) or layers < 0:
+        raise SettingError(f"`resident_layers` counts layers that stay on the device; it can't be {layers!r}")
+    if folder is not None and not Path(folder).is_dir():
+        raise SettingError(f"`folder` is where keys are offloaded to, and {str(folder)!r} is no folder")
+
+
+def _make_sink(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:  # noqa: ARG001
+    return SinkCache(**_fill_sink(options))
+
+
+def _fill_sink(options: Options) -> dict[str, Any]:
+    return {"window_length": SINK_WINDOW, "num_sink_tokens": NUM_SINKS, **options}
+
+
+def _refuse_sink(info: Any) -> str | None:
+    if "shifted_keys" in info.can:
+        return None
+    return (
+        f"sinks move keys to other positions, and those of this {info.family} model are learned one by one; use a "
+        "model with rotary positions or ALiBi, or 'dynamic'"
+    )
+
+
+OFFLOADING: Final = ("folder", "resident_layers")
+SINK_WINDOW: Final = 1024  # positions that a sink cache keeps unless it is told
+NUM_SINKS: Final = 4  # first tokens among them: what the paper found enough
+
 KINDS: Final[dict[str, CacheKind]] = {
     "dynamic": CacheKind(_make_dynamic),
     "static": CacheKind(
@@ -142,5 +186,20 @@ KINDS: Final[dict[str, CacheKind]] = {
     ),
     "mamba": CacheKind(_make_mamba, is_endless=True, holds_every_key=False, refuse=refuse_without_states),
     "sliding_window": CacheKind(_make_sliding, is_sized=True, holds_every_key=False, refuse=refuse_without_window),
+    "offloaded": CacheKind(_make_offloaded, options=OFFLOADING, check=_check_offloading),
+    "offloaded_static": CacheKind(
+        _make_offloaded_static,
+        options=("batch_size", "max_cache_len", *OFFLOADING),
+        is_sized=True,
+        check=_check_offloading,
+    ),
+    "sink": CacheKind(
+        _make_sink,
+        options=("window_length", "num_sink_tokens"),
+        is_endless=True,
+        holds_every_key=False,
+        check=lambda options: check_sink(_fill_sink(options)),
+        refuse=_refuse_sink,
+    ),
     "hybrid": CacheKind(_make_hybrid, is_sized=True, holds_every_key=False, refuse=refuse_encoder_decoder),
 }

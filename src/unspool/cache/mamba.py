@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
@@ -259,6 +260,46 @@ class MambaCache(Cache):
 
     def _reserve(self, stop: int) -> None:
         """Nothing: states do not grow."""
+
+    # --- copies and files ----------------------------------------------------------------------------------
+    def _shared(self) -> list[Any]:
+        """How the trial's passes are read again belongs to the model."""
+        passes = self._trial.passes if self._trial is not None else []
+        return [replay for kept in passes for _, replay in kept.inputs.values()]
+
+    def _pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        return {}, {"conv": self._conv, "ssm": self._ssm}
+
+    @classmethod
+    def _unpack(cls, facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: list[int]) -> MambaCache:  # noqa: ARG003
+        conv, ssm = tensors["conv"], tensors["ssm"]
+        layers, rows, kernel, inner = conv.shape
+        if ssm.shape[:2] != (layers, rows) or ssm.shape[3:] != (inner,) or (lengths and len(lengths) != rows):
+            raise ValueError(f"states of shapes {list(conv.shape)} and {list(ssm.shape)} for {len(lengths)} rows")
+        sizes = SimpleNamespace(
+            num_hidden_layers=layers, intermediate_size=inner, conv_kernel=kernel, state_size=ssm.shape[2]
+        )
+        cache = cls(sizes, rows, conv.dtype, conv.device)
+        cache._conv.copy_(conv)
+        cache._ssm.copy_(ssm)
+        cache.lengths = list(lengths)
+        return cache
+
+    def find_misfit(self, shape: Any) -> str | None:
+        sizes = shape.config
+        for name, mine, its in (
+            ("layers", self.num_layers, shape.num_layers),
+            ("intermediate_size", self.intermediate_size, sizes.intermediate_size),
+            ("state_size", self.ssm_state_size, sizes.state_size),
+            ("conv_kernel", self.conv_kernel_size, sizes.conv_kernel),
+        ):
+            if mine != its:
+                return f"it has {name} {mine} and the model {its}"
+        if self.device.type != shape.device.type:
+            return f"its states are on {self.device} and the model on {shape.device}; make it with device=model.device"
+        if self.dtype != shape.dtype:
+            return f"its states are {self.dtype} and the model's {shape.dtype}; make it with dtype=model.dtype"
+        return None
 
     # --- the reference's surface ---------------------------------------------------------------------------
     def update_conv_state(

@@ -78,10 +78,13 @@ class Mamba(NativeModel):
             raise InputError("mamba has no encoder, so its cache takes no encoded states")
         if kind not in ("mamba", "dynamic"):
             raise UnsupportedError(f"a mamba model keeps states and no keys, and a {kind!r} cache holds keys")
-        shape = KeyShape(self.spec.num_layers, 0, 0, self.dtype, self.device, config=self.config)
-        cache = make_cache("mamba", shape, rows, capacity, config)
+        cache = make_cache("mamba", self.key_shape, rows, capacity, config)
         assert isinstance(cache, MambaCache)
         return cache
+
+    def _key_shape(self, num_layers: int) -> KeyShape:
+        """No heads and no keys: states have the sizes that the config names."""
+        return KeyShape(num_layers, 0, 0, self.dtype, self.device, self.info.layer_kinds, config=self.config)
 
     # --- a forward pass ------------------------------------------------------------------------------
     @torch.no_grad()
@@ -158,20 +161,9 @@ class Mamba(NativeModel):
             raise UnsupportedError(
                 f"a mamba model can't decode with a {type(cache).__name__}, which holds keys; use a MambaCache"
             )
-        spec = self.spec
-        mine = (spec.num_layers, spec.inner_size, spec.state_size, spec.kernel_size)
-        its = (cache.num_layers, cache.intermediate_size, cache.ssm_state_size, cache.conv_kernel_size)
-        if its != mine:
-            raise SettingError(
-                f"the cache was made for another model: its layers, intermediate, state and kernel sizes are {its} "
-                f"and the model's {mine}; make it with model.new_cache() or from this model's config"
-            )
-        here = self.weights.embedding.weight.device
-        if cache.dtype != self.dtype or cache.device != here:
-            raise SettingError(
-                f"the cache holds {cache.dtype} on {cache.device} and the model computes in {self.dtype} on {here}; "
-                "make it with dtype=model.dtype and device=model.device"
-            )
+        misfit = cache.find_misfit(self.key_shape)
+        if misfit is not None:
+            raise SettingError(f"the cache was made for another model: {misfit}, or take model.new_cache()")
         return cache
 
     def _refuse_attentions(self, is_asked: bool | None) -> None:
