@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unspool.cache import RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, KeyShape, MambaCache, make_cache
-from unspool.errors import SettingError, UnsupportedError
+from unspool.cache import RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache, KeyShape, MambaCache, make_cache
+from unspool.errors import LoadError, SettingError, UnsupportedError
 
 LAYERS, INNER, WIDTH, KERNEL = 2, 3, 2, 4
 SIZES = SimpleNamespace(num_hidden_layers=LAYERS, intermediate_size=INNER, state_size=WIDTH, conv_kernel=KERNEL)
@@ -243,6 +244,53 @@ def test_rows_put_aside_come_back() -> None:
     plain.cache.take_back()
     plain.check()
     plain.read(1)
+
+
+# --- copies and files ---------------------------------------------------------------------------------------
+
+
+def test_a_clone_goes_its_own_way() -> None:
+    plain = Plain(new_cache(), 3)
+    plain.read(4, [2, 4, 3])
+    plain.cache.begin_trial()
+    plain.read(3)
+    copied = Plain(plain.cache.clone(), 3)
+    copied.rows, copied.written = [list(row) for row in plain.rows], plain.written
+    copied.truncate([3, 7, 3])  # the trial was cloned too
+    copied.read(2)
+    plain.truncate([2, 5, 6])
+    plain.read(1)
+    copied.check()
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    plain = Plain(new_cache(), 3)
+    plain.read(6, [2, 6, 3])
+    plain.cache.save(tmp_path / "states.safetensors")
+    loaded = Cache.load(tmp_path / "states.safetensors")
+    assert isinstance(loaded, MambaCache) and loaded.dtype == torch.float32 and loaded.lengths == [2, 6, 3]
+    plain.cache = loaded
+    plain.check()
+    plain.read(2)
+    plain.select([2, 0])
+
+
+def test_a_file_whose_parts_do_not_fit_is_refused(tmp_path: Path) -> None:
+    cache = new_cache(2)
+    Plain(cache, 2).read(3)
+    cache.lengths = [3, 3, 3]
+    cache.save(tmp_path / "bad.safetensors")
+    with pytest.raises(LoadError, match=r"damaged.*for 3 rows"):
+        Cache.load(tmp_path / "bad.safetensors")
+
+
+def test_what_does_not_fit_a_model_is_named() -> None:
+    shape = KeyShape(LAYERS, 0, 0, torch.float32, torch.device("cpu"), config=SIZES)
+    assert new_cache().find_misfit(shape) is None
+    assert "dtype=model.dtype" in str(MambaCache(SIZES, 1).find_misfit(shape))
+    for name, words in (("state_size", "state_size 9"), ("conv_kernel", "conv_kernel 9")):
+        other = SimpleNamespace(**{**vars(SIZES), name: 9})
+        assert words in str(MambaCache(other, 1, torch.float32).find_misfit(shape))
 
 
 # --- what it says of itself ---------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from tests.conformance.cases import load_model
 
 import unspool
-from unspool.cache import MambaCache
+from unspool.cache import Cache, MambaCache
 from unspool.errors import SettingError, UnsupportedError
 from unspool.models.native import NativeModel
 from unspool.protocols import Want
@@ -117,6 +118,17 @@ def test_a_cache_of_the_callers_is_filled(model: NativeModel) -> None:
     assert cache.lengths == [6 + 11, 3 + 11, 9 + 11]
     cache.reset()
     assert torch.equal(generate(model, past_key_values=cache), generate(model))
+
+
+def test_a_saved_state_is_continued(model: NativeModel, tmp_path: Path) -> None:
+    first = generate(model, return_dict_in_generate=True)
+    first.past_key_values.save(tmp_path / "states", model=model)
+    ids = torch.cat((first.sequences, torch.full((3, 1), 44)), dim=1)
+    mask = torch.cat((MASK, torch.ones(3, 13, dtype=torch.int64)), dim=1)
+    loaded = Cache.load(tmp_path / "states", model=model)
+    assert torch.equal(generate(model, ids, mask, past_key_values=loaded), generate(model, ids, mask))
+    with pytest.raises(SettingError, match="keys mean nothing to another model"):
+        Cache.load(tmp_path / "states", model=load_model("llama").model)
 
 
 def test_the_memory_is_that_of_the_states(model: NativeModel) -> None:
