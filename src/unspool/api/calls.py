@@ -117,12 +117,14 @@ def start(
     defaults: Mapping[str, Any] | None = None,
     hides_padding: bool = False,
     beams: str | None = None,
+    owns_cache: bool = False,
     **kwargs: Any,
 ) -> Run:
     """Check everything and prepare a run; nothing is computed until it is iterated, but for token healing's one step.
 
     `hides_padding` tells the processors what is padding, so that no row depends on how long the others are; the
     reference's manner is to count it as tokens. `beams="all"` has every step tell the whole table of beams.
+    `owns_cache` says that nobody reads past_key_values after the call, so that rows may leave it.
     """
     if beams not in (None, "all"):
         raise SettingError(f"beams={beams!r} is not known; beams='all' streams the whole table of beams")
@@ -153,7 +155,15 @@ def start(
         raise SettingError("`stop_strings` are found in text: pass the model's `tokenizer` too")
     processors = [] if logits_processor is None else _as_processors(logits_processor)
     criteria = [] if stopping_criteria is None else list(as_criteria_list(stopping_criteria))
-    hooks = Hooks(processors, criteria, tokenizer, cache, prefix_allowed_tokens_fn, shows_beams=beams is not None)
+    hooks = Hooks(
+        processors,
+        criteria,
+        tokenizer,
+        cache,
+        prefix_allowed_tokens_fn,
+        shows_beams=beams is not None,
+        owns_cache=owns_cache,
+    )
     run = Run(core, prompts, plan, hooks)
     if not settings.token_healing:
         return run

@@ -225,7 +225,12 @@ class Cache(ABC):
         raise UnsupportedError(f"a {type(self).__name__} can't be saved")
 
     @classmethod
-    def _unpack(cls, facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: list[int]) -> Cache:
+    def _unpack(
+        cls,
+        facts: dict[str, Any],  # noqa: ARG003 - kinds that can be saved read them
+        tensors: dict[str, torch.Tensor],  # noqa: ARG003
+        lengths: list[int],  # noqa: ARG003
+    ) -> Cache:
         """The cache that `_pack` took apart; raises a ValueError for parts that do not belong together."""
         raise UnsupportedError(f"a {cls.__name__} can't be loaded")
 
@@ -247,6 +252,10 @@ class Cache(ABC):
     def _held_tensors(self) -> list[torch.Tensor]:
         """A layer each: memory whose last two dimensions are heads and width; empty until there is any."""
         return []
+
+    def return_to(self, copied: Cache) -> None:
+        """Become what a clone holds, which must not be used any more."""
+        self.__dict__.update(copied.__dict__)
 
     # --- the reference's surface ---------------------------------------------------------------------
     @abstractmethod
