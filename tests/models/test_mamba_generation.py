@@ -10,8 +10,9 @@ import torch
 from tests.conformance.cases import load_model
 
 import unspool
+from unspool.api.prefix import make_conversation
 from unspool.cache import Cache, MambaCache
-from unspool.errors import SettingError, UnsupportedError
+from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.models.native import NativeModel
 from unspool.protocols import Want
 
@@ -131,6 +132,27 @@ def test_a_saved_state_is_continued(model: NativeModel, tmp_path: Path) -> None:
         Cache.load(tmp_path / "states", model=load_model("llama").model)
 
 
+def test_a_shared_beginning_is_read_once() -> None:
+    lm = load_model("mamba")
+    prefix = lm.prefix(IDS[2].tolist())
+    together = prefix.generate([[20, 21, 22], [30]], max_new_tokens=6)
+    for row, rest in enumerate(([20, 21, 22], [30])):
+        alone = lm.generate([IDS[2].tolist() + rest], max_new_tokens=6)
+        assert together.token_ids[row] == alone.token_ids[0]
+    with pytest.raises(UnsupportedError, match="a MambaCache can't roll back"):
+        prefix.lend(lm, [[*IDS[2, :5].tolist(), 33, 34]])
+
+
+def test_a_conversation_that_parts_is_read_again() -> None:
+    """A chat's next turn may be tokenised otherwise than what was read: states can't go back, so they start anew."""
+    lm = load_model("mamba")
+    ids = IDS[2].tolist()
+    cache = lm.model.new_cache()
+    lm.model.forward(IDS[2:], cache)
+    assert make_conversation(lm, ids, cache).lend(lm, [[*ids, 40]]).lengths == [9]
+    assert make_conversation(lm, ids, cache).lend(lm, [[*ids[:4], 40]]).lengths == []
+
+
 def test_the_memory_is_that_of_the_states(model: NativeModel) -> None:
     sizes = [
         generate(model, max_new_tokens=new, return_dict_in_generate=True).past_key_values.nbytes for new in (1, 40)
@@ -199,7 +221,7 @@ def test_states_are_for_mamba_alone(model: NativeModel) -> None:
         generate(llama, cache_implementation="mamba")
     with pytest.raises(SettingError, match="is a MambaCache, which holds states, and a llama model"):
         generate(llama, past_key_values=model.new_cache(rows=3))
-    with pytest.raises(UnsupportedError, match="holds states and no keys"):
+    with pytest.raises(InputError, match="holds states and no keys"):
         llama(IDS, past_key_values=model.new_cache(rows=3))
 
 

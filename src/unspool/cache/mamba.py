@@ -287,6 +287,8 @@ class MambaCache(Cache):
 
     def find_misfit(self, shape: Any) -> str | None:
         sizes = shape.config
+        if not hasattr(sizes, "state_size"):
+            return "it holds states and no keys, and the model has attention; give it a DynamicCache"
         for name, mine, its in (
             ("layers", self.num_layers, shape.num_layers),
             ("intermediate_size", self.intermediate_size, sizes.intermediate_size),
