@@ -144,7 +144,7 @@ def read_prefix(lm: LanguageModel, prompt: Any, *, chat: bool, tools: Any, setti
         raise InputError(f"the prefix has {len(ids)} tokens and the model's context ends at {info.max_context}")
     if min(ids, default=0) < 0 or max(ids, default=0) >= info.vocab_size:
         raise InputError(f"the prefix holds ids outside the model's vocabulary of {info.vocab_size} tokens")
-    cache = lm.model.new_cache(kind, 1, len(ids), **({"config": config} if config else {}))
+    cache = lm.model.new_cache(kind, 1, len(ids), config=config or None)
     tokens, first = torch.tensor([ids], device=lm.model.device), 0
     while first < len(ids):
         size = min(CHUNK, cache.longest_pass or CHUNK)
