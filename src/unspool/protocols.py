@@ -44,6 +44,7 @@ class Want:
     logits: Literal["last", "all"] = "last"
     hidden_states: bool = False
     attentions: bool = False
+    last_states: bool = False  # the final states that the head reads, of every new position
 
 
 LAST = Want()
@@ -57,6 +58,7 @@ class Forward:
     hidden_states: tuple[torch.Tensor, ...] | None = None  # embeddings, then a layer each: (rows, new, hidden)
     attentions: tuple[torch.Tensor, ...] | None = None  # a layer each: (rows, heads, new, keys)
     cross_attentions: tuple[torch.Tensor, ...] | None = None  # a layer each: (rows, heads, new, source)
+    last_states: torch.Tensor | None = None  # (rows, new, hidden)
 
 
 @dataclass(slots=True)

@@ -195,6 +195,12 @@ def test_padding_of_either_side_is_not_read(plain: Any) -> None:
     assert gap(plain.native(TOKENS[:, :10], mask, logits_to_keep=1).logits, output.logits[:, -1:]) < 1e-6
 
 
+def test_the_states_that_the_head_reads(plain: Any) -> None:
+    found = plain.native.forward(TOKENS, plain.native.new_cache(rows=3), want=Want(last_states=True))
+    assert found.last_states.shape == (3, 90, 32)
+    assert gap(plain.native.get_output_embeddings()(found.last_states[:, -1]), found.logits) < 1e-6
+
+
 def test_what_it_refuses(plain: Any) -> None:
     model = plain.native
     with pytest.raises(UnsupportedError, match="attentions were asked for"):
@@ -219,7 +225,7 @@ def test_what_it_refuses(plain: Any) -> None:
 def test_it_says_what_it_is(plain: Any) -> None:
     info = plain.native.info
     assert info.family == "mamba" and info.max_context is None and info.layer_kinds == ("state",) * 3
-    assert info.can == {"hidden_states", "inputs_embeds"}
+    assert info.can == {"hidden_states", "inputs_embeds", "last_states"}
     assert info.has_tied_embeddings and (info.bos_token_id, info.eos_token_id) == (1, 2)
 
 

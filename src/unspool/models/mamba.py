@@ -98,9 +98,8 @@ class Mamba(NativeModel):
         embeds: torch.Tensor | None = None,
     ) -> Forward:
         states, hidden = self._run(tokens, cache, counts, want, embeds)
-        if want.logits == "last":
-            states = take_last(states, counts)  # (rows, hidden)
-        return Forward(self.weights.head(states), hidden)
+        read = take_last(states, counts) if want.logits == "last" else states  # (rows, hidden) or (rows, new, hidden)
+        return Forward(self.weights.head(read), hidden, last_states=states if want.last_states else None)
 
     def _run(
         self,
@@ -234,7 +233,7 @@ def _describe(spec: MambaSpec) -> ModelInfo:
         bos_token_id=spec.bos_token_id,
         eos_token_id=spec.eos_token_id,
         pad_token_id=spec.pad_token_id,
-        can=frozenset({"hidden_states", "inputs_embeds"}),
+        can=frozenset({"hidden_states", "inputs_embeds", "last_states"}),
     )
 
 
