@@ -120,7 +120,7 @@ class LayeredCache(Cache):
     def begin_trial(self) -> None:
         self._ring.trial = Trial(list(self.lengths), [])
         for store in self._ring_stores():
-            store.overwritten = []
+            store.tried = []
 
     def truncate(self, lengths: Sequence[int]) -> None:
         self._check_lengths(lengths)
@@ -128,7 +128,7 @@ class LayeredCache(Cache):
         if self._ring.trial is not None:
             for store in self._ring_stores():
                 store.restore(torch.tensor(list(lengths), device=store.buffer.device)[:, None])
-                store.overwritten = []
+                store.tried = []
             self._ring.trial = None
         self.lengths = list(lengths)
         self._filled = [max(self.lengths, default=0)] * len(self._stores)

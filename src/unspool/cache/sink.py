@@ -123,7 +123,7 @@ class SinkCache(Cache):
                 return
             recent = store.buffer[:, self.num_sink_tokens :, 0]  # (rows, places, heads, width)
             recent.copy_(_turn(recent, factors))
-            store.overwritten = [_turn_keys(old, factors) for old in store.overwritten]
+            store.tried = [(_turn_keys(old, factors), _turn_keys(new, factors)) for old, new in store.tried]
 
     def _move_sinks(self, to: list[int]) -> None:
         if not self.num_sink_tokens:
@@ -176,7 +176,7 @@ class SinkCache(Cache):
     def begin_trial(self) -> None:
         self._ring.trial = Trial(list(self.lengths), [])
         for store in self._stores:
-            store.overwritten = []
+            store.tried = []
 
     def truncate(self, lengths: Sequence[int]) -> None:
         self._check_lengths(lengths)
@@ -187,7 +187,7 @@ class SinkCache(Cache):
         if self._ring.trial is not None:
             for store in self._stores:
                 store.restore(torch.tensor(list(lengths), device=store.buffer.device)[:, None])
-                store.overwritten = []
+                store.tried = []
             self._ring.trial = None
         self.lengths = list(lengths)
         for row, length in enumerate(lengths):
