@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.conformance.cases import GOLDENS
 
 import unspool
-from tests.conformance.cases import GOLDENS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
