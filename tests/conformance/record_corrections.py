@@ -23,6 +23,7 @@ CASES = {
         "force_phrase",
         "force_two",
         "force_mixed_ret",
+        "cfg_1.5",
     )
 }
 
@@ -41,8 +42,10 @@ def main() -> None:
                 **inputs, **settings, use_cache=False, return_dict_in_generate=True, output_scores=True
             )
             told = [key for key in recorded["cases"][case] if key != "settings"]
-            corrected[case] = {key: output[key].tolist() for key in told}
-            corrected[case]["sequences_scores"] = [round(x, 5) for x in corrected[case]["sequences_scores"]]
+            answer = {**output, "scores_step3_row0": output.scores[3][0]}
+            corrected[case] = {key: answer[key].tolist() for key in told}
+            for key in {"sequences_scores", "scores_step3_row0"} & set(told):
+                corrected[case][key] = [round(x, 5) for x in corrected[case][key]]
         (HERE / "corrections" / f"{name}.json").write_text(json.dumps(corrected) + "\n")
 
 
