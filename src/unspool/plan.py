@@ -66,7 +66,6 @@ class Plan:
     seeds: tuple[int, ...] | None  # one for all or one a prompt; None: drawn for this call
     cache_kind: str
     prompt_width: int
-    cache_config: Mapping[str, Any] = field(default_factory=dict)  # what the kind is told, checked
     dola_layers: tuple[int, ...] = ()  # the layers that DoLa chooses among; none without it
 
     @property
@@ -74,6 +73,8 @@ class Plan:
         """The weight of guidance; None where there is none, as at 1."""
         scale = self.settings.guidance_scale
         return None if scale is None or scale == 1 else float(scale)
+
+    cache_config: Mapping[str, Any] = field(default_factory=dict)  # what the kind is told, checked
 
     @property
     def max_new_tokens(self) -> int:

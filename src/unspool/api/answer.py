@@ -63,11 +63,11 @@ class Answer:
         chat, tools = settings.pop("chat", False), settings.pop("tools", None)
         skip_special = settings.pop("skip_special_tokens", True)
         self._lm = lm
+        negative = settings.pop("negative_prompt", None)
         prefix: Prefix | None = settings.pop("prefix", None)
         if prefix is not None:
             prompt, settings = self._follow_prefix(prefix, prompt, settings, chat, tools)
             chat, tools = False, None
-        negative = settings.pop("negative_prompt", None)
         self._prompt_ids, arguments = self._read_prompt(prompt, settings, chat, tools)
         if negative is not None:
             arguments |= self._read_negative(negative, settings, chat, tools)

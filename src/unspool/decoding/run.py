@@ -296,6 +296,13 @@ class Run:
         told = {"config": plan.cache_config} if plan.cache_config else {}
         return self._model.new_cache(plan.cache_kind, rows, capacity, encoded=self._encode_all(), **told)
 
+    def _encode_all(self) -> Encoded | None:
+        """What the decoder's rows read: the sources and, beside them, the negative prompts of guidance."""
+        negative = self._prompts.negative
+        if self._encoded is None or negative is None:
+            return self._encoded
+        return join_encoded(self._encoded, self._model.encode(negative.tokens, negative.lengths))
+
     def find_held(self) -> tuple[list[int], Cache] | None:
         """The tokens that a call of one row has read, and the cache that holds them; None where it was let go."""
         cache = self._cache
@@ -303,13 +310,6 @@ class Run:
             return None
         tokens = self.prompt_token_ids()[0] + self.emitted[0]
         return tokens[: cache.lengths[0]], cache
-
-    def _encode_all(self) -> Encoded | None:
-        """What the decoder's rows read: the sources and, beside them, the negative prompts of guidance."""
-        negative = self._prompts.negative
-        if self._encoded is None or negative is None:
-            return self._encoded
-        return join_encoded(self._encoded, self._model.encode(negative.tokens, negative.lengths))
 
     def _tidy_cache(self) -> None:
         """Leave in a cache that someone gets what belongs to the call's rows."""
