@@ -46,6 +46,7 @@ class Want:
     attentions: bool = False
     last_states: bool = False  # the final states that the head reads, of every new position
     early: tuple[int, ...] = ()  # layers whose states are to be read by the head too; 0 is the embeddings
+    exit_layer: int | None = None  # only the first so many layers run, then the head (models that can "early_exit")
 
 
 LAST = Want()

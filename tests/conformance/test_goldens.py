@@ -10,6 +10,7 @@ import torch
 from tests.conformance.cases import (
     CORRECTIONS,
     GOLDENS,
+    TOO_LONG,
     Case,
     as_scores,
     load_model,
@@ -48,7 +49,11 @@ def test_corrections_are_told_and_change_something() -> None:
 def test_case_matches(case: Case) -> None:
     output = run_case(case)
     expected = case.expected
-    if "sequences" in expected:
+    if str(case) in TOO_LONG:
+        longest = len(case.inputs["input_ids"][0]) + case.max_new_tokens
+        assert all(len(row) > longest for row in expected["sequences"])
+        assert output.sequences.tolist() == [row[:longest] for row in expected["sequences"]]
+    elif "sequences" in expected:
         assert output.sequences.tolist() == expected["sequences"]
     if "sequences_scores" in expected:
         assert_close(output.sequences_scores, torch.tensor(expected["sequences_scores"]))

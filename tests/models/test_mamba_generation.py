@@ -187,6 +187,21 @@ def test_what_a_trial_takes_back_was_never_read(model: NativeModel, kept: list[i
     torch.testing.assert_close(after[0], after[1], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "settings", [{}, {"do_sample": True, "seed": 11, "temperature": 0.4}, {"eos_token_id": MANY_ENDS}]
+)
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_drafts_change_nothing(model: NativeModel, settings: dict[str, Any], is_whole: bool) -> None:
+    """Prompt lookup on repetitive prompts: drafts are refused and taken, in rows of different fortune."""
+    repeated = torch.tensor([[7, 8, 9, 30] * 6, [40, 41] * 12, [7, 8, 9, 10] * 6])
+    plain = generate(model, repeated, None, max_new_tokens=30, **settings)
+    told = {"return_dict_in_generate": is_whole, "prompt_lookup_num_tokens": 4, "max_matching_ngram_size": 2}
+    output = generate(model, repeated, None, max_new_tokens=30, **settings, **told)
+    assert torch.equal(output.sequences if is_whole else output, plain)
+    if is_whole:
+        assert sum(output.stats.speculation.drafted) > 0 and output.past_key_values._trial is None
+
+
 # --- what can't be ------------------------------------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ _REASONS: tuple[tuple[type, str], ...] = (
     (MaxLengthCriteria, "length"),
     (MaxTimeCriteria, "time"),
 )
+_TOLD_BY_TOKEN = (EosTokenCriteria, MaxLengthCriteria)
 
 
 class Finish:
@@ -29,6 +30,12 @@ class Finish:
         # What the text says comes before what a limit says, whatever order they were given in.
         ranked = sorted(criteria, key=_rank)
         self._criteria = [(criterion, _reason(criterion)) for criterion in ranked]
+        self.has_custom = any(reason == "criteria" for _, reason in self._criteria)
+        # End tokens and the length can be told without a look at the history, once the token is known here.
+        self.needs_history = any(type(criterion) not in _TOLD_BY_TOKEN for criterion, _ in self._criteria)
+        self._ends = frozenset(
+            int(token) for one, _ in self._criteria if isinstance(one, EosTokenCriteria) for token in one.eos_token_id
+        )
 
     def explain(self, history: torch.Tensor, scores: StepTensors | None) -> list[str | None]:
         """The reason why each row of (rows, width) is done, or None."""
@@ -40,6 +47,14 @@ class Finish:
             for row in torch.nonzero(flags).flatten().tolist():
                 reasons[row] = reasons[row] or reason
         return reasons
+
+    def explain_token(self, token: int, width: int) -> str | None:
+        """The same for one row that got a token and is now `width` columns long, where no history is needed."""
+        assert not self.needs_history
+        if token in self._ends:
+            return "eos"
+        limits = [one.max_length for one, _ in self._criteria if isinstance(one, MaxLengthCriteria)]
+        return "length" if limits and width >= min(limits) else None
 
 
 def _reason(criterion: object) -> str:
