@@ -435,7 +435,9 @@ def _decide_seeds(settings: GenerationConfig) -> tuple[int, ...] | None:
 
 def _name_cache(settings: GenerationConfig, origins: Mapping[str, Origin], info: ModelInfo, shape: PromptShape) -> str:
     """Which kind of cache a call is to make, once the model is known to be served by it."""
-    name, origin = str(settings.cache_implementation or "dynamic"), origins["cache_implementation"]
+    keeps_states = "state" in info.layer_kinds
+    usual = "mamba" if keeps_states else "dynamic"
+    name, origin = str(settings.cache_implementation or usual), origins["cache_implementation"]
     if origin == "model" and name in ("hybrid", "sliding_window"):
         return "dynamic"  # a model's file says how to save memory, not what to answer: the windows are kept
     kind = KINDS.get(name)
@@ -443,6 +445,13 @@ def _name_cache(settings: GenerationConfig, origins: Mapping[str, Origin], info:
         raise UnsupportedError(
             f"`cache_implementation`={name!r}, set {_SPOKEN[origin]}, is a kind of cache that this version of unspool "
             f"does not have; use one of {', '.join(map(repr, KINDS))}"
+        )
+    if keeps_states and name == "dynamic":
+        return usual  # what a model takes where nobody chooses
+    if keeps_states and name != usual:
+        raise UnsupportedError(
+            f"`cache_implementation`={name!r}, set {_SPOKEN[origin]}: it holds keys, and a {info.family} model keeps "
+            f"states; leave it out, or use {usual!r}"
         )
     reason = kind.refuse(info) if kind.refuse is not None and not shape.has_cache else None
     if reason is not None:

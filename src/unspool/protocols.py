@@ -11,7 +11,7 @@ import torch
 if TYPE_CHECKING:
     from unspool.cache import Cache
 
-LayerKind = Literal["full", "sliding"]
+LayerKind = Literal["full", "sliding", "state"]  # a "state" layer attends to nothing: it remembers
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Want:
     logits: Literal["last", "all"] = "last"
     hidden_states: bool = False
     attentions: bool = False
+    last_states: bool = False  # the final states that the head reads, of every new position
     early: tuple[int, ...] = ()  # layers whose states are to be read by the head too; 0 is the embeddings
     exit_layer: int | None = None  # only the first so many layers run, then the head (models that can "early_exit")
-    last_states: bool = False  # the final states that the head reads, of every new position
 
 
 LAST = Want()
@@ -61,8 +61,8 @@ class Forward:
     hidden_states: tuple[torch.Tensor, ...] | None = None  # embeddings, then a layer each: (rows, new, hidden)
     attentions: tuple[torch.Tensor, ...] | None = None  # a layer each: (rows, heads, new, keys)
     cross_attentions: tuple[torch.Tensor, ...] | None = None  # a layer each: (rows, heads, new, source)
-    early_logits: tuple[torch.Tensor, ...] | None = None  # a layer of `Want.early` each: (rows, vocab), last position
     last_states: torch.Tensor | None = None  # (rows, new, hidden)
+    early_logits: tuple[torch.Tensor, ...] | None = None  # a layer of `Want.early` each: (rows, vocab), last position
 
 
 @dataclass(slots=True)

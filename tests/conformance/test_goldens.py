@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
-from tests.conformance.cases import TOO_LONG, Case, as_scores, load_model, read_cases, run_case
+from tests.conformance.cases import (
+    CORRECTIONS,
+    GOLDENS,
+    TOO_LONG,
+    Case,
+    as_scores,
+    load_model,
+    read_cases,
+    read_corrections,
+    run_case,
+)
 from unspool.errors import UnspoolError
 
 CASES = list(read_cases())
@@ -15,6 +27,22 @@ TO_COME = [case for case in CASES if case.to_come is not None]
 
 def test_all_reference_outputs_are_here() -> None:
     assert len(CASES) == 646
+
+
+def test_corrections_are_told_and_change_something() -> None:
+    """Every corrected case is named in differences.md, and its recorded answer really is another one."""
+    told = (GOLDENS.parent / "differences.md").read_text()
+    for path in CORRECTIONS.glob("*.json"):
+        recorded = json.loads((GOLDENS / "cases" / path.name).read_text())["cases"]
+        for name, corrected in read_corrections(path.stem).items():
+            assert f"`{name}`" in told
+            differs = [
+                corrected[key] != recorded[name][key] for key in ("sequences", "beam_indices") if key in corrected
+            ]
+            for key in {"sequences_scores", "scores_step3_row0"} & set(corrected):
+                scores = zip(corrected[key], recorded[name][key], strict=True)
+                differs.append(max(abs(new - old) for new, old in scores) > 1e-3)
+            assert any(differs)
 
 
 @pytest.mark.parametrize("case", RUNNING, ids=str)

@@ -25,6 +25,8 @@ def load(case: Case, dtype: torch.dtype = torch.float32) -> unspool.LanguageMode
 @pytest.mark.parametrize("case", GREEDY, ids=str)
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 def test_goldens_on_cuda(case: Case, kind: str) -> None:
+    if kind == "static" and case.model == "mamba":
+        pytest.skip("states are of one size as they are")
     inputs = {name: torch.tensor(value) for name, value in case.inputs.items()}
     output = unspool.generate(
         load(case).model,

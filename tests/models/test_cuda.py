@@ -70,3 +70,22 @@ def test_moving_there_and_back() -> None:
     assert saved.dtype == torch.float32  # as the checkpoint says
     saved.to("cpu")
     assert torch.equal(decode(saved, "dynamic"), before)
+
+
+@pytest.mark.parametrize("dtype", list(CLOSE), ids=str)
+def test_mamba_equals_the_cpus(dtype: torch.dtype) -> None:
+    expected = decode(load("mamba"), "mamba")
+    model = load("mamba", device="cuda", dtype=dtype)
+    assert error(decode(model, "mamba"), expected) < CLOSE[dtype]
+    tokens = torch.randint(3, 160, (2, 150), generator=torch.Generator().manual_seed(1))  # several chunks of the scan
+    found = model(tokens.cuda()).logits.float().cpu()  # type: ignore[operator]
+    assert error(found, load("mamba")(tokens).logits) < CLOSE[dtype]  # type: ignore[operator]
+    cache, clean = model.new_cache("mamba", rows=2), model.new_cache("mamba", rows=2)
+    for one in (cache, clean):
+        model.forward(tokens[:, :9].cuda(), one, counts=[9, 4])
+    cache.begin_trial()
+    model.forward(tokens[:, 9:15].cuda(), cache)
+    cache.truncate([12, 4])
+    model.forward(tokens[:, 9:12].cuda(), clean, counts=[3, 0])
+    torch.testing.assert_close(cache.ssm_states, clean.ssm_states, rtol=1e-2, atol=1e-3)  # type: ignore[attr-defined]
+    assert cache.lengths == clean.lengths

@@ -24,7 +24,8 @@ def test_an_architecture_is_found_by_name_or_by_type() -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        {"architectures": ["MambaForCausalLM"], "model_type": "mamba"},
+        {"architectures": ["FalconMambaForCausalLM"], "model_type": "falcon_mamba"},
+        {"architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2"},
         {"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"},
         {"architectures": 5, "model_type": "who"},
         {},

@@ -11,7 +11,7 @@ import torch
 from unspool.api.assistant import Assistant, follow_assistant, read_assistant
 from unspool.api.core import as_model
 from unspool.api.healing import heal_prompts
-from unspool.cache import Cache, DynamicCache, EncoderDecoderCache
+from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, MambaCache
 from unspool.config import GenerationConfig
 from unspool.decoding.inputs import Inputs, read_prompts
 from unspool.decoding.loop import Emitted
@@ -255,6 +255,17 @@ def _as_cache(cache: Any, lengths: list[int], model: Model) -> Cache | None:
         return None
     info = model.info
     kind = EncoderDecoderCache if info.is_encoder_decoder else DynamicCache
+    keeps_states = "state" in info.layer_kinds
+    if keeps_states and not isinstance(cache, MambaCache):
+        raise SettingError(
+            f"past_key_values is a {type(cache).__name__}, and a {info.family} model keeps states: give the "
+            "MambaCache that an earlier call returned, or one of model.new_cache()"
+        )
+    if isinstance(cache, MambaCache) and not keeps_states:
+        raise SettingError(
+            f"past_key_values is a MambaCache, which holds states, and a {info.family} model decodes with keys; "
+            f"give a {kind.__name__}"
+        )
     if isinstance(cache, tuple | list):
         try:
             cache = kind.from_legacy_cache(tuple(cache))
@@ -281,7 +292,7 @@ def _as_cache(cache: Any, lengths: list[int], model: Model) -> Cache | None:
             f"past_key_values are of another model than this {info.family}: {misfit}; use the cache that this model "
             "filled, or a fresh one (model.new_cache())"
         )
-    if cache.is_endless and "shifted_keys" not in info.can:
+    if cache.is_endless and not keeps_states and "shifted_keys" not in info.can:
         raise UnsupportedError(
             f"a {type(cache).__name__} moves keys to other positions, and a {info.family} model's are learned one by "
             "one; use a model with rotary positions or ALiBi, or a DynamicCache"

@@ -111,6 +111,9 @@ class Prefix:
             cache.select_rows([0] * len(rows))
             cache_lengths = [_count_common(self.token_ids, row) for row in rows]
             if any(length < len(self.token_ids) for length in cache_lengths):
+                if ROLL_BACK not in cache.can and self._is_single_use:
+                    fresh: Cache = self._lm.model.new_cache(rows=len(rows))
+                    return fresh  # a conversation is read again from its beginning
                 if ROLL_BACK not in cache.can:
                     raise UnsupportedError(
                         f"a prompt parts from the prefix after {min(cache_lengths)} of its {len(self)} tokens, and a "

@@ -9,6 +9,7 @@ from unspool.cache.files import SavedCache, load_cache, save_cache
 from unspool.cache.forked import ForkedCache
 from unspool.cache.kinds import KINDS, CacheKind, KeyShape, find_kind, make_cache, read_options
 from unspool.cache.layered import LayeredCache
+from unspool.cache.mamba import MambaCache
 from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
 from unspool.cache.sink import SinkCache
 from unspool.cache.sliding import HybridCache, SlidingWindowCache
@@ -34,6 +35,7 @@ __all__ = [
     "HybridCache",
     "KeyShape",
     "LayeredCache",
+    "MambaCache",
     "Mask",
     "OffloadedCache",
     "OffloadedStaticCache",

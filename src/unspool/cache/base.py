@@ -169,6 +169,15 @@ class Cache(ABC):
         if ROLL_BACK not in self.can:
             self.require(TRIAL)
 
+    def put_aside(self, rows: Sequence[int]) -> None:  # noqa: B027 - only some kinds need it
+        """Remember rows that have ended and go on as padding, so that `take_back` returns them to where they are now.
+
+        Where a row can be rolled back there is nothing to do.
+        """
+
+    def take_back(self) -> None:  # noqa: B027
+        """Return the rows that were put aside to where they were then."""
+
     def select_rows(self, index: Sequence[int]) -> None:
         """Keep, repeat or reorder rows: row `i` becomes what row `index[i]` was."""
         self.require(SELECT_ROWS)

@@ -13,6 +13,7 @@ import torch
 from unspool.cache.base import Cache
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.encoder_decoder import EncoderDecoderCache
+from unspool.cache.mamba import MambaCache
 from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
 from unspool.cache.sink import SinkCache
 from unspool.cache.sliding import HybridCache, SlidingWindowCache
@@ -31,6 +32,7 @@ SAVED: Final[dict[str, type[Cache]]] = {
         SlidingWindowCache,
         HybridCache,
         SinkCache,
+        MambaCache,
         OffloadedCache,
         OffloadedStaticCache,
         EncoderDecoderCache,

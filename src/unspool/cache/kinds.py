@@ -17,6 +17,7 @@ import torch
 from unspool.cache.base import Cache
 from unspool.cache.config import CacheConfig
 from unspool.cache.dynamic import DynamicCache
+from unspool.cache.mamba import MambaCache, refuse_without_states
 from unspool.cache.mapped import take_mapped
 from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
 from unspool.cache.sink import SinkCache, check_sink
@@ -129,6 +130,10 @@ def _check_static(options: Options) -> None:
             raise SettingError(f"`{name}` of a static cache must be a whole number above 0, not {value!r}")
 
 
+def _make_mamba(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:  # noqa: ARG001
+    return MambaCache(shape.config, rows, shape.dtype, shape.device)
+
+
 def _make_sliding(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:  # noqa: ARG001
     # What a text of that length can fill is all that a ring takes.
     return SlidingWindowCache(shape.as_config(), rows, capacity, shape.device, shape.dtype)
@@ -200,6 +205,7 @@ KINDS: Final[dict[str, CacheKind]] = {
         forks=True,
         check=_check_static,
     ),
+    "mamba": CacheKind(_make_mamba, is_endless=True, holds_every_key=False, refuse=refuse_without_states),
     "sliding_window": CacheKind(_make_sliding, is_sized=True, holds_every_key=False, refuse=refuse_without_window),
     "offloaded": CacheKind(_make_offloaded, options=OFFLOADING, check=_check_offloading),
     "offloaded_static": CacheKind(

@@ -142,6 +142,9 @@ class Run:
             self.logprobs[row] += told
         for row, reason in emitted.finished.items():
             self.reasons[row] = reason
+        if emitted.finished and self._keeps_places():
+            assert self._cache is not None
+            self._cache.put_aside(list(emitted.finished))
 
     def _wants_every_row(self) -> bool:
         return (
@@ -150,6 +153,10 @@ class Run:
             or bool(self._settings.return_dict_in_generate)  # the cache and the steps' tensors are part of the answer
             or (isinstance(self._readout, Dola) and self._readout.needs_every_row)
         )
+
+    def _keeps_places(self) -> bool:
+        """Whether row `i` of the call is row `i` of the cache to the end, and whoever made the call gets the cache."""
+        return self._plan.num_beams == 1 and self._wants_every_row() and not self._settings.return_legacy_cache
 
     # --- what callers ask of it --------------------------------------------------------------------------
     @property
@@ -345,13 +352,16 @@ class Run:
 
     def _forget_padding(self) -> None:
         """Roll the cache's rows that ended early back to their own tokens, so that they can be continued."""
-        cache, settings = self._cache, self._settings
+        cache = self._cache
         assert cache is not None
-        if self._plan.num_beams > 1 or not self._wants_every_row() or ROLL_BACK not in cache.can:
+        if self._plan.num_beams > 1 or not self._wants_every_row():
             return  # rows have left and nobody gets the cache
+        cache.take_back()
+        if ROLL_BACK not in cache.can:
+            return
         # Contrastive search has read its last token to choose it; the next call expects it unread.
         unread = 1 if self._plan.strategy == "contrastive" and any(self.emitted) else 0
-        if settings.return_legacy_cache:  # tuples must keep one length
+        if self._settings.return_legacy_cache:  # tuples must keep one length
             cache.truncate([max(0, held - unread) for held in cache.lengths])
             return
         copies = self._plan.num_return_sequences

@@ -72,6 +72,7 @@ class Step:
         self._starts: list[int] = []  # where each row's last reading began
         self._counts: list[int] = []  # and how many positions it took
         self._given: torch.Tensor | None = None  # the last step's logits, as the processors were given them
+        self._is_trying = False  # whether the cache is in a trial
         self._ready: Forward | None = None  # a pass that waits for its processors: the prompt's, or a candidate's
         self._past = PastStates() if want.last_states else None
         self._reads_prompt = False
@@ -192,6 +193,7 @@ class Step:
             assert tokens is not None
             last = torch.cat((last, tokens[:, : num_new - 1]), dim=1)
             self.cache.begin_trial()
+            self._is_trying = True
         want = self._want if num_new == 1 else Want(logits="all")
         forward = self.model.forward(last, self.cache, counts=None if min(real) == num_new else real, want=want)
         self.num_forward_passes += 1
@@ -201,8 +203,9 @@ class Step:
         """Roll the cache back to what the rows have: all of it is read but the last token."""
         held = self.cache.lengths
         kept = [min(n, length - 1) for n, length in zip(held, rows.lengths, strict=True)]
-        if kept != held:
-            self.cache.truncate(kept)
+        if kept != held or self._is_trying:
+            self.cache.truncate(kept)  # where all was accepted too: it ends the trial, and what that keeps
+        self._is_trying = False
 
     def score_places(self, rows: Rows, logits: torch.Tensor, places: Sequence[int], *, whole: bool) -> torch.Tensor:
         """Process the logits (rows, vocab) of the next token of the rows at `places`; others' scores mean nothing.

@@ -17,6 +17,7 @@ from unspool.models.families.gpt2 import GPT2
 from unspool.models.families.gpt_neox import GPT_NEOX
 from unspool.models.families.gptj import GPTJ
 from unspool.models.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from unspool.models.families.mamba import MAMBA
 from unspool.models.families.opt import OPT
 from unspool.models.families.phi import PHI
 from unspool.models.families.t5 import T5_FAMILY
@@ -56,6 +57,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
     *(GEMMA, GEMMA2, GEMMA3),
     *(GPT2, GPT_NEOX, GPTJ, OPT, BLOOM, PHI, FALCON),
     T5_FAMILY,
+    MAMBA,
 )
 
 

@@ -138,7 +138,7 @@ def _convert(
     if isinstance(holder, list):
         holder[:] = [_convert(item, device, dtype, done) for item in holder]
     elif hasattr(holder, "__dataclass_fields__"):
-        kept = torch.float32 if isinstance(holder, Norm) and holder.is_float32 else dtype
+        kept = torch.float32 if getattr(holder, "is_float32", False) else dtype
         for item in fields(holder):
             setattr(holder, item.name, _convert(getattr(holder, item.name), device, kept, done))
     return holder
