@@ -5,9 +5,10 @@ in full precision. A second kernel weighs the parts. A tile is worked on in slic
 scale a position, and one shift unpacks it.
 """
 
-from __future__ import annotations
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-incomplete-defs, allow-untyped-decorators
+# (Triton reads the annotations of its functions itself, and knows only its own.)
 
-from typing import Any
+from __future__ import annotations
 
 import torch
 import triton
@@ -154,7 +155,7 @@ def _mask_strides(mask: torch.Tensor) -> tuple[int, int, int]:
 
 
 @triton.jit
-def _pick(index: tl.constexpr, first: Any, second: Any, third: Any, fourth: Any) -> Any:
+def _pick(index: tl.constexpr, first, second, third, fourth):
     if index == 0:
         return first
     elif index == 1:
@@ -167,11 +168,11 @@ def _pick(index: tl.constexpr, first: Any, second: Any, third: Any, fourth: Any)
 
 @triton.jit
 def _unpack(
-    raw: Any,  # (TILE, SLICE) bytes
-    scale: Any,
-    zero: Any,
-    places: Any,  # (TILE,) positions of one block
-    channels: Any,  # (SLICE,)
+    raw,  # (TILE, SLICE) bytes
+    scale,
+    zero,
+    places,  # (TILE,) positions of one block
+    channels,  # (SLICE,)
     SHIFT: tl.constexpr,
     CODES: tl.constexpr,
     BY_CHANNEL: tl.constexpr,
@@ -179,7 +180,7 @@ def _unpack(
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
     WIDTH: tl.constexpr,
-) -> Any:
+):
     codes = ((raw >> SHIFT) & CODES).to(tl.float32)
     if BY_CHANNEL:
         at = (tl.min(places, 0) // BLOCK) * WIDTH + channels
@@ -193,7 +194,7 @@ def _unpack(
 
 
 @triton.jit
-def _multiply(left: Any, right: Any, IS_WIDE: tl.constexpr) -> Any:
+def _multiply(left, right, IS_WIDE: tl.constexpr):
     if IS_WIDE:
         return tl.dot(left, right, input_precision="ieee")
     else:
@@ -202,20 +203,20 @@ def _multiply(left: Any, right: Any, IS_WIDE: tl.constexpr) -> Any:
 
 @triton.jit
 def _weigh(
-    scores: Any,  # (ASKED, TILE), scaled
-    places: Any,  # (TILE,)
-    is_held: Any,  # (TILE,)
-    asked: Any,  # (ASKED,) positions of the queries
-    is_asked: Any,
-    mask: Any,  # at the query's row, head and new position: (ASKED,) pointers
-    mask_stop: Any,
-    softcap: Any,
-    window: Any,
-    peak: Any,
+    scores,  # (ASKED, TILE), scaled
+    places,  # (TILE,)
+    is_held,  # (TILE,)
+    asked,  # (ASKED,) positions of the queries
+    is_asked,
+    mask,  # at the query's row, head and new position: (ASKED,) pointers
+    mask_stop,
+    softcap,
+    window,
+    peak,
     HAS_MASK: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
-) -> Any:
+):
     """The tile's weights, the new peak, and how much what was read before fades."""
     if HAS_CAP:
         doubled = 2.0 * scores / softcap
