@@ -15,7 +15,7 @@ from unspool._version import __version__
 if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOMES says the same
     from unspool.api import Answer, LanguageModel, Piece, generate, load, stream
     from unspool.beams import BeamHypotheses, BeamScorer, BeamSearchScorer, ConstrainedBeamSearchScorer
-    from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, StaticCache
+    from unspool.cache import Cache, CacheConfig, DynamicCache, EncoderDecoderCache, StaticCache, StaticCacheConfig
     from unspool.config import (
         CompileConfig,
         GenerationConfig,
@@ -103,6 +103,7 @@ __all__ = [
     "BeamScorer",
     "BeamSearchScorer",
     "Cache",
+    "CacheConfig",
     "ClassifierFreeGuidanceLogitsProcessor",
     "CompileConfig",
     "ConstrainedBeamSearchScorer",
@@ -156,6 +157,7 @@ __all__ = [
     "SequenceBiasLogitsProcessor",
     "SettingError",
     "StaticCache",
+    "StaticCacheConfig",
     "StopStringCriteria",
     "StoppingCriteria",
     "StoppingCriteriaList",
@@ -190,7 +192,7 @@ __all__ = [
 _HOMES: dict[str, tuple[str, ...]] = {
     "api": ("Answer", "LanguageModel", "Piece", "generate", "load", "stream"),
     "beams": ("BeamHypotheses", "BeamScorer", "BeamSearchScorer", "ConstrainedBeamSearchScorer"),
-    "cache": ("Cache", "DynamicCache", "EncoderDecoderCache", "StaticCache"),
+    "cache": ("Cache", "CacheConfig", "DynamicCache", "EncoderDecoderCache", "StaticCache", "StaticCacheConfig"),
     "config": ("CompileConfig", "GenerationConfig", "SynthIDTextWatermarkingConfig", "WatermarkingConfig"),
     "constraints": ("Constraint", "ConstraintListState", "DisjunctiveConstraint", "PhrasalConstraint"),
     "decoding.transitions": ("compute_transition_scores",),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -81,9 +81,17 @@ class Model(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     def new_cache(
-        self, kind: str = "dynamic", rows: int = 1, capacity: int | None = None, encoded: Encoded | None = None
+        self,
+        kind: str = "dynamic",
+        rows: int = 1,
+        capacity: int | None = None,
+        encoded: Encoded | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> Cache:
-        """An empty cache for `rows` rows. An encoder-decoder projects `encoded` into it here, once."""
+        """An empty cache for `rows` rows. An encoder-decoder projects `encoded` into it here, once.
+
+        `config` is what `cache_config` says, checked already.
+        """
         ...
 
     def forward(

@@ -2,12 +2,17 @@
 
 from unspool.cache.base import FIXED_SHAPE, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache, Mask, Span
 from unspool.cache.branching import BranchedKeys, BranchingCache
+from unspool.cache.config import CacheConfig, StaticCacheConfig
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.encoder_decoder import EncoderDecoderCache
+from unspool.cache.kinds import KINDS, CacheKind, KeyShape, find_kind, make_cache, read_options
+from unspool.cache.layered import LayeredCache
+from unspool.cache.sliding import HybridCache, SlidingWindowCache
 from unspool.cache.static import StaticCache
 
 __all__ = [
     "FIXED_SHAPE",
+    "KINDS",
     "RAGGED",
     "ROLL_BACK",
     "SELECT_ROWS",
@@ -15,9 +20,19 @@ __all__ = [
     "BranchedKeys",
     "BranchingCache",
     "Cache",
+    "CacheConfig",
+    "CacheKind",
     "DynamicCache",
     "EncoderDecoderCache",
+    "HybridCache",
+    "KeyShape",
+    "LayeredCache",
     "Mask",
+    "SlidingWindowCache",
     "Span",
     "StaticCache",
+    "StaticCacheConfig",
+    "find_kind",
+    "make_cache",
+    "read_options",
 ]

@@ -43,6 +43,7 @@ class Cache(ABC):
     can: frozenset[str] = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED})
     is_compileable: bool = False
     is_in_order: bool = True  # the keys in view stand at the indices of their positions, for all rows alike
+    is_endless: bool = False  # holds what it holds however long a text gets: no context ends it
 
     def __init__(self) -> None:
         self.lengths: list[int] = []  # positions held, a row each; empty until the first pass
@@ -106,23 +107,45 @@ class Cache(ABC):
             visible &= keys > queries - window
         return visible
 
-    def key_positions(self, span: Span) -> torch.Tensor:
-        """The position of every key in view: (rows or 1, keys)."""
+    def stands_in_order(self, window: int | None) -> bool:  # noqa: ARG002 - kinds that hold windows apart ask
+        """Whether layers with that window (None: without one) find every key at the index of its position."""
+        return self.is_in_order
+
+    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:  # noqa: ARG002
+        """The position of every key in view of layers with that window: (rows or 1, keys)."""
         return torch.arange(span.stop, device=span.positions.device)[None]
 
     def holds_buffers(self, num_layers: int) -> bool:  # noqa: ARG002 - kinds that make none say no
         """Whether every layer's buffer is there already, so that a pass only writes into them."""
         return False
 
+    @property
+    def longest_pass(self) -> int | None:
+        """The most positions that one pass may read; None where any number will do."""
+        return None
+
+    @property
+    def room(self) -> int | None:
+        """The most positions that a row can get; None where it can go on for ever."""
+        return self.get_max_cache_shape()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that keys and values take."""
+        return 0
+
     # --- rows ----------------------------------------------------------------------------------------
     def truncate(self, lengths: Sequence[int]) -> None:
         """Roll every row back to the given length."""
         self.require(ROLL_BACK)
+        self._check_lengths(lengths)
+        self.lengths = list(lengths)
+
+    def _check_lengths(self, lengths: Sequence[int]) -> None:
         if len(lengths) != len(self.lengths) or any(
             not 0 <= new <= held for new, held in zip(lengths, self.lengths, strict=True)
         ):
             raise SettingError(f"can't roll back from lengths {self.lengths} to {list(lengths)}")
-        self.lengths = list(lengths)
 
     def begin_trial(self) -> None:
         """Keep from now on what it takes to roll every row back to any length it gets to; `truncate` ends the trial.

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from unspool.cache import ROLL_BACK, BranchingCache, Cache, DynamicCache, EncoderDecoderCache
+from unspool.cache import ROLL_BACK, BranchingCache, Cache, DynamicCache, EncoderDecoderCache, find_kind
 from unspool.decoding.beam import BeamSearch
 from unspool.decoding.beam_scored import ScoredBeams
 from unspool.decoding.beam_trace import BeamTrace
@@ -259,14 +259,15 @@ class Run:
             )
         longest = max(prompts.lengths)
         last = longest + plan.max_new_tokens
-        if plan.cache_kind == "static":
+        if find_kind(plan.cache_kind).is_sized:
             capacity = max(settings.max_cache_len or 0, last)
             rows = prompts.num_rows * plan.copies
         else:
             # Beams grow beside the prompt, in a cache of their own.
             capacity = longest if plan.num_beams > 1 else min(last, longest + CAPACITY_AHEAD)
             rows = prompts.num_rows
-        return self._model.new_cache(plan.cache_kind, rows, capacity, encoded=self._encoded)
+        told = {"config": plan.cache_config} if plan.cache_config else {}
+        return self._model.new_cache(plan.cache_kind, rows, capacity, encoded=self._encoded, **told)
 
     def _forget_padding(self) -> None:
         """Roll the cache's rows that ended early back to their own tokens, so that they can be continued."""

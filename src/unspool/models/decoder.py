@@ -80,11 +80,16 @@ class Decoder(NativeModel):
         return self.weights.head
 
     def new_cache(
-        self, kind: str = "dynamic", rows: int = 1, capacity: int | None = None, encoded: Encoded | None = None
+        self,
+        kind: str = "dynamic",
+        rows: int = 1,
+        capacity: int | None = None,
+        encoded: Encoded | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> Cache:
         if encoded is not None:
             raise InputError(f"{self.info.family} has no encoder, so its cache takes no encoded states")
-        return self._new_own_cache(kind, rows, capacity, self.spec.num_layers)
+        return self._new_own_cache(kind, rows, capacity, self.spec.num_layers, config)
 
     # --- a forward pass ------------------------------------------------------------------------------
     @torch.no_grad()
