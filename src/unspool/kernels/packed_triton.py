@@ -420,7 +420,7 @@ def _read_part(
                     acc3 += got
 
     # What is not: the last part's, slot by slot after the row's packed positions.
-    for start in range(0, tl.where(is_last, num_recent, 0), TILE):
+    for start in tl.range(0, tl.where(is_last, num_recent, 0), TILE, num_stages=1):
         slots = start + tile
         is_held = slots < num_recent
         places = num_packed + slots
