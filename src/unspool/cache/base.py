@@ -42,6 +42,7 @@ class Cache(ABC):
 
     can: frozenset[str] = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED})
     is_compileable: bool = False
+    sees_by_position: bool = False  # keys are packed, and their attention works out itself what may be seen
     is_in_order: bool = True  # the keys in view stand at the indices of their positions, for all rows alike
     is_endless: bool = False  # holds what it holds however long a text gets: no context ends it
 
