@@ -32,7 +32,8 @@ class ModelInfo:
     eos_token_id: int | tuple[int, ...] | None = None
     pad_token_id: int | None = None
     decoder_start_token_id: int | None = None
-    # "branches": attention reads a BranchingCache, whose rows share their prompt's keys
+    # "branches": attention reads a BranchingCache, whose rows share their prompt's keys; "shifted_keys": keys can be
+    # moved to other positions once they were made (rotary, ALiBi)
     can: frozenset[str] = frozenset({"hidden_states", "attentions", "inputs_embeds"})
 
 

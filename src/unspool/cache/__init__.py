@@ -7,6 +7,7 @@ from unspool.cache.dynamic import DynamicCache
 from unspool.cache.encoder_decoder import EncoderDecoderCache
 from unspool.cache.kinds import KINDS, CacheKind, KeyShape, find_kind, make_cache, read_options
 from unspool.cache.layered import LayeredCache
+from unspool.cache.sink import SinkCache
 from unspool.cache.sliding import HybridCache, SlidingWindowCache
 from unspool.cache.static import StaticCache
 
@@ -28,6 +29,7 @@ __all__ = [
     "KeyShape",
     "LayeredCache",
     "Mask",
+    "SinkCache",
     "SlidingWindowCache",
     "Span",
     "StaticCache",

@@ -79,6 +79,9 @@ class Cache(ABC):
         self._span = Span(starts, num_new, real, stop, is_uniform, positions)
         return self._span
 
+    def attach(self, turns: Any) -> None:
+        """Called by a model before a pass: how it enters positions into keys, for kinds that place keys anew."""
+
     @abstractmethod
     def write(self, layer: int, kv: torch.Tensor) -> tuple[Any, Any]:
         """Store `kv` (rows, new, 2, heads, width); return keys and values (rows, heads, stop, width).

@@ -16,6 +16,7 @@ import torch
 from unspool.cache.base import Cache
 from unspool.cache.config import CacheConfig
 from unspool.cache.dynamic import DynamicCache
+from unspool.cache.sink import SinkCache, check_sink
 from unspool.cache.sliding import HybridCache, SlidingWindowCache, refuse_encoder_decoder, refuse_without_window
 from unspool.cache.static import StaticCache
 from unspool.errors import SettingError, UnsupportedError
@@ -130,6 +131,26 @@ def _make_hybrid(shape: KeyShape, rows: int, capacity: int | None, options: Opti
     return HybridCache(shape.as_config(), rows, capacity, shape.device, shape.dtype)
 
 
+def _make_sink(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:  # noqa: ARG001
+    return SinkCache(**_fill_sink(options))
+
+
+def _fill_sink(options: Options) -> dict[str, Any]:
+    return {"window_length": SINK_WINDOW, "num_sink_tokens": NUM_SINKS, **options}
+
+
+def _refuse_sink(info: Any) -> str | None:
+    if "shifted_keys" in info.can:
+        return None
+    return (
+        f"sinks move keys to other positions, and those of this {info.family} model are learned one by one; use a "
+        "model with rotary positions or ALiBi, or 'dynamic'"
+    )
+
+
+SINK_WINDOW: Final = 1024  # positions that a sink cache keeps unless it is told
+NUM_SINKS: Final = 4  # first tokens among them: what the paper found enough
+
 KINDS: Final[dict[str, CacheKind]] = {
     "dynamic": CacheKind(_make_dynamic),
     "static": CacheKind(
@@ -137,6 +158,14 @@ KINDS: Final[dict[str, CacheKind]] = {
     ),
     "sliding_window": CacheKind(
         _make_sliding, is_sized=True, holds_every_key=False, refuse=refuse_without_window
+    ),
+    "sink": CacheKind(
+        _make_sink,
+        options=("window_length", "num_sink_tokens"),
+        is_endless=True,
+        holds_every_key=False,
+        check=lambda options: check_sink(_fill_sink(options)),
+        refuse=_refuse_sink,
     ),
     "hybrid": CacheKind(_make_hybrid, is_sized=True, holds_every_key=False, refuse=refuse_encoder_decoder),
 }

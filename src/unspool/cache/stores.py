@@ -71,9 +71,10 @@ class PlainStore(Store):
 class RingStore(Store):
     """The last positions, and pinned ones, at the places of a ring."""
 
-    def __init__(self, ring: Ring, buffer: torch.Tensor) -> None:
+    def __init__(self, ring: Ring, buffer: torch.Tensor, *, is_fixed: bool = True) -> None:
         self.ring = ring
         self.buffer = buffer
+        self._is_fixed = is_fixed  # the memory stays where it is, for as many rows as it was taken for
         self.overwritten: list[torch.Tensor] = []  # what each pass of a trial wrote over: (rows, new, 2, heads, width)
 
     def write(self, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002
@@ -103,8 +104,11 @@ class RingStore(Store):
 
     def select(self, index: torch.Tensor, held: int) -> None:
         chosen = index.to(self.buffer.device)
-        part = self.buffer.narrow(1, 0, min(held, self.ring.size))
-        part[: len(index)] = part[chosen]
+        if self._is_fixed:
+            part = self.buffer.narrow(1, 0, min(held, self.ring.size))
+            part[: len(index)] = part[chosen]
+        else:
+            self.buffer = self.buffer[chosen]
         self.overwritten = [old[chosen] for old in self.overwritten]
 
     def read(self, rows: int, length: int) -> torch.Tensor:

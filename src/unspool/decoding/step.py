@@ -198,9 +198,10 @@ class Step:
         self._starts = list(self.cache.lengths) or [0] * len(counts)
         self._counts = list(counts)
         num_new = max(counts)
-        chunk = self._chunk or num_new
         forward: Forward | None = None
-        for first in range(0, num_new, chunk):
+        first = 0
+        while first < num_new:
+            chunk = min(self._chunk or num_new, self.cache.longest_pass or num_new)
             part = slice(first, min(first + chunk, num_new))
             real = [min(max(count - first, 0), part.stop - first) for count in counts]
             piece = self.model.forward(
@@ -212,6 +213,7 @@ class Step:
             )
             self.num_forward_passes += 1
             forward = piece if forward is None else _join(forward, piece, real)
+            first = part.stop
         assert forward is not None
         return forward
 
@@ -220,8 +222,10 @@ class Step:
         told: list[list[TokenLogprob | None]] = [[None] for _ in range(len(rows))]
         want = Want(logits="all")
         tokens, counts = rows.unread([0] * len(rows))
-        size = min(self._chunk or PROMPT_LOGPROBS_CHUNK, PROMPT_LOGPROBS_CHUNK)
-        for first in range(0, max(counts) - 1, size):
+        first = 0
+        while first < max(counts) - 1:
+            size = min(self._chunk or PROMPT_LOGPROBS_CHUNK, self.cache.longest_pass or PROMPT_LOGPROBS_CHUNK)
+            size = min(size, PROMPT_LOGPROBS_CHUNK)
             real = [min(max(count - 1 - first, 0), size) for count in counts]
             width = max(real)
             part = tokens[:, first : first + width]
@@ -230,6 +234,7 @@ class Step:
             for row, count in enumerate(real):
                 following = tokens[row, first + 1 : first + 1 + count]
                 told[row] += read_logprobs(forward.logits[row, :count], following, num_top)
+            first += size
         return told
 
 

@@ -105,6 +105,7 @@ class Decoder(NativeModel):
         given = tokens if tokens is not None else embeds
         assert given is not None
         rows, num_new = given.shape[:2]
+        cache.attach(self._outlook)
         span = cache.begin(rows, num_new, counts, self.device)
         if num_new > 1 or want != LAST or not cache.holds_buffers(self.spec.num_layers):
             states, hidden, attentions = self._run(tokens, cache, span, want, embeds)
@@ -260,6 +261,7 @@ class Decoder(NativeModel):
         if position_ids is not None:
             arranged.check_positions(position_ids, held)
         want = Want("all", bool(output_hidden_states), bool(output_attentions))
+        cache.attach(self._outlook)
         states, hidden, weights = self._run(
             arranged.pack(input_ids.to(self.device)) if input_ids is not None else None,
             cache,

@@ -40,6 +40,16 @@ class Outlook:
             local = self._make_table(spec.local_rope) if spec.local_rope is not None else full
             self._ropes = {"full": full, "sliding": local}
 
+    @property
+    def can_shift(self) -> bool:
+        """Whether keys can be moved to other positions: where positions are learned one by one, they can't."""
+        return self._spec.num_positions is None
+
+    def find_turns(self, layer: int, shifts: torch.Tensor) -> torch.Tensor | None:
+        """Factors (rows, 1, 1, pairs) that move a layer's keys by `shifts` (rows,) positions; None without rotation."""
+        kind = self._spec.kind_of(layer)
+        return self._ropes[kind].find_turns(shifts) if kind in self._ropes else None
+
     def _make_table(self, rope: RopeSpec) -> RotaryTable:
         return RotaryTable(rope.frequencies, rope.gain, self._device)
 
