@@ -15,7 +15,19 @@ from unspool._version import __version__
 if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOMES says the same
     from unspool.api import Answer, LanguageModel, Piece, generate, load, stream
     from unspool.beams import BeamHypotheses, BeamScorer, BeamSearchScorer, ConstrainedBeamSearchScorer
-    from unspool.cache import Cache, CacheConfig, DynamicCache, EncoderDecoderCache, StaticCache, StaticCacheConfig
+    from unspool.cache import (
+        Cache,
+        CacheConfig,
+        DynamicCache,
+        EncoderDecoderCache,
+        HQQQuantizedCache,
+        QuantizedCache,
+        QuantizedCacheConfig,
+        QuantizedStaticCache,
+        QuantoQuantizedCache,
+        StaticCache,
+        StaticCacheConfig,
+    )
     from unspool.config import (
         CompileConfig,
         GenerationConfig,
@@ -129,6 +141,7 @@ __all__ = [
     "GenerateEncoderDecoderOutput",
     "Generation",
     "GenerationConfig",
+    "HQQQuantizedCache",
     "HammingDiversityLogitsProcessor",
     "InfNanRemoveLogitsProcessor",
     "InputError",
@@ -153,6 +166,10 @@ __all__ = [
     "Piece",
     "PrefixConstrainedLogitsProcessor",
     "PresencePenaltyLogitsProcessor",
+    "QuantizedCache",
+    "QuantizedCacheConfig",
+    "QuantizedStaticCache",
+    "QuantoQuantizedCache",
     "RepetitionPenaltyLogitsProcessor",
     "SequenceBiasLogitsProcessor",
     "SettingError",
@@ -192,7 +209,19 @@ __all__ = [
 _HOMES: dict[str, tuple[str, ...]] = {
     "api": ("Answer", "LanguageModel", "Piece", "generate", "load", "stream"),
     "beams": ("BeamHypotheses", "BeamScorer", "BeamSearchScorer", "ConstrainedBeamSearchScorer"),
-    "cache": ("Cache", "CacheConfig", "DynamicCache", "EncoderDecoderCache", "StaticCache", "StaticCacheConfig"),
+    "cache": (
+        "Cache",
+        "CacheConfig",
+        "DynamicCache",
+        "EncoderDecoderCache",
+        "StaticCache",
+        "StaticCacheConfig",
+        "HQQQuantizedCache",
+        "QuantizedCache",
+        "QuantizedCacheConfig",
+        "QuantizedStaticCache",
+        "QuantoQuantizedCache",
+    ),
     "config": ("CompileConfig", "GenerationConfig", "SynthIDTextWatermarkingConfig", "WatermarkingConfig"),
     "constraints": ("Constraint", "ConstraintListState", "DisjunctiveConstraint", "PhrasalConstraint"),
     "decoding.transitions": ("compute_transition_scores",),

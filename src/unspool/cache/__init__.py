@@ -7,6 +7,8 @@ from unspool.cache.dynamic import DynamicCache
 from unspool.cache.encoder_decoder import EncoderDecoderCache
 from unspool.cache.kinds import KINDS, CacheKind, KeyShape, find_kind, make_cache, read_options
 from unspool.cache.layered import LayeredCache
+from unspool.cache.quantized import HQQQuantizedCache, QuantizedCache, QuantizedStaticCache, QuantoQuantizedCache
+from unspool.cache.quantized_config import QuantizedCacheConfig
 from unspool.cache.sink import SinkCache
 from unspool.cache.sliding import HybridCache, SlidingWindowCache
 from unspool.cache.static import StaticCache
@@ -25,10 +27,15 @@ __all__ = [
     "CacheKind",
     "DynamicCache",
     "EncoderDecoderCache",
+    "HQQQuantizedCache",
     "HybridCache",
     "KeyShape",
     "LayeredCache",
     "Mask",
+    "QuantizedCache",
+    "QuantizedCacheConfig",
+    "QuantizedStaticCache",
+    "QuantoQuantizedCache",
     "SinkCache",
     "SlidingWindowCache",
     "Span",

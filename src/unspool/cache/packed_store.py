@@ -35,9 +35,7 @@ class PackedStore:
         recent: torch.Tensor,  # (rows, slots, 2, heads, width): empty
     ) -> None:
         rows, _, _, heads, _ = recent.shape
-        self.keys, self.values = (
-            Packed.empty(scheme, rows, heads, num_places, recent.device) for scheme in schemes
-        )
+        self.keys, self.values = (Packed.empty(scheme, rows, heads, num_places, recent.device) for scheme in schemes)
         self.recent = recent
         self.num_packed = [0] * rows
         self._fit = fit
@@ -176,7 +174,6 @@ class PackedStore:
             self.keys, self.values = self.keys.rows(chosen), self.values.rows(chosen)
             self.recent = self.recent[chosen]
         self.num_packed = [self.num_packed[row] for row in index.tolist()]
-
 
     def copy_of(self, rows: Sequence[int]) -> PackedStore:
         """Some rows, in memory of their own."""

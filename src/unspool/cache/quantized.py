@@ -16,7 +16,7 @@ from unspool.cache.base import FIXED_SHAPE, RAGGED, ROLL_BACK, SELECT_ROWS, TRIA
 from unspool.cache.packed_store import PackedStore
 from unspool.cache.quantized_config import QuantizedCacheConfig
 from unspool.errors import SettingError
-from unspool.kernels.packed import PackedKeys, PackedView
+from unspool.kernels.packed import PackedView
 from unspool.kernels.packing import fit_range
 
 _STEP_ROOM: Final = 16  # new positions that a step may bring without a detour
@@ -35,7 +35,7 @@ class QuantizedCache(Cache):
         super().__init__()
         config = cache_config
         if self.backend is not None and config.backend != self.backend:
-            config = QuantizedCacheConfig(**{**_values_of(config), "backend": self.backend})
+            config = QuantizedCacheConfig(**{**config.to_dict(), "backend": self.backend})
         backend = config.find_backend()
         self.cache_config = config
         self.nbits, self.q_group_size, self.residual_length = config.nbits, config.q_group_size, config.residual_length
@@ -431,9 +431,12 @@ class QuantizedStaticCache(QuantizedCache):
         self._is_trial = False
         self.lengths = []
 
-    def batch_split(self, full_batch_size: int, split_size: int) -> list[Self]:
+    def batch_split(self, full_batch_size: int, split_size: int) -> list[Self]:  # noqa: ARG002 - refused
         raise SettingError("the rows of a static cache stay together; use a quantised cache that grows")
 
 
-def _values_of(config: QuantizedCacheConfig) -> dict[str, Any]:
-    return {name: value for name, value in config.to_dict().items() if name != "cache_implementation"}
+QUANTIZED_CACHES: Final[dict[str, type[QuantizedCache]]] = {
+    "unspool": QuantizedCache,
+    "quanto": QuantoQuantizedCache,
+    "HQQ": HQQQuantizedCache,
+}

@@ -32,7 +32,7 @@ class QuantizedCacheConfig(CacheConfig):
     axis_value: int
     q_group_size: int
     residual_length: int
-    compute_dtype: torch.dtype
+    compute_dtype: Any  # a torch.dtype
     device: str
 
     def __init__(
@@ -46,14 +46,14 @@ class QuantizedCacheConfig(CacheConfig):
         compute_dtype: torch.dtype | str = torch.float16,
         device: str | torch.device = "cpu",
     ) -> None:
-        self.cache_implementation = "quantized"
         self.backend = backend
         self.nbits = nbits
         self.axis_key = axis_key
         self.axis_value = axis_value
         self.q_group_size = q_group_size
         self.residual_length = residual_length
-        self.compute_dtype = _DTYPES.get(str(compute_dtype).removeprefix("torch."), compute_dtype)  # type: ignore[assignment]  # validate() refuses the rest
+        named = str(compute_dtype).removeprefix("torch.")
+        self.compute_dtype = _DTYPES.get(named, compute_dtype)  # validate() refuses what is no dtype of these
         self.device = str(device)
 
     def validate(self) -> None:

@@ -146,15 +146,15 @@ def attend_in_blocks(
         if window is not None or any(count < stop for count in view.num_packed):
             visible = _see(places, asked, window) & (places < counts[:, None, None, None])
         bias = _cut_mask(mask, places[None], rows, kv_heads, share, num_new)
-        part = (packed.packed.narrow(start, stop - start) for packed in (keys, values))
-        running.add(*(unpack(each, queries.dtype) for each in part), scale, softcap, visible, bias)
+        some_keys = unpack(keys.packed.narrow(start, stop - start), queries.dtype)
+        some_values = unpack(values.packed.narrow(start, stop - start), queries.dtype)
+        running.add(some_keys, some_values, scale, softcap, visible, bias)
     for start in range(0, num_recent, length):
         stop = min(start + length, num_recent)
         columns = torch.arange(start, stop, device=queries.device) + counts[:, None]  # (rows, slots) positions
         visible = _see(columns[:, None, None, :], asked, window)
         bias = _cut_mask(mask, columns, rows, kv_heads, share, num_new)
-        recent = (packed.recent[:, :, start:stop] for packed in (keys, values))
-        running.add(*recent, scale, softcap, visible, bias)
+        running.add(keys.recent[:, :, start:stop], values.recent[:, :, start:stop], scale, softcap, visible, bias)
     return running.read().reshape(rows, heads, num_new, width)
 
 

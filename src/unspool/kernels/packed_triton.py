@@ -158,12 +158,11 @@ def _mask_strides(mask: torch.Tensor) -> tuple[int, int, int]:
 def _pick(index: tl.constexpr, first, second, third, fourth):
     if index == 0:
         return first
-    elif index == 1:
+    if index == 1:
         return second
-    elif index == 2:
+    if index == 2:
         return third
-    else:
-        return fourth
+    return fourth
 
 
 @triton.jit
@@ -197,8 +196,7 @@ def _unpack(
 def _multiply(left, right, IS_WIDE: tl.constexpr):
     if IS_WIDE:
         return tl.dot(left, right, input_precision="ieee")
-    else:
-        return tl.dot(left, right)
+    return tl.dot(left, right)
 
 
 @triton.jit

@@ -23,6 +23,7 @@ class Sight:
     mask: torch.Tensor | None  # additive
     is_causal: bool
     factors: torch.Tensor | None  # (rows or 1, new, 1, pairs): rope
+    window: int | None = None  # where attention works out from positions what may be seen, and there is no mask
 
 
 class Outlook:
@@ -62,6 +63,8 @@ class Outlook:
         factors = self._turn(kind, span)
         if self._spec.alibi is not None:
             return Sight(0, self._add_bias(cache, span, window), False, factors)
+        if cache.sees_by_position and not needs_all_keys:
+            return Sight(0, None, False, factors, window)
         if span.num_new == 1 and span.is_uniform and cache.stands_in_order(window) and not needs_all_keys:
             return Sight(max(0, span.stop - window) if window else 0, None, False, factors)
         mask = cache.mask(span, window)

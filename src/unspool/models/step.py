@@ -18,10 +18,10 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 
-from unspool.cache import BranchedKeys, Cache
+from unspool.cache import Cache
 from unspool.kernels.activations import find_activation
-from unspool.kernels.branched import attend_branches
 from unspool.models.layers import DecoderWeights, Layer
+from unspool.models.reading import read_others
 from unspool.models.sight import Sight
 from unspool.models.spec import DecoderSpec
 from unspool.models.weights import Linear
@@ -200,12 +200,9 @@ class PreparedStep(ABC):
         if self._pairs is not None and sight.factors is not None:
             self._pairs.mul_(sight.factors)
         keys, values = cache.write(index, self._kv)
-        if isinstance(keys, BranchedKeys) and isinstance(values, BranchedKeys):
+        if type(keys) is not torch.Tensor:
             queries = self._queries.reshape(self.rows, -1, 1, self._queries.shape[-1])
-            read, _ = attend_branches(
-                queries, keys.shared, values.shared, keys.own, values.own, scale=layer.scale, mask=sight.mask
-            )
-            return read.reshape(self.rows, -1)
+            return read_others(queries, keys, values, sight, scale=layer.scale)[0].reshape(self.rows, -1)
         if sight.first_key:
             keys, values = keys[:, :, sight.first_key :], values[:, :, sight.first_key :]
         read = F.scaled_dot_product_attention(self._queries, keys, values, sight.mask, scale=layer.scale)

@@ -16,6 +16,8 @@ from unspool.kernels.attention import attend
 from unspool.kernels.relative import distance_buckets
 from unspool.models.arrangement import Arrangement, read_mask
 from unspool.models.native import ModelConfig, NativeModel, take_last
+from unspool.models.reading import read_keys
+from unspool.models.sight import Sight
 from unspool.models.t5_weights import T5Layer, T5Spec, T5Weights
 from unspool.models.weights import Embedding, Linear
 from unspool.outputs import Output
@@ -180,7 +182,8 @@ class T5(NativeModel):
         qkv = self._heads(layer.qkv(layer.attn_norm(x)), 3)  # (rows, new, 3, heads, width)
         keys, values = cache.write(index, qkv[:, :, 1:])
         queries = qkv[:, :, 0].transpose(1, 2)
-        read, weights = attend(queries, keys, values, scale=1.0, mask=mask, want_weights=want_weights)
+        sight = Sight(0, mask, False, None)
+        read, weights = read_keys(queries, keys, values, sight, scale=1.0, want_weights=want_weights)
         return x + layer.out(read.transpose(1, 2).flatten(2)), weights
 
     def _attend_across(
