@@ -156,6 +156,7 @@ class QuantizedCache(Cache):
     def _select(self, index: torch.Tensor) -> None:
         for store in self._stores:
             store.select(index, is_fixed=FIXED_SHAPE in self.can)
+        self._filled = [max(self.lengths[row] for row in index.tolist())] * len(self._stores)
 
     @property
     def nbytes(self) -> int:

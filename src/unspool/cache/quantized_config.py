@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import torch
@@ -17,7 +16,6 @@ _MOST_POSITIONS: Final = 1 << 16  # of a group or a residual
 _DTYPES: Final = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float16, torch.bfloat16, torch.float32)}
 
 
-@dataclass(init=False, repr=False)
 class QuantizedCacheConfig(CacheConfig):
     """How a cache packs its keys and values (KIVI, Liu et al., 2024).
 
@@ -26,14 +24,7 @@ class QuantizedCacheConfig(CacheConfig):
     zero points are kept in `compute_dtype`.
     """
 
-    backend: str
-    nbits: int
-    axis_key: int
-    axis_value: int
-    q_group_size: int
-    residual_length: int
-    compute_dtype: Any  # a torch.dtype
-    device: str
+    cache_implementation: str | None = None  # it serves both kinds, the one that grows and the static one
 
     def __init__(
         self,
@@ -53,8 +44,13 @@ class QuantizedCacheConfig(CacheConfig):
         self.q_group_size = q_group_size
         self.residual_length = residual_length
         named = str(compute_dtype).removeprefix("torch.")
-        self.compute_dtype = _DTYPES.get(named, compute_dtype)  # validate() refuses what is no dtype of these
+        self.compute_dtype: Any = _DTYPES.get(named, compute_dtype)  # validate() refuses what is no dtype of these
         self.device = str(device)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, QuantizedCacheConfig) and self.to_dict() == other.to_dict()
+
+    __hash__ = None  # type: ignore[assignment]  # it can be changed
 
     def validate(self) -> None:
         """Raise the error that names the first value that can't be, for this backend."""
@@ -106,7 +102,7 @@ class QuantizedCacheConfig(CacheConfig):
         return keys, values
 
 
-OPTIONS: Final = tuple(field.name for field in fields(QuantizedCacheConfig) if field.name != "cache_implementation")
+OPTIONS: Final = tuple(QuantizedCacheConfig().to_dict())
 
 
 def read_quantized_config(options: Mapping[str, Any]) -> QuantizedCacheConfig:
