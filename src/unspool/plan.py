@@ -369,9 +369,7 @@ def _decide_seeds(settings: GenerationConfig) -> tuple[int, ...] | None:
     return tuple(seed) if isinstance(seed, (list, tuple)) else (int(seed),)
 
 
-def _name_cache(
-    settings: GenerationConfig, origins: Mapping[str, Origin], info: ModelInfo, shape: PromptShape
-) -> str:
+def _name_cache(settings: GenerationConfig, origins: Mapping[str, Origin], info: ModelInfo, shape: PromptShape) -> str:
     """Which kind of cache a call is to make, once the model is known to be served by it."""
     name, origin = str(settings.cache_implementation or "dynamic"), origins["cache_implementation"]
     if origin == "model" and name in ("hybrid", "sliding_window"):

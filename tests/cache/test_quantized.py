@@ -18,6 +18,7 @@ from unspool.cache import (
     FIXED_SHAPE,
     ROLL_BACK,
     TRIAL,
+    Cache,
     DynamicCache,
     HQQQuantizedCache,
     QuantizedCache,
@@ -25,7 +26,7 @@ from unspool.cache import (
     QuantizedStaticCache,
     QuantoQuantizedCache,
 )
-from unspool.errors import SettingError, UnspoolError
+from unspool.errors import LoadError, SettingError, UnspoolError
 from unspool.kernels.packed import PackedKeys
 
 LAYERS, HEADS, WIDTH, BLOCK, RESIDUAL = 2, 2, 3, 4, 3
@@ -229,6 +230,45 @@ def test_memory(nbits: int) -> None:
     packed = (length - 128 + 256) * heads * width * 2 * (nbits / 8 + 2 * 2 / 64)
     recent = (128 + 64 + 16) * heads * width * 2 * 2
     assert cache.nbytes <= packed + recent
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_and_cloned_caches_go_on(kind: str, tmp_path: Any) -> None:
+    exact = Exact.over(KINDS[kind](8), 3)
+    exact.read(19, [19, 4, 11])
+    exact.read(1)
+    exact.cache.save(tmp_path / "cache.safetensors")
+    loaded = Cache.load(tmp_path / "cache.safetensors")
+    assert type(loaded) is type(exact.cache) and isinstance(loaded, QuantizedCache)
+    assert loaded.nbytes == exact.cache.nbytes and loaded.cache_config == exact.cache.cache_config
+    for other in (loaded, exact.cache.clone()):
+        follower = Exact(other, list(exact.rows))
+        follower.check_held()
+        follower.read(6)
+        follower.truncate([9, 2, 5])
+    exact.check_held()  # what others did changed nothing here
+
+
+@pytest.mark.parametrize("change", ["num_packed", "missing", "shape"])
+def test_a_damaged_file_is_refused(change: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    exact = Exact.over(KINDS["own"](8), 1)
+    exact.read(19)
+    real = QuantizedCache._pack
+
+    def damage(cache: QuantizedCache) -> Any:
+        facts, tensors = real(cache)
+        if change == "num_packed":
+            facts["num_packed"] = [[4000], [4000]]
+        elif change == "missing":
+            del tensors["1.2"]
+        else:
+            tensors["1.0"] = tensors["1.0"][:, :1]
+        return facts, tensors
+
+    monkeypatch.setattr(QuantizedCache, "_pack", damage)
+    exact.cache.save(tmp_path / "cache.safetensors")
+    with pytest.raises(LoadError, match="damaged"):
+        Cache.load(tmp_path / "cache.safetensors")
 
 
 # --- the reference's surface --------------------------------------------------------------------------------

@@ -5,8 +5,10 @@ from unspool.cache.branching import BranchedKeys, BranchingCache
 from unspool.cache.config import CacheConfig, StaticCacheConfig
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.encoder_decoder import EncoderDecoderCache
+from unspool.cache.files import SavedCache, load_cache, save_cache
 from unspool.cache.kinds import KINDS, CacheKind, KeyShape, find_kind, make_cache, read_options
 from unspool.cache.layered import LayeredCache
+from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
 from unspool.cache.quantized import HQQQuantizedCache, QuantizedCache, QuantizedStaticCache, QuantoQuantizedCache
 from unspool.cache.quantized_config import QuantizedCacheConfig
 from unspool.cache.sink import SinkCache
@@ -32,16 +34,21 @@ __all__ = [
     "KeyShape",
     "LayeredCache",
     "Mask",
+    "OffloadedCache",
+    "OffloadedStaticCache",
     "QuantizedCache",
     "QuantizedCacheConfig",
     "QuantizedStaticCache",
     "QuantoQuantizedCache",
+    "SavedCache",
     "SinkCache",
     "SlidingWindowCache",
     "Span",
     "StaticCache",
     "StaticCacheConfig",
     "find_kind",
+    "load_cache",
     "make_cache",
     "read_options",
+    "save_cache",
 ]

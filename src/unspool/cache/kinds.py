@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ import torch
 from unspool.cache.base import Cache
 from unspool.cache.config import CacheConfig
 from unspool.cache.dynamic import DynamicCache
+from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
 from unspool.cache.quantized import QUANTIZED_CACHES, QuantizedStaticCache
 from unspool.cache.quantized_config import OPTIONS, read_quantized_config
 from unspool.cache.sink import SinkCache, check_sink
@@ -135,6 +137,26 @@ def _make_hybrid(shape: KeyShape, rows: int, capacity: int | None, options: Opti
     return HybridCache(shape.as_config(), rows, capacity, shape.device, shape.dtype)
 
 
+def _make_offloaded(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:  # noqa: ARG001
+    return OffloadedCache(capacity=capacity, num_layers=shape.num_layers, **options)
+
+
+def _make_offloaded_static(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
+    rest = {name: options[name] for name in OFFLOADING if name in options}
+    room = max(capacity or 0, options.get("max_cache_len") or 0) or None
+    most = max(rows, options.get("batch_size") or 0)
+    return OffloadedStaticCache(shape.as_config(), most, room, shape.device, shape.dtype, **rest)
+
+
+def _check_offloading(options: Options) -> None:
+    _check_static(options)
+    layers, folder = options.get("resident_layers", 0), options.get("folder")
+    if isinstance(layers, bool) or not isinstance(layers, int) or layers < 0:
+        raise SettingError(f"`resident_layers` counts layers that stay on the device; it can't be {layers!r}")
+    if folder is not None and not Path(folder).is_dir():
+        raise SettingError(f"`folder` is where keys are offloaded to, and {str(folder)!r} is no folder")
+
+
 def _make_sink(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:  # noqa: ARG001
     return SinkCache(**_fill_sink(options))
 
@@ -152,6 +174,7 @@ def _refuse_sink(info: Any) -> str | None:
     )
 
 
+OFFLOADING: Final = ("folder", "resident_layers")
 SINK_WINDOW: Final = 1024  # positions that a sink cache keeps unless it is told
 NUM_SINKS: Final = 4  # first tokens among them: what the paper found enough
 
@@ -180,6 +203,13 @@ KINDS: Final[dict[str, CacheKind]] = {
         _make_static, options=("batch_size", "max_cache_len", "device"), is_sized=True, check=_check_static
     ),
     "sliding_window": CacheKind(_make_sliding, is_sized=True, holds_every_key=False, refuse=refuse_without_window),
+    "offloaded": CacheKind(_make_offloaded, options=OFFLOADING, check=_check_offloading),
+    "offloaded_static": CacheKind(
+        _make_offloaded_static,
+        options=("batch_size", "max_cache_len", *OFFLOADING),
+        is_sized=True,
+        check=_check_offloading,
+    ),
     "sink": CacheKind(
         _make_sink,
         options=("window_length", "num_sink_tokens"),

@@ -120,7 +120,7 @@ class LayeredCache(Cache):
     def begin_trial(self) -> None:
         self._ring.trial = Trial(list(self.lengths), [])
         for store in self._ring_stores():
-            store.overwritten = []
+            store.tried = []
 
     def truncate(self, lengths: Sequence[int]) -> None:
         self._check_lengths(lengths)
@@ -128,7 +128,7 @@ class LayeredCache(Cache):
         if self._ring.trial is not None:
             for store in self._ring_stores():
                 store.restore(torch.tensor(list(lengths), device=store.buffer.device)[:, None])
-                store.overwritten = []
+                store.tried = []
             self._ring.trial = None
         self.lengths = list(lengths)
         self._filled = [max(self.lengths, default=0)] * len(self._stores)
@@ -147,6 +147,53 @@ class LayeredCache(Cache):
     def nbytes(self) -> int:
         """Bytes that keys and values take."""
         return sum(store.nbytes for store in self._stores)
+
+    # --- copies and files ----------------------------------------------------------------------------
+    def _held_tensors(self) -> list[torch.Tensor]:
+        return [store.buffer for store in self._stores]
+
+    def find_misfit(self, shape: Any) -> str | None:
+        kinds = tuple(shape.layer_kinds) or ("full",) * shape.num_layers
+        if len(kinds) == len(self.kinds) and kinds != self.kinds:
+            layer = next(layer for layer, kind in enumerate(kinds) if kind != self.kinds[layer])
+            return f"its layer {layer} is {self.kinds[layer]} and the model's {kinds[layer]}"
+        if "sliding" in self.kinds and shape.window != self.window:
+            return f"its window is {self.window} and the model's {shape.window}"
+        return super().find_misfit(shape)
+
+    def _pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        heads, width = self._stores[0].buffer.shape[-2:]
+        facts = {
+            "kinds": list(self.kinds),
+            "window": self.window,
+            "rows": self.max_batch_size,
+            "positions": self.max_cache_len,
+            "heads": heads,
+            "width": width,
+        }
+        held = max(self.lengths, default=0)
+        return facts, {
+            f"layer.{layer}": store.buffer[: len(self.lengths), : min(held, store.buffer.shape[1])]
+            for layer, store in enumerate(self._stores)
+        }
+
+    @classmethod
+    def _unpack(cls, facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: list[int]) -> LayeredCache:
+        kinds, like = [str(kind) for kind in facts["kinds"]], tensors["layer.0"]
+        rows, positions, window, heads, width = (
+            int(facts[name]) for name in ("rows", "positions", "window", "heads", "width")
+        )
+        if not 0 < rows <= 2**20 or not 0 < positions <= 2**24 or window < 1 or len(kinds) != len(tensors):
+            raise ValueError(f"{rows} rows of {positions} positions, window {window}, {len(kinds)} layers")
+        room = Room(rows, positions, heads, width, like.dtype, (like.device,) * len(kinds))
+        cache = cls.__new__(cls)
+        LayeredCache.__init__(cache, kinds, window, room)
+        for layer, store in enumerate(cache._stores):
+            held = tensors[f"layer.{layer}"]
+            store.buffer[: len(lengths), : held.shape[1]] = held
+        cache.lengths = lengths
+        cache._filled = [max(lengths, default=0)] * len(kinds)
+        return cache
 
     # --- the reference's surface ---------------------------------------------------------------------
     def update(

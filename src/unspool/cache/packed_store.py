@@ -175,6 +175,22 @@ class PackedStore:
             self.recent = self.recent[chosen]
         self.num_packed = [self.num_packed[row] for row in index.tolist()]
 
+    def fill(self, tensors: Sequence[torch.Tensor], num_packed: Sequence[int], lengths: Sequence[int]) -> None:
+        """Take over what was saved; a ValueError says what does not belong together."""
+        for mine, theirs in zip(self.tensors(), tensors, strict=True):
+            if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+                raise ValueError(
+                    f"{theirs.dtype} {list(theirs.shape)} stands where {mine.dtype} {list(mine.shape)} must"
+                )
+            mine.copy_(theirs)
+        for packed, length in zip(num_packed, lengths, strict=True):
+            is_sound = isinstance(packed, int) and packed % self.block == 0
+            if not is_sound or not 0 <= packed <= length or length - packed > self.recent.shape[1]:
+                raise ValueError(f"{packed} of {length} positions can't be packed")
+            if packed > self.keys.num_positions:
+                raise ValueError(f"{packed} packed positions do not fit {self.keys.num_positions}")
+        self.num_packed = list(num_packed)
+
     def copy_of(self, rows: Sequence[int]) -> PackedStore:
         """Some rows, in memory of their own."""
         part = object.__new__(PackedStore)

@@ -8,6 +8,7 @@ Rolling back into a packed block unpacks what stays of it; packed again, a numbe
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any, Final, Self
 
 import torch
@@ -163,6 +164,52 @@ class QuantizedCache(Cache):
         """Bytes of packed blocks, their scales, and recent positions."""
         return sum(store.nbytes for store in self._stores)
 
+    # --- copies and files ----------------------------------------------------------------------------
+    def _shared(self) -> list[Any]:
+        return [self._fit]
+
+    def _held_tensors(self) -> list[torch.Tensor]:
+        return [store.recent for store in self._stores]
+
+    def _pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        facts = {
+            "config": {**self.cache_config.to_dict(), "compute_dtype": str(self.compute_dtype)},
+            "num_packed": [store.num_packed for store in self._stores],
+            "num_layers": len(self._stores),
+        }
+        tensors = {
+            f"{layer}.{place}": tensor
+            for layer, store in enumerate(self._stores)
+            for place, tensor in enumerate(store.tensors())
+        }
+        return facts, tensors
+
+    @classmethod
+    def _unpack(cls, facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: list[int]) -> Cache:
+        recent = [tensors[f"{layer}.{len(tensors) // facts['num_layers'] - 1}"] for layer in range(facts["num_layers"])]
+        cache = cls._make_like(QuantizedCacheConfig(**facts["config"]), facts, recent, tensors)
+        cache.lengths = lengths
+        cache._filled = [max(lengths, default=0)] * len(cache._stores)
+        for layer, (store, packed) in enumerate(zip(cache._stores, facts["num_packed"], strict=True)):
+            store.fill([tensors[f"{layer}.{place}"] for place in range(len(store.tensors()))], packed, lengths)
+        return cache
+
+    @classmethod
+    def _make_like(
+        cls,
+        config: QuantizedCacheConfig,
+        facts: dict[str, Any],  # noqa: ARG003 - static caches read their size there
+        recent: list[torch.Tensor],
+        tensors: dict[str, torch.Tensor],
+    ) -> Self:
+        """An empty cache with stores of the shapes that were saved."""
+        cache = cls(config)
+        if recent:
+            cache._places, cache._slots = tensors["0.0"].shape[2], recent[0].shape[1]
+        for layer, held in enumerate(recent):
+            cache._add_store(layer, held)
+        return cache
+
     # --- the reference's surface ---------------------------------------------------------------------
     def update(
         self,
@@ -188,13 +235,13 @@ class QuantizedCache(Cache):
         span = Span([held] * rows, num_new, [num_new] * rows, stop, True, positions)
         store = self._stores[layer_idx]
         recent = store.write(span, kv)
-        read = self._unpack(store, recent, positions, stop)
+        read = self._read_layer(store, recent, positions, stop)
         store.settle([stop] * rows)
         self._filled[layer_idx] = stop
         self.lengths = [self._filled[0]] * rows
         return read
 
-    def _unpack(
+    def _read_layer(
         self, store: PackedStore, recent: torch.Tensor, positions: torch.Tensor, stop: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         counts = torch.tensor(store.num_packed, dtype=torch.int32, device=recent.device)
@@ -217,7 +264,7 @@ class QuantizedCache(Cache):
         rows = len(self.lengths)
         num_slots = stop - min(store.num_packed, default=0)
         positions = torch.zeros(rows, 0, dtype=torch.int64, device=store.recent.device)
-        return self._unpack(store, store.recent[:rows, :num_slots], positions, stop)
+        return self._read_layer(store, store.recent[:rows, :num_slots], positions, stop)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         return (self[layer] for layer in range(len(self)))
@@ -431,6 +478,25 @@ class QuantizedStaticCache(QuantizedCache):
         self._filled = [0] * len(self._stores)
         self._is_trial = False
         self.lengths = []
+
+    def _pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        facts, tensors = super()._pack()
+        return {**facts, "max_cache_len": self.max_cache_len}, tensors
+
+    @classmethod
+    def _make_like(
+        cls,
+        config: QuantizedCacheConfig,
+        facts: dict[str, Any],
+        recent: list[torch.Tensor],
+        tensors: dict[str, torch.Tensor],
+    ) -> Self:
+        rows, _, _, heads, width = recent[0].shape
+        sizes = SimpleNamespace(num_hidden_layers=len(recent), num_attention_heads=heads, head_dim=width)
+        room = int(facts["max_cache_len"])
+        if room > tensors["0.0"].shape[2] + config.residual_length:
+            raise ValueError(f"max_cache_len={room} is more than the buffers hold")
+        return cls(config, sizes, rows, room, recent[0].device, recent[0].dtype)
 
     def batch_split(self, full_batch_size: int, split_size: int) -> list[Self]:  # noqa: ARG002 - refused
         raise SettingError("the rows of a static cache stay together; use a quantised cache that grows")

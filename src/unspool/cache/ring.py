@@ -22,13 +22,14 @@ class RingMove:
     rows: torch.Tensor  # (rows, 1)
     places: torch.Tensor  # (rows, new)
     positions: torch.Tensor  # (rows, new)
-    is_kept: torch.Tensor  # (rows, new) bool: real tokens that no later one of the pass writes over
+    is_real: torch.Tensor  # (rows, new) bool
+    is_kept: torch.Tensor  # (rows, new) bool: real ones that no later one of the pass writes over
 
     def select(self, index: torch.Tensor) -> RingMove:
         """The same for rows that were kept, repeated or reordered."""
         index = index.to(self.places.device)
         rows = torch.arange(len(index), device=index.device)[:, None]
-        return RingMove(rows, self.places[index], self.positions[index], self.is_kept[index])
+        return RingMove(rows, self.places[index], self.positions[index], self.is_real[index], self.is_kept[index])
 
 
 @dataclass(slots=True)
@@ -64,11 +65,11 @@ class Ring:
         counts = torch.tensor(span.counts, device=device)[:, None]
         ends = torch.tensor(span.starts, device=device)[:, None] + counts
         is_last = (positions >= ends - self.reach) | (positions < self.num_pinned)
-        is_kept = is_last & (torch.arange(span.num_new, device=device) < counts)
+        is_real = torch.arange(span.num_new, device=device) < counts
         places = (positions - self.num_pinned) % self.reach + self.num_pinned
         places = torch.where(positions < self.num_pinned, positions, places)
         rows = torch.arange(len(span.starts), device=device)[:, None]
-        self.move = RingMove(rows, places, positions, is_kept)
+        self.move = RingMove(rows, places, positions, is_real, is_real & is_last)
         if self.trial is not None:
             self.trial.moves.append(self.move)
 

@@ -52,7 +52,7 @@ class SinkCache(Cache):
         self._turns: Turns | None = None
         self._origins: list[int] = []  # the position that counts as 0 for rotation, a row each
         self._shifts: list[int] = []  # how far the sinks stand from where they were written, a row each
-        self._first_sinks: list[torch.Tensor] = []  # a layer each: the sinks' keys as written (rows, sinks, heads, width)
+        self._first_sinks: list[torch.Tensor] = []  # the sinks' keys as written, a layer each
         self._real: Span | None = None  # the span by positions of the text
         self._shifted = ShiftedLayers(window_length, num_sink_tokens)
 
@@ -123,7 +123,7 @@ class SinkCache(Cache):
                 return
             recent = store.buffer[:, self.num_sink_tokens :, 0]  # (rows, places, heads, width)
             recent.copy_(_turn(recent, factors))
-            store.overwritten = [_turn_keys(old, factors) for old in store.overwritten]
+            store.tried = [(_turn_keys(old, factors), _turn_keys(new, factors)) for old, new in store.tried]
 
     def _move_sinks(self, to: list[int]) -> None:
         if not self.num_sink_tokens:
@@ -176,7 +176,7 @@ class SinkCache(Cache):
     def begin_trial(self) -> None:
         self._ring.trial = Trial(list(self.lengths), [])
         for store in self._stores:
-            store.overwritten = []
+            store.tried = []
 
     def truncate(self, lengths: Sequence[int]) -> None:
         self._check_lengths(lengths)
@@ -187,7 +187,7 @@ class SinkCache(Cache):
         if self._ring.trial is not None:
             for store in self._stores:
                 store.restore(torch.tensor(list(lengths), device=store.buffer.device)[:, None])
-                store.overwritten = []
+                store.tried = []
             self._ring.trial = None
         self.lengths = list(lengths)
         for row, length in enumerate(lengths):
@@ -210,6 +210,42 @@ class SinkCache(Cache):
     def nbytes(self) -> int:
         """Bytes that keys and values take."""
         return sum(store.nbytes for store in self._stores) + self._shifted.nbytes
+
+    # --- copies and files ----------------------------------------------------------------------------
+    def _held_tensors(self) -> list[torch.Tensor]:
+        return [store.buffer for store in self._stores]
+
+    def _shared(self) -> list[Any]:
+        return [self._turns]
+
+    def _pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        if self._shifted.num_layers:
+            raise UnsupportedError("a SinkCache that was filled through update() can't be saved")
+        facts = {
+            "window_length": self.window_length,
+            "num_sink_tokens": self.num_sink_tokens,
+            "origins": self._origins,
+            "shifts": self._shifts,
+        }
+        tensors = {f"layer.{layer}": store.buffer for layer, store in enumerate(self._stores)}
+        return facts, tensors | {f"sinks.{layer}": first for layer, first in enumerate(self._first_sinks)}
+
+    @classmethod
+    def _unpack(cls, facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: list[int]) -> SinkCache:
+        cache = cls(facts["window_length"], facts["num_sink_tokens"])
+        origins, shifts = ([int(n) for n in facts[name]] for name in ("origins", "shifts"))
+        if not len(origins) == len(shifts) == len(lengths):
+            raise ValueError(f"{len(origins)} origins and {len(shifts)} shifts for {len(lengths)} rows")
+        num_layers = sum(name.startswith("layer.") for name in tensors)
+        for layer in range(num_layers):
+            held = tensors[f"layer.{layer}"]
+            if held.dim() != 5 or held.shape[:3] != (len(lengths), cache.window_length, 2):
+                raise ValueError(f"layer {layer} has the shape {list(held.shape)}")
+            cache._stores.append(RingStore(cache._ring, held.clone(), is_fixed=False))
+        if len(tensors) > num_layers:
+            cache._first_sinks = [tensors[f"sinks.{layer}"].clone() for layer in range(num_layers)]
+        cache.lengths, cache._origins, cache._shifts = lengths, origins, shifts
+        return cache
 
     # --- the reference's surface ---------------------------------------------------------------------
     def update(

@@ -114,4 +114,3 @@ def refuse_without_window(info: Any) -> str | None:
 def refuse_encoder_decoder(info: Any) -> str | None:
     """Why a kind for decoders can't serve a model, or None where it can."""
     return f"a {info.family} model has an encoder; use 'dynamic' or 'static'" if info.is_encoder_decoder else None
-

@@ -75,7 +75,7 @@ class RingStore(Store):
         self.ring = ring
         self.buffer = buffer
         self._is_fixed = is_fixed  # the memory stays where it is, for as many rows as it was taken for
-        self.overwritten: list[torch.Tensor] = []  # what each pass of a trial wrote over: (rows, new, 2, heads, width)
+        self.tried: list[tuple[torch.Tensor, torch.Tensor]] = []  # what each pass of a trial wrote over, and wrote
 
     def write(self, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002
         ring, buffer = self.ring, self._rows(kv.shape[0])
@@ -85,7 +85,7 @@ class RingStore(Store):
             return split(buffer.narrow(1, 0, min(ring.held + 1, ring.size)))
         move = ring.move
         if ring.trial is not None:
-            self.overwritten.append(buffer[move.rows, move.places])
+            self.tried.append((buffer[move.rows, move.places], kv.clone()))
         if ring.is_single:
             buffer.index_put_((move.rows, move.places), kv)
             return split(buffer.narrow(1, 0, min(ring.held + 1, ring.size)))
@@ -96,11 +96,17 @@ class RingStore(Store):
         return split(seen)
 
     def restore(self, lengths: torch.Tensor) -> None:
-        """Put back what a trial wrote over from the given lengths (rows, 1) on, the last first."""
-        assert self.ring.trial is not None
-        for move, old in zip(reversed(self.ring.trial.moves), reversed(self.overwritten), strict=True):
-            rows, column = (move.is_kept & (move.positions >= lengths)).nonzero(as_tuple=True)
+        """Undo what a trial wrote, the last first, and write again what stays below the given lengths (rows, 1)."""
+        ring = self.ring
+        assert ring.trial is not None
+        moves = ring.trial.moves
+        for move, (old, _) in zip(reversed(moves), reversed(self.tried), strict=True):
+            rows, column = move.is_kept.nonzero(as_tuple=True)
             self.buffer[rows, move.places[rows, column]] = old[rows, column]
+        for move, (_, new) in zip(moves, self.tried, strict=True):
+            is_last = (move.positions >= lengths - ring.reach) | (move.positions < ring.num_pinned)
+            rows, column = (move.is_real & (move.positions < lengths) & is_last).nonzero(as_tuple=True)
+            self.buffer[rows, move.places[rows, column]] = new[rows, column]
 
     def select(self, index: torch.Tensor, held: int) -> None:
         chosen = index.to(self.buffer.device)
@@ -109,7 +115,7 @@ class RingStore(Store):
             part[: len(index)] = part[chosen]
         else:
             self.buffer = self.buffer[chosen]
-        self.overwritten = [old[chosen] for old in self.overwritten]
+        self.tried = [(old[chosen], new[chosen]) for old, new in self.tried]
 
     def read(self, rows: int, length: int) -> torch.Tensor:
         buffer, ring = self._rows(rows), self.ring

@@ -15,6 +15,7 @@ from unspool.decoding.beam_scored import ScoredBeams
 from unspool.decoding.beam_trace import BeamTrace
 from unspool.decoding.choice import make_turns
 from unspool.decoding.finish import Finish
+from unspool.decoding.loan import Loan
 from unspool.decoding.loop import Emitted, Turns, run_turns
 from unspool.decoding.prompts import Prompts
 from unspool.decoding.randomness import derive_seed, draw_seed
@@ -49,6 +50,7 @@ class Hooks:
     cache: Cache | None = None
     prefix_allowed_tokens_fn: Callable[[int, torch.Tensor], Sequence[int]] | None = None
     shows_beams: bool = False  # the whole table of beams is wanted at every step
+    owns_cache: bool = False  # the cache that was given is this call's alone
 
 
 class Run:
@@ -85,23 +87,30 @@ class Run:
         started = time.perf_counter()
         if self._settings.max_time is not None:
             self._criteria.append(MaxTimeCriteria(self._settings.max_time))
-        with torch.no_grad():
-            step, rows = self._read_prompts()
-        turns = self._turns = make_turns(
-            step,
-            rows,
-            Finish(self._criteria),
-            self._plan,
-            rows_may_leave=not self._wants_every_row(),
-            shows_table=self._hooks.shows_beams,
-        )
+        loan = Loan(self._hooks.cache) if self._hooks.cache is not None and not self._hooks.owns_cache else None
         try:
+            with torch.no_grad():
+                step, rows = self._read_prompts()
+            turns = self._turns = make_turns(
+                step,
+                rows,
+                Finish(self._criteria),
+                self._plan,
+                rows_may_leave=not self._wants_every_row(),
+                shows_table=self._hooks.shows_beams,
+            )
             for emitted in run_turns(turns, self.stats, started):
                 self.stats.forward_passes = step.num_forward_passes
                 self._gather(emitted)
                 yield emitted
-        finally:
+        except GeneratorExit:
             self._forget_padding()
+            raise
+        except BaseException:
+            if loan is not None:
+                loan.give_back()
+            raise
+        self._forget_padding()
 
     def _gather(self, emitted: Emitted) -> None:
         for row, tokens in emitted.tokens.items():
@@ -114,7 +123,7 @@ class Run:
     def _wants_every_row(self) -> bool:
         return (
             bool(self._hooks.processors or self._hooks.criteria)  # they may know rows by their place
-            or self._hooks.cache is not None  # it is the caller's: no row of it may go
+            or (self._hooks.cache is not None and not self._hooks.owns_cache)  # the caller's: no row of it may go
             or bool(self._settings.return_dict_in_generate)  # the cache and the steps' tensors are part of the answer
         )
 
@@ -268,6 +277,14 @@ class Run:
             rows = prompts.num_rows
         told = {"config": plan.cache_config} if plan.cache_config else {}
         return self._model.new_cache(plan.cache_kind, rows, capacity, encoded=self._encoded, **told)
+
+    def find_held(self) -> tuple[list[int], Cache] | None:
+        """The tokens that a call of one row has read, and the cache that holds them; None where it was let go."""
+        cache = self._cache
+        if self.num_rows != 1 or self.has_beams or not self._wants_every_row() or cache is None:
+            return None
+        tokens = self.prompt_token_ids()[0] + self.emitted[0]
+        return tokens[: cache.lengths[0]], cache
 
     def _forget_padding(self) -> None:
         """Roll the cache's rows that ended early back to their own tokens, so that they can be continued."""

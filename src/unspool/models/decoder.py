@@ -248,6 +248,9 @@ class Decoder(NativeModel):
         rows, num_new = self._check_input(input_ids, inputs_embeds, width)
         cache = past_key_values if past_key_values is not None else DynamicCache()
         held = cache.lengths or [0] * rows
+        misfit = cache.find_misfit(self.key_shape)
+        if misfit is not None:
+            raise InputError(f"past_key_values are of another model than this {self.info.family}: {misfit}")
         arranged = read_mask(attention_mask, rows, num_new, held)
         if position_ids is not None:
             arranged.check_positions(position_ids, held)

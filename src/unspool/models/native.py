@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
@@ -92,6 +93,19 @@ class NativeModel(ABC):
     ) -> Cache:
         """A cache for the decoder's own keys."""
         return make_cache(kind, self._key_shape(num_layers), rows, capacity, config)
+
+    @property
+    def key_shape(self) -> KeyShape:
+        """What a cache must fit."""
+        return self._key_shape(self.info.num_layers)
+
+    @property
+    def fingerprint(self) -> str:
+        """What this model is known by: its sizes, its type of number and a sample of its weights."""
+        table = self.get_input_embeddings().weight
+        sample = table[:: max(1, table.shape[0] // 64)].flatten()[:: max(1, table.shape[1] // 16)].float().cpu()
+        told = (self.info, str(self.dtype), [f"{value:.4e}" for value in sample.tolist()])
+        return f"{self.info.family}-{hashlib.sha256(repr(told).encode()).hexdigest()[:16]}"
 
     def _key_shape(self, num_layers: int) -> KeyShape:
         sizes, heads = self.config, int(self.config.num_attention_heads)

@@ -96,7 +96,8 @@ class Outlook:
             self._bias = made.to(self._device, self._dtype)
         bias = self._bias[None, :, None, : span.stop]  # (1, heads, 1, keys)
         if not cache.stands_in_order(window):
-            bias = self._bias[:, cache.key_positions(span, window)].transpose(0, 1).unsqueeze(2)  # (rows, heads, 1, keys)
+            places = cache.key_positions(span, window)
+            bias = self._bias[:, places].transpose(0, 1).unsqueeze(2)  # (rows, heads, 1, keys)
         mask = cache.mask(span, window)
         if mask is None:
             return bias
