@@ -435,10 +435,8 @@ def test_eight_bits_stay_near_and_almost_no_token_changes(name: str, kind: str) 
                 break
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "t5"])  # its rows begin together
 def test_rows_alone_are_rows_in_the_batch(name: str) -> None:
-    if name == "t5":
-        pytest.skip("its decoder's rows begin together")
     model, inputs = load_model(name).model, prompts(1)
     settings_ = {
         "max_new_tokens": 20,
