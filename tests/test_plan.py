@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import FakeModel, make_tokenizer
 import unspool
+from tests.fakes import FakeModel, make_tokenizer
 from unspool import (
     CompileConfig,
     GenerationConfig,
@@ -508,7 +508,7 @@ def test_what_a_cache_is_told() -> None:
     static = {"cache_implementation": "static"}
     assert plan_for(**static, cache_config={"max_cache_len": 64}).cache_config == {"max_cache_len": 64}
     assert plan_for(**static, cache_config=unspool.StaticCacheConfig(2, 64)).cache_config["batch_size"] == 2
-    with pytest.raises(SettingError, match="'max_cache_length', and a 'static' cache takes .* did you mean"):
+    with pytest.raises(SettingError, match=r"'max_cache_length', and a 'static' cache takes .* did you mean"):
         plan_for(**static, cache_config={"max_cache_length": 64})
     with pytest.raises(SettingError, match="is for a 'quantized' cache and `cache_implementation` is 'static'"):
         plan_for(**static, cache_config={"cache_implementation": "quantized"})

@@ -64,7 +64,7 @@ class StaticCacheConfig(CacheConfig):
         self,
         batch_size: int | None = None,
         max_cache_len: int | None = None,
-        device: str | torch.device = "cpu",
+        device: str | torch.device | None = None,
     ) -> None:
         super().__init__("static")
         self.batch_size = batch_size

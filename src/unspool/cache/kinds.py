@@ -17,6 +17,7 @@ import torch
 from unspool.cache.base import Cache
 from unspool.cache.config import CacheConfig
 from unspool.cache.dynamic import DynamicCache
+from unspool.cache.mapped import take_mapped
 from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
 from unspool.cache.quantized import QUANTIZED_CACHES, QuantizedStaticCache
 from unspool.cache.quantized_config import OPTIONS, read_quantized_config
@@ -118,6 +119,11 @@ def _make_dynamic(shape: KeyShape, rows: int, capacity: int | None, options: Opt
 def _make_static(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
     most = max(rows, options.get("batch_size") or 0)
     room = max(capacity or 0, options.get("max_cache_len") or 0) or None
+    device = options.get("device")
+    if device is not None and torch.device(device).type != shape.device.type:
+        raise SettingError(
+            f"`cache_config` puts the keys on {device}, the model is on {shape.device}; leave it out"
+        )
     return StaticCache(shape.as_config(), most, room, shape.device, shape.dtype)
 
 
@@ -135,6 +141,18 @@ def _make_sliding(shape: KeyShape, rows: int, capacity: int | None, options: Opt
 
 def _make_hybrid(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:  # noqa: ARG001
     return HybridCache(shape.as_config(), rows, capacity, shape.device, shape.dtype)
+
+
+def _make_offloaded_hybrid(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
+    if shape.device.type != "cpu":
+        raise UnsupportedError(
+            "a hybrid cache is offloaded to a file, on a CPU; beside a GPU use 'hybrid', or 'offloaded' for every key"
+        )
+
+    def take(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:  # noqa: ARG001
+        return take_mapped(size, dtype, options.get("folder"))
+
+    return HybridCache(shape.as_config(), rows, capacity, shape.device, shape.dtype, allocate=take)
 
 
 def _make_offloaded(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:  # noqa: ARG001
@@ -209,6 +227,14 @@ KINDS: Final[dict[str, CacheKind]] = {
         options=("batch_size", "max_cache_len", *OFFLOADING),
         is_sized=True,
         check=_check_offloading,
+    ),
+    "offloaded_hybrid": CacheKind(
+        _make_offloaded_hybrid,
+        options=("folder",),
+        is_sized=True,
+        holds_every_key=False,
+        check=_check_offloading,
+        refuse=refuse_encoder_decoder,
     ),
     "sink": CacheKind(
         _make_sink,

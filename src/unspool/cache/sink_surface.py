@@ -15,6 +15,7 @@ class ShiftedLayers:
         self._num_sinks = num_sinks
         self.keys: list[torch.Tensor] = []  # (rows, heads, positions, width)
         self.values: list[torch.Tensor] = []
+        self._lasts: list[int] = []  # the position of each layer's newest key
         self.num_seen = 0
         self._cos: torch.Tensor | None = None  # (positions, width): the first ones that callers showed
         self._sin: torch.Tensor | None = None
@@ -48,13 +49,17 @@ class ShiftedLayers:
         if layer == len(self.keys):
             self.keys.append(keys)
             self.values.append(values)
+            self._lasts.append(keys.shape[-2] - 1)
             return keys, values
         held_keys, held_values = self.keys[layer], self.values[layer]
         num_gone = max(0, held_keys.shape[-2] + keys.shape[-2] - self._window)
         num_gone = min(num_gone, held_keys.shape[-2] - self._num_sinks)
+        # The caller put the first new key at the position that `count` told, right after which the newest must stand.
+        num_ahead = self._lasts[layer] + 1 - held_keys.shape[-2]
+        self._lasts[layer] = held_keys.shape[-2] + keys.shape[-2] - 1
         if num_gone > 0:
             first = self._num_sinks + num_gone
-            kept = self._turn_back(held_keys[:, :, first:], num_gone, given)
+            kept = self._turn_back(held_keys[:, :, first:], num_ahead, given)
             held_keys = torch.cat((held_keys[:, :, : self._num_sinks], kept), dim=-2)
             held_values = torch.cat((held_values[:, :, : self._num_sinks], held_values[:, :, first:]), dim=-2)
         self.keys[layer] = torch.cat((held_keys, keys), dim=-2)
@@ -74,7 +79,7 @@ class ShiftedLayers:
             self._sin = torch.cat((self._sin, sin[0]))
 
     def _turn_back(self, keys: torch.Tensor, by: int, given: dict[str, Any]) -> torch.Tensor:
-        if self._cos is None or self._sin is None or not keys.shape[-2]:
+        if self._cos is None or self._sin is None or not keys.shape[-2] or by == 0:
             return keys
         width = given.get("partial_rotation_size") or self._cos.shape[-1]
         # A table may be scaled (YaRN): angles alone are wanted here.
