@@ -1,6 +1,6 @@
 """What packing costs in quality: perplexity of the default model on a fixed text, by bits.
 
-    python benchmarks/cache_quality.py [--tokens 1000] [--piece 16] [--residuals 128 0]
+    python benchmarks/cache_quality.py [--tokens 1000] [--piece 16] [--bits 8 4 2] [--residuals 128 0]
 
 The text is read in pieces, each after what the cache holds of those before: so every token is predicted from packed
 positions, except the last `residual_length` and those of its own piece. The first row is the exact cache.
@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1000)
     parser.add_argument("--piece", type=int, default=16)
     parser.add_argument("--residuals", type=int, nargs="+", default=[128, 0])
+    parser.add_argument("--bits", type=int, nargs="+", default=[8, 4, 2])
     parser.add_argument("--groups", type=int, nargs="+", default=[64])
     options = parser.parse_args()
     lm = unspool.load()
@@ -49,7 +50,7 @@ def main() -> None:
     print(f"| {8 * torch.finfo(lm.model.dtype).bits // 8} | as they are | as they are | | | {exact:.3f} | |")
     for residual in options.residuals:
         for group in options.groups:
-            for nbits in (8, 4, 2):
+            for nbits in options.bits:
                 for axis, keys in ((0, "by channel"), (1, "by token")):
                     config = {
                         "nbits": nbits,

@@ -40,9 +40,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
-    print(
-        "| batch | context | bits | bytes, of bf16 | plain ms | packed ms | speed, of plain |\n|---|---|---|---|---|---|---|"
-    )
+    print("| batch | context | bits | bytes, of bf16 | plain ms | packed ms | speed, of plain |")
+    print("|---|---|---|---|---|---|---|")
     for rows in options.batches:
         for context in options.contexts:
             compare(rows, context, options.bits, options.rounds, options.device)

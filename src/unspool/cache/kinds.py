@@ -121,9 +121,7 @@ def _make_static(shape: KeyShape, rows: int, capacity: int | None, options: Opti
     room = max(capacity or 0, options.get("max_cache_len") or 0) or None
     device = options.get("device")
     if device is not None and torch.device(device).type != shape.device.type:
-        raise SettingError(
-            f"`cache_config` puts the keys on {device}, the model is on {shape.device}; leave it out"
-        )
+        raise SettingError(f"`cache_config` puts the keys on {device}, the model is on {shape.device}; leave it out")
     return StaticCache(shape.as_config(), most, room, shape.device, shape.dtype)
 
 
