@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import unspool
-from tests.fakes import FakeModel, make_tokenizer
+from tests.fakes import FakeLayers, FakeModel, make_tokenizer
 from unspool import (
     CompileConfig,
     GenerationConfig,
@@ -359,6 +359,8 @@ APPLIED = {
     "constraints",
     "force_words_ids",
     "return_beam_trace",
+    "dola_layers",
+    "guidance_scale",
 }
 NEUTRAL = {"disable_compile"}
 BY_PROCESSORS = {name for entry in ORDER for name in (entry.setting, *entry.also) if name in PARAMETERS}
@@ -382,7 +384,7 @@ def prepare(name: str, model: FakeModel, prompt: list[list[int]]) -> Run:
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_no_setting_passes_silently(name: str) -> None:
     """What a call asks for is applied, or the call fails naming it; only what changes nothing may go by."""
-    model = FakeModel(160)
+    model = FakeLayers(160)
     prompt = [[70]] if name == "forced_bos_token_id" else [[70, 71]]
     try:
         run = prepare(name, model, prompt)

@@ -12,7 +12,9 @@ from typing import Any, Literal
 
 from unspool.beams.rules import check_beams, check_room_for_words
 from unspool.cache.kinds import KINDS, find_kind, read_options
+from unspool.composition import Call, check_composition
 from unspool.config import PARAMETERS, GenerationConfig, find_unused
+from unspool.config.layers import find_candidate_layers
 from unspool.config.rules import check_settings
 from unspool.config.values import MOST_ROWS
 from unspool.errors import InputError, SettingError, UnsupportedError
@@ -40,6 +42,13 @@ class PromptShape:
     has_cache: bool = False  # the caller gave past_key_values
     is_endless: bool = False  # and they hold what they hold, however long a text gets
     is_ragged: bool = False  # rows of different lengths, the encoder's among them
+    has_negative: bool = False  # a negative prompt was given
+    longest_negative: int = 0  # positions it takes in the decoder
+
+    @property
+    def longest_read(self) -> int:
+        """Positions of the longest row that is read, guidance's other rows among them."""
+        return max(self.longest, self.longest_negative)
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,14 @@ class Plan:
     seeds: tuple[int, ...] | None  # one for all or one a prompt; None: drawn for this call
     cache_kind: str
     prompt_width: int
+    dola_layers: tuple[int, ...] = ()  # the layers that DoLa chooses among; none without it
+
+    @property
+    def guidance_scale(self) -> float | None:
+        """The weight of guidance; None where there is none, as at 1."""
+        scale = self.settings.guidance_scale
+        return None if scale is None or scale == 1 else float(scale)
+
     cache_config: Mapping[str, Any] = field(default_factory=dict)  # what the kind is told, checked
 
     @property
@@ -97,6 +114,17 @@ def settle(settings: GenerationConfig, origins: Mapping[str, Origin], info: Mode
     _refuse_unbuilt(settings, origins)
     _refuse_unused(settings, origins)
     _refuse_by_model(settings, origins, info, shape)
+    check_composition(
+        Call(
+            settings,
+            info,
+            has_ids=shape.width > 0,
+            has_embeds=shape.has_embeds,
+            has_cache=shape.has_cache,
+            has_negative=shape.has_negative,
+            asked=_find_asked(origins),
+        )
+    )
     check_beams(settings, _find_asked(origins), info.vocab_size)
     _check_rows(settings, shape)
     eos = as_token_ids(settings.eos_token_id, "eos_token_id", info)
@@ -118,7 +146,14 @@ def settle(settings: GenerationConfig, origins: Mapping[str, Origin], info: Mode
         cache_kind=cache_kind,
         cache_config=_check_cache(cache_kind, settings, origins, shape, max_length - shape.width),
         prompt_width=shape.width,
+        dola_layers=_decide_layers(settings, info),
     )
+
+
+def _decide_layers(settings: GenerationConfig, info: ModelInfo) -> tuple[int, ...]:
+    if settings.dola_layers is None:
+        return ()
+    return find_candidate_layers(settings.dola_layers, info.num_layers, is_tied=info.has_tied_embeddings)
 
 
 def _find_asked(origins: Mapping[str, Origin]) -> frozenset[str]:
@@ -192,15 +227,12 @@ def _refuse_unused(settings: GenerationConfig, origins: Mapping[str, Origin]) ->
 _OFF: dict[str, tuple[Any, str]] = {
     "penalty_alpha": (None, "contrastive search"),
     "low_memory": (None, "contrastive and beam search in chunks"),
-    "dola_layers": (None, "DoLa"),
-    "guidance_scale": (None, "classifier-free guidance"),
     "forced_decoder_ids": (None, "Whisper's way to force a language and a task"),
     "watermarking_config": (None, "watermarking"),
     "compile_config": (None, "a compiled step"),
     "generation_kwargs": ({}, "further arguments"),
 }
 _ALSO_OFF: dict[str, Callable[[Any], bool]] = {
-    "guidance_scale": lambda value: value == 1,
     "penalty_alpha": lambda value: value == 0,
     "low_memory": lambda value: value is False,
 }
@@ -315,12 +347,13 @@ def _fit_context(
     """Cut a default at the model's context; refuse what was asked for and can't be."""
     if info.max_context is None:
         return longest
-    if shape.longest >= info.max_context:
+    which = "prompt" if shape.longest_read == shape.longest else "negative prompt"
+    if shape.longest_read >= info.max_context:
         raise InputError(
-            f"the prompt has {shape.longest} tokens and the model's context ends at {info.max_context}; "
+            f"the {which} has {shape.longest_read} tokens and the model's context ends at {info.max_context}; "
             "shorten the prompt, or use a model with a longer context"
         )
-    room = info.max_context - shape.longest
+    room = info.max_context - shape.longest_read
     if longest - shape.width <= room:
         return longest
     asked = [
@@ -330,8 +363,8 @@ def _fit_context(
     ]
     if asked:
         raise SettingError(
-            f"`{asked[0]}` asks for {longest - shape.width} new tokens after a prompt of {shape.longest}, and the "
-            f"model's context ends at {info.max_context}; at most max_new_tokens={room} fit"
+            f"`{asked[0]}` asks for {longest - shape.width} new tokens after a {which} of {shape.longest_read}, and "
+            f"the model's context ends at {info.max_context}; at most max_new_tokens={room} fit"
         )
     return shape.width + room
 
@@ -399,11 +432,11 @@ def _check_cache(
             raise SettingError(
                 f"`{told}` is the room of a static cache and the cache is {name}; add cache_implementation='static'"
             )
-        if room is not None and room < shape.longest + num_new:
+        needed = shape.longest_read + num_new
+        if room is not None and room < needed:
             raise SettingError(
-                f"`{told}`={room} is too little for a prompt of {shape.longest} tokens and {num_new} new ones; "
-                f"at least {shape.longest + num_new} are needed, {shape.longest + num_new - room} more, or fewer new "
-                "tokens"
+                f"`{told}`={room} is too little for a prompt of {shape.longest_read} tokens and {num_new} new ones; "
+                f"at least {needed} are needed, {needed - room} more, or fewer new tokens"
             )
     if settings.output_attentions and not kind.holds_every_key and not shape.has_cache:
         raise SettingError(

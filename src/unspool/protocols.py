@@ -32,8 +32,8 @@ class ModelInfo:
     eos_token_id: int | tuple[int, ...] | None = None
     pad_token_id: int | None = None
     decoder_start_token_id: int | None = None
-    # "branches": attention reads a BranchingCache, whose rows share their prompt's keys; "shifted_keys": keys can be
-    # moved to other positions once they were made (rotary, ALiBi)
+    # "branches": attention reads a BranchingCache, whose rows share their prompt's keys; "early_logits": what
+    # `Want.early` asks for; "shifted_keys": keys can be moved to other positions once they were made (rotary, ALiBi)
     can: frozenset[str] = frozenset({"hidden_states", "attentions", "inputs_embeds"})
 
 
@@ -44,6 +44,7 @@ class Want:
     logits: Literal["last", "all"] = "last"
     hidden_states: bool = False
     attentions: bool = False
+    early: tuple[int, ...] = ()  # layers whose states are to be read by the head too; 0 is the embeddings
 
 
 LAST = Want()
@@ -57,6 +58,7 @@ class Forward:
     hidden_states: tuple[torch.Tensor, ...] | None = None  # embeddings, then a layer each: (rows, new, hidden)
     attentions: tuple[torch.Tensor, ...] | None = None  # a layer each: (rows, heads, new, keys)
     cross_attentions: tuple[torch.Tensor, ...] | None = None  # a layer each: (rows, heads, new, source)
+    early_logits: tuple[torch.Tensor, ...] | None = None  # a layer of `Want.early` each: (rows, vocab), last position
 
 
 @dataclass(slots=True)

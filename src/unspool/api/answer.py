@@ -63,11 +63,14 @@ class Answer:
         chat, tools = settings.pop("chat", False), settings.pop("tools", None)
         skip_special = settings.pop("skip_special_tokens", True)
         self._lm = lm
+        negative = settings.pop("negative_prompt", None)
         prefix: Prefix | None = settings.pop("prefix", None)
         if prefix is not None:
             prompt, settings = self._follow_prefix(prefix, prompt, settings, chat, tools)
             chat, tools = False, None
         self._prompt_ids, arguments = self._read_prompt(prompt, settings, chat, tools)
+        if negative is not None:
+            arguments |= self._read_negative(negative, settings, chat, tools)
         self.run: Run = start(
             lm, defaults=FRIENDLY_DEFAULTS, hides_padding=bool(self._prompt_ids), **arguments, **settings
         )
@@ -127,6 +130,15 @@ class Answer:
         if not all(rows):
             raise InputError(f"prompt {[len(row) for row in rows].index(0)} is empty: there is nothing to continue")
         return rows, arguments | self._fill(rows)
+
+    def _read_negative(self, negative: Any, settings: Mapping[str, Any], chat: bool, tools: Any) -> dict[str, Any]:
+        """What a negative prompt stands for: texts, chats or ids, read as the prompt is."""
+        if settings.get("negative_prompt_ids") is not None:
+            raise SettingError("`negative_prompt` and `negative_prompt_ids` are the same thing twice; give one of them")
+        rows = self._lm.encode(negative, chat=chat, tools=tools)
+        if not all(rows):
+            raise InputError("a negative prompt is empty; give at least one token, or leave it out")
+        return {f"negative_prompt_{name.removeprefix('input_')}": ids for name, ids in self._fill(rows).items()}
 
     def _fill(self, rows: list[list[int]]) -> dict[str, torch.Tensor]:
         pad = self._lm.generation_config.pad_token_id
@@ -194,5 +206,6 @@ class Answer:
             logprobs=run.logprobs if run.record.num_top is not None else None,
             prompt_logprobs=run.prompt_logprobs,
             beam_trace=run.beam_trace,
+            dola_layers=run.dola_layers,
             output=run.output() if run.returns_output else None,
         )

@@ -16,18 +16,25 @@ from unspool.decoding.loop import Emitted
 from unspool.decoding.prompts import Prompts
 from unspool.decoding.run import Hooks, Run
 from unspool.errors import SettingError, UnsupportedError
+from unspool.logits import UnbatchedClassifierFreeGuidanceLogitsProcessor
 from unspool.outputs import Output
 from unspool.plan import Plan, PromptShape, merge, settle
 from unspool.protocols import Model
 from unspool.stopping import as_criteria_list
 from unspool.streaming import StreamCancelled
 
-_INPUT_NAMES = ("input_ids", "attention_mask", "inputs_embeds", "decoder_input_ids", "encoder_outputs")
+_INPUT_NAMES = (
+    "input_ids",
+    "attention_mask",
+    "inputs_embeds",
+    "decoder_input_ids",
+    "encoder_outputs",
+    "negative_prompt_ids",
+    "negative_prompt_attention_mask",
+)
 _UNBUILT = {
     "assistant_model": "speculative decoding",
     "assistant_tokenizer": "speculative decoding",
-    "negative_prompt_ids": "classifier-free guidance",
-    "negative_prompt_attention_mask": "classifier-free guidance",
     "synced_gpus": "decoding over several GPUs",
     "custom_generate": "custom decoding methods",
 }
@@ -154,6 +161,7 @@ def start(
     if settings.stop_strings is not None and tokenizer is None:
         raise SettingError("`stop_strings` are found in text: pass the model's `tokenizer` too")
     processors = [] if logits_processor is None else _as_processors(logits_processor)
+    _refuse_guiding_twice(plan, processors)
     criteria = [] if stopping_criteria is None else list(as_criteria_list(stopping_criteria))
     hooks = Hooks(
         processors,
@@ -185,6 +193,8 @@ def _shape(prompts: Prompts, cache: Cache | None) -> PromptShape:
         has_cache=cache is not None,
         is_endless=cache is not None and cache.is_endless,
         is_ragged=any(len(set(each)) > 1 for each in lengths),
+        has_negative=prompts.negative is not None,
+        longest_negative=max(prompts.negative.lengths) if prompts.negative and prompts.source is None else 0,
     )
 
 
@@ -279,12 +289,27 @@ def _as_cache(cache: Any, lengths: list[int], model: Model) -> Cache | None:
 
 def _check_room(cache: Cache, plan: Plan, shape: PromptShape) -> None:
     room = cache.room
-    needed = shape.longest + plan.max_new_tokens - 1  # the last token is never read
+    needed = shape.longest_read + plan.max_new_tokens - 1  # the last token is never read
+    num_rows, held_rows = 2 * shape.num_rows, getattr(cache, "max_batch_size", None)
+    if plan.guidance_scale is not None and held_rows is not None and held_rows < num_rows:
+        raise SettingError(
+            f"past_key_values have room for {held_rows} rows, and guidance reads {num_rows}: every prompt's and its "
+            "other one's; make a larger cache, or leave it out"
+        )
     if room is not None and room < needed:
         raise SettingError(
             f"past_key_values have room for {room} positions, and a prompt of {shape.longest} tokens with "
             f"{plan.max_new_tokens} new ones needs {needed}, {needed - room} more; make a larger cache, or lower "
             "max_new_tokens"
+        )
+
+
+def _refuse_guiding_twice(plan: Plan, processors: list[Any]) -> None:
+    own = next((p for p in processors if isinstance(p, UnbatchedClassifierFreeGuidanceLogitsProcessor)), None)
+    if own is not None and plan.guidance_scale is not None:
+        raise SettingError(
+            f"`guidance_scale` and a {type(own).__name__} among the logits_processor ask for the same thing twice; "
+            "give one of them"
         )
 
 

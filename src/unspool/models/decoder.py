@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -106,37 +106,73 @@ class Decoder(NativeModel):
         rows, num_new = given.shape[:2]
         cache.attach(self._outlook)
         span = cache.begin(rows, num_new, counts, self.device)
-        if num_new > 1 or want != LAST or not cache.holds_buffers(self.spec.num_layers):
-            states, hidden, attentions = self._run(tokens, cache, span, want, embeds)
+        early: list[torch.Tensor] = []
+        is_plain = want == LAST or replace(want, early=()) == LAST
+        if num_new > 1 or not is_plain or not cache.holds_buffers(self.spec.num_layers):
+            states, hidden, attentions = self._run(tokens, cache, span, want, embeds, early)
             states = states if want.logits == "all" else take_last(states, counts)
-            return Forward(self._project(states), hidden, attentions)
+            return self._read_out(states, early, self.weights.head, hidden, attentions)
         if self._steps is None or tokens is None:
             with torch.inference_mode():  # logits are made outside, so that callers may change them
-                states, _, _ = self._run(tokens, cache, span, want, embeds)
-            return Forward(self._project(states[:, -1]))
-        return Forward(self._step(self._steps, tokens, cache, span))
+                states, _, _ = self._run(tokens, cache, span, want, embeds, early)
+            return self._read_out(states[:, -1], early, self.weights.head)
+        return self._step(self._steps, tokens, cache, span, want.early)
 
-    def _step(self, steps: Steps, tokens: torch.Tensor, cache: Cache, span: Span) -> torch.Tensor:
-        """One token a row on the prepared path: logits (rows, vocab)."""
+    def _step(
+        self, steps: Steps, tokens: torch.Tensor, cache: Cache, span: Span, early_layers: tuple[int, ...]
+    ) -> Forward:
+        """One token a row on the prepared path."""
         step = steps.borrow(tokens.shape[0])
+        early: list[torch.Tensor] = []
         assert self.weights.final_norm is not None
         with torch.inference_mode():
             sights = self._outlook.look(cache, span)
-            states = self.weights.final_norm(step.run(tokens, self.weights.embedding.weight, cache, sights))
+            x = step.run(tokens, self.weights.embedding.weight, cache, sights, early_layers, early)
+            states = self.weights.final_norm(x)
         cache.end()
         steps.give_back(step)
-        return self._cap(step.project(states))
+        return self._read_out(states, early, step.project)
+
+    def _read_out(
+        self,
+        states: torch.Tensor,
+        early: list[torch.Tensor],
+        head: Callable[[torch.Tensor], torch.Tensor],
+        hidden: tuple[torch.Tensor, ...] | None = None,
+        attentions: tuple[torch.Tensor, ...] | None = None,
+    ) -> Forward:
+        """The logits of final states and, by the same product, those of earlier layers' states (rows, hidden).
+
+        Earlier states are read as they are: no final norm, no cap. DoLa is defined so.
+        """
+        if not early:
+            return Forward(self._cap(head(states)), hidden, attentions)
+        earlier = torch.cat(early)  # (layers * rows, hidden)
+        if self.weights.project_out is not None:
+            earlier = self.weights.project_out(earlier)
+        logits = head(torch.cat((states, earlier)))  # ((1 + layers) * rows, vocab): the head is read once
+        final, *rest = torch.split(logits, states.shape[0])
+        return Forward(self._cap(final), hidden, attentions, early_logits=tuple(rest))
 
     def _run(
-        self, tokens: torch.Tensor | None, cache: Cache, span: Span, want: Want, embeds: torch.Tensor | None
+        self,
+        tokens: torch.Tensor | None,
+        cache: Cache,
+        span: Span,
+        want: Want,
+        embeds: torch.Tensor | None,
+        early: list[torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None, tuple[torch.Tensor, ...] | None]:
-        """Final states (rows, new, width of the head), and what else is wanted."""
+        """Final states (rows, new, width of the head), and what else is wanted; early states are put into `early`."""
         x = self._embed(tokens, embeds, span)  # (rows, new, hidden)
         sights = self._outlook.look(cache, span, needs_all_keys=want.attentions)
         hidden, attentions = [], []
         for index, layer in enumerate(self.weights.layers):
             if want.hidden_states:
                 hidden.append(x)
+            if early is not None and index in want.early:
+                last = take_last(x, span.counts)
+                early.append(last.clone() if span.num_new > 1 else last)  # a view would keep the whole prompt's states
             x, weights = self._block(index, layer, x, cache, sights[self.spec.kind_of(index)], want.attentions)
             if weights is not None:
                 attentions.append(weights)
