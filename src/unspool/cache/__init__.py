@@ -11,6 +11,8 @@ from unspool.cache.kinds import KINDS, CacheKind, KeyShape, find_kind, make_cach
 from unspool.cache.layered import LayeredCache
 from unspool.cache.mamba import MambaCache
 from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
+from unspool.cache.quantized import HQQQuantizedCache, QuantizedCache, QuantizedStaticCache, QuantoQuantizedCache
+from unspool.cache.quantized_config import QuantizedCacheConfig
 from unspool.cache.sink import SinkCache
 from unspool.cache.sliding import HybridCache, SlidingWindowCache
 from unspool.cache.static import StaticCache
@@ -32,6 +34,7 @@ __all__ = [
     "DynamicCache",
     "EncoderDecoderCache",
     "ForkedCache",
+    "HQQQuantizedCache",
     "HybridCache",
     "KeyShape",
     "LayeredCache",
@@ -39,6 +42,10 @@ __all__ = [
     "Mask",
     "OffloadedCache",
     "OffloadedStaticCache",
+    "QuantizedCache",
+    "QuantizedCacheConfig",
+    "QuantizedStaticCache",
+    "QuantoQuantizedCache",
     "SavedCache",
     "SinkCache",
     "SlidingWindowCache",

@@ -15,6 +15,7 @@ from unspool.cache.dynamic import DynamicCache
 from unspool.cache.encoder_decoder import EncoderDecoderCache
 from unspool.cache.mamba import MambaCache
 from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
+from unspool.cache.quantized import HQQQuantizedCache, QuantizedCache, QuantizedStaticCache, QuantoQuantizedCache
 from unspool.cache.sink import SinkCache
 from unspool.cache.sliding import HybridCache, SlidingWindowCache
 from unspool.cache.static import StaticCache
@@ -35,6 +36,10 @@ SAVED: Final[dict[str, type[Cache]]] = {
         MambaCache,
         OffloadedCache,
         OffloadedStaticCache,
+        QuantizedCache,
+        QuantoQuantizedCache,
+        HQQQuantizedCache,
+        QuantizedStaticCache,
         EncoderDecoderCache,
     )
 }

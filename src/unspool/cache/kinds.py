@@ -20,6 +20,8 @@ from unspool.cache.dynamic import DynamicCache
 from unspool.cache.mamba import MambaCache, refuse_without_states
 from unspool.cache.mapped import take_mapped
 from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
+from unspool.cache.quantized import QUANTIZED_CACHES, QuantizedStaticCache
+from unspool.cache.quantized_config import OPTIONS, read_quantized_config
 from unspool.cache.sink import SinkCache, check_sink
 from unspool.cache.sliding import HybridCache, SlidingWindowCache, refuse_encoder_decoder, refuse_without_window
 from unspool.cache.static import StaticCache
@@ -27,6 +29,8 @@ from unspool.errors import SettingError, UnsupportedError
 
 Options = Mapping[str, Any]
 """What `cache_config` says, without the name of the kind."""
+
+SIZES: Final = ("batch_size", "max_cache_len")  # the options of kinds that take their memory at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +200,25 @@ OFFLOADING: Final = ("folder", "resident_layers")
 SINK_WINDOW: Final = 1024  # positions that a sink cache keeps unless it is told
 NUM_SINKS: Final = 4  # first tokens among them: what the paper found enough
 
+
+def _make_quantized(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:  # noqa: ARG001
+    config = read_quantized_config(options)
+    config.make_schemes(shape.head_dim)  # refuses heads that can't be cut into its groups
+    return QUANTIZED_CACHES[config.backend](config, capacity=capacity)
+
+
+def _make_quantized_static(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
+    sizes = {name: options[name] for name in SIZES if options.get(name) is not None}
+    config = read_quantized_config({name: value for name, value in options.items() if name not in SIZES})
+    most, room = max(rows, sizes.get("batch_size", 0)), max(capacity or 0, sizes.get("max_cache_len", 0))
+    return QuantizedStaticCache(config, shape.as_config(), most, room, shape.device, shape.dtype)
+
+
+def _check_quantized(options: Options) -> None:
+    _check_static(options)
+    read_quantized_config({name: value for name, value in options.items() if name not in SIZES})
+
+
 KINDS: Final[dict[str, CacheKind]] = {
     "dynamic": CacheKind(_make_dynamic, forks=True),
     "static": CacheKind(
@@ -231,4 +254,8 @@ KINDS: Final[dict[str, CacheKind]] = {
         refuse=_refuse_sink,
     ),
     "hybrid": CacheKind(_make_hybrid, is_sized=True, holds_every_key=False, refuse=refuse_encoder_decoder),
+    "quantized": CacheKind(_make_quantized, options=OPTIONS, check=_check_quantized),
+    "quantized_static": CacheKind(
+        _make_quantized_static, options=(*OPTIONS, *SIZES), is_sized=True, check=_check_quantized
+    ),
 }

@@ -62,6 +62,7 @@ BEAMS_ONLY = {
 CACHE_ONLY = ("cache_implementation", "cache_config", "return_legacy_cache")
 CONFIGURABLE_CACHES = (
     "quantized",
+    "quantized_static",
     "static",
     "sink",
     "offloaded",

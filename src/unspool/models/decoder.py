@@ -8,16 +8,14 @@ from typing import Any
 
 import torch
 
-from unspool.cache import BranchedKeys, Cache, DynamicCache, Span
+from unspool.cache import Cache, DynamicCache, Span
 from unspool.errors import InputError
 from unspool.kernels.activations import find_activation
-from unspool.kernels.attention import attend
-from unspool.kernels.branched import attend_branches
-from unspool.kernels.forked import attend_forked
 from unspool.kernels.rotary import rotate_
 from unspool.models.arrangement import read_mask
 from unspool.models.layers import DecoderWeights, Layer
 from unspool.models.native import ModelConfig, NativeModel, take_last
+from unspool.models.reading import read_keys
 from unspool.models.sight import Outlook, Sight
 from unspool.models.spec import DecoderSpec
 from unspool.models.step import MOST_POSITIONS, PACKING_LIMIT, Steps, can_prepare
@@ -263,34 +261,15 @@ class Decoder(NativeModel):
         if sight.factors is not None:
             rotate_(qkv[:, :, : heads + kv_heads], sight.factors)
         keys, values = cache.write(index, qkv[:, :, heads:].view(rows, num_new, 2, kv_heads, spec.head_dim))
-        queries, weights = qkv[:, :, :heads].transpose(1, 2), None
-        scale, softcap = spec.scale_of(index), spec.attention_softcap
-        if cache.num_forks > 1:
-            read, weights = attend_forked(
-                queries,
-                keys,
-                values,
-                num_forks=cache.num_forks,
-                scale=scale,
-                mask=sight.mask,
-                softcap=softcap,
-                want_weights=want_weights,
-            )
-        elif isinstance(keys, BranchedKeys) and isinstance(values, BranchedKeys):
-            read, weights = attend_branches(
-                queries, keys.shared, values.shared, keys.own, values.own, scale=scale, mask=sight.mask, softcap=softcap
-            )
-        else:
-            read, weights = attend(
-                queries,
-                keys[:, :, sight.first_key :],
-                values[:, :, sight.first_key :],
-                scale=scale,
-                mask=sight.mask,
-                is_causal=sight.is_causal,
-                softcap=softcap,
-                want_weights=want_weights,
-            )
+        read, weights = read_keys(
+            qkv[:, :, :heads].transpose(1, 2),
+            keys,
+            values,
+            sight,
+            scale=spec.scale_of(index),
+            softcap=spec.attention_softcap,
+            want_weights=want_weights,
+        )
         return layer.out(read.transpose(1, 2).reshape(rows, num_new, heads * spec.head_dim)), weights
 
     def _feed(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,8 @@ class Sight:
     mask: torch.Tensor | None  # additive
     is_causal: bool
     factors: torch.Tensor | None  # (rows or 1, new, 1, pairs): rope
+    window: int | None = None  # where attention works out from positions what may be seen, and there is no mask
+    num_forks: int = 1  # rows of the pass that read the keys of one row
 
 
 class Outlook:
@@ -56,13 +58,18 @@ class Outlook:
 
     def look(self, cache: Cache, span: Span, *, needs_all_keys: bool = False) -> dict[LayerKind, Sight]:
         """The sights of one pass; with `needs_all_keys` a window is a mask even where keys could be left out."""
-        return {kind: self._look(kind, cache, span, needs_all_keys) for kind in self._kinds}
+        sights = {kind: self._look(kind, cache, span, needs_all_keys) for kind in self._kinds}
+        for sight in sights.values():
+            sight.num_forks = cache.num_forks
+        return sights
 
     def _look(self, kind: LayerKind, cache: Cache, span: Span, needs_all_keys: bool) -> Sight:
         window = self._spec.window if kind == "sliding" else None
         factors = self._turn(kind, span)
         if self._spec.alibi is not None:
             return Sight(0, self._fold(cache, self._add_bias(cache, span, window)), False, factors)
+        if cache.sees_by_position and not needs_all_keys:
+            return Sight(0, None, False, factors, window)
         if span.num_new == 1 and span.is_uniform and cache.stands_in_order(window) and not needs_all_keys:
             return Sight(max(0, span.stop - window) if window else 0, None, False, factors)
         mask = cache.mask(span, window)

@@ -18,12 +18,11 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 
-from unspool.cache import BranchedKeys, Cache
+from unspool.cache import Cache
 from unspool.kernels.activations import find_activation
-from unspool.kernels.attention import attend
-from unspool.kernels.branched import attend_branches
 from unspool.kernels.forked import attend_forked
 from unspool.models.layers import DecoderWeights, Layer
+from unspool.models.reading import read_keys, read_others
 from unspool.models.sight import Sight
 from unspool.models.spec import DecoderSpec
 from unspool.models.weights import Linear
@@ -222,17 +221,14 @@ class PreparedStep(ABC):
     def _attend(self, index: int, layer: PreparedLayer, cache: Cache, sight: Sight) -> torch.Tensor:
         self._place(layer, sight)
         keys, values = cache.write(index, self._kv)
-        if cache.num_forks > 1:
+        if sight.num_forks > 1:
             read, _ = attend_forked(
-                self._queries, keys, values, num_forks=cache.num_forks, scale=layer.scale, mask=sight.mask
+                self._queries, keys, values, num_forks=sight.num_forks, scale=layer.scale, mask=sight.mask
             )
             return read.reshape(self.rows, -1)
-        if isinstance(keys, BranchedKeys) and isinstance(values, BranchedKeys):
+        if type(keys) is not torch.Tensor:
             queries = self._queries.reshape(self.rows, -1, 1, self._queries.shape[-1])
-            read, _ = attend_branches(
-                queries, keys.shared, values.shared, keys.own, values.own, scale=layer.scale, mask=sight.mask
-            )
-            return read.reshape(self.rows, -1)
+            return read_others(queries, keys, values, sight, scale=layer.scale)[0].reshape(self.rows, -1)
         if sight.first_key:
             keys, values = keys[:, :, sight.first_key :], values[:, :, sight.first_key :]
         read = F.scaled_dot_product_attention(self._queries, keys, values, sight.mask, scale=layer.scale)
@@ -303,18 +299,11 @@ class BatchStep(PreparedStep):
 class WideStep(BatchStep):
     """A step of several tokens a row, as drafts are checked: the products are those of as many rows."""
 
-    def _arrange(self, queries: torch.Tensor, kv_heads: int) -> torch.Tensor:  # noqa: ARG002 - attend() sees them
+    def _arrange(self, queries: torch.Tensor, kv_heads: int) -> torch.Tensor:  # noqa: ARG002 - read_keys() sees them
         return queries.transpose(1, 2)  # (rows, heads, new, width)
 
     def _attend(self, index: int, layer: PreparedLayer, cache: Cache, sight: Sight) -> torch.Tensor:
         self._place(layer, sight)
         keys, values = cache.write(index, self._kv)
-        read, _ = attend(
-            self._queries,
-            keys[:, :, sight.first_key :],
-            values[:, :, sight.first_key :],
-            scale=layer.scale,
-            mask=sight.mask,
-            is_causal=sight.is_causal,
-        )
+        read, _ = read_keys(self._queries, keys, values, sight, scale=layer.scale)
         return read.transpose(1, 2).reshape(self.rows * self.num_new, -1)

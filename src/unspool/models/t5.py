@@ -14,10 +14,12 @@ from unspool.errors import InputError, UnsupportedError
 from unspool.kernels.activations import find_activation
 from unspool.kernels.attention import attend
 from unspool.kernels.branched import attend_shared
-from unspool.kernels.forked import attend_forked, fold_mask
+from unspool.kernels.forked import fold_mask
 from unspool.kernels.relative import distance_buckets
 from unspool.models.arrangement import Arrangement, read_mask
 from unspool.models.native import ModelConfig, NativeModel, take_last
+from unspool.models.reading import read_keys
+from unspool.models.sight import Sight
 from unspool.models.t5_weights import T5Layer, T5Spec, T5Weights
 from unspool.models.weights import Embedding, Linear
 from unspool.outputs import Output
@@ -183,7 +185,8 @@ class T5(NativeModel):
         qkv = self._heads(layer.qkv(layer.attn_norm(x)), 3)  # (rows, new, 3, heads, width)
         keys, values = cache.write(index, qkv[:, :, 1:])
         queries = qkv[:, :, 0].transpose(1, 2)
-        read, weights = _attend(queries, keys, values, mask, cache.num_forks, want_weights)
+        sight = Sight(0, mask, False, None, num_forks=cache.num_forks)
+        read, weights = read_keys(queries, keys, values, sight, scale=1.0, want_weights=want_weights)
         return x + layer.out(read.transpose(1, 2).flatten(2)), weights
 
     def _attend_across(
@@ -317,19 +320,6 @@ class T5(NativeModel):
         if encoded is not None:
             self._project_source(_source_of(given), encoded)
         return given
-
-
-def _attend(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    num_forks: int,
-    want_weights: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    if num_forks == 1:
-        return attend(queries, keys, values, scale=1.0, mask=mask, want_weights=want_weights)
-    return attend_forked(queries, keys, values, num_forks=num_forks, scale=1.0, mask=mask, want_weights=want_weights)
 
 
 def _source_of(cache: Cache) -> BufferedCache:

@@ -1,0 +1,234 @@
+"""One layer's keys and values in few bits: whole blocks are packed, what is newer stays as it came."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from unspool.cache.base import Span
+from unspool.kernels.packed import PackedKeys, PackedView
+from unspool.kernels.packing import Fit, Packed, Scheme, pack, unpack
+
+_PIECE = 4096  # positions packed at a time: packing needs room for them in float32
+
+
+@dataclass(slots=True)
+class _Pending:
+    """What a long pass brought: packed past what is held already, and in force only when the pass ends."""
+
+    num_packed: list[int]
+    recent: torch.Tensor  # (rows, positions, 2, heads, width)
+
+
+class PackedStore:
+    """Packed blocks at the indices of their positions, and after each row's last one its recent positions."""
+
+    def __init__(
+        self,
+        schemes: tuple[Scheme, Scheme],
+        fit: Fit,
+        residual_length: int,
+        num_places: int,
+        recent: torch.Tensor,  # (rows, slots, 2, heads, width): empty
+    ) -> None:
+        rows, _, _, heads, _ = recent.shape
+        self.keys, self.values = (Packed.empty(scheme, rows, heads, num_places, recent.device) for scheme in schemes)
+        self.recent = recent
+        self.num_packed = [0] * rows
+        self._fit = fit
+        self._residual_length = residual_length
+        self._pending: _Pending | None = None
+
+    @property
+    def block(self) -> int:
+        """Positions that are packed together."""
+        return self.keys.scheme.block
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of packed and of recent positions."""
+        return self.keys.nbytes + self.values.nbytes + self.recent.nbytes
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Everything that has a row each."""
+        return (*self.keys.tensors(), *self.values.tensors(), self.recent)
+
+    # --- a pass --------------------------------------------------------------------------------------
+    def reserve(self, num_places: int, num_slots: int) -> None:
+        """Make room for so many packed positions and so many recent ones."""
+        if num_places > self.keys.num_positions:
+            self.keys, self.values = (_grow(packed, num_places) for packed in (self.keys, self.values))
+        if num_slots > self.recent.shape[1]:
+            self.recent = _grow_axis(self.recent, 1, num_slots)
+
+    def write(self, span: Span, kv: torch.Tensor, columns: torch.Tensor | None = None) -> torch.Tensor:
+        """Store a pass's keys and values; return all that is not packed: (rows, slots, 2, heads, width).
+
+        With `columns` (rows, new), the slots they go to, nothing depends on numbers that only the host knows.
+        """
+        rows = kv.shape[0]
+        if columns is not None:
+            recent = self.recent[:rows]
+            recent.index_put_((torch.arange(rows, device=kv.device)[:, None], columns), kv)
+            return recent
+        slots = [start - held for start, held in zip(span.starts, self.num_packed, strict=True)]
+        needed = max(slots) + span.num_new
+        if needed <= self.recent.shape[1]:
+            recent = self.recent[:rows]
+            _put(recent, slots, span, kv)
+            return recent[:, :needed]
+        if max(slots) == 0 and kv.is_contiguous():
+            seen = kv
+        else:
+            seen = kv.new_zeros(rows, needed, *kv.shape[2:])
+            seen[:, : max(slots)] = self.recent[:rows, : max(slots)]
+            _put(seen, slots, span, kv)
+        lengths = [start + count for start, count in zip(span.starts, span.counts, strict=True)]
+        targets = self._find_targets(lengths)
+        self._pack(seen, targets)
+        longest = max(length - target for length, target in zip(lengths, targets, strict=True))
+        tail = kv.new_zeros(rows, longest, *kv.shape[2:])
+        for row, (held, target, length) in enumerate(zip(self.num_packed, targets, lengths, strict=True)):
+            tail[row, : length - target] = seen[row, target - held : length - held]
+        self._pending = _Pending(targets, tail)
+        return seen
+
+    def settle(self, lengths: Sequence[int]) -> None:
+        """End a pass: take over what it left pending, and pack the blocks that are no longer recent."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self.recent[: pending.recent.shape[0], : pending.recent.shape[1]] = pending.recent
+            self.num_packed = pending.num_packed
+        targets = self._find_targets(lengths)
+        if targets == self.num_packed:
+            return
+        self._pack(self.recent, targets)
+        for row, (held, target) in enumerate(zip(self.num_packed, targets, strict=True)):
+            if target > held:
+                moved = self.recent[row, target - held :].clone()
+                self.recent[row, : moved.shape[0]] = moved
+        self.num_packed = targets
+
+    def forget_pass(self) -> None:
+        """Drop what a pass that did not end left pending."""
+        self._pending = None
+
+    def _find_targets(self, lengths: Sequence[int]) -> list[int]:
+        block = self.block
+        return [
+            max(held, (length - self._residual_length) // block * block)
+            for held, length in zip(self.num_packed, lengths, strict=True)
+        ]
+
+    def _pack(self, recent: torch.Tensor, targets: Sequence[int]) -> None:
+        """Pack each row's positions from what it has packed up to its target; `recent` begins at the former."""
+        alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for row, (held, target) in enumerate(zip(self.num_packed, targets, strict=True)):
+            if target > held:
+                alike[held, target].append(row)
+        piece = max(self.block, _PIECE // self.block * self.block)
+        for (held, target), rows in alike.items():
+            index = slice(rows[0], rows[-1] + 1) if rows == list(range(rows[0], rows[-1] + 1)) else torch.tensor(rows)
+            for start in range(held, target, piece):
+                length = min(piece, target - start)
+                both = recent[index, start - held : start - held + length].unbind(2)
+                for packed, numbers in zip((self.keys, self.values), both, strict=True):
+                    made = pack(numbers.transpose(1, 2), packed.scheme, self._fit)
+                    for into, new in zip(packed.narrow(start, length).tensors(), made.tensors(), strict=True):
+                        into[index] = new
+
+    # --- reading -------------------------------------------------------------------------------------
+    def show(self, recent: torch.Tensor, view: PackedView) -> tuple[PackedKeys, PackedKeys]:
+        """Keys and values as attention reads them."""
+        rows = recent.shape[0]
+        keys, values = (part.transpose(1, 2) for part in recent.unbind(2))
+        packed = (self.keys, self.values)
+        if self.keys.codes.shape[0] != rows:
+            packed = (self.keys.rows(slice(0, rows)), self.values.rows(slice(0, rows)))
+        return PackedKeys(packed[0], keys, view), PackedKeys(packed[1], values, view)
+
+    # --- rows ----------------------------------------------------------------------------------------
+    def truncate(self, lengths: Sequence[int]) -> None:
+        """Roll rows back; where that leads into a packed block, its first positions become recent again."""
+        for row, length in enumerate(lengths):
+            if length >= self.num_packed[row]:
+                continue
+            first = length // self.block * self.block
+            if length > first:
+                for which, packed in enumerate((self.keys, self.values)):
+                    block = packed.narrow(first, self.block).rows(slice(row, row + 1))
+                    numbers = unpack(block, self.recent.dtype)[0].transpose(0, 1)  # (block, heads, width)
+                    self.recent[row, : length - first, which] = numbers[: length - first]
+            self.num_packed[row] = first
+
+    def select(self, index: torch.Tensor, *, is_fixed: bool) -> None:
+        """Let rows follow an index; buffers of fixed shape stay where they are."""
+        chosen = index.to(self.recent.device)
+        if is_fixed:
+            for tensor in self.tensors():
+                tensor[: len(index)] = tensor[chosen]
+        else:
+            self.keys, self.values = self.keys.rows(chosen), self.values.rows(chosen)
+            self.recent = self.recent[chosen]
+        self.num_packed = [self.num_packed[row] for row in index.tolist()]
+
+    def fill(self, tensors: Sequence[torch.Tensor], num_packed: Sequence[int], lengths: Sequence[int]) -> None:
+        """Take over what was saved; a ValueError says what does not belong together."""
+        for mine, theirs in zip(self.tensors(), tensors, strict=True):
+            if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+                raise ValueError(
+                    f"{theirs.dtype} {list(theirs.shape)} stands where {mine.dtype} {list(mine.shape)} must"
+                )
+            mine.copy_(theirs)
+        for packed, length in zip(num_packed, lengths, strict=True):
+            is_sound = isinstance(packed, int) and packed % self.block == 0
+            if not is_sound or not 0 <= packed <= length or length - packed > self.recent.shape[1]:
+                raise ValueError(f"{packed} of {length} positions can't be packed")
+            if packed > self.keys.num_positions:
+                raise ValueError(f"{packed} packed positions do not fit {self.keys.num_positions}")
+        self.num_packed = list(num_packed)
+
+    def copy_of(self, rows: Sequence[int]) -> PackedStore:
+        """Some rows, in memory of their own."""
+        part = object.__new__(PackedStore)
+        part._fit, part._residual_length, part._pending = self._fit, self._residual_length, None
+        index = torch.tensor(list(rows), device=self.recent.device)
+        part.keys, part.values, part.recent = self.keys.rows(index), self.values.rows(index), self.recent[index]
+        part.num_packed = [self.num_packed[row] for row in rows]
+        return part
+
+    def join(self, other: PackedStore) -> None:
+        """Take over another's rows, after one's own."""
+        other.reserve(self.keys.num_positions, self.recent.shape[1])
+        self.keys, self.values = (
+            Packed(mine.scheme, *map(torch.cat, zip(mine.tensors(), theirs.tensors(), strict=True)))
+            for mine, theirs in ((self.keys, other.keys), (self.values, other.values))
+        )
+        self.recent = torch.cat((self.recent, other.recent))
+        self.num_packed = [*self.num_packed, *other.num_packed]
+
+
+def _put(recent: torch.Tensor, slots: Sequence[int], span: Span, kv: torch.Tensor) -> None:
+    if len(set(slots)) == 1:
+        recent.narrow(1, slots[0], span.num_new).copy_(kv)
+        return
+    rows = torch.arange(kv.shape[0], device=kv.device)[:, None]
+    columns = torch.tensor(slots, device=kv.device)[:, None] + torch.arange(span.num_new, device=kv.device)
+    recent.index_put_((rows, columns), kv.to(recent.dtype))
+
+
+def _grow(packed: Packed, num_places: int) -> Packed:
+    codes = _grow_axis(packed.codes, 2, num_places)
+    num_scales = packed.scheme.scales_of(num_places)[0]
+    return Packed(packed.scheme, codes, *(_grow_axis(each, 2, num_scales) for each in (packed.scale, packed.zero)))
+
+
+def _grow_axis(tensor: torch.Tensor, axis: int, size: int) -> torch.Tensor:
+    shape = list(tensor.shape)
+    shape[axis] = size
+    grown = tensor.new_zeros(shape)
+    grown.narrow(axis, 0, tensor.shape[axis]).copy_(tensor)
+    return grown

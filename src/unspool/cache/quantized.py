@@ -1,0 +1,509 @@
+"""Caches in few bits: old positions packed in blocks, recent ones in full precision (KIVI, Liu et al., 2024).
+
+A block is `q_group_size` positions. It is packed when at least `residual_length` positions come after it, once the
+pass that wrote them has ended: so a pass sees its own tokens as they are, and nothing is packed during a trial.
+Rolling back into a packed block unpacks what stays of it; packed again, a number may be off by another half step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, Final, Self
+
+import torch
+
+from unspool.cache.base import FIXED_SHAPE, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache, Span
+from unspool.cache.packed_store import PackedStore
+from unspool.cache.quantized_config import QuantizedCacheConfig
+from unspool.errors import SettingError
+from unspool.kernels.packed import PackedView
+from unspool.kernels.packing import fit_range
+
+_STEP_ROOM: Final = 16  # new positions that a step may bring without a detour
+_TRIAL_ROOM: Final = 64  # the same where buffers can't grow
+_CHUNK: Final = 256  # positions by which packed buffers grow, at least
+_SHARE: Final = 32  # … or this part of what they hold, so that long texts do not copy them ever again
+
+
+class QuantizedCache(Cache):
+    """A cache that packs what is no longer recent, with unspool's own quantiser."""
+
+    can = frozenset({ROLL_BACK, TRIAL, SELECT_ROWS, RAGGED})
+    backend: str | None = None  # the one a kind stands for; None: the config's, packed by unspool itself
+
+    def __init__(self, cache_config: QuantizedCacheConfig, *, capacity: int | None = None) -> None:
+        super().__init__()
+        config = cache_config
+        if self.backend is not None and config.backend != self.backend:
+            config = QuantizedCacheConfig(**{**config.to_dict(), "backend": self.backend})
+        backend = config.find_backend()
+        self.cache_config = config
+        self.nbits, self.q_group_size, self.residual_length = config.nbits, config.q_group_size, config.residual_length
+        self.axis_key, self.axis_value = config.axis_key, config.axis_value
+        self.compute_dtype, self.device = config.compute_dtype, config.device
+        self._fit = backend.find_fit() if self.backend is not None else fit_range
+        self._stores: list[PackedStore] = []
+        self._filled: list[int] = []  # positions held, a layer each (they differ only amid update() calls)
+        self._places = self._round_up(max(0, (capacity or 0) - self.residual_length))
+        self._slots = self.residual_length + self.q_group_size + _STEP_ROOM
+        self._is_trial = False
+        self._view: PackedView | None = None
+        self._told: tuple[list[int], torch.Tensor] | None = None
+
+    # --- a forward pass ------------------------------------------------------------------------------
+    def begin(
+        self,
+        rows: int,
+        num_new: int,
+        counts: Sequence[int] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Span:
+        span = super().begin(rows, num_new, counts, device)
+        for store in self._stores:
+            store.forget_pass()
+        self._view = None
+        self._look(span)
+        return span
+
+    def _look(self, span: Span) -> None:
+        """Work out once what all layers of a pass read alike."""
+        packed = self._stores[0].num_packed if self._stores else []
+        if any(packed):
+            counts = self._tell(packed, span.positions.device)
+            self._view = PackedView(list(packed), counts, span.positions, max(packed))
+
+    def _tell(self, packed: list[int], device: torch.device) -> torch.Tensor:
+        """How much of each row is packed, on the device: (rows,) int32. It changes once a block, not once a step."""
+        if self._told is None or self._told[0] != packed or self._told[1].device != device:
+            self._told = (list(packed), torch.tensor(packed, dtype=torch.int32, device=device))
+        return self._told[1]
+
+    @property
+    def sees_by_position(self) -> bool:  # type: ignore[override]  # it depends on the pass
+        return self._view is not None
+
+    def write(self, layer: int, kv: torch.Tensor) -> tuple[Any, Any]:
+        """Store keys and values; return both as `PackedKeys`, or as plain tensors while nothing is packed."""
+        span = self._require_span()
+        if layer >= len(self._stores):
+            self._add_store(layer, kv)
+        store = self._stores[layer]
+        recent = store.write(span, kv)
+        if self._view is not None:
+            return store.show(recent, self._view)
+        keys, values = recent.unbind(2)
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
+    def end(self) -> None:
+        super().end()
+        if not self._is_trial:
+            self._settle()
+        self._filled = [max(self.lengths)] * len(self._stores)
+
+    def _settle(self) -> None:
+        for store in self._stores:
+            store.settle(self.lengths)
+
+    def holds_buffers(self, num_layers: int) -> bool:
+        return len(self._stores) == num_layers
+
+    def _reserve(self, stop: int) -> None:
+        places = self._round_down(max(0, stop - self.residual_length))
+        if places > self._places:
+            self._places = self._round_up(max(places, self._places + max(_CHUNK, self._places // _SHARE)))
+        slots = self._slots
+        if self._is_trial and self._stores:  # nothing is packed, so everything new is recent
+            slots = max(slots, stop - min(self._stores[0].num_packed))
+        for store in self._stores:
+            store.reserve(self._places, slots)
+
+    def _add_store(self, layer: int, kv: torch.Tensor) -> None:
+        if layer != len(self._stores):
+            raise SettingError(f"layer {layer} is written before layer {len(self._stores)}")
+        self._check_device(kv.device)
+        rows, _, _, heads, width = kv.shape
+        recent = torch.zeros(rows, self._slots, 2, heads, width, dtype=kv.dtype, device=kv.device)
+        schemes = self.cache_config.make_schemes(width)
+        self._stores.append(PackedStore(schemes, self._fit, self.residual_length, self._places, recent))
+        self._filled.append(0)
+
+    def _check_device(self, device: torch.device) -> None:
+        asked = torch.device(self.device)
+        if asked.type not in ("cpu", device.type):
+            raise SettingError(
+                f"the cache was made for device={self.device!r} and the keys are on {device}; leave `device` out, "
+                "blocks are packed where the keys are"
+            )
+
+    def _round_up(self, positions: int) -> int:
+        return -(-positions // self.q_group_size) * self.q_group_size
+
+    def _round_down(self, positions: int) -> int:
+        return positions // self.q_group_size * self.q_group_size
+
+    # --- rows ----------------------------------------------------------------------------------------
+    def begin_trial(self) -> None:
+        self._is_trial = True
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        super().truncate(lengths)
+        self._is_trial = False
+        for store in self._stores:
+            store.truncate(self.lengths)
+            store.settle(self.lengths)  # what a trial kept back
+        self._filled = [max(self.lengths, default=0)] * len(self._stores)
+
+    def _select(self, index: torch.Tensor) -> None:
+        for store in self._stores:
+            store.select(index, is_fixed=FIXED_SHAPE in self.can)
+        self._filled = [max(self.lengths[row] for row in index.tolist())] * len(self._stores)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of packed blocks, their scales, and recent positions."""
+        return sum(store.nbytes for store in self._stores)
+
+    # --- copies and files ----------------------------------------------------------------------------
+    def _shared(self) -> list[Any]:
+        return [self._fit]
+
+    def _held_tensors(self) -> list[torch.Tensor]:
+        return [store.recent for store in self._stores]
+
+    def _pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        facts = {
+            "config": {**self.cache_config.to_dict(), "compute_dtype": str(self.compute_dtype)},
+            "num_packed": [store.num_packed for store in self._stores],
+            "num_layers": len(self._stores),
+        }
+        tensors = {
+            f"{layer}.{place}": tensor
+            for layer, store in enumerate(self._stores)
+            for place, tensor in enumerate(store.tensors())
+        }
+        return facts, tensors
+
+    @classmethod
+    def _unpack(cls, facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: list[int]) -> Cache:
+        recent = [tensors[f"{layer}.{len(tensors) // facts['num_layers'] - 1}"] for layer in range(facts["num_layers"])]
+        cache = cls._make_like(QuantizedCacheConfig(**facts["config"]), facts, recent, tensors)
+        cache.lengths = lengths
+        cache._filled = [max(lengths, default=0)] * len(cache._stores)
+        for layer, (store, packed) in enumerate(zip(cache._stores, facts["num_packed"], strict=True)):
+            store.fill([tensors[f"{layer}.{place}"] for place in range(len(store.tensors()))], packed, lengths)
+        return cache
+
+    @classmethod
+    def _make_like(
+        cls,
+        config: QuantizedCacheConfig,
+        facts: dict[str, Any],  # noqa: ARG003 - static caches read their size there
+        recent: list[torch.Tensor],
+        tensors: dict[str, torch.Tensor],
+    ) -> Self:
+        """An empty cache with stores of the shapes that were saved."""
+        cache = cls(config)
+        if recent:
+            cache._places, cache._slots = tensors["0.0"].shape[2], recent[0].shape[1]
+        for layer, held in enumerate(recent):
+            cache._add_store(layer, held)
+        return cache
+
+    # --- the reference's surface ---------------------------------------------------------------------
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        cache_kwargs: dict[str, Any] | None = None,  # noqa: ARG002 - the reference's argument; positions follow
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append to one layer; return all its keys and values, unpacked."""
+        rows, _, num_new, _ = key_states.shape
+        if self.lengths and (len(self.lengths) != rows or len(set(self.lengths)) > 1):
+            raise SettingError(
+                f"update() appends to rows of one length and this cache's rows hold {self.lengths} positions for "
+                f"{rows} given; unspool's own models write ragged rows through begin() and write()"
+            )
+        held = self._filled[layer_idx] if layer_idx < len(self._filled) else 0
+        stop = held + num_new
+        self._reserve(stop)
+        kv = torch.stack((key_states, value_states), dim=2).permute(0, 3, 2, 1, 4)  # (rows, new, 2, heads, width)
+        if layer_idx >= len(self._stores):
+            self._add_store(layer_idx, kv)
+        positions = torch.arange(held, stop, device=kv.device).expand(rows, num_new)
+        span = Span([held] * rows, num_new, [num_new] * rows, stop, True, positions)
+        store = self._stores[layer_idx]
+        recent = store.write(span, kv)
+        read = self._read_layer(store, recent, positions, stop)
+        store.settle([stop] * rows)
+        self._filled[layer_idx] = stop
+        self.lengths = [self._filled[0]] * rows
+        return read
+
+    def _read_layer(
+        self, store: PackedStore, recent: torch.Tensor, positions: torch.Tensor, stop: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        counts = torch.tensor(store.num_packed, dtype=torch.int32, device=recent.device)
+        view = PackedView(list(store.num_packed), counts, positions, max(store.num_packed))
+        keys, values = store.show(recent, view)
+        return keys.unpack(stop), values.unpack(stop)
+
+    def get_seq_length(self, layer_idx: int | None = 0) -> int:
+        layer = layer_idx or 0
+        return self._filled[layer] if layer < len(self._filled) else 0
+
+    def __len__(self) -> int:
+        return len(self._stores)
+
+    def __getitem__(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A layer's keys and values, unpacked: (rows, heads, positions, width)."""
+        if not 0 <= layer_idx < len(self):
+            raise KeyError(f"the cache has {len(self)} layers; layer {layer_idx} was asked for")
+        store, stop = self._stores[layer_idx], self._filled[layer_idx]
+        rows = len(self.lengths)
+        num_slots = stop - min(store.num_packed, default=0)
+        positions = torch.zeros(rows, 0, dtype=torch.int64, device=store.recent.device)
+        return self._read_layer(store, store.recent[:rows, :num_slots], positions, stop)
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return (self[layer] for layer in range(len(self)))
+
+    @property
+    def key_cache(self) -> list[torch.Tensor]:
+        """The keys held, unpacked, a layer each: (rows, heads, positions, width)."""
+        return [keys for keys, _ in self]
+
+    @property
+    def value_cache(self) -> list[torch.Tensor]:
+        """The values held, unpacked, a layer each: (rows, heads, positions, width)."""
+        return [values for _, values in self]
+
+    def crop(self, max_length: int) -> None:
+        """Keep the first `max_length` positions; a negative number removes as many from the end."""
+        held = self.get_seq_length()
+        keep = max_length if max_length >= 0 else held + max_length
+        if keep < 0:
+            raise SettingError(f"crop({max_length}) asks for more than the {held} positions held")
+        self.truncate([min(keep, length) for length in self.lengths])
+
+    def to_legacy_cache(self) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+        """Keys and values, unpacked, as a tuple of pairs, a layer each."""
+        if len(set(self.lengths)) > 1:
+            raise SettingError(
+                f"the rows hold {self.lengths} positions, and tuples of tensors can't say so; keep the cache itself"
+            )
+        return tuple(self)
+
+    @classmethod
+    def from_legacy_cache(
+        cls,
+        past_key_values: Sequence[tuple[torch.Tensor, torch.Tensor]] | None = None,
+        cache_config: QuantizedCacheConfig | None = None,
+    ) -> Self:
+        """A cache that packs a tuple of (keys, values) pairs."""
+        cache = cls(cache_config or QuantizedCacheConfig(backend=cls.backend or "unspool"))
+        for layer, (keys, values) in enumerate(past_key_values or ()):
+            cache.update(keys, values, layer)
+        return cache
+
+    def batch_split(self, full_batch_size: int, split_size: int) -> list[Self]:
+        """One cache for every `split_size` rows."""
+        return [
+            self._copy_of(list(range(first, min(first + split_size, full_batch_size))))
+            for first in range(0, full_batch_size, split_size)
+        ]
+
+    @classmethod
+    def from_batch_splits(cls, splits: Sequence[Self]) -> Self:
+        """One cache with the rows of all the given ones."""
+        whole = splits[0]._copy_of(list(range(len(splits[0].lengths))))
+        for part in splits[1:]:
+            whole._join(part)
+        return whole
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every row."""
+        self.select_rows([row for row in range(len(self.lengths)) for _ in range(repeats)])
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep only the given rows."""
+        self.select_rows([int(i) for i in indices])
+
+    def _copy_of(self, rows: list[int]) -> Self:
+        part = type(self)(self.cache_config)
+        part._places, part._slots = self._places, self._slots
+        part._stores = [store.copy_of(rows) for store in self._stores]
+        part._filled = list(self._filled)
+        part.lengths = [self.lengths[row] for row in rows]
+        return part
+
+    def _join(self, part: QuantizedCache) -> None:
+        self._places = max(self._places, part._places)
+        slots = max(store.recent.shape[1] for store in (*self._stores, *part._stores))
+        for mine, theirs in zip(self._stores, part._stores, strict=True):
+            mine.reserve(self._places, slots)
+            mine.join(theirs)
+        self.lengths = [*self.lengths, *part.lengths]
+        self._filled = [max(self.lengths, default=0)] * len(self._stores)
+
+
+class QuantoQuantizedCache(QuantizedCache):
+    """A cache in 2 or 4 bits as optimum-quanto fits them, where it is installed; as unspool does, where not."""
+
+    backend = "quanto"
+
+
+class HQQQuantizedCache(QuantizedCache):
+    """A cache in 2, 4 or 8 bits as hqq fits them, where it is installed; as unspool does, where not."""
+
+    backend = "HQQ"
+
+
+class QuantizedStaticCache(QuantizedCache):
+    """A quantised cache whose memory is taken once: its buffers never move, so a step over them can be captured."""
+
+    can = frozenset({ROLL_BACK, TRIAL, SELECT_ROWS, RAGGED, FIXED_SHAPE})
+    is_compileable = True
+
+    def __init__(
+        self,
+        cache_config: QuantizedCacheConfig,
+        config: Any,
+        max_batch_size: int,
+        max_cache_len: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if max_batch_size < 1 or max_cache_len < 1:
+            raise SettingError(
+                "a quantised static cache needs at least one row and one position, not "
+                f"max_batch_size={max_batch_size} and max_cache_len={max_cache_len}"
+            )
+        super().__init__(cache_config, capacity=max_cache_len)
+        self._fit = self.cache_config.find_backend().find_fit()
+        self.max_batch_size, self.max_cache_len = max_batch_size, max_cache_len
+        self._slots += _TRIAL_ROOM - _STEP_ROOM
+        heads = int(config.num_attention_heads)
+        kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+        width = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+        where = torch.device(device if device is not None else "cpu")
+        shape = (max_batch_size, 1, 2, kv_heads, width)
+        for layer in range(int(config.num_hidden_layers)):
+            self._add_store(layer, torch.zeros(1, dtype=dtype, device=where).expand(shape))
+        self._counts = torch.zeros(max_batch_size, dtype=torch.int32, device=where)
+        self._copied: list[int] = []  # what is in _counts
+        self._columns: torch.Tensor | None = None
+
+    def begin(
+        self,
+        rows: int,
+        num_new: int,
+        counts: Sequence[int] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Span:
+        self._check_rows(rows)
+        if not self.lengths:
+            for store in self._stores:
+                store.num_packed = [0] * rows
+        return super().begin(rows, num_new, counts, device)
+
+    def _look(self, span: Span) -> None:
+        """Steps always read packed and recent buffers whole; a prompt that is longer than those takes the detour."""
+        self._columns = None
+        packed, rows = self._stores[0].num_packed, len(span.starts)
+        if span.stop - min(packed) > self._slots:
+            super()._look(span)
+            return
+        if packed != self._copied:
+            self._counts[:rows] = torch.tensor(packed, dtype=torch.int32)
+            self._copied = list(packed)
+        counts = self._counts[:rows]
+        self._columns = span.positions - counts[:, None]
+        self._view = PackedView(list(packed), counts, span.positions, self._places)
+
+    def write(self, layer: int, kv: torch.Tensor) -> tuple[Any, Any]:
+        if self._columns is None:
+            return super().write(layer, kv)
+        self._require_span()
+        assert self._view is not None
+        store = self._stores[layer]
+        return store.show(store.write(self._require_span(), kv, self._columns), self._view)
+
+    def _reserve(self, stop: int) -> None:
+        if stop > self.max_cache_len:
+            raise SettingError(
+                f"position {stop} does not fit a static cache of {self.max_cache_len} positions; "
+                "make it larger (max_cache_len) or use cache_implementation='quantized'"
+            )
+        if self._is_trial and stop - min(self._stores[0].num_packed) > self._slots:
+            raise SettingError(
+                f"a trial up to position {stop} does not fit the {self._slots} positions that a quantised static "
+                "cache keeps unpacked; draft fewer tokens, or use cache_implementation='quantized'"
+            )
+
+    def _select(self, index: torch.Tensor) -> None:
+        self._check_rows(len(index))
+        super()._select(index)
+
+    def _check_rows(self, rows: int) -> None:
+        if rows > self.max_batch_size:
+            raise SettingError(
+                f"{rows} rows do not fit a static cache of max_batch_size={self.max_batch_size}; "
+                "make it larger or use cache_implementation='quantized'"
+            )
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        cache_kwargs: dict[str, Any] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self._check_rows(key_states.shape[0])
+        if not self.lengths:
+            for store in self._stores:
+                store.num_packed = [0] * key_states.shape[0]
+        return super().update(key_states, value_states, layer_idx, cache_kwargs)
+
+    def get_max_cache_shape(self) -> int:
+        return self.max_cache_len
+
+    def reset(self) -> None:
+        """Forget everything and keep the memory."""
+        for store in self._stores:
+            for tensor in store.tensors():
+                tensor.zero_()
+            store.num_packed = []
+        self._filled = [0] * len(self._stores)
+        self._is_trial = False
+        self.lengths = []
+
+    def _pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        facts, tensors = super()._pack()
+        return {**facts, "max_cache_len": self.max_cache_len}, tensors
+
+    @classmethod
+    def _make_like(
+        cls,
+        config: QuantizedCacheConfig,
+        facts: dict[str, Any],
+        recent: list[torch.Tensor],
+        tensors: dict[str, torch.Tensor],
+    ) -> Self:
+        rows, _, _, heads, width = recent[0].shape
+        sizes = SimpleNamespace(num_hidden_layers=len(recent), num_attention_heads=heads, head_dim=width)
+        room = int(facts["max_cache_len"])
+        if room > tensors["0.0"].shape[2] + config.residual_length:
+            raise ValueError(f"max_cache_len={room} is more than the buffers hold")
+        return cls(config, sizes, rows, room, recent[0].device, recent[0].dtype)
+
+    def batch_split(self, full_batch_size: int, split_size: int) -> list[Self]:  # noqa: ARG002 - refused
+        raise SettingError("the rows of a static cache stay together; use a quantised cache that grows")
+
+
+QUANTIZED_CACHES: Final[dict[str, type[QuantizedCache]]] = {
+    "unspool": QuantizedCache,
+    "quanto": QuantoQuantizedCache,
+    "HQQ": HQQQuantizedCache,
+}

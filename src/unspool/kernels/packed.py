@@ -1,0 +1,212 @@
+"""Attention over keys that are packed in few bits: read block by block, never unpacked as a whole.
+
+Three implementations of one thing: `attend_plainly` unpacks everything and is what the others are tested against,
+`attend_in_blocks` keeps a running softmax over blocks (any device), `packed_triton` is the kernel of decoding steps.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+
+from unspool.kernels.attention import attend
+from unspool.kernels.packing import Packed, unpack
+
+_BLOCK_NUMBERS = 1 << 21  # numbers unpacked at a time: what fits a core's cache with room for scores
+
+
+@dataclass(slots=True)
+class PackedView:
+    """Where a pass's queries stand, and how much of each row is packed."""
+
+    num_packed: list[int]  # positions, a row each: whole blocks
+    counts: torch.Tensor  # the same on the device: (rows,) int32
+    positions: torch.Tensor  # (rows, new) of the queries, int64
+    num_places: int  # positions that any row may have packed: what a fixed shape has room for, or the most held
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether every row has as much packed."""
+        return all(count == self.num_places for count in self.num_packed)
+
+
+@dataclass(slots=True)
+class PackedKeys:
+    """Keys (or values): packed up to a position that each row has, in full precision from there on."""
+
+    packed: Packed  # index is position
+    recent: torch.Tensor  # (rows, heads, recent, width): index 0 of a row is the first position that is not packed
+    view: PackedView
+
+    def unpack(self, stop: int) -> torch.Tensor:
+        """All of them at the indices of their positions: (rows, heads, stop, width)."""
+        rows, heads, num_recent, width = self.recent.shape
+        places = max(self.view.num_packed)
+        whole = self.recent.new_zeros(rows, heads, max(places + num_recent, stop), width)
+        if places:
+            whole[:, :, :places] = unpack(self.packed.narrow(0, places), self.recent.dtype)
+        columns = self.view.counts.long()[:, None] + torch.arange(num_recent, device=whole.device)
+        index = torch.arange(rows, device=whole.device)[:, None]
+        whole[index, :, columns] = self.recent.transpose(1, 2)
+        return whole[:, :, :stop]
+
+
+def attend_packed(
+    queries: torch.Tensor,  # (rows, heads, new, width)
+    keys: PackedKeys,
+    values: PackedKeys,
+    *,
+    scale: float,
+    mask: torch.Tensor | None = None,  # additive, by position: (rows or 1, heads or 1, new or 1, stop)
+    window: int | None = None,
+    softcap: float | None = None,
+    want_weights: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What the queries read (rows, heads, new, width), and the weights by position where they are wanted.
+
+    Queries see positions up to their own, as far back as the window goes. A mask says so itself, and may add a bias.
+    """
+    if want_weights:
+        return attend_plainly(
+            queries, keys, values, scale=scale, mask=mask, window=window, softcap=softcap, want_weights=True
+        )
+    if queries.device.type == "cuda" and _has_triton():
+        from unspool.kernels import packed_triton
+
+        if packed_triton.can_read(queries, keys, values):
+            return packed_triton.attend(queries, keys, values, scale, mask, window, softcap), None
+    return attend_in_blocks(queries, keys, values, scale=scale, mask=mask, window=window, softcap=softcap), None
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def attend_plainly(
+    queries: torch.Tensor,
+    keys: PackedKeys,
+    values: PackedKeys,
+    *,
+    scale: float,
+    mask: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    want_weights: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The reference: unpack everything, then attend."""
+    positions = keys.view.positions
+    stop = mask.shape[-1] if mask is not None else int(positions.max()) + 1
+    if mask is None:
+        mask = _see(torch.arange(stop, device=positions.device), positions[:, None, :, None], window)
+    return attend(
+        queries,
+        keys.unpack(stop),
+        values.unpack(stop),
+        scale=scale,
+        mask=mask,
+        softcap=softcap,
+        want_weights=want_weights,
+    )
+
+
+def attend_in_blocks(
+    queries: torch.Tensor,
+    keys: PackedKeys,
+    values: PackedKeys,
+    *,
+    scale: float,
+    mask: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    block_numbers: int = _BLOCK_NUMBERS,
+) -> torch.Tensor:
+    """A softmax that runs over blocks of keys (Milakov and Gimelshein, 2018): no temporary grows with the context."""
+    rows, heads, num_new, width = queries.shape
+    kv_heads, num_recent = keys.recent.shape[1], keys.recent.shape[2]
+    view, block = keys.view, keys.packed.scheme.block
+    share = heads // kv_heads
+    grouped = queries.reshape(rows, kv_heads, share * num_new, width)  # the queries that meet the same keys
+    asked = view.positions.repeat(1, share)[:, None, :, None]  # (rows, 1, share * new, 1)
+    most = max(view.num_packed)
+    wide = max(num_new * heads, kv_heads * width) * rows
+    length = max(block, block_numbers // wide // block * block)  # positions at a time
+    running = _RunningSoftmax(grouped)
+    counts = view.counts.long()
+    first = 0
+    if window is not None:  # what no query sees is not unpacked
+        first = max(0, (int(view.positions[:, 0].min()) - window + 1) // block * block)
+    for start in range(min(first, most), most, length):
+        stop = min(start + length, most)
+        places = torch.arange(start, stop, device=queries.device)
+        visible = None
+        if window is not None or any(count < stop for count in view.num_packed):
+            visible = _see(places, asked, window) & (places < counts[:, None, None, None])
+        bias = _cut_mask(mask, places[None], rows, kv_heads, share, num_new)
+        some_keys = unpack(keys.packed.narrow(start, stop - start), queries.dtype)
+        some_values = unpack(values.packed.narrow(start, stop - start), queries.dtype)
+        running.add(some_keys, some_values, scale, softcap, visible, bias)
+    for start in range(0, num_recent, length):
+        stop = min(start + length, num_recent)
+        columns = torch.arange(start, stop, device=queries.device) + counts[:, None]  # (rows, slots) positions
+        visible = _see(columns[:, None, None, :], asked, window)
+        bias = _cut_mask(mask, columns, rows, kv_heads, share, num_new)
+        running.add(keys.recent[:, :, start:stop], values.recent[:, :, start:stop], scale, softcap, visible, bias)
+    return running.read().reshape(rows, heads, num_new, width)
+
+
+class _RunningSoftmax:
+    """What queries (rows, kv_heads, asked, width) have read so far, and how much weight that has."""
+
+    def __init__(self, queries: torch.Tensor) -> None:
+        self._queries = queries
+        self._peak = queries.new_full((*queries.shape[:3], 1), -torch.inf, dtype=torch.float32)
+        self._total = torch.zeros_like(self._peak)
+        self._sum = torch.zeros_like(queries, dtype=torch.float32)
+
+    def add(
+        self,
+        keys: torch.Tensor,  # (rows, kv_heads, keys, width)
+        values: torch.Tensor,
+        scale: float,
+        softcap: float | None,
+        visible: torch.Tensor | None,  # (rows, 1, asked, keys)
+        bias: torch.Tensor | None,  # (rows, kv_heads, asked, keys)
+    ) -> None:
+        scores = torch.matmul(self._queries, keys.transpose(-1, -2)).float().mul_(scale)
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        if bias is not None:
+            scores = scores + bias
+        if visible is not None:
+            scores = scores.masked_fill(~visible, -torch.inf)
+        peak = torch.maximum(self._peak, scores.amax(-1, keepdim=True))
+        base = peak.masked_fill(peak == -torch.inf, 0.0)  # a query that has seen nothing yet
+        weights = scores.sub_(base).exp_()
+        fade = (self._peak - base).exp_()
+        self._total = self._total * fade + weights.sum(-1, keepdim=True)
+        self._sum = self._sum * fade + torch.matmul(weights.to(values.dtype), values)
+        self._peak = peak
+
+    def read(self) -> torch.Tensor:
+        return (self._sum / self._total).to(self._queries.dtype)
+
+
+def _see(places: torch.Tensor, asked: torch.Tensor, window: int | None) -> torch.Tensor:
+    visible = places <= asked
+    return visible if window is None else visible & (places > asked - window)
+
+
+def _cut_mask(
+    mask: torch.Tensor | None, columns: torch.Tensor, rows: int, kv_heads: int, share: int, num_new: int
+) -> torch.Tensor | None:
+    """The columns (rows or 1, keys) of a mask by position, for grouped queries: (rows, kv_heads, asked, keys)."""
+    if mask is None:
+        return None
+    whole = mask.expand(rows, kv_heads * share, num_new, mask.shape[-1])
+    index = columns.clamp(max=mask.shape[-1] - 1)[:, None, None, :]
+    cut = whole.gather(-1, index.expand(rows, kv_heads * share, num_new, index.shape[-1]))
+    return cut.reshape(rows, kv_heads, share * num_new, -1)
