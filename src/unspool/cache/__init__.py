@@ -1,6 +1,6 @@
 """Caches of keys and values: one contract (`base`), one file a kind."""
 
-from unspool.cache.base import FIXED_SHAPE, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache, Mask, Span
+from unspool.cache.base import FIXED_SHAPE, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache, Mask, Span, Stores
 from unspool.cache.branching import BranchedKeys, BranchingCache
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.encoder_decoder import EncoderDecoderCache
@@ -20,4 +20,5 @@ __all__ = [
     "Mask",
     "Span",
     "StaticCache",
+    "Stores",
 ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from unspool.cache.base import Cache
+from unspool.cache.base import Cache, Stores
 from unspool.errors import SettingError
 
 
@@ -60,6 +60,19 @@ class BufferedCache(Cache):
 
     def holds_buffers(self, num_layers: int) -> bool:
         return len(self._buffers) == num_layers
+
+    def find_stores(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> Stores | None:
+        self._require_span()
+        for layer in range(len(self._buffers), num_layers):
+            self._add_layer(layer, rows, heads, width, dtype, torch.device("cpu"))
+        first = self._buffers[0]
+        if first.dtype != dtype or first.device.type != "cpu" or first.shape[2:] != (2, heads, width):
+            return None
+        return Stores(self._buffers, None, [0] * rows, [0] * rows)
+
+    def plain_buffers(self) -> list[torch.Tensor]:
+        """The buffers themselves: (rows, capacity, 2, heads, width), a layer each."""
+        return self._buffers
 
     def copy_rows(self, index: Sequence[int], first: int) -> None:
         """Let rows become what others are from position `first` on: what lies before it is the same already."""
