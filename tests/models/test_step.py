@@ -59,7 +59,7 @@ def test_prepared_steps_equal_plain_ones(
 def test_which_blocks_are_prepared(pair_of: Callable[[str], Any], name: str) -> None:
     model = pair_of(name).native
     assert can_prepare(model.spec, model.weights, model.device, model.dtype) == (name in PREPARED)
-    assert not can_prepare(model.spec, model.device, torch.bfloat16)
+    assert not can_prepare(model.spec, model.weights, model.device, torch.bfloat16)
     assert not can_prepare(model.spec, torch.device("cuda"), torch.float32)
 
 
