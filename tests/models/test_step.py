@@ -60,7 +60,7 @@ def test_which_blocks_are_prepared(pair_of: Callable[[str], Any], name: str) -> 
     model = pair_of(name).native
     assert can_prepare(model.spec, model.weights, model.device, model.dtype) == (name in PREPARED)
     assert not can_prepare(model.spec, model.weights, model.device, torch.bfloat16)
-    assert not can_prepare(model.spec, torch.device("cuda"), torch.float32)
+    assert not can_prepare(model.spec, model.weights, torch.device("cuda"), torch.float32)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])

@@ -45,6 +45,10 @@ SETS = {
         ],
     },
 }
+_ZIG_NAMES = {
+    "-march=armv8.2-a+dotprod+fp16": "-mcpu=generic+v8_2a+dotprod+fullfp16",
+    "-march=armv8.2-a+dotprod+fp16+i8mm": "-mcpu=generic+v8_2a+dotprod+fullfp16+i8mm",
+}
 NAMES = {"arm64": "aarch64", "amd64": "x86_64"}
 
 
@@ -59,22 +63,35 @@ def find_compiler() -> list[str] | None:
     return [sys.executable, "-m", "ziglang", "cc"] if importlib.util.find_spec("ziglang") else None
 
 
-def build(compiler: list[str], output: Path = OUTPUT, machine: str | None = None, extra: tuple[str, ...] = ()) -> Path:
-    """Compile every set for a machine and link them; the result appears whole or not at all."""
+def build(
+    compiler: list[str],
+    output: Path = OUTPUT,
+    *,
+    machine: str | None = None,
+    extra: tuple[str, ...] = (),
+    program: str | None = None,
+) -> Path:
+    """Compile every set for a machine and link them; the result appears whole or not at all.
+
+    With `program`, a file of csrc that has a main(), the result is that program instead of the library.
+    """
     name = machine or platform.machine().lower()
-    sets = {"plain": [], **SETS.get(NAMES.get(name, name), {})}
+    parts: dict[str, tuple[str, list[str]]] = {part: (part, []) for part in ("library", "threads", program) if part}
+    for part, flags in {"plain": [], **SETS.get(NAMES.get(name, name), {})}.items():
+        parts[part] = ("kernels", [*flags, f"-DUS_NAME={part}"])
     with tempfile.TemporaryDirectory() as folder:
-        objects = [str(Path(folder) / f"{part}.o") for part in ("library", "threads", *sets)]
-        for part, target in zip(("library", "threads"), objects, strict=False):
-            _call([*compiler, *FLAGS, *extra, "-c", str(SOURCES / f"{part}.c"), "-o", target])
-        for (part, flags), target in zip(sets.items(), objects[2:], strict=True):
-            source = str(SOURCES / "kernels.c")
-            _call([*compiler, *FLAGS, *extra, *flags, f"-DUS_NAME={part}", "-c", source, "-o", target])
-        made = Path(folder) / output.name
-        _call([*compiler, *extra, "-shared", "-o", str(made), *objects, "-lm", "-lpthread"])
+        objects = []
+        is_zig = "ziglang" in compiler  # it names Arm's extensions in its own way
+        for part, (source, flags) in parts.items():
+            flags = [_ZIG_NAMES.get(flag, flag) for flag in flags] if is_zig else flags
+            objects.append(str(Path(folder) / f"{part}.o"))
+            _call([*compiler, *FLAGS, *extra, *flags, "-c", str(SOURCES / f"{source}.c"), "-o", objects[-1]])
+        made = Path(folder) / "made"
+        shape = [] if program else ["-shared"]
+        _call([*compiler, *extra, *shape, "-o", str(made), *objects, "-lm", "-lpthread"])
         output.parent.mkdir(parents=True, exist_ok=True)
-        whole = output.with_suffix(".new")
-        shutil.copyfile(made, whole)
+        whole = output.with_name(output.name + ".new")
+        shutil.copy(made, whole)
         whole.replace(output)
     return output
 
