@@ -1,4 +1,4 @@
-"""The default model, as a user meets it."""
+"""The default model, as a user meets it: as plain numbers beside the reference, and as the blocks of its file."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import unspool
+from unspool.kernels.cpu import find_library, why_missing
+from unspool.protocols import Want
 
 RECORDED = json.loads((Path(__file__).parent / "smollm2_answers.json").read_text())
 
 
 @pytest.fixture(scope="module")
 def lm() -> unspool.LanguageModel:
-    return unspool.load("smollm2-135m")
+    return unspool.load("smollm2-135m", quantize=None)
 
 
 @pytest.mark.parametrize("case", RECORDED["cases"], ids=lambda case: f"{case['kind']}-{case['prompt'][:20]!r}")
@@ -33,3 +36,37 @@ def test_a_batch_of_all_prompts_gives_the_same_answers(lm: unspool.LanguageModel
     for case, tokens in zip(cases, answer.token_ids, strict=True):
         assert tokens == case["new_ids"][: len(tokens)]
         assert len(tokens) == min(24, len(case["new_ids"]))
+
+
+@pytest.fixture(scope="module")
+def packed() -> unspool.LanguageModel:
+    if find_library() is None:
+        pytest.skip(f"no CPU library: {why_missing()}")
+    return unspool.load("smollm2-135m")
+
+
+def measure_perplexity(lm: unspool.LanguageModel, text: str) -> float:
+    assert lm.tokenizer is not None
+    ids = torch.tensor([lm.tokenizer.encode(text)])
+    logits = lm.model.forward(ids, lm.model.new_cache(), want=Want(logits="all")).logits[0]
+    return float(torch.nn.functional.cross_entropy(logits[:-1], ids[0, 1:]).exp())
+
+
+def test_the_files_blocks_keep_the_quality(lm: unspool.LanguageModel, packed: unspool.LanguageModel) -> None:
+    text = (Path(__file__).parents[2] / "benchmarks" / "texts" / "harbour.txt").read_text(encoding="utf-8")[:1500]
+    assert abs(measure_perplexity(packed, text) / measure_perplexity(lm, text) - 1) < 0.02
+    assert packed.model.weights_bytes < lm.model.weights_bytes / 5
+
+
+def test_blocks_answer_alike_alone_and_in_a_batch(packed: unspool.LanguageModel) -> None:
+    prompts = [case["prompt"] for case in RECORDED["cases"][:4]]
+    together = packed.generate(prompts, max_new_tokens=12)
+    for prompt, tokens in zip(prompts, together.token_ids, strict=True):
+        assert packed.generate(prompt, max_new_tokens=12).token_ids == [tokens]
+
+
+def test_drafts_change_nothing_for_blocks(packed: unspool.LanguageModel) -> None:
+    prompt = "one two three one two three one two"
+    plain = packed.generate(prompt, max_new_tokens=20)
+    for drafter in ({"prompt_lookup_num_tokens": 4}, {"assistant_early_exit": 20, "num_assistant_tokens": 2}):
+        assert packed.generate(prompt, max_new_tokens=20, **drafter).token_ids == plain.token_ids

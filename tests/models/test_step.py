@@ -47,6 +47,7 @@ def test_prepared_steps_equal_plain_ones(
     pair, tokens = pair_of(name), make_tokens(rows, 12)
     model = Decoder(pair.native.spec, pair.native.weights, pair.config, pair.native.device, pair.native.dtype)
     model.packs_for_batches = is_packed
+    monkeypatch.setattr(model, "_whole", None)
     for counts in (None, [6 - row % 3 for row in range(rows)]):
         prepared = decode(model, tokens, counts)
         with monkeypatch.context() as patch:
@@ -102,9 +103,9 @@ def test_leaving_after_the_first_layers(pair_of: Callable[[str], Any], name: str
 @pytest.mark.parametrize("name", PREPARED + PLAIN)
 def test_which_blocks_are_prepared(pair_of: Callable[[str], Any], name: str) -> None:
     model = pair_of(name).native
-    assert can_prepare(model.spec, model.device, model.dtype) == (name in PREPARED)
-    assert not can_prepare(model.spec, model.device, torch.bfloat16)
-    assert not can_prepare(model.spec, torch.device("cuda"), torch.float32)
+    assert can_prepare(model.spec, model.weights, model.device, model.dtype) == (name in PREPARED)
+    assert not can_prepare(model.spec, model.weights, model.device, torch.bfloat16)
+    assert not can_prepare(model.spec, model.weights, torch.device("cuda"), torch.float32)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])

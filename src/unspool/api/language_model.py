@@ -167,6 +167,8 @@ def load(
     *,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
+    quantize: str | None = "auto",
+    threads: int | None = None,
     revision: str | None = None,
     offline: bool | None = None,
     progress: Callable[[str, int, int], None] | None = None,
@@ -174,8 +176,19 @@ def load(
     """Load a model: a folder in the Hugging Face layout, a GGUF file, a hub id, or a short name.
 
     `device` defaults to the GPU where there is one; `dtype` to float32 on a CPU and to what the file holds on a GPU.
+    `quantize="int8"` or `"int4"` keeps matrices as blocks of whole numbers on a CPU; a GGUF's own blocks are kept as
+    they are unless `quantize=None` or a dtype asks for plain numbers. `threads` bounds the CPU's threads.
     `progress(what, done, total)` is called while weights are read.
     """
     return LanguageModel(
-        load_parts(name, device=device, dtype=dtype, revision=revision, offline=offline, progress=progress)
+        load_parts(
+            name,
+            device=device,
+            dtype=dtype,
+            quantize=quantize,
+            threads=threads,
+            revision=revision,
+            offline=offline,
+            progress=progress,
+        )
     )

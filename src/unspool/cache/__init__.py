@@ -1,6 +1,18 @@
 """Caches of keys and values: one contract (`base`), one file a kind."""
 
-from unspool.cache.base import DIVIDE, FIXED_SHAPE, FORK, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache, Mask, Span
+from unspool.cache.base import (
+    DIVIDE,
+    FIXED_SHAPE,
+    FORK,
+    RAGGED,
+    ROLL_BACK,
+    SELECT_ROWS,
+    TRIAL,
+    Cache,
+    Mask,
+    Span,
+    Stores,
+)
 from unspool.cache.branching import BranchedKeys, BranchingCache
 from unspool.cache.config import CacheConfig, StaticCacheConfig
 from unspool.cache.dynamic import DynamicCache
@@ -52,6 +64,7 @@ __all__ = [
     "Span",
     "StaticCache",
     "StaticCacheConfig",
+    "Stores",
     "find_kind",
     "load_cache",
     "make_cache",

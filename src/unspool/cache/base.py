@@ -37,6 +37,17 @@ class Span:
     positions: torch.Tensor  # (rows, new) int64
 
 
+@dataclass(slots=True)
+class Stores:
+    """Where a pass's keys and values lie, a buffer a layer (rows, positions, 2, heads, width), for code that reads them
+    by address: a row's own, and before them those that it shares with others."""
+
+    own: list[torch.Tensor]
+    shared: list[torch.Tensor] | None
+    shared_rows: list[int]  # whose keys come first, a row each
+    shared_counts: list[int]  # and how many; 0: none
+
+
 class Cache(ABC):
     """Keys and values of the past, a layer each.
 
@@ -147,6 +158,10 @@ class Cache(ABC):
     def nbytes(self) -> int:
         """Bytes that keys and values take."""
         return 0
+
+    def find_stores(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> Stores | None:  # noqa: ARG002
+        """The open pass's buffers, for a model that computes by address; None for kinds that keep keys otherwise."""
+        return None
 
     # --- rows ----------------------------------------------------------------------------------------
     def truncate(self, lengths: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from unspool.cache.base import DIVIDE, RAGGED, ROLL_BACK, SELECT_ROWS, Cache, Mask, Span
+from unspool.cache.base import DIVIDE, RAGGED, ROLL_BACK, SELECT_ROWS, Cache, Mask, Span, Stores
 from unspool.cache.buffered import BufferedCache
 from unspool.cache.dynamic import DynamicCache
 from unspool.errors import SettingError, UnsupportedError
@@ -67,6 +67,13 @@ class BranchingCache(Cache):
 
     def holds_buffers(self, num_layers: int) -> bool:
         return self._own.holds_buffers(num_layers)
+
+    def find_stores(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> Stores | None:
+        own = self._own.find_stores(num_layers, rows, heads, width, dtype)
+        if own is None or not self._prompt.holds_buffers(num_layers):
+            return None
+        prompts = [row // self.num_branches for row in range(rows)]
+        return Stores(own.own, self._prompt.plain_buffers(), prompts, list(self._prompt_lengths))
 
     def end(self) -> None:
         super().end()

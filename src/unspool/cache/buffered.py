@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from unspool.cache.base import DIVIDE, FORK, Cache
+from unspool.cache.base import DIVIDE, FORK, Cache, Stores
 from unspool.cache.forked import ForkedCache
 from unspool.errors import SettingError
 
@@ -62,6 +62,24 @@ class BufferedCache(Cache):
 
     def holds_buffers(self, num_layers: int) -> bool:
         return len(self._buffers) == num_layers
+
+    def find_stores(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> Stores | None:
+        stop = self._require_span().stop
+        if self.lives_elsewhere:
+            return None
+        for layer in range(len(self._buffers), num_layers):
+            self._add_layer(layer, rows, heads, width, dtype, torch.device("cpu"))
+        first = self._buffers[0]
+        has_room = first.shape[0] >= rows and first.shape[1] >= stop and first.shape[2:] == (2, heads, width)
+        if not has_room or first.dtype != dtype or first.device.type != "cpu":
+            return None
+        if any(buffer.shape != first.shape or buffer.stride() != first.stride() for buffer in self._buffers):
+            return None
+        return Stores(self._buffers, None, [0] * rows, [0] * rows)
+
+    def plain_buffers(self) -> list[torch.Tensor]:
+        """The buffers themselves: (rows, capacity, 2, heads, width), a layer each."""
+        return self._buffers
 
     def copy_rows(self, index: Sequence[int], first: int) -> None:
         """Let rows become what others are from position `first` on: what lies before it is the same already."""

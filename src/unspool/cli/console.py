@@ -9,7 +9,7 @@ import time
 import traceback
 from typing import TextIO
 
-BOLD, DIM, RED, GREEN, CYAN = "1", "2", "31", "32", "36"
+BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
 _SECONDS_BETWEEN_DRAWINGS = 0.05
 _BAR_WIDTH = 24
 # What a model writes must not move the cursor or recolour the screen.

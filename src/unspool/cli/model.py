@@ -29,6 +29,13 @@ def add_model_options(parser: Parser) -> None:
     )
     group.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:N. [the GPU where there is one]")
     group.add_argument("--dtype", metavar="DTYPE", help="float32, float16, bfloat16 or auto. [auto]")
+    group.add_argument(
+        "--quantize",
+        metavar="KIND",
+        default="auto",
+        help="int8, int4, or none for plain numbers. [as the file has them]",
+    )
+    group.add_argument("--threads", metavar="N", type=int, help="CPU threads. [the physical cores]")
     group.add_argument("--revision", metavar="NAME", help="A branch, tag or commit of a hub id.")
     group.add_argument("--offline", action="store_true", help="Use what is on this disk, never the network.")
 
@@ -67,6 +74,8 @@ def _load(name: str, arguments: argparse.Namespace) -> LanguageModel:
                 name,
                 device=arguments.device,
                 dtype=arguments.dtype,
+                quantize=None if arguments.quantize == "none" else arguments.quantize,
+                threads=arguments.threads,
                 revision=arguments.revision,
                 offline=True if arguments.offline else None,
                 progress=lambda _what, done, total: line.show_bar(f"loading {name}", done, total),

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from unspool.errors import LoadError
+from unspool.kernels.cpu import Blocks, read_blocks
 from unspool.loading.dequantize import STORED_TYPES, StoredType, iterate_rows
 from unspool.loading.tensors import TensorInfo
 
@@ -158,6 +159,16 @@ class MappedTensors:
                 f"tensor {name!r} of {self.location} holds NaN: the file is damaged or was saved from a "
                 "diverged training run. Download or convert it again"
             )
+
+    def blocks(self, name: str) -> Blocks | None:
+        """A quantised tensor's own blocks, where they have the form that products read; NaN is refused."""
+        info = self.info(name)
+        found = read_blocks(self.raw(name), info.stored, info.shape)
+        if found is not None:
+            for halves in (found.scales, found.minimums):
+                if halves is not None:
+                    self._check_numbers(name, halves)
+        return found
 
     def release(self, name: str) -> None:
         """Let go of the memory that reading this tensor mapped in.

@@ -11,10 +11,13 @@ from typing import Any
 import torch
 
 from unspool.config import GenerationConfig
-from unspool.errors import SettingError
+from unspool.errors import SettingError, UnsupportedError
+from unspool.kernels.cpu import find_library
+from unspool.kernels.cpu.library import MOST_THREADS
 from unspool.loading.source import Source, open_source
+from unspool.models.assembly import Packing
 from unspool.models.native import NativeModel
-from unspool.models.registry import build_model
+from unspool.models.registry import build_model, can_pack
 from unspool.text import Tokenizer, tokenizer_from_gguf
 
 Progress = Callable[[str, int, int], None]
@@ -44,6 +47,8 @@ def load_parts(
     *,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
+    quantize: str | None = "auto",
+    threads: int | None = None,
     revision: str | None = None,
     offline: bool | None = None,
     progress: Progress | None = None,
@@ -53,6 +58,8 @@ def load_parts(
     asked = _read_dtype(dtype)
     source = open_source(name, revision=revision, offline=offline)
     is_gguf = source.kind == "gguf"
+    packing = _choose_packing(quantize, source, where, asked)
+    _use_threads(threads)
     with ThreadPoolExecutor(1) as beside:  # a fifth of the time: the tokenizer is built while weights are read
         reading = beside.submit(_read_tokenizer, source)
         model = build_model(
@@ -62,12 +69,46 @@ def load_parts(
             device=where,
             dtype=asked or _choose_dtype(source, where),
             progress=None if progress is None else lambda done, total: progress("weights", done, total),
+            packing=packing,
         )
         tokenizer = reading.result()
     settings = GenerationConfig.from_dict(source.generation_config)
     if not is_gguf and not source.generation_config:
         settings = GenerationConfig.from_model_config(source.config)
     return LoadedParts(str(name), source.location, model, tokenizer, settings)
+
+
+def _choose_packing(
+    quantize: str | None, source: Source, device: torch.device, dtype: torch.dtype | None
+) -> Packing | None:
+    """How the matrices are quantised: as asked; else a GGUF's own blocks, on a CPU that has products for them."""
+    if quantize not in ("auto", "int8", "int4", None):
+        raise SettingError(f"quantize={quantize!r:.40} is not known; use 'int8', 'int4', or None for plain numbers")
+    if quantize is None:
+        return None
+    if quantize != "auto":
+        if device.type != "cpu":
+            raise UnsupportedError(f"quantize={quantize!r} is built for CPUs; load with quantize=None on {device}")
+        if dtype not in (None, torch.float32):
+            raise SettingError(f"quantize={quantize!r} computes in float32 beside its blocks; leave dtype={dtype} out")
+        return "int8" if quantize == "int8" else "int4"
+    is_quantised = source.kind == "gguf" and any(
+        source.tensors.info(name).stored not in _STORED for name in source.tensors.names()
+    )
+    can_use = device.type == "cpu" and dtype is None and find_library() is not None
+    return "file" if is_quantised and can_use and can_pack(source.config, is_gguf=True) else None
+
+
+def _use_threads(threads: int | None) -> None:
+    """How many threads the CPU library uses, in this process."""
+    if threads is None:
+        return
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:
+        raise SettingError(f"threads={threads!r:.40} is no number from 1 to {MOST_THREADS}")
+    library = find_library()
+    if library is not None:
+        library.threads = threads
+    torch.set_num_threads(threads)
 
 
 def _read_tokenizer(source: Source) -> Tokenizer | None:

@@ -7,6 +7,8 @@ from typing import Protocol
 
 import torch
 
+from unspool.kernels.cpu import Blocks
+
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
@@ -40,6 +42,10 @@ class TensorFile(Protocol):
 
     def copy_into(self, name: str, out: torch.Tensor, *, transpose: bool = False) -> None:
         """Convert the tensor into `out`, a few megabytes at a time; a wrong shape and NaN are refused."""
+        ...
+
+    def blocks(self, name: str) -> Blocks | None:
+        """A quantised tensor's own blocks, where they have the form that products read; NaN is refused."""
         ...
 
     def raw(self, name: str) -> torch.Tensor:

@@ -10,8 +10,9 @@ from typing import Final, Literal
 import torch
 
 from unspool.errors import LoadError
+from unspool.kernels.cpu import BLOCK, Blocks, Kind, join_blocks, quantise_rows
 from unspool.models.spec import NormSpec
-from unspool.models.weights import Linear, Norm, WeightSource
+from unspool.models.weights import Linear, Norm, PackedLinear, WeightSource
 
 Progress = Callable[[int, int], None]
 """Called with the numbers placed so far and the numbers in all."""
@@ -20,6 +21,10 @@ Progress = Callable[[int, int], None]
 _BUFFERS: Final = re.compile(
     r"(\.(masked_bias|inv_freq)|(^|\.)h\.\d+\.attn\.bias|layers\.\d+\.attention\.bias|^rope_freqs\.weight)$"
 )
+
+
+Packing = Literal["file", "int8", "int4"]
+"""How matrices are quantised: as the file's own blocks (8 bits where it has none of a known form), or all alike."""
 
 
 class Assembler:
@@ -33,7 +38,9 @@ class Assembler:
         *,
         prefix: str = "",  # what older checkpoints leave out at the front of a name
         progress: Progress | None = None,
+        packing: Packing | None = None,
     ) -> None:
+        self.packing = packing
         self.source = source
         self.device = device
         self.dtype = dtype
@@ -51,19 +58,27 @@ class Assembler:
         """A new buffer."""
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
 
-    def copy(self, name: str, out: torch.Tensor, *, is_transposed: bool = False) -> None:
-        """Copy one tensor to its place and let go of its source."""
+    def _find(self, name: str, expected: tuple[int, ...]) -> str:
+        """The name under which the source has a tensor, whose shape must be as expected."""
         if not self.has(name):
             raise LoadError(f"the weights have no tensor {name!r}, which the config says there is")
         name = name if name in self.source else name.removeprefix(self._prefix)
         shape = tuple(self.source.info(name).shape)
-        expected = tuple(out.shape)[::-1] if is_transposed else tuple(out.shape)
         if shape != expected:
             raise LoadError(
                 f"tensor {name!r} has the wrong shape: the config makes it {list(expected)}, "
                 f"the weights have {list(shape)}. Do they belong together?"
             )
+        return name
+
+    def copy(self, name: str, out: torch.Tensor, *, is_transposed: bool = False) -> None:
+        """Copy one tensor to its place and let go of its source."""
+        name = self._find(name, tuple(out.shape)[::-1] if is_transposed else tuple(out.shape))
         self.source.copy_into(name, out, transpose=is_transposed)
+        self._account(name)
+
+    def _account(self, name: str) -> None:
+        shape = self.source.info(name).shape
         self.source.release(name)
         if name not in self._used:
             self._used.add(name)
@@ -77,19 +92,81 @@ class Assembler:
         self.copy(name, out)
         return out
 
+    def packs(self, inputs: int) -> bool:
+        """Whether matrices of so many columns are quantised."""
+        return self.packing is not None and inputs % BLOCK == 0
+
+    def pack(
+        self,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        inputs: int,
+        *,
+        is_transposed: bool = False,
+        fewest_bits: Literal[4, 8] = 4,  # of what is quantised here
+    ) -> Blocks:
+        """Matrices one below the other as blocks: the file's own where all are of one kind, or quantised here."""
+        found = [
+            self._find(name, (inputs, size) if is_transposed else (size, inputs))
+            for name, size in zip(names, sizes, strict=True)
+        ]
+        has_own = self.packing == "file" and not is_transposed
+        parts = [self.source.blocks(name) if has_own else None for name in found]
+        kinds = {None if part is None else part.kind for part in parts}
+        if len(kinds) > 1 or None in kinds:
+            kind: Kind = "int4" if self.packing == "int4" and fewest_bits == 4 else "int8"
+            parts = [
+                part
+                if part is not None and part.kind == kind
+                else self._quantise(name, size, inputs, is_transposed, kind)
+                for name, size, part in zip(found, sizes, parts, strict=True)
+            ]
+        for name in found:
+            self._account(name)
+        return join_blocks([part for part in parts if part is not None])
+
+    def _quantise(self, name: str, size: int, inputs: int, is_transposed: bool, kind: Kind) -> Blocks:
+        numbers = self.empty(size, inputs)
+        self.source.copy_into(name, numbers, transpose=is_transposed)
+        return quantise_rows(numbers, kind)
+
     def linear(
         self, names: Sequence[str], sizes: Sequence[int], inputs: int, *, has_bias: bool, is_transposed: bool = False
     ) -> Linear:
         """Matrices that read the same input, one below the other; `names` lack .weight and .bias."""
-        weight = self.empty(sum(sizes), inputs)
-        bias = self.empty(sum(sizes)) if has_bias else None
-        first = 0
+        weight, first = self.empty(sum(sizes), inputs), 0
         for name, size in zip(names, sizes, strict=True):
             self.copy(f"{name}.weight", weight[first : first + size], is_transposed=is_transposed)
-            if bias is not None:
-                self.copy(f"{name}.bias", bias[first : first + size])
             first += size
-        return Linear(weight, bias)
+        return Linear(weight, self.biases(names, sizes) if has_bias else None)
+
+    def product(
+        self,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        inputs: int,
+        *,
+        has_bias: bool,
+        is_transposed: bool = False,
+        order: torch.Tensor | None = None,
+    ) -> Linear | PackedLinear:
+        """As `linear`, quantised where that is asked for. What is laid out can't be reordered: `order` says how rows
+        of a quantised matrix are to lie."""
+        if not self.packs(inputs):
+            return self.linear(names, sizes, inputs, has_bias=has_bias, is_transposed=is_transposed)
+        blocks = self.pack([f"{name}.weight" for name in names], sizes, inputs, is_transposed=is_transposed)
+        bias = self.biases(names, sizes) if has_bias else None
+        if order is not None:
+            blocks, bias = blocks.select_rows(order), bias[order] if bias is not None else None
+        return PackedLinear.of(blocks, bias)
+
+    def biases(self, names: Sequence[str], sizes: Sequence[int]) -> torch.Tensor:
+        """The biases of matrices that lie one below the other."""
+        bias, first = self.empty(sum(sizes)), 0
+        for name, size in zip(names, sizes, strict=True):
+            self.copy(f"{name}.bias", bias[first : first + size])
+            first += size
+        return bias
 
     def norm(self, name: str, size: int, spec: NormSpec) -> Norm:
         """A normalisation's weights."""

@@ -11,6 +11,7 @@ import torch
 from unspool.cache import Cache, DynamicCache, Span
 from unspool.errors import InputError
 from unspool.kernels.activations import find_activation
+from unspool.kernels.cpu import find_library
 from unspool.kernels.rotary import rotate_
 from unspool.models.arrangement import read_mask
 from unspool.models.layers import DecoderWeights, Layer
@@ -19,7 +20,8 @@ from unspool.models.reading import read_keys
 from unspool.models.sight import Outlook, Sight
 from unspool.models.spec import DecoderSpec
 from unspool.models.step import MOST_POSITIONS, PACKING_LIMIT, Steps, can_prepare
-from unspool.models.weights import Embedding, Linear
+from unspool.models.weights import Embedding, Linear, PackedEmbedding, PackedLinear
+from unspool.models.whole_step import WholeStep, can_run_whole, find_stores
 from unspool.outputs import Output
 from unspool.protocols import LAST, Encoded, Forward, Want
 
@@ -59,7 +61,11 @@ class Decoder(NativeModel):
     def _refresh(self) -> None:
         self._outlook = Outlook(self.spec, self.device, self.dtype)
         self._steps: Steps | None = None
-        if can_prepare(self.spec, self.device, self.dtype):
+        self._whole: WholeStep | None = None
+        library = find_library() if self.device.type == "cpu" else None
+        if library is not None and can_run_whole(self.spec, self.weights, self.device, self.dtype):
+            self._whole = WholeStep(self.spec, self.weights, self._outlook, library)
+        if can_prepare(self.spec, self.weights, self.device, self.dtype):
             self._steps = Steps(self.spec, self.weights, packs=self._packs)
 
     @property
@@ -72,10 +78,10 @@ class Decoder(NativeModel):
         self._packs = is_on
         self._refresh()
 
-    def get_input_embeddings(self) -> Embedding:
+    def get_input_embeddings(self) -> Embedding | PackedEmbedding:
         return self.weights.embedding
 
-    def get_output_embeddings(self) -> Linear:
+    def get_output_embeddings(self) -> Linear | PackedLinear:
         return self.weights.head
 
     def new_cache(
@@ -106,6 +112,10 @@ class Decoder(NativeModel):
         rows, num_new = given.shape[:2]
         cache.attach(self._outlook)
         span = cache.begin(rows, num_new, counts, self.device)
+        if self._whole is not None and tokens is not None:
+            whole = self._run_whole(self._whole, tokens, cache, span, want)
+            if whole is not None:
+                return whole
         early: list[torch.Tensor] = []
         if not self._is_step(tokens, cache, num_new, want):
             states, hidden, attentions = self._run(tokens, cache, span, want, embeds, early)
@@ -118,6 +128,21 @@ class Decoder(NativeModel):
         else:
             return self._step(self._steps, tokens, cache, span, want)
         made.last_states = states if want.last_states else None
+        return made
+
+    def _run_whole(
+        self, whole: WholeStep, tokens: torch.Tensor, cache: Cache, span: Span, want: Want
+    ) -> Forward | None:
+        """The pass in one call of the CPU library; None where it must be made of operators."""
+        is_small = whole.most_tokens is None or tokens.numel() <= whole.most_tokens
+        if want.hidden_states or want.attentions or want.early or not is_small:
+            return None
+        stores = find_stores(cache, self.spec, tokens.shape[0])
+        if stores is None:
+            return None
+        self._check_positions(span)
+        made = whole.forward(tokens, span, stores, want)
+        cache.end()
         return made
 
     def _is_step(self, tokens: torch.Tensor | None, cache: Cache, num_new: int, want: Want) -> bool:
@@ -205,15 +230,20 @@ class Decoder(NativeModel):
             x = weights.project_in(x)
         if weights.positions is not None:
             positions = span.positions + self.spec.position_offset
-            limit = weights.positions.shape[0] - self.spec.position_offset
+            self._check_positions(span)
             # What lies past a short row's end is never read, so it may point at any position.
-            longest = max(start + count for start, count in zip(span.starts, span.counts, strict=True))
-            if longest > limit:
-                raise InputError(
-                    f"position {longest - 1} was asked for and {self.info.family} learned positions up to {limit - 1}"
-                )
             x = x + weights.positions[positions.clamp(max=weights.positions.shape[0] - 1)]
         return weights.embedding_norm(x) if weights.embedding_norm is not None else x
+
+    def _check_positions(self, span: Span) -> None:
+        if self.weights.positions is None:
+            return
+        limit = self.weights.positions.shape[0] - self.spec.position_offset
+        longest = max(start + count for start, count in zip(span.starts, span.counts, strict=True))
+        if longest > limit:
+            raise InputError(
+                f"position {longest - 1} was asked for and {self.info.family} learned positions up to {limit - 1}"
+            )
 
     def _finish(self, x: torch.Tensor) -> torch.Tensor:
         x = self.weights.final_norm(x) if self.weights.final_norm is not None else x

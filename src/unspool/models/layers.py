@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from unspool.models.assembly import Assembler, Progress, pair_neighbours_, split_groups_
+from unspool.models.assembly import Assembler, Packing, Progress, pair_neighbours_, split_groups_
 from unspool.models.spec import DecoderSpec, NormSpec
-from unspool.models.weights import Embedding, Linear, Norm, WeightSource
+from unspool.models.weights import Embedding, Linear, Norm, PackedEmbedding, PackedLinear, WeightSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class Layer:
     """One block's weights: q, k and v fused into one matrix, gate and up into another."""
 
     attn_norm: Norm | None
-    qkv: Linear
-    out: Linear
+    qkv: Linear | PackedLinear
+    out: Linear | PackedLinear
     ffn_norm: Norm | None
-    up: Linear
-    down: Linear
+    up: Linear | PackedLinear
+    down: Linear | PackedLinear
     q_norm: Norm | None
     k_norm: Norm | None
     post_attn_norm: Norm | None
@@ -60,14 +60,14 @@ class Layer:
 class DecoderWeights:
     """All of a decoder's weights."""
 
-    embedding: Embedding
+    embedding: Embedding | PackedEmbedding
     positions: torch.Tensor | None  # (positions, hidden)
     embedding_norm: Norm | None
     project_in: Linear | None
     layers: list[Layer]
     final_norm: Norm | None
     project_out: Linear | None
-    head: Linear
+    head: Linear | PackedLinear
 
 
 def assemble_decoder(
@@ -77,11 +77,12 @@ def assemble_decoder(
     device: torch.device,
     dtype: torch.dtype,
     progress: Progress | None = None,
+    packing: Packing | None = None,
 ) -> DecoderWeights:
     """Copy a checkpoint's tensors into a decoder's buffers; a missing or misshapen one is named."""
-    assembler = Assembler(source, device, dtype, prefix=names.prefix, progress=progress)
+    assembler = Assembler(source, device, dtype, prefix=names.prefix, progress=progress, packing=packing)
     width = spec.embedding_size or spec.hidden_size
-    embedding = Embedding(assembler.matrix(f"{names.embedding}.weight", spec.vocab_size, width), spec.embedding_scale)
+    embedding = _assemble_embedding(assembler, spec, names, width)
     positions = None
     if spec.num_positions is not None:
         positions = assembler.matrix(f"{names.positions}.weight", spec.num_positions, spec.hidden_size)
@@ -93,10 +94,22 @@ def assemble_decoder(
         layers=[_assemble_layer(assembler, spec, names, i) for i in range(spec.num_layers)],
         final_norm=assembler.norm(names.final_norm, spec.hidden_size, spec.norm) if spec.has_final_norm else None,
         project_out=_projection(assembler, names.project_out, width, spec.hidden_size, spec),
-        head=_assemble_head(assembler, spec, names, embedding.weight, width),
+        head=_assemble_head(assembler, spec, names, embedding, width),
     )
     assembler.check_all_used(spare=[f"{names.head}.weight"] if spec.is_head_tied else [])
     return weights
+
+
+def _assemble_embedding(
+    assembler: Assembler, spec: DecoderSpec, names: WeightNames, width: int
+) -> Embedding | PackedEmbedding:
+    name = f"{names.embedding}.weight"
+    if assembler.packs(width):
+        # Never 4 bits unless the file has them: what is read here is often the head as well, which suffers from it.
+        packed = PackedEmbedding.of(assembler.pack([name], [spec.vocab_size], width, fewest_bits=8))
+        packed.scale = spec.embedding_scale
+        return packed
+    return Embedding(assembler.matrix(name, spec.vocab_size, width), spec.embedding_scale)
 
 
 def _projection(assembler: Assembler, name: str, outputs: int, inputs: int, spec: DecoderSpec) -> Linear | None:
@@ -106,15 +119,24 @@ def _projection(assembler: Assembler, name: str, outputs: int, inputs: int, spec
 
 
 def _assemble_head(
-    assembler: Assembler, spec: DecoderSpec, names: WeightNames, embedding: torch.Tensor, width: int
-) -> Linear:
+    assembler: Assembler, spec: DecoderSpec, names: WeightNames, embedding: Embedding | PackedEmbedding, width: int
+) -> Linear | PackedLinear:
     if spec.is_head_tied:
-        head = Linear(embedding)
+        bias = None
         if spec.has_head_bias:
-            head.bias = assembler.empty(spec.vocab_size)
-            assembler.copy(f"{names.head}.bias", head.bias)
-        return head
-    head = assembler.linear([names.head], [spec.vocab_size], width, has_bias=spec.has_head_bias)
+            bias = assembler.empty(spec.vocab_size)
+            assembler.copy(f"{names.head}.bias", bias)
+        if isinstance(embedding, PackedEmbedding):
+            return PackedLinear(embedding.tiles, embedding.kind, embedding.shape, bias)
+        return Linear(embedding.weight, bias)
+    if assembler.packs(width) and not spec.is_head_normalised:
+        blocks = assembler.pack([f"{names.head}.weight"], [spec.vocab_size], width, fewest_bits=8)
+        return PackedLinear.of(
+            blocks, assembler.biases([names.head], [spec.vocab_size]) if spec.has_head_bias else None
+        )
+    head = Linear(assembler.matrix(f"{names.head}.weight", spec.vocab_size, width))
+    if spec.has_head_bias:
+        head.bias = assembler.biases([names.head], [spec.vocab_size])
     if spec.is_head_normalised:
         F.normalize(head.weight, out=head.weight)
     return head
@@ -126,8 +148,10 @@ def _assemble_layer(assembler: Assembler, spec: DecoderSpec, names: WeightNames,
     def norm(name: str, is_there: bool, size: int = spec.hidden_size, kind: NormSpec = spec.norm) -> Norm | None:
         return assembler.norm(start + name, size, kind) if is_there else None
 
-    def linear(name: str, outputs: int, inputs: int, has_bias: bool) -> Linear:
-        return assembler.linear([start + name], [outputs], inputs, has_bias=has_bias, is_transposed=names.is_transposed)
+    def linear(name: str, outputs: int, inputs: int, has_bias: bool) -> Linear | PackedLinear:
+        return assembler.product(
+            [start + name], [outputs], inputs, has_bias=has_bias, is_transposed=names.is_transposed
+        )
 
     is_sandwich = spec.norm_placement == "sandwich"
     layer = Layer(
@@ -135,7 +159,7 @@ def _assemble_layer(assembler: Assembler, spec: DecoderSpec, names: WeightNames,
         qkv=_assemble_qkv(assembler, spec, names, start),
         out=linear(names.out, spec.hidden_size, spec.num_heads * spec.head_dim, spec.has_out_bias),
         ffn_norm=norm(names.ffn_norm, spec.has_ffn_norm),
-        up=assembler.linear(
+        up=assembler.product(
             [start + name for name in names.up],
             [spec.ffn_size] * len(names.up),
             spec.hidden_size,
@@ -148,33 +172,45 @@ def _assemble_layer(assembler: Assembler, spec: DecoderSpec, names: WeightNames,
         post_attn_norm=norm(names.post_attn_norm, is_sandwich),
         post_ffn_norm=norm(names.post_ffn_norm, is_sandwich),
     )
-    _pair_rotated(layer, spec)
+    _pair_normed(layer, spec)
     return layer
 
 
-def _assemble_qkv(assembler: Assembler, spec: DecoderSpec, names: WeightNames, start: str) -> Linear:
+def _assemble_qkv(assembler: Assembler, spec: DecoderSpec, names: WeightNames, start: str) -> Linear | PackedLinear:
     query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     sizes = [query, key, key] if len(names.qkv) == 3 else [query + 2 * key]
-    qkv = assembler.linear(
+    order = None
+    if assembler.packs(spec.hidden_size):
+        order = torch.arange(query + 2 * key)
+        _order_qkv(order, spec, names)
+    qkv = assembler.product(
         [start + name for name in names.qkv],
         sizes,
         spec.hidden_size,
         has_bias=spec.has_qkv_bias,
         is_transposed=names.is_transposed,
+        order=order,
     )
-    for part in (qkv.weight, qkv.bias):
-        if part is not None:
-            split_groups_(part, spec.num_heads, spec.num_kv_heads, names.qkv_layout)
+    if isinstance(qkv, Linear):
+        for part in (qkv.weight, qkv.bias):
+            if part is not None:
+                _order_qkv(part, spec, names)
     return qkv
 
 
-def _pair_rotated(layer: Layer, spec: DecoderSpec) -> None:
-    """Bring the numbers that rope turns together side by side, where the checkpoint has them in halves."""
+def _order_qkv(rows: torch.Tensor, spec: DecoderSpec, names: WeightNames) -> None:
+    """Bring the rows of a fused matrix, or what belongs to them, into our order: q, k, v, rotated pairs together."""
+    split_groups_(rows, spec.num_heads, spec.num_kv_heads, names.qkv_layout)
+    if spec.rope is not None and not spec.rope.is_interleaved:
+        turned = (spec.num_heads + spec.num_kv_heads) * spec.head_dim
+        pair_neighbours_(rows[:turned], spec.head_dim, spec.rope.width)
+
+
+def _pair_normed(layer: Layer, spec: DecoderSpec) -> None:
+    """Bring what scales the numbers that rope turns together side by side, where the checkpoint has them in halves."""
     if spec.rope is None or spec.rope.is_interleaved:
         return
-    turned = (spec.num_heads + spec.num_kv_heads) * spec.head_dim
-    parts = [layer.qkv.weight[:turned]]
-    parts += [layer.qkv.bias[:turned]] if layer.qkv.bias is not None else []
+    parts: list[torch.Tensor] = []
     for norm in (layer.q_norm, layer.k_norm):
         parts += [part for part in (norm.weight, norm.bias) if part is not None] if norm is not None else []
     for part in parts:

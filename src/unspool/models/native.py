@@ -12,7 +12,7 @@ import torch
 
 from unspool.cache import Cache, KeyShape, make_cache
 from unspool.errors import InputError, UnsupportedError
-from unspool.models.weights import Embedding, Linear, convert_tensors, iterate_tensors
+from unspool.models.weights import Embedding, Linear, PackedEmbedding, PackedLinear, convert_tensors, iterate_tensors
 from unspool.protocols import LAST, Encoded, Forward, ModelInfo, Want
 
 
@@ -81,11 +81,11 @@ class NativeModel(ABC):
         """An empty cache for `rows` rows; `config` is what `cache_config` says."""
 
     @abstractmethod
-    def get_input_embeddings(self) -> Embedding:
+    def get_input_embeddings(self) -> Embedding | PackedEmbedding:
         """The table of token embeddings: callable on ids."""
 
     @abstractmethod
-    def get_output_embeddings(self) -> Linear:
+    def get_output_embeddings(self) -> Linear | PackedLinear:
         """The head: callable on final hidden states."""
 
     def _new_own_cache(

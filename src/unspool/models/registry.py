@@ -8,8 +8,9 @@ from typing import Any, Final, Protocol
 import torch
 
 from unspool.errors import LoadError, UnsupportedError
-from unspool.models.assembly import Progress
+from unspool.models.assembly import Packing, Progress
 from unspool.models.families.baichuan import BAICHUAN
+from unspool.models.families.base import DecoderFamily
 from unspool.models.families.bloom import BLOOM
 from unspool.models.families.falcon import FALCON
 from unspool.models.families.gemma import GEMMA, GEMMA2, GEMMA3
@@ -102,12 +103,25 @@ def build_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     progress: Progress | None = None,
+    packing: Packing | None = None,
 ) -> NativeModel:
-    """The model that a `config.json` (or a GGUF header) and its weights make."""
+    """The model that a `config.json` (or a GGUF header) and its weights make.
+
+    With `packing` its matrices are quantised for products on a CPU, in float32 but for them.
+    """
     place = torch.device(device)
     family = describe_gguf(config) if is_gguf else describe(config)
     kept = dtype or _default_dtype(config, place)
-    return family.build(config, tensors, is_gguf=is_gguf, device=place, dtype=kept, progress=progress)
+    if packing is None:
+        return family.build(config, tensors, is_gguf=is_gguf, device=place, dtype=kept, progress=progress)
+    if not isinstance(family, DecoderFamily):
+        raise UnsupportedError(f"{family.name} models can't be quantised; load them with quantize=None")
+    return family.build(config, tensors, is_gguf=is_gguf, device=place, dtype=kept, progress=progress, packing=packing)
+
+
+def can_pack(config: Mapping[str, Any], *, is_gguf: bool) -> bool:
+    """Whether the matrices of a checkpoint's family can be quantised."""
+    return isinstance(describe_gguf(config) if is_gguf else describe(config), DecoderFamily)
 
 
 def _default_dtype(config: Mapping[str, Any], device: torch.device) -> torch.dtype:

@@ -83,6 +83,10 @@ class Outlook:
             return mask
         return fold_mask(mask, cache.num_forks, self._spec.num_heads, self._spec.num_kv_heads)
 
+    def table_of(self, kind: LayerKind, stop: int) -> torch.Tensor | None:
+        """The rotations of a kind of layer for positions up to `stop`, at least: (positions, pairs) complex."""
+        return self._ropes[kind].reserve(stop) if kind in self._ropes else None
+
     def _make_additive(self, mask: torch.Tensor | None) -> torch.Tensor | None:
         """Attention adds masks to scores; a boolean one would be converted again in every layer."""
         if mask is None:

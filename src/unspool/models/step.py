@@ -25,7 +25,7 @@ from unspool.models.layers import DecoderWeights, Layer
 from unspool.models.reading import read_keys, read_others
 from unspool.models.sight import Sight
 from unspool.models.spec import DecoderSpec
-from unspool.models.weights import Linear
+from unspool.models.weights import Linear, PackedLinear
 from unspool.protocols import LAST, Want
 
 PACKING_LIMIT: Final = 1 << 30  # bytes of weights up to which a second copy, laid out for batches, is kept
@@ -43,8 +43,9 @@ class Product:
     packed: Any = None  # laid out for batches
 
     @classmethod
-    def of(cls, linear: Linear, is_packed: bool) -> Product:
+    def of(cls, linear: Linear | PackedLinear, is_packed: bool) -> Product:
         """The product of a linear map."""
+        assert isinstance(linear, Linear)  # can_prepare() saw to it
         packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight, _PACKED_ROWS) if is_packed else None
         return cls(linear.weight.t(), linear.bias, packed)
 
@@ -108,11 +109,13 @@ class Steps:
         return layers, Product.of(self._weights.head, is_packed)
 
 
-def can_prepare(spec: DecoderSpec, device: torch.device, dtype: torch.dtype) -> bool:
+def can_prepare(spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a step can be prepared: for blocks of Llama's shape, with or without Gemma's outer norms."""
     return (
         device.type == "cpu"
         and dtype == torch.float32
+        and isinstance(weights.layers[0].qkv, Linear)
+        and isinstance(weights.head, Linear)
         and spec.norm.kind == "rms"
         and spec.norm_placement in ("pre", "sandwich")
         and spec.residual == "sequential"

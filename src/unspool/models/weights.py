@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol, Self
 
 import torch
 import torch.nn.functional as F
 
 from unspool.errors import LoadError
+from unspool.kernels.cpu import Blocks, Kind, find_library, pack_tiles, unpack_tiles
+from unspool.kernels.cpu.library import Matrix, describe_matrix
 from unspool.kernels.norms import layer_norm, rms_norm
 
 
@@ -32,6 +34,8 @@ class WeightSource(Protocol):
     def read(self, name: str, *, dtype: torch.dtype, rows: tuple[int, int] | None = None) -> torch.Tensor: ...
 
     def copy_into(self, name: str, out: torch.Tensor, *, transpose: bool = False) -> None: ...
+
+    def blocks(self, name: str) -> Blocks | None: ...
 
     def release(self, name: str) -> None: ...
 
@@ -66,6 +70,10 @@ class MemorySource:
         if tensor.shape != out.shape:
             raise LoadError(f"tensor {name!r} has shape {list(tensor.shape)}, not {list(out.shape)}")
         out.copy_(tensor)
+
+    def blocks(self, name: str) -> Blocks | None:  # noqa: ARG002 - the protocol's argument
+        """None: these are numbers."""
+        return None
 
     def release(self, name: str) -> None:
         """Nothing: the tensors belong to whoever gave them."""
@@ -111,6 +119,54 @@ class Embedding:
         return found if self.scale == 1.0 else found * torch.tensor(self.scale, dtype=found.dtype)
 
 
+@dataclass(slots=True)
+class PackedRows:
+    """A quantised matrix in the layout of the CPU library, and how that knows it."""
+
+    tiles: torch.Tensor  # (tiles, blocks, bytes) uint8
+    kind: Kind
+    shape: tuple[int, int]
+    bias: torch.Tensor | None = None
+    matrix: Matrix = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.matrix = describe_matrix(self.tiles, self.bias, self.kind, *self.shape)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The numbers that the blocks stand for: (out, in) float32, made anew at every call."""
+        return unpack_tiles(self.tiles, self.kind, self.shape[0]).dequantise()
+
+    @classmethod
+    def of(cls, blocks: Blocks, bias: torch.Tensor | None = None) -> Self:
+        """Blocks, laid out."""
+        rows, columns = blocks.quants.shape
+        return cls(pack_tiles(blocks), blocks.kind, (rows, columns), bias)
+
+
+class PackedLinear(PackedRows):
+    """A quantised matrix (out, in) and, where the model has one, a bias."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        library = find_library()
+        if library is None:
+            return F.linear(x, self.weight, self.bias)
+        return library.multiply(self.matrix, x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], self.shape[0])
+
+
+@dataclass(slots=True)
+class PackedEmbedding(PackedRows):
+    """A quantised row for every token; `scale` is applied when one is looked up."""
+
+    scale: float = 1.0
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        library = find_library()
+        flat = tokens.reshape(-1)
+        found = library.read_rows(self.matrix, flat) if library is not None else self.weight[flat]
+        return (found * self.scale).view(*tokens.shape, self.shape[1])
+
+
 def iterate_tensors(holder: Any) -> Iterator[torch.Tensor]:
     """Every tensor that a tree of these containers holds (a shared one as often as it is held)."""
     if isinstance(holder, torch.Tensor):
@@ -133,7 +189,7 @@ def _convert(
 ) -> Any:
     if isinstance(holder, torch.Tensor):
         if id(holder) not in done:  # the old one is kept beside the new, so that its id stays its own
-            done[id(holder)] = (holder, holder.to(device, dtype))
+            done[id(holder)] = (holder, holder.to(device, dtype if holder.is_floating_point() else holder.dtype))
         return done[id(holder)][1]
     if isinstance(holder, list):
         holder[:] = [_convert(item, device, dtype, done) for item in holder]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from unspool.errors import LoadError, UnsupportedError
-from unspool.models.assembly import Progress
+from unspool.models.assembly import Packing, Progress
 from unspool.models.decoder import Decoder
 from unspool.models.families.gguf import find_gguf_names
 from unspool.models.layers import WeightNames, assemble_decoder
@@ -41,6 +41,7 @@ class DecoderFamily:
         device: torch.device,
         dtype: torch.dtype,
         progress: Progress | None = None,
+        packing: Packing | None = None,
     ) -> Decoder:
         """The decoder that a config (or a GGUF header) and its weights make."""
         if is_gguf:
@@ -51,7 +52,7 @@ class DecoderFamily:
         else:
             settings = Settings(config)
             spec, names = self.read_config(settings), self.find_names(settings, tensors)
-        weights = assemble_decoder(spec, names, tensors, device, dtype, progress)
+        weights = assemble_decoder(spec, names, tensors, device, dtype, progress, packing)
         return Decoder(spec, weights, {} if is_gguf else config, device, dtype)
 
 

@@ -1,0 +1,23 @@
+"""The CPU library: products and whole decoding steps in C, each beside what torch does in its place.
+
+`library` finds it and says why it is not there; `blocks` are quantised matrices as rows; `tiles` lays them out for it.
+"""
+
+from unspool.kernels.cpu.blocks import BLOCK, Blocks, Kind, join_blocks, quantise_rows, read_blocks
+from unspool.kernels.cpu.library import Library, find_library, why_missing
+from unspool.kernels.cpu.tiles import TILE, pack_tiles, unpack_tiles
+
+__all__ = [
+    "BLOCK",
+    "TILE",
+    "Blocks",
+    "Kind",
+    "Library",
+    "find_library",
+    "join_blocks",
+    "pack_tiles",
+    "quantise_rows",
+    "read_blocks",
+    "unpack_tiles",
+    "why_missing",
+]

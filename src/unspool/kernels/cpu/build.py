@@ -1,0 +1,123 @@
+"""Building the library: `python -m unspool.kernels.cpu.build`. Needs nothing but Python and a C compiler.
+
+The compiler is $CC, cc, gcc or clang; where there is none, the one in the `ziglang` wheel. Every instruction set is a
+compilation of the same file, and the library chooses at run time.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SOURCES = HERE / "csrc"
+OUTPUT = HERE / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
+FLAGS = [
+    "-O3",
+    "-std=gnu11",
+    "-fPIC",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wall",
+    "-Wextra",
+]
+SETS = {
+    "aarch64": {
+        "neon_dot": ["-march=armv8.2-a+dotprod+fp16", "-DUS_NEON_DOT"],
+        "neon_i8mm": ["-march=armv8.2-a+dotprod+fp16+i8mm", "-DUS_NEON_DOT", "-DUS_NEON_I8MM"],
+    },
+    "x86_64": {
+        "avx2": ["-mavx2", "-mfma", "-mf16c", "-DUS_AVX2"],
+        "avx512": [
+            *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")),
+            "-mavx2",
+            "-mfma",
+            "-mf16c",
+            "-DUS_AVX512",
+        ],
+    },
+}
+_ZIG_NAMES = {
+    "-march=armv8.2-a+dotprod+fp16": "-mcpu=generic+v8_2a+dotprod+fullfp16",
+    "-march=armv8.2-a+dotprod+fp16+i8mm": "-mcpu=generic+v8_2a+dotprod+fullfp16+i8mm",
+}
+NAMES = {"arm64": "aarch64", "amd64": "x86_64"}
+
+
+def find_compiler() -> list[str] | None:
+    """The command of a C compiler; None where there is none."""
+    asked = os.environ.get("CC")
+    if asked and shutil.which(shlex.split(asked)[0]):
+        return shlex.split(asked)
+    for name in ("cc", "gcc", "clang"):
+        if shutil.which(name):
+            return [name]
+    return [sys.executable, "-m", "ziglang", "cc"] if importlib.util.find_spec("ziglang") else None
+
+
+def build(
+    compiler: list[str],
+    output: Path = OUTPUT,
+    *,
+    machine: str | None = None,
+    extra: tuple[str, ...] = (),
+    program: str | None = None,
+) -> Path:
+    """Compile every set for a machine and link them; the result appears whole or not at all.
+
+    With `program`, a file of csrc that has a main(), the result is that program instead of the library.
+    """
+    name = machine or platform.machine().lower()
+    parts: dict[str, tuple[str, list[str]]] = {part: (part, []) for part in ("library", "threads", program) if part}
+    for part, flags in {"plain": [], **SETS.get(NAMES.get(name, name), {})}.items():
+        parts[part] = ("kernels", [*flags, f"-DUS_NAME={part}"])
+    with tempfile.TemporaryDirectory() as folder:
+        objects = []
+        is_zig = "ziglang" in compiler  # it names Arm's extensions in its own way
+        for part, (source, flags) in parts.items():
+            flags = [_ZIG_NAMES.get(flag, flag) for flag in flags] if is_zig else flags
+            objects.append(str(Path(folder) / f"{part}.o"))
+            _call([*compiler, *FLAGS, *extra, *flags, "-c", str(SOURCES / f"{source}.c"), "-o", objects[-1]])
+        made = Path(folder) / "made"
+        shape = [] if program else ["-shared"]
+        _call([*compiler, *extra, *shape, "-o", str(made), *objects, "-lm", "-lpthread"])
+        output.parent.mkdir(parents=True, exist_ok=True)
+        whole = output.with_name(output.name + ".new")
+        shutil.copy(made, whole)
+        whole.replace(output)
+    return output
+
+
+def _call(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
+
+
+def main() -> int:
+    """Build for this machine, and say what was done."""
+    compiler = find_compiler()
+    if compiler is None:
+        print("no C compiler was found: install one (apt install gcc), or `pip install ziglang`", file=sys.stderr)
+        return 1
+    if os.name != "posix":
+        print("the library is built for Linux and macOS; elsewhere unspool runs on torch's operators", file=sys.stderr)
+        return 1
+    try:
+        print(f"built {build(compiler)} with {' '.join(compiler)}")
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

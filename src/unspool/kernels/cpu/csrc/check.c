@@ -1,0 +1,248 @@
+/* Random shapes and values through every instruction set that the machine has, each against plain C.
+ *
+ * Every buffer has exactly the size that Python gives it, so that the sanitizers see one byte too many. A program of
+ * its own: `make sanitize` builds it with the sanitizers, tools/check_instruction_sets.py for other processors.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "unspool_cpu.h"
+
+static uint64_t state = 88172645463325252ull;
+
+static uint32_t next(void) {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return (uint32_t)(state >> 16);
+}
+static int32_t below(int32_t n) { return (int32_t)(next() % (uint32_t)n); }
+static float normal(void) { return ((float)below(2001) - 1000.0f) / 1000.0f; }
+
+static void *get(size_t bytes) {
+    void *p = NULL;
+    if (posix_memalign(&p, 64, bytes ? bytes : 1)) abort();
+    return p;
+}
+static float *floats(size_t n, float scale) {
+    float *p = get(n * sizeof(float));
+    for (size_t i = 0; i < n; i++) p[i] = normal() * scale;
+    return p;
+}
+
+static void *kept[4096];
+static int num_kept;
+static void *keep(void *p) {
+    if (num_kept == 4096) abort();
+    return kept[num_kept++] = p;
+}
+static void let_go(void) {
+    while (num_kept) free(kept[--num_kept]);
+}
+
+static us_matrix random_matrix(int32_t kind, int32_t rows, int32_t columns, int has_bias) {
+    us_matrix m = {.kind = kind, .rows = rows, .columns = columns};
+    const float scale = 1.0f / sqrtf((float)columns);
+    if (kind == US_F32) m.data = keep(floats((size_t)rows * columns, scale));
+    else {
+        const size_t blocks = (size_t)((rows + US_TILE - 1) / US_TILE) * (columns / US_BLOCK), bytes = kind == US_Q8 ? 272 : 160;
+        uint8_t *p = keep(get(blocks * bytes));
+        m.data = p;
+        for (size_t i = 0; i < blocks * bytes; i++) p[i] = (uint8_t)next();
+        for (size_t b = 0; b < blocks; b++)
+            for (int r = 0; r < 8; r++) {
+                const uint16_t small = (uint16_t)(0x1400 + below(512)), lowest = (uint16_t)(0x9c00 + below(1024)); /* 1e-3, -4e-3 */
+                memcpy(p + b * bytes + 2 * r, &small, 2);
+                if (kind == US_Q4) memcpy(p + b * bytes + 16 + 2 * r, &lowest, 2);
+            }
+        if (kind == US_Q8)
+            for (size_t b = 0; b < blocks; b++)
+                for (int i = 16; i < 272; i++)
+                    if (p[b * bytes + i] == 128) p[b * bytes + i] = 129; /* -128 is not used */
+    }
+    if (has_bias) m.bias = keep(floats((size_t)rows, 0.1f));
+    return m;
+}
+
+static us_norm random_norm(int32_t kind, int32_t n) {
+    return (us_norm){.kind = kind, .eps = 1e-5f, .weight = keep(floats((size_t)n, 1.0f)), .bias = kind == US_LAYER ? keep(floats((size_t)n, 0.1f)) : NULL};
+}
+
+static int num_wrong;
+
+static void compare(const char *what, const char *set, const float *a, const float *b, size_t n, float tolerance) {
+    double off = 0, size = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (!isfinite(a[i])) {
+            printf("%s with %s: number %zu is not finite\n", what, set, i);
+            num_wrong++;
+            return;
+        }
+        off += (double)(a[i] - b[i]) * (a[i] - b[i]);
+        size += (double)b[i] * b[i];
+    }
+    if (off > (double)tolerance * tolerance * (size + 1e-12)) {
+        printf("%s with %s: off by %g\n", what, set, sqrt(off / (size + 1e-12)));
+        num_wrong++;
+    }
+}
+
+/* Call `each` for plain C, then for every other set, with a place for its results. */
+static void for_each_set(void (*each)(void *, const char *, float *), void *argument, const char *what, size_t n, float tolerance) {
+    float *expected = get(n * sizeof(float)), *made = get(n * sizeof(float));
+    char names[128];
+    us_use_instructions("plain");
+    each(argument, "plain", expected);
+    compare(what, "plain", expected, expected, n, 1);
+    strcpy(names, us_available());
+    for (char *rest = names, *name; (name = strtok(rest, ",")); rest = NULL) {
+        if (!strcmp(name, "plain")) continue;
+        if (us_use_instructions(name)) abort();
+        each(argument, name, made);
+        compare(what, name, made, expected, n, tolerance);
+    }
+    free(expected);
+    free(made);
+}
+
+typedef struct {
+    us_matrix matrix;
+    const float *x;
+    int32_t num_rows, threads;
+} product;
+
+static void multiply(void *argument, const char *set, float *y) {
+    const product *p = argument;
+    void *scratch = get((size_t)us_product_bytes(&p->matrix, p->num_rows));
+    (void)set;
+    us_product(&p->matrix, p->x, p->num_rows, y, scratch, p->threads);
+    free(scratch);
+}
+
+static void check_product(void) {
+    product p = {.num_rows = 1 + below(9), .threads = 1 + below(3)};
+    const int32_t kind = below(3), columns = kind == US_F32 ? 1 + below(200) : US_BLOCK * (1 + below(6));
+    p.matrix = random_matrix(kind, 1 + below(50), columns, below(2));
+    p.x = keep(floats((size_t)p.num_rows * columns, 1.0f));
+    for_each_set(multiply, &p, "a product", (size_t)p.num_rows * p.matrix.rows, 1e-5f);
+    let_go();
+}
+
+typedef struct {
+    us_model model;
+    us_job job;
+    float **start, **own, **shared; /* start: what the own store holds before the run */
+    size_t store_size;
+    int32_t threads;
+} whole;
+
+static void run(void *argument, const char *set, float *out) {
+    whole *w = argument;
+    (void)set;
+    for (int32_t l = 0; l < w->model.num_layers; l++) memcpy(w->own[l], w->start[l], w->store_size * sizeof(float));
+    w->job.scratch = get((size_t)us_scratch_bytes(&w->model, w->job.num_tokens, w->threads, w->job.most_keys));
+    w->job.logits = out;
+    us_run(&w->model, &w->job, w->threads);
+    free(w->job.scratch);
+}
+
+static void check_run(void) {
+    whole w = {.threads = 1 + below(3)};
+    us_model *m = &w.model;
+    us_job *job = &w.job;
+    const int32_t group = 1 + below(9), widths[] = {8, 16, 64, 80};
+    const int32_t kinds[] = {US_F32, US_Q8, US_Q4}, kind = kinds[below(3)], norm = below(2), bias = below(2);
+    m->num_layers = 1 + below(2);
+    m->num_kv_heads = 1 + below(3);
+    m->num_heads = m->num_kv_heads * group;
+    m->head_dim = kind == US_F32 ? widths[below(4)] : 32 * (1 + below(2));
+    m->hidden = 32 * (1 + below(3));
+    m->ffn = 32 * (1 + below(4));
+    m->vocab = 8 + below(90);
+    m->rope_width = 2 * (1 + below(m->head_dim / 2));
+    m->is_parallel = below(2);
+    m->is_gated = below(2);
+    m->activation = below(4);
+    m->embedding_scale = 1.5f;
+    m->attention_cap = below(2) ? 20.0f : 0;
+    m->logit_cap = below(2) ? 10.0f : 0;
+    m->embedding = random_matrix(kind, m->vocab, m->hidden, 0);
+    m->head = random_matrix(kind, m->vocab, m->hidden, bias);
+    m->has_embedding_norm = below(2);
+    m->embedding_norm = random_norm(norm, m->hidden);
+    m->final_norm = random_norm(norm, m->hidden);
+    m->slopes = below(2) ? keep(floats((size_t)m->num_heads, 0.1f)) : NULL;
+    us_layer *layers = keep(calloc((size_t)m->num_layers, sizeof(us_layer)));
+    const int32_t rows = 1 + below(3), room = 1 + below(300), shared_room = below(2) ? 1 + below(200) : 0;
+    const int32_t longest = room + shared_room;
+    m->positions = below(2) ? keep(floats((size_t)longest * m->hidden, 0.1f)) : NULL;
+    for (int32_t l = 0; l < m->num_layers; l++) {
+        us_layer *y = layers + l;
+        y->attn_norm = random_norm(norm, m->hidden);
+        y->ffn_norm = random_norm(norm, m->hidden);
+        y->post_attn_norm = random_norm(norm, m->hidden);
+        y->post_ffn_norm = random_norm(norm, m->hidden);
+        y->q_norm = random_norm(US_RMS, m->head_dim);
+        y->k_norm = random_norm(US_RMS, m->head_dim);
+        y->has_ffn_norm = below(2);
+        y->has_post_norms = !m->is_parallel && below(2);
+        y->has_qk_norm = below(2);
+        y->window = below(2) ? 1 + below(longest) : 0;
+        y->qkv = random_matrix(kind, (m->num_heads + 2 * m->num_kv_heads) * m->head_dim, m->hidden, bias);
+        y->out = random_matrix(kind, m->hidden, m->num_heads * m->head_dim, bias);
+        y->up = random_matrix(kind, m->ffn * (1 + m->is_gated), m->hidden, bias);
+        y->down = random_matrix(kind, m->hidden, m->ffn, bias);
+        y->rope = below(2) ? keep(floats((size_t)longest * m->rope_width, 1.0f)) : NULL;
+        y->scale = 1.0f / sqrtf((float)m->head_dim);
+    }
+    m->layers = layers;
+    const size_t position = (size_t)2 * m->num_kv_heads * m->head_dim;
+    w.store_size = (size_t)rows * room * position;
+    float ***stores[] = {&w.start, &w.own, &w.shared};
+    for (int s = 0; s < 3; s++) {
+        *stores[s] = keep(get(sizeof(float *) * (size_t)m->num_layers));
+        const size_t n = s == 2 ? (size_t)rows * shared_room * position : w.store_size;
+        for (int32_t l = 0; l < m->num_layers; l++) (*stores[s])[l] = keep(floats(n, 1.0f));
+    }
+    job->own = (us_store){w.own, (int64_t)(room * position), (int64_t)position};
+    job->shared = (us_store){w.shared, (int64_t)(shared_room * position), (int64_t)position};
+    int32_t *numbers[7], count = 0;
+    for (int i = 0; i < 7; i++) numbers[i] = keep(get(sizeof(int32_t) * US_CHUNK));
+    for (int32_t row = 0; row < rows; row++) {
+        const int32_t start = below(room), most = room - start < 20 ? room - start : 20, shared = shared_room ? below(shared_room + 1) : 0;
+        const int32_t tokens = 1 + below(most);
+        for (int32_t i = 0; i < tokens; i++, count++) {
+            numbers[0][count] = below(m->vocab);
+            numbers[1][count] = shared + start + i;
+            numbers[2][count] = row;
+            numbers[3][count] = start + i;
+            numbers[4][count] = row;
+            numbers[5][count] = shared;
+            if (shared + start + i + 1 > job->most_keys) job->most_keys = shared + start + i + 1;
+        }
+        numbers[6][job->num_wanted++] = count - 1;
+    }
+    job->num_tokens = count;
+    job->tokens = numbers[0];
+    job->positions = numbers[1];
+    job->own_rows = numbers[2];
+    job->own_places = numbers[3];
+    job->shared_rows = numbers[4];
+    job->shared_counts = numbers[5];
+    job->wanted = numbers[6];
+    job->states = below(2) ? keep(floats((size_t)count * m->hidden, 1.0f)) : NULL;
+    /* Where a number lies between two of 8 bits, sets may round it to different sides. */
+    for_each_set(run, &w, "a run", (size_t)job->num_wanted * m->vocab, kind == US_F32 ? 1e-3f : 0.1f);
+    let_go();
+}
+
+int main(int argc, char **argv) {
+    const int rounds = argc > 1 ? atoi(argv[1]) : 200;
+    if (argc > 2) state ^= strtoull(argv[2], NULL, 10) * 0x9e3779b97f4a7c15ull;
+    for (int i = 0; i < rounds; i++) check_product();
+    for (int i = 0; i < rounds; i++) check_run();
+    printf("%d products and %d runs on %s: %d wrong\n", rounds, rounds, us_available(), num_wrong);
+    return num_wrong > 0;
+}

@@ -1,0 +1,71 @@
+/* What the files of the library share: the table of functions that each instruction set compiles, and the threads. */
+#ifndef UNSPOOL_INTERNAL_H
+#define UNSPOOL_INTERNAL_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+
+#include "unspool_cpu.h"
+
+typedef struct us_team us_team;
+
+/* A piece of work that every thread of a team takes part in. */
+typedef void (*us_task)(const void *argument, int32_t thread, us_team *team);
+
+typedef struct {
+    const char *name;
+    us_task run;     /* argument: us_run_task */
+    us_task product; /* argument: us_product_task */
+} us_kernels;
+
+typedef struct {
+    const us_model *model;
+    const us_job *job;
+} us_run_task;
+
+typedef struct {
+    const us_matrix *matrix;
+    const float *x;
+    int32_t num_rows;
+    float *y;
+    void *scratch;
+} us_product_task;
+
+/* Where the numbers of one call lie in its scratch memory. */
+typedef struct {
+    float *x, *qkv, *read, *side, *fed;      /* a token each: state, q k v, attention's result, a second state, feed-forward */
+    float *parts;                            /* halves of attention that are joined later */
+    int8_t *quants;                          /* activations as int8, */
+    float *normed, *scales, *sums;           /* as floats, their scales and scaled sums: one set for all, */
+    size_t quants_size, normed_size, scales_size; /* or one a thread, this far apart (elements) */
+    size_t bytes;
+} us_scratch;
+
+us_scratch us_lay_out(const us_model *model, int32_t num_tokens, int32_t threads, int32_t most_keys, void *memory);
+
+/* With few rows every thread prepares the input of products for itself: that is cheaper than to wait for each other. */
+static inline int32_t us_is_private(int32_t num_tokens) { return num_tokens <= 2; }
+
+/* Parts of a token's keys that are shared out among threads; 0 where there are tokens and heads enough to share out. */
+static inline int32_t us_count_parts(int32_t num_tokens, int32_t kv_heads, int32_t threads, int32_t most_keys) {
+    return threads > 1 && (int64_t)num_tokens * kv_heads < 4 * (int64_t)threads ? (most_keys + US_PART - 1) / US_PART : 0;
+}
+
+struct us_team {
+    int32_t size;
+    _Alignas(64) atomic_int arrived;
+    _Alignas(64) atomic_int phase;
+};
+
+int32_t us_gather(int32_t threads);                 /* take the team for one call; how many it really has */
+void us_do(us_task task, const void *argument);      /* let all of them work, and give the team back */
+void us_meet(us_team *team);                         /* wait for all threads of the team */
+
+extern const us_kernels us_plain;
+#if defined(__aarch64__)
+extern const us_kernels us_neon_dot, us_neon_i8mm;
+#elif defined(__x86_64__)
+extern const us_kernels us_avx2, us_avx512;
+#endif
+
+#endif

@@ -1,0 +1,189 @@
+/* The library's surface: which instruction set runs, how scratch memory is laid out, and the calls themselves. */
+#include <stdio.h>
+#include <string.h>
+
+#include "internal.h"
+#include "vector.h"
+
+#if defined(__linux__) && defined(__aarch64__)
+#include <sys/auxv.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+#elif defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+/* --- instruction sets -------------------------------------------------------------------------------------------- */
+#if defined(__aarch64__)
+#if defined(__APPLE__)
+static int has(const char *feature) {
+    int value = 0;
+    size_t size = sizeof value;
+    return !sysctlbyname(feature, &value, &size, NULL, 0) && value;
+}
+static int has_dot(void) { return has("hw.optional.arm.FEAT_DotProd"); }
+static int has_i8mm(void) { return has("hw.optional.arm.FEAT_I8MM"); }
+#elif defined(__linux__)
+static int has_dot(void) { return (getauxval(16) >> 20) & 1; } /* AT_HWCAP, ASIMDDP */
+static int has_i8mm(void) { return has_dot() && ((getauxval(26) >> 13) & 1); } /* AT_HWCAP2, I8MM */
+#else
+static int has_dot(void) { return 0; }
+static int has_i8mm(void) { return 0; }
+#endif
+#elif defined(__x86_64__)
+static uint64_t saved_registers(void) { /* what the system keeps when it switches threads */
+    uint32_t low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return ((uint64_t)high << 32) | low;
+}
+static int has_avx2(void) {
+    uint32_t a, b, c, d;
+    if (!__get_cpuid(1, &a, &b, &c, &d)) return 0;
+    if ((c & (1u << 12 | 1u << 27 | 1u << 28 | 1u << 29)) != (1u << 12 | 1u << 27 | 1u << 28 | 1u << 29)) return 0;
+    if ((saved_registers() & 6) != 6) return 0;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b >> 5 & 1);
+}
+static int has_avx512(void) {
+    uint32_t a, b, c, d;
+    if (!has_avx2() || (saved_registers() & 0xe6) != 0xe6) return 0;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
+    return (b >> 16 & 1) && (b >> 17 & 1) && (b >> 30 & 1) && (b >> 31 & 1) && (c >> 11 & 1); /* F, DQ, BW, VL, VNNI */
+}
+#endif
+
+static int always(void) { return 1; }
+
+static const struct {
+    const us_kernels *kernels;
+    int (*is_there)(void);
+} sets[] = { /* best first */
+#if defined(__aarch64__)
+    {&us_neon_i8mm, has_i8mm},
+    {&us_neon_dot, has_dot},
+#elif defined(__x86_64__)
+    {&us_avx512, has_avx512},
+    {&us_avx2, has_avx2},
+#endif
+    {&us_plain, always},
+};
+#define NUM_SETS (sizeof sets / sizeof sets[0])
+
+static const us_kernels *chosen;
+
+static const us_kernels *kernels(void) {
+    for (size_t i = 0; !chosen; i++)
+        if (sets[i].is_there()) chosen = sets[i].kernels;
+    return chosen;
+}
+
+int32_t us_abi(void) { return US_ABI; }
+
+const char *us_instructions(void) { return kernels()->name; }
+
+int32_t us_use_instructions(const char *set) {
+    for (size_t i = 0; i < NUM_SETS; i++)
+        if (!strcmp(set, sets[i].kernels->name) && sets[i].is_there()) {
+            chosen = sets[i].kernels;
+            return 0;
+        }
+    return -1;
+}
+
+const char *us_available(void) {
+    static char names[128];
+    names[0] = 0;
+    for (size_t i = 0; i < NUM_SETS; i++)
+        if (sets[i].is_there()) {
+            if (names[0]) strcat(names, ",");
+            strcat(names, sets[i].kernels->name);
+        }
+    return names;
+}
+
+/* --- scratch memory ---------------------------------------------------------------------------------------------- */
+static size_t take(size_t *used, size_t bytes) {
+    size_t at = *used;
+    *used += (bytes + 63) & ~(size_t)63;
+    return at;
+}
+
+us_scratch us_lay_out(const us_model *m, int32_t num_tokens, int32_t threads, int32_t most_keys, void *memory) {
+    const size_t T = (size_t)num_tokens, head = (size_t)m->head_dim, H = (size_t)m->num_heads, KV = (size_t)m->num_kv_heads;
+    const size_t heads = H * head, hidden = (size_t)m->hidden, ffn = (size_t)m->ffn;
+    size_t widest = hidden > ffn ? hidden : ffn;
+    widest = widest > heads ? widest : heads;
+    us_scratch s = {.quants_size = (T * widest + 63) & ~(size_t)63, .normed_size = T * widest, .scales_size = T * (widest / US_BLOCK + 1)};
+    const size_t copies = us_is_private(num_tokens) ? (size_t)threads : 1;
+    const size_t parts = (size_t)us_count_parts(num_tokens, m->num_kv_heads, threads, most_keys);
+    size_t used = 0;
+    char *base = memory;
+#define PLACE(type, size) (type *)(base + take(&used, sizeof(type) * (size)))
+    s.x = PLACE(float, T * hidden);
+    s.qkv = PLACE(float, T * (heads + 2 * KV * head));
+    s.read = PLACE(float, T * heads);
+    s.side = PLACE(float, T * hidden);
+    s.fed = PLACE(float, T * ffn);
+    s.parts = PLACE(float, T * parts * H * (head + 2));
+    s.normed = PLACE(float, copies * s.normed_size);
+    s.scales = PLACE(float, copies * s.scales_size);
+    s.sums = PLACE(float, copies * s.scales_size);
+    s.quants = PLACE(int8_t, copies * s.quants_size);
+    s.bytes = used;
+    return s;
+}
+
+int64_t us_scratch_bytes(const us_model *model, int32_t num_tokens, int32_t threads, int32_t most_keys) {
+    int64_t most = 0; /* a smaller call may take more: it splits attention */
+    for (int32_t n = 1; n <= num_tokens; n++) {
+        int64_t bytes = (int64_t)us_lay_out(model, n, threads, most_keys, NULL).bytes;
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+int64_t us_product_bytes(const us_matrix *matrix, int32_t num_rows) {
+    const int64_t columns = matrix->columns, blocks = columns / US_BLOCK;
+    return ((num_rows * columns + 63) & ~(int64_t)63) + 2 * num_rows * blocks * (int64_t)sizeof(float);
+}
+
+/* --- calls ------------------------------------------------------------------------------------------------------- */
+void us_run(const us_model *model, const us_job *job, int32_t threads) {
+    us_gather(threads);
+    us_do(kernels()->run, &(us_run_task){model, job});
+}
+
+void us_product(const us_matrix *matrix, const float *x, int32_t num_rows, float *y, void *scratch, int32_t threads) {
+    us_gather(threads);
+    us_do(kernels()->product, &(us_product_task){matrix, x, num_rows, y, scratch});
+}
+
+static float half_at(const uint8_t *p) {
+    uint16_t half;
+    memcpy(&half, p, 2);
+    return half_to_float(half);
+}
+
+void us_read_rows(const us_matrix *matrix, const int32_t *rows, int32_t count, float *out) {
+    const int32_t columns = matrix->columns, blocks = columns / US_BLOCK;
+    for (int32_t i = 0; i < count; i++, out += columns) {
+        const int32_t row = rows[i], tile = row / US_TILE, r = row % US_TILE;
+        if (matrix->kind == US_F32) {
+            memcpy(out, (const float *)matrix->data + (size_t)row * columns, sizeof(float) * (size_t)columns);
+            continue;
+        }
+        const int is_q8 = matrix->kind == US_Q8;
+        const size_t bytes = is_q8 ? 16 + 256 : 32 + 128;
+        const uint8_t *block = (const uint8_t *)matrix->data + (size_t)tile * blocks * bytes;
+        for (int32_t b = 0; b < blocks; b++, block += bytes) {
+            const float scale = half_at(block + 2 * r);
+            for (int32_t k = 0; k < US_BLOCK; k++) {
+                float *to = out + b * US_BLOCK + k;
+                if (is_q8) *to = scale * (float)((const int8_t *)block)[16 + 32 * (k / 4) + 4 * r + k % 4];
+                else {
+                    const uint8_t both = block[32 + 32 * (k % 16 / 4) + 4 * r + k % 4];
+                    *to = scale * (float)(k < 16 ? both & 15 : both >> 4) + half_at(block + 16 + 2 * r);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+/* The decode step of a decoder-only model on a CPU, in one call. C11, no dependencies.
+ *
+ * Python checks every size and offset before it calls (kernels/cpu/library.py); here memory is trusted.
+ * All strides are counted in floats. Matrices are (rows, columns): an output row each.
+ */
+#ifndef UNSPOOL_CPU_H
+#define UNSPOOL_CPU_H
+
+#include <stdint.h>
+
+#define US_ABI 1
+#define US_TILE 8      /* output rows of a quantised tile */
+#define US_BLOCK 32    /* columns that share a scale */
+#define US_PART 128    /* keys that attention reads at once */
+#define US_WIDEST_HEAD 256
+#define US_CHUNK 64    /* most tokens of one call: their activations stay in the second-level cache */
+
+enum us_kind {
+    US_F32 = 0, /* plain rows */
+    US_Q8 = 1,  /* tiles of blocks: 8 float16 scales, then 8 groups of 4 columns of 8 rows, int8 */
+    US_Q4 = 2,  /* tiles of blocks: 8 float16 scales, 8 float16 minimums, then 4 groups as above, two to a byte */
+};
+enum us_activation { US_SILU = 0, US_GELU_TANH = 1, US_GELU = 2, US_RELU = 3 };
+enum us_norm_kind { US_RMS = 0, US_LAYER = 1 };
+
+typedef struct {
+    int32_t kind, rows, columns, unused;
+    const void *data;
+    const float *bias; /* or NULL */
+} us_matrix;
+
+typedef struct {
+    int32_t kind;
+    float eps;
+    const float *weight; /* or NULL */
+    const float *bias;   /* or NULL */
+} us_norm;
+
+typedef struct {
+    us_norm attn_norm, ffn_norm, post_attn_norm, post_ffn_norm, q_norm, k_norm;
+    int32_t has_ffn_norm, has_post_norms, has_qk_norm, window; /* window 0: none */
+    us_matrix qkv, out, up, down;
+    const float *rope; /* (positions, pairs, 2): cosine and sine; or NULL */
+    float scale;
+    int32_t unused;
+} us_layer;
+
+typedef struct {
+    int32_t num_layers, hidden, num_heads, num_kv_heads, head_dim, ffn, vocab, rope_width;
+    int32_t is_parallel, is_gated, activation, has_embedding_norm;
+    float embedding_scale, attention_cap, logit_cap; /* caps 0: none */
+    int32_t unused;
+    us_matrix embedding, head;
+    us_norm embedding_norm, final_norm;
+    const float *positions; /* learned, already moved by their offset; or NULL */
+    const float *slopes;    /* of ALiBi, a head each; or NULL */
+    const us_layer *layers;
+} us_model;
+
+/* Keys and values of one kind of store: a base address a layer, (rows, positions, 2, kv heads, width) from there. */
+typedef struct {
+    float *const *layers;
+    int64_t row_stride, position_stride;
+} us_store;
+
+typedef struct {
+    int32_t num_tokens, num_wanted, most_keys, unused; /* most_keys: that any token reads, its own included */
+    const int32_t *tokens;
+    const int32_t *positions;     /* of each token in its sequence */
+    const int32_t *own_rows;      /* where its keys are kept */
+    const int32_t *own_places;    /* and at which place: the tokens of one row stand in order */
+    const int32_t *shared_rows;   /* whose keys come before its own */
+    const int32_t *shared_counts; /* and how many of them; 0: none */
+    const int32_t *wanted;        /* tokens whose logits are wanted */
+    us_store own, shared;
+    float *logits; /* (num_wanted, vocab) */
+    float *states; /* (num_tokens, hidden) after the last norm; or NULL */
+    void *scratch; /* us_scratch_bytes of it, aligned to 64 */
+} us_job;
+
+int32_t us_abi(void);
+const char *us_instructions(void);           /* the set in use */
+int32_t us_use_instructions(const char *set); /* choose one by name; 0 if this machine has it */
+const char *us_available(void);              /* all that this machine can run, best first, with commas */
+
+int64_t us_scratch_bytes(const us_model *model, int32_t num_tokens, int32_t threads, int32_t most_keys);
+void us_run(const us_model *model, const us_job *job, int32_t threads);
+
+/* y (num_rows, matrix rows) = x (num_rows, columns) times the matrix, and its bias. */
+int64_t us_product_bytes(const us_matrix *matrix, int32_t num_rows);
+void us_product(const us_matrix *matrix, const float *x, int32_t num_rows, float *y, void *scratch, int32_t threads);
+/* Rows of a matrix as numbers: (count, columns). */
+void us_read_rows(const us_matrix *matrix, const int32_t *rows, int32_t count, float *out);
+
+#endif

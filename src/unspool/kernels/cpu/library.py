@@ -1,0 +1,235 @@
+"""Finding and calling the library. Sizes are checked here: below this line memory is trusted."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from unspool.errors import SettingError
+from unspool.kernels.cpu.blocks import BLOCK
+from unspool.kernels.cpu.tiles import BYTES, TILE
+
+ABI: Final = 1
+CHUNK: Final = 64  # most tokens of one call; US_CHUNK
+MOST_THREADS: Final = 256
+FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
+SWITCH: Final = "UNSPOOL_CPU_KERNELS"  # "off" or the name of an instruction set
+_KINDS: Final = {"float32": 0, "int8": 1, "int4": 2}
+
+
+class Matrix(ctypes.Structure):
+    """us_matrix."""
+
+    _fields_ = [
+        ("kind", ctypes.c_int32),
+        ("rows", ctypes.c_int32),
+        ("columns", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+        ("data", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+    ]
+
+
+class Norm(ctypes.Structure):
+    """us_norm."""
+
+    _fields_ = [
+        ("kind", ctypes.c_int32),
+        ("eps", ctypes.c_float),
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+    ]
+
+
+class Layer(ctypes.Structure):
+    """us_layer."""
+
+    _fields_ = [
+        *((name, Norm) for name in ("attn_norm", "ffn_norm", "post_attn_norm", "post_ffn_norm", "q_norm", "k_norm")),
+        *((name, ctypes.c_int32) for name in ("has_ffn_norm", "has_post_norms", "has_qk_norm", "window")),
+        *((name, Matrix) for name in ("qkv", "out", "up", "down")),
+        ("rope", ctypes.c_void_p),
+        ("scale", ctypes.c_float),
+        ("unused", ctypes.c_int32),
+    ]
+
+
+class Model(ctypes.Structure):
+    """us_model."""
+
+    _fields_ = [
+        *(
+            (name, ctypes.c_int32)
+            for name in ["num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "ffn", "vocab", "rope_width"]
+        ),
+        *((name, ctypes.c_int32) for name in ("is_parallel", "is_gated", "activation", "has_embedding_norm")),
+        *((name, ctypes.c_float) for name in ("embedding_scale", "attention_cap", "logit_cap")),
+        ("unused", ctypes.c_int32),
+        ("embedding", Matrix),
+        ("head", Matrix),
+        ("embedding_norm", Norm),
+        ("final_norm", Norm),
+        ("positions", ctypes.c_void_p),
+        ("slopes", ctypes.c_void_p),
+        ("layers", ctypes.POINTER(Layer)),
+    ]
+
+
+class Store(ctypes.Structure):
+    """us_store."""
+
+    _fields_ = [
+        ("layers", ctypes.c_void_p),
+        ("row_stride", ctypes.c_int64),
+        ("position_stride", ctypes.c_int64),
+    ]
+
+
+class Job(ctypes.Structure):
+    """us_job."""
+
+    _fields_ = [
+        ("num_tokens", ctypes.c_int32),
+        ("num_wanted", ctypes.c_int32),
+        ("most_keys", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ["tokens", "positions", "own_rows", "own_places", "shared_rows", "shared_counts", "wanted"]
+        ),
+        ("own", Store),
+        ("shared", Store),
+        ("logits", ctypes.c_void_p),
+        ("states", ctypes.c_void_p),
+        ("scratch", ctypes.c_void_p),
+    ]
+
+
+def point(tensor: torch.Tensor | None) -> int | None:
+    """The address of a contiguous tensor."""
+    if tensor is None:
+        return None
+    assert tensor.is_contiguous() and tensor.device.type == "cpu"
+    return tensor.data_ptr()
+
+
+def describe_matrix(data: torch.Tensor, bias: torch.Tensor | None, kind: str, rows: int, columns: int) -> Matrix:
+    """A matrix as the library knows it; its bytes must be exactly as many as its shape says."""
+    tiles = -(-rows // TILE)
+    expected = 4 * rows * columns if kind == "float32" else tiles * (columns // BLOCK) * BYTES[kind]  # type: ignore[index]
+    if rows < 1 or columns < 1 or (kind != "float32" and columns % BLOCK) or data.nbytes != expected:
+        raise SettingError(f"{data.nbytes} bytes are no {kind} matrix of {rows} rows and {columns} columns")
+    if bias is not None and (bias.dtype != torch.float32 or bias.numel() != rows):
+        raise SettingError(f"a bias of {bias.numel()} numbers does not fit {rows} rows")
+    return Matrix(_KINDS[kind], rows, columns, 0, point(data), point(bias))
+
+
+class Library:
+    """The loaded library, and how many threads its calls use."""
+
+    def __init__(self, handle: ctypes.CDLL) -> None:
+        self._handle = handle
+        handle.us_instructions.restype = ctypes.c_char_p
+        handle.us_available.restype = ctypes.c_char_p
+        handle.us_use_instructions.argtypes = [ctypes.c_char_p]
+        handle.us_scratch_bytes.argtypes = [ctypes.POINTER(Model), ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]
+        handle.us_scratch_bytes.restype = ctypes.c_int64
+        handle.us_run.argtypes = [ctypes.POINTER(Model), ctypes.POINTER(Job), ctypes.c_int32]
+        handle.us_run.restype = None
+        handle.us_product_bytes.argtypes = [ctypes.POINTER(Matrix), ctypes.c_int32]
+        handle.us_product_bytes.restype = ctypes.c_int64
+        handle.us_product.argtypes = [
+            ctypes.POINTER(Matrix),
+            *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32),
+        ]
+        handle.us_product.restype = None
+        handle.us_read_rows.argtypes = [ctypes.POINTER(Matrix), ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p]
+        handle.us_read_rows.restype = None
+        self.threads = count_threads()
+        self.run = handle.us_run
+
+    @property
+    def instructions(self) -> str:
+        """The instruction set in use."""
+        return str(self._handle.us_instructions().decode())
+
+    @property
+    def available(self) -> list[str]:
+        """The instruction sets that this machine has, best first."""
+        return str(self._handle.us_available().decode()).split(",")
+
+    def use_instructions(self, name: str) -> None:
+        """Choose an instruction set by name, for tests and comparisons."""
+        if self._handle.us_use_instructions(name.encode()):
+            raise SettingError(f"this machine has no {name!r} instructions; it has {', '.join(self.available)}")
+
+    def count_scratch(self, model: Model, num_tokens: int, most_keys: int) -> int:
+        """Bytes of working memory for runs of up to so many tokens, none of which reads more than so many keys."""
+        return int(self._handle.us_scratch_bytes(ctypes.byref(model), num_tokens, self.threads, most_keys))
+
+    def multiply(self, matrix: Matrix, x: torch.Tensor) -> torch.Tensor:
+        """Rows times a matrix: (rows, matrix rows) float32."""
+        if x.dim() != 2 or x.shape[1] != matrix.columns or x.dtype != torch.float32:
+            raise SettingError(f"rows of {matrix.columns} float32 numbers are needed, not {list(x.shape)} {x.dtype}")
+        x = x.contiguous()
+        y = torch.empty(x.shape[0], matrix.rows)
+        if not x.shape[0]:
+            return y
+        scratch = torch.empty(int(self._handle.us_product_bytes(ctypes.byref(matrix), x.shape[0])), dtype=torch.uint8)
+        self._handle.us_product(ctypes.byref(matrix), point(x), x.shape[0], point(y), point(scratch), self.threads)
+        return y
+
+    def read_rows(self, matrix: Matrix, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of a matrix as numbers: (count, columns) float32."""
+        index = rows.to(torch.int32).contiguous()
+        if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < matrix.rows:
+            raise SettingError(f"rows from {int(index.min())} to {int(index.max())} of a matrix of {matrix.rows}")
+        out = torch.empty(index.numel(), matrix.columns)
+        self._handle.us_read_rows(ctypes.byref(matrix), point(index), index.numel(), point(out))
+        return out
+
+
+def count_threads() -> int:
+    """How many threads calls use: UNSPOOL_NUM_THREADS, or the cores that this process may use."""
+    asked = os.environ.get("UNSPOOL_NUM_THREADS")
+    if asked:
+        if not asked.isascii() or not asked.isdecimal() or not 1 <= int(asked[:9]) <= MOST_THREADS:
+            raise SettingError(f"UNSPOOL_NUM_THREADS={asked[:40]!r} is no number from 1 to {MOST_THREADS}")
+        return int(asked)
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(usable, torch.get_num_threads(), MOST_THREADS))  # torch knows physical cores
+
+
+@lru_cache(maxsize=1)
+def _open() -> tuple[Library | None, str]:
+    asked = os.environ.get(SWITCH, "")
+    if asked == "off":
+        return None, f"{SWITCH}=off"
+    if not FILE.is_file():
+        return None, f"it was not built: {FILE.name} is missing (python -m unspool.kernels.cpu.build makes it)"
+    try:
+        handle = ctypes.CDLL(str(FILE))
+        if handle.us_abi() != ABI:
+            return None, f"{FILE.name} is of another version; build it again (python -m unspool.kernels.cpu.build)"
+        library = Library(handle)
+    except (OSError, AttributeError) as error:
+        return None, f"{FILE.name} can't be loaded: {error}"
+    if asked:
+        library.use_instructions(asked)
+    return library, ""
+
+
+def find_library() -> Library | None:
+    """The library, where it was built for this machine and is not switched off."""
+    return _open()[0]
+
+
+def why_missing() -> str:
+    """Why there is no library; empty where there is one."""
+    return _open()[1]

@@ -1,0 +1,54 @@
+"""Blocks laid out for the library: tiles of 8 rows, groups of 4 columns, as csrc/tiles.h describes them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+
+from unspool.kernels.cpu.blocks import BLOCK, Blocks, Kind
+
+TILE: Final = 8  # rows that are multiplied together
+BYTES: Final[dict[Kind, int]] = {"int8": 16 + 256, "int4": 32 + 128}  # of one block of one tile
+
+
+def pack_tiles(blocks: Blocks) -> torch.Tensor:
+    """The bytes of a matrix as the library reads it: (tiles, blocks, bytes) uint8; rows are filled up with zeros."""
+    quants, missing = blocks.quants, -blocks.quants.shape[0] % TILE
+    if missing:
+        quants = F.pad(quants, (0, 0, 0, missing))
+    num_tiles, num_blocks = quants.shape[0] // TILE, quants.shape[1] // BLOCK
+    parts = [_pack_halves(blocks.scales, missing)]
+    if blocks.minimums is None:
+        groups = quants.view(num_tiles, TILE, num_blocks, 8, 4).permute(0, 2, 3, 1, 4)
+        parts.append(groups.reshape(num_tiles, num_blocks, 256).view(torch.uint8))
+    else:
+        parts.append(_pack_halves(blocks.minimums, missing))
+        halves = quants.view(num_tiles, TILE, num_blocks, 2, 4, 4).permute(3, 0, 2, 4, 1, 5)
+        parts.append((halves[0] | (halves[1] << 4)).reshape(num_tiles, num_blocks, 128))
+    return torch.cat(parts, dim=2)
+
+
+def _pack_halves(values: torch.Tensor, missing: int) -> torch.Tensor:
+    """A float16 for each of a tile's rows: (tiles, blocks, 16) uint8."""
+    filled = F.pad(values, (0, 0, 0, missing)) if missing else values
+    return filled.view(-1, TILE, filled.shape[1]).transpose(1, 2).contiguous().view(torch.uint8)
+
+
+def unpack_tiles(packed: torch.Tensor, kind: Kind, num_rows: int) -> Blocks:
+    """What was packed."""
+    num_tiles, num_blocks, _ = packed.shape
+    scales = _unpack_halves(packed[:, :, :16])[:num_rows]
+    if kind == "int8":
+        groups = packed[:, :, 16:].view(torch.int8).reshape(num_tiles, num_blocks, 8, TILE, 4).permute(0, 3, 1, 2, 4)
+        return Blocks(groups.reshape(num_tiles * TILE, -1)[:num_rows], scales, None)
+    both = packed[:, :, 32:].reshape(num_tiles, num_blocks, 1, 4, TILE, 4)
+    groups = torch.cat((both & 15, both >> 4), dim=2).permute(0, 4, 1, 2, 3, 5)
+    minimums = _unpack_halves(packed[:, :, 16:32])[:num_rows]
+    return Blocks(groups.reshape(num_tiles * TILE, -1)[:num_rows], scales, minimums)
+
+
+def _unpack_halves(part: torch.Tensor) -> torch.Tensor:
+    values = part.contiguous().view(torch.float16)  # (tiles, blocks, 8)
+    return values.transpose(1, 2).reshape(-1, part.shape[1])

@@ -1,0 +1,292 @@
+"""A decoder's pass in one call of the CPU library: all layers, all phases, no operators in between."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from unspool.cache import Cache, Span, Stores
+from unspool.kernels.alibi import alibi_slopes
+from unspool.kernels.cpu import Library
+from unspool.kernels.cpu.library import CHUNK, Job, Model, Store, describe_matrix, point
+from unspool.kernels.cpu.library import Layer as CLayer
+from unspool.kernels.cpu.library import Matrix as CMatrix
+from unspool.kernels.cpu.library import Norm as CNorm
+from unspool.models.layers import DecoderWeights, Layer
+from unspool.models.sight import Outlook
+from unspool.models.spec import DecoderSpec
+from unspool.models.weights import Embedding, Linear, Norm, PackedEmbedding, PackedLinear, PackedRows, iterate_tensors
+from unspool.protocols import Forward, Want
+
+_ACTIVATIONS: Final = {
+    **dict.fromkeys(("silu", "swish"), 0),
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), 1),
+    "gelu": 2,
+    "relu": 3,
+}
+_WIDEST_HEAD: Final = 256
+_KEYS_AHEAD: Final = 1024  # positions by which working memory grows
+_MOST_FLOAT: Final = 16  # tokens; for more of them torch's products of plain floats are faster
+Piece = tuple[int, int, int]  # a row, and the first and the last (exclusive) of its tokens
+_NAMES: Final = ("tokens", "positions", "own_rows", "own_places", "shared_rows", "shared_counts", "wanted")
+
+
+def can_run_whole(spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the library knows every part of this decoder's block."""
+    return (
+        device.type == "cpu"
+        and dtype == torch.float32
+        and spec.norm_placement in ("pre", "sandwich")
+        and spec.head_dim <= _WIDEST_HEAD
+        and spec.activation in _ACTIVATIONS
+        and not (spec.alibi is not None and spec.alibi.is_rounded)
+        and weights.project_in is None
+        and weights.project_out is None
+        and spec.has_final_norm
+    )
+
+
+class WholeStep:
+    """The description of a decoder that the library works from, and the working memory of its calls."""
+
+    most_tokens: int | None  # of a pass that is faster here; None: all are
+
+    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, outlook: Outlook, library: Library) -> None:
+        self._spec = spec
+        self._weights = weights
+        self._outlook = outlook
+        self._library = library
+        self._kept: list[Any] = list(iterate_tensors(weights))  # what the description points to, wherever it goes
+        self.most_tokens = None if isinstance(weights.layers[0].up, PackedLinear) else _MOST_FLOAT
+        self._layers = (CLayer * spec.num_layers)(
+            *(self._describe_layer(index, layer) for index, layer in enumerate(weights.layers))
+        )
+        self._model = self._describe()
+        self._lock = Lock()  # the working memory is one caller's at a time
+        self._numbers = np.zeros((len(_NAMES), CHUNK), dtype=np.int32)
+        self._scratch: torch.Tensor | None = None
+        self._prepared: tuple[int, ...] = (0, 0, 0)  # tokens, keys and threads that it is large enough for
+        self._room = 0
+
+    # --- the description -------------------------------------------------------------------------------
+    def _describe(self) -> Model:
+        spec, weights = self._spec, self._weights
+        assert weights.final_norm is not None
+        slopes = None
+        if spec.alibi is not None:
+            slopes = self._keep(alibi_slopes(spec.num_heads) * spec.alibi.scale)
+        positions = None
+        if weights.positions is not None:
+            positions = weights.positions[spec.position_offset :]
+        return Model(
+            num_layers=spec.num_layers,
+            hidden=spec.hidden_size,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            ffn=spec.ffn_size,
+            vocab=spec.vocab_size,
+            rope_width=spec.rope.width if spec.rope is not None else 0,
+            is_parallel=spec.residual == "parallel",
+            is_gated=spec.is_gated,
+            activation=_ACTIVATIONS[spec.activation],
+            has_embedding_norm=weights.embedding_norm is not None,
+            embedding_scale=weights.embedding.scale,
+            attention_cap=spec.attention_softcap or 0.0,
+            logit_cap=spec.logit_softcap or 0.0,
+            embedding=_describe_rows(weights.embedding),
+            head=_describe_rows(weights.head),
+            embedding_norm=_describe_norm(weights.embedding_norm),
+            final_norm=_describe_norm(weights.final_norm),
+            positions=point(positions),
+            slopes=point(slopes),
+            layers=self._layers,
+        )
+
+    def _describe_layer(self, index: int, layer: Layer) -> CLayer:
+        spec = self._spec
+        return CLayer(
+            attn_norm=_describe_norm(layer.attn_norm),
+            ffn_norm=_describe_norm(layer.ffn_norm),
+            post_attn_norm=_describe_norm(layer.post_attn_norm),
+            post_ffn_norm=_describe_norm(layer.post_ffn_norm),
+            q_norm=_describe_norm(layer.q_norm),
+            k_norm=_describe_norm(layer.k_norm),
+            has_ffn_norm=layer.ffn_norm is not None,
+            has_post_norms=layer.post_attn_norm is not None,
+            has_qk_norm=layer.q_norm is not None,
+            window=(spec.window or 0) if spec.kind_of(index) == "sliding" else 0,
+            qkv=_describe_rows(layer.qkv),
+            out=_describe_rows(layer.out),
+            up=_describe_rows(layer.up),
+            down=_describe_rows(layer.down),
+            scale=spec.scale_of(index),
+        )
+
+    def _keep(self, thing: Any) -> Any:
+        self._kept.append(thing)
+        return thing
+
+    def _reach(self, stop: int) -> None:
+        """Let the layers' tables of positions cover what this pass reads."""
+        if stop <= self._room:
+            return
+        for index in range(self._spec.num_layers):
+            table = self._outlook.table_of(self._spec.kind_of(index), stop)
+            if table is not None:
+                self._layers[index].rope = table.data_ptr()
+                self._room = table.shape[0]
+        if self._spec.rope is None:
+            self._room = self._spec.max_context or (1 << 30)
+
+    # --- a pass ----------------------------------------------------------------------------------------
+    def forward(self, tokens: torch.Tensor, span: Span, stores: Stores, want: Want) -> Forward:
+        """Read the tokens (rows, new), and write their keys into the stores; rows may have none of them."""
+        rows, num_new = tokens.shape
+        spec, wants_all = self._spec, want.logits == "all"
+        shape = (rows, num_new, spec.vocab_size) if wants_all else (rows, spec.vocab_size)
+        # What is wanted lies in order, unless rows have fewer tokens than others, or none.
+        is_whole = min(span.counts) == num_new if wants_all else min(span.counts) > 0
+        logits = torch.empty(shape) if is_whole else torch.zeros(shape)
+        states = torch.empty(rows, num_new, spec.hidden_size) if want.last_states else None
+        model = self._model_of(want.exit_layer)
+        with self._lock:
+            self._reach(span.stop)
+            self._prepare_scratch(min(CHUNK, sum(span.counts)), span.stop)
+            addresses = self._address(stores)
+            for pieces in self._cut(span):
+                outputs = self._fill(pieces, tokens, span, stores, wants_all)
+                self._run(model, pieces, outputs, span, addresses, logits, states, is_whole)
+        return Forward(logits, last_states=states)
+
+    def _model_of(self, num_layers: int | None) -> Model:
+        """The description, of all layers or of the first few."""
+        if num_layers is None:
+            return self._model
+        model = Model.from_buffer_copy(self._model)
+        model.num_layers = min(num_layers, self._spec.num_layers)
+        return model
+
+    def _prepare_scratch(self, num_tokens: int, most_keys: int) -> None:
+        """Make sure of the working memory; asked for in steps, so that not every token asks anew."""
+        needed = (num_tokens, -(-most_keys // _KEYS_AHEAD) * _KEYS_AHEAD, self._library.threads)
+        if self._scratch is None or any(have < need for have, need in zip(self._prepared, needed, strict=True)):
+            self._prepared = tuple(map(max, self._prepared, needed))
+            self._scratch = torch.empty(
+                self._library.count_scratch(self._model, *self._prepared[:2]), dtype=torch.uint8
+            )
+
+    def _address(self, stores: Stores) -> tuple[Store, Store, Any]:
+        """The stores as the library knows them; the arrays of addresses must outlive the call."""
+        made, arrays = [], []
+        for buffers in (stores.own, stores.shared or stores.own):
+            array = (ctypes.c_void_p * len(buffers))(*(buffer.data_ptr() for buffer in buffers))
+            arrays.append(array)
+            first = buffers[0]
+            made.append(Store(ctypes.cast(array, ctypes.c_void_p), first.stride(0), first.stride(1)))
+        return made[0], made[1], arrays
+
+    def _cut(self, span: Span) -> list[list[Piece]]:
+        """The rows' tokens in calls of at most CHUNK, in order: what a token reads is written before it."""
+        calls: list[list[Piece]] = [[]]
+        left = CHUNK
+        for row, count in enumerate(span.counts):
+            first = 0
+            while first < count:
+                if not left:
+                    calls.append([])
+                    left = CHUNK
+                last = min(count, first + left)
+                calls[-1].append((row, first, last))
+                left -= last - first
+                first = last
+        return [call for call in calls if call]
+
+    def _fill(
+        self, pieces: Sequence[Piece], tokens: torch.Tensor, span: Span, stores: Stores, wants_all: bool
+    ) -> list[tuple[int, int]]:
+        """Write the numbers of a call's tokens into the table; which (row, place) each wanted one is."""
+        table, at = self._numbers, 0
+        outputs: list[tuple[int, int]] = []
+        for row, first, last in pieces:
+            part = slice(at, at + last - first)
+            start, shared = span.starts[row], stores.shared_counts[row]
+            table[0, part] = tokens[row, first:last].numpy()
+            table[1, part] = np.arange(start + first, start + last)
+            table[2, part] = row
+            table[3, part] = table[1, part] - shared
+            table[4, part] = stores.shared_rows[row]
+            table[5, part] = shared
+            chosen = (
+                range(first, last) if wants_all else range(last - 1, last) if last == span.counts[row] else range(0)
+            )
+            for place in chosen:
+                table[6, len(outputs)] = at + place - first
+                outputs.append((row, place if wants_all else 0))
+            at = part.stop
+        return outputs
+
+    def _run(
+        self,
+        model: Model,
+        pieces: Sequence[Piece],
+        outputs: Sequence[tuple[int, int]],
+        span: Span,
+        addresses: tuple[Store, Store, Any],
+        logits: torch.Tensor,
+        states: torch.Tensor | None,
+        is_whole: bool,
+    ) -> None:
+        num_tokens = sum(last - first for _, first, last in pieces)
+        made = logits.view(-1, self._spec.vocab_size)
+        if is_whole and outputs:
+            row, place = outputs[0]
+            made = made[row * span.num_new + place if logits.dim() == 3 else row :]
+        elif not is_whole:
+            made = torch.empty(len(outputs), self._spec.vocab_size)
+        final = torch.empty(num_tokens, self._spec.hidden_size) if states is not None else None
+        assert self._scratch is not None
+        job = Job(
+            num_tokens,
+            len(outputs),
+            span.stop,
+            0,
+            *(int(row.ctypes.data) for row in self._numbers),
+            addresses[0],
+            addresses[1],
+            made.data_ptr(),
+            None if final is None else final.data_ptr(),
+            self._scratch.data_ptr(),
+        )
+        self._library.run(ctypes.byref(model), ctypes.byref(job), self._library.threads)
+        if not is_whole:
+            for result, (row, place) in zip(made, outputs, strict=True):
+                (logits[row, place] if logits.dim() == 3 else logits[row]).copy_(result)
+        if states is not None and final is not None:
+            at = 0
+            for row, first, last in pieces:
+                states[row, first:last] = final[at : at + last - first]
+                at += last - first
+
+
+def _describe_norm(norm: Norm | None) -> CNorm:
+    if norm is None:
+        return CNorm()
+    return CNorm(int(norm.is_layer), norm.eps, point(norm.weight), point(norm.bias))
+
+
+def _describe_rows(rows: Linear | PackedLinear | Embedding | PackedEmbedding) -> CMatrix:
+    if isinstance(rows, PackedRows):
+        return rows.matrix
+    bias = rows.bias if isinstance(rows, Linear) else None
+    return describe_matrix(rows.weight, bias, "float32", *rows.weight.shape)
+
+
+def find_stores(cache: Cache, spec: DecoderSpec, rows: int) -> Stores | None:
+    """Where a cache's keys lie, for the library to read and write; None for kinds that it does not know."""
+    return cache.find_stores(spec.num_layers, rows, spec.num_kv_heads, spec.head_dim, torch.float32)

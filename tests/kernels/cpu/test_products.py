@@ -1,0 +1,90 @@
+"""Products of the CPU library beside torch's: every instruction set, every kind, any shape."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from unspool.errors import SettingError
+from unspool.kernels.cpu import BLOCK, Library, pack_tiles, quantise_rows
+from unspool.kernels.cpu.library import Matrix, describe_matrix
+
+KINDS = ("float32", "int8", "int4")
+
+
+def make(kind: str, rows: int, columns: int, seed: int, has_bias: bool) -> tuple[Matrix, torch.Tensor, object]:
+    """A matrix of the library, the numbers that it stands for, and what must be kept alive."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(rows, columns, generator=generator)
+    bias = torch.randn(rows, generator=generator) if has_bias else None
+    data = weight.clone()
+    if kind != "float32":
+        blocks = quantise_rows(weight, "int8" if kind == "int8" else "int4")
+        data, weight = pack_tiles(blocks), blocks.dequantise()
+    return describe_matrix(data, bias, kind, rows, columns), weight, (data, bias)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    kind=st.sampled_from(KINDS),
+    rows=st.integers(1, 40),
+    blocks=st.integers(1, 9),
+    num_rows=st.integers(1, 11),
+    seed=st.integers(0, 1000),
+    has_bias=st.booleans(),
+    threads=st.integers(1, 3),
+)
+def test_products_agree_with_torch(
+    library: Library, kind: str, rows: int, blocks: int, num_rows: int, seed: int, has_bias: bool, threads: int
+) -> None:
+    columns = blocks * BLOCK
+    matrix, weight, kept = make(kind, rows, columns, seed, has_bias)
+    x = torch.randn(num_rows, columns, generator=torch.Generator().manual_seed(seed + 1))
+    expected = torch.nn.functional.linear(x.double(), weight.double(), kept[1].double() if has_bias else None)  # type: ignore[index]
+    library.threads = threads
+    for name in library.available:
+        library.use_instructions(name)
+        made = library.multiply(matrix, x)
+        # int8 activations: half a step of the block's largest, times the weights' length.
+        steps = x.view(num_rows, -1, BLOCK).abs().amax(-1) / 127  # (rows, blocks)
+        bound = (steps.repeat_interleave(BLOCK, 1) * 0.51) @ weight.abs().T if kind != "float32" else 0.0
+        assert ((made - expected).abs() <= bound + 2e-4).all(), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_alone_is_a_row_in_a_batch(library: Library, kind: str) -> None:
+    matrix, _, _kept = make(kind, 96, 192, 0, True)
+    x = torch.randn(7, 192, generator=torch.Generator().manual_seed(1))
+    for name in library.available:
+        library.use_instructions(name)
+        together = library.multiply(matrix, x)
+        alone = torch.cat([library.multiply(matrix, row[None]) for row in x])
+        assert torch.equal(together, alone), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_read_back(library: Library, kind: str) -> None:
+    matrix, weight, _kept = make(kind, 21, 64, 3, False)
+    rows = torch.tensor([20, 0, 7, 8, 20])
+    assert torch.allclose(library.read_rows(matrix, rows), weight[rows], atol=1e-6)
+
+
+def test_shapes_are_checked_before_memory_is_read(library: Library) -> None:
+    matrix, _, _kept = make("int8", 8, 64, 0, False)
+    with pytest.raises(SettingError, match="rows of 64 float32"):
+        library.multiply(matrix, torch.zeros(1, 32))
+    with pytest.raises(SettingError, match="a matrix of 8"):
+        library.read_rows(matrix, torch.tensor([8]))
+    with pytest.raises(SettingError, match="no int8 matrix"):
+        describe_matrix(torch.zeros(100, dtype=torch.uint8), None, "int8", 8, 64)
+    with pytest.raises(SettingError, match="bias of 3"):
+        describe_matrix(torch.zeros(2, 2), torch.zeros(3), "float32", 2, 2)
+    with pytest.raises(SettingError, match="no 'mmx' instructions"):
+        library.use_instructions("mmx")
+
+
+def test_no_rows_make_no_rows(library: Library) -> None:
+    matrix, _, _kept = make("int4", 8, 64, 0, False)
+    assert library.multiply(matrix, torch.zeros(0, 64)).shape == (0, 8)
