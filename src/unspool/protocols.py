@@ -56,6 +56,9 @@ class Forward:
     hidden_states: tuple[torch.Tensor, ...] | None = None  # embeddings, then a layer each: (rows, new, hidden)
     attentions: tuple[torch.Tensor, ...] | None = None  # a layer each: (rows, heads, new, keys)
     cross_attentions: tuple[torch.Tensor, ...] | None = None  # a layer each: (rows, heads, new, source)
+    likeliest: torch.Tensor | None = None  # (rows,): the first token of the highest logit, where the pass found it
+    path: str = "eager"  # or "captured": how the pass was run
+    path_reason: str = ""  # why it was not captured, where that is known
 
 
 @dataclass(slots=True)

@@ -51,7 +51,7 @@ def check(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> No
 def test_products(dtype: torch.dtype, rows: int, outputs: int, inputs: int, manner: str) -> None:
     from unspool.kernels.gpu.activations import CODES
     from unspool.kernels.gpu.row_product import RowTiling, multiply_row
-    from unspool.kernels.gpu.rows_product import RowsTiling, multiply_rows
+    from unspool.kernels.gpu.product import multiply
 
     is_gated = manner == "gated"
     weight, x = random(outputs * (2 if is_gated else 1), inputs, dtype=dtype), random(rows, inputs, dtype=dtype)
@@ -73,7 +73,7 @@ def test_products(dtype: torch.dtype, rows: int, outputs: int, inputs: int, mann
     if rows == 1:
         multiply_row(weight, x, out, RowTiling(4, 256, 4), **settings)
     else:
-        multiply_rows(weight, x, out, RowsTiling(16, 64, 4, 3), **settings)
+        multiply(weight, x, out, **settings)  # cuBLAS, with kernels around it
     check(out, expected, dtype)
 
 
@@ -214,14 +214,16 @@ def test_attention_of_branches(dtype: torch.dtype, window: int | None) -> None:
     qkv = random(rows, (heads + 2 * kv_heads) * width, dtype=dtype)
     base = torch.zeros(16, device=DEVICE, dtype=dtype)
     firsts = [prompts[row // branches] for row in range(rows)]
-    table = torch.tensor([*tell_addresses(base, own, shared), ancestry.shape[1], *firsts], device=DEVICE)
     lengths = torch.tensor([first + num_own for first in firsts], device=DEVICE, dtype=torch.int32)
+    from_lengths = (ancestry.data_ptr() - lengths.data_ptr()) // 4
+    told = [*tell_addresses(base, own, shared), from_lengths, ancestry.shape[1], *firsts]
+    table = torch.tensor(told, device=DEVICE)
     before = own[0].clone()
     out = torch.full((rows, heads * width), torch.nan, device=DEVICE, dtype=dtype)
     step = StepAttention(rows, HeadShape(heads, kv_heads, width, 0.1, None, window), DEVICE)
     step(
         qkv, out, base, table, lengths, 0, 2,
-        is_windowed=window is not None, ancestry=ancestry, branches=branches,
+        is_windowed=window is not None, branches=branches,
     )  # fmt: skip
     for row, first in enumerate(firsts):
         new = qkv[row].view(1, -1, width)

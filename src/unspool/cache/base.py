@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 import torch
 
+from unspool.cache.places import Places
 from unspool.errors import SettingError, UnsupportedError
 
 Mask = torch.Tensor | Literal["causal"] | None
@@ -113,6 +114,15 @@ class Cache(ABC):
     def holds_buffers(self, num_layers: int) -> bool:  # noqa: ARG002 - kinds that make none say no
         """Whether every layer's buffer is there already, so that a pass only writes into them."""
         return False
+
+    # --- a captured step -----------------------------------------------------------------------------
+    def places(self) -> Places | None:
+        """Where the keys lie, for a step that reads and writes them by address; None for kinds that need `write`."""
+        return None
+
+    def advance(self, rows: int) -> None:  # noqa: ARG002 - kinds that have no places are never asked
+        """Make room for one position a row and count it as held: a captured step writes it by address."""
+        raise UnsupportedError(f"a {type(self).__name__} is written through begin(), write() and end()")
 
     # --- rows ----------------------------------------------------------------------------------------
     def truncate(self, lengths: Sequence[int]) -> None:

@@ -15,6 +15,7 @@ from unspool.kernels.attention import attend
 from unspool.kernels.branched import attend_branches
 from unspool.kernels.rotary import rotate_
 from unspool.models.arrangement import read_mask
+from unspool.models.captured import CapturedSteps, explain_no_capture
 from unspool.models.layers import DecoderWeights, Layer
 from unspool.models.native import ModelConfig, NativeModel, take_last
 from unspool.models.sight import Outlook, Sight
@@ -62,6 +63,10 @@ class Decoder(NativeModel):
         self._steps: Steps | None = None
         if can_prepare(self.spec, self.device, self.dtype):
             self._steps = Steps(self.spec, self.weights, packs=self._packs)
+        self._why_eager = explain_no_capture(self.spec, self.device, self.dtype)
+        self._captured: CapturedSteps | None = None
+        if self._why_eager is None:
+            self._captured = CapturedSteps(self.spec, self.weights, self.device, self.dtype)
 
     @property
     def packs_for_batches(self) -> bool:
@@ -100,16 +105,33 @@ class Decoder(NativeModel):
         given = tokens if tokens is not None else embeds
         assert given is not None
         rows, num_new = given.shape[:2]
+        why_eager = self._explain_eager(tokens, cache, counts, want)
+        if why_eager is None and self._captured is not None and tokens is not None:
+            return self._captured.run(tokens, cache)
         span = cache.begin(rows, num_new, counts, self.device)
         if num_new > 1 or want != LAST or not cache.holds_buffers(self.spec.num_layers):
             states, hidden, attentions = self._run(tokens, cache, span, want, embeds)
             states = states if want.logits == "all" else take_last(states, counts)
-            return Forward(self._project(states), hidden, attentions)
+            return Forward(self._project(states), hidden, attentions, path_reason=why_eager or "")
         if self._steps is None or tokens is None:
             with torch.inference_mode():  # logits are made outside, so that callers may change them
                 states, _, _ = self._run(tokens, cache, span, want, embeds)
-            return Forward(self._project(states[:, -1]))
-        return Forward(self._step(self._steps, tokens, cache, span))
+            return Forward(self._project(states[:, -1]), path_reason=why_eager or "")
+        return Forward(self._step(self._steps, tokens, cache, span), path_reason=why_eager or "")
+
+    def _explain_eager(
+        self, tokens: torch.Tensor | None, cache: Cache, counts: Sequence[int] | None, want: Want
+    ) -> str | None:
+        """Why a pass can't be a captured step; None where it can."""
+        if self._captured is None:
+            return self._why_eager
+        if tokens is None or tokens.shape[1] > 1 or (counts is not None and min(counts) < 1):
+            return "rows read another number of tokens than one"
+        if want != LAST:
+            return "more than the last logits is wanted"
+        if self.weights.positions is not None:
+            self._check_positions(max(cache.lengths, default=0) + 1)
+        return self._captured.explain_refusal(cache, tokens.shape[0])
 
     def _step(self, steps: Steps, tokens: torch.Tensor, cache: Cache, span: Span) -> torch.Tensor:
         """One token a row on the prepared path: logits (rows, vocab)."""
@@ -149,15 +171,18 @@ class Decoder(NativeModel):
             x = weights.project_in(x)
         if weights.positions is not None:
             positions = span.positions + self.spec.position_offset
-            limit = weights.positions.shape[0] - self.spec.position_offset
             # What lies past a short row's end is never read, so it may point at any position.
-            longest = max(start + count for start, count in zip(span.starts, span.counts, strict=True))
-            if longest > limit:
-                raise InputError(
-                    f"position {longest - 1} was asked for and {self.info.family} learned positions up to {limit - 1}"
-                )
+            self._check_positions(max(start + count for start, count in zip(span.starts, span.counts, strict=True)))
             x = x + weights.positions[positions.clamp(max=weights.positions.shape[0] - 1)]
         return weights.embedding_norm(x) if weights.embedding_norm is not None else x
+
+    def _check_positions(self, longest: int) -> None:
+        assert self.weights.positions is not None
+        limit = self.weights.positions.shape[0] - self.spec.position_offset
+        if longest > limit:
+            raise InputError(
+                f"position {longest - 1} was asked for and {self.info.family} learned positions up to {limit - 1}"
+            )
 
     def _finish(self, x: torch.Tensor) -> torch.Tensor:
         x = self.weights.final_norm(x) if self.weights.final_norm is not None else x

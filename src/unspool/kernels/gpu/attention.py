@@ -39,7 +39,7 @@ class HeadShape:
     heads: int
     kv_heads: int
     width: int
-    scale: float
+    scale: float = 1.0
     softcap: float | None = None
     window: int | None = None
     eps: float = 0.0
@@ -48,12 +48,12 @@ class HeadShape:
 
 @triton.jit(do_not_specialize=["layer", "num_layers", "window", "num_splits", "smallest_chunk"])
 def _attend(
-    QKV, OUT, BASE, TABLE, LENGTHS, ANCESTRY, FREQS, Q_NORM, K_NORM, SLOPES,
+    QKV, OUT, BASE, TABLE, LENGTHS, FREQS, Q_NORM, K_NORM, SLOPES,
     PARTS, STATS, COUNTS,
     layer, num_layers, scale, softcap, gain, eps, window, num_splits, smallest_chunk,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     G: tl.constexpr, GP: tl.constexpr, PAIRS: tl.constexpr,
-    BLOCK: tl.constexpr, UNIT: tl.constexpr,
+    BLOCK: tl.constexpr, UNIT: tl.constexpr, MOST_SPLITS: tl.constexpr, UNROLL: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SLOPES: tl.constexpr,
     BRANCHES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -61,15 +61,16 @@ def _attend(
     POSITION: tl.constexpr = 2 * KV_HEADS * D  # numbers a position takes
     WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
     length = tl.load(LENGTHS + row)  # keys held; where the new one goes
-    # The table: the layers' buffers, positions a row; for branches the same again of the prompts, then a width.
+    # The table: the layers' buffers and the positions a row has room for; for branches the same again of the prompts,
+    # then where the ancestry lies, its width, and each row's number of shared keys.
     own = BASE + tl.load(TABLE + layer) * UNIT
     own_row = tl.load(TABLE + num_layers) * POSITION
-    shared, shared_row, num_shared, ancestry_row = own, own_row, 0, 0
+    shared, shared_row, num_shared, ancestry = own, own_row, 0, LENGTHS
     if BRANCHES > 0:
         shared = BASE + tl.load(TABLE + num_layers + 1 + layer) * UNIT
         shared_row = tl.load(TABLE + 2 * num_layers + 1) * POSITION
-        ancestry_row = tl.load(TABLE + 2 * num_layers + 2)
-        num_shared = tl.load(TABLE + 2 * num_layers + 3 + row).to(tl.int32)
+        ancestry = LENGTHS + tl.load(TABLE + 2 * num_layers + 2) + row * tl.load(TABLE + 2 * num_layers + 3)
+        num_shared = tl.load(TABLE + 2 * num_layers + 4 + row).to(tl.int32)
     first = 0
     if HAS_WINDOW:
         first = tl.maximum(length + 1 - window, 0)
@@ -126,7 +127,7 @@ def _attend(
             if BRANCHES > 0:
                 is_shared = place < num_shared
                 mine = tl.maximum(place - num_shared, 0)
-                whose = tl.load(ANCESTRY + row * ancestry_row + mine, mask=is_key & (place >= num_shared), other=0)
+                whose = tl.load(ancestry + mine, mask=is_key & (place >= num_shared), other=0)
                 keys_at = tl.where(
                     is_shared,
                     shared + (row // BRANCHES) * shared_row + place * POSITION,
@@ -180,20 +181,19 @@ def _attend(
             num_before = tl.atomic_add(COUNTS + slot, 1, sem="acq_rel")
             if num_before == used - 1:
                 tl.debug_barrier()
-                highest = tl.full((GP,), float("-inf"), tl.float32)
-                total = tl.full((GP,), 0.0, tl.float32)
-                read = tl.full((GP, DP), 0.0, tl.float32)
-                for number in tl.range(0, used):
-                    one = (slot * num_splits + number) * GP
-                    its_highest = tl.load(STATS + 2 * (one + rg), cache_modifier=".cg")
-                    its_total = tl.load(STATS + 2 * (one + rg) + 1, cache_modifier=".cg")
-                    its_read = tl.load(PARTS + (one + rg)[:, None] * DP + rd[None, :], cache_modifier=".cg")
-                    higher = tl.maximum(highest, its_highest)
-                    fade, weight = tl.exp(highest - higher), tl.exp(its_highest - higher)
-                    total = total * fade + its_total * weight
-                    read = read * fade[:, None] + its_read * weight[:, None]
-                    highest = higher
-                tl.store(target, (read / total[:, None]).to(OUT.dtype.element_ty), mask=is_query)
+                parts = tl.arange(0, MOST_SPLITS)
+                is_part = parts < used
+                for g in tl.range(0, G, loop_unroll_factor=UNROLL):  # a query head each, all its parts at once
+                    one = (slot * num_splits + parts) * GP + g
+                    its_highest = tl.load(STATS + 2 * one, mask=is_part, other=float("-inf"), cache_modifier=".cg")
+                    its_total = tl.load(STATS + 2 * one + 1, mask=is_part, other=0.0, cache_modifier=".cg")
+                    its_read = tl.load(
+                        PARTS + one[:, None] * DP + rd[None, :], mask=is_part[:, None], other=0.0, cache_modifier=".cg"
+                    )
+                    weight = tl.exp(its_highest - tl.max(its_highest, 0))
+                    whole = tl.sum(its_read * weight[:, None], 0) / tl.sum(its_total * weight, 0)
+                    into = OUT + row.to(tl.int64) * (HEADS * D) + (head * G + g) * D + rd
+                    tl.store(into, whole.to(OUT.dtype.element_ty), mask=is_number)
                 tl.store(COUNTS + slot, 0)
 
 
@@ -231,8 +231,7 @@ class StepAttention:
         q_norm: torch.Tensor | None = None,
         k_norm: torch.Tensor | None = None,
         slopes: torch.Tensor | None = None,  # (heads,) float32: ALiBi
-        ancestry: torch.Tensor | None = None,  # (rows, own positions) int32, with `branches`
-        branches: int = 0,
+        branches: int = 0,  # rows a prompt that share its keys
     ) -> None:
         """Turn queries and keys, write keys and values at each row's length, and read what the queries see."""
         shape, tiling = self._shape, self._tiling
@@ -242,7 +241,6 @@ class StepAttention:
             base,
             table,
             lengths,
-            ancestry if ancestry is not None else lengths,
             frequencies if frequencies is not None else self._stats,
             q_norm if q_norm is not None else qkv,
             k_norm if k_norm is not None else qkv,
@@ -268,6 +266,8 @@ class StepAttention:
             PAIRS=frequencies.numel() if frequencies is not None else 0,
             BLOCK=min(tiling.block, _find_largest_block(self._width, qkv.element_size())),
             UNIT=UNIT,
+            MOST_SPLITS=max(2, self.splits),
+            UNROLL=min(4, shape.heads // shape.kv_heads),
             HAS_NORM=q_norm is not None,
             HAS_CAP=shape.softcap is not None,
             HAS_WINDOW=is_windowed,
