@@ -1,7 +1,7 @@
 """How to cut the products and the attention of a step on this GPU: `python benchmarks/gpu_tilings.py`.
 
-Every tiling is timed inside a CUDA graph over as many distinct matrices as outgrow the cache. What it finds is written
-into `kernels/gpu/tilings.py` by hand.
+Every tiling is timed inside a CUDA graph over as many distinct matrices as outgrow the cache. `--save` keeps what it
+finds for later processes; what an H200 gave is in `kernels/gpu/tilings.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import itertools
 import multiprocessing
 import statistics
 import sys
-import time
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ import torch.nn.functional as F
 from unspool.kernels.gpu.activations import CODES
 from unspool.kernels.gpu.attention import AttentionTiling, HeadShape, StepAttention
 from unspool.kernels.gpu.row_product import RowTiling, multiply_row
-from unspool.kernels.gpu.rows_product import RowsTiling, multiply_rows
+from unspool.kernels.gpu.tilings import write_measured
 
 # name: (outputs, inputs, what stands around the product)
 PRODUCTS = {
@@ -37,23 +36,26 @@ PRODUCTS = {
 }
 
 
+# width, rows, keys, layers
+ATTENTIONS = [
+    (128, 1, 256, 32),
+    (128, 1, 4096, 32),
+    (128, 8, 1024, 32),
+    (128, 64, 1024, 8),
+    (64, 1, 256, 16),
+    (64, 1, 1024, 16),
+]
+
+
 def list_row_tilings(manner: str, inputs: int) -> list[RowTiling]:
     """Tilings for one row that are worth a try."""
     found = []
-    for rows, columns, warps, early in itertools.product((1, 2, 4, 8, 16), (512, 1024, 2048, 4096), (2, 4, 8), (True, False)):
+    for rows, columns, warps, early in itertools.product(
+        (1, 2, 4, 8, 16), (512, 1024, 2048, 4096), (2, 4, 8), (True, False)
+    ):
         each = rows * columns * (2 if manner == "gated" else 1) / (32 * warps)
         if 16 <= each <= 128 and columns <= inputs:
             found.append(RowTiling(rows, columns, warps, early))
-    return found
-
-
-def list_rows_tilings(manner: str, num_rows: int) -> list[RowsTiling]:
-    """Tilings for several rows that are worth a try."""
-    found = []
-    for rows, columns, warps, stages in itertools.product((16, 32, 64, 128), (64, 128, 256), (4, 8), (3, 4, 6)):
-        cut = (rows * (2 if manner == "gated" else 1) + max(16, num_rows)) * columns * 2
-        if cut * stages <= 200_000 and cut * (stages - 1) >= 16_000 and cut * stages >= 32_000:
-            found.append(RowsTiling(rows, columns, warps, stages))
     return found
 
 
@@ -67,17 +69,14 @@ def settings_of(manner: str, inputs: int) -> dict[str, Any]:
     return {"norm": norm, "eps": 1e-5}
 
 
-def compile_some(share: list[tuple[str, int, Any]]) -> int:
+def compile_some(share: list[tuple[str, RowTiling]]) -> int:
     """Compile tilings into Triton's own cache, on matrices of few rows."""
-    for name, num_rows, tiling in share:
+    for name, tiling in share:
         _, inputs, manner = PRODUCTS[name]
         weight = torch.zeros(512, inputs, device="cuda", dtype=torch.bfloat16)
-        x = torch.zeros(num_rows, inputs, device="cuda", dtype=torch.bfloat16)
-        out = torch.zeros(num_rows, 512, device="cuda", dtype=torch.float32 if manner == "head" else torch.bfloat16)
-        try:
-            (multiply_row if num_rows == 1 else multiply_rows)(weight, x, out, tiling, **settings_of(manner, inputs))
-        except Exception as error:  # one that does not fit the chip is left out
-            print(name, tiling, repr(error)[:80], file=sys.stderr)
+        x = torch.zeros(1, inputs, device="cuda", dtype=torch.bfloat16)
+        out = torch.zeros(1, 512, device="cuda", dtype=torch.float32 if manner == "head" else torch.bfloat16)
+        multiply_row(weight, x, out, tiling, **settings_of(manner, inputs))
     torch.cuda.synchronize()
     return len(share)
 
@@ -100,31 +99,28 @@ def time_graph(function: Any, repeats: int = 5) -> float:
     return statistics.median(times[1:])
 
 
-def measure_product(name: str, num_rows: int) -> None:
-    """Print cuBLAS' time and the best tilings' for one product."""
+def measure_product(name: str) -> RowTiling:
+    """Print cuBLAS' time and the best tilings' for one product; give the best."""
     outputs, inputs, manner = PRODUCTS[name]
     count = max(2, min(64, int(6e8 / (outputs * inputs * 2))))
     weights = [torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16) * 0.02 for _ in range(count)]
-    x = torch.randn(num_rows, inputs, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(1, inputs, device="cuda", dtype=torch.bfloat16)
     narrow = outputs // 2 if manner == "gated" else outputs
-    out = torch.zeros(num_rows, narrow, device="cuda", dtype=torch.float32 if manner == "head" else torch.bfloat16)
+    out = torch.zeros(1, narrow, device="cuda", dtype=torch.float32 if manner == "head" else torch.bfloat16)
     settings = settings_of(manner, inputs)
     plain = time_graph(lambda: [F.linear(x, weight) for weight in weights]) / count
     floor = outputs * inputs * 2 / 4.2e6
     found = []
-    multiply: Any = multiply_row if num_rows == 1 else multiply_rows
-    for tiling in list_row_tilings(manner, inputs) if num_rows == 1 else list_rows_tilings(manner, num_rows):
-        try:
-            took = time_graph(lambda t=tiling: [multiply(w, x, out, t, **settings) for w in weights], 3) / count
-            found.append((took, tiling))
-        except Exception:
-            torch.cuda.synchronize()
+    for tiling in list_row_tilings(manner, inputs):
+        took = time_graph(lambda t=tiling: [multiply_row(w, x, out, t, **settings) for w in weights], 3) / count
+        found.append((took, tiling))
     found.sort(key=lambda one: one[0])
-    print(f"{name:>8} rows {num_rows:>2}: floor {floor:6.1f} us, cuBLAS {plain:6.1f} ({floor / plain:.2f})", end="")
+    print(f"{name:>8}: floor {floor:6.1f} us, cuBLAS {plain:6.1f} ({floor / plain:.2f})", end="")
     for took, tiling in found[:4]:
         told = tuple(getattr(tiling, field) for field in tiling.__slots__)
         print(f" | {took:6.1f} ({floor / took:.2f}) {told}", end="")
     print(flush=True)
+    return found[0][1]
 
 
 def measure_attention(width: int, num_rows: int, held: int, layers: int) -> None:
@@ -170,30 +166,23 @@ def measure_attention(width: int, num_rows: int, held: int, layers: int) -> None
 def main() -> None:
     """Compile everything in parallel, then time one after the other."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 16, 64])
     parser.add_argument("--processes", type=int, default=15)
+    parser.add_argument("--attention-only", action="store_true")
+    parser.add_argument("--save", action="store_true", help="keep the best for later processes on this machine")
     options = parser.parse_args()
-    started = time.time()
-    jobs: list[tuple[str, int, Any]] = []
-    for name, (_, inputs, manner) in PRODUCTS.items():
-        for num_rows in options.rows:
-            tilings: list[Any] = (
-                list_row_tilings(manner, inputs) if num_rows == 1 else list_rows_tilings(manner, num_rows)
-            )
-            jobs += [(name, num_rows if num_rows in (1, 64) else 16, tiling) for tiling in tilings]
-    jobs = list(dict.fromkeys(jobs))
+    for width, num_rows, held, layers in ATTENTIONS:
+        measure_attention(width, num_rows, held, layers)
+    if options.attention_only:
+        return
+    jobs = [
+        (name, tiling) for name, (_, inputs, manner) in PRODUCTS.items() for tiling in list_row_tilings(manner, inputs)
+    ]
     shares = [jobs[first :: options.processes] for first in range(options.processes)]
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         pool.map(compile_some, shares)
-    print(f"{len(jobs)} tilings compiled in {time.time() - started:.0f} s", flush=True)
-    for width, num_rows, held, layers in [(128, 1, 256, 32), (128, 1, 4096, 32), (128, 8, 1024, 32), (128, 64, 1024, 8),
-                                          (64, 1, 256, 16), (64, 1, 1024, 16)]:  # fmt: skip
-        measure_attention(width, num_rows, held, layers)
-    for num_rows in options.rows:
-        for name in PRODUCTS:
-            measure_product(name, num_rows)
-            torch.cuda.empty_cache()
-    print(f"{time.time() - started:.0f} s", flush=True)
+    best = {PRODUCTS[name][:2]: measure_product(name) for name in PRODUCTS}
+    if options.save:
+        print(f"kept in {write_measured(best)}")
 
 
 if __name__ == "__main__":

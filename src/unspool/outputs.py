@@ -30,7 +30,8 @@ class Stats:
     forward_passes: int = 0
     first_token_seconds: float = 0.0
     total_seconds: float = 0.0
-    path: str = "eager"
+    path: str = "eager"  # or "captured": how the decoding steps were run
+    path_reason: str = ""  # why they were not captured, where that is known
 
     @property
     def tokens_per_second(self) -> float:

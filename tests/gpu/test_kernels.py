@@ -50,8 +50,8 @@ def check(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> No
 @pytest.mark.parametrize("manner", ["plain", "norm and bias", "gated", "adds"])
 def test_products(dtype: torch.dtype, rows: int, outputs: int, inputs: int, manner: str) -> None:
     from unspool.kernels.gpu.activations import CODES
-    from unspool.kernels.gpu.row_product import RowTiling, multiply_row
     from unspool.kernels.gpu.product import multiply
+    from unspool.kernels.gpu.row_product import RowTiling, multiply_row
 
     is_gated = manner == "gated"
     weight, x = random(outputs * (2 if is_gated else 1), inputs, dtype=dtype), random(rows, inputs, dtype=dtype)
@@ -185,8 +185,11 @@ def test_attention(dtype: torch.dtype, heads: int, kv_heads: int, width: int, pa
         if pairs:
             rotate_(split[:, :, : heads + kv_heads], rope.reserve(length + 1)[None, length : length + 1, None])
         keys = expected_buffer[row, :length].float()
-        keys = torch.cat((keys, split[:, :, heads:].view(1, 2, kv_heads, width)))[max(0, length + 1 - window) :] \
-            if manner == "window" else torch.cat((keys, split[:, :, heads:].view(1, 2, kv_heads, width)))
+        keys = (
+            torch.cat((keys, split[:, :, heads:].view(1, 2, kv_heads, width)))[max(0, length + 1 - window) :]
+            if manner == "window"
+            else torch.cat((keys, split[:, :, heads:].view(1, 2, kv_heads, width)))
+        )
         mask = None
         if slopes is not None:
             mask = (slopes[:, None] * torch.arange(keys.shape[0], device=DEVICE))[None, :, None].double()

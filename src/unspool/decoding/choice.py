@@ -6,6 +6,7 @@ from typing import Any
 
 from unspool.beams import BeamSearchScorer, ConstrainedBeamSearchScorer
 from unspool.constraints import make_constraints
+from unspool.decoding.ahead import AheadTurns, can_run_ahead
 from unspool.decoding.beam import BeamSearch, BeamSettings
 from unspool.decoding.beam_scored import ConstrainedBeams, GroupBeams
 from unspool.decoding.beam_trace import BeamTrace
@@ -22,6 +23,8 @@ def make_turns(step: Step, rows: Rows, finish: Finish, plan: Plan, *, rows_may_l
     """The strategy at work that the plan names."""
     if plan.strategy == "tokens":
         strategy = Sample(step, do_sample=plan.do_sample)
+        if can_run_ahead(step, rows, finish, rows_may_leave=rows_may_leave):
+            return AheadTurns(rows, strategy, finish, step.record, rows_may_leave=rows_may_leave, step=step)
         return TokenTurns(rows, strategy, finish, step.record, rows_may_leave=rows_may_leave)
     settings = _read_beams(plan)
     trace = BeamTrace(plan.num_beams, settings.num_groups) if plan.settings.return_beam_trace else None

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from unspool.cache import ROLL_BACK, BranchingCache, Cache, DynamicCache, EncoderDecoderCache
+from unspool.decoding.ahead import AheadTurns
 from unspool.decoding.beam import BeamSearch
 from unspool.decoding.beam_scored import ScoredBeams
 from unspool.decoding.beam_trace import BeamTrace
@@ -37,6 +38,7 @@ from unspool.stopping import (
 )
 
 CAPACITY_AHEAD = 256  # new positions a dynamic cache makes room for at once
+CAPACITY_AHEAD_ON_GPU = 2048  # there growing costs more, for a step ahead waits for it
 
 
 @dataclass(slots=True)
@@ -97,11 +99,18 @@ class Run:
         )
         try:
             for emitted in run_turns(turns, self.stats, started):
-                self.stats.forward_passes = step.num_forward_passes
+                self._tell_stats(step)
                 self._gather(emitted)
                 yield emitted
         finally:
+            if isinstance(turns, AheadTurns):
+                turns.forget_flights()
+            self._tell_stats(step)
             self._forget_padding()
+
+    def _tell_stats(self, step: Step) -> None:
+        self.stats.forward_passes = step.num_forward_passes
+        self.stats.path, self.stats.path_reason = step.path, step.path_reason
 
     def _gather(self, emitted: Emitted) -> None:
         for row, tokens in emitted.tokens.items():
@@ -264,7 +273,8 @@ class Run:
             rows = prompts.num_rows * plan.copies
         else:
             # Beams grow beside the prompt, in a cache of their own.
-            capacity = longest if plan.num_beams > 1 else min(last, longest + CAPACITY_AHEAD)
+            ahead = CAPACITY_AHEAD_ON_GPU if self._model.device.type == "cuda" else CAPACITY_AHEAD
+            capacity = longest if plan.num_beams > 1 else min(last, longest + ahead)
             rows = prompts.num_rows
         return self._model.new_cache(plan.cache_kind, rows, capacity, encoded=self._encoded)
 

@@ -28,6 +28,7 @@ class Scores:
     logits: torch.Tensor
     scores: torch.Tensor
     tail: FusedTail | None = None  # what is still to be done to them, and can be with the draw
+    likeliest: torch.Tensor | None = None  # (rows,): where the model found the highest score on its way
 
 
 class Step:
@@ -52,6 +53,7 @@ class Step:
         self._follow_processors(processors)
         self.record = record
         self.num_forward_passes = 0
+        self.path, self.path_reason = "eager", ""  # how the last pass was run
         self._want = want
         self._chunk = prefill_chunk_size
         self._keeps_cache = keeps_cache
@@ -61,6 +63,7 @@ class Step:
         self._starts: list[int] = []  # where each row's last reading began
         self._counts: list[int] = []  # and how many positions it took
         self._logits: torch.Tensor | None = None  # the last step's, as the model gave them
+        self._likeliest: torch.Tensor | None = None
         self._ready: Forward | None = None  # the prompt's last pass, waiting for its processors
 
     def prefill(self, rows: Rows, prompt_logprobs: int | None = None) -> list[list[TokenLogprob | None]] | None:
@@ -76,6 +79,9 @@ class Step:
         With `normalise` the processors are given log-probabilities, as beam methods need them.
         """
         logits = self._read_logits(rows)
+        if not self.processors and not normalise:
+            self.record.keep_scores(logits, logits)
+            return Scores(logits, logits, likeliest=self._likeliest)
         given = logits.clone() if self._copies_logits else logits
         if normalise:
             given = torch.log_softmax(logits, dim=-1)
@@ -113,8 +119,20 @@ class Step:
         forward = self._ready if self._ready is not None else self._read(rows)
         self._ready = None
         self.record.keep_forward(forward, rows.pads(), self._starts, self._counts)
+        self.path, self.path_reason = forward.path, forward.path_reason
+        self._likeliest = forward.likeliest
         self._logits = forward.logits.float()
         return self._logits
+
+    def forget(self, num_steps: int) -> None:
+        """Undo the last steps, of one token a row each."""
+        self.cache.truncate([length - num_steps for length in self.cache.lengths])
+        self.num_forward_passes -= num_steps
+
+    @property
+    def has_custom_processors(self) -> bool:
+        """Whether a caller's own processors run in a step."""
+        return self._copies_logits
 
     def explain_no_token(self, rows: Rows, place: int) -> NoTokenLeftError:
         """Which processors left the row at `place` without a token, found by running them one by one again."""

@@ -129,9 +129,7 @@ class CapturedStep:
         self._lengths: list[int] = []  # what the device's lengths are by now
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def run(
-        self, tokens: torch.Tensor, starts: Sequence[int], places: Places
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(self, tokens: torch.Tensor, starts: Sequence[int], places: Places) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits (rows, vocab) in float32 and the likeliest tokens (rows,), for as many rows as there are tokens."""
         rows = len(starts)
         with torch.inference_mode():

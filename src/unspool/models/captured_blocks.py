@@ -139,9 +139,7 @@ class FusedBody(Body):
                 is_gated=spec.is_gated,
             )
             self._add(layer.down, self._inner, layer.post_ffn_norm)
-        multiply(
-            weights.head.weight, x, logits, norm=_weight_of(weights.final_norm), eps=eps, bias=weights.head.bias
-        )
+        multiply(weights.head.weight, x, logits, norm=_weight_of(weights.final_norm), eps=eps, bias=weights.head.bias)
 
     def _add(self, linear: Linear, y: torch.Tensor, norm: Norm | None) -> None:
         """Add a product to the state, normalised where the block has a norm there."""
@@ -207,9 +205,7 @@ class PlainBody(Body):
         return layer.down(self._activate(gate) * value)
 
 
-def make_body(
-    spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype, rows: int
-) -> Body:
+def make_body(spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype, rows: int) -> Body:
     """The fastest body that a model's blocks allow."""
     return (FusedBody if can_fuse(spec) else PlainBody)(spec, weights, device, dtype, rows)
 

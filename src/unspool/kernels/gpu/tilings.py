@@ -83,7 +83,9 @@ def write_measured(tilings: dict[tuple[int, int], RowTiling]) -> Path:
     path = find_table()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
-        json.dumps([[*shape, one.rows, one.columns, one.warps, one.starts_next_early] for shape, one in tilings.items()])
+        json.dumps(
+            [[*shape, one.rows, one.columns, one.warps, one.starts_next_early] for shape, one in tilings.items()]
+        )
     )
     read_measured.cache_clear()
     return path
