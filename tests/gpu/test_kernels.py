@@ -1,6 +1,6 @@
 """Every Triton kernel beside its torch reference, on inputs drawn afresh.
 
-They run on a GPU, or slowly without one: `TRITON_INTERPRET=1 pytest tests/gpu/test_kernels.py` where Triton is installed.
+They run on a GPU, or slowly in Triton's interpreter: `TRITON_INTERPRET=1 pytest tests/gpu/test_kernels.py`.
 """
 
 from __future__ import annotations

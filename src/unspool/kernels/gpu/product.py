@@ -1,4 +1,4 @@
-"""A product of a step in whichever way is fastest for its shape: one of our kernels, or cuBLAS with kernels around it."""
+"""A product of a step in the way that is fastest for its shape: a kernel of ours, or cuBLAS with kernels around it."""
 
 from __future__ import annotations
 
