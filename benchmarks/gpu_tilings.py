@@ -139,7 +139,7 @@ def measure_attention(width: int, num_rows: int, held: int, layers: int) -> None
     floor = num_rows * held * 2 * kv_heads * width * 2 / 4.2e6
     found = []
     for (block, chunk), programs, (warps, stages) in itertools.product(
-        ((32, 64), (64, 64), (64, 128), (128, 128)), (132, 264, 528), ((4, 1), (4, 2), (4, 3), (8, 2), (2, 2))
+        ((64, 64), (64, 128), (128, 128), (64, 256), (128, 256)), (64, 128, 256), ((4, 1), (4, 2), (4, 3), (2, 2))
     ):
         tiling = AttentionTiling(block, chunk, programs, warps, stages)
         shape = HeadShape(heads, kv_heads, width, width**-0.5)

@@ -1,4 +1,4 @@
-"""Captured steps give the torch path's tokens: every golden in float32, ragged rows, rows that leave, several caches."""
+"""Captured steps give the torch path's tokens: goldens in float32, ragged rows, rows that leave, several caches."""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ class CapturedSteps:
             return f"a {type(cache).__name__} is not read by address"
         if len(places.buffers) != self._spec.num_layers:
             return "the cache has no buffers yet"
-        first = places.buffers[0]
-        if first.device != self._device or first.dtype != self._dtype:
+        first, device = places.buffers[0], self._weights.embedding.weight.device  # which has its number
+        if first.device != device or first.dtype != self._dtype:
             return f"the cache is kept in {first.dtype} on {first.device}"
         return None
 

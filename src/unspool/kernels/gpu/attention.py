@@ -26,8 +26,8 @@ class AttentionTiling:
     """How keys are cut: those looked at at once, the fewest a program is started for, and for how many programs."""
 
     block: int = 64
-    chunk: int = 64
-    programs: int = 264  # two for each processor of an H200
+    chunk: int = 128
+    programs: int = 128  # about one for each processor of an H200
     warps: int = 4
     stages: int = 2
 
@@ -53,7 +53,7 @@ def _attend(
     layer, num_layers, scale, softcap, gain, eps, window, num_splits, smallest_chunk,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     G: tl.constexpr, GP: tl.constexpr, PAIRS: tl.constexpr,
-    BLOCK: tl.constexpr, UNIT: tl.constexpr, MOST_SPLITS: tl.constexpr, UNROLL: tl.constexpr,
+    BLOCK: tl.constexpr, UNIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SLOPES: tl.constexpr,
     BRANCHES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -174,26 +174,31 @@ def _attend(
         else:
             slot = row * KV_HEADS + head
             part = (slot * num_splits + split) * GP
-            tl.store(PARTS + (part + rg)[:, None] * DP + rd[None, :], read)
-            tl.store(STATS + 2 * (part + rg), highest)
-            tl.store(STATS + 2 * (part + rg) + 1, total)
+            tl.store(PARTS + (part + rg)[:, None] * DP + rd[None, :], read, mask=is_query)
+            tl.store(STATS + 2 * (part + rg), highest, mask=is_head)
+            tl.store(STATS + 2 * (part + rg) + 1, total, mask=is_head)
             tl.debug_barrier()  # every thread's part is written before the count says so
             num_before = tl.atomic_add(COUNTS + slot, 1, sem="acq_rel")
             if num_before == used - 1:
                 tl.debug_barrier()
+                # How much each part counts is known at once; what they read is then added up, several loads at a time.
                 parts = tl.arange(0, MOST_SPLITS)
-                is_part = parts < used
-                for g in tl.range(0, G, loop_unroll_factor=UNROLL):  # a query head each, all its parts at once
-                    one = (slot * num_splits + parts) * GP + g
-                    its_highest = tl.load(STATS + 2 * one, mask=is_part, other=float("-inf"), cache_modifier=".cg")
-                    its_total = tl.load(STATS + 2 * one + 1, mask=is_part, other=0.0, cache_modifier=".cg")
+                place = (slot * num_splits + parts)[:, None] * GP + rg[None, :]
+                is_part = (parts < used)[:, None] & is_head[None, :]
+                tops = tl.load(STATS + 2 * place, mask=is_part, other=float("-inf"), cache_modifier=".cg")
+                sums = tl.load(STATS + 2 * place + 1, mask=is_part, other=0.0, cache_modifier=".cg")
+                highest = tl.where(is_head, tl.max(tops, 0), 0.0)
+                total = tl.sum(sums * tl.exp(tops - highest[None, :]), 0)
+                read = tl.full((GP, DP), 0.0, tl.float32)
+                for number in tl.range(0, used, loop_unroll_factor=4):
+                    one = (slot * num_splits + number) * GP + rg
+                    weight = tl.exp(tl.load(STATS + 2 * one, mask=is_head, other=0.0, cache_modifier=".cg") - highest)
                     its_read = tl.load(
-                        PARTS + one[:, None] * DP + rd[None, :], mask=is_part[:, None], other=0.0, cache_modifier=".cg"
+                        PARTS + one[:, None] * DP + rd[None, :], mask=is_query, other=0.0, cache_modifier=".cg"
                     )
-                    weight = tl.exp(its_highest - tl.max(its_highest, 0))
-                    whole = tl.sum(its_read * weight[:, None], 0) / tl.sum(its_total * weight, 0)
-                    into = OUT + row.to(tl.int64) * (HEADS * D) + (head * G + g) * D + rd
-                    tl.store(into, whole.to(OUT.dtype.element_ty), mask=is_number)
+                    read += its_read * weight[:, None]
+                total = tl.where(is_head, total, 1.0)
+                tl.store(target, (read / total[:, None]).to(OUT.dtype.element_ty), mask=is_query)
                 tl.store(COUNTS + slot, 0)
 
 
@@ -207,8 +212,8 @@ class StepAttention:
         self._rows, self._shape, self._tiling = rows, shape, tiling or AttentionTiling()
         self._group = max(SMALLEST_DOT, triton.next_power_of_2(group))
         self._width = max(SMALLEST_DOT, triton.next_power_of_2(shape.width))
-        wanted = triton.next_power_of_2(triton.cdiv(self._tiling.programs, rows * shape.kv_heads))
-        self.splits = min(MOST_SPLITS, wanted)
+        wanted = max(1, self._tiling.programs // (rows * shape.kv_heads))
+        self.splits = min(MOST_SPLITS, 1 << (wanted.bit_length() - 1))
         num_parts = rows * shape.kv_heads * self.splits * self._group
         self._parts = torch.empty(num_parts, self._width, dtype=torch.float32, device=device)
         self._stats = torch.empty(num_parts, 2, dtype=torch.float32, device=device)
@@ -267,7 +272,6 @@ class StepAttention:
             BLOCK=min(tiling.block, _find_largest_block(self._width, qkv.element_size())),
             UNIT=UNIT,
             MOST_SPLITS=max(2, self.splits),
-            UNROLL=min(4, shape.heads // shape.kv_heads),
             HAS_NORM=q_norm is not None,
             HAS_CAP=shape.softcap is not None,
             HAS_WINDOW=is_windowed,
