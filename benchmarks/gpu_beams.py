@@ -54,7 +54,7 @@ def main() -> None:
         reference.tie_weights()
         for run in options.runs:
             batch, prompt = map(int, run.split("x"))
-            ids = torch.randint(0, 1000, (batch, prompt), device="cuda")
+            ids = torch.randint(1, 1000, (batch, prompt), device="cuda")
             ours, mine = measure(lambda ids=ids, model=model: unspool.generate(model, ids, **common))
             theirs, other = measure(
                 lambda ids=ids, reference=reference: reference.generate(

@@ -152,7 +152,7 @@ def main() -> None:
             read -= model.weights.embedding.weight.nbytes  # of which a step reads a row
         for run in options.runs:
             batch, context = map(int, run.split("x"))
-            ids = torch.randint(0, 1000, (batch, context), device="cuda")
+            ids = torch.randint(1, 1000, (batch, context), device="cuda")
 
             def ours(count: int, ids: Any = ids, model: Any = model, **more: Any) -> None:
                 unspool.generate(model, ids, max_new_tokens=count, **{**COMMON, **more})

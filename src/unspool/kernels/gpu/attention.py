@@ -9,6 +9,7 @@ addresses of the buffers: a captured step serves any cache and any length.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 import triton
@@ -16,20 +17,26 @@ import triton.language as tl
 
 from unspool.kernels.gpu.launching import launch_options, let_next_start, wait_for_input
 
-UNIT = 8  # numbers: addresses are told as multiples of so many, so that loads are known to be aligned
-SMALLEST_DOT = 16
-MOST_SPLITS = 32
+UNIT: Final = 8  # numbers: addresses are told as multiples of so many, so that loads are known to be aligned
+SMALLEST_DOT: Final = 16
+MOST_SPLITS: Final = 32
+LARGEST_BLOCK_BYTES: Final = 32_768  # of keys; there are as many of values
+SHARED_BYTES: Final = 196_608  # of an H200's 227 KiB a program
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionTiling:
     """How keys are cut: those looked at at once, the fewest a program is started for, and for how many programs."""
 
-    block: int = 64
-    chunk: int = 128
-    programs: int = 128  # about one for each processor of an H200
-    warps: int = 4
-    stages: int = 2
+    block: int
+    chunk: int
+    programs: int
+    warps: int
+    stages: int
+
+
+ONE_ROW: Final = AttentionTiling(128, 256, 128, 4, 3)  # about one program for each processor of an H200
+SEVERAL_ROWS: Final = AttentionTiling(64, 128, 256, 4, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +216,7 @@ class StepAttention:
         self, rows: int, shape: HeadShape, device: torch.device, tiling: AttentionTiling | None = None
     ) -> None:
         group = shape.heads // shape.kv_heads
-        self._rows, self._shape, self._tiling = rows, shape, tiling or AttentionTiling()
+        self._rows, self._shape, self._tiling = rows, shape, tiling or (ONE_ROW if rows == 1 else SEVERAL_ROWS)
         self._group = max(SMALLEST_DOT, triton.next_power_of_2(group))
         self._width = max(SMALLEST_DOT, triton.next_power_of_2(shape.width))
         wanted = max(1, self._tiling.programs // (rows * shape.kv_heads))
@@ -240,6 +247,7 @@ class StepAttention:
     ) -> None:
         """Turn queries and keys, write keys and values at each row's length, and read what the queries see."""
         shape, tiling = self._shape, self._tiling
+        block, stages = _fit_memory(tiling, self._width * qkv.element_size())
         _attend[(self._rows, shape.kv_heads, self.splits)](
             qkv,
             out,
@@ -269,7 +277,7 @@ class StepAttention:
             G=shape.heads // shape.kv_heads,
             GP=self._group,
             PAIRS=frequencies.numel() if frequencies is not None else 0,
-            BLOCK=min(tiling.block, _find_largest_block(self._width, qkv.element_size())),
+            BLOCK=block,
             UNIT=UNIT,
             MOST_SPLITS=max(2, self.splits),
             HAS_NORM=q_norm is not None,
@@ -278,11 +286,12 @@ class StepAttention:
             HAS_SLOPES=slopes is not None,
             BRANCHES=branches,
             num_warps=tiling.warps,
-            num_stages=tiling.stages,
+            num_stages=stages,
             **launch_options(),
         )
 
 
-def _find_largest_block(width: int, bytes_each: int) -> int:
-    """Keys that can be looked at at once: what fits the shared memory comfortably."""
-    return max(16, 32768 // (width * bytes_each))
+def _fit_memory(tiling: AttentionTiling, head_bytes: int) -> tuple[int, int]:
+    """The keys looked at at once and how many such blocks are on their way: what the shared memory has room for."""
+    block = max(16, min(tiling.block, LARGEST_BLOCK_BYTES // head_bytes))
+    return block, max(1, min(tiling.stages, SHARED_BYTES // (2 * block * head_bytes)))

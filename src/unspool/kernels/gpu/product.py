@@ -37,9 +37,9 @@ def multiply(
         x = normed
     if activation != NONE:
         gate(F.linear(x, weight, bias), activation, out)
+    elif bias is None and out.dtype == x.dtype:
+        torch.addmm(out, x, weight.t(), beta=1.0 if adds else 0.0, out=out)
     elif not adds:
         out.copy_(F.linear(x, weight, bias))
-    elif bias is None:
-        torch.addmm(out, x, weight.t(), out=out)
     else:
         out.add_(F.linear(x, weight, bias))
