@@ -9,6 +9,7 @@ addresses of the buffers: a captured step serves any cache and any length.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import torch
@@ -21,7 +22,7 @@ UNIT: Final = 8  # numbers: addresses are told as multiples of so many, so that 
 SMALLEST_DOT: Final = 16
 MOST_SPLITS: Final = 32
 LARGEST_BLOCK_BYTES: Final = 32_768  # of keys; there are as many of values
-SHARED_BYTES: Final = 196_608  # of an H200's 227 KiB a program
+USUAL_SHARED_BYTES: Final = 98_304  # where the GPU does not say how much a program may have
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,4 +295,13 @@ class StepAttention:
 def _fit_memory(tiling: AttentionTiling, head_bytes: int) -> tuple[int, int]:
     """The keys looked at at once and how many such blocks are on their way: what the shared memory has room for."""
     block = max(16, min(tiling.block, LARGEST_BLOCK_BYTES // head_bytes))
-    return block, max(1, min(tiling.stages, SHARED_BYTES // (2 * block * head_bytes)))
+    return block, max(1, min(tiling.stages, _find_shared_bytes() // (2 * block * head_bytes)))
+
+
+@cache
+def _find_shared_bytes() -> int:
+    """Shared memory that keys and values on their way may take, with some left for the rest."""
+    if not torch.cuda.is_available():
+        return USUAL_SHARED_BYTES
+    properties = torch.cuda.get_device_properties()
+    return int(getattr(properties, "shared_memory_per_block_optin", USUAL_SHARED_BYTES) * 7 // 8)
