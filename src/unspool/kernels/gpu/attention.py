@@ -21,6 +21,7 @@ from unspool.kernels.gpu.launching import launch_options, let_next_start, wait_f
 UNIT: Final = 8  # numbers: addresses are told as multiples of so many, so that loads are known to be aligned
 SMALLEST_DOT: Final = 16
 MOST_SPLITS: Final = 32
+NARROW: Final = 64  # numbers a head
 LARGEST_BLOCK_BYTES: Final = 32_768  # of keys; there are as many of values
 USUAL_SHARED_BYTES: Final = 98_304  # where the GPU does not say how much a program may have
 
@@ -37,6 +38,7 @@ class AttentionTiling:
 
 
 ONE_ROW: Final = AttentionTiling(128, 256, 128, 4, 3)  # about one program for each processor of an H200
+ONE_ROW_OF_NARROW_HEADS: Final = AttentionTiling(64, 128, 128, 4, 2)
 SEVERAL_ROWS: Final = AttentionTiling(64, 128, 256, 4, 2)
 
 
@@ -217,7 +219,7 @@ class StepAttention:
         self, rows: int, shape: HeadShape, device: torch.device, tiling: AttentionTiling | None = None
     ) -> None:
         group = shape.heads // shape.kv_heads
-        self._rows, self._shape, self._tiling = rows, shape, tiling or (ONE_ROW if rows == 1 else SEVERAL_ROWS)
+        self._rows, self._shape, self._tiling = rows, shape, tiling or _choose_tiling(rows, shape)
         self._group = max(SMALLEST_DOT, triton.next_power_of_2(group))
         self._width = max(SMALLEST_DOT, triton.next_power_of_2(shape.width))
         wanted = max(1, self._tiling.programs // (rows * shape.kv_heads))
@@ -290,6 +292,13 @@ class StepAttention:
             num_stages=stages,
             **launch_options(),
         )
+
+
+def _choose_tiling(rows: int, shape: HeadShape) -> AttentionTiling:
+    """What `benchmarks/gpu_tilings.py` found best on an H200."""
+    if rows > 1:
+        return SEVERAL_ROWS
+    return ONE_ROW if shape.width > NARROW else ONE_ROW_OF_NARROW_HEADS
 
 
 def _fit_memory(tiling: AttentionTiling, head_bytes: int) -> tuple[int, int]:
