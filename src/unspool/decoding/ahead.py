@@ -51,14 +51,16 @@ class AheadTurns(TokenTurns):
 
     step: Step | None = None
     flights: deque[Flight] = field(default_factory=deque)
+    is_first: bool = True
 
     def turn(self) -> Emitted:
         """Launch the next step, then read the last one's tokens and see who is done."""
         if not self.flights:
             self._launch()
         flight = self.flights.popleft()
-        if not self.finish.ends_at(flight.width):
+        if not self.is_first and not self.finish.ends_at(flight.width):
             self._launch()
+        self.is_first = False  # the first token is told before the step that follows it is captured
         new_tokens = flight.land()
         if NO_TOKEN in new_tokens:
             self._raise_no_token(flight, new_tokens)

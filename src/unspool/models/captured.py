@@ -54,7 +54,7 @@ class CapturedSteps:
 
     def __init__(self, spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype) -> None:
         self._spec, self._weights, self._device, self._dtype = spec, weights, device, dtype
-        self._waiting: dict[tuple[int, int], list[CapturedStep]] = {}
+        self._waiting: dict[tuple[int, int, int], list[CapturedStep]] = {}  # by rows, branches and stream
         self._lock = threading.Lock()
 
     def explain_refusal(self, cache: Cache, rows: int) -> str | None:
@@ -78,21 +78,25 @@ class CapturedSteps:
         cache.advance(rows)
         places = cache.places()
         assert places is not None
-        key = (next(size for size in BUCKETS if size >= rows), places.branches)
-        step = self._borrow(key)
-        logits, likeliest = step.run(tokens, starts, places)
+        bucket = next(size for size in BUCKETS if size >= rows)
+        with torch.cuda.device(self._device):
+            # A step's inputs are written again for the next one, which only its own stream puts after this one's work.
+            key = (bucket, places.branches, torch.cuda.current_stream().cuda_stream)
+            step = self._borrow(key)
+            logits, likeliest = step.run(tokens, starts, places)
         with self._lock:
             if sum(map(len, self._waiting.values())) >= _MOST_KEPT:
                 self._waiting.clear()
             self._waiting.setdefault(key, []).append(step)
         return Forward(logits, likeliest=likeliest, path="captured")
 
-    def _borrow(self, key: tuple[int, int]) -> CapturedStep:
+    def _borrow(self, key: tuple[int, int, int]) -> CapturedStep:
         with self._lock:
             waiting = self._waiting.get(key)
             if waiting:
                 return waiting.pop()
-        return CapturedStep(self._spec, self._weights, self._device, self._dtype, *key)
+        rows, branches, _ = key
+        return CapturedStep(self._spec, self._weights, self._device, self._dtype, rows, branches)
 
 
 class CapturedStep:

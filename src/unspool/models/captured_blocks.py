@@ -113,6 +113,7 @@ class FusedBody(Body):
     ) -> None:
         super().__init__(spec, weights, device, dtype, rows)
         self._code = CODES[spec.activation]
+        self._scale = float(torch.tensor(weights.embedding.scale, dtype=dtype))  # rounded as `Embedding` has it
 
         def make(width: int) -> torch.Tensor:
             return torch.zeros(rows, width, dtype=dtype, device=device)
@@ -124,7 +125,7 @@ class FusedBody(Body):
 
     def run(self, inputs: StepInputs, logits: torch.Tensor) -> None:
         spec, weights, x, eps = self._spec, self._weights, self._x, self._spec.norm.eps
-        embed(inputs.tokens, weights.embedding.weight, weights.embedding.scale, x)
+        embed(inputs.tokens, weights.embedding.weight, self._scale, x)
         for index, layer in enumerate(weights.layers):
             multiply(layer.qkv.weight, x, self._qkv, norm=_weight_of(layer.attn_norm), eps=eps, bias=layer.qkv.bias)
             self._add(layer.out, self._attend(index, layer, self._qkv, inputs), layer.post_attn_norm)
