@@ -79,6 +79,35 @@ class FakeModel:
         return logits + self.places[span.positions % 7], weight, span.counts
 
 
+class FakeLayers(FakeModel):
+    """The same with six layers, whose early predictions depend on the past and on the last token."""
+
+    def __init__(self, vocab: int = 23, seed: int = 0, **info: Any) -> None:
+        super().__init__(vocab, seed=seed)
+        self.info = ModelInfo("fake", vocab, 4, 6, 1, can=self.info.can | {"early_logits"}, **info)
+        self.early = torch.randn(6, vocab, vocab, generator=torch.Generator().manual_seed(seed + 1)) * 3
+
+    def score_layer(self, ids: Sequence[int], layer: int) -> torch.Tensor:
+        """A layer's logits (vocab,) after a row of ids, by definition."""
+        return self.score(ids) * 0.3 + self.early[layer, ids[-1]]
+
+    def forward(
+        self,
+        tokens: torch.Tensor | None,
+        cache: Cache,
+        *,
+        counts: Sequence[int] | None = None,
+        want: Want = LAST,
+        embeds: torch.Tensor | None = None,
+    ) -> Forward:
+        forward = super().forward(tokens, cache, counts=counts, want=want, embeds=embeds)
+        read = tokens if tokens is not None else embeds[..., 0].long()
+        ends = torch.tensor(counts or [read.shape[1]] * read.shape[0]) - 1
+        last = read.gather(1, ends.clamp(min=0)[:, None])[:, 0]
+        forward.early_logits = tuple(forward.logits * 0.3 + self.early[layer, last] for layer in want.early)
+        return forward
+
+
 class FakeEncoderDecoder(FakeModel):
     """The same, whose scores also depend on every token of a source and its place."""
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import FakeModel, make_tokenizer
+import unspool
+from tests.fakes import FakeLayers, FakeModel, make_tokenizer
 from unspool import (
     CompileConfig,
     GenerationConfig,
@@ -358,6 +359,8 @@ APPLIED = {
     "constraints",
     "force_words_ids",
     "return_beam_trace",
+    "dola_layers",
+    "guidance_scale",
 }
 NEUTRAL = {"disable_compile"}
 BY_PROCESSORS = {name for entry in ORDER for name in (entry.setting, *entry.also) if name in PARAMETERS}
@@ -381,7 +384,7 @@ def prepare(name: str, model: FakeModel, prompt: list[list[int]]) -> Run:
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_no_setting_passes_silently(name: str) -> None:
     """What a call asks for is applied, or the call fails naming it; only what changes nothing may go by."""
-    model = FakeModel(160)
+    model = FakeLayers(160)
     prompt = [[70]] if name == "forced_bos_token_id" else [[70, 71]]
     try:
         run = prepare(name, model, prompt)
@@ -489,10 +492,36 @@ def test_an_unknown_setting_with_nothing_near() -> None:
 # --- caches -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["offloaded", "quantized", "hybrid", "sliding_window", "mamba", "offloaded_static"])
-def test_kinds_of_cache_to_come(kind: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"`cache_implementation`='{kind}', set in the call"):
+@pytest.mark.parametrize("kind", ["hybrid_chunked", "offloaded_hybrid_chunked"])
+def test_kinds_of_cache_that_are_not_there(kind: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"`cache_implementation`='{kind}', set in the call, is a kind"):
         plan_for(cache_implementation=kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("sliding_window", "has no sliding window"), ("sink", "learned one by one")]
+)
+def test_kinds_that_a_model_has_no_use_for(kind: str, reason: str) -> None:
+    with pytest.raises(UnsupportedError, match=reason):
+        plan_for(cache_implementation=kind)
+
+
+def test_what_a_cache_is_told() -> None:
+    static = {"cache_implementation": "static"}
+    assert plan_for(**static, cache_config={"max_cache_len": 64}).cache_config == {"max_cache_len": 64}
+    assert plan_for(**static, cache_config=unspool.StaticCacheConfig(2, 64)).cache_config["batch_size"] == 2
+    with pytest.raises(SettingError, match=r"'max_cache_length', and a 'static' cache takes .* did you mean"):
+        plan_for(**static, cache_config={"max_cache_length": 64})
+    with pytest.raises(SettingError, match="is for a 'quantized' cache and `cache_implementation` is 'static'"):
+        plan_for(**static, cache_config={"cache_implementation": "quantized"})
+    with pytest.raises(SettingError, match="whole number above 0, not 'many'"):
+        plan_for(**static, cache_config={"max_cache_len": "many"})
+    with pytest.raises(SettingError, match=r"max_cache_len'\]`=11 is too little .* at least 12 are needed, 1 more"):
+        plan_for(**static, cache_config={"max_cache_len": 11}, max_new_tokens=7)
+    with pytest.raises(SettingError, match="is no folder"):
+        plan_for(cache_implementation="offloaded", cache_config={"folder": "/no/such/place"})
+    with pytest.raises(SettingError, match="lets positions go"):
+        plan_for(cache_implementation="hybrid", output_attentions=True, return_dict_in_generate=True)
 
 
 @pytest.mark.parametrize("kind", ["hybrid", "sliding_window"])

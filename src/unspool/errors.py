@@ -23,6 +23,10 @@ class NoTokenLeftError(UnspoolError, RuntimeError):
     """A row has no token to choose from: its processors forbade them all, or its scores are NaN."""
 
 
+class ResourceError(UnspoolError, OSError):
+    """Memory or disk space that a request needs is not there."""
+
+
 class LoadError(UnspoolError, OSError):
     """A model's files are damaged, incomplete, or of a kind that can't be read."""
 

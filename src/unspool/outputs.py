@@ -97,6 +97,7 @@ class GenerateDecoderOnlyOutput(Output):
     past_key_values: Any = None
     logprobs: list[list[TokenLogprob]] | None = None
     prompt_logprobs: list[list[TokenLogprob | None]] | None = None
+    dola_layers: list[list[int]] | None = None  # the layer each new token was contrasted with, where DoLa chose it
     stats: Stats | None = None
 
 
@@ -165,6 +166,7 @@ class Generation:
     logprobs: list[list[TokenLogprob]] | None = None
     prompt_logprobs: list[list[TokenLogprob | None]] | None = None
     beam_trace: Any = field(default=None, repr=False)  # a BeamTrace, where return_beam_trace asked for one
+    dola_layers: list[list[int]] | None = field(default=None, repr=False)  # the layer each token was contrasted with
     output: Output | None = field(default=None, repr=False)  # scores, hidden states …, where asked for
 
     @property

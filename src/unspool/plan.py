@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from unspool.beams.rules import check_beams, check_room_for_words
+from unspool.cache.kinds import KINDS, find_kind, read_options
+from unspool.composition import Call, check_composition
 from unspool.config import PARAMETERS, GenerationConfig, find_unused
+from unspool.config.layers import find_candidate_layers
 from unspool.config.rules import check_settings
 from unspool.config.values import MOST_ROWS
 from unspool.errors import InputError, SettingError, UnsupportedError
@@ -37,7 +40,15 @@ class PromptShape:
     longest: int  # positions of the longest row
     has_embeds: bool = False
     has_cache: bool = False  # the caller gave past_key_values
+    is_endless: bool = False  # and they hold what they hold, however long a text gets
     is_ragged: bool = False  # rows of different lengths, the encoder's among them
+    has_negative: bool = False  # a negative prompt was given
+    longest_negative: int = 0  # positions it takes in the decoder
+
+    @property
+    def longest_read(self) -> int:
+        """Positions of the longest row that is read, guidance's other rows among them."""
+        return max(self.longest, self.longest_negative)
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,15 @@ class Plan:
     seeds: tuple[int, ...] | None  # one for all or one a prompt; None: drawn for this call
     cache_kind: str
     prompt_width: int
+    dola_layers: tuple[int, ...] = ()  # the layers that DoLa chooses among; none without it
+
+    @property
+    def guidance_scale(self) -> float | None:
+        """The weight of guidance; None where there is none, as at 1."""
+        scale = self.settings.guidance_scale
+        return None if scale is None or scale == 1 else float(scale)
+
+    cache_config: Mapping[str, Any] = field(default_factory=dict)  # what the kind is told, checked
 
     @property
     def max_new_tokens(self) -> int:
@@ -94,10 +114,23 @@ def settle(settings: GenerationConfig, origins: Mapping[str, Origin], info: Mode
     _refuse_unbuilt(settings, origins)
     _refuse_unused(settings, origins)
     _refuse_by_model(settings, origins, info, shape)
+    check_composition(
+        Call(
+            settings,
+            info,
+            has_ids=shape.width > 0,
+            has_embeds=shape.has_embeds,
+            has_cache=shape.has_cache,
+            has_negative=shape.has_negative,
+            asked=_find_asked(origins),
+        )
+    )
     check_beams(settings, _find_asked(origins), info.vocab_size)
     _check_rows(settings, shape)
     eos = as_token_ids(settings.eos_token_id, "eos_token_id", info)
-    max_length = _decide_length(settings, origins, info, shape)
+    cache_kind = _name_cache(settings, origins, info, shape)
+    is_endless = shape.is_endless if shape.has_cache else KINDS[cache_kind].is_endless
+    max_length = _decide_length(settings, origins, info, shape, is_endless)
     _check_reachable(settings, origins, shape.width, max_length)
     check_room_for_words(settings, max_length - shape.width)
     return Plan(
@@ -110,9 +143,17 @@ def settle(settings: GenerationConfig, origins: Mapping[str, Origin], info: Mode
         num_beams=settings.num_beams or 1,
         num_return_sequences=settings.num_return_sequences or 1,
         seeds=_decide_seeds(settings),
-        cache_kind=_decide_cache(settings, origins, shape, max_length - shape.width),
+        cache_kind=cache_kind,
+        cache_config=_check_cache(cache_kind, settings, origins, shape, max_length - shape.width),
         prompt_width=shape.width,
+        dola_layers=_decide_layers(settings, info),
     )
+
+
+def _decide_layers(settings: GenerationConfig, info: ModelInfo) -> tuple[int, ...]:
+    if settings.dola_layers is None:
+        return ()
+    return find_candidate_layers(settings.dola_layers, info.num_layers, is_tied=info.has_tied_embeddings)
 
 
 def _find_asked(origins: Mapping[str, Origin]) -> frozenset[str]:
@@ -186,16 +227,12 @@ def _refuse_unused(settings: GenerationConfig, origins: Mapping[str, Origin]) ->
 _OFF: dict[str, tuple[Any, str]] = {
     "penalty_alpha": (None, "contrastive search"),
     "low_memory": (None, "contrastive and beam search in chunks"),
-    "dola_layers": (None, "DoLa"),
-    "guidance_scale": (None, "classifier-free guidance"),
     "forced_decoder_ids": (None, "Whisper's way to force a language and a task"),
     "watermarking_config": (None, "watermarking"),
-    "cache_config": (None, "caches that are configured"),
     "compile_config": (None, "a compiled step"),
     "generation_kwargs": ({}, "further arguments"),
 }
 _ALSO_OFF: dict[str, Callable[[Any], bool]] = {
-    "guidance_scale": lambda value: value == 1,
     "penalty_alpha": lambda value: value == 0,
     "low_memory": lambda value: value is False,
 }
@@ -276,7 +313,7 @@ def _decide_padding(settings: GenerationConfig, eos: tuple[int, ...], info: Mode
 
 
 def _decide_length(
-    settings: GenerationConfig, origins: Mapping[str, Origin], info: ModelInfo, shape: PromptShape
+    settings: GenerationConfig, origins: Mapping[str, Origin], info: ModelInfo, shape: PromptShape, is_endless: bool
 ) -> int:
     order = ("default", "model", "config", "call")
     rank = {name: order.index(origins[name]) for name in ("max_length", "max_new_tokens")}
@@ -301,7 +338,7 @@ def _decide_length(
             f"the prompt has {prompt} tokens and `max_length` is {settings.max_length} ({how}), prompt included; "
             "set `max_new_tokens` to say how many tokens to add"
         )
-    return _fit_context(longest, settings, origins, info, shape)
+    return longest if is_endless else _fit_context(longest, settings, origins, info, shape)
 
 
 def _fit_context(
@@ -310,12 +347,13 @@ def _fit_context(
     """Cut a default at the model's context; refuse what was asked for and can't be."""
     if info.max_context is None:
         return longest
-    if shape.longest >= info.max_context:
+    which = "prompt" if shape.longest_read == shape.longest else "negative prompt"
+    if shape.longest_read >= info.max_context:
         raise InputError(
-            f"the prompt has {shape.longest} tokens and the model's context ends at {info.max_context}; "
+            f"the {which} has {shape.longest_read} tokens and the model's context ends at {info.max_context}; "
             "shorten the prompt, or use a model with a longer context"
         )
-    room = info.max_context - shape.longest
+    room = info.max_context - shape.longest_read
     if longest - shape.width <= room:
         return longest
     asked = [
@@ -325,8 +363,8 @@ def _fit_context(
     ]
     if asked:
         raise SettingError(
-            f"`{asked[0]}` asks for {longest - shape.width} new tokens after a prompt of {shape.longest}, and the "
-            f"model's context ends at {info.max_context}; at most max_new_tokens={room} fit"
+            f"`{asked[0]}` asks for {longest - shape.width} new tokens after a {which} of {shape.longest_read}, and "
+            f"the model's context ends at {info.max_context}; at most max_new_tokens={room} fit"
         )
     return shape.width + room
 
@@ -364,37 +402,59 @@ def _decide_seeds(settings: GenerationConfig) -> tuple[int, ...] | None:
     return tuple(seed) if isinstance(seed, (list, tuple)) else (int(seed),)
 
 
-def _decide_cache(settings: GenerationConfig, origins: Mapping[str, Origin], shape: PromptShape, num_new: int) -> str:
-    kind = settings.cache_implementation or "dynamic"
-    if kind in ("hybrid", "sliding_window") and origins["cache_implementation"] == "model":
-        kind = "dynamic"  # a model's file says how to save memory, not what to answer: the windows are kept
-    if kind not in ("dynamic", "static"):
+def _name_cache(settings: GenerationConfig, origins: Mapping[str, Origin], info: ModelInfo, shape: PromptShape) -> str:
+    """Which kind of cache a call is to make, once the model is known to be served by it."""
+    name, origin = str(settings.cache_implementation or "dynamic"), origins["cache_implementation"]
+    if origin == "model" and name in ("hybrid", "sliding_window"):
+        return "dynamic"  # a model's file says how to save memory, not what to answer: the windows are kept
+    kind = KINDS.get(name)
+    if kind is None:
         raise UnsupportedError(
-            f"`cache_implementation`={kind!r}, set {_SPOKEN[origins['cache_implementation']]}, is a kind of cache "
-            "that this version of unspool does not have yet; use 'dynamic' or 'static'"
+            f"`cache_implementation`={name!r}, set {_SPOKEN[origin]}, is a kind of cache that this version of unspool "
+            f"does not have; use one of {', '.join(map(repr, KINDS))}"
         )
-    room = settings.max_cache_len
-    if room is not None and kind != "static":
+    reason = kind.refuse(info) if kind.refuse is not None and not shape.has_cache else None
+    if reason is not None:
+        raise UnsupportedError(f"`cache_implementation`={name!r}, set {_SPOKEN[origin]}: {reason}")
+    return name
+
+
+def _check_cache(
+    name: str, settings: GenerationConfig, origins: Mapping[str, Origin], shape: PromptShape, num_new: int
+) -> dict[str, Any]:
+    """What the cache is told, once it is known to suffice for the call."""
+    kind, options = find_kind(name), read_options(name, settings.cache_config)
+    for told, room in (
+        ("max_cache_len", settings.max_cache_len),
+        ("cache_config['max_cache_len']", options.get("max_cache_len")),
+    ):
+        if room is not None and not kind.is_sized:
+            raise SettingError(
+                f"`{told}` is the room of a static cache and the cache is {name}; add cache_implementation='static'"
+            )
+        needed = shape.longest_read + num_new
+        if room is not None and room < needed:
+            raise SettingError(
+                f"`{told}`={room} is too little for a prompt of {shape.longest_read} tokens and {num_new} new ones; "
+                f"at least {needed} are needed, {needed - room} more, or fewer new tokens"
+            )
+    if settings.output_attentions and not kind.holds_every_key and not shape.has_cache:
         raise SettingError(
-            f"`max_cache_len` is the room of a static cache and the cache is {kind}; add cache_implementation='static'"
+            f"`output_attentions` tells weights by position, and a {name!r} cache lets positions go; "
+            "use cache_implementation='dynamic'"
         )
-    if room is not None and room < shape.longest + num_new:
-        raise SettingError(
-            f"`max_cache_len`={room} is too little for a prompt of {shape.longest} tokens and {num_new} new ones; "
-            f"at least {shape.longest + num_new} are needed, or fewer new tokens"
-        )
-    if settings.return_legacy_cache and (kind == "static" or shape.is_ragged):
-        what = "a static cache" if kind == "static" else "rows of different lengths"
+    if settings.return_legacy_cache and (name != "dynamic" or shape.is_ragged):
+        what = f"a {name} cache" if name != "dynamic" else "rows of different lengths"
         raise SettingError(f"`return_legacy_cache` gives tuples, which can't hold {what}; leave it out")
     if shape.has_cache:
         _refuse_beside_cache(settings, origins)
-    return str(kind)
+    return options
 
 
 def _refuse_beside_cache(settings: GenerationConfig, origins: Mapping[str, Origin]) -> None:
     if settings.use_cache is False:
         raise SettingError("past_key_values were given and `use_cache` is False; leave one of them out")
-    for name in ("cache_implementation", "max_cache_len"):
+    for name in ("cache_implementation", "cache_config", "max_cache_len"):
         if origins[name] in ("config", "call") and getattr(settings, name) is not None:
             raise SettingError(
                 f"`{name}` says what cache to make and past_key_values is one already; leave one of them out"

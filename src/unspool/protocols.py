@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -32,7 +32,8 @@ class ModelInfo:
     eos_token_id: int | tuple[int, ...] | None = None
     pad_token_id: int | None = None
     decoder_start_token_id: int | None = None
-    # "branches": attention reads a BranchingCache, whose rows share their prompt's keys
+    # "branches": attention reads a BranchingCache, whose rows share their prompt's keys; "early_logits": what
+    # `Want.early` asks for; "shifted_keys": keys can be moved to other positions once they were made (rotary, ALiBi)
     can: frozenset[str] = frozenset({"hidden_states", "attentions", "inputs_embeds"})
 
 
@@ -43,6 +44,7 @@ class Want:
     logits: Literal["last", "all"] = "last"
     hidden_states: bool = False
     attentions: bool = False
+    early: tuple[int, ...] = ()  # layers whose states are to be read by the head too; 0 is the embeddings
 
 
 LAST = Want()
@@ -56,6 +58,7 @@ class Forward:
     hidden_states: tuple[torch.Tensor, ...] | None = None  # embeddings, then a layer each: (rows, new, hidden)
     attentions: tuple[torch.Tensor, ...] | None = None  # a layer each: (rows, heads, new, keys)
     cross_attentions: tuple[torch.Tensor, ...] | None = None  # a layer each: (rows, heads, new, source)
+    early_logits: tuple[torch.Tensor, ...] | None = None  # a layer of `Want.early` each: (rows, vocab), last position
     likeliest: torch.Tensor | None = None  # (rows,): the first token of the highest logit, where the pass found it
     path: str = "eager"  # or "captured": how the pass was run
     path_reason: str = ""  # why it was not captured, where that is known
@@ -84,9 +87,17 @@ class Model(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     def new_cache(
-        self, kind: str = "dynamic", rows: int = 1, capacity: int | None = None, encoded: Encoded | None = None
+        self,
+        kind: str = "dynamic",
+        rows: int = 1,
+        capacity: int | None = None,
+        encoded: Encoded | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> Cache:
-        """An empty cache for `rows` rows. An encoder-decoder projects `encoded` into it here, once."""
+        """An empty cache for `rows` rows. An encoder-decoder projects `encoded` into it here, once.
+
+        `config` is what `cache_config` says, checked already.
+        """
         ...
 
     def forward(

@@ -506,3 +506,55 @@ def test_pieces_are_strings() -> None:
     piece = Piece("abc", 2, [1, 2], "eos")
     assert piece == "abc" and piece.upper() == "ABC"
     assert (piece.row, piece.token_ids, piece.finish_reason, piece.logprobs) == (2, [1, 2], "eos", [])
+
+
+# --- guidance and DoLa --------------------------------------------------------------------------------------
+
+
+def test_a_negative_prompt_of_any_kind(lm: LanguageModel, passes: list[int]) -> None:
+    settings = {"guidance_scale": 2.0, "max_new_tokens": 6}
+    ids = lm.encode("a stop")
+    expected = lm.generate(TEXTS, negative_prompt="a stop", **settings).token_ids
+    assert passes[0] == 2 * len(TEXTS) >= max(passes)
+    assert expected != lm.generate(TEXTS, max_new_tokens=6).token_ids
+    for negative in (["a stop"] * 3, ids[0], ids * 3, torch.tensor(ids)):
+        assert lm.generate(TEXTS, negative_prompt=negative, **settings).token_ids == expected
+    assert lm.generate(TEXTS, negative_prompt_ids=ids, **settings).token_ids == expected
+    mixed = lm.generate(TEXTS, negative_prompt=["a", "hello the cat and", "stop"], **settings).token_ids
+    for row, (text, negative) in enumerate(zip(TEXTS, ["a", "hello the cat and", "stop"], strict=True)):
+        assert lm.generate(text, negative_prompt=negative, **settings).token_ids == [mixed[row]]
+        assert "".join(lm.stream(text, negative_prompt=negative, **settings)) == lm.tokenizer.decode(
+            mixed[row], skip_special_tokens=True
+        )
+    chat = lm.generate(CHAT, negative_prompt=[{"role": "user", "content": "a"}], **settings).token_ids
+    assert chat == lm.generate("hello", negative_prompt="a", chat=True, **settings).token_ids
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"negative_prompt": "a"}, "add guidance_scale"),
+        ({"negative_prompt": "", "guidance_scale": 2.0}, "empty"),
+        ({"negative_prompt": ["a", "b"], "guidance_scale": 2.0}, "2 rows for 3 prompts"),
+        ({"negative_prompt": "a", "negative_prompt_ids": [[1]], "guidance_scale": 2.0}, "the same thing twice"),
+        ({"negative_prompt": 3, "guidance_scale": 2.0}, "a prompt is text"),
+    ],
+)
+def test_negative_prompts_that_can_not_be(
+    lm: LanguageModel, passes: list[int], settings: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(UnspoolError, match=told):
+        lm.generate(TEXTS, **settings)
+    assert passes == []
+
+
+def test_dola_chooses_a_layer_for_every_text(lm: LanguageModel) -> None:
+    settings = {"dola_layers": [0, 1, 2, 3], "max_new_tokens": 8, "repetition_penalty": 1.2}
+    together = lm.generate(TEXTS, **settings)
+    for row, text in enumerate(TEXTS):
+        alone = lm.generate(text, **settings)
+        assert alone.token_ids == [together.token_ids[row]]
+        assert alone.dola_layers == [together.dola_layers[row]]
+        assert len(alone.dola_layers[0]) == len(alone.token_ids[0])
+    assert len({layer for row in together.dola_layers for layer in row}) > 1
+    assert lm.generate(TEXTS, max_new_tokens=2).dola_layers is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,25 +18,65 @@ from unspool.cache import (
     RAGGED,
     ROLL_BACK,
     SELECT_ROWS,
+    TRIAL,
     Cache,
     DynamicCache,
     EncoderDecoderCache,
+    HybridCache,
     Mask,
+    OffloadedCache,
+    OffloadedStaticCache,
+    SinkCache,
+    SlidingWindowCache,
     Span,
     StaticCache,
 )
-from unspool.errors import SettingError, UnspoolError, UnsupportedError
+from unspool.errors import LoadError, ResourceError, SettingError, UnspoolError, UnsupportedError
 
 LAYERS, HEADS, WIDTH = 2, 2, 3
 ROOM, MOST_ROWS = 300, 6
 SIZES = SimpleNamespace(num_attention_heads=HEADS, hidden_size=HEADS * WIDTH, num_hidden_layers=LAYERS)
 
 
-KINDS: dict[str, Callable[[], Cache]] = {
+WINDOW, NUM_SINKS = 6, 2
+SLIDING = SimpleNamespace(**vars(SIZES), sliding_window=WINDOW)
+MIXED = SimpleNamespace(**vars(SLIDING), layer_types=["sliding_attention", "full_attention"])
+
+
+class NoTurns:
+    """Keys that hold no positions: a SinkCache that moves them leaves them as they are."""
+
+    can_shift = True
+
+    def find_turns(self, layer: int, shifts: torch.Tensor) -> None:
+        return None
+
+
+def make_sink() -> SinkCache:
+    cache = SinkCache(WINDOW + NUM_SINKS, NUM_SINKS)
+    cache.attach(NoTurns())
+    return cache
+
+
+IN_ORDER: dict[str, Callable[[], Cache]] = {
     "dynamic": DynamicCache,
     "static": lambda: StaticCache(SIZES, MOST_ROWS, ROOM),
+    "offloaded": OffloadedCache,
+    "offloaded static": lambda: OffloadedStaticCache(SIZES, MOST_ROWS, ROOM, "cpu"),
     "pair": lambda: EncoderDecoderCache(DynamicCache(), DynamicCache()),
     "pair of static": lambda: EncoderDecoderCache(StaticCache(SIZES, MOST_ROWS, ROOM), DynamicCache()),
+}
+KINDS: dict[str, Callable[[], Cache]] = {
+    **IN_ORDER,
+    "sliding": lambda: SlidingWindowCache(SLIDING, MOST_ROWS),
+    "hybrid": lambda: HybridCache(MIXED, MOST_ROWS, ROOM),
+    "sink": make_sink,
+}
+# What each layer of a kind lets its queries see: as far back as a window, and pinned positions; all without one.
+WINDOWS: dict[type[Cache], list[int | None]] = {
+    SlidingWindowCache: [WINDOW, WINDOW],
+    HybridCache: [WINDOW, None],
+    SinkCache: [WINDOW, WINDOW],
 }
 
 
@@ -44,13 +85,18 @@ def cache(request: pytest.FixtureRequest) -> Cache:
     return KINDS[request.param]()
 
 
-def spread(mask: Mask, span: Span) -> torch.Tensor:
+@pytest.fixture(params=IN_ORDER)
+def in_order(request: pytest.FixtureRequest) -> Cache:
+    return IN_ORDER[request.param]()
+
+
+def spread(mask: Mask, span: Span, num_keys: int | None = None) -> torch.Tensor:
     """A mask in whatever form, as booleans (rows, new, keys)."""
-    shape = (len(span.starts), span.num_new, span.stop)
+    shape = (len(span.starts), span.num_new, span.stop if num_keys is None else num_keys)
     if mask is None:
         return torch.ones(shape, dtype=torch.bool)
     if isinstance(mask, str):
-        assert mask == "causal" and span.num_new == span.stop
+        assert mask == "causal" and span.num_new == shape[2]
         return torch.ones(shape[1:], dtype=torch.bool).tril().expand(shape)
     return mask[:, 0].expand(shape)
 
@@ -78,34 +124,44 @@ class Plain:
         real = counts or [num_new] * len(self.rows)
         starts = [len(row) for row in self.rows]
         span = self.cache.begin(len(self.rows), num_new, counts)
-        assert (span.starts, span.counts, span.num_new) == (starts, real, num_new)
-        assert span.stop == max(starts) + num_new
-        assert span.is_uniform == (len(set(starts)) == 1)
-        assert span.positions.tolist() == [[start + n for n in range(num_new)] for start in starts]
+        assert (span.counts, span.num_new) == (real, num_new)
+        if not self.cache.is_endless:  # there positions are counted anew now and then
+            assert span.starts == starts
+            assert span.stop == max(starts) + num_new
+            assert span.is_uniform == (len(set(starts)) == 1)
+            assert span.positions.tolist() == [[start + n for n in range(num_new)] for start in starts]
         new = torch.arange(len(self.rows) * num_new, dtype=torch.float32).view(len(self.rows), num_new) + self.written
         self.written += new.numel()
         for row, count in enumerate(real):
             self.rows[row] = self.rows[row] + new[row, :count].tolist()
             new[row, count:] = torch.nan  # junk past a row's end: whoever reads it can't hide it
-        visible = spread(self.cache.mask(span), span)
+        windows = WINDOWS.get(type(self.cache), [None] * LAYERS)
+        masks = [self.cache.mask(span, window) for window in windows]
         for layer in range(LAYERS):
             keys, values = self.cache.write(layer, fill(new, layer))
-            assert keys.shape == values.shape == (len(self.rows), HEADS, span.stop, WIDTH)
+            assert keys.shape == values.shape == (len(self.rows), HEADS, keys.shape[2], WIDTH)
+            visible = spread(masks[layer], span, keys.shape[2])
             for row, count in enumerate(real):
                 for n in range(count):
-                    self.check_read(keys[row], values[row], visible[row, n], starts[row] + n, layer, row)
+                    seen = self.find_seen(row, starts[row] + n, windows[layer])
+                    check_read(keys[row][:, visible[row, n]], values[row][:, visible[row, n]], seen, layer)
         self.cache.end()
         assert self.cache.lengths == [len(row) for row in self.rows]
-        assert self.cache.get_seq_length() == max(self.cache.lengths)
+        kept = max(self.cache.lengths)
+        assert self.cache.get_seq_length() == (min(kept, WINDOW + NUM_SINKS) if self.cache.is_endless else kept)
 
-    def check_read(
-        self, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor, position: int, layer: int, row: int
-    ) -> None:
-        past = torch.tensor(self.rows[row][: position + 1])[None]
-        expected = fill(past, layer)[0]  # (positions, 2, heads, width)
-        assert visible.nonzero().flatten().tolist() == list(range(position + 1))
-        assert torch.equal(keys[:, visible], expected[:, 0].transpose(0, 1))
-        assert torch.equal(values[:, visible], expected[:, 1].transpose(0, 1))
+    def find_seen(self, row: int, position: int, window: int | None) -> list[float]:
+        """What the query at a position sees of its row, by definition."""
+        pinned = NUM_SINKS if self.cache.is_endless else 0
+        first = 0 if window is None else max(0, position + 1 - window)
+        return [self.rows[row][place] for place in range(position + 1) if place >= first or place < pinned]
+
+    def attempt(self, num_new: int, kept: list[int]) -> None:
+        """Tokens that are tried, of which each row keeps some."""
+        before = list(self.cache.lengths)
+        self.cache.begin_trial()
+        self.read(num_new)
+        self.truncate([held + count for held, count in zip(before, kept, strict=True)])
 
     def truncate(self, lengths: list[int]) -> None:
         self.cache.truncate(lengths)
@@ -116,6 +172,15 @@ class Plain:
         self.cache.select_rows(index)
         self.rows = [list(self.rows[i]) for i in index]
         assert self.cache.lengths == [len(row) for row in self.rows]
+
+
+def check_read(keys: torch.Tensor, values: torch.Tensor, seen: list[float], layer: int) -> None:
+    """The visible keys and values (heads, keys, width) are those of the numbers, in whatever order they lie."""
+    assert keys.shape[1] == len(seen)
+    order = keys[0, :, 0].argsort()
+    expected = fill(torch.tensor(seen)[None], layer)[0]  # (positions, 2, heads, width)
+    assert torch.equal(keys[:, order], expected[:, 0].transpose(0, 1))
+    assert torch.equal(values[:, order], expected[:, 1].transpose(0, 1))
 
 
 def fill(numbers: torch.Tensor, layer: int) -> torch.Tensor:
@@ -146,8 +211,8 @@ def test_growth_keeps_what_is_held(cache: Cache) -> None:
     plain.read(1)
 
 
-def test_what_is_rolled_back_is_rewritten(cache: Cache) -> None:
-    plain = Plain(cache, [[], [], []])
+def test_what_is_rolled_back_is_rewritten(in_order: Cache) -> None:
+    plain = Plain(in_order, [[], [], []])
     plain.read(5)
     plain.truncate([5, 2, 0])
     plain.read(2, [1, 2, 2])
@@ -162,9 +227,52 @@ def test_selected_rows_go_on(cache: Cache, index: list[int]) -> None:
     plain.read(4, [2, 4, 3])
     plain.select(index)
     plain.read(1)
+    before = list(cache.lengths)
+    cache.begin_trial()
     plain.read(2)
-    plain.truncate([max(0, length - 2) for length in cache.lengths])
+    plain.truncate(before)
     plain.read(1)
+
+
+def test_what_was_tried_can_be_taken_back(cache: Cache) -> None:
+    """Also what a ring wrote over, and more than it has places for."""
+    plain = Plain(cache, [[], []])
+    plain.read(9, [9, 3])
+    for tried, kept in (([1, 1], [0, 1]), ([4, 2], [1, 0]), ([20, 20], [3, 17]), ([2, 0], [2, 0])):
+        before = list(cache.lengths)
+        cache.begin_trial()
+        if tried == [2, 0]:
+            plain.read(1, [1, 0])
+            plain.read(1, [1, 0])
+        else:
+            plain.read(max(tried), tried)
+        plain.truncate([held + n for held, n in zip(before, kept, strict=True)])
+        plain.read(1)
+    plain.truncate([0, cache.lengths[1]])  # to the beginning, always
+    plain.read(3)
+    plain.read(1)
+
+
+def test_rows_move_amid_a_trial(cache: Cache) -> None:
+    plain = Plain(cache, [[], []])
+    plain.read(9, [9, 7])
+    cache.begin_trial()
+    plain.read(3)
+    plain.select([1, 0, 1])
+    plain.truncate([7, 10, 9])
+    plain.read(2)
+
+
+def test_a_ring_says_what_it_can_not_take_back() -> None:
+    for kind in ("sliding", "hybrid", "sink"):
+        plain = Plain(KINDS[kind](), [[]])
+        plain.read(20)
+        plain.truncate([19])  # one position is free: what it wrote over, no query sees again
+        plain.read(2)
+        with pytest.raises(UnsupportedError, match="can't roll back from 21 positions to 15"):
+            plain.cache.truncate([15])
+        assert plain.cache.lengths == [21]
+        plain.read(1)
 
 
 @st.composite
@@ -175,7 +283,7 @@ def operations(draw: st.DrawFn) -> list[tuple[str, Any]]:
     lengths = [0] * rows
     done.append(("rows", rows))
     for _ in range(draw(st.integers(1, 7))):
-        what = draw(st.sampled_from(["read", "read", "step", "truncate", "select"]))
+        what = draw(st.sampled_from(["read", "read", "step", "truncate", "attempt", "select"]))
         if what == "read":
             num_new = draw(st.integers(1, 9))
             counts = draw(st.lists(st.integers(0, num_new), min_size=rows, max_size=rows))
@@ -184,6 +292,11 @@ def operations(draw: st.DrawFn) -> list[tuple[str, Any]]:
         elif what == "step":
             done.append(("read", (1, None)))
             lengths = [length + 1 for length in lengths]
+        elif what == "attempt" and len(done) > 1:
+            num_new = draw(st.integers(1, 9))
+            kept = draw(st.lists(st.integers(0, num_new), min_size=rows, max_size=rows))
+            done.append(("attempt", (num_new, kept)))
+            lengths = [length + count for length, count in zip(lengths, kept, strict=True)]
         elif what == "truncate" and len(done) > 1:
             lengths = [draw(st.integers(0, length)) for length in lengths]
             done.append(("truncate", list(lengths)))
@@ -203,11 +316,17 @@ def test_any_history_is_read_back(kind: str, history: list[tuple[str, Any]]) -> 
     for what, value in rest:
         if what == "read":
             plain.read(*value)
-        else:
-            getattr(plain, what)(value)
+        elif what == "attempt":
+            plain.attempt(*value)
+        elif what == "select":
+            plain.select(value)
+        elif ROLL_BACK in plain.cache.can:
+            plain.truncate([min(new, held) for new, held in zip(value, plain.cache.lengths, strict=True)])
+        else:  # what may have been written over is gone: to the beginning, or nowhere
+            plain.truncate([held if new else 0 for new, held in zip(value, plain.cache.lengths, strict=True)])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", IN_ORDER)
 @settings(max_examples=60, deadline=None)
 @given(
     starts=st.lists(st.integers(0, 12), min_size=1, max_size=4),
@@ -225,14 +344,26 @@ def test_mask_is_its_definition(kind: str, starts: list[int], num_new: int, wind
     assert torch.equal(spread(mask, span), define(span, window))
 
 
-def test_plain_masks_take_no_tensor(cache: Cache) -> None:
+def test_plain_masks_take_no_tensor(in_order: Cache) -> None:
     """The two cases every step meets must stay free: a first prompt is causal, a single step sees everything."""
+    cache = in_order
     span = cache.begin(2, 5)
     assert cache.mask(span) == "causal"
     assert cache.mask(span, window=5) == "causal"
     assert isinstance(cache.mask(span, window=4), torch.Tensor)
     cache.end()
     assert cache.mask(cache.begin(2, 1)) is None
+
+
+@pytest.mark.parametrize("kind", ["sliding", "hybrid", "sink"])
+def test_masks_of_rings_take_no_tensor(kind: str) -> None:
+    cache = KINDS[kind]()
+    for num_new in (4, 1, 1, 1, 1, 1, 1, 1):
+        span = cache.begin(2, num_new)
+        assert cache.mask(span, WINDOW) == ("causal" if num_new > 1 else None)
+        for layer in range(LAYERS):
+            cache.write(layer, torch.zeros(2, num_new, 2, HEADS, WIDTH))
+        cache.end()
 
 
 # --- what a cache says of itself ----------------------------------------------------------------------------
@@ -243,6 +374,9 @@ def test_capabilities() -> None:
     assert KINDS["dynamic"]().can == both
     assert KINDS["static"]().can == both | {FIXED_SHAPE}
     assert KINDS["pair of static"]().can == both
+    assert KINDS["offloaded"]().can == both
+    for kind in ("sliding", "hybrid", "sink"):
+        assert {TRIAL, SELECT_ROWS, RAGGED} <= KINDS[kind]().can and ROLL_BACK not in KINDS[kind]().can
     assert [KINDS[kind]().is_compileable for kind in ("dynamic", "static")] == [False, True]
 
 
@@ -320,3 +454,104 @@ def test_static_refuses_what_does_not_fit(kind: str) -> None:
 def test_static_needs_room(rows: int, room: int) -> None:
     with pytest.raises(UnspoolError, match="at least one row and one position"):
         StaticCache(SIZES, rows, room)
+
+
+# --- memory, copies, files -----------------------------------------------------------------------------------
+
+
+def test_bytes_are_those_of_the_memory(cache: Cache) -> None:
+    plain = Plain(cache, [[], []])
+    plain.read(20)
+    each = 2 * HEADS * WIDTH * 4
+    places = {
+        "SlidingWindowCache": MOST_ROWS * 2 * WINDOW,
+        "HybridCache": MOST_ROWS * (WINDOW + ROOM),
+        "SinkCache": 2 * 2 * (WINDOW + NUM_SINKS),
+        "StaticCache": MOST_ROWS * 2 * ROOM,
+        "OffloadedStaticCache": MOST_ROWS * 2 * ROOM,
+    }
+    own = getattr(cache, "self_attention_cache", cache)
+    assert cache.nbytes == places.get(type(own).__name__, 2 * 2 * 256) * each
+    before = cache.nbytes
+    for _ in range(30):
+        plain.read(1)
+    assert cache.nbytes == before
+
+
+def test_a_clone_goes_its_own_way(cache: Cache) -> None:
+    plain = Plain(cache, [[], []])
+    plain.read(11, [11, 4])
+    other = Plain(cache.clone(), [list(row) for row in plain.rows], plain.written)
+    plain.read(2)
+    other.read(3, [1, 3])
+    other.select([1, 1])
+    other.read(1)
+    plain.read(9)
+    other.read(9)
+
+
+@pytest.mark.parametrize("lengths", [[11, 4], [30, 1], [5, 5]])
+def test_saved_and_loaded(cache: Cache, lengths: list[int], tmp_path: Path) -> None:
+    plain = Plain(cache, [[], []])
+    plain.read(max(lengths), lengths)
+    cache.save(tmp_path / "cache.safetensors")
+    loaded = Cache.load(tmp_path / "cache.safetensors")
+    assert type(loaded) is type(cache) and loaded.lengths == lengths
+    assert (loaded.room, loaded.get_max_cache_shape()) == (cache.room, cache.get_max_cache_shape())
+    loaded.attach(NoTurns())
+    other = Plain(loaded, [list(row) for row in plain.rows], plain.written)
+    other.read(1)
+    other.select([1, 0])
+    other.read(8, [2, 8])
+    other.read(1)
+
+
+def test_files_that_are_no_caches(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    path = tmp_path / "file"
+    with pytest.raises(LoadError, match="there is no file"):
+        Cache.load(path)
+    path.write_bytes(b"\x00" * 40)
+    with pytest.raises(LoadError, match="safetensors"):
+        Cache.load(path)
+    save_file({"x": torch.zeros(2)}, path)
+    with pytest.raises(LoadError, match="no saved cache"):
+        Cache.load(path)
+    good = {"format": "unspool cache 1", "lengths": "[3]", "facts": "{}", "notes": "{}"}
+    tensors = {"layer.0": torch.zeros(1, 3, 2, HEADS, WIDTH)}
+    save_file(tensors, path, {**good, "kind": "DynamicCache"})
+    assert Cache.load(path).lengths == [3]
+    for change in (
+        {"lengths": "[4]"},
+        {"lengths": "[-3]"},
+        {"lengths": "3"},
+        {"lengths": "["},
+        {"kind": "StaticCache"},
+        {"kind": "StaticCache", "facts": '{"rows": 1e30, "capacity": 3, "heads": 2, "width": 3}'},
+        {"kind": "HybridCache", "facts": "[]"},
+        {"kind": "SinkCache", "facts": '{"window_length": -1, "num_sink_tokens": 0}'},
+        {"kind": "EncoderDecoderCache", "facts": '{"kinds": ["EncoderDecoderCache", "DynamicCache"]}'},
+        {"kind": "PickleCache"},
+    ):
+        save_file(tensors, path, {**good, "kind": "DynamicCache", **change})
+        with pytest.raises(LoadError, match=r"damaged|can't read"):
+            Cache.load(path)
+
+
+def test_offloaded_keys_leave_no_file_and_need_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import errno
+
+    cache = OffloadedCache(folder=tmp_path)
+    Plain(cache, [[], []]).read(300)
+    assert list(tmp_path.iterdir()) == []
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("unspool.cache.mapped._reserve", refuse)
+    with pytest.raises(ResourceError, match=r"MiB more in .* name another folder"):
+        Plain(OffloadedCache(folder=tmp_path), [[]]).read(3)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ResourceError, match="can't be offloaded to"):
+        Plain(OffloadedCache(folder=tmp_path / "nowhere"), [[]]).read(3)

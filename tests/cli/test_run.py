@@ -183,3 +183,27 @@ def test_a_prompt_that_looks_like_an_option(cli: Callable[..., Any], tiny: str) 
     assert report["prompt"] == "--do-sample"
     report = json.loads(cli("run", "--do-sample", "Hello", "-m", tiny, *FEW, "--json").out)
     assert report["prompt"] == "Hello" and report["settings"]["do_sample"] is True
+
+
+def test_a_negative_prompt(cli: Callable[..., Any], tiny: str, lm: unspool.LanguageModel, tmp_path: Path) -> None:
+    guided = lm.generate("Hello", negative_prompt="Bye", guidance_scale=2.5, max_new_tokens=6)
+    words = ("-m", tiny, *FEW, "--guidance-scale", "2.5", "--negative-prompt")
+    report = json.loads(cli("run", "Hello", *words, "Bye", "--json").out)
+    assert report["token_ids"] == guided.token_ids != lm.generate("Hello", max_new_tokens=6).token_ids
+    assert report["negative_prompt"] == "Bye"
+    chat = [[{"role": "user", "content": text}] for text in ("Hello", "Bye")]
+    talked = lm.generate(chat[0], negative_prompt=chat[1], guidance_scale=2.5, max_new_tokens=6)
+    assert json.loads(cli("run", "Hello", *words, "Bye", "--json", "--chat").out)["token_ids"] == talked.token_ids
+    file = tmp_path / "prompts.txt"
+    file.write_text("Hello\nThe cat\n")
+    both = json.loads(cli("run", "--prompts-file", str(file), *words, "Bye", "--json").out)
+    assert both["token_ids"][0] == guided.token_ids[0]
+    ended = cli("run", "Hello", "-m", tiny, "--negative-prompt", "Bye")
+    assert ended.code != 0 and "add --guidance-scale" in ended.err
+
+
+def test_the_layers_that_dola_chose(cli: Callable[..., Any], tiny: str, lm: unspool.LanguageModel) -> None:
+    report = json.loads(cli("run", "Hello", "-m", tiny, *FEW, "--dola-layers", "[0, 1, 2]", "--json").out)
+    expected = lm.generate("Hello", dola_layers=[0, 1, 2], max_new_tokens=6)
+    assert (report["token_ids"], report["dola_layers"]) == (expected.token_ids, expected.dola_layers)
+    assert len(expected.dola_layers[0]) == len(expected.token_ids[0])

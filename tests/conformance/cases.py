@@ -19,8 +19,6 @@ GOLDENS = Path(__file__).parent / "goldens"
 # builds it: test_cases_to_come_are_refused fails for a case that could run.
 SETTINGS_TO_COME = {
     "penalty_alpha": "contrastive search",
-    "dola_layers": "DoLa",
-    "guidance_scale": "guidance",
     "watermark": "watermarking",
     "synthid": "watermarking",
     "prompt_lookup_num_tokens": "speculation",

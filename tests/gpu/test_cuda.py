@@ -14,7 +14,8 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-GREEDY = [case for case in read_cases() if case.to_come is None and case.name in ("greedy", "greedy_multi_eos")]
+NAMES = ("greedy", "greedy_multi_eos", "cfg_1.5", "cfg_negative", "dola_high", "dola_list")
+GREEDY = [case for case in read_cases() if case.to_come is None and case.name in NAMES]
 
 
 def load(case: Case, dtype: torch.dtype = torch.float32) -> unspool.LanguageModel:

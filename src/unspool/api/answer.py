@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from unspool.api.calls import start
+from unspool.api.prefix import Prefix, make_conversation
 from unspool.api.prompt import PROMPT_NAMES, as_ids, read_encoding, refuse_chat
 from unspool.config import GenerationConfig
 from unspool.decoding.loop import LiveBeam
@@ -62,7 +63,14 @@ class Answer:
         chat, tools = settings.pop("chat", False), settings.pop("tools", None)
         skip_special = settings.pop("skip_special_tokens", True)
         self._lm = lm
+        negative = settings.pop("negative_prompt", None)
+        prefix: Prefix | None = settings.pop("prefix", None)
+        if prefix is not None:
+            prompt, settings = self._follow_prefix(prefix, prompt, settings, chat, tools)
+            chat, tools = False, None
         self._prompt_ids, arguments = self._read_prompt(prompt, settings, chat, tools)
+        if negative is not None:
+            arguments |= self._read_negative(negative, settings, chat, tools)
         self.run: Run = start(
             lm, defaults=FRIENDLY_DEFAULTS, hides_padding=bool(self._prompt_ids), **arguments, **settings
         )
@@ -74,6 +82,26 @@ class Answer:
             None if tokenizer is None else [Detokenizer(tokenizer, skip_special_tokens=skip_special) for _ in rows]
         )
         self._trimmers = [StopText(stops, keep=self.run.keeps_stop_strings) for _ in rows] if stops else None
+
+    def _follow_prefix(
+        self, prefix: Prefix, prompt: Any, settings: dict[str, Any], chat: bool, tools: Any
+    ) -> tuple[list[list[int]], dict[str, Any]]:
+        """The whole prompts' tokens, and the settings with a cache that holds their beginning."""
+        if not isinstance(prefix, Prefix):
+            raise SettingError(f"`prefix` is what lm.prefix(…) returns, not a {type(prefix).__name__}")
+        if settings.get("past_key_values") is not None:
+            raise SettingError("`prefix` and past_key_values are two beginnings; give one of them")
+        if prompt is None or isinstance(prompt, Mapping):
+            raise SettingError(
+                "what follows a `prefix` is text, messages or a list of token ids; give one as the prompt"
+            )
+        rows = prefix.encode(prompt, chat=chat, tools=tools)
+        return rows, {**settings, "past_key_values": prefix.lend(self._lm, rows), "owns_cache": len(rows) > 1}
+
+    def as_conversation(self) -> Prefix | None:
+        """What this answer's model has read, for a next turn that begins alike; None where rows did not stay."""
+        held = self.run.find_held()
+        return None if held is None else make_conversation(self._lm, *held)  # type: ignore[arg-type]  # the one there is
 
     def _read_prompt(
         self, prompt: Any, settings: dict[str, Any], chat: bool, tools: Any
@@ -102,6 +130,15 @@ class Answer:
         if not all(rows):
             raise InputError(f"prompt {[len(row) for row in rows].index(0)} is empty: there is nothing to continue")
         return rows, arguments | self._fill(rows)
+
+    def _read_negative(self, negative: Any, settings: Mapping[str, Any], chat: bool, tools: Any) -> dict[str, Any]:
+        """What a negative prompt stands for: texts, chats or ids, read as the prompt is."""
+        if settings.get("negative_prompt_ids") is not None:
+            raise SettingError("`negative_prompt` and `negative_prompt_ids` are the same thing twice; give one of them")
+        rows = self._lm.encode(negative, chat=chat, tools=tools)
+        if not all(rows):
+            raise InputError("a negative prompt is empty; give at least one token, or leave it out")
+        return {f"negative_prompt_{name.removeprefix('input_')}": ids for name, ids in self._fill(rows).items()}
 
     def _fill(self, rows: list[list[int]]) -> dict[str, torch.Tensor]:
         pad = self._lm.generation_config.pad_token_id
@@ -169,5 +206,6 @@ class Answer:
             logprobs=run.logprobs if run.record.num_top is not None else None,
             prompt_logprobs=run.prompt_logprobs,
             beam_trace=run.beam_trace,
+            dola_layers=run.dola_layers,
             output=run.output() if run.returns_output else None,
         )

@@ -16,18 +16,25 @@ from unspool.decoding.loop import Emitted
 from unspool.decoding.prompts import Prompts
 from unspool.decoding.run import Hooks, Run
 from unspool.errors import SettingError, UnsupportedError
+from unspool.logits import UnbatchedClassifierFreeGuidanceLogitsProcessor
 from unspool.outputs import Output
 from unspool.plan import Plan, PromptShape, merge, settle
-from unspool.protocols import Model, ModelInfo
+from unspool.protocols import Model
 from unspool.stopping import as_criteria_list
 from unspool.streaming import StreamCancelled
 
-_INPUT_NAMES = ("input_ids", "attention_mask", "inputs_embeds", "decoder_input_ids", "encoder_outputs")
+_INPUT_NAMES = (
+    "input_ids",
+    "attention_mask",
+    "inputs_embeds",
+    "decoder_input_ids",
+    "encoder_outputs",
+    "negative_prompt_ids",
+    "negative_prompt_attention_mask",
+)
 _UNBUILT = {
     "assistant_model": "speculative decoding",
     "assistant_tokenizer": "speculative decoding",
-    "negative_prompt_ids": "classifier-free guidance",
-    "negative_prompt_attention_mask": "classifier-free guidance",
     "synced_gpus": "decoding over several GPUs",
     "custom_generate": "custom decoding methods",
 }
@@ -117,12 +124,14 @@ def start(
     defaults: Mapping[str, Any] | None = None,
     hides_padding: bool = False,
     beams: str | None = None,
+    owns_cache: bool = False,
     **kwargs: Any,
 ) -> Run:
     """Check everything and prepare a run; nothing is computed until it is iterated, but for token healing's one step.
 
     `hides_padding` tells the processors what is padding, so that no row depends on how long the others are; the
     reference's manner is to count it as tokens. `beams="all"` has every step tell the whole table of beams.
+    `owns_cache` says that nobody reads past_key_values after the call, so that rows may leave it.
     """
     if beams not in (None, "all"):
         raise SettingError(f"beams={beams!r} is not known; beams='all' streams the whole table of beams")
@@ -142,7 +151,7 @@ def start(
     model_config = None if use_model_defaults is False else getattr(model, "generation_config", None)
     settings, origins = merge(model_config, generation_config, kwargs, defaults)
     prompts = replace(read_prompts(core, given, settings), hides_padding=hides_padding)
-    cache = _as_cache(past_key_values, prompts.lengths, core.info)
+    cache = _as_cache(past_key_values, prompts.lengths, core)
     shape = _shape(prompts, cache)
     plan = settle(settings, origins, core.info, shape)
     if beams is not None and plan.num_beams == 1:
@@ -152,8 +161,17 @@ def start(
     if settings.stop_strings is not None and tokenizer is None:
         raise SettingError("`stop_strings` are found in text: pass the model's `tokenizer` too")
     processors = [] if logits_processor is None else _as_processors(logits_processor)
+    _refuse_guiding_twice(plan, processors)
     criteria = [] if stopping_criteria is None else list(as_criteria_list(stopping_criteria))
-    hooks = Hooks(processors, criteria, tokenizer, cache, prefix_allowed_tokens_fn, shows_beams=beams is not None)
+    hooks = Hooks(
+        processors,
+        criteria,
+        tokenizer,
+        cache,
+        prefix_allowed_tokens_fn,
+        shows_beams=beams is not None,
+        owns_cache=owns_cache,
+    )
     run = Run(core, prompts, plan, hooks)
     if not settings.token_healing:
         return run
@@ -173,7 +191,10 @@ def _shape(prompts: Prompts, cache: Cache | None) -> PromptShape:
         max(prompts.lengths),
         has_embeds=prompts.embeds is not None,
         has_cache=cache is not None,
+        is_endless=cache is not None and cache.is_endless,
         is_ragged=any(len(set(each)) > 1 for each in lengths),
+        has_negative=prompts.negative is not None,
+        longest_negative=max(prompts.negative.lengths) if prompts.negative and prompts.source is None else 0,
     )
 
 
@@ -219,9 +240,10 @@ def _as_model(model: Any) -> Model:
     raise SettingError(f"{kind} is not a model that unspool knows; load one with unspool.load(name_or_path)")
 
 
-def _as_cache(cache: Any, lengths: list[int], info: ModelInfo) -> Cache | None:
+def _as_cache(cache: Any, lengths: list[int], model: Model) -> Cache | None:
     if cache is None:
         return None
+    info = model.info
     kind = EncoderDecoderCache if info.is_encoder_decoder else DynamicCache
     if isinstance(cache, tuple | list):
         try:
@@ -242,6 +264,18 @@ def _as_cache(cache: Any, lengths: list[int], info: ModelInfo) -> Cache | None:
             "past_key_values hold nothing of the encoder's states; leave them out (the cache comes back with "
             "return_dict_in_generate=True), or make them with model.new_cache(encoded=model.encode(…))"
         )
+    shape = getattr(model, "key_shape", None)
+    misfit = cache.find_misfit(shape) if shape is not None else None
+    if misfit is not None:
+        raise SettingError(
+            f"past_key_values are of another model than this {info.family}: {misfit}; use the cache that this model "
+            "filled, or a fresh one (model.new_cache())"
+        )
+    if cache.is_endless and "shifted_keys" not in info.can:
+        raise UnsupportedError(
+            f"a {type(cache).__name__} moves keys to other positions, and a {info.family} model's are learned one by "
+            "one; use a model with rotary positions or ALiBi, or a DynamicCache"
+        )
     if cache.lengths and len(cache.lengths) != len(lengths):
         raise SettingError(f"past_key_values hold {len(cache.lengths)} rows and the prompt has {len(lengths)}")
     for row, (held, length) in enumerate(zip(cache.lengths, lengths, strict=False)):
@@ -254,12 +288,28 @@ def _as_cache(cache: Any, lengths: list[int], info: ModelInfo) -> Cache | None:
 
 
 def _check_room(cache: Cache, plan: Plan, shape: PromptShape) -> None:
-    room = cache.get_max_cache_shape()
-    needed = shape.longest + plan.max_new_tokens - 1  # the last token is never read
+    room = cache.room
+    needed = shape.longest_read + plan.max_new_tokens - 1  # the last token is never read
+    num_rows, held_rows = 2 * shape.num_rows, getattr(cache, "max_batch_size", None)
+    if plan.guidance_scale is not None and held_rows is not None and held_rows < num_rows:
+        raise SettingError(
+            f"past_key_values have room for {held_rows} rows, and guidance reads {num_rows}: every prompt's and its "
+            "other one's; make a larger cache, or leave it out"
+        )
     if room is not None and room < needed:
         raise SettingError(
             f"past_key_values have room for {room} positions, and a prompt of {shape.longest} tokens with "
-            f"{plan.max_new_tokens} new ones needs {needed}; make a larger cache, or lower max_new_tokens"
+            f"{plan.max_new_tokens} new ones needs {needed}, {needed - room} more; make a larger cache, or lower "
+            "max_new_tokens"
+        )
+
+
+def _refuse_guiding_twice(plan: Plan, processors: list[Any]) -> None:
+    own = next((p for p in processors if isinstance(p, UnbatchedClassifierFreeGuidanceLogitsProcessor)), None)
+    if own is not None and plan.guidance_scale is not None:
+        raise SettingError(
+            f"`guidance_scale` and a {type(own).__name__} among the logits_processor ask for the same thing twice; "
+            "give one of them"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -72,4 +73,4 @@ def _fill_left(rows: list[list[int]], pad_token_id: int, like: Prompts | None = 
     ids = torch.tensor([[pad_token_id] * (longest - len(row)) + row for row in rows])
     if like is None:
         return Prompts(ids, [len(row) for row in rows])
-    return Prompts(ids.to(like.ids.device), [len(row) for row in rows], hides_padding=like.hides_padding)
+    return replace(like, ids=ids.to(like.ids.device), lengths=[len(row) for row in rows])

@@ -12,6 +12,7 @@ import torch
 
 from unspool.api.answer import Answer, Piece
 from unspool.api.calls import feed
+from unspool.api.prefix import Prefix, load_prefix, read_prefix
 from unspool.api.prompt import refuse_chat
 from unspool.config import GenerationConfig
 from unspool.config.values import MOST_ROWS
@@ -94,6 +95,18 @@ class LanguageModel:
             if step is not None and not step.done():
                 await asyncio.wait([step])  # a generator can't be closed while it runs
             pieces.close()  # type: ignore[attr-defined]  # a generator
+
+    # --- beginnings that calls share -------------------------------------------------------------------
+    def prefix(self, prompt: Prompt, *, chat: bool = False, tools: Any = None, **settings: Any) -> Prefix:
+        """Read a beginning once (a text, messages, token ids): `lm.generate(…, prefix=it)` goes on after it.
+
+        With `chat` a text is the system message. `cache_implementation` and `cache_config` say how it is kept.
+        """
+        return read_prefix(self, prompt, chat=chat, tools=tools, settings=settings)
+
+    def load_prefix(self, path: str | Path) -> Prefix:
+        """Read a prefix that `Prefix.save` wrote with this model."""
+        return load_prefix(self, path)
 
     # --- prompts in ------------------------------------------------------------------------------------
     def encode(self, prompt: Prompt, *, chat: bool = False, tools: Any = None) -> list[list[int]]:

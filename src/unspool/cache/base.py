@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from pathlib import Path
+from typing import Any, Final, Literal, Self
 
 import torch
 
@@ -44,6 +46,8 @@ class Cache(ABC):
     can: frozenset[str] = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED})
     is_compileable: bool = False
     is_in_order: bool = True  # the keys in view stand at the indices of their positions, for all rows alike
+    lives_elsewhere: bool = False  # its memory is not on the model's device, and that is its point
+    is_endless: bool = False  # holds what it holds however long a text gets: no context ends it
 
     def __init__(self) -> None:
         self.lengths: list[int] = []  # positions held, a row each; empty until the first pass
@@ -78,6 +82,9 @@ class Cache(ABC):
         self._span = Span(starts, num_new, real, stop, is_uniform, positions)
         return self._span
 
+    def attach(self, turns: Any) -> None:  # noqa: B027 - most kinds have no use for it
+        """Called by a model before a pass: how it enters positions into keys, for kinds that place keys anew."""
+
     @abstractmethod
     def write(self, layer: int, kv: torch.Tensor) -> tuple[Any, Any]:
         """Store `kv` (rows, new, 2, heads, width); return keys and values (rows, heads, stop, width).
@@ -107,13 +114,32 @@ class Cache(ABC):
             visible &= keys > queries - window
         return visible
 
-    def key_positions(self, span: Span) -> torch.Tensor:
-        """The position of every key in view: (rows or 1, keys)."""
+    def stands_in_order(self, window: int | None) -> bool:  # noqa: ARG002 - kinds that hold windows apart ask
+        """Whether layers with that window (None: without one) find every key at the index of its position."""
+        return self.is_in_order
+
+    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:  # noqa: ARG002
+        """The position of every key in view of layers with that window: (rows or 1, keys)."""
         return torch.arange(span.stop, device=span.positions.device)[None]
 
     def holds_buffers(self, num_layers: int) -> bool:  # noqa: ARG002 - kinds that make none say no
         """Whether every layer's buffer is there already, so that a pass only writes into them."""
         return False
+
+    @property
+    def longest_pass(self) -> int | None:
+        """The most positions that one pass may read; None where any number will do."""
+        return None
+
+    @property
+    def room(self) -> int | None:
+        """The most positions that a row can get; None where it can go on for ever."""
+        return self.get_max_cache_shape()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that keys and values take."""
+        return 0
 
     # --- a captured step -----------------------------------------------------------------------------
     def places(self) -> Places | None:
@@ -128,11 +154,14 @@ class Cache(ABC):
     def truncate(self, lengths: Sequence[int]) -> None:
         """Roll every row back to the given length."""
         self.require(ROLL_BACK)
+        self._check_lengths(lengths)
+        self.lengths = list(lengths)
+
+    def _check_lengths(self, lengths: Sequence[int]) -> None:
         if len(lengths) != len(self.lengths) or any(
             not 0 <= new <= held for new, held in zip(lengths, self.lengths, strict=True)
         ):
             raise SettingError(f"can't roll back from lengths {self.lengths} to {list(lengths)}")
-        self.lengths = list(lengths)
 
     def begin_trial(self) -> None:
         """Keep from now on what it takes to roll every row back to any length it gets to; `truncate` ends the trial.
@@ -169,6 +198,66 @@ class Cache(ABC):
     def _select(self, index: torch.Tensor) -> None:
         """Reorder the stored rows."""
 
+    # --- copies and files ----------------------------------------------------------------------------
+    def clone(self) -> Self:
+        """A cache that holds the same and goes its own way from here."""
+        copied: Self = copy.deepcopy(self, {id(shared): shared for shared in self._shared()})
+        return copied
+
+    def _shared(self) -> list[Any]:
+        """What a clone does not own a copy of."""
+        return []
+
+    def save(self, path: str | Path, *, model: Any = None) -> None:
+        """Write the cache to a safetensors file; with `model`, the file is for that model alone."""
+        from unspool.cache.files import save_cache
+
+        save_cache(self, path, model=model)
+
+    @staticmethod
+    def load(path: str | Path, *, model: Any = None, device: torch.device | str | None = None) -> Cache:
+        """Read what `save` wrote; with `model`, a cache that another model made is refused."""
+        from unspool.cache.files import load_cache
+
+        return load_cache(path, model=model, device=device).cache
+
+    def _pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """What it takes to make the cache again: facts that JSON can hold, and tensors."""
+        raise UnsupportedError(f"a {type(self).__name__} can't be saved")
+
+    @classmethod
+    def _unpack(
+        cls,
+        facts: dict[str, Any],  # noqa: ARG003 - kinds that can be saved read them
+        tensors: dict[str, torch.Tensor],  # noqa: ARG003
+        lengths: list[int],  # noqa: ARG003
+    ) -> Cache:
+        """The cache that `_pack` took apart; raises a ValueError for parts that do not belong together."""
+        raise UnsupportedError(f"a {cls.__name__} can't be loaded")
+
+    def find_misfit(self, shape: Any) -> str | None:
+        """Why keys of a shape (`KeyShape`) can't be written here, or None where they can."""
+        for layer, held in enumerate(self._held_tensors()):
+            if held.device.type != shape.device.type and not self.lives_elsewhere:
+                return f"its keys are on {held.device} and the model on {shape.device}"
+            if held.dtype != shape.dtype:
+                return f"its keys are {held.dtype} and the model's {shape.dtype}"
+            if tuple(held.shape[-2:]) != (shape.num_kv_heads, shape.head_dim):
+                found = f"{held.shape[-2]} heads of width {held.shape[-1]}"
+                return f"layer {layer} has {found} and the model {shape.num_kv_heads} of width {shape.head_dim}"
+        num_held = len(self._held_tensors())
+        if num_held and num_held != shape.num_layers:
+            return f"it has {num_held} layers and the model {shape.num_layers}"
+        return None
+
+    def _held_tensors(self) -> list[torch.Tensor]:
+        """A layer each: memory whose last two dimensions are heads and width; empty until there is any."""
+        return []
+
+    def return_to(self, copied: Cache) -> None:
+        """Become what a clone holds, which must not be used any more."""
+        self.__dict__.update(copied.__dict__)
+
     # --- the reference's surface ---------------------------------------------------------------------
     @abstractmethod
     def update(
@@ -183,6 +272,11 @@ class Cache(ABC):
     @abstractmethod
     def get_seq_length(self, layer_idx: int | None = 0) -> int:
         """Positions held by a layer (of the longest row)."""
+
+    @property
+    def seen_tokens(self) -> int:
+        """Positions that went in (of the longest row)."""
+        return max(self.lengths, default=0)
 
     def get_max_cache_shape(self) -> int | None:
         """The most positions this cache can hold; None where it grows."""

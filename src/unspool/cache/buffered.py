@@ -74,7 +74,7 @@ class BufferedCache(Cache):
         held = max(self.lengths, default=0)
         for layer, buffer in enumerate(self._buffers):
             rows = index.to(buffer.device)
-            chosen = buffer.new_zeros((len(index), *buffer.shape[1:]))
+            chosen = self._take((len(index), *buffer.shape[1:]), buffer.dtype, buffer.device)
             torch.index_select(buffer.narrow(1, 0, held), 0, rows, out=chosen.narrow(1, 0, held))
             self._buffers[layer] = chosen
 
@@ -105,11 +105,36 @@ class BufferedCache(Cache):
     ) -> None:
         if layer != len(self._buffers):
             raise SettingError(f"layer {layer} is written before layer {len(self._buffers)}")
-        self._buffers.append(torch.zeros(rows, self._capacity(), 2, heads, width, dtype=dtype, device=device))
+        self._buffers.append(self._take((rows, self._capacity(), 2, heads, width), dtype, device))
         self._filled.append(0)
+
+    def _take(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Memory for a layer: zeros, for what lies past a short row's end is masked, and NaN can't be."""
+        return torch.zeros(shape, dtype=dtype, device=device)
 
     def _capacity(self) -> int:
         raise NotImplementedError
+
+    # --- copies and files ----------------------------------------------------------------------------
+    def _held_tensors(self) -> list[torch.Tensor]:
+        return self._buffers
+
+    def _pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        held = max(self.lengths, default=0)
+        tensors = {f"layer.{layer}": self._rows_of(layer)[:, :held] for layer in range(len(self._buffers))}
+        return {"capacity": self._capacity()}, tensors
+
+    def _fill(self, tensors: dict[str, torch.Tensor], lengths: list[int]) -> None:
+        """Take in what `_pack` gave, for rows of the given lengths."""
+        for layer in range(len(tensors)):
+            held = tensors[f"layer.{layer}"]
+            if held.dim() != 5 or held.shape[:2] != (len(lengths), max(lengths, default=0)) or held.shape[2] != 2:
+                raise ValueError(f"layer {layer} has the shape {list(held.shape)} for rows of {lengths}")
+            if layer >= len(self._buffers):
+                self._add_layer(layer, len(lengths), held.shape[3], held.shape[4], held.dtype, held.device)
+            self._buffers[layer][: held.shape[0], : held.shape[1]] = held
+        self.lengths = list(lengths)
+        self._filled = [max(lengths, default=0)] * len(self._buffers)
 
     # --- the reference's surface ---------------------------------------------------------------------
     def _append(

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from unspool.cache.buffered import BufferedCache
 from unspool.errors import SettingError
@@ -34,11 +33,16 @@ class DynamicCache(BufferedCache):
         return self._room
 
     def _reserve(self, stop: int) -> None:
-        if stop <= self._room:
-            return
-        room = _round_up(stop)
-        for layer, buffer in enumerate(self._buffers):
-            self._buffers[layer] = F.pad(buffer, (0, 0) * 3 + (0, room - buffer.shape[1]))
+        if stop > self._room:
+            self._make_room(stop)
+
+    def _make_room(self, stop: int) -> None:
+        # A sixteenth more than is needed: a text that grows for long is copied seldom, and little is left empty.
+        room = _round_up(stop) + stop // 16 // CHUNK * CHUNK
+        for layer, buffer in enumerate(self._buffers):  # one layer at a time, so that only one is there twice
+            grown = self._take((buffer.shape[0], room, *buffer.shape[2:]), buffer.dtype, buffer.device)
+            grown.narrow(1, 0, self._room).copy_(buffer)
+            self._buffers[layer] = grown
         self._room = room
 
     # --- the reference's surface ---------------------------------------------------------------------
@@ -89,10 +93,15 @@ class DynamicCache(BufferedCache):
     @classmethod
     def from_batch_splits(cls, splits: Sequence[DynamicCache]) -> DynamicCache:
         """One cache with the rows of all the given ones."""
-        whole = cls(capacity=max(part._room for part in splits))
-        for part in splits:
-            part._reserve(whole._room)
-        whole._buffers = [torch.cat(buffers) for buffers in zip(*(part._buffers for part in splits), strict=True)]
+        whole = splits[0]._new_like(max(part._room for part in splits))
+        for buffers in zip(*(part._buffers for part in splits), strict=True):
+            rows, like = sum(len(buffer) for buffer in buffers), buffers[0]
+            joined = whole._take((rows, whole._room, *like.shape[2:]), like.dtype, like.device)
+            first = 0
+            for buffer in buffers:
+                joined[first : first + len(buffer), : buffer.shape[1]] = buffer
+                first += len(buffer)
+            whole._buffers.append(joined)
         whole.lengths = [length for part in splits for length in part.lengths]
         whole._filled = [max(whole.lengths, default=0)] * len(whole._buffers)
         return whole
@@ -105,9 +114,22 @@ class DynamicCache(BufferedCache):
         """Keep only the given rows."""
         self.select_rows([int(i) for i in indices])
 
+    @classmethod
+    def _unpack(cls, facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: list[int]) -> DynamicCache:  # noqa: ARG003
+        cache = cls()
+        cache._room = _round_up(max(lengths, default=1))
+        cache._fill(tensors, lengths)
+        return cache
+
+    def _new_like(self, room: int) -> DynamicCache:
+        """An empty cache of the same kind."""
+        return DynamicCache(capacity=room)
+
     def _copy_of(self, rows: list[int]) -> DynamicCache:
-        part = DynamicCache(capacity=self._room)
-        part._buffers = [buffer[rows].clone() for buffer in self._buffers]
+        part = self._new_like(self._room)
+        for buffer in self._buffers:
+            chosen = part._take((len(rows), *buffer.shape[1:]), buffer.dtype, buffer.device)
+            part._buffers.append(chosen.copy_(buffer[rows]))
         part._filled = list(self._filled)
         part.lengths = [self.lengths[row] for row in rows]
         return part

@@ -68,6 +68,44 @@ class EncoderDecoderCache(Cache):
     def _select(self, index: torch.Tensor) -> None:
         self.select_rows([int(i) for i in index])
 
+    # --- copies and files ----------------------------------------------------------------------------
+    @property
+    def nbytes(self) -> int:
+        return self.self_attention_cache.nbytes + self.cross_attention_cache.nbytes
+
+    @property
+    def room(self) -> int | None:
+        return self.self_attention_cache.room
+
+    def find_misfit(self, shape: Any) -> str | None:
+        return self.self_attention_cache.find_misfit(shape)
+
+    def begin_trial(self) -> None:
+        self.self_attention_cache.begin_trial()
+
+    def _pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        own, own_tensors = self.self_attention_cache._pack()
+        cross, cross_tensors = self.cross_attention_cache._pack()
+        kinds = [type(self.self_attention_cache).__name__, type(self.cross_attention_cache).__name__]
+        facts = {"kinds": kinds, "own": own, "cross": cross, "source_lengths": self.source_lengths}
+        tensors = {f"own.{name}": tensor for name, tensor in own_tensors.items()}
+        return facts, tensors | {f"cross.{name}": tensor for name, tensor in cross_tensors.items()}
+
+    @classmethod
+    def _unpack(
+        cls, facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: list[int]
+    ) -> EncoderDecoderCache:
+        from unspool.cache.files import SAVED
+
+        parts = []
+        for kind, name, held in zip(facts["kinds"], ("own", "cross"), (lengths, facts["source_lengths"]), strict=True):
+            if kind == cls.__name__:
+                raise ValueError("a pair within a pair")
+            prefix = f"{name}."
+            own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+            parts.append(SAVED[kind]._unpack(facts[name], own, held))
+        return cls(*parts)
+
     # --- the reference's surface ---------------------------------------------------------------------
     def update(
         self,

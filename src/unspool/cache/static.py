@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -74,6 +75,24 @@ class StaticCache(BufferedCache):
                 f"{rows} rows do not fit a static cache of max_batch_size={self.max_batch_size}; "
                 "make it larger or use cache_implementation='dynamic'"
             )
+
+    def _pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        facts, tensors = super()._pack()
+        heads, width = self._buffers[0].shape[-2:]
+        return {**facts, "rows": self.max_batch_size, "heads": heads, "width": width}, tensors
+
+    @classmethod
+    def _unpack(cls, facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: list[int]) -> StaticCache:
+        rows, room, heads, width = (int(facts[name]) for name in ("rows", "capacity", "heads", "width"))
+        if not 0 < rows <= 2**20 or not max(lengths, default=0) <= room <= 2**24 or not tensors:
+            raise ValueError(f"{rows} rows of {room} positions can't be for lengths {lengths}")
+        sizes = SimpleNamespace(
+            num_hidden_layers=len(tensors), num_attention_heads=heads, head_dim=width, hidden_size=heads * width
+        )
+        like = tensors["layer.0"]
+        cache = cls(sizes, rows, room, like.device, like.dtype)
+        cache._fill(tensors, lengths)
+        return cache
 
     # --- the reference's surface ---------------------------------------------------------------------
     def update(

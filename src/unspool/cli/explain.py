@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from unspool.cli.console import BOLD, CYAN, DIM, GREEN, paint, say
 from unspool.cli.model import add_model_options, load_model
 from unspool.cli.parser import Parser, UsageError
-from unspool.cli.prompt import add_prompt_options, as_prompt, check_chat, read_prompt
+from unspool.cli.prompt import add_prompt_options, as_prompt, check_prompt, read_negative, read_prompt
 from unspool.cli.settings import FRIENDLY, add_settings, collect_settings, refuse_tensors
 from unspool.config.files import write_text
 from unspool.errors import InputError, SettingError, UnsupportedError
@@ -56,13 +56,13 @@ def build_parser() -> Parser:
 def execute(arguments: argparse.Namespace) -> int:
     """Search, draw, write."""
     settings = _complete(collect_settings(arguments))
-    check_chat(arguments)
+    check_prompt(arguments, settings)
     targets = _find_targets(arguments)
     text = read_prompt(arguments)
     lm = load_model(arguments)
     from unspool.explain import draw_page, draw_svg, draw_terminal  # torch is here by now
 
-    generation = lm.generate(as_prompt(text, arguments), return_beam_trace=True, **settings)
+    generation = lm.generate(as_prompt(text, arguments), return_beam_trace=True, **read_negative(arguments), **settings)
     tree = _grow(lm, generation, text)
     columns = shutil.get_terminal_size((WIDTH_OF_A_PIPE, 24)).columns
     sys.stdout.write(draw_terminal(tree, columns, _paint))

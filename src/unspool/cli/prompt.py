@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from unspool.cli.console import DIM, is_terminal, say
@@ -17,13 +18,23 @@ def add_prompt_options(parser: Parser) -> argparse._ArgumentGroup:
     group = parser.add_argument_group("prompt")
     group.add_argument("-c", "--chat", action="store_true", help="Put the prompt into the model's chat template.")
     group.add_argument("--system", metavar="TEXT", help="The system message, with --chat.")
+    group.add_argument(
+        "--negative-prompt",
+        "--negative_prompt",
+        metavar="TEXT",
+        help="A prompt to lead away from, with --guidance-scale.",
+    )
     return group
 
 
-def check_chat(arguments: argparse.Namespace) -> None:
-    """Refuse a system message without a chat."""
+def check_prompt(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> None:
+    """Refuse what belongs to something that was not asked for."""
     if arguments.system is not None and not arguments.chat:
         raise UsageError("--system is part of a chat: add --chat, or write it into the prompt")
+    if arguments.negative_prompt is not None:
+        if settings.get("guidance_scale") is None:
+            raise UsageError("--negative-prompt is read by guidance alone: add --guidance-scale (1.5, for instance)")
+        check_text(arguments.negative_prompt, "--negative-prompt")
 
 
 def read_prompt(arguments: argparse.Namespace) -> str:
@@ -35,6 +46,12 @@ def read_prompt(arguments: argparse.Namespace) -> str:
     if is_terminal(sys.stdin):
         say("Type the prompt; ctrl-d on a line of its own ends it.", DIM)
     return read_stdin("the prompt")
+
+
+def read_negative(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The negative prompt as an argument of the library: in a chat it stands where the prompt does."""
+    text = arguments.negative_prompt
+    return {} if text is None else {"negative_prompt": as_prompt(text, arguments)}
 
 
 def as_prompt(text: str, arguments: argparse.Namespace) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from unspool.cli.console import DIM, end_line, say, write
 from unspool.cli.model import add_model_options, load_model
 from unspool.cli.parser import Parser, UsageError
-from unspool.cli.prompt import add_prompt_options, as_prompt, check_chat, read_prompt
+from unspool.cli.prompt import add_prompt_options, as_prompt, check_prompt, read_negative, read_prompt
 from unspool.cli.reading import check_text, read_prompts
 from unspool.cli.report import describe_generation, format_stats
 from unspool.cli.settings import add_settings, collect_settings, refuse_tensors
@@ -57,7 +57,7 @@ def execute(arguments: argparse.Namespace) -> int:
     lm = load_model(arguments)
     prompts = [as_prompt(text, arguments) for text in texts]
     is_batch = arguments.prompts_file is not None
-    answer = lm.start(prompts if is_batch else prompts[0], **settings)
+    answer = lm.start(prompts if is_batch else prompts[0], **read_negative(arguments), **settings)
     if arguments.json:
         for _ in answer.pieces():
             pass
@@ -74,7 +74,7 @@ def execute(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> None:
     """What can be refused before a model is loaded."""
     refuse_tensors(settings)
-    check_chat(arguments)
+    check_prompt(arguments, settings)
     if arguments.prompts_file is not None and arguments.prompt is not None:
         raise UsageError("a prompt and --prompts-file were both given; give one of them")
     for name in ("logprobs", "prompt_logprobs"):
@@ -123,6 +123,8 @@ def _print_json(
         head["prompts"] = texts
     if arguments.chat:
         head |= {"chat": True, "system": arguments.system}
+    if arguments.negative_prompt is not None:
+        head["negative_prompt"] = arguments.negative_prompt
     head["settings"] = dict(settings)
     tokenizer = lm.tokenizer
     report = describe_generation(

@@ -13,7 +13,11 @@ from unspool.errors import InputError, UnspoolError, UnsupportedError
 
 if TYPE_CHECKING:
     from unspool.api import LanguageModel
+    from unspool.api.prefix import Prefix
     from unspool.outputs import Stats
+
+# Settings with which a call makes its own cache, or reads the whole prompt itself.
+_OWN_CACHE = ("cache_implementation", "cache_config", "max_cache_len", "num_beams", "token_healing")
 
 
 class Session:
@@ -28,6 +32,7 @@ class Session:
         self.is_interactive = is_interactive
         self.shows_stats = False
         self.last_stats: Stats | None = None
+        self._read: Prefix | None = None  # what the model has read of the conversation: a turn reads what is new
         self.check(self.conversation, settings)
 
     def check(self, conversation: Conversation, settings: dict[str, Any]) -> None:
@@ -49,7 +54,7 @@ class Session:
     def answer(self, message: str) -> None:
         """Write the model's answer, and keep both; a message that can't be answered is not kept."""
         try:
-            answer = self.lm.start(self.conversation.messages(message), **self.settings)
+            answer = self.lm.start(self.conversation.messages(message), **self.settings, **self._begin())
         except UnspoolError as error:
             raise self._explain(error, message) from error
         parts: list[str] = []
@@ -69,7 +74,18 @@ class Session:
             finally:
                 pieces.close()  # type: ignore[attr-defined]  # a generator; what it holds is given back now
         self.last_stats = answer.stats
+        self._read = answer.as_conversation()
         self._keep(message, "".join(parts), reason)
+
+    def _begin(self) -> dict[str, Any]:
+        """The beginning that this turn has in common with what the last one read, where settings leave that open."""
+        from unspool.api.prefix import make_conversation
+
+        before, self._read = self._read, None
+        is_own = any(self.settings.get(name) not in (None, False, 1) for name in _OWN_CACHE)
+        if is_own or self.settings.get("use_cache") is False or self.lm.model.info.is_encoder_decoder:
+            return {}
+        return {"prefix": before if before is not None else make_conversation(self.lm, [], None)}
 
     def _keep(self, message: str, text: str, reason: str | None) -> None:
         is_stopped = reason is None

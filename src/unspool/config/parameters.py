@@ -52,6 +52,7 @@ CACHE_IMPLEMENTATIONS = (
     "offloaded_hybrid_chunked",
     "mamba",
     "quantized",
+    "sink",
 )
 
 

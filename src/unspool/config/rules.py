@@ -60,7 +60,14 @@ BEAMS_ONLY = {
     "constraints": None,
 }
 CACHE_ONLY = ("cache_implementation", "cache_config", "return_legacy_cache")
-CONFIGURABLE_CACHES = ("quantized", "static")
+CONFIGURABLE_CACHES = (
+    "quantized",
+    "static",
+    "sink",
+    "offloaded",
+    "offloaded_static",
+    "offloaded_hybrid",
+)
 
 
 def check_settings(config: GenerationConfig) -> None:

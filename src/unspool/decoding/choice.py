@@ -1,4 +1,4 @@
-"""Which strategy a plan asks for."""
+"""Which strategy and which readout a plan asks for."""
 
 from __future__ import annotations
 
@@ -10,13 +10,27 @@ from unspool.decoding.ahead import AheadTurns, can_run_ahead
 from unspool.decoding.beam import BeamSearch, BeamSettings
 from unspool.decoding.beam_scored import ConstrainedBeams, GroupBeams
 from unspool.decoding.beam_trace import BeamTrace
+from unspool.decoding.dola import Dola
 from unspool.decoding.finish import Finish
+from unspool.decoding.guidance import Guidance
 from unspool.decoding.loop import Turns
+from unspool.decoding.prompts import Prompts
+from unspool.decoding.readout import Readout
 from unspool.decoding.rows import Rows
 from unspool.decoding.sample import Sample
 from unspool.decoding.step import Step
 from unspool.decoding.tokens import TokenTurns
 from unspool.plan import Plan
+
+
+def make_readout(plan: Plan, prompts: Prompts) -> Readout:
+    """The way from forward passes to logits that the plan names."""
+    if plan.dola_layers:
+        # Callers who hide padding expect a row not to depend on the rows beside it.
+        return Dola(plan.dola_layers, chooses_by_row=prompts.hides_padding)
+    if plan.guidance_scale is not None:
+        return Guidance.of(plan.guidance_scale, prompts)
+    return Readout()
 
 
 def make_turns(step: Step, rows: Rows, finish: Finish, plan: Plan, *, rows_may_leave: bool, shows_table: bool) -> Turns:

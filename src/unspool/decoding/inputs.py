@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,10 +31,17 @@ class Inputs:
     inputs_embeds: Any = None
     decoder_input_ids: Any = None
     encoder_outputs: Any = None
+    negative_prompt_ids: Any = None
+    negative_prompt_attention_mask: Any = None
 
 
 def read_prompts(model: Model, inputs: Inputs, settings: GenerationConfig) -> Prompts:
     """Check the inputs against the model and free them of padding."""
+    prompts = _read_own(model, inputs, settings)
+    return replace(prompts, negative=_read_negative(model, inputs, settings, prompts.num_rows))
+
+
+def _read_own(model: Model, inputs: Inputs, settings: GenerationConfig) -> Prompts:
     if model.info.is_encoder_decoder:
         return _read_source(model, inputs, settings)
     for name in ("decoder_input_ids", "encoder_outputs"):
@@ -50,6 +57,36 @@ def read_prompts(model: Model, inputs: Inputs, settings: GenerationConfig) -> Pr
         inputs.attention_mask, (ids.shape[0], ids.shape[1]), ids=ids, pad_token_id=_telling_pad(settings, info)
     )
     return Prompts(ids, lengths)
+
+
+def _read_negative(model: Model, inputs: Inputs, settings: GenerationConfig, num_rows: int) -> Source | None:
+    """The negative prompts, one for every row; None where guidance has none, or nothing to do."""
+    given, mask = inputs.negative_prompt_ids, inputs.negative_prompt_attention_mask
+    if given is None:
+        if mask is not None:
+            raise InputError("negative_prompt_attention_mask was given without negative_prompt_ids to stand over")
+        return None
+    if settings.guidance_scale is None:
+        raise SettingError(
+            "negative_prompt_ids lead a text away from them with guidance alone; add guidance_scale (1.5, for instance)"
+        )
+    ids = read_ids(given, model.info.vocab_size, "negative_prompt_ids").to(model.device)
+    rows, width = ids.shape
+    if rows not in (1, num_rows):
+        raise InputError(
+            f"negative_prompt_ids has {rows} rows for {num_rows} prompts; give one for each, or one for all of them"
+        )
+    # As in the reference, every id counts as a token unless the mask says otherwise.
+    name = "negative_prompt_attention_mask"
+    if model.info.is_encoder_decoder:
+        firsts, lengths = read_source_lengths(mask, (rows, width), name)
+    else:
+        lengths = read_lengths(mask, (rows, width), name=name)
+        firsts = [width - length for length in lengths]
+    if settings.guidance_scale == 1:
+        return None
+    tokens, copies = fill_right(ids, firsts, lengths), num_rows // rows
+    return Source(tokens.expand(num_rows, -1) if copies > 1 else tokens, lengths * copies)
 
 
 def _start_alone(inputs: Inputs, settings: GenerationConfig, info: ModelInfo) -> torch.Tensor:

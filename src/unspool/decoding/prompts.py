@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from unspool.config.values import MOST_ROWS
 from unspool.errors import InputError
@@ -32,6 +33,7 @@ class Prompts:
     lengths: list[int]  # positions a row takes in the decoder
     embeds: torch.Tensor | None = None  # (rows, longest, hidden), right-filled
     source: Source | None = None
+    negative: Source | None = None  # what guidance leads away from: the decoder's other prompts, or the encoder's
     hides_padding: bool = False  # whether processors are told what is padding; the reference counts it as tokens
 
     @property
@@ -76,6 +78,7 @@ def read_lengths(
     *,
     ids: torch.Tensor | None = None,
     pad_token_id: int | None = None,
+    name: str = "attention_mask",
 ) -> list[int]:
     """How many tokens of each left-padded row are real, by the mask or, without one, by leading pad tokens."""
     rows, width = shape
@@ -96,12 +99,12 @@ def read_lengths(
                 "pass an attention_mask if these are meant as tokens"
             )
         return [width - int(pads) for pads in leading]
-    flags = _read_mask(mask, shape)
+    flags = _read_mask(mask, shape, name)
     lengths = flags.sum(dim=-1)
     expected = torch.arange(width, device=flags.device) >= (width - lengths)[:, None]
     for row in torch.nonzero((flags != expected).any(dim=-1)).flatten().tolist():
-        _explain_mask(flags[row], row)
-    _check_nonempty(lengths)
+        _explain_mask(flags[row], row, name)
+    _check_nonempty(lengths, name)
     return [int(n) for n in lengths]
 
 
@@ -114,21 +117,21 @@ def mark_padding(ids: torch.Tensor, pad_token_id: int | None) -> torch.Tensor | 
 
 
 def read_source_lengths(
-    mask: torch.Tensor | Sequence[Sequence[int]] | None, shape: tuple[int, int]
+    mask: torch.Tensor | Sequence[Sequence[int]] | None, shape: tuple[int, int], name: str = "attention_mask"
 ) -> tuple[list[int], list[int]]:
     """Where each row of an encoder's input begins and how long it is: padding may stand on either side."""
     rows, width = shape
     if mask is None:
         return [0] * rows, [width] * rows
-    flags = _read_mask(mask, shape)
+    flags = _read_mask(mask, shape, name)
     lengths = flags.sum(dim=-1)
-    _check_nonempty(lengths)
+    _check_nonempty(lengths, name)
     firsts = flags.long().argmax(dim=-1)
     column = torch.arange(width, device=flags.device)
     expected = (column >= firsts[:, None]) & (column < (firsts + lengths)[:, None])
     if bool((flags != expected).any()):
         row = int(torch.nonzero((flags != expected).any(dim=-1))[0])
-        raise InputError(f"the attention_mask of row {row} has a hole; the ones must stand side by side")
+        raise InputError(f"the {name} of row {row} has a hole; the ones must stand side by side")
     return [int(n) for n in firsts], [int(n) for n in lengths]
 
 
@@ -140,6 +143,13 @@ def fill_right(values: torch.Tensor, firsts: Sequence[int], lengths: Sequence[in
     column = torch.arange(longest, device=values.device) + torch.tensor(list(firsts), device=values.device)[:, None]
     column = column.clamp_(max=values.shape[1] - 1)  # what a short row reads past its end is never looked at
     return values[torch.arange(values.shape[0], device=values.device)[:, None], column]
+
+
+def join_encoded(first: Encoded, second: Encoded) -> Encoded:
+    """Encoded rows and after them others, filled up to one length."""
+    longest = max(first.states.shape[1], second.states.shape[1])
+    states = [F.pad(part.states, (0, 0, 0, longest - part.states.shape[1])) for part in (first, second)]
+    return Encoded(torch.cat(states), [*first.lengths, *second.lengths])
 
 
 def _as_tensor(values: torch.Tensor | Sequence[Sequence[int]], name: str) -> torch.Tensor:
@@ -160,33 +170,31 @@ def _as_tensor(values: torch.Tensor | Sequence[Sequence[int]], name: str) -> tor
     )
 
 
-def _read_mask(mask: torch.Tensor | Sequence[Sequence[int]], shape: tuple[int, int]) -> torch.Tensor:
-    flags = _as_tensor(mask, "attention_mask")
+def _read_mask(mask: torch.Tensor | Sequence[Sequence[int]], shape: tuple[int, int], name: str) -> torch.Tensor:
+    flags = _as_tensor(mask, name)
     if tuple(flags.shape) != shape:
-        raise InputError(
-            f"attention_mask has the shape {tuple(flags.shape)} and the input {shape}; give one number a token"
-        )
+        raise InputError(f"{name} has the shape {tuple(flags.shape)} and the input {shape}; give one number a token")
     if not bool(((flags == 0) | (flags == 1)).all()):
-        raise InputError("attention_mask must hold zeros and ones alone")
+        raise InputError(f"{name} must hold zeros and ones alone")
     return flags.bool()
 
 
-def _check_nonempty(lengths: torch.Tensor) -> None:
+def _check_nonempty(lengths: torch.Tensor, name: str) -> None:
     empty = torch.nonzero(lengths == 0).flatten().tolist()
     if empty:
-        raise InputError(f"row {empty[0]} is empty: its attention_mask has no ones, so there is nothing to continue")
+        raise InputError(f"row {empty[0]} is empty: its {name} has no ones, so there is nothing to continue")
 
 
-def _explain_mask(flags: torch.Tensor, row: int) -> None:
+def _explain_mask(flags: torch.Tensor, row: int, name: str) -> None:
     if not bool(flags.any()):
         return  # told by _check_nonempty
     first = int(flags.long().argmax())
     if bool(flags[first : first + int(flags.sum())].all()):
         raise InputError(
-            f"the attention_mask of row {row} is right-padded: its zeros stand at the end. "
+            f"the {name} of row {row} is right-padded: its zeros stand at the end. "
             "A decoder-only model continues the last token: pad on the left (padding_side='left')"
         )
     raise InputError(
-        f"the attention_mask of row {row} has a hole: zeros between ones. "
+        f"the {name} of row {row} has a hole: zeros between ones. "
         "unspool reads a prompt as one run of tokens; leave out what is not to be read"
     )

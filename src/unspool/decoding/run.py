@@ -9,15 +9,17 @@ from typing import Any
 
 import torch
 
-from unspool.cache import ROLL_BACK, BranchingCache, Cache, DynamicCache, EncoderDecoderCache
+from unspool.cache import ROLL_BACK, BranchingCache, Cache, DynamicCache, EncoderDecoderCache, find_kind
 from unspool.decoding.ahead import AheadTurns
 from unspool.decoding.beam import BeamSearch
 from unspool.decoding.beam_scored import ScoredBeams
 from unspool.decoding.beam_trace import BeamTrace
-from unspool.decoding.choice import make_turns
+from unspool.decoding.choice import make_readout, make_turns
+from unspool.decoding.dola import Dola
 from unspool.decoding.finish import Finish
+from unspool.decoding.loan import Loan
 from unspool.decoding.loop import Emitted, Turns, run_turns
-from unspool.decoding.prompts import Prompts
+from unspool.decoding.prompts import Prompts, join_encoded
 from unspool.decoding.randomness import derive_seed, draw_seed
 from unspool.decoding.record import Record
 from unspool.decoding.returns import append_rows, build_output
@@ -51,6 +53,7 @@ class Hooks:
     cache: Cache | None = None
     prefix_allowed_tokens_fn: Callable[[int, torch.Tensor], Sequence[int]] | None = None
     shows_beams: bool = False  # the whole table of beams is wanted at every step
+    owns_cache: bool = False  # the cache that was given is this call's alone
 
 
 class Run:
@@ -59,9 +62,11 @@ class Run:
     def __init__(self, model: Model, prompts: Prompts, plan: Plan, hooks: Hooks) -> None:
         self._model, self._prompts, self._plan, self._hooks = model, prompts, plan, hooks
         self._settings = settings = plan.settings
+        self._readout = make_readout(plan, prompts)
         self._encoded: Encoded | None = None
         self._cache: Cache | None = hooks.cache
         self.num_rows = prompts.num_rows * plan.num_return_sequences
+        self._step: Step | None = None
         self._turns: Turns | None = None
         self.emitted: list[list[int]] = [[] for _ in range(self.num_rows)]
         self.reasons: list[str | None] = [None] * self.num_rows
@@ -87,26 +92,30 @@ class Run:
         started = time.perf_counter()
         if self._settings.max_time is not None:
             self._criteria.append(MaxTimeCriteria(self._settings.max_time))
-        with torch.no_grad():
-            step, rows = self._read_prompts()
-        turns = self._turns = make_turns(
-            step,
-            rows,
-            Finish(self._criteria),
-            self._plan,
-            rows_may_leave=not self._wants_every_row(),
-            shows_table=self._hooks.shows_beams,
-        )
+        loan = Loan(self._hooks.cache) if self._hooks.cache is not None and not self._hooks.owns_cache else None
         try:
+            with torch.no_grad():
+                step, rows = self._read_prompts()
+            turns = self._turns = make_turns(
+                step,
+                rows,
+                Finish(self._criteria),
+                self._plan,
+                rows_may_leave=not self._wants_every_row(),
+                shows_table=self._hooks.shows_beams,
+            )
             for emitted in run_turns(turns, self.stats, started):
                 self._tell_stats(step)
                 self._gather(emitted)
                 yield emitted
-        finally:
-            if isinstance(turns, AheadTurns):
-                turns.forget_flights()
-            self._tell_stats(step)
-            self._forget_padding()
+        except GeneratorExit:
+            self._tidy_cache()
+            raise
+        except BaseException:
+            if loan is not None:
+                loan.give_back()
+            raise
+        self._tidy_cache()
 
     def _tell_stats(self, step: Step) -> None:
         self.stats.forward_passes = step.num_forward_passes
@@ -123,8 +132,9 @@ class Run:
     def _wants_every_row(self) -> bool:
         return (
             bool(self._hooks.processors or self._hooks.criteria)  # they may know rows by their place
-            or self._hooks.cache is not None  # it is the caller's: no row of it may go
+            or (self._hooks.cache is not None and not self._hooks.owns_cache)  # the caller's: no row of it may go
             or bool(self._settings.return_dict_in_generate)  # the cache and the steps' tensors are part of the answer
+            or (isinstance(self._readout, Dola) and self._readout.needs_every_row)
         )
 
     # --- what callers ask of it --------------------------------------------------------------------------
@@ -162,6 +172,11 @@ class Run:
     def beam_trace(self) -> BeamTrace | None:
         """Every step's candidates of a beam search, where they were asked for."""
         return self._turns.trace if isinstance(self._turns, BeamSearch | ScoredBeams) else None
+
+    @property
+    def dola_layers(self) -> list[list[int]] | None:
+        """The layer that each new token was contrasted with, a row each; None without DoLa."""
+        return self._readout.tell_layers(self.emitted) if isinstance(self._readout, Dola) else None
 
     @property
     def prompt_ids(self) -> torch.Tensor:
@@ -249,7 +264,9 @@ class Run:
             copies_logits=bool(self._hooks.processors),
             prompt_embeds=prompts.embeds,
             prompt_lengths=prompts.lengths,
+            readout=self._readout,
         )
+        self._step = step
         self.prompt_logprobs = step.prefill(rows, settings.prompt_logprobs)
         if plan.copies > 1:
             index = [row for row in range(prompts.num_rows) for _ in range(plan.copies)]
@@ -266,17 +283,43 @@ class Run:
             self._encoded = source.encoded or self._model.encode(
                 source.tokens, source.lengths, want=self._want, embeds=source.embeds
             )
-        longest = max(prompts.lengths)
+        longest = self._readout.longest_prompt(prompts.lengths)
         last = longest + plan.max_new_tokens
-        if plan.cache_kind == "static":
+        if find_kind(plan.cache_kind).is_sized:
             capacity = max(settings.max_cache_len or 0, last)
-            rows = prompts.num_rows * plan.copies
+            rows = prompts.num_rows * plan.copies * self._readout.num_sets
         else:
             # Beams grow beside the prompt, in a cache of their own.
             ahead = CAPACITY_AHEAD_ON_GPU if self._model.device.type == "cuda" else CAPACITY_AHEAD
             capacity = longest if plan.num_beams > 1 else min(last, longest + ahead)
-            rows = prompts.num_rows
-        return self._model.new_cache(plan.cache_kind, rows, capacity, encoded=self._encoded)
+            rows = prompts.num_rows * self._readout.num_sets
+        told = {"config": plan.cache_config} if plan.cache_config else {}
+        return self._model.new_cache(plan.cache_kind, rows, capacity, encoded=self._encode_all(), **told)
+
+    def _encode_all(self) -> Encoded | None:
+        """What the decoder's rows read: the sources and, beside them, the negative prompts of guidance."""
+        negative = self._prompts.negative
+        if self._encoded is None or negative is None:
+            return self._encoded
+        return join_encoded(self._encoded, self._model.encode(negative.tokens, negative.lengths))
+
+    def find_held(self) -> tuple[list[int], Cache] | None:
+        """The tokens that a call of one row has read, and the cache that holds them; None where it was let go."""
+        cache = self._cache
+        if self.num_rows != 1 or self.has_beams or not self._wants_every_row() or cache is None:
+            return None
+        tokens = self.prompt_token_ids()[0] + self.emitted[0]
+        return tokens[: cache.lengths[0]], cache
+
+    def _tidy_cache(self) -> None:
+        """Leave in a cache that someone gets what belongs to the call's rows."""
+        if isinstance(self._turns, AheadTurns):
+            self._turns.forget_flights()
+        if self._step is not None:
+            self._tell_stats(self._step)
+        if self._step is not None and self._readout.num_sets > 1 and self._wants_every_row():
+            self._step.close_sets()
+        self._forget_padding()
 
     def _forget_padding(self) -> None:
         """Roll the cache's rows that ended early back to their own tokens, so that they can be continued."""
@@ -321,6 +364,8 @@ class Run:
             fields["beam_trace"] = self.beam_trace
         else:
             fields["logprobs"] = self.logprobs if record.num_top is not None else None
+            if not has_encoder:
+                fields["dola_layers"] = self.dola_layers
         if not has_encoder:
             fields["prompt_logprobs"] = self.prompt_logprobs
         return build_output(fields, record, self._encoded, is_encoder_decoder=has_encoder)

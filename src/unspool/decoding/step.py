@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 
 from unspool.cache import BranchingCache, Cache, DynamicCache
 from unspool.decoding.prompts import fill_right
+from unspool.decoding.readout import Reading, Readout
 from unspool.decoding.record import Record, read_logprobs
 from unspool.decoding.rows import Rows
 from unspool.errors import NoTokenLeftError
@@ -47,6 +49,7 @@ class Step:
         copies_logits: bool = False,
         prompt_embeds: torch.Tensor | None = None,
         prompt_lengths: Sequence[int] = (),
+        readout: Readout | None = None,
     ) -> None:
         self.model = model
         self.cache = cache
@@ -54,7 +57,8 @@ class Step:
         self.record = record
         self.num_forward_passes = 0
         self.path, self.path_reason = "eager", ""  # how the last pass was run
-        self._want = want
+        self._readout = readout or Readout()
+        self._want = self._readout.widen(want)
         self._chunk = prefill_chunk_size
         self._keeps_cache = keeps_cache
         self._copies_logits = copies_logits  # a caller's own processor may write into what it is given
@@ -62,13 +66,13 @@ class Step:
         self._prompt_lengths = list(prompt_lengths)
         self._starts: list[int] = []  # where each row's last reading began
         self._counts: list[int] = []  # and how many positions it took
-        self._logits: torch.Tensor | None = None  # the last step's, as the model gave them
-        self._likeliest: torch.Tensor | None = None
+        self._given: torch.Tensor | None = None  # the last step's logits, as the processors were given them
         self._ready: Forward | None = None  # the prompt's last pass, waiting for its processors
 
     def prefill(self, rows: Rows, prompt_logprobs: int | None = None) -> list[list[TokenLogprob | None]] | None:
         """Read the prompts once, before rows are repeated; optionally tell their tokens' log-probabilities."""
         told = None if prompt_logprobs is None else self._tell_prompt(rows, prompt_logprobs)
+        self._open_sets()
         self._ready = self._read(rows)
         return told
 
@@ -78,13 +82,12 @@ class Step:
         Where not the `whole` vocabulary's scores are wanted, the end of the chain may be left to the draw.
         With `normalise` the processors are given log-probabilities, as beam methods need them.
         """
-        logits = self._read_logits(rows)
+        reading = self._read_logits(rows, normalise=normalise)
+        logits = reading.logits
         if not self.processors and not normalise:
-            self.record.keep_scores(logits, logits)
-            return Scores(logits, logits, likeliest=self._likeliest)
-        given = logits.clone() if self._copies_logits else logits
-        if normalise:
-            given = torch.log_softmax(logits, dim=-1)
+            self.record.keep_scores(logits, reading.given)
+            return Scores(logits, reading.given, likeliest=reading.likeliest)
+        given = reading.given.clone() if self._copies_logits else reading.given
         if not whole and not self.record.keeps_scores and self._tail is not None:
             scores = self._head(rows.history(), given, **self._find_extra(rows))
             self.record.keep_scores(logits, scores)
@@ -98,14 +101,15 @@ class Step:
     ) -> Iterator[torch.Tensor]:
         """Score the next tokens of groups of rows in turn: each sees in `current_tokens` (rows,) what those before it
         have chosen. Gives each group's processed log-probabilities (rows of the group, vocab)."""
-        logits, history = self._read_logits(rows), rows.history()
+        reading, history = self._read_logits(rows, normalise=True), rows.history()
+        logits = reading.logits
         whole = torch.zeros_like(logits)
         for number, places in enumerate(groups):
             index = torch.tensor(list(places), device=logits.device)
             extra = {name: values[index] for name, values in self._find_extra(rows).items()}
             scores = self.processors.select_rows(index)(
                 history[index],
-                torch.log_softmax(logits[index], dim=-1),
+                reading.given[index],
                 current_tokens=current_tokens,
                 beam_group_idx=number,
                 **extra,
@@ -114,15 +118,18 @@ class Step:
             yield scores
         self.record.keep_scores(logits, whole)
 
-    def _read_logits(self, rows: Rows) -> torch.Tensor:
-        """The model's logits for every row's next token: (rows, vocab), float32."""
+    def _read_logits(self, rows: Rows, *, normalise: bool) -> Reading:
+        """The logits for every row's next token, as the readout makes them of a pass."""
         forward = self._ready if self._ready is not None else self._read(rows)
         self._ready = None
-        self.record.keep_forward(forward, rows.pads(), self._starts, self._counts)
+        starts, counts = self._starts[: len(rows)], self._counts[: len(rows)]
+        self.record.keep_forward(
+            _take_first(forward, starts, counts) if self._readout.num_sets > 1 else forward, rows.pads(), starts, counts
+        )
         self.path, self.path_reason = forward.path, forward.path_reason
-        self._likeliest = forward.likeliest
-        self._logits = forward.logits.float()
-        return self._logits
+        reading = self._readout.read(forward, rows, normalise=normalise)
+        self._given = reading.given
+        return reading
 
     def forget(self, num_steps: int) -> None:
         """Undo the last steps, of one token a row each."""
@@ -136,11 +143,11 @@ class Step:
 
     def explain_no_token(self, rows: Rows, place: int) -> NoTokenLeftError:
         """Which processors left the row at `place` without a token, found by running them one by one again."""
-        assert self._logits is not None
+        assert self._given is not None
         return explain_no_token(
             self.processors,
             rows.history(),
-            self._logits,
+            self._given,
             self._find_extra(rows),
             place=place,
             where=f"row {rows.numbers[place]}, at position {rows.lengths[place]}",
@@ -167,15 +174,16 @@ class Step:
         model can read them so.
         """
         assert self._ready is not None
+        spread = self._spread(index)
         if branches > 1 and self._can_branch():
             assert isinstance(self.cache, DynamicCache)
             self.cache = BranchingCache(self.cache, branches)
         else:
-            self.cache.select_rows(index)
+            self.cache.select_rows(spread)
         self._select_prompts(index)
-        self._starts = [self._starts[i] for i in index]
-        self._counts = [self._counts[i] for i in index]
-        self._ready = _select(self._ready, torch.tensor(list(index), device=self._ready.logits.device))
+        self._starts = [self._starts[i] for i in spread]
+        self._counts = [self._counts[i] for i in spread]
+        self._ready = _select(self._ready, torch.tensor(spread, device=self._ready.logits.device))
 
     def _can_branch(self) -> bool:
         is_plain = type(self.cache) is DynamicCache and self._keeps_cache
@@ -183,15 +191,33 @@ class Step:
 
     def reorder_rows(self, index: Sequence[int]) -> None:
         """Let the cache follow beams: row `i` goes on from what row `index[i]` was, within its own prompt."""
-        self.cache.select_rows(index)
+        self.cache.select_rows(self._spread(index))
 
     def keep_rows(self, index: Sequence[int]) -> None:
         """Let the cache and the processors follow rows that stay while others leave."""
-        self.cache.select_rows(index)
+        self.cache.select_rows(self._spread(index))
         self._select_prompts(index)
         self._follow_processors(self.processors.select_rows(torch.tensor(list(index))))
 
+    def _open_sets(self) -> None:
+        """Give every set of rows its place in a cache that holds something of the call's rows already."""
+        held, num_sets = list(self.cache.lengths), self._readout.num_sets
+        if held and num_sets > 1:
+            self.cache.select_rows(list(range(len(held))) * num_sets)
+            self.cache.truncate(held + [0] * len(held) * (num_sets - 1))
+
+    def close_sets(self) -> None:
+        """Leave the call's own rows in the cache, for whoever gets it."""
+        self.cache.select_rows(range(len(self.cache.lengths) // self._readout.num_sets))
+
+    def _spread(self, index: Sequence[int]) -> list[int]:
+        """Rows of the cache for rows of the call: in every set the same."""
+        num_sets = self._readout.num_sets
+        size = len(self.cache.lengths) // num_sets
+        return [first * size + row for first in range(num_sets) for row in index]
+
     def _select_prompts(self, index: Sequence[int]) -> None:
+        self._readout.select_rows(index)
         if self._prompt_embeds is not None:  # read again at every step where no cache is kept
             self._prompt_embeds = self._prompt_embeds[list(index)]
             self._prompt_lengths = [self._prompt_lengths[i] for i in index]
@@ -200,25 +226,30 @@ class Step:
     def _read(self, rows: Rows) -> Forward:
         if not self._keeps_cache:
             self.cache.truncate([0] * len(self.cache.lengths))
-        held = self.cache.lengths or [0] * len(rows)
+        held = self.cache.lengths or [0] * len(rows) * self._readout.num_sets
+        before: Forward | None = None
         if self._prompt_embeds is not None:
-            counts = [max(0, length - n) for length, n in zip(self._prompt_lengths, held, strict=True)]
+            counts = [max(0, length - n) for length, n in zip(self._prompt_lengths, held, strict=False)]
             if any(counts):
-                forward = self._pass(None, fill_right(self._prompt_embeds, held, counts), counts)
+                embeds = fill_right(self._prompt_embeds, held[: len(rows)], counts)
+                others = len(held) - len(rows)  # rows of tokens, which wait for the next pass
+                before = self._pass(None, F.pad(embeds, (0, 0) * 2 + (0, others)), counts + [0] * others)
                 held = self.cache.lengths
-                if held == rows.lengths:
-                    return forward
-        tokens, counts = rows.unread(held)
-        return self._pass(tokens, None, counts)
+        tokens, counts = self._readout.unread(rows, held)
+        if before is not None and not any(counts):
+            return before
+        forward = self._pass(tokens, None, counts)
+        return forward if before is None else _join(before, forward, counts)
 
     def _pass(self, tokens: torch.Tensor | None, embeds: torch.Tensor | None, counts: Sequence[int]) -> Forward:
         """One forward pass over new positions, or several over chunks of them."""
         self._starts = list(self.cache.lengths) or [0] * len(counts)
         self._counts = list(counts)
         num_new = max(counts)
-        chunk = self._chunk or num_new
         forward: Forward | None = None
-        for first in range(0, num_new, chunk):
+        first = 0
+        while first < num_new:
+            chunk = min(self._chunk or num_new, self.cache.longest_pass or num_new)
             part = slice(first, min(first + chunk, num_new))
             real = [min(max(count - first, 0), part.stop - first) for count in counts]
             piece = self.model.forward(
@@ -230,6 +261,7 @@ class Step:
             )
             self.num_forward_passes += 1
             forward = piece if forward is None else _join(forward, piece, real)
+            first = part.stop
         assert forward is not None
         return forward
 
@@ -238,8 +270,10 @@ class Step:
         told: list[list[TokenLogprob | None]] = [[None] for _ in range(len(rows))]
         want = Want(logits="all")
         tokens, counts = rows.unread([0] * len(rows))
-        size = min(self._chunk or PROMPT_LOGPROBS_CHUNK, PROMPT_LOGPROBS_CHUNK)
-        for first in range(0, max(counts) - 1, size):
+        first = 0
+        while first < max(counts) - 1:
+            size = min(self._chunk or PROMPT_LOGPROBS_CHUNK, self.cache.longest_pass or PROMPT_LOGPROBS_CHUNK)
+            size = min(size, PROMPT_LOGPROBS_CHUNK)
             real = [min(max(count - 1 - first, 0), size) for count in counts]
             width = max(real)
             part = tokens[:, first : first + width]
@@ -248,6 +282,7 @@ class Step:
             for row, count in enumerate(real):
                 following = tokens[row, first + 1 : first + 1 + count]
                 told[row] += read_logprobs(forward.logits[row, :count], following, num_top)
+            first += size
         return told
 
 
@@ -256,7 +291,26 @@ def _join(before: Forward, after: Forward, real: Sequence[int]) -> Forward:
     if all(real):
         return after
     is_read = torch.tensor([count > 0 for count in real], device=after.logits.device)[:, None]
-    return replace(after, logits=torch.where(is_read, after.logits, before.logits))
+    early = None
+    if before.early_logits is not None and after.early_logits is not None:
+        pairs = zip(after.early_logits, before.early_logits, strict=True)
+        early = tuple(torch.where(is_read, later, earlier) for later, earlier in pairs)
+    return replace(after, logits=torch.where(is_read, after.logits, before.logits), early_logits=early)
+
+
+def _take_first(forward: Forward, starts: Sequence[int], counts: Sequence[int]) -> Forward:
+    """What the first rows of a pass returned, without keys that only others hold."""
+    rows, num_keys = len(counts), max(start + count for start, count in zip(starts, counts, strict=True))
+
+    def pick(tensors: tuple[torch.Tensor, ...] | None) -> tuple[torch.Tensor, ...] | None:
+        return None if tensors is None else tuple(tensor[:rows] for tensor in tensors)
+
+    return replace(
+        forward,
+        hidden_states=pick(forward.hidden_states),
+        attentions=None if forward.attentions is None else tuple(w[:rows, ..., :num_keys] for w in forward.attentions),
+        cross_attentions=pick(forward.cross_attentions),
+    )
 
 
 def _select(forward: Forward, index: torch.Tensor) -> Forward:
@@ -268,4 +322,5 @@ def _select(forward: Forward, index: torch.Tensor) -> Forward:
         pick(forward.hidden_states),
         pick(forward.attentions),
         pick(forward.cross_attentions),
+        early_logits=pick(forward.early_logits),
     )

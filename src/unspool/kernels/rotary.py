@@ -27,6 +27,11 @@ class RotaryTable:
         angles = positions[:, None] * self._frequencies
         return torch.complex(angles.cos() * self._gain, angles.sin() * self._gain)
 
+    def find_turns(self, shifts: torch.Tensor) -> torch.Tensor:
+        """The factors that move rotated keys by `shifts` (rows,) positions: (rows, 1, 1, pairs)."""
+        angles = shifts.to(self._frequencies.device, torch.float32)[:, None] * self._frequencies
+        return torch.polar(torch.ones_like(angles), angles)[:, None, None]
+
     def reserve(self, num_positions: int) -> torch.Tensor:
         """The table, made to cover at least `num_positions`."""
         if num_positions > self.table.shape[0]:

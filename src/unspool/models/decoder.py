@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -85,11 +85,16 @@ class Decoder(NativeModel):
         return self.weights.head
 
     def new_cache(
-        self, kind: str = "dynamic", rows: int = 1, capacity: int | None = None, encoded: Encoded | None = None
+        self,
+        kind: str = "dynamic",
+        rows: int = 1,
+        capacity: int | None = None,
+        encoded: Encoded | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> Cache:
         if encoded is not None:
             raise InputError(f"{self.info.family} has no encoder, so its cache takes no encoded states")
-        return self._new_own_cache(kind, rows, capacity, self.spec.num_layers)
+        return self._new_own_cache(kind, rows, capacity, self.spec.num_layers, config)
 
     # --- a forward pass ------------------------------------------------------------------------------
     @torch.no_grad()
@@ -102,22 +107,38 @@ class Decoder(NativeModel):
         want: Want = LAST,
         embeds: torch.Tensor | None = None,
     ) -> Forward:
-        given = tokens if tokens is not None else embeds
-        assert given is not None
-        rows, num_new = given.shape[:2]
         why_eager = self._explain_eager(tokens, cache, counts, want)
         if why_eager is None and self._captured is not None and tokens is not None:
             return self._captured.run(tokens, cache)
+        forward = self._forward_eagerly(tokens, cache, counts, want, embeds)
+        forward.path_reason = why_eager or ""
+        return forward
+
+    def _forward_eagerly(
+        self,
+        tokens: torch.Tensor | None,
+        cache: Cache,
+        counts: Sequence[int] | None,
+        want: Want,
+        embeds: torch.Tensor | None,
+    ) -> Forward:
+        """A pass operator by operator, or on the path prepared for a CPU."""
+        given = tokens if tokens is not None else embeds
+        assert given is not None
+        rows, num_new = given.shape[:2]
+        cache.attach(self._outlook)
         span = cache.begin(rows, num_new, counts, self.device)
-        if num_new > 1 or want != LAST or not cache.holds_buffers(self.spec.num_layers):
-            states, hidden, attentions = self._run(tokens, cache, span, want, embeds)
+        early: list[torch.Tensor] = []
+        is_plain = want == LAST or replace(want, early=()) == LAST
+        if num_new > 1 or not is_plain or not cache.holds_buffers(self.spec.num_layers):
+            states, hidden, attentions = self._run(tokens, cache, span, want, embeds, early)
             states = states if want.logits == "all" else take_last(states, counts)
-            return Forward(self._project(states), hidden, attentions, path_reason=why_eager or "")
+            return self._read_out(states, early, self.weights.head, hidden, attentions)
         if self._steps is None or tokens is None:
             with torch.inference_mode():  # logits are made outside, so that callers may change them
-                states, _, _ = self._run(tokens, cache, span, want, embeds)
-            return Forward(self._project(states[:, -1]), path_reason=why_eager or "")
-        return Forward(self._step(self._steps, tokens, cache, span), path_reason=why_eager or "")
+                states, _, _ = self._run(tokens, cache, span, want, embeds, early)
+            return self._read_out(states[:, -1], early, self.weights.head)
+        return self._step(self._steps, tokens, cache, span, want.early)
 
     def _explain_eager(
         self, tokens: torch.Tensor | None, cache: Cache, counts: Sequence[int] | None, want: Want
@@ -133,27 +154,61 @@ class Decoder(NativeModel):
             self._check_positions(max(cache.lengths, default=0) + 1)
         return self._captured.explain_refusal(cache, tokens.shape[0])
 
-    def _step(self, steps: Steps, tokens: torch.Tensor, cache: Cache, span: Span) -> torch.Tensor:
-        """One token a row on the prepared path: logits (rows, vocab)."""
+    def _step(
+        self, steps: Steps, tokens: torch.Tensor, cache: Cache, span: Span, early_layers: tuple[int, ...]
+    ) -> Forward:
+        """One token a row on the prepared path."""
         step = steps.borrow(tokens.shape[0])
+        early: list[torch.Tensor] = []
         assert self.weights.final_norm is not None
         with torch.inference_mode():
             sights = self._outlook.look(cache, span)
-            states = self.weights.final_norm(step.run(tokens, self.weights.embedding.weight, cache, sights))
+            x = step.run(tokens, self.weights.embedding.weight, cache, sights, early_layers, early)
+            states = self.weights.final_norm(x)
         cache.end()
         steps.give_back(step)
-        return self._cap(step.project(states))
+        return self._read_out(states, early, step.project)
+
+    def _read_out(
+        self,
+        states: torch.Tensor,
+        early: list[torch.Tensor],
+        head: Callable[[torch.Tensor], torch.Tensor],
+        hidden: tuple[torch.Tensor, ...] | None = None,
+        attentions: tuple[torch.Tensor, ...] | None = None,
+    ) -> Forward:
+        """The logits of final states and, by the same product, those of earlier layers' states (rows, hidden).
+
+        Earlier states are read as they are: no final norm, no cap. DoLa is defined so.
+        """
+        if not early:
+            return Forward(self._cap(head(states)), hidden, attentions)
+        earlier = torch.cat(early)  # (layers * rows, hidden)
+        if self.weights.project_out is not None:
+            earlier = self.weights.project_out(earlier)
+        logits = head(torch.cat((states, earlier)))  # ((1 + layers) * rows, vocab): the head is read once
+        final, *rest = torch.split(logits, states.shape[0])
+        return Forward(self._cap(final), hidden, attentions, early_logits=tuple(rest))
 
     def _run(
-        self, tokens: torch.Tensor | None, cache: Cache, span: Span, want: Want, embeds: torch.Tensor | None
+        self,
+        tokens: torch.Tensor | None,
+        cache: Cache,
+        span: Span,
+        want: Want,
+        embeds: torch.Tensor | None,
+        early: list[torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None, tuple[torch.Tensor, ...] | None]:
-        """Final states (rows, new, width of the head), and what else is wanted."""
+        """Final states (rows, new, width of the head), and what else is wanted; early states are put into `early`."""
         x = self._embed(tokens, embeds, span)  # (rows, new, hidden)
         sights = self._outlook.look(cache, span, needs_all_keys=want.attentions)
         hidden, attentions = [], []
         for index, layer in enumerate(self.weights.layers):
             if want.hidden_states:
                 hidden.append(x)
+            if early is not None and index in want.early:
+                last = take_last(x, span.counts)
+                early.append(last.clone() if span.num_new > 1 else last)  # a view would keep the whole prompt's states
             x, weights = self._block(index, layer, x, cache, sights[self.spec.kind_of(index)], want.attentions)
             if weights is not None:
                 attentions.append(weights)
@@ -276,10 +331,14 @@ class Decoder(NativeModel):
         rows, num_new = self._check_input(input_ids, inputs_embeds, width)
         cache = past_key_values if past_key_values is not None else DynamicCache()
         held = cache.lengths or [0] * rows
+        misfit = cache.find_misfit(self.key_shape)
+        if misfit is not None:
+            raise InputError(f"past_key_values are of another model than this {self.info.family}: {misfit}")
         arranged = read_mask(attention_mask, rows, num_new, held)
         if position_ids is not None:
             arranged.check_positions(position_ids, held)
         want = Want("all", bool(output_hidden_states), bool(output_attentions))
+        cache.attach(self._outlook)
         states, hidden, weights = self._run(
             arranged.pack(input_ids.to(self.device)) if input_ids is not None else None,
             cache,

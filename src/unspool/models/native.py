@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
 
-from unspool.cache import Cache, DynamicCache, StaticCache
+from unspool.cache import Cache, KeyShape, make_cache
 from unspool.errors import InputError, UnsupportedError
 from unspool.models.weights import Embedding, Linear, convert_tensors, iterate_tensors
 from unspool.protocols import LAST, Encoded, Forward, ModelInfo, Want
@@ -70,9 +71,14 @@ class NativeModel(ABC):
 
     @abstractmethod
     def new_cache(
-        self, kind: str = "dynamic", rows: int = 1, capacity: int | None = None, encoded: Encoded | None = None
+        self,
+        kind: str = "dynamic",
+        rows: int = 1,
+        capacity: int | None = None,
+        encoded: Encoded | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> Cache:
-        """An empty cache for `rows` rows."""
+        """An empty cache for `rows` rows; `config` is what `cache_config` says."""
 
     @abstractmethod
     def get_input_embeddings(self) -> Embedding:
@@ -82,14 +88,37 @@ class NativeModel(ABC):
     def get_output_embeddings(self) -> Linear:
         """The head: callable on final hidden states."""
 
-    def _new_own_cache(self, kind: str, rows: int, capacity: int | None, num_layers: int) -> Cache:
+    def _new_own_cache(
+        self, kind: str, rows: int, capacity: int | None, num_layers: int, config: Mapping[str, Any] | None = None
+    ) -> Cache:
         """A cache for the decoder's own keys."""
-        if kind == "dynamic":
-            return DynamicCache(capacity=capacity)
-        if kind == "static":
-            sizes = SimpleNamespace(**{**vars(self.config), "num_hidden_layers": num_layers})
-            return StaticCache(sizes, rows, capacity, self.device, self.dtype)
-        raise UnsupportedError(f"this version has no cache of kind {kind!r}; use 'dynamic' or 'static'")
+        return make_cache(kind, self._key_shape(num_layers), rows, capacity, config)
+
+    @property
+    def key_shape(self) -> KeyShape:
+        """What a cache must fit."""
+        return self._key_shape(self.info.num_layers)
+
+    @property
+    def fingerprint(self) -> str:
+        """What this model is known by: its sizes, its type of number and a sample of its weights."""
+        table = self.get_input_embeddings().weight
+        sample = table[:: max(1, table.shape[0] // 64)].flatten()[:: max(1, table.shape[1] // 16)].float().cpu()
+        told = (self.info, str(self.dtype), [f"{value:.4e}" for value in sample.tolist()])
+        return f"{self.info.family}-{hashlib.sha256(repr(told).encode()).hexdigest()[:16]}"
+
+    def _key_shape(self, num_layers: int) -> KeyShape:
+        sizes, heads = self.config, int(self.config.num_attention_heads)
+        return KeyShape(
+            num_layers=num_layers,
+            num_kv_heads=int(getattr(sizes, "num_key_value_heads", None) or heads),
+            head_dim=int(getattr(sizes, "head_dim", None) or sizes.hidden_size // heads),
+            dtype=self.dtype,
+            device=self.device,
+            layer_kinds=self.info.layer_kinds,
+            window=self.info.window,
+            config=sizes,
+        )
 
     def to(
         self,

@@ -40,6 +40,16 @@ class Outlook:
             local = self._make_table(spec.local_rope) if spec.local_rope is not None else full
             self._ropes = {"full": full, "sliding": local}
 
+    @property
+    def can_shift(self) -> bool:
+        """Whether keys can be moved to other positions: where positions are learned one by one, they can't."""
+        return self._spec.num_positions is None
+
+    def find_turns(self, layer: int, shifts: torch.Tensor) -> torch.Tensor | None:
+        """Factors (rows, 1, 1, pairs) that move a layer's keys by `shifts` (rows,) positions; None without rotation."""
+        kind = self._spec.kind_of(layer)
+        return self._ropes[kind].find_turns(shifts) if kind in self._ropes else None
+
     def _make_table(self, rope: RopeSpec) -> RotaryTable:
         return RotaryTable(rope.frequencies, rope.gain, self._device)
 
@@ -52,7 +62,7 @@ class Outlook:
         factors = self._turn(kind, span)
         if self._spec.alibi is not None:
             return Sight(0, self._add_bias(cache, span, window), False, factors)
-        if span.num_new == 1 and span.is_uniform and cache.is_in_order and not needs_all_keys:
+        if span.num_new == 1 and span.is_uniform and cache.stands_in_order(window) and not needs_all_keys:
             return Sight(max(0, span.stop - window) if window else 0, None, False, factors)
         mask = cache.mask(span, window)
         if isinstance(mask, str):
@@ -82,11 +92,12 @@ class Outlook:
             made = alibi_bias(self._spec.num_heads, room, scale=alibi.scale, is_rounded=alibi.is_rounded)
             self._bias = made.to(self._device, self._dtype)
         bias = self._bias[None, :, None, : span.stop]  # (1, heads, 1, keys)
-        if not cache.is_in_order:
-            bias = self._bias[:, cache.key_positions(span)].transpose(0, 1).unsqueeze(2)  # (rows, heads, 1, keys)
+        if not cache.stands_in_order(window):
+            places = cache.key_positions(span, window)
+            bias = self._bias[:, places].transpose(0, 1).unsqueeze(2)  # (rows, heads, 1, keys)
         mask = cache.mask(span, window)
         if mask is None:
             return bias
         if isinstance(mask, str):
-            mask = torch.ones(span.num_new, span.stop, dtype=torch.bool, device=self._device).tril()
+            mask = torch.ones(span.num_new, span.num_new, dtype=torch.bool, device=self._device).tril()
         return torch.where(mask, bias, -torch.inf)

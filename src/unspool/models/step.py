@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -177,13 +177,24 @@ class PreparedStep(ABC):
                 self._pairs = torch.view_as_complex(turned.view(*turned.shape[:-1], -1, 2))
 
     def run(
-        self, tokens: torch.Tensor, embedding: torch.Tensor, cache: Cache, sights: Mapping[Any, Sight]
+        self,
+        tokens: torch.Tensor,
+        embedding: torch.Tensor,
+        cache: Cache,
+        sights: Mapping[Any, Sight],
+        early_layers: Sequence[int] = (),
+        early: list[torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Take one token a row (rows, 1) through all layers: (rows, hidden), valid until the next run."""
+        """Take one token a row (rows, 1) through all layers: (rows, hidden), valid until the next run.
+
+        Copies of what enters `early_layers` are put into `early`.
+        """
         x = torch.index_select(embedding, 0, tokens.view(-1), out=self._x)
         if self._scale != 1.0:
             x.mul_(self._scale)
         for index, layer in enumerate(self._layers):
+            if index in early_layers and early is not None:
+                early.append(x.clone())
             qkv = self._read(layer.attn_norm, layer.qkv, self._qkv)
             if qkv is not self._qkv:
                 self._qkv.copy_(qkv)

@@ -100,11 +100,16 @@ class T5(NativeModel):
         )
 
     def new_cache(
-        self, kind: str = "dynamic", rows: int = 1, capacity: int | None = None, encoded: Encoded | None = None
+        self,
+        kind: str = "dynamic",
+        rows: int = 1,
+        capacity: int | None = None,
+        encoded: Encoded | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> EncoderDecoderCache:
         if encoded is None:
             raise InputError("an encoder-decoder's cache holds what was encoded: give new_cache(…, encoded=…)")
-        own = self._new_own_cache(kind, rows, capacity, self.spec.num_decoder_layers)
+        own = self._new_own_cache(kind, rows, capacity, self.spec.num_decoder_layers, config)
         return EncoderDecoderCache(own, self._project_source(DynamicCache(capacity=encoded.states.shape[1]), encoded))
 
     @torch.no_grad()

@@ -1,0 +1,195 @@
+"""A beginning that many prompts share: read once, and every later call starts after it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unspool.cache import ROLL_BACK, Cache, find_kind, load_cache, read_options, save_cache
+from unspool.errors import InputError, LoadError, SettingError, UnsupportedError
+
+if TYPE_CHECKING:
+    from unspool.api.answer import Piece
+    from unspool.api.language_model import LanguageModel
+    from unspool.outputs import Generation
+
+CHUNK = 512  # tokens of a prefix that are read in one pass
+
+Message = Mapping[str, Any]
+
+
+class Prefix:
+    """What a prompt begins with, and the cache of a model that has read it.
+
+    A text or token ids given to `generate` go on where the prefix ends, as tokens of their own. Messages go on after
+    the prefix's messages. The answer is that of a call with all tokens at once.
+    """
+
+    def __init__(
+        self, lm: LanguageModel, token_ids: list[int], cache: Cache, messages: Sequence[Message] | None
+    ) -> None:
+        self._lm = lm
+        self.token_ids = token_ids
+        self.cache = cache
+        self.messages = None if messages is None else list(messages)
+        self.is_spent = False  # its cache was handed on and is another call's now
+        self._is_single_use = False
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def __repr__(self) -> str:
+        return f"Prefix({len(self)} tokens, {self.cache.nbytes / 2**20:.1f} MiB, {self._lm.name!r})"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that its keys take."""
+        return self.cache.nbytes
+
+    # --- going on ------------------------------------------------------------------------------------
+    def generate(self, prompt: Any, **settings: Any) -> Generation:
+        """`lm.generate` for what follows the prefix."""
+        return self._lm.generate(prompt, prefix=self, **settings)
+
+    def stream(self, prompt: Any, **settings: Any) -> Iterator[Piece]:
+        """`lm.stream` for what follows the prefix."""
+        return self._lm.stream(prompt, prefix=self, **settings)
+
+    def astream(self, prompt: Any, **settings: Any) -> AsyncIterator[Piece]:
+        """`lm.astream` for what follows the prefix."""
+        return self._lm.astream(prompt, prefix=self, **settings)
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a file, which `lm.load_prefix` reads."""
+        notes = {"token_ids": self.token_ids, "messages": self.messages}
+        save_cache(self.cache, path, model=self._lm.model, notes=notes)
+
+    # --- what a call asks of it ------------------------------------------------------------------------
+    def encode(self, prompt: Any, *, chat: bool = False, tools: Any = None) -> list[list[int]]:
+        """Whole prompts, a row each: the prefix's tokens and what follows them."""
+        if isinstance(prompt, torch.Tensor):
+            prompt = prompt.tolist()
+        is_one = isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], Integral | Mapping))
+        return [self._encode_row(item, chat, tools) for item in ([prompt] if is_one else prompt)]
+
+    def _encode_row(self, prompt: Any, chat: bool, tools: Any) -> list[int]:
+        if isinstance(prompt, str) and chat:
+            prompt = [{"role": "user", "content": prompt}]
+        if isinstance(prompt, str):
+            if tools is not None:
+                raise SettingError("tools go with a chat; give messages, or add chat=True")
+            if not prompt:
+                raise InputError("the prompt is empty: at least one token must follow a prefix")
+            tokenizer = self._lm.tokenizer
+            if tokenizer is None:
+                raise InputError(f"a text prompt needs a tokenizer, and {self._lm.name} came without one")
+            return self.token_ids + tokenizer.encode(prompt, add_special_tokens=False)
+        if isinstance(prompt, Sequence) and prompt and all(isinstance(item, Mapping) for item in prompt):
+            if self.messages is None:
+                raise SettingError(
+                    "the prefix is text and the prompt is messages: make the prefix of messages too "
+                    "(lm.prefix([{'role': 'system', …}]))"
+                )
+            return self._lm.encode([*self.messages, *prompt], chat=chat, tools=tools)[0]
+        return self.token_ids + self._lm.encode(prompt, chat=chat, tools=tools)[0]
+
+    def lend(self, lm: Any, rows: list[list[int]]) -> Cache:
+        """A cache with a row for each prompt, which holds what the prompt has in common with the prefix."""
+        if lm.model is not self._lm.model:
+            raise SettingError(
+                f"the prefix was read by {self._lm.name!r}; keys mean nothing to another model. Make it with this one"
+            )
+        if self.is_spent:
+            raise SettingError("this prefix was made for one call alone, and that has begun; make another")
+        self.is_spent = self._is_single_use
+        cache = self.cache if self._is_single_use else self.cache.clone()
+        if self.token_ids:
+            cache.select_rows([0] * len(rows))
+            cache_lengths = [_count_common(self.token_ids, row) for row in rows]
+            if any(length < len(self.token_ids) for length in cache_lengths):
+                if ROLL_BACK not in cache.can:
+                    raise UnsupportedError(
+                        f"a prompt parts from the prefix after {min(cache_lengths)} of its {len(self)} tokens, and a "
+                        f"{type(cache).__name__} can't roll back; use a dynamic cache for the prefix"
+                    )
+                cache.truncate(cache_lengths)
+        return cache
+
+
+def read_prefix(lm: LanguageModel, prompt: Any, *, chat: bool, tools: Any, settings: Mapping[str, Any]) -> Prefix:
+    """Read a prefix once. It takes `cache_implementation` and `cache_config`, for kinds that grow."""
+    kind, config = _read_kind(lm, settings)
+    messages: list[Message] | None = None
+    if isinstance(prompt, str) and chat:
+        prompt = [{"role": "system", "content": prompt}]
+    if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
+        messages = list(prompt)
+        if lm.tokenizer is None:
+            raise InputError(f"a chat needs a tokenizer, and {lm.name} came without one; pass token ids")
+        ids = list(lm.tokenizer.apply_chat_template(messages, add_generation_prompt=False, tokenize=True, tools=tools))
+    else:
+        rows = lm.encode(prompt, tools=tools)
+        if len(rows) != 1:
+            raise InputError(f"a prefix is one beginning, and {len(rows)} were given; make one for each")
+        ids = rows[0]
+    info = lm.model.info
+    if info.max_context is not None and len(ids) >= info.max_context and not find_kind(kind).is_endless:
+        raise InputError(f"the prefix has {len(ids)} tokens and the model's context ends at {info.max_context}")
+    if min(ids, default=0) < 0 or max(ids, default=0) >= info.vocab_size:
+        raise InputError(f"the prefix holds ids outside the model's vocabulary of {info.vocab_size} tokens")
+    cache = lm.model.new_cache(kind, 1, len(ids), config=config or None)
+    tokens, first = torch.tensor([ids], device=lm.model.device), 0
+    while first < len(ids):
+        size = min(CHUNK, cache.longest_pass or CHUNK)
+        lm.model.forward(tokens[:, first : first + size], cache)
+        first += size
+    return Prefix(lm, ids, cache, messages)
+
+
+def _read_kind(lm: LanguageModel, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    unknown = set(settings) - {"cache_implementation", "cache_config"}
+    if unknown:
+        raise SettingError(f"a prefix is read, not continued: `{sorted(unknown)[0]}` goes to generate()")
+    if lm.model.info.is_encoder_decoder:
+        raise UnsupportedError(f"{lm.model.info.family} reads its prompt with an encoder, which has no prefix to keep")
+    name = str(settings.get("cache_implementation") or "dynamic")
+    kind = find_kind(name)
+    reason = kind.refuse(lm.model.info) if kind.refuse is not None else None
+    if reason is not None:
+        raise UnsupportedError(f"`cache_implementation`={name!r}: {reason}")
+    if kind.is_sized:
+        raise UnsupportedError(
+            f"a {name!r} cache takes its room at once, and a prefix can't know what follows; use 'dynamic'"
+        )
+    return name, read_options(name, settings.get("cache_config"))
+
+
+def load_prefix(lm: LanguageModel, path: str | Path) -> Prefix:
+    """Read what `Prefix.save` wrote; one that another model made is refused."""
+    saved = load_cache(path, model=lm.model)
+    ids, messages = saved.notes.get("token_ids"), saved.notes.get("messages")
+    if not isinstance(ids, list) or not all(isinstance(token, int) for token in ids):
+        raise LoadError(f"{path} is a saved cache without the tokens of a prefix; Prefix.save() writes them")
+    if [len(ids)] != saved.cache.lengths:
+        raise LoadError(f"{path} is damaged: {len(ids)} tokens for a cache of {saved.cache.lengths} positions")
+    misfit = saved.cache.find_misfit(lm.model.key_shape)
+    if misfit is not None:
+        raise SettingError(f"{path} does not fit this model: {misfit}")
+    return Prefix(lm, ids, saved.cache, messages if isinstance(messages, list) else None)
+
+
+def make_conversation(lm: LanguageModel, token_ids: list[int], cache: Cache | None) -> Prefix:
+    """What a conversation has read so far, for its next turn alone: no copy is made of its keys."""
+    prefix = Prefix(lm, token_ids, cache if cache is not None else lm.model.new_cache(), [])
+    prefix._is_single_use = True
+    return prefix
+
+
+def _count_common(before: list[int], row: list[int]) -> int:
+    """How many first tokens two rows share, but for the row's last one, which a call has to read."""
+    most = min(len(before), len(row) - 1)
+    return next((place for place in range(most) if before[place] != row[place]), most)

@@ -1,0 +1,120 @@
+"""Caches in files: safetensors, with what the cache is and which model it was made by in the header."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from unspool.cache.base import Cache
+from unspool.cache.dynamic import DynamicCache
+from unspool.cache.encoder_decoder import EncoderDecoderCache
+from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
+from unspool.cache.sink import SinkCache
+from unspool.cache.sliding import HybridCache, SlidingWindowCache
+from unspool.cache.static import StaticCache
+from unspool.errors import LoadError, SettingError
+
+FORMAT: Final = "unspool cache 1"
+MOST_FACTS: Final = 1 << 24  # characters of a header's facts
+
+# A kind that can be saved stands here, and has `_pack` and `_unpack`.
+SAVED: Final[dict[str, type[Cache]]] = {
+    kind.__name__: kind
+    for kind in (
+        DynamicCache,
+        StaticCache,
+        SlidingWindowCache,
+        HybridCache,
+        SinkCache,
+        OffloadedCache,
+        OffloadedStaticCache,
+        EncoderDecoderCache,
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCache:
+    """What a file holds: the cache, and what was noted beside it."""
+
+    cache: Cache
+    notes: dict[str, Any]
+
+
+def save_cache(cache: Cache, path: str | Path, *, model: Any = None, notes: Mapping[str, Any] | None = None) -> None:
+    """Write a cache to a file; with `model`, the file is for that model alone."""
+    from safetensors.torch import save_file
+
+    if type(cache).__name__ not in SAVED:
+        raise SettingError(f"a {type(cache).__name__} can't be saved; those that can are {', '.join(SAVED)}")
+    facts, tensors = cache._pack()
+    header = {
+        "format": FORMAT,
+        "kind": type(cache).__name__,
+        "model": find_fingerprint(model),
+        "lengths": json.dumps(cache.lengths),
+        "facts": json.dumps(facts),
+        "notes": json.dumps(dict(notes or {})),
+    }
+    plain = {name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in tensors.items()}
+    save_file(plain, str(path), metadata=header)
+
+
+def load_cache(path: str | Path, *, model: Any = None, device: torch.device | str | None = None) -> SavedCache:
+    """Read a cache from a file; with `model`, one that another model made is refused, and its device is taken."""
+    header, tensors = _read_file(Path(path))
+    kind = SAVED.get(header.get("kind", ""))
+    if kind is None:
+        raise LoadError(f"{path} holds a cache of kind {header.get('kind', '')[:60]!r}, which this version can't read")
+    made_by, asked_by = header.get("model", ""), find_fingerprint(model)
+    if asked_by and made_by and made_by != asked_by:
+        raise SettingError(
+            f"{path} was made by the model {made_by}, and this one is {asked_by}: keys mean nothing to another model. "
+            "Make the cache again with this one"
+        )
+    where = device if device is not None else getattr(model, "device", None)
+    moved = {name: tensor.to(where) if where is not None else tensor for name, tensor in tensors.items()}
+    try:
+        lengths = _read_lengths(header)
+        cache = kind._unpack(json.loads(header["facts"]), moved, lengths)
+        notes = json.loads(header.get("notes", "{}"))
+    except (KeyError, TypeError, ValueError, IndexError, RuntimeError, AttributeError, RecursionError) as error:
+        raise LoadError(f"{path} is damaged: its parts do not make a {kind.__name__} ({error})") from error
+    return SavedCache(cache, notes if isinstance(notes, dict) else {})
+
+
+def find_fingerprint(model: Any) -> str:
+    """What a model is known by; empty where it does not say."""
+    core = getattr(model, "model", model) if hasattr(model, "tokenizer") else model
+    return str(getattr(core, "fingerprint", "") or "")
+
+
+def _read_file(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise LoadError(f"there is no file {str(path)!r}")
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            header = file.metadata() or {}
+            if header.get("format") != FORMAT:
+                raise LoadError(
+                    f"{path} is no saved cache: its format is not {FORMAT!r}. cache.save() makes such files"
+                )
+            return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    except SafetensorError as error:
+        raise LoadError(f"{path} can't be read as safetensors: {error}") from error
+
+
+def _read_lengths(header: Mapping[str, str]) -> list[int]:
+    if len(header["facts"]) > MOST_FACTS or len(header["lengths"]) > MOST_FACTS:
+        raise ValueError("its header is too long")
+    lengths = json.loads(header["lengths"])
+    if not isinstance(lengths, list) or not all(isinstance(n, int) and 0 <= n <= 2**40 for n in lengths):
+        raise ValueError("its lengths are no list of whole numbers")
+    return lengths

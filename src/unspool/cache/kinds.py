@@ -1,0 +1,223 @@
+"""The kinds of cache by the names that `cache_implementation` takes: which model they serve, and how they are made.
+
+A new kind is one entry of `KINDS`. Plans ask here what a kind needs, models ask here for the cache itself.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+
+from unspool.cache.base import Cache
+from unspool.cache.config import CacheConfig
+from unspool.cache.dynamic import DynamicCache
+from unspool.cache.mapped import take_mapped
+from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
+from unspool.cache.sink import SinkCache, check_sink
+from unspool.cache.sliding import HybridCache, SlidingWindowCache, refuse_encoder_decoder, refuse_without_window
+from unspool.cache.static import StaticCache
+from unspool.errors import SettingError, UnsupportedError
+
+Options = Mapping[str, Any]
+"""What `cache_config` says, without the name of the kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyShape:
+    """What a cache must know of the model whose keys and values it holds."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+    layer_kinds: tuple[str, ...] = ()  # "full" or "sliding", a layer each; empty: all "full"
+    window: int | None = None  # keys that a "sliding" layer sees
+    config: Any = None  # the model's own, for kinds that hold something else than keys
+
+    def as_config(self) -> SimpleNamespace:
+        """The same under the names that model configs use."""
+        sizes = {
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_kv_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "hidden_size": self.num_kv_heads * self.head_dim,
+            "sliding_window": self.window,
+            "layer_types": [f"{kind}_attention" for kind in self.layer_kinds],
+        }
+        return SimpleNamespace(**{**(vars(self.config) if self.config is not None else {}), **sizes})
+
+
+@dataclass(frozen=True, slots=True)
+class CacheKind:
+    """One kind of cache: what it needs to be told, and how it is made."""
+
+    make: Callable[[KeyShape, int, int | None, Options], Cache]  # shape, rows, capacity, options
+    options: tuple[str, ...] = ()  # the keys of `cache_config` that it reads
+    is_sized: bool = False  # takes all its memory at once, for every row and position that a call may need
+    is_endless: bool = False  # holds what it holds however long a text gets, so that no context ends it
+    holds_every_key: bool = True  # each position's own keys are held, so attention weights can be told by position
+    check: Callable[[Options], None] | None = None  # raises for values of options that can't be
+    refuse: Callable[[Any], str | None] | None = None  # why a model (its `info`) can't be served, or None
+
+
+def find_kind(name: str) -> CacheKind:
+    """The kind of that name, or the error that says which there are."""
+    kind = KINDS.get(name)
+    if kind is None:
+        near = difflib.get_close_matches(name, KINDS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; use one of {', '.join(map(repr, KINDS))}"
+        raise UnsupportedError(f"this version has no cache of kind {name!r}{hint}")
+    return kind
+
+
+def make_cache(name: str, shape: KeyShape, rows: int, capacity: int | None = None, options: Any = None) -> Cache:
+    """An empty cache of a kind for `rows` rows, with room for `capacity` positions where the kind asks for room."""
+    return find_kind(name).make(shape, rows, capacity, read_options(name, options))
+
+
+def read_options(name: str, config: Any) -> dict[str, Any]:
+    """What `cache_config` (a dict or a config) says for a kind; what the kind does not know is refused."""
+    if config is None:
+        return {}
+    kind = find_kind(name)
+    given = config.to_dict() if isinstance(config, CacheConfig) or hasattr(config, "to_dict") else dict(config)
+    told = given.pop("cache_implementation", None)
+    if told is not None and told != name:
+        raise SettingError(
+            f"`cache_config` is for a {told!r} cache and `cache_implementation` is {name!r}; make them agree"
+        )
+    for key in given:
+        if key not in kind.options:
+            known = ", ".join(kind.options) or "nothing"
+            near = difflib.get_close_matches(str(key), kind.options, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise SettingError(f"`cache_config` has {key!r}, and a {name!r} cache takes {known}{hint}")
+    if kind.check is not None:
+        kind.check(given)
+    return given
+
+
+# --- the kinds -------------------------------------------------------------------------------------------
+
+
+def _make_dynamic(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:  # noqa: ARG001
+    return DynamicCache(capacity=capacity)
+
+
+def _make_static(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
+    most = max(rows, options.get("batch_size") or 0)
+    room = max(capacity or 0, options.get("max_cache_len") or 0) or None
+    device = options.get("device")
+    if device is not None and torch.device(device).type != shape.device.type:
+        raise SettingError(f"`cache_config` puts the keys on {device}, the model is on {shape.device}; leave it out")
+    return StaticCache(shape.as_config(), most, room, shape.device, shape.dtype)
+
+
+def _check_static(options: Options) -> None:
+    for name in ("batch_size", "max_cache_len"):
+        value = options.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**24):
+            raise SettingError(f"`{name}` of a static cache must be a whole number above 0, not {value!r}")
+
+
+def _make_sliding(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:  # noqa: ARG001
+    # What a text of that length can fill is all that a ring takes.
+    return SlidingWindowCache(shape.as_config(), rows, capacity, shape.device, shape.dtype)
+
+
+def _make_hybrid(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:  # noqa: ARG001
+    return HybridCache(shape.as_config(), rows, capacity, shape.device, shape.dtype)
+
+
+def _make_offloaded_hybrid(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
+    if shape.device.type != "cpu":
+        raise UnsupportedError(
+            "a hybrid cache is offloaded to a file, on a CPU; beside a GPU use 'hybrid', or 'offloaded' for every key"
+        )
+
+    def take(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:  # noqa: ARG001
+        return take_mapped(size, dtype, options.get("folder"))
+
+    return HybridCache(shape.as_config(), rows, capacity, shape.device, shape.dtype, allocate=take)
+
+
+def _make_offloaded(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:  # noqa: ARG001
+    return OffloadedCache(capacity=capacity, num_layers=shape.num_layers, **options)
+
+
+def _make_offloaded_static(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
+    rest = {name: options[name] for name in OFFLOADING if name in options}
+    room = max(capacity or 0, options.get("max_cache_len") or 0) or None
+    most = max(rows, options.get("batch_size") or 0)
+    return OffloadedStaticCache(shape.as_config(), most, room, shape.device, shape.dtype, **rest)
+
+
+def _check_offloading(options: Options) -> None:
+    _check_static(options)
+    layers, folder = options.get("resident_layers", 0), options.get("folder")
+    if isinstance(layers, bool) or not isinstance(layers, int) or layers < 0:
+        raise SettingError(f"`resident_layers` counts layers that stay on the device; it can't be {layers!r}")
+    if folder is not None and not Path(folder).is_dir():
+        raise SettingError(f"`folder` is where keys are offloaded to, and {str(folder)!r} is no folder")
+
+
+def _make_sink(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:  # noqa: ARG001
+    return SinkCache(**_fill_sink(options))
+
+
+def _fill_sink(options: Options) -> dict[str, Any]:
+    return {"window_length": SINK_WINDOW, "num_sink_tokens": NUM_SINKS, **options}
+
+
+def _refuse_sink(info: Any) -> str | None:
+    if "shifted_keys" in info.can:
+        return None
+    return (
+        f"sinks move keys to other positions, and those of this {info.family} model are learned one by one; use a "
+        "model with rotary positions or ALiBi, or 'dynamic'"
+    )
+
+
+OFFLOADING: Final = ("folder", "resident_layers")
+SINK_WINDOW: Final = 1024  # positions that a sink cache keeps unless it is told
+NUM_SINKS: Final = 4  # first tokens among them: what the paper found enough
+
+KINDS: Final[dict[str, CacheKind]] = {
+    "dynamic": CacheKind(_make_dynamic),
+    "static": CacheKind(
+        _make_static, options=("batch_size", "max_cache_len", "device"), is_sized=True, check=_check_static
+    ),
+    "sliding_window": CacheKind(_make_sliding, is_sized=True, holds_every_key=False, refuse=refuse_without_window),
+    "offloaded": CacheKind(_make_offloaded, options=OFFLOADING, check=_check_offloading),
+    "offloaded_static": CacheKind(
+        _make_offloaded_static,
+        options=("batch_size", "max_cache_len", *OFFLOADING),
+        is_sized=True,
+        check=_check_offloading,
+    ),
+    "offloaded_hybrid": CacheKind(
+        _make_offloaded_hybrid,
+        options=("folder",),
+        is_sized=True,
+        holds_every_key=False,
+        check=_check_offloading,
+        refuse=refuse_encoder_decoder,
+    ),
+    "sink": CacheKind(
+        _make_sink,
+        options=("window_length", "num_sink_tokens"),
+        is_endless=True,
+        holds_every_key=False,
+        check=lambda options: check_sink(_fill_sink(options)),
+        refuse=_refuse_sink,
+    ),
+    "hybrid": CacheKind(_make_hybrid, is_sized=True, holds_every_key=False, refuse=refuse_encoder_decoder),
+}

@@ -1,0 +1,45 @@
+"""Memory that lives in a temporary file: where keys go when there is no second memory to put them in."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+
+from unspool.errors import ResourceError
+
+
+def take_mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: str | Path | None = None) -> torch.Tensor:
+    """Zeros in a file of their own, which is gone when nothing uses it any more, whatever happens to the program."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    where = Path(folder) if folder is not None else Path(tempfile.gettempdir())
+    try:
+        handle, name = tempfile.mkstemp(prefix="unspool-keys-", dir=where)
+    except OSError as error:
+        raise ResourceError(f"keys can't be offloaded to {where}: {error.strerror or error}") from error
+    try:
+        _reserve(handle, max(nbytes, 1))
+        return torch.from_file(name, shared=True, size=math.prod(shape), dtype=dtype).view(shape)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        free = os.statvfs(where).f_bavail * os.statvfs(where).f_frsize if hasattr(os, "statvfs") else 0
+        raise ResourceError(
+            f"offloading keys needs {nbytes / 2**20:.0f} MiB more in {where}, and {free / 2**20:.0f} MiB are free; "
+            "make room, name another folder (cache_config={'folder': …}), or use a shorter text"
+        ) from error
+    finally:
+        os.close(handle)
+        Path(name).unlink()  # the mapping keeps the memory; no name is left behind
+
+
+def _reserve(handle: int, nbytes: int) -> None:
+    """Have the disk promise the space now: a full disk must be an error here, not a crash at a later write."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(handle, 0, nbytes)
+    else:
+        os.truncate(handle, nbytes)

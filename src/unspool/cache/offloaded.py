@@ -1,0 +1,315 @@
+"""Caches whose keys live where memory is cheap: beside the GPU, or in a file where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from unspool.cache.base import Span
+from unspool.cache.buffered import BufferedCache
+from unspool.cache.dynamic import DynamicCache
+from unspool.cache.mapped import take_mapped
+from unspool.cache.static import StaticCache
+from unspool.cache.stores import split
+from unspool.errors import SettingError
+
+HOST = torch.device("cpu")
+
+
+class Ferry:
+    """Brings layers' keys to the GPU and new ones back, one layer ahead of who reads them.
+
+    Two pieces of device memory take turns. Copies run on a stream of their own: what layer `n` wrote goes home, then
+    layer `n + 1` is fetched while layer `n` computes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own is untyped
+        self._landing: list[torch.Tensor | None] = [None, None]  # (positions, rows, 2, heads, width)
+        self._arrived: list[Any] = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]  # likewise
+        self._fetched: tuple[int, int] | None = None  # the layer under way, and where it lands
+        self._turn = 0
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a layer is being fetched that nobody has read yet."""
+        return self._fetched is not None
+
+    def bring(self, layer: int, home: torch.Tensor, held: int) -> torch.Tensor:
+        """A layer's memory on the GPU, with the first `held` positions of its home (positions, rows, …) in it."""
+        if self._fetched is not None and self._fetched[0] == layer:
+            place = self._fetched[1]
+            torch.cuda.current_stream(self._device).wait_event(self._arrived[place])
+        else:
+            place = self._turn
+            self._fetch(place, home, held)
+            torch.cuda.current_stream(self._device).wait_event(self._arrived[place])
+        self._fetched, self._turn = None, 1 - place
+        landed = self._landing[place]
+        assert landed is not None
+        return landed
+
+    def fetch_ahead(self, layer: int, home: torch.Tensor, held: int) -> None:
+        """Start bringing a layer that is read next."""
+        self._fetch(self._turn, home, held)
+        self._fetched = (layer, self._turn)
+
+    def _fetch(self, place: int, home: torch.Tensor, held: int) -> None:
+        shape = home.shape
+        landing = self._landing[place]
+        if landing is None or landing.shape != shape or landing.dtype != home.dtype:
+            landing = self._landing[place] = torch.empty(shape, dtype=home.dtype, device=self._device)
+        # Whoever used this piece before must be done with it.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            landing[:held].copy_(home[:held], non_blocking=True)
+            self._arrived[place].record(self._stream)
+        landing.record_stream(self._stream)
+
+    def send_home(self, home: torch.Tensor, landed: torch.Tensor, span: Span) -> None:
+        """Copy what a pass wrote back: one run of positions, or each row's own."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            if span.is_uniform:
+                part = slice(span.starts[0], span.stop)
+                home[part].copy_(landed[part], non_blocking=True)
+                return
+            for row, (start, count) in enumerate(zip(span.starts, span.counts, strict=True)):
+                for position in range(start, start + count):
+                    home[position, row].copy_(landed[position, row], non_blocking=True)
+
+    def wait(self) -> None:
+        """Have everything at home before the host reads it."""
+        self._stream.synchronize()
+        self._fetched = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of GPU memory in use."""
+        return sum(landing.nbytes for landing in self._landing if landing is not None)
+
+
+class OffloadingCache(BufferedCache):
+    """What offloaded caches share: homes that are pinned (beside a GPU) or mapped files (on a CPU)."""
+
+    lives_elsewhere = True
+    _folder: str | Path | None  # of mapped files
+    _num_resident: int  # layers that stay on the GPU
+    _num_layers: int
+    _device: torch.device  # where the model computes
+    _ferry: Ferry | None
+
+    def _prepare(self, device: torch.device, folder: str | Path | None, resident_layers: int, num_layers: int) -> None:
+        """Settle where keys go; before any memory is taken."""
+        if resident_layers < 0:
+            raise SettingError(
+                f"`resident_layers` counts layers that stay on the device; it can't be {resident_layers}"
+            )
+        self._folder, self._num_resident, self._num_layers = folder, resident_layers, num_layers
+        self._device, self._ferry = torch.device("cpu"), None
+        self._move_to(device)
+
+    def _move_to(self, device: torch.device) -> None:
+        if device.type not in ("cpu", "cuda"):
+            raise SettingError(f"keys on {device} can't be offloaded; use a CPU or a CUDA device, or a DynamicCache")
+        self._device, self._ferry = device, Ferry(device) if device.type == "cuda" else None
+
+    def _take(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        if self._device.type == "cpu":
+            return take_mapped(shape, dtype, self._folder)
+        if device.type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=device)  # a layer that stays
+        rows, positions, *rest = shape
+        # Positions come first, so that what a pass writes is one run of memory.
+        return torch.zeros(positions, rows, *rest, dtype=dtype, pin_memory=True).transpose(0, 1)
+
+    def _stays(self, layer: int) -> bool:
+        """Whether a layer lives on the GPU for good: such layers are spread, to hide the copies between them."""
+        return (layer + 1) * self._num_resident // max(self._num_layers, 1) > layer * self._num_resident // max(
+            self._num_layers, 1
+        )
+
+    def begin(
+        self,
+        rows: int,
+        num_new: int,
+        counts: Sequence[int] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Span:
+        self._follow(torch.device(device))
+        return super().begin(rows, num_new, counts, device)
+
+    def _follow(self, device: torch.device) -> None:
+        if not self._buffers and device.type != self._device.type:
+            self._move_to(device)
+
+    def write(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._ferry is None:
+            return super().write(layer, kv)
+        if layer >= len(self._buffers):
+            self._add_layer(layer, kv.shape[0], kv.shape[3], kv.shape[4], kv.dtype, kv.device)
+        if self._buffers[layer].device.type != "cpu":
+            self._fetch_after(layer)
+            return super().write(layer, kv)
+        span, rows = self._require_span(), kv.shape[0]
+        home = self._buffers[layer].transpose(0, 1)  # (positions, rows, 2, heads, width)
+        landed = self._ferry.bring(layer, home, max(span.starts))
+        buffer = landed.transpose(0, 1).narrow(0, 0, rows)
+        if span.is_uniform:
+            buffer.narrow(1, span.starts[0], span.num_new).copy_(kv)
+        else:
+            buffer.index_put_((torch.arange(rows, device=kv.device)[:, None], span.positions), kv)
+        self._ferry.send_home(home, landed, span)
+        self._fetch_after(layer)
+        return split(buffer.narrow(1, 0, span.stop))
+
+    def _add_layer(
+        self, layer: int, rows: int, heads: int, width: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._num_layers = max(self._num_layers, layer + 1)
+        home = device if self._device.type != "cpu" and self._stays(layer) else torch.device("cpu")
+        super()._add_layer(layer, rows, heads, width, dtype, home)
+
+    def _fetch_after(self, layer: int) -> None:
+        """Start the copy of the next layer that lives elsewhere; after the last, the first of the next pass."""
+        span, num_layers = self._require_span(), len(self._buffers)
+        assert self._ferry is not None
+        if self._ferry.is_under_way:
+            return
+        for following in range(layer + 1, layer + num_layers):
+            index = following % num_layers
+            if self._buffers[index].device.type == "cpu":
+                is_next_pass = following >= num_layers
+                if is_next_pass and layer + 1 < self._num_layers:
+                    return  # the layers of this pass are not all there yet
+                held = span.stop if is_next_pass else max(span.starts)
+                if held:
+                    self._ferry.fetch_ahead(index, self._buffers[index].transpose(0, 1), held)
+                return
+
+    # --- the host reads or moves what the ferry may still carry -----------------------------------------
+    def _settle(self) -> None:
+        if self._ferry is not None:
+            self._ferry.wait()
+
+    def _select(self, index: torch.Tensor) -> None:
+        self._settle()
+        super()._select(index)
+
+    def _read(self, layer_idx: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self._settle()
+        return super()._read(layer_idx, stop)
+
+    def clone(self) -> Self:
+        self._settle()
+        ferry, self._ferry = self._ferry, None  # streams are not copied
+        try:
+            copied = super().clone()
+        finally:
+            self._ferry = ferry
+        copied._buffers = []
+        for buffer in self._buffers:
+            copied._buffers.append(copied._take(tuple(buffer.shape), buffer.dtype, buffer.device).copy_(buffer))
+        copied._move_to(self._device)
+        return copied
+
+    def _shared(self) -> list[Any]:
+        return list(self._buffers)  # they get memory of their own kind
+
+    def _pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        self._settle()
+        return super()._pack()
+
+    def prefetch_layer(self, layer_idx: int) -> None:
+        """Start bringing a layer to the GPU; without one there is nothing to do."""
+        if self._ferry is not None and layer_idx < len(self._buffers) and self.lengths:
+            self._settle()
+            self._ferry.fetch_ahead(layer_idx, self._buffers[layer_idx].transpose(0, 1), max(self.lengths))
+
+    def evict_previous_layer(self, layer_idx: int) -> None:
+        """Nothing to do: a layer goes home with the pass that wrote it."""
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of GPU memory in use."""
+        staying = sum(buffer.nbytes for buffer in self._buffers if buffer.device.type != "cpu")
+        return staying + (self._ferry.nbytes if self._ferry is not None else 0)
+
+
+class OffloadedCache(OffloadingCache, DynamicCache):
+    """A dynamic cache whose keys live in pinned host memory, or in a temporary file on a machine without a GPU."""
+
+    def __init__(
+        self,
+        *,
+        capacity: int | None = None,
+        folder: str | Path | None = None,
+        resident_layers: int = 0,
+        num_layers: int = 0,
+    ) -> None:
+        self._prepare(torch.device("cpu"), folder, resident_layers, num_layers)
+        DynamicCache.__init__(self, capacity=capacity)
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        cache_kwargs: dict[str, Any] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self._follow(key_states.device)
+        keys, values = super().update(key_states, value_states, layer_idx, cache_kwargs)
+        return keys.to(key_states.device), values.to(key_states.device)
+
+    def _make_room(self, stop: int) -> None:
+        self._settle()
+        super()._make_room(stop)
+
+    def _new_like(self, room: int) -> OffloadedCache:
+        like = OffloadedCache(
+            capacity=room, folder=self._folder, resident_layers=self._num_resident, num_layers=self._num_layers
+        )
+        like._move_to(self._device)
+        return like
+
+    def _copy_of(self, rows: list[int]) -> DynamicCache:
+        self._settle()
+        return super()._copy_of(rows)
+
+
+class OffloadedStaticCache(OffloadingCache, StaticCache):
+    """A static cache whose keys live in host memory: fixed room, on the device only two layers at a time."""
+
+    def __init__(
+        self,
+        config: Any,
+        max_batch_size: int,
+        max_cache_len: int | None,
+        device: str | torch.device,
+        dtype: torch.dtype | None = None,
+        offload_device: str | torch.device = HOST,
+        layer_device_map: dict[int, str | torch.device | int] | None = None,
+        *,
+        folder: str | Path | None = None,
+        resident_layers: int = 0,
+    ) -> None:
+        if torch.device(offload_device).type != "cpu":
+            raise SettingError(f"keys are offloaded to the CPU's memory, not to {offload_device}")
+        self.offload_device = torch.device(offload_device)
+        self._prepare(torch.device(device), folder, resident_layers, int(config.num_hidden_layers))
+        dtype = dtype or torch.float32
+        StaticCache.__init__(self, config, max_batch_size, max_cache_len, device, dtype, layer_device_map)
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        cache_kwargs: dict[str, Any] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = super().update(key_states, value_states, layer_idx, cache_kwargs)
+        return keys.to(key_states.device), values.to(key_states.device)

@@ -1,0 +1,327 @@
+"""Attention sinks (Xiao et al., 2023): the first tokens and the last ones, for texts without end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from unspool.cache.base import RAGGED, SELECT_ROWS, TRIAL, Cache, Mask, Span
+from unspool.cache.ring import Ring, Trial
+from unspool.cache.sink_surface import ShiftedLayers
+from unspool.cache.stores import RingStore
+from unspool.errors import SettingError, UnsupportedError
+
+BLOCK = 32  # positions after which the sinks move up behind the window
+
+
+class Turns(Protocol):
+    """How a model enters positions into keys, so that keys can be placed anew."""
+
+    @property
+    def can_shift(self) -> bool:
+        """Whether keys can be moved to other positions after they were made."""
+        ...
+
+    def find_turns(self, layer: int, shifts: torch.Tensor) -> torch.Tensor | None:
+        """Factors (rows, 1, 1, pairs) that move a layer's keys by `shifts` (rows,) positions; None: they hold none."""
+        ...
+
+
+class SinkCache(Cache):
+    """The first `num_sink_tokens` and the last positions, `window_length` in all: constant memory, texts without end.
+
+    Position `t` sees the sinks as if they stood right before the window, so no distance outgrows what the model was
+    trained on. Keys lie in a ring as they were rotated. The sinks follow the window in blocks of 32 positions: a
+    distance to them is at most `window_length + 31`, and does not depend on how a text was cut into passes. When
+    positions have grown by twice the window, everything is turned back, so that angles stay small.
+    """
+
+    can = frozenset({TRIAL, SELECT_ROWS, RAGGED})
+    is_in_order = False
+    is_endless = True
+
+    def __init__(self, window_length: int, num_sink_tokens: int) -> None:
+        super().__init__()
+        check_sink({"window_length": window_length, "num_sink_tokens": num_sink_tokens})
+        self.window_length = window_length
+        self.num_sink_tokens = num_sink_tokens
+        self._ring = Ring(window_length, num_sink_tokens)
+        self._stores: list[RingStore] = []
+        self._turns: Turns | None = None
+        self._origins: list[int] = []  # the position that counts as 0 for rotation, a row each
+        self._shifts: list[int] = []  # how far the sinks stand from where they were written, a row each
+        self._first_sinks: list[torch.Tensor] = []  # the sinks' keys as written, a layer each
+        self._real: Span | None = None  # the span by positions of the text
+        self._shifted = ShiftedLayers(window_length, num_sink_tokens)
+
+    def attach(self, turns: Turns) -> None:
+        if not turns.can_shift:
+            raise UnsupportedError(
+                "a SinkCache moves keys to other positions, and this model learned its positions one by one: they end "
+                "with its context. Use a model with rotary positions or ALiBi, or a DynamicCache"
+            )
+        self._turns = turns
+
+    @property
+    def room(self) -> int | None:
+        return None
+
+    @property
+    def longest_pass(self) -> int | None:
+        """Positions up to where the first row's sinks move next: a pass does not cross that."""
+        return min((self._next_move(length) - length for length in self.lengths), default=self._next_move(0))
+
+    def _next_move(self, position: int) -> int:
+        return self._find_shift(position) + BLOCK + self.window_length - 1
+
+    def _find_shift(self, position: int) -> int:
+        """How far the sinks stand from their first places for the query at a position."""
+        return max(0, position - self.window_length + 1) // BLOCK * BLOCK
+
+    def holds_buffers(self, num_layers: int) -> bool:
+        return len(self._stores) == num_layers
+
+    # --- a forward pass ------------------------------------------------------------------------------
+    def begin(
+        self,
+        rows: int,
+        num_new: int,
+        counts: Sequence[int] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Span:
+        if self._shifted.num_layers:
+            raise SettingError("this SinkCache was filled through update(); go on with update(), or use a fresh one")
+        real = self._real = super().begin(rows, num_new, counts, device)
+        self._ring.begin(real)
+        self._origins = self._origins or [0] * rows
+        self._shifts = self._shifts or [0] * rows
+        self._place_keys(real.starts)
+        starts = [start - origin for start, origin in zip(real.starts, self._origins, strict=True)]
+        origins = torch.tensor(self._origins, device=real.positions.device)[:, None]
+        stop = max(starts) + num_new
+        return Span(starts, num_new, real.counts, stop, len(set(starts)) == 1, real.positions - origins)
+
+    def _place_keys(self, starts: list[int]) -> None:
+        """Turn rows back whose angles have grown, and move the sinks of rows that entered a new block."""
+        origins, shifts = list(self._origins), [self._find_shift(start) for start in starts]
+        for row, start in enumerate(starts):
+            if start - origins[row] >= 2 * self.window_length + BLOCK:
+                origins[row] = start - self.window_length - BLOCK
+        if origins != self._origins:
+            self._turn_back([old - new for old, new in zip(self._origins, origins, strict=True)])
+        standing = [shift - origin for shift, origin in zip(shifts, origins, strict=True)]
+        if standing != [shift - origin for shift, origin in zip(self._shifts, self._origins, strict=True)]:
+            self._move_sinks(standing)
+        self._origins, self._shifts = origins, shifts
+
+    def _turn_back(self, by: list[int]) -> None:
+        for layer, store in enumerate(self._stores):
+            factors = self._find_turns(layer, by, store.buffer.device)
+            if factors is None:
+                return
+            recent = store.buffer[:, self.num_sink_tokens :, 0]  # (rows, places, heads, width)
+            recent.copy_(_turn(recent, factors))
+            store.tried = [(_turn_keys(old, factors), _turn_keys(new, factors)) for old, new in store.tried]
+
+    def _move_sinks(self, to: list[int]) -> None:
+        if not self.num_sink_tokens:
+            return
+        if not self._first_sinks:
+            self._first_sinks = [store.buffer[:, : self.num_sink_tokens, 0].clone() for store in self._stores]
+        for layer, store in enumerate(self._stores):
+            sinks, first = store.buffer[:, : self.num_sink_tokens, 0], self._first_sinks[layer]
+            for row, (shift, origin) in enumerate(zip(self._shifts, self._origins, strict=True)):
+                if shift == origin == 0:  # not moved since they were written
+                    first[row] = sinks[row]
+            factors = self._find_turns(layer, to, store.buffer.device)
+            if factors is None:
+                return
+            sinks.copy_(_turn(first, factors))
+
+    def _find_turns(self, layer: int, by: list[int], device: torch.device) -> torch.Tensor | None:
+        if self._turns is None:
+            raise RuntimeError("a model tells a SinkCache how it enters positions (attach) before its first pass")
+        return self._turns.find_turns(layer, torch.tensor(by, device=device))
+
+    def write(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        span = self._require_span()
+        if layer >= len(self._stores):
+            self._add_layer(layer, kv)
+        return self._stores[layer].write(span, kv)
+
+    def _add_layer(self, layer: int, kv: torch.Tensor) -> None:
+        if layer != len(self._stores):
+            raise SettingError(f"layer {layer} is written before layer {len(self._stores)}")
+        rows, _, _, heads, width = kv.shape
+        buffer = torch.zeros(rows, self.window_length, 2, heads, width, dtype=kv.dtype, device=kv.device)
+        self._stores.append(RingStore(self._ring, buffer, is_fixed=False))
+
+    # --- what is in view -----------------------------------------------------------------------------
+    def mask(self, span: Span, window: int | None = None) -> Mask:  # noqa: ARG002 - its own span has the positions
+        assert self._real is not None
+        return self._ring.mask(self._real, window)
+
+    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:  # noqa: ARG002
+        """Where every key in view stands for the pass's queries: (rows, keys)."""
+        assert self._real is not None
+        real = self._ring.key_positions(self._real)
+        device = real.device
+        shifts = torch.tensor(self._shifts, device=device)[:, None]
+        moved = torch.where(real < self.num_sink_tokens, real + shifts, real)
+        return (moved - torch.tensor(self._origins, device=device)[:, None]).clamp(min=0)
+
+    # --- rows ----------------------------------------------------------------------------------------
+    def begin_trial(self) -> None:
+        self._ring.trial = Trial(list(self.lengths), [])
+        for store in self._stores:
+            store.tried = []
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        self._check_lengths(lengths)
+        self._ring.check_truncation(self.lengths, lengths)
+        for row, (length, origin) in enumerate(zip(lengths, self._origins, strict=True)):
+            if 0 < length < origin:
+                raise UnsupportedError(f"row {row} can't roll back to {length}: angles were turned back by {origin}")
+        if self._ring.trial is not None:
+            for store in self._stores:
+                store.restore(torch.tensor(list(lengths), device=store.buffer.device)[:, None])
+                store.tried = []
+            self._ring.trial = None
+        self.lengths = list(lengths)
+        for row, length in enumerate(lengths):
+            if length == 0:
+                self._origins[row] = self._shifts[row] = 0
+
+    def _select(self, index: torch.Tensor) -> None:
+        rows = index.tolist()
+        for store in self._stores:
+            store.select(index, max(self.lengths))
+        self._ring.select(index)
+        self._first_sinks = [first[index.to(first.device)] for first in self._first_sinks]
+        self._origins = [self._origins[row] for row in rows]
+        self._shifts = [self._shifts[row] for row in rows]
+
+    def _reserve(self, stop: int) -> None:
+        """Nothing to do: any position finds a place."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that keys and values take."""
+        return sum(store.nbytes for store in self._stores) + self._shifted.nbytes
+
+    # --- copies and files ----------------------------------------------------------------------------
+    def _held_tensors(self) -> list[torch.Tensor]:
+        return [store.buffer for store in self._stores]
+
+    def _shared(self) -> list[Any]:
+        return [self._turns]
+
+    def _pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        if self._shifted.num_layers:
+            raise UnsupportedError("a SinkCache that was filled through update() can't be saved")
+        facts = {
+            "window_length": self.window_length,
+            "num_sink_tokens": self.num_sink_tokens,
+            "origins": self._origins,
+            "shifts": self._shifts,
+        }
+        tensors = {f"layer.{layer}": store.buffer for layer, store in enumerate(self._stores)}
+        return facts, tensors | {f"sinks.{layer}": first for layer, first in enumerate(self._first_sinks)}
+
+    @classmethod
+    def _unpack(cls, facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: list[int]) -> SinkCache:
+        cache = cls(facts["window_length"], facts["num_sink_tokens"])
+        origins, shifts = ([int(n) for n in facts[name]] for name in ("origins", "shifts"))
+        if not len(origins) == len(shifts) == len(lengths):
+            raise ValueError(f"{len(origins)} origins and {len(shifts)} shifts for {len(lengths)} rows")
+        num_layers = sum(name.startswith("layer.") for name in tensors)
+        for layer in range(num_layers):
+            held = tensors[f"layer.{layer}"]
+            if held.dim() != 5 or held.shape[:3] != (len(lengths), cache.window_length, 2):
+                raise ValueError(f"layer {layer} has the shape {list(held.shape)}")
+            cache._stores.append(RingStore(cache._ring, held.clone(), is_fixed=False))
+        if len(tensors) > num_layers:
+            cache._first_sinks = [tensors[f"sinks.{layer}"].clone() for layer in range(num_layers)]
+        cache.lengths, cache._origins, cache._shifts = lengths, origins, shifts
+        return cache
+
+    # --- the reference's surface ---------------------------------------------------------------------
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        cache_kwargs: dict[str, Any] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append to one layer, for models that rotate by halves: `cos` and `sin` in `cache_kwargs` turn what is kept.
+
+        The caller's next position is `get_seq_length()`, which ends at the window's length.
+        """
+        if self._stores:
+            raise SettingError("this SinkCache was filled by a model of unspool's; go on with that, or use a fresh one")
+        return self._shifted.update(key_states, value_states, layer_idx, cache_kwargs or {})
+
+    def get_seq_length(self, layer_idx: int | None = 0) -> int:
+        """Positions kept: at most `window_length`."""
+        if self._shifted.num_layers:
+            return self._shifted.count(layer_idx or 0)
+        return min(max(self.lengths, default=0), self.window_length)
+
+    def get_max_cache_shape(self) -> int:
+        return self.window_length
+
+    @property
+    def seen_tokens(self) -> int:
+        """Positions that went in, kept or not."""
+        return self._shifted.num_seen or max(self.lengths, default=0)
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        self._shifted.reorder(beam_idx)
+        super().reorder_cache(beam_idx)
+
+    @property
+    def key_cache(self) -> list[torch.Tensor]:
+        """Every layer's keys as they are kept, oldest first: (rows, heads, positions, width)."""
+        return self._shifted.keys or [self._show(store, 0) for store in self._stores]
+
+    @property
+    def value_cache(self) -> list[torch.Tensor]:
+        """Every layer's values as they are kept, oldest first: (rows, heads, positions, width)."""
+        return self._shifted.values or [self._show(store, 1) for store in self._stores]
+
+    def _show(self, store: RingStore, which: int) -> torch.Tensor:
+        if len(set(self.lengths)) > 1:
+            raise SettingError(f"the rows hold {self.lengths} positions, and one tensor can't show them in order")
+        held = self.get_seq_length()
+        return store.read(len(self.lengths), self.lengths[0])[:, :held].unbind(2)[which].transpose(1, 2)
+
+    def __len__(self) -> int:
+        return len(self._stores) or self._shifted.num_layers
+
+
+def check_sink(options: Any) -> None:
+    """Raise for a window or a number of sinks that can't be."""
+    for name in ("window_length", "num_sink_tokens"):
+        value = options.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 2**24:
+            raise SettingError(f"a sink cache needs `{name}`, a whole number; got {value!r}")
+    if options["window_length"] <= options["num_sink_tokens"]:
+        raise SettingError(
+            f"a sink cache of window_length={options['window_length']} has no place for anything but its "
+            f"{options['num_sink_tokens']} sinks; make the window longer"
+        )
+
+
+def _turn(keys: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """Keys (rows, places, heads, width) with the pairs at their front turned by (rows, 1, 1, pairs)."""
+    width = 2 * factors.shape[-1]
+    pairs = torch.view_as_complex(keys[..., :width].float().reshape(*keys.shape[:-1], -1, 2))
+    turned = torch.view_as_real(pairs * factors).flatten(-2).to(keys.dtype)
+    return turned if width == keys.shape[-1] else torch.cat((turned, keys[..., width:]), dim=-1)
+
+
+def _turn_keys(kv: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """The same for keys that have their values beside them (rows, places, 2, heads, width)."""
+    return torch.stack((_turn(kv[:, :, 0], factors), kv[:, :, 1]), dim=2)

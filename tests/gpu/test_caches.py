@@ -1,0 +1,49 @@
+"""Kinds of cache on a GPU: offloaded ones answer as those that stay, ragged rows included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.conformance.cases import GOLDENS
+
+import unspool
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.fixture(scope="module", params=["llama", "mistral", "gemma2"])
+def model(request: pytest.FixtureRequest) -> Any:
+    return unspool.load(GOLDENS / "models" / request.param, device="cuda", dtype="float32").model
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("static", None),
+        ("hybrid", None),
+        ("offloaded", None),
+        ("offloaded", {"resident_layers": 2}),
+        ("offloaded_static", None),
+        ("sink", {"window_length": 100, "num_sink_tokens": 4}),
+    ],
+)
+@pytest.mark.parametrize("way", [{}, {"num_beams": 3}, {"do_sample": True, "seed": 1, "num_return_sequences": 2}])
+def test_kinds_agree(model: Any, kind: str, told: dict[str, Any] | None, way: dict[str, Any]) -> None:
+    ids = torch.randint(3, model.info.vocab_size, (3, 22), generator=torch.Generator().manual_seed(4))
+    mask = torch.ones_like(ids)
+    mask[0, :9], mask[1, :19] = 0, 0
+    common = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 20, "eos_token_id": None, **way}
+    expected = unspool.generate(model, **common)
+    more = {"cache_implementation": kind, **({"cache_config": told} if told else {})}
+    assert torch.equal(unspool.generate(model, **common, **more), expected)
+
+
+def test_only_two_layers_are_on_the_device(model: Any) -> None:
+    cache = unspool.OffloadedCache()
+    unspool.generate(model, torch.full((2, 30), 5), max_new_tokens=20, eos_token_id=None, past_key_values=cache)
+    assert all(buffer.device.type == "cpu" and buffer.transpose(0, 1).is_pinned() for buffer in cache._buffers)
+    assert cache.device_bytes <= 2 * cache.nbytes // len(cache)
+    other = cache.clone()
+    assert torch.equal(other[0][0], cache[0][0])
