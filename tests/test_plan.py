@@ -228,6 +228,10 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "constraints": {"num_beams": 2},
     "force_words_ids": {"num_beams": 2},
     "return_beam_trace": {"num_beams": 2, "return_dict_in_generate": True},
+    "max_matching_ngram_size": {"prompt_lookup_num_tokens": 3},
+    "num_assistant_tokens": {"assistant_model": FakeModel(160)},
+    "num_assistant_tokens_schedule": {"assistant_model": FakeModel(160)},
+    "assistant_confidence_threshold": {"assistant_model": FakeModel(160)},
 }
 
 # A value that is not the neutral one, for every setting there is: a new one must be thought of here.
@@ -322,6 +326,7 @@ EXAMPLES: dict[str, Any] = {
     "mirostat_eta": 0.3,
     "dynatemp_range": 0.5,
     "dynatemp_exponent": 2.0,
+    "speculate": "auto",
 }
 
 # What the flow itself applies (each has its own tests), and what asks for the way things are.
@@ -361,6 +366,12 @@ APPLIED = {
     "return_beam_trace",
     "dola_layers",
     "guidance_scale",
+    "prompt_lookup_num_tokens",
+    "max_matching_ngram_size",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+    "speculate",
 }
 NEUTRAL = {"disable_compile"}
 BY_PROCESSORS = {name for entry in ORDER for name in (entry.setting, *entry.also) if name in PARAMETERS}
@@ -460,13 +471,31 @@ def test_beam_settings_without_beams(name: str) -> None:
         assert plan_for("model", **{name: EXAMPLES[name]}).max_length == 20
 
 
-@pytest.mark.parametrize("name", [name for name, one in PARAMETERS.items() if one.group == "assistance"])
-def test_speculation_is_yet_to_come(name: str) -> None:
+# What steers a drafter, and the drafter that must be there.
+STEERING = {
+    "num_assistant_tokens": "assistant_model",
+    "num_assistant_tokens_schedule": "assistant_model",
+    "assistant_confidence_threshold": "assistant_model",
+    "max_matching_ngram_size": "prompt_lookup_num_tokens",
+}
+
+
+@pytest.mark.parametrize("name", STEERING)
+def test_drafting_settings_without_a_drafter(name: str) -> None:
+    """Asked for, they are a mistake; in a model's file they are advice for those who draft."""
     for origin in ("call", "config"):
-        with pytest.raises(UnsupportedError, match=f"`{name}` steers speculative decoding"):
+        with pytest.raises(SettingError, match=rf"`{name}`=.* steers .*{STEERING[name]}"):
             plan_for(origin, **{name: EXAMPLES[name]})
-    assert plan_for("model", **{name: EXAMPLES[name]}).max_length == 20
-    assert plan_for(**{name: None}).max_length == 20
+    assert plan_for("model", **{name: EXAMPLES[name]}).drafting is None
+    assert plan_for(**{name: None}).drafting is None
+
+
+@pytest.mark.parametrize("name", ["assistant_lookbehind", "target_lookbehind"])
+def test_drafting_with_another_tokenizer_is_yet_to_come(name: str) -> None:
+    for origin in ("call", "config"):
+        with pytest.raises(UnsupportedError, match=f"`{name}` steers a drafter with another tokenizer"):
+            plan_for(origin, **{name: EXAMPLES[name]})
+    assert plan_for("model", **{name: EXAMPLES[name]}).drafting is None
 
 
 @pytest.mark.parametrize("name", ["output_scores", "output_logits", "output_attentions", "output_hidden_states"])

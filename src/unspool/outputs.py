@@ -22,6 +22,41 @@ class TokenLogprob:
 
 
 @dataclass(slots=True)
+class Speculation:
+    """How a drafter fared: guesses made, guesses that stand in the text, and passes that checked any, a row each."""
+
+    drafted: list[int]
+    accepted: list[int]
+    checks: list[int]
+
+    @classmethod
+    def of_rows(cls, num_rows: int) -> Speculation:
+        """Nothing drafted yet."""
+        return cls(*([0] * num_rows for _ in range(3)))
+
+    def add(self, row: int, num_drafted: int, num_accepted: int) -> None:
+        """Count one pass of a row."""
+        self.drafted[row] += num_drafted
+        self.accepted[row] += num_accepted
+        self.checks[row] += num_drafted > 0
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Guesses accepted a check, over all rows."""
+        return sum(self.accepted) / max(1, sum(self.checks))
+
+    @property
+    def mean_accepted_lengths(self) -> list[float]:
+        """The same, a row each."""
+        return [accepted / max(1, checks) for accepted, checks in zip(self.accepted, self.checks, strict=True)]
+
+    @property
+    def acceptance(self) -> float:
+        """The share of all guesses that was accepted."""
+        return sum(self.accepted) / max(1, sum(self.drafted))
+
+
+@dataclass(slots=True)
 class Stats:
     """What a call cost."""
 
@@ -32,6 +67,7 @@ class Stats:
     total_seconds: float = 0.0
     path: str = "eager"  # or "captured": how the decoding steps were run
     path_reason: str = ""  # why they were not captured, where that is known
+    speculation: Speculation | None = None  # where there was a drafter
 
     @property
     def tokens_per_second(self) -> float:
@@ -78,6 +114,12 @@ class Output(OrderedDict[str, Any]):
 
     def __copy__(self) -> Output:
         return type(self)(**{item.name: getattr(self, item.name) for item in fields(self)})  # type: ignore[arg-type]
+
+    @property
+    def speculation(self) -> Speculation | None:
+        """How the drafter fared, where there was one."""
+        stats: Stats | None = getattr(self, "stats", None)
+        return None if stats is None else stats.speculation
 
     def to_tuple(self) -> tuple[Any, ...]:
         """The fields that are not None, in their order."""
@@ -173,6 +215,11 @@ class Generation:
     def text(self) -> str:
         """The first row's text."""
         return self.texts[0]
+
+    @property
+    def speculation(self) -> Speculation | None:
+        """How the drafter fared, where there was one."""
+        return self.stats.speculation
 
     def __str__(self) -> str:
         return "\n".join(self.texts)

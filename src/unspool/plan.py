@@ -14,6 +14,7 @@ from unspool.beams.rules import check_beams, check_room_for_words
 from unspool.cache.kinds import KINDS, find_kind, read_options
 from unspool.composition import Call, check_composition
 from unspool.config import PARAMETERS, GenerationConfig, find_unused
+from unspool.config.drafting import Drafting, read_drafting
 from unspool.config.layers import find_candidate_layers
 from unspool.config.rules import check_settings
 from unspool.config.values import MOST_ROWS
@@ -67,14 +68,14 @@ class Plan:
     cache_kind: str
     prompt_width: int
     dola_layers: tuple[int, ...] = ()  # the layers that DoLa chooses among; none without it
+    cache_config: Mapping[str, Any] = field(default_factory=dict)  # what the kind is told, checked
+    drafting: Drafting | None = None
 
     @property
     def guidance_scale(self) -> float | None:
         """The weight of guidance; None where there is none, as at 1."""
         scale = self.settings.guidance_scale
         return None if scale is None or scale == 1 else float(scale)
-
-    cache_config: Mapping[str, Any] = field(default_factory=dict)  # what the kind is told, checked
 
     @property
     def max_new_tokens(self) -> int:
@@ -109,8 +110,15 @@ class Plan:
         return _find_asked(self.origins)
 
 
-def settle(settings: GenerationConfig, origins: Mapping[str, Origin], info: ModelInfo, shape: PromptShape) -> Plan:
-    """Decide a call's merged settings for a model and prompts, or raise the error that names what can't be."""
+def settle(
+    settings: GenerationConfig,
+    origins: Mapping[str, Origin],
+    info: ModelInfo,
+    shape: PromptShape,
+    assistant: ModelInfo | None = None,
+) -> Plan:
+    """Decide a call's merged settings for a model, its drafter and prompts, or raise the error that names what can't
+    be."""
     _refuse_unbuilt(settings, origins)
     _refuse_unused(settings, origins)
     _refuse_by_model(settings, origins, info, shape)
@@ -133,6 +141,7 @@ def settle(settings: GenerationConfig, origins: Mapping[str, Origin], info: Mode
     max_length = _decide_length(settings, origins, info, shape, is_endless)
     _check_reachable(settings, origins, shape.width, max_length)
     check_room_for_words(settings, max_length - shape.width)
+    drafting = _decide_drafting(settings, origins, info, shape, assistant)
     return Plan(
         settings=settings,
         origins=origins,
@@ -147,6 +156,7 @@ def settle(settings: GenerationConfig, origins: Mapping[str, Origin], info: Mode
         cache_config=_check_cache(cache_kind, settings, origins, shape, max_length - shape.width),
         prompt_width=shape.width,
         dola_layers=_decide_layers(settings, info),
+        drafting=drafting,
     )
 
 
@@ -214,12 +224,6 @@ def _refuse_unused(settings: GenerationConfig, origins: Mapping[str, Origin]) ->
             raise SettingError(
                 f"`{name}`, set {_SPOKEN[origins[name]]}, is read by beam search alone; set `num_beams` above 1, or "
                 f"leave it out"
-            )
-    for name, parameter in PARAMETERS.items():
-        is_asked = origins[name] in ("config", "call") and getattr(settings, name) is not None
-        if parameter.group == "assistance" and is_asked:
-            raise UnsupportedError(
-                f"`{name}` steers speculative decoding, which this version does not have yet; leave it out"
             )
 
 
@@ -449,6 +453,58 @@ def _check_cache(
     if shape.has_cache:
         _refuse_beside_cache(settings, origins)
     return options
+
+
+def _decide_drafting(
+    settings: GenerationConfig,
+    origins: Mapping[str, Origin],
+    info: ModelInfo,
+    shape: PromptShape,
+    assistant: ModelInfo | None,
+) -> Drafting | None:
+    drafting = read_drafting(
+        settings,
+        _find_asked(origins),
+        has_assistant=assistant is not None,
+        num_layers=info.num_layers,
+        can=info.can,
+    )
+    if drafting is None:
+        return None
+    if settings.return_legacy_cache and shape.num_rows * (settings.num_return_sequences or 1) > 1:
+        raise SettingError(
+            "`return_legacy_cache` gives tuples, which can't hold rows of different lengths, and rows accept different "
+            "numbers of drafted tokens; leave it out"
+        )
+    if assistant is not None:
+        _check_assistant(info, assistant, shape)
+    return drafting
+
+
+def _check_assistant(info: ModelInfo, assistant: ModelInfo, shape: PromptShape) -> None:
+    if assistant.vocab_size != info.vocab_size:
+        raise SettingError(
+            f"`assistant_model` has a vocabulary of {assistant.vocab_size} tokens and the model one of "
+            f"{info.vocab_size}: its drafts would mean other texts; use a draft model with the same tokenizer"
+        )
+    if assistant.is_encoder_decoder != info.is_encoder_decoder:
+        kinds = ("an encoder-decoder", "decoder-only")
+        own, other = kinds if info.is_encoder_decoder else kinds[::-1]
+        raise SettingError(
+            f"`assistant_model` is {other} and the model is {own}; use a draft model of the same kind, or "
+            "prompt_lookup_num_tokens"
+        )
+    if shape.has_embeds:
+        raise SettingError(
+            "`assistant_model` reads tokens, and inputs_embeds are the model's own; pass input_ids, or use "
+            "assistant_early_exit"
+        )
+    room, needed = assistant.max_context, shape.longest
+    if room is not None and needed >= room:
+        raise SettingError(
+            f"the prompt has {needed} tokens and the assistant_model's context ends at {room}; "
+            "use one with a longer context"
+        )
 
 
 def _refuse_beside_cache(settings: GenerationConfig, origins: Mapping[str, Origin]) -> None:

@@ -45,6 +45,7 @@ class Want:
     hidden_states: bool = False
     attentions: bool = False
     early: tuple[int, ...] = ()  # layers whose states are to be read by the head too; 0 is the embeddings
+    exit_layer: int | None = None  # only the first so many layers run, then the head (models that can "early_exit")
 
 
 LAST = Want()

@@ -207,3 +207,25 @@ def test_the_layers_that_dola_chose(cli: Callable[..., Any], tiny: str, lm: unsp
     expected = lm.generate("Hello", dola_layers=[0, 1, 2], max_new_tokens=6)
     assert (report["token_ids"], report["dola_layers"]) == (expected.token_ids, expected.dola_layers)
     assert len(expected.dola_layers[0]) == len(expected.token_ids[0])
+
+
+@pytest.mark.parametrize(
+    "flags", [["--prompt-lookup-num-tokens", "4"], ["--assistant-early-exit", "2"], ["--speculate", "auto"]]
+)
+def test_drafters_and_their_stats(cli: Callable[..., Any], tiny: str, flags: list[str]) -> None:
+    plain = cli("run", "abc abc abc", "-m", tiny, "--max-new-tokens", "30")
+    ended = cli("run", "abc abc abc", "-m", tiny, "--max-new-tokens", "30", *flags, "--stats")
+    assert ended.out == plain.out
+    assert "drafted token" in ended.err and " right" in ended.err
+    told = json.loads(cli("run", "abc abc abc", "-m", tiny, *FEW, *flags, "--json").out)["stats"]["speculation"]
+    assert len(told["drafted"]) == len(told["accepted"]) == 1 and told["mean_accepted_length"] >= 0
+
+
+def test_a_draft_model_by_name(cli: Callable[..., Any], tiny: str) -> None:
+    plain = cli("run", "abc", "-m", tiny, "--max-new-tokens", "13")
+    told = cli(
+        "run", "abc", "-m", tiny, "--max-new-tokens", "13", "--assistant-model", tiny, "--stats",
+        "--assistant-confidence-threshold", "0", "--num-assistant-tokens", "5",
+    )  # fmt: skip
+    assert told.out == plain.out and "10 of 10 drafted tokens right, 5.0 a check" in told.err
+    assert "--assistant-model NAME" in cli("run", "--help").out

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conformance.cases import load_model
 
 import unspool
+from tests.conformance.cases import load_model
 from unspool.decoding import choice
 from unspool.decoding.ahead import AheadTurns, Flight
 from unspool.decoding.rows import Rows

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.fakes import FakeLayers, pad_left
 
+from tests.fakes import FakeLayers, pad_left
 from unspool import generate, stream
 from unspool.api.calls import start
 from unspool.logits import RepetitionPenaltyLogitsProcessor

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+
 from tests.conformance.cases import GOLDENS, load_model
 from tests.fakes import FakeEncoderDecoder, FakeModel, decode_slowly, pad_left
-
 from unspool import DynamicCache, EncoderDecoderCache, GenerateEncoderDecoderOutput, generate
 from unspool.errors import InputError, SettingError
 

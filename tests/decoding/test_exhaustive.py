@@ -7,9 +7,9 @@ import itertools
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fakes import FakeModel
 
 import unspool
+from tests.fakes import FakeModel
 
 
 def score_all(

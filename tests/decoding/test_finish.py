@@ -19,8 +19,9 @@ def test_the_last_tokens_say_what_the_history_says() -> None:
             criteria.append(MaxTimeCriteria(chance.choice([-1.0, 1e9])))
         finish = Finish(criteria)
         history = torch.tensor([[chance.randrange(6) for _ in range(5)] for _ in range(4)])
-        assert finish.needs_only_last
-        assert finish.explain_last(history[:, -1].tolist(), 5) == finish.explain(history, None)
+        assert not finish.needs_history
+        found = [finish.explain_token(token, 5) for token in history[:, -1].tolist()]
+        assert found == finish.explain(history, None)
         assert finish.ends_at(5) == ("length" in finish.explain(torch.full((1, 5), 9), None))
 
 
@@ -29,4 +30,4 @@ def test_criteria_of_a_callers_own_need_the_history() -> None:
         pass
 
     for one in (Own(3), lambda ids, scores: ids[:, 0] == 3):
-        assert not Finish(StoppingCriteriaList([MaxLengthCriteria(5), one])).needs_only_last
+        assert Finish(StoppingCriteriaList([MaxLengthCriteria(5), one])).needs_history

@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fakes import FakeModel, decode_slowly, pad_left
 
+from tests.fakes import FakeModel, decode_slowly, pad_left
 from unspool import generate, stream
 
 ROWS = [[1, 2, 3], [4, 5, 6, 7, 8], [9], [11, 1]]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+
 from tests.decoding.test_sampling import critical
 from tests.fakes import FakeEncoderDecoder, FakeModel, pad_left
-
 from unspool import generate, stream
 from unspool.api.calls import start
 from unspool.cache import Cache, DynamicCache, StaticCache

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.fakes import FakeModel, decode_slowly, new_fake_cache, pad_left
 
+from tests.fakes import FakeModel, decode_slowly, new_fake_cache, pad_left
 from unspool import DynamicCache, EncoderDecoderCache, generate, stream
 from unspool.api.calls import _UNBUILT
 from unspool.errors import InputError, SettingError, UnspoolError, UnsupportedError

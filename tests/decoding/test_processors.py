@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.fakes import FakeModel, decode_slowly, pad_left
 
+from tests.fakes import FakeModel, decode_slowly, pad_left
 from unspool import (
     GenerationConfig,
     LogitsProcessor,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+
 from tests.conformance.cases import GOLDENS, load_model
 from tests.fakes import FakeModel, decode_slowly, pad_left
-
 from unspool import DynamicCache, GenerateDecoderOnlyOutput, generate
 from unspool.decoding.step import PROMPT_LOGPROBS_CHUNK
 from unspool.errors import SettingError, UnsupportedError

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.fakes import FakeModel, decode_slowly, pad_left
 
+from tests.fakes import FakeModel, decode_slowly, pad_left
 from unspool import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, generate
 from unspool.decoding.randomness import derive_seed, draw_uniform
 from unspool.errors import NoTokenLeftError, SettingError

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.fakes import FakeModel, decode_slowly, pad_left
 
+from tests.fakes import FakeModel, decode_slowly, pad_left
 from unspool import (
     EosTokenCriteria,
     GenerationConfig,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.fakes import FakeModel, decode_slowly, pad_left
 
+from tests.fakes import FakeModel, decode_slowly, pad_left
 from unspool import AsyncTextIteratorStreamer, TextIteratorStreamer, TextStreamer, generate
 from unspool.errors import InputError
 from unspool.streaming import StreamCancelled

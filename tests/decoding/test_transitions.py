@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.conformance.cases import GOLDENS, load_model, read_cases
 
 import unspool
+from tests.conformance.cases import GOLDENS, load_model, read_cases
 
 INPUTS = next(case.inputs for case in read_cases() if case.model == "llama")
 SETTINGS = {"return_dict_in_generate": True, "output_scores": True, "max_new_tokens": 8}

@@ -11,6 +11,7 @@ import torch
 
 from unspool.models.decoder import Decoder
 from unspool.models.step import can_prepare
+from unspool.protocols import Want
 
 PREPARED = [
     "llama",
@@ -52,6 +53,50 @@ def test_prepared_steps_equal_plain_ones(
             patch.setattr(model, "_steps", None)
             plain = decode(model, tokens, counts)
         assert float((prepared - plain).abs().max()) <= 1e-5 * max(1.0, float(plain.abs().max()))
+
+
+@pytest.mark.parametrize("counts", [None, [3, 1, 2, 0, 3]], ids=["even", "ragged"])
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("name", PREPARED + PLAIN)
+def test_a_few_tokens_a_row_equal_one_after_the_other(
+    pair_of: Callable[[str], Any], name: str, rows: int, counts: list[int] | None
+) -> None:
+    """Checking drafts: the same logits as single steps, for rows of different lengths, then the cache rolls back."""
+    model, tokens = pair_of(name).native, make_tokens(rows, 9)
+    lengths = [6 - row % 3 for row in range(rows)]
+    given = None if counts is None else counts[:rows]
+    cache = model.new_cache("dynamic", rows=rows)
+    model.forward(tokens[:, :6], cache, counts=lengths)
+    plain = []
+    for place in range(3):
+        plain.append(model.forward(tokens[:, 6 + place : 7 + place], cache).logits)
+    for _ in range(2):
+        cache.truncate(lengths)
+        wide = model.forward(tokens[:, 6:], cache, counts=given, want=Want(logits="all")).logits
+        assert cache.lengths == [n + (3 if given is None else given[row]) for row, n in enumerate(lengths)]
+        for row in range(rows):
+            for place in range(3 if given is None else given[row]):
+                error = (wide[row, place] - plain[place][row]).abs().max()
+                assert float(error) <= 1e-4 * max(1.0, float(plain[place].abs().max()))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2", "bloom"])
+def test_leaving_after_the_first_layers(pair_of: Callable[[str], Any], name: str) -> None:
+    """The first layers, the final norm and the head: what a model of so few layers says; and no trace is left."""
+    model, tokens = pair_of(name).native, make_tokens(2, 9)
+    for exit_layer in (1, 2):
+        cache, shadow = (model.new_cache("dynamic", rows=2) for _ in range(2))
+        hidden = model.forward(tokens[:, :8], shadow, want=Want(hidden_states=True)).hidden_states
+        expected = model._project(model._finish(hidden[exit_layer]))[:, -1]
+        found = model.forward(tokens[:, :8], cache, want=Want(exit_layer=exit_layer)).logits
+        torch.testing.assert_close(found, expected)
+        cache.truncate([0, 0])
+        model.forward(tokens[:, :8], cache)
+        step = model.forward(tokens[:, 8:], cache, want=Want(exit_layer=exit_layer)).logits
+        cache.truncate([8, 8])
+        after = model.forward(tokens[:, 8:], cache).logits
+        torch.testing.assert_close(after, model.forward(tokens[:, 8:], shadow).logits)
+        assert float((step - after).abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize("name", PREPARED + PLAIN)

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from unspool.api.assistant import follow_assistant, read_assistant
+from unspool.api.core import as_model
 from unspool.api.healing import heal_prompts
 from unspool.cache import Cache, DynamicCache, EncoderDecoderCache
 from unspool.config import GenerationConfig
@@ -33,8 +35,7 @@ _INPUT_NAMES = (
     "negative_prompt_attention_mask",
 )
 _UNBUILT = {
-    "assistant_model": "speculative decoding",
-    "assistant_tokenizer": "speculative decoding",
+    "assistant_tokenizer": "drafting with another tokenizer",
     "synced_gpus": "decoding over several GPUs",
     "custom_generate": "custom decoding methods",
 }
@@ -125,6 +126,7 @@ def start(
     hides_padding: bool = False,
     beams: str | None = None,
     owns_cache: bool = False,
+    assistant_model: Any = None,
     **kwargs: Any,
 ) -> Run:
     """Check everything and prepare a run; nothing is computed until it is iterated, but for token healing's one step.
@@ -136,7 +138,7 @@ def start(
     if beams not in (None, "all"):
         raise SettingError(f"beams={beams!r} is not known; beams='all' streams the whole table of beams")
     tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
-    core = _as_model(model)
+    core = as_model(model)
     for name, feature in _UNBUILT.items():
         value = kwargs.pop(name, None)
         if value is not None and value is not False:
@@ -150,10 +152,14 @@ def start(
         given.input_ids = inputs
     model_config = None if use_model_defaults is False else getattr(model, "generation_config", None)
     settings, origins = merge(model_config, generation_config, kwargs, defaults)
+    assistant = None if assistant_model is None else read_assistant(assistant_model, core, tokenizer)
+    if assistant is not None:
+        follow_assistant(settings, origins, assistant_model)
+    assistant_info = None if assistant is None else assistant.info
     prompts = replace(read_prompts(core, given, settings), hides_padding=hides_padding)
     cache = _as_cache(past_key_values, prompts.lengths, core)
     shape = _shape(prompts, cache)
-    plan = settle(settings, origins, core.info, shape)
+    plan = settle(settings, origins, core.info, shape, assistant_info)
     if beams is not None and plan.num_beams == 1:
         raise SettingError("beams='all' streams the table of a beam search; add num_beams")
     if cache is not None:
@@ -169,6 +175,7 @@ def start(
         tokenizer,
         cache,
         prefix_allowed_tokens_fn,
+        assistant,
         shows_beams=beams is not None,
         owns_cache=owns_cache,
     )
@@ -178,7 +185,7 @@ def start(
     if cache is not None:
         raise SettingError("`token_healing` chooses the last token again, and past_key_values may hold it; give one")
     healed, added = heal_prompts(core, prompts, tokenizer, plan.pad_token_id)
-    run = Run(core, healed, settle(settings, origins, core.info, _shape(healed, None)), hooks)
+    run = Run(core, healed, settle(settings, origins, core.info, _shape(healed, None), assistant_info), hooks)
     run.added_texts = [text for text in added for _ in range(plan.num_return_sequences)]
     return run
 
@@ -201,10 +208,10 @@ def _shape(prompts: Prompts, cache: Cache | None) -> PromptShape:
 def feed(streamer: Any, run: Run) -> None:
     """Give a streamer (`put` and `end`) the prompt, then every step's tokens: one a row, or one row's several."""
     pad = run.pad_token_id
-    if run.num_rows > 1 and run.has_beams:
+    if run.num_rows > 1 and run.has_bursts:
         raise SettingError(
-            f"a streamer takes one token of each row a step, and the beams of {run.num_rows} rows agree on different "
-            "numbers; stream one row, or use stream() and lm.stream()"
+            f"a streamer takes one token of each row a step, and {run.num_rows} rows get different numbers of them "
+            "from beams or a drafter; stream one row, or use stream() and lm.stream()"
         )
     try:
         streamer.put(run.prompt_ids.cpu())
@@ -225,19 +232,6 @@ def feed(streamer: Any, run: Run) -> None:
             streamer.end()
         raise
     streamer.end()
-
-
-def _as_model(model: Any) -> Model:
-    core = getattr(model, "model", model) if hasattr(model, "tokenizer") else model
-    if hasattr(core, "info") and hasattr(core, "new_cache"):
-        return core  # type: ignore[no-any-return]  # satisfies the protocol
-    kind = f"{type(core).__module__}.{type(core).__name__}"
-    if kind.startswith("transformers."):
-        raise UnsupportedError(
-            f"{kind} is a transformers model; the adapter for those is yet to come. "
-            "Save it with save_pretrained(folder) and load it natively: unspool.load(folder)"
-        )
-    raise SettingError(f"{kind} is not a model that unspool knows; load one with unspool.load(name_or_path)")
 
 
 def _as_cache(cache: Any, lengths: list[int], model: Model) -> Cache | None:

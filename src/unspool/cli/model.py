@@ -33,21 +33,43 @@ def add_model_options(parser: Parser) -> None:
     group.add_argument("--offline", action="store_true", help="Use what is on this disk, never the network.")
 
 
+def add_assistant_option(parser: Parser) -> None:
+    """A model that drafts."""
+    for name in ("--assistant-model", "--assistant_model"):
+        parser.add_argument(
+            name,
+            metavar="NAME",
+            dest="assistant_model",
+            help="A smaller model with the same tokenizer, which drafts for this one to check."
+            if name == "--assistant-model"
+            else argparse.SUPPRESS,
+        )
+
+
 def load_model(arguments: argparse.Namespace) -> LanguageModel:
     """Load what the options ask for, with a progress line on a terminal."""
+    return _load(arguments.model, arguments)
+
+
+def load_assistant(arguments: argparse.Namespace) -> LanguageModel | None:
+    """Load the model that drafts, where one is named."""
+    return None if arguments.assistant_model is None else _load(arguments.assistant_model, arguments)
+
+
+def _load(name: str, arguments: argparse.Namespace) -> LanguageModel:
     with ProgressLine() as line, _no_collecting():
-        line.show(f"loading {arguments.model} …")
+        line.show(f"loading {name} …")
         from unspool.loading.model import load_parts  # torch comes with it: the longest part of starting
 
         with ThreadPoolExecutor(1) as beside:  # weights are read while the rest of the library is imported
             loading = beside.submit(
                 load_parts,
-                arguments.model,
+                name,
                 device=arguments.device,
                 dtype=arguments.dtype,
                 revision=arguments.revision,
                 offline=True if arguments.offline else None,
-                progress=lambda _what, done, total: line.show_bar(f"loading {arguments.model}", done, total),
+                progress=lambda _what, done, total: line.show_bar(f"loading {name}", done, total),
             )
             from unspool.api import LanguageModel
 

@@ -19,9 +19,18 @@ def format_stats(stats: Stats, finish_reasons: Sequence[str] = ()) -> str:
         f"first token {stats.first_token_seconds:.2f} s",
         f"{stats.prompt_tokens} prompt + {count(stats.new_tokens, 'new token')}",
         count(stats.forward_passes, "forward pass", "forward passes"),
+        _format_speculation(stats),
         f"ended by {', '.join(early)}" if early else "",
     ]
     return " · ".join(part for part in parts if part)
+
+
+def _format_speculation(stats: Stats) -> str:
+    told = stats.speculation
+    if told is None:
+        return ""
+    right = f"{sum(told.accepted)} of {count(sum(told.drafted), 'drafted token')} right"
+    return f"{right}, {told.mean_accepted_length:.1f} a check" if sum(told.checks) else right
 
 
 def count(number: int, one: str, many: str | None = None) -> str:
@@ -31,7 +40,12 @@ def count(number: int, one: str, many: str | None = None) -> str:
 
 def describe_stats(stats: Stats) -> dict[str, Any]:
     """The costs as JSON values."""
-    return {**asdict(stats), "tokens_per_second": stats.tokens_per_second}
+    told = {**asdict(stats), "tokens_per_second": stats.tokens_per_second}
+    if stats.speculation is None:
+        del told["speculation"]
+    else:
+        told["speculation"]["mean_accepted_length"] = stats.speculation.mean_accepted_length
+    return told
 
 
 def describe_generation(

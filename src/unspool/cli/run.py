@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from unspool.cli.console import DIM, end_line, say, write
-from unspool.cli.model import add_model_options, load_model
+from unspool.cli.model import add_assistant_option, add_model_options, load_assistant, load_model
 from unspool.cli.parser import Parser, UsageError
 from unspool.cli.prompt import add_prompt_options, as_prompt, check_prompt, read_negative, read_prompt
 from unspool.cli.reading import check_text, read_prompts
@@ -45,6 +45,7 @@ def build_parser() -> Parser:
     shown.add_argument("--json", action="store_true", help="Print one JSON object when done, and nothing else.")
     shown.add_argument("--stats", action="store_true", help="Say on standard error how fast it was.")
     add_model_options(parser)
+    add_assistant_option(parser)
     add_settings(parser)
     return parser
 
@@ -57,7 +58,9 @@ def execute(arguments: argparse.Namespace) -> int:
     lm = load_model(arguments)
     prompts = [as_prompt(text, arguments) for text in texts]
     is_batch = arguments.prompts_file is not None
-    answer = lm.start(prompts if is_batch else prompts[0], **read_negative(arguments), **settings)
+    assistant = load_assistant(arguments)
+    drafter = {} if assistant is None else {"assistant_model": assistant}
+    answer = lm.start(prompts if is_batch else prompts[0], **read_negative(arguments), **settings, **drafter)
     if arguments.json:
         for _ in answer.pieces():
             pass

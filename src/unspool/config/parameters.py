@@ -294,6 +294,14 @@ _TABLE: tuple[Parameter, ...] = (
     _number("dynatemp_range", 0.0, "sampling", "How far temperature moves with the entropy; 0 is off.", per_row=True),
     _number("dynatemp_exponent", 1.0, "sampling", "Power of the entropy in dynamic temperature.", per_row=True),
     _flag("return_beam_trace", False, "output", "Return every step's candidates of a beam search."),
+    Parameter(
+        "speculate",
+        None,
+        "choice",
+        "assistance",
+        "'auto' drafts while it pays: the length follows what is accepted and what it costs.",
+        choices=("auto",),
+    ),
 )
 
 OURS = (
@@ -320,5 +328,6 @@ OURS = (
     "dynatemp_range",
     "dynatemp_exponent",
     "return_beam_trace",
+    "speculate",
 )
 PARAMETERS: dict[str, Parameter] = {parameter.name: parameter for parameter in _TABLE}

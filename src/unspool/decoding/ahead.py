@@ -65,11 +65,11 @@ class AheadTurns(TokenTurns):
         if NO_TOKEN in new_tokens:
             self._raise_no_token(flight, new_tokens)
         emitted = Emitted({}, {})
-        reasons = self.finish.explain_last(new_tokens, flight.width)
-        for number, token, reason in zip(flight.numbers, new_tokens, reasons, strict=True):
+        for number, token in zip(flight.numbers, new_tokens, strict=True):
             if number in self.reasons:
                 continue  # it ended while this step was under way
             emitted.tokens[number] = [token]
+            reason = self.finish.explain_token(token, flight.width)
             if reason is not None:
                 emitted.finished[number] = self.reasons[number] = reason
         if self.rows_may_leave and emitted.finished:
@@ -108,7 +108,7 @@ def can_run_ahead(step: Step, rows: Rows, finish: Finish, *, rows_may_leave: boo
     """Whether nothing that a step needs is decided on the host, and nothing that it leaves must be undone there."""
     return (
         rows.device.type == "cuda"
-        and finish.needs_only_last
+        and not finish.needs_history
         and not step.record.keeps_any
         and not step.has_custom_processors
         and (rows_may_leave or len(rows) == 1)

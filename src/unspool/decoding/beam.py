@@ -158,8 +158,9 @@ class BeamSearch:
     def _explain_ends(self, tokens: list[list[int]], parents: list[list[int]]) -> list[str | None]:
         """Why each prompt's candidates end, or None, one after the other."""
         flat = [token for row in tokens for token in row]
-        if self._finish.needs_only_last:
-            return self._finish.explain_last(flat, max(self._rows.ends) + 1)
+        if not self._finish.needs_history:
+            width = max(self._rows.ends) + 1
+            return [self._finish.explain_token(token, width) for token in flat]
         first_rows = range(0, len(self._rows), self._settings.num_beams)
         sources = [first + parent for first, row in zip(first_rows, parents, strict=True) for parent in row]
         history = self._rows.history()

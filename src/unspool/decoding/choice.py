@@ -18,8 +18,12 @@ from unspool.decoding.prompts import Prompts
 from unspool.decoding.readout import Readout
 from unspool.decoding.rows import Rows
 from unspool.decoding.sample import Sample
+from unspool.decoding.speculative.drafter import Drafter
+from unspool.decoding.speculative.making import make_policy
+from unspool.decoding.speculative.turns import SpeculativeTurns
 from unspool.decoding.step import Step
 from unspool.decoding.tokens import TokenTurns
+from unspool.outputs import Speculation
 from unspool.plan import Plan
 
 
@@ -33,8 +37,30 @@ def make_readout(plan: Plan, prompts: Prompts) -> Readout:
     return Readout()
 
 
-def make_turns(step: Step, rows: Rows, finish: Finish, plan: Plan, *, rows_may_leave: bool, shows_table: bool) -> Turns:
+def make_turns(
+    step: Step,
+    rows: Rows,
+    finish: Finish,
+    plan: Plan,
+    *,
+    rows_may_leave: bool,
+    shows_table: bool,
+    drafter: Drafter | None = None,
+) -> Turns:
     """The strategy at work that the plan names."""
+    if drafter is not None and plan.drafting is not None:
+        return SpeculativeTurns(
+            step,
+            rows,
+            drafter,
+            make_policy(plan.drafting, drafter),
+            finish,
+            step.record,
+            Speculation.of_rows(len(rows)),
+            plan.max_length,
+            do_sample=plan.do_sample,
+            rows_may_leave=rows_may_leave,
+        )
     if plan.strategy == "tokens":
         strategy = Sample(step, do_sample=plan.do_sample)
         if can_run_ahead(step, rows, finish, rows_may_leave=rows_may_leave):

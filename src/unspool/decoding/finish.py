@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from unspool.outputs import StepTensors
@@ -22,7 +20,7 @@ _REASONS: tuple[tuple[type, str], ...] = (
     (MaxLengthCriteria, "length"),
     (MaxTimeCriteria, "time"),
 )
-_LOOK_AT_LAST = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria)
+_TOLD_BY_TOKEN = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria)
 
 
 class Finish:
@@ -32,9 +30,12 @@ class Finish:
         # What the text says comes before what a limit says, whatever order they were given in.
         ranked = sorted(criteria, key=_rank)
         self._criteria = [(criterion, _reason(criterion)) for criterion in ranked]
-        self._ends = {
-            int(token) for one in ranked if isinstance(one, EosTokenCriteria) for token in one.eos_token_id.tolist()
-        }
+        self.has_custom = any(reason == "criteria" for _, reason in self._criteria)
+        # End tokens, the length and the time can be told without a look at the history, once the token is known here.
+        self.needs_history = any(type(criterion) not in _TOLD_BY_TOKEN for criterion, _ in self._criteria)
+        self._ends = frozenset(
+            int(token) for one, _ in self._criteria if isinstance(one, EosTokenCriteria) for token in one.eos_token_id
+        )
 
     def explain(self, history: torch.Tensor, scores: StepTensors | None) -> list[str | None]:
         """The reason why each row of (rows, width) is done, or None."""
@@ -47,22 +48,19 @@ class Finish:
                 reasons[row] = reasons[row] or reason
         return reasons
 
-    # --- on the host, from the last tokens alone ---------------------------------------------------------
-    @property
-    def needs_only_last(self) -> bool:
-        """Whether the last tokens and the history's width are all that the criteria look at."""
-        return all(type(one) in _LOOK_AT_LAST for one, _ in self._criteria)
+    def explain_token(self, token: int, width: int) -> str | None:
+        """The same for one row that got a token and is now `width` columns long, where no history is needed."""
+        assert not self.needs_history
+        if token in self._ends:
+            return "eos"
+        if self.ends_at(width):
+            return "length"
+        is_late = any(isinstance(one, MaxTimeCriteria) and one.is_over() for one, _ in self._criteria)
+        return "time" if is_late else None
 
     def ends_at(self, width: int) -> bool:
         """Whether all rows are done at that width, whatever their tokens are."""
         return any(isinstance(one, MaxLengthCriteria) and width >= one.max_length for one, _ in self._criteria)
-
-    def explain_last(self, tokens: Sequence[int], width: int) -> list[str | None]:
-        """What `explain` says of a history of that width that ends in these tokens, where `needs_only_last`."""
-        for_all: str | None = "length" if self.ends_at(width) else None
-        if for_all is None and any(isinstance(one, MaxTimeCriteria) and one.is_over() for one, _ in self._criteria):
-            for_all = "time"
-        return ["eos" if token in self._ends else for_all for token in tokens]
 
 
 def _reason(criterion: object) -> str:

@@ -21,6 +21,7 @@ class Record:
         self._hidden: list[StepTensors] | None = [] if hidden_states else None
         self._attentions: list[StepTensors] | None = [] if attentions else None
         self._cross: list[StepTensors] = []
+        self._rows: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # logits and scores, a position each
         self.num_top = logprobs
 
     def keep_forward(self, forward: Forward, pads: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> None:
@@ -59,14 +60,33 @@ class Record:
             self._scores.append(scores)
 
     @property
+    def keeps_steps(self) -> bool:
+        """Whether any position's logits or scores are asked for."""
+        return self._scores is not None or self._logits is not None
+
+    def keep_row(self, row: int, logits: torch.Tensor, scores: torch.Tensor) -> None:
+        """Keep one position of one row (vocab,), where rows take different numbers of positions a step."""
+        if self.keeps_steps:
+            self._rows.setdefault(row, []).append((logits.clone(), scores.clone()))
+
+    @property
     def scores(self) -> StepTensors | None:
         """The processed scores so far."""
-        return None if self._scores is None else tuple(self._scores)
+        return None if self._scores is None else tuple(self._scores) or self._stack_rows(1)
 
     @property
     def logits(self) -> StepTensors | None:
         """The model's logits so far."""
-        return None if self._logits is None else tuple(self._logits)
+        return None if self._logits is None else tuple(self._logits) or self._stack_rows(0)
+
+    def _stack_rows(self, which: int) -> StepTensors:
+        """What was kept row by row as one entry a position (rows, vocab); zeros where a row has ended."""
+        if not self._rows:
+            return ()
+        kept = [[pair[which] for pair in self._rows[row]] for row in sorted(self._rows)]
+        nothing = torch.zeros_like(kept[0][0])
+        longest = max(map(len, kept))
+        return tuple(torch.stack([row[i] if i < len(row) else nothing for row in kept]) for i in range(longest))
 
     @property
     def hidden_states(self) -> StepLayers | None:

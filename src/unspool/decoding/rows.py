@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from unspool.decoding.prompts import Prompts
-from unspool.decoding.randomness import Uniforms
+from unspool.decoding.randomness import Uniforms, draw_uniform
 
 CHUNK = 64  # columns by which the history's buffer grows
-NUM_STREAMS = 2  # independent numbers for one position: the draw's, and the processors'
+NUM_STREAMS = 2  # independent numbers for one position: the draw's, and the processors'; speculation has its own
 
 
 class Rows:
@@ -42,11 +42,14 @@ class Rows:
         first = min(0, *self.offsets)  # below zero where a prompt of embeddings has no columns
         return [offset - first for offset in self.offsets]
 
-    def padding(self) -> torch.Tensor | None:
-        """Columns of the history that hold padding and no token of a row: (rows,); None where they count as tokens."""
+    def padding(self, width: int | None = None) -> torch.Tensor | None:
+        """Columns of the history that hold padding and no token of a row: (rows,); None where they count as tokens.
+
+        A history of another `width` is that of `history(width)`.
+        """
         if not self._hides_padding:
             return None
-        width = max(self.ends)
+        width = max(self.ends) if width is None else width
         columns = [max(0, width - length) for length in self.lengths]
         if not any(columns):
             return None
@@ -54,13 +57,17 @@ class Rows:
             self._columns, self._padding = columns, torch.tensor(columns, device=self._ids.device)
         return self._padding
 
-    def history(self) -> torch.Tensor:
-        """What processors and stops see: (rows, width), left-padded."""
+    def history(self, width: int | None = None) -> torch.Tensor:
+        """What processors and stops see: (rows, width), left-padded.
+
+        Rows that took different numbers of tokens end in different columns. A row that ends in the column `width`
+        stands where it belongs; one that is longer shows its first columns, so that no row sees a false token.
+        """
         ends = self.ends
-        width = max(ends)
-        if min(ends) == width:
+        width = max(ends) if width is None else width
+        if min(ends) >= width:
             return self._ids[:, :width]
-        shift = torch.tensor([width - end for end in ends], device=self._ids.device)[:, None]
+        shift = torch.tensor([max(0, width - end) for end in ends], device=self._ids.device)[:, None]
         column = torch.arange(width, device=self._ids.device) - shift
         return self._ids.gather(1, column.clamp(min=0)).masked_fill(column < 0, self.pad_token_id)
 
@@ -122,6 +129,21 @@ class Rows:
     def uniforms(self, stream: int = 0) -> torch.Tensor:
         """A number in [0, 1) for each row's next token, by its seed and position: (rows,)."""
         return self._uniforms[stream].take(self.seeds, self.lengths)
+
+    def uniforms_from(self, first: Sequence[int], num_positions: int, stream: int = 0) -> torch.Tensor:
+        """A number in [0, 1) for each of the positions from `first[row]` on: (rows, positions)."""
+        start = torch.tensor(list(first), device=self._ids.device)[:, None]
+        return draw_uniform(self.seeds[:, None], start + torch.arange(num_positions, device=self._ids.device), stream)
+
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """Take tokens back: rows get the given lengths, which are not above those they have."""
+        assert all(new <= held for new, held in zip(lengths, self.lengths, strict=True))
+        self.lengths = list(lengths)
+
+    def tokens_from(self, place: int, first: int) -> list[int]:
+        """A row's tokens from a position on, where the row has them as ids."""
+        end = self.lengths[place] + self.offsets[place]
+        return self._ids[place, max(0, first + self.offsets[place]) : end].tolist()
 
     def positions(self) -> torch.Tensor:
         """The position of each row's next token: (rows,)."""

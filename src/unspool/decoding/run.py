@@ -24,6 +24,8 @@ from unspool.decoding.randomness import derive_seed, draw_seed
 from unspool.decoding.record import Record
 from unspool.decoding.returns import append_rows, build_output
 from unspool.decoding.rows import Rows
+from unspool.decoding.speculative.making import check_cache, check_processors, make_drafter, remember_length
+from unspool.decoding.speculative.turns import SpeculativeTurns
 from unspool.decoding.step import Step
 from unspool.logits import LogitsProcessor
 from unspool.logits.pipeline import Context, build_processors
@@ -52,6 +54,7 @@ class Hooks:
     tokenizer: Any = None
     cache: Cache | None = None
     prefix_allowed_tokens_fn: Callable[[int, torch.Tensor], Sequence[int]] | None = None
+    assistant: Model | None = None  # a model that drafts
     shows_beams: bool = False  # the whole table of beams is wanted at every step
     owns_cache: bool = False  # the cache that was given is this call's alone
 
@@ -87,6 +90,8 @@ class Run:
         # Built now, so that what can't be is told before the first forward pass.
         self._criteria = self._build_criteria()
         self._processors = build_processors(settings, self._describe())
+        if plan.drafting is not None:
+            check_processors(self._processors)
 
     def __iter__(self) -> Iterator[Emitted]:
         started = time.perf_counter()
@@ -103,19 +108,28 @@ class Run:
                 self._plan,
                 rows_may_leave=not self._wants_every_row(),
                 shows_table=self._hooks.shows_beams,
+                drafter=make_drafter(self._plan, step, rows, self._prompts, self._hooks.assistant),
             )
+            if isinstance(turns, SpeculativeTurns):
+                self.stats.speculation = turns.told
             for emitted in run_turns(turns, self.stats, started):
                 self._tell_stats(step)
                 self._gather(emitted)
                 yield emitted
         except GeneratorExit:
-            self._tidy_cache()
+            self._close()
             raise
         except BaseException:
             if loan is not None:
                 loan.give_back()
             raise
+        self._close()
+
+    def _close(self) -> None:
+        """Leave things as the next call wants them."""
         self._tidy_cache()
+        if isinstance(self._turns, SpeculativeTurns) and self._plan.drafting is not None:
+            remember_length(self._plan.drafting, self._turns.policy, self._hooks.assistant or self._model)
 
     def _tell_stats(self, step: Step) -> None:
         self.stats.forward_passes = step.num_forward_passes
@@ -159,9 +173,9 @@ class Run:
         return int(getattr(self._cache, "nbytes", 0))
 
     @property
-    def has_beams(self) -> bool:
-        """Whether this is a beam search, whose tokens become certain in bursts."""
-        return self._plan.num_beams > 1
+    def has_bursts(self) -> bool:
+        """Whether rows get different numbers of tokens a step: those that beams agree on, or accepted drafts."""
+        return self._plan.num_beams > 1 or self._plan.drafting is not None
 
     @property
     def tells_beams(self) -> bool:
@@ -252,6 +266,8 @@ class Run:
         plan, prompts, settings = self._plan, self._prompts, self._settings
         if self._cache is None:
             self._cache = self._new_cache()
+        if plan.drafting is not None:
+            check_cache(plan.drafting, self._cache)
         rows = Rows(prompts, plan.pad_token_id)
         step = Step(
             self._model,
@@ -306,7 +322,7 @@ class Run:
     def find_held(self) -> tuple[list[int], Cache] | None:
         """The tokens that a call of one row has read, and the cache that holds them; None where it was let go."""
         cache = self._cache
-        if self.num_rows != 1 or self.has_beams or not self._wants_every_row() or cache is None:
+        if self.num_rows != 1 or self._plan.num_beams > 1 or not self._wants_every_row() or cache is None:
             return None
         tokens = self.prompt_token_ids()[0] + self.emitted[0]
         return tokens[: cache.lengths[0]], cache

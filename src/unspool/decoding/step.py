@@ -118,6 +118,95 @@ class Step:
             yield scores
         self.record.keep_scores(logits, whole)
 
+    # --- several positions at once -------------------------------------------------------------------
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the prompt's last pass still waits for its tokens to be chosen: nothing is read before they are."""
+        return self._ready is not None
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a processor before the fused tail has to see the history, position by position."""
+        return bool(self._head) if self._tail is not None else bool(self.processors)
+
+    @property
+    def tail(self) -> FusedTail | None:
+        """The end of the chain that can be done with the draw."""
+        return self._tail
+
+    def try_tokens(
+        self, rows: Rows, tokens: torch.Tensor | None, counts: Sequence[int], is_live: Sequence[bool]
+    ) -> torch.Tensor:
+        """The model's logits after each row's last token and after each of its drafts: (rows, positions, vocab).
+
+        `counts` of the drafted `tokens` (rows, drafts) belong to each row. The cache has read them all when this
+        returns: `settle_tokens` takes back what was not accepted. Rows that are not live read nothing.
+        """
+        if self._ready is not None:
+            ready, self._ready = self._ready, None
+            return ready.logits.float()[:, None]
+        lengths = rows.lengths
+        held = [n if live else length for n, live, length in zip(self.cache.lengths, is_live, lengths, strict=True)]
+        last, num_unread = rows.unread(held)
+        assert last.shape[1] == 1, "a row has exactly one token that the cache has not seen"
+        real = [own + count for own, count in zip(num_unread, counts, strict=True)]
+        num_new = max(real)
+        if num_new > 1:
+            assert tokens is not None
+            last = torch.cat((last, tokens[:, : num_new - 1]), dim=1)
+            self.cache.begin_trial()
+        want = self._want if num_new == 1 else Want(logits="all")
+        forward = self.model.forward(last, self.cache, counts=None if min(real) == num_new else real, want=want)
+        self.num_forward_passes += 1
+        return forward.logits.float() if num_new > 1 else forward.logits.float()[:, None]
+
+    def settle_tokens(self, rows: Rows) -> None:
+        """Roll the cache back to what the rows have: all of it is read but the last token."""
+        held = self.cache.lengths
+        kept = [min(n, length - 1) for n, length in zip(held, rows.lengths, strict=True)]
+        if kept != held:
+            self.cache.truncate(kept)
+
+    def score_places(self, rows: Rows, logits: torch.Tensor, places: Sequence[int], *, whole: bool) -> torch.Tensor:
+        """Process the logits (rows, vocab) of the next token of the rows at `places`; others' scores mean nothing.
+
+        Without `whole`, the fused tail is left to the draw. Processors count columns, and after drafts of different
+        fortune rows end in different ones: those that end alike are shown together.
+        """
+        processors = self.processors if whole or self._tail is None else self._head
+        given = logits.clone() if self._copies_logits else logits
+        if not processors:
+            return given
+        ends = rows.ends
+        groups: dict[int, list[int]] = {}
+        for place in places:
+            groups.setdefault(ends[place], []).append(place)
+        if len(groups) == 1 and (self._copies_logits or len(places) == len(rows)):
+            return processors(rows.history(ends[places[0]]), given, **self._find_extra(rows, ends[places[0]]))
+        scores = given.clone()
+        for width, members in groups.items():
+            index = torch.tensor(members, device=logits.device)
+            extra = self._find_extra(rows, width)
+            if self._copies_logits:  # a caller's own processor may know rows by their place: it is shown all of them
+                scores[index] = processors(rows.history(width), given.clone(), **extra)[index]
+                continue
+            chosen = processors.select_rows(index)
+            few = {name: values[index] for name, values in extra.items()}
+            scores[index] = chosen(rows.history(width)[index], given[index], **few)
+        return scores
+
+    def blame(self, rows: Rows, logits: torch.Tensor, place: int) -> NoTokenLeftError:
+        """Which processors left the row at `place` without a token, from logits (rows, vocab) of its next one."""
+        width = rows.ends[place]
+        return explain_no_token(
+            self.processors,
+            rows.history(width),
+            logits,
+            self._find_extra(rows, width),
+            place=place,
+            where=f"row {rows.numbers[place]}, at position {rows.lengths[place]}",
+        )
+
     def _read_logits(self, rows: Rows, *, normalise: bool) -> Reading:
         """The logits for every row's next token, as the readout makes them of a pass."""
         forward = self._ready if self._ready is not None else self._read(rows)
@@ -144,26 +233,19 @@ class Step:
     def explain_no_token(self, rows: Rows, place: int) -> NoTokenLeftError:
         """Which processors left the row at `place` without a token, found by running them one by one again."""
         assert self._given is not None
-        return explain_no_token(
-            self.processors,
-            rows.history(),
-            self._given,
-            self._find_extra(rows),
-            place=place,
-            where=f"row {rows.numbers[place]}, at position {rows.lengths[place]}",
-        )
+        return self.blame(rows, self._given, place)
 
     def _follow_processors(self, processors: LogitsProcessorList) -> None:
         self.processors = processors
         self._head, self._tail = split_tail(processors)
         self._takes = frozenset(name for name in ("uniforms", "pads") if processors.takes(name))
 
-    def _find_extra(self, rows: Rows) -> dict[str, torch.Tensor]:
-        """What processors may ask for beside the history and the scores."""
+    def _find_extra(self, rows: Rows, width: int | None = None) -> dict[str, torch.Tensor]:
+        """What processors may ask for beside the history (of `width` columns) and the scores."""
         extra = {}
         if "uniforms" in self._takes:
             extra["uniforms"] = rows.uniforms(stream=1)
-        if "pads" in self._takes and (pads := rows.padding()) is not None:
+        if "pads" in self._takes and (pads := rows.padding(width)) is not None:
             extra["pads"] = pads
         return extra
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from unspool.models.layers import DecoderWeights, Layer
 from unspool.models.native import ModelConfig, NativeModel, take_last
 from unspool.models.sight import Outlook, Sight
 from unspool.models.spec import DecoderSpec
-from unspool.models.step import PACKING_LIMIT, Steps, can_prepare
+from unspool.models.step import MOST_POSITIONS, PACKING_LIMIT, Steps, can_prepare
 from unspool.models.weights import Embedding, Linear
 from unspool.outputs import Output
 from unspool.protocols import LAST, Encoded, Forward, Want
@@ -129,8 +129,7 @@ class Decoder(NativeModel):
         cache.attach(self._outlook)
         span = cache.begin(rows, num_new, counts, self.device)
         early: list[torch.Tensor] = []
-        is_plain = want == LAST or replace(want, early=()) == LAST
-        if num_new > 1 or not is_plain or not cache.holds_buffers(self.spec.num_layers):
+        if not self._is_step(tokens, cache, num_new, want):
             states, hidden, attentions = self._run(tokens, cache, span, want, embeds, early)
             states = states if want.logits == "all" else take_last(states, counts)
             return self._read_out(states, early, self.weights.head, hidden, attentions)
@@ -138,7 +137,7 @@ class Decoder(NativeModel):
             with torch.inference_mode():  # logits are made outside, so that callers may change them
                 states, _, _ = self._run(tokens, cache, span, want, embeds, early)
             return self._read_out(states[:, -1], early, self.weights.head)
-        return self._step(self._steps, tokens, cache, span, want.early)
+        return self._step(self._steps, tokens, cache, span, want)
 
     def _explain_eager(
         self, tokens: torch.Tensor | None, cache: Cache, counts: Sequence[int] | None, want: Want
@@ -154,20 +153,31 @@ class Decoder(NativeModel):
             self._check_positions(max(cache.lengths, default=0) + 1)
         return self._captured.explain_refusal(cache, tokens.shape[0])
 
-    def _step(
-        self, steps: Steps, tokens: torch.Tensor, cache: Cache, span: Span, early_layers: tuple[int, ...]
-    ) -> Forward:
-        """One token a row on the prepared path."""
-        step = steps.borrow(tokens.shape[0])
+    def _is_step(self, tokens: torch.Tensor | None, cache: Cache, num_new: int, want: Want) -> bool:
+        """Whether a pass is one of few tokens after what is held, whose way is prepared (or at least records less)."""
+        if want.hidden_states or want.attentions or not cache.holds_buffers(self.spec.num_layers):
+            return False
+        if num_new == 1:
+            return want.logits == "last"
+        is_wide = want.logits == "all" and self._steps is not None and tokens is not None and cache.is_in_order
+        return is_wide and not want.early and tokens is not None and tokens.numel() <= MOST_POSITIONS
+
+    def _step(self, steps: Steps, tokens: torch.Tensor, cache: Cache, span: Span, want: Want) -> Forward:
+        """A few tokens a row on the prepared path."""
+        rows, num_new = tokens.shape
+        step = steps.borrow(rows, num_new)
         early: list[torch.Tensor] = []
         assert self.weights.final_norm is not None
         with torch.inference_mode():
             sights = self._outlook.look(cache, span)
-            x = step.run(tokens, self.weights.embedding.weight, cache, sights, early_layers, early)
+            x = step.run(tokens, self.weights.embedding.weight, cache, sights, want, early)
             states = self.weights.final_norm(x)
         cache.end()
         steps.give_back(step)
-        return self._read_out(states, early, step.project)
+        made = self._read_out(states, early, step.project)
+        if want.logits == "all":
+            made.logits = made.logits.view(rows, num_new, -1)
+        return made
 
     def _read_out(
         self,
@@ -203,7 +213,7 @@ class Decoder(NativeModel):
         x = self._embed(tokens, embeds, span)  # (rows, new, hidden)
         sights = self._outlook.look(cache, span, needs_all_keys=want.attentions)
         hidden, attentions = [], []
-        for index, layer in enumerate(self.weights.layers):
+        for index, layer in enumerate(self.weights.layers[: want.exit_layer]):
             if want.hidden_states:
                 hidden.append(x)
             if early is not None and index in want.early:

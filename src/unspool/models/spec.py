@@ -117,7 +117,7 @@ class DecoderSpec:
             bos_token_id=self.bos_token_id,
             eos_token_id=self.eos_token_id,
             pad_token_id=self.pad_token_id,
-            can=frozenset({"hidden_states", "attentions", "inputs_embeds", "branches", "early_logits"})
+            can=frozenset({"hidden_states", "attentions", "inputs_embeds", "branches", "early_logits", "early_exit"})
             | ({"shifted_keys"} if self.num_positions is None else set()),
         )
 

@@ -1,4 +1,4 @@
-"""One decoding step on a CPU in float32: the decoder's block again, with everything prepared.
+"""One decoding step on a CPU in float32, of one token a row or of a few: the decoder's block, with all prepared.
 
 For so few numbers the price is that of calling operators, not of computing. So buffers and the views into
 them are made once for a number of rows and used by all layers, and residuals are added by the products
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,15 +20,18 @@ import torch.nn.functional as F
 
 from unspool.cache import BranchedKeys, Cache
 from unspool.kernels.activations import find_activation
+from unspool.kernels.attention import attend
 from unspool.kernels.branched import attend_branches
 from unspool.models.layers import DecoderWeights, Layer
 from unspool.models.sight import Sight
 from unspool.models.spec import DecoderSpec
 from unspool.models.weights import Linear
+from unspool.protocols import LAST, Want
 
 PACKING_LIMIT: Final = 1 << 30  # bytes of weights up to which a second copy, laid out for batches, is kept
 _PACKED_ROWS: Final = 8  # the batch that packed weights are laid out for; others read them as well
 _MOST_KEPT: Final = 16  # steps for different numbers of rows that wait to be used again
+MOST_POSITIONS: Final = 64  # rows times tokens of a step; what is larger is no step but a prompt
 
 
 @dataclass(slots=True)
@@ -77,24 +80,26 @@ class Steps:
         self._weights = weights
         self._packs = packs and _can_pack()
         self._prepared: dict[bool, tuple[list[PreparedLayer], Product]] = {}
-        self._waiting: dict[int, PreparedStep] = {}
+        self._waiting: dict[tuple[int, int], PreparedStep] = {}
 
-    def borrow(self, rows: int) -> PreparedStep:
-        """A step for `rows` rows; another thread that asks meanwhile gets its own."""
-        step = self._waiting.pop(rows, None)
+    def borrow(self, rows: int, num_new: int = 1) -> PreparedStep:
+        """A step for `rows` rows of `num_new` tokens; another thread that asks meanwhile gets its own."""
+        step = self._waiting.pop((rows, num_new), None)
         if step is not None:
             return step
-        is_packed = self._packs and rows > 1
+        is_packed = self._packs and rows * num_new > 1
         if is_packed not in self._prepared:
             self._prepared[is_packed] = self._prepare(is_packed)
         layers, head = self._prepared[is_packed]
+        if num_new > 1:
+            return WideStep(self._spec, layers, head, rows, num_new)
         return (SingleStep if rows == 1 else BatchStep)(self._spec, layers, head, rows)
 
     def give_back(self, step: PreparedStep) -> None:
         """Keep a step for the next caller."""
         if len(self._waiting) >= _MOST_KEPT:
             self._waiting.clear()
-        self._waiting[step.rows] = step
+        self._waiting[step.rows, step.num_new] = step
 
     def _prepare(self, is_packed: bool) -> tuple[list[PreparedLayer], Product]:
         layers = [
@@ -152,8 +157,11 @@ def _prepare_layer(spec: DecoderSpec, index: int, layer: Layer, is_packed: bool)
 class PreparedStep(ABC):
     """A step for a fixed number of rows, with its buffers; run it in inference mode."""
 
-    def __init__(self, spec: DecoderSpec, layers: list[PreparedLayer], head: Product, rows: int) -> None:
+    def __init__(
+        self, spec: DecoderSpec, layers: list[PreparedLayer], head: Product, rows: int, num_new: int = 1
+    ) -> None:
         self.rows = rows
+        self.num_new = num_new
         self.project = head
         self._layers = layers
         self._eps = spec.norm.eps
@@ -161,20 +169,25 @@ class PreparedStep(ABC):
         self._activate = find_activation(spec.activation)
         heads, kv_heads, width = spec.num_heads, spec.num_kv_heads, spec.head_dim
         with torch.inference_mode():
-            self._x = torch.empty(rows, spec.hidden_size)
-            self._normed = torch.empty(rows, spec.hidden_size)
-            self._qkv = torch.empty(rows, (heads + 2 * kv_heads) * width)
-            self._up = torch.empty(rows, 2 * spec.ffn_size)
-            self._fed = torch.empty(rows, spec.ffn_size)
+            num_states = rows * num_new
+            self._x = torch.empty(num_states, spec.hidden_size)
+            self._normed = torch.empty(num_states, spec.hidden_size)
+            self._qkv = torch.empty(num_states, (heads + 2 * kv_heads) * width)
+            self._up = torch.empty(num_states, 2 * spec.ffn_size)
+            self._fed = torch.empty(num_states, spec.ffn_size)
             self._halves = self._up.chunk(2, dim=1)
-            split = self._qkv.view(rows, 1, heads + 2 * kv_heads, width)
-            self._queries = split[:, 0, :heads].view(rows, kv_heads, heads // kv_heads, width)
-            self._kv = split[:, :, heads:].view(rows, 1, 2, kv_heads, width)
+            split = self._qkv.view(rows, num_new, heads + 2 * kv_heads, width)
+            self._queries = self._arrange(split[:, :, :heads], kv_heads)
+            self._kv = split[:, :, heads:].view(rows, num_new, 2, kv_heads, width)
             self._qk = split[:, :, : heads + kv_heads]
-            self._pairs: torch.Tensor | None = None  # complex (rows, 1, heads and key heads, pairs)
+            self._pairs: torch.Tensor | None = None  # complex (rows, new, heads and key heads, pairs)
             if spec.rope is not None:
                 turned = self._qk[..., : spec.rope.width]
                 self._pairs = torch.view_as_complex(turned.view(*turned.shape[:-1], -1, 2))
+
+    def _arrange(self, queries: torch.Tensor, kv_heads: int) -> torch.Tensor:
+        """The queries (rows, 1, heads, width) as attention reads them: heads that share a key become its queries."""
+        return queries[:, 0].view(self.rows, kv_heads, -1, queries.shape[-1])
 
     def run(
         self,
@@ -182,18 +195,18 @@ class PreparedStep(ABC):
         embedding: torch.Tensor,
         cache: Cache,
         sights: Mapping[Any, Sight],
-        early_layers: Sequence[int] = (),
+        want: Want = LAST,
         early: list[torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Take one token a row (rows, 1) through all layers: (rows, hidden), valid until the next run.
+        """Take the tokens (rows, new) through the layers: (rows * new, hidden), valid until the next run.
 
-        Copies of what enters `early_layers` are put into `early`.
+        `want.exit_layer` ends it after so many; copies of what enters the layers of `want.early` are put into `early`.
         """
-        x = torch.index_select(embedding, 0, tokens.view(-1), out=self._x)
+        x = torch.index_select(embedding, 0, tokens.reshape(-1), out=self._x)
         if self._scale != 1.0:
             x.mul_(self._scale)
-        for index, layer in enumerate(self._layers):
-            if index in early_layers and early is not None:
+        for index, layer in enumerate(self._layers[: want.exit_layer]):
+            if early is not None and index in want.early:
                 early.append(x.clone())
             qkv = self._read(layer.attn_norm, layer.qkv, self._qkv)
             if qkv is not self._qkv:
@@ -206,10 +219,7 @@ class PreparedStep(ABC):
         return x
 
     def _attend(self, index: int, layer: PreparedLayer, cache: Cache, sight: Sight) -> torch.Tensor:
-        if layer.qk_norm is not None:
-            self._qk.copy_(F.rms_norm(self._qk, self._qk.shape[-1:], None, self._eps) * layer.qk_norm)
-        if self._pairs is not None and sight.factors is not None:
-            self._pairs.mul_(sight.factors)
+        self._place(layer, sight)
         keys, values = cache.write(index, self._kv)
         if isinstance(keys, BranchedKeys) and isinstance(values, BranchedKeys):
             queries = self._queries.reshape(self.rows, -1, 1, self._queries.shape[-1])
@@ -221,6 +231,13 @@ class PreparedStep(ABC):
             keys, values = keys[:, :, sight.first_key :], values[:, :, sight.first_key :]
         read = F.scaled_dot_product_attention(self._queries, keys, values, sight.mask, scale=layer.scale)
         return read.reshape(self.rows, -1)
+
+    def _place(self, layer: PreparedLayer, sight: Sight) -> None:
+        """Normalise the queries and keys where the block does, and turn them by their positions."""
+        if layer.qk_norm is not None:
+            self._qk.copy_(F.rms_norm(self._qk, self._qk.shape[-1:], None, self._eps) * layer.qk_norm)
+        if self._pairs is not None and sight.factors is not None:
+            self._pairs.mul_(sight.factors)
 
     @abstractmethod
     def _read(self, norm: torch.Tensor, product: Product, out: torch.Tensor) -> torch.Tensor:
@@ -258,12 +275,14 @@ class SingleStep(PreparedStep):
 class BatchStep(PreparedStep):
     """A step for several rows."""
 
-    def __init__(self, spec: DecoderSpec, layers: list[PreparedLayer], head: Product, rows: int) -> None:
-        super().__init__(spec, layers, head, rows)
+    def __init__(
+        self, spec: DecoderSpec, layers: list[PreparedLayer], head: Product, rows: int, num_new: int = 1
+    ) -> None:
+        super().__init__(spec, layers, head, rows, num_new)
         with torch.inference_mode():
             self._mean = torch.full((spec.hidden_size, 1), 1.0 / spec.hidden_size)
-            self._smallest = torch.full((rows, 1), spec.norm.eps)
-            self._root = torch.empty(rows, 1)
+            self._smallest = torch.full((rows * num_new, 1), spec.norm.eps)
+            self._root = torch.empty(rows * num_new, 1)
 
     def _read(self, norm: torch.Tensor, product: Product, out: torch.Tensor) -> torch.Tensor:
         # The mean of the squares as a product: cheaper than a reduction for a handful of rows.
@@ -273,3 +292,23 @@ class BatchStep(PreparedStep):
         if product.packed is None and product.bias is None:
             return torch.mm(self._normed, product.turned, out=out)
         return product(self._normed)
+
+
+class WideStep(BatchStep):
+    """A step of several tokens a row, as drafts are checked: the products are those of as many rows."""
+
+    def _arrange(self, queries: torch.Tensor, kv_heads: int) -> torch.Tensor:  # noqa: ARG002 - attend() sees them
+        return queries.transpose(1, 2)  # (rows, heads, new, width)
+
+    def _attend(self, index: int, layer: PreparedLayer, cache: Cache, sight: Sight) -> torch.Tensor:
+        self._place(layer, sight)
+        keys, values = cache.write(index, self._kv)
+        read, _ = attend(
+            self._queries,
+            keys[:, :, sight.first_key :],
+            values[:, :, sight.first_key :],
+            scale=layer.scale,
+            mask=sight.mask,
+            is_causal=sight.is_causal,
+        )
+        return read.transpose(1, 2).reshape(self.rows * self.num_new, -1)

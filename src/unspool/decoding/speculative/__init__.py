@@ -1,0 +1,1 @@
+"""Speculative decoding: one verifier, and drafters behind one small protocol."""

@@ -1,0 +1,102 @@
+"""From a plan to a drafter and its policy."""
+
+from __future__ import annotations
+
+from unspool.cache import ROLL_BACK, TRIAL, Cache
+from unspool.config import GenerationConfig
+from unspool.config.drafting import MOST_DRAFTED, Drafting
+from unspool.decoding.prompts import Prompts
+from unspool.decoding.rows import Rows
+from unspool.decoding.speculative.confidence import Confidence
+from unspool.decoding.speculative.draft_model import DraftModel
+from unspool.decoding.speculative.drafter import Drafter
+from unspool.decoding.speculative.early_exit import EarlyExit, check_shared_cache
+from unspool.decoding.speculative.policy import Policy, Scheduled
+from unspool.decoding.speculative.prompt_lookup import PromptLookup
+from unspool.decoding.speculative.weighing import Weighed
+from unspool.decoding.step import Step
+from unspool.errors import SettingError, UnsupportedError
+from unspool.logits import LogitsProcessorList
+from unspool.plan import Plan
+from unspool.protocols import Model
+
+CAPACITY_AHEAD = 256  # positions that a draft model's cache makes room for at once
+
+
+def make_policy(drafting: Drafting, drafter: Drafter) -> Policy:
+    """What decides how long drafts are."""
+    if drafting.is_auto:
+        return Weighed(drafting.num_tokens, is_free=drafter.is_free)
+    return Scheduled(drafting.num_tokens, drafting.schedule)
+
+
+def remember_length(drafting: Drafting, policy: Policy, model: object) -> None:
+    """Leave the length that the schedule "heuristic" came to in the drafting model's own settings, for later calls."""
+    config = getattr(model, "generation_config", None)
+    if drafting.schedule == "heuristic" and isinstance(policy, Scheduled) and isinstance(config, GenerationConfig):
+        config.num_assistant_tokens = min(policy.num_tokens, MOST_DRAFTED)
+
+
+def check_processors(processors: LogitsProcessorList) -> None:
+    """Raise for a processor that carries a state from token to token: drafts are tried and taken back."""
+    for processor in processors:
+        if hasattr(processor, "snapshot"):
+            raise SettingError(
+                f"{type(processor).__name__} remembers the step before, and a drafter's tokens are tried and taken "
+                "back; leave one of them out"
+            )
+
+
+def check_cache(drafting: Drafting, cache: Cache) -> None:
+    """Raise, before anything is read, for a cache that drafts can't be tried in."""
+    name = type(cache).__name__
+    if not {ROLL_BACK, TRIAL} & cache.can:
+        raise UnsupportedError(
+            f"a drafter's tokens are tried and taken back, which a {name} can't; "
+            "use cache_implementation='dynamic', or decode without a drafter"
+        )
+    if drafting.kind == "early_exit":
+        check_shared_cache(cache.can, name)
+
+
+def make_drafter(plan: Plan, step: Step, rows: Rows, prompts: Prompts, assistant: Model | None) -> Drafter | None:
+    """The drafter that the plan names, ready to guess what follows the rows; None where it names none."""
+    drafting = plan.drafting
+    if drafting is None:
+        return None
+    if drafting.kind == "prompt_lookup":
+        return PromptLookup(rows, drafting.max_ngram_size, plan.eos_token_ids, _read_sources(prompts, plan.copies))
+    confidence = Confidence(drafting.confidence)
+    if drafting.exit_layer is not None:
+        return EarlyExit(
+            step, drafting.exit_layer, do_sample=plan.do_sample, confidence=confidence, ends=plan.eos_token_ids
+        )
+    assert assistant is not None
+    cache = _new_cache(assistant, rows, prompts, plan.copies)
+    return DraftModel(assistant, cache, step, do_sample=plan.do_sample, confidence=confidence, ends=plan.eos_token_ids)
+
+
+def _new_cache(assistant: Model, rows: Rows, prompts: Prompts, copies: int) -> Cache:
+    """An empty cache of the draft model; one with an encoder reads the source with it."""
+    capacity, source = max(rows.lengths) + CAPACITY_AHEAD, prompts.source
+    if source is None:
+        return assistant.new_cache("dynamic", len(rows), capacity)
+    if source.tokens is None:
+        raise SettingError(
+            "`assistant_model` reads the encoder's text with an encoder of its own, and there are no tokens to read: "
+            "pass input_ids, or use prompt_lookup_num_tokens"
+        )
+    encoded = assistant.encode(source.tokens, source.lengths)
+    cache = assistant.new_cache("dynamic", len(source.lengths), capacity, encoded=encoded)
+    if copies > 1:
+        cache.select_rows([row for row in range(len(source.lengths)) for _ in range(copies)])
+    return cache
+
+
+def _read_sources(prompts: Prompts, copies: int) -> list[list[int]] | None:
+    """An encoder's tokens, for every row of the call."""
+    source = prompts.source
+    if source is None or source.tokens is None:
+        return None
+    rows = [source.tokens[row, :length].tolist() for row, length in enumerate(source.lengths)]
+    return [tokens for tokens in rows for _ in range(copies)]

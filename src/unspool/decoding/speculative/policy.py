@@ -1,0 +1,59 @@
+"""How many tokens to draft: fixed, following what was accepted, or weighed against what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from unspool.config.drafting import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one turn did and cost."""
+
+    drafted: list[int]  # guesses, a row each
+    accepted: list[int]
+    num_live: int  # rows that were not done
+    num_tokens: int  # emitted, all rows together
+    draft_seconds: float
+    check_seconds: float
+
+
+class Policy(Protocol):
+    """Says how long drafts are to be."""
+
+    def choose(self, limits: Sequence[int]) -> list[int]:
+        """The guesses to ask a drafter for, a row each, where at most `limits` can help."""
+        ...
+
+    def trim(self, counts: Sequence[int], num_live: int) -> list[int]:
+        """How many of the guesses that came are worth a check, a row each."""
+        ...
+
+    def observe(self, turn: Turn) -> None:
+        """Hear how a turn went."""
+        ...
+
+
+class Scheduled:
+    """The reference's schedules: a number of guesses that stays, or goes up by 2 and down by 1 with success."""
+
+    def __init__(self, num_tokens: int, schedule: Schedule = "constant") -> None:
+        self.num_tokens = num_tokens
+        self._moves = schedule != "constant"
+
+    def choose(self, limits: Sequence[int]) -> list[int]:
+        """As many as the schedule says."""
+        return [min(limit, self.num_tokens) for limit in limits]
+
+    def trim(self, counts: Sequence[int], num_live: int) -> list[int]:  # noqa: ARG002 - the protocol's
+        """All of them."""
+        return list(counts)
+
+    def observe(self, turn: Turn) -> None:
+        """Draft more after a draft that was right to its end, and less after another; one number for all rows."""
+        if self._moves and any(turn.drafted):
+            is_right = all(a == d for a, d in zip(turn.accepted, turn.drafted, strict=True))
+            self.num_tokens = self.num_tokens + 2 if is_right else max(1, self.num_tokens - 1)

@@ -1,0 +1,231 @@
+"""Speculative turns: a drafter guesses, one pass checks, and every row keeps as much as is right."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from unspool.decoding.finish import Finish
+from unspool.decoding.loop import Emitted
+from unspool.decoding.record import Record, read_logprobs
+from unspool.decoding.rows import Rows
+from unspool.decoding.select import NO_TOKEN
+from unspool.decoding.speculative.drafter import ACCEPT_STREAM, Draft, Drafter
+from unspool.decoding.speculative.policy import Policy, Turn
+from unspool.decoding.speculative.verify import choose_against, choose_token
+from unspool.decoding.step import Step
+from unspool.logits.fused import FusedTail
+from unspool.outputs import Speculation
+
+Choose = Callable[[int, Sequence[int]], list[int]]
+"""From a depth in the drafts and the places of the rows that got so far to every row's token there."""
+
+
+@dataclass(slots=True)
+class SpeculativeTurns:
+    """Rows, their drafter, the one verifier, and what ends them."""
+
+    step: Step
+    rows: Rows
+    drafter: Drafter
+    policy: Policy
+    finish: Finish
+    record: Record
+    told: Speculation
+    max_length: int
+    do_sample: bool
+    rows_may_leave: bool
+    reasons: dict[int, str] = field(default_factory=dict)  # why rows of the call have ended
+
+    def is_done(self) -> bool:
+        """Whether every row has ended."""
+        return all(number in self.reasons for number in self.rows.numbers)
+
+    def turn(self) -> Emitted:
+        """Guess, check all guesses in one pass, and let each row take what is right and one token more."""
+        started = time.perf_counter()
+        rows = self.rows
+        is_live = [number not in self.reasons for number in rows.numbers]
+        is_fresh = self.step.is_fresh
+        draft = self._propose(is_live)
+        drafted = time.perf_counter()
+        logits = self.step.try_tokens(rows, draft.tokens, draft.counts, is_live)  # (rows, positions, vocab)
+        emitted, accepted = self._take(draft, logits, is_live)
+        self.step.settle_tokens(rows)
+        self.drafter.observe(rows, draft, accepted)
+        now = time.perf_counter()
+        if not is_fresh:  # the prompt's pass is none that a draft could have saved
+            num_tokens = sum(map(len, emitted.tokens.values()))
+            self.policy.observe(
+                Turn(draft.counts, accepted, sum(is_live), num_tokens, drafted - started, now - drafted)
+            )
+        if self.rows_may_leave and emitted.finished:
+            self._let_leave()
+        return emitted
+
+    def _propose(self, is_live: Sequence[bool]) -> Draft:
+        if self.step.is_fresh:  # the prompt's own last pass is still to be answered
+            return Draft.empty(self.rows)
+        limits = self._find_limits(is_live)
+        wanted = self.policy.choose(limits) if any(limits) else limits
+        if not any(wanted):
+            return Draft.empty(self.rows)
+        draft = self.drafter.propose(self.rows, wanted)
+        return draft.cut(self.policy.trim(draft.counts, sum(is_live)))
+
+    def _find_limits(self, is_live: Sequence[bool]) -> list[int]:
+        """The most guesses that can help each row: a pass gives one token more, and the cache must hold them all."""
+        room = self.step.cache.get_max_cache_shape()
+        fits = self.max_length if room is None else max(0, room - max(self.step.cache.lengths) - 1)
+        return [
+            max(0, min(self.max_length - end - 1, fits)) if live else 0
+            for end, live in zip(self.rows.ends, is_live, strict=True)
+        ]
+
+    # --- what the pass says --------------------------------------------------------------------------
+    def _take(self, draft: Draft, logits: torch.Tensor, is_live: Sequence[bool]) -> tuple[Emitted, list[int]]:
+        """Walk down the drafts: rows go on while the token chosen is the one guessed, and nothing ends them."""
+        rows, guesses = self.rows, draft.tokens.tolist()
+        needs_history = self.finish.needs_history or self.step.looks_back or self.record.keeps_steps
+        choose = self._choose_by_depth(draft, logits) if needs_history else self._choose_at_once(draft, logits)
+        emitted = Emitted({}, {})
+        taken: list[list[int]] = [[] for _ in is_live]
+        accepted = [0] * len(is_live)
+        places = [place for place, live in enumerate(is_live) if live]
+        for depth in range(logits.shape[1]):
+            tokens = choose(depth, places)
+            for place in places:
+                if tokens[place] == NO_TOKEN:
+                    if not needs_history:
+                        self._append(taken)
+                    raise self.step.blame(rows, logits[:, depth], place)
+                taken[place].append(tokens[place])
+            if needs_history:
+                self._append([tokens[place : place + 1] if place in places else [] for place in range(len(is_live))])
+            going = []
+            for place, reason in zip(places, self._explain(places, taken, needs_history), strict=True):
+                is_right = depth < draft.counts[place] and tokens[place] == guesses[place][depth]
+                accepted[place] += is_right
+                if reason is not None:
+                    number = rows.numbers[place]
+                    emitted.finished[number] = self.reasons[number] = reason
+                elif is_right:
+                    going.append(place)
+            places = going
+            if not places:
+                break
+        if not needs_history:
+            self._append(taken)
+        self._tell(emitted, taken, logits, draft, accepted)
+        return emitted, accepted
+
+    def _append(self, taken: Sequence[Sequence[int]]) -> None:
+        added = Draft.of(taken, self.rows.device)
+        self.rows.append(added.tokens, added.counts)
+
+    def _explain(self, places: Sequence[int], taken: Sequence[Sequence[int]], needs_history: bool) -> list[str | None]:
+        """Why the rows at `places` end with the token they just got, or None."""
+        ends = self.rows.ends
+        if not self.finish.needs_history:
+            widths = [ends[place] + (0 if needs_history else len(taken[place])) for place in places]
+            return [self.finish.explain_token(taken[p][-1], w) for p, w in zip(places, widths, strict=True)]
+        reasons: dict[int, str | None] = {}
+        scores = self.record.scores if self.finish.has_custom else None
+        for width in {ends[place] for place in places}:
+            told = self.finish.explain(self.rows.history(width), scores)
+            reasons |= {place: told[place] for place in places if ends[place] == width}
+        return [reasons[place] for place in places]
+
+    # --- choosing ------------------------------------------------------------------------------------
+    def _choose_at_once(self, draft: Draft, logits: torch.Tensor) -> Choose:
+        """Every position's token in one go, where no processor looks at the history."""
+        num_rows, num_positions, vocab = logits.shape
+        tail, uniforms = self.step.tail, None
+        if self.do_sample:
+            uniforms = self.rows.uniforms_from(self.rows.lengths, num_positions).flatten()
+        flat = logits.reshape(-1, vocab)
+        if draft.distributions is not None and self.do_sample:
+            assert uniforms is not None
+            scores = flat if tail is None else _spread(tail, num_rows, num_positions).run_plainly(flat)
+            numbers = self.rows.uniforms_from(self.rows.lengths, num_positions, ACCEPT_STREAM).flatten()
+            guesses, drafted = _pad_draft(draft, num_positions, vocab)
+            chosen = choose_against(scores, guesses.flatten(), drafted.flatten(0, 1), uniforms, numbers)
+        else:
+            spread = None if tail is None else _spread(tail, num_rows, num_positions)
+            chosen = choose_token(flat, uniforms, spread)
+        table = chosen.view(num_rows, num_positions).t().tolist()
+        return lambda depth, places: table[depth]  # noqa: ARG005 - all rows' are known
+
+    def _choose_by_depth(self, draft: Draft, logits: torch.Tensor) -> Choose:
+        """A position's token once those before it stand: no processor is shown a text that was refused."""
+        rows = self.rows
+        num_positions, vocab = logits.shape[1:]
+        has_drawn = draft.distributions is not None and self.do_sample
+        if has_drawn:
+            guesses, drafted = _pad_draft(draft, num_positions, vocab)
+
+        def choose(depth: int, places: Sequence[int]) -> list[int]:
+            whole = has_drawn or not self.do_sample or self.record.keeps_scores
+            scores = self.step.score_places(rows, logits[:, depth], places, whole=whole)
+            for place in places:
+                self.record.keep_row(place, logits[place, depth], scores[place])
+            uniforms = rows.uniforms() if self.do_sample else None
+            if has_drawn:
+                assert uniforms is not None
+                numbers = rows.uniforms_from(rows.lengths, 1, ACCEPT_STREAM)[:, 0]
+                chosen = choose_against(scores, guesses[:, depth], drafted[:, depth], uniforms, numbers)
+            else:
+                chosen = choose_token(scores, uniforms, None if whole else self.step.tail)
+            tokens: list[int] = chosen.tolist()
+            return tokens
+
+        return choose
+
+    # --- telling -------------------------------------------------------------------------------------
+    def _tell(
+        self,
+        emitted: Emitted,
+        taken: Sequence[list[int]],
+        logits: torch.Tensor,
+        draft: Draft,
+        accepted: Sequence[int],
+    ) -> None:
+        for place, tokens in enumerate(taken):
+            if not tokens:
+                continue
+            number = self.rows.numbers[place]
+            emitted.tokens[number] = tokens
+            self.told.add(number, draft.counts[place], accepted[place])
+            if self.record.num_top is not None:
+                chosen = torch.tensor(tokens, device=logits.device)
+                emitted.logprobs[number] = read_logprobs(logits[place, : len(tokens)], chosen, self.record.num_top)
+
+    def _let_leave(self) -> None:
+        staying = [place for place, number in enumerate(self.rows.numbers) if number not in self.reasons]
+        if staying:
+            self.rows.select(staying)
+            self.step.keep_rows(staying)
+            self.drafter.keep_rows(staying)
+        else:
+            self.rows.numbers = []
+
+
+def _spread(tail: FusedTail, num_rows: int, num_positions: int) -> FusedTail:
+    """The tail for all positions of all rows, one after the other."""
+    index = torch.arange(num_rows).repeat_interleave(num_positions)
+    return tail.select_rows(index) if num_positions > 1 else tail
+
+
+def _pad_draft(draft: Draft, num_positions: int, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The guesses and their distributions with zeros where a row has none: (rows, positions), (…, vocab)."""
+    assert draft.distributions is not None
+    missing = num_positions - draft.tokens.shape[1]
+    guesses = torch.nn.functional.pad(draft.tokens, (0, missing))
+    drafted = torch.nn.functional.pad(draft.distributions, (0, 0, 0, missing))
+    place = torch.arange(num_positions, device=guesses.device)
+    is_own = place < torch.tensor(draft.counts, device=guesses.device)[:, None]  # (rows, positions)
+    assert drafted.shape[-1] == vocab
+    return guesses * is_own, drafted * is_own[..., None]
