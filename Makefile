@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROMPT ?= Write a haiku about a lighthouse.
 
-.PHONY: help run chat test check format conformance bench clean
+.PHONY: help run chat test gpu check format conformance bench clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -18,6 +18,9 @@ chat: $(VENV)/.model  ## talk with the default model
 test: $(VENV)/.test $(VENV)/.model  ## run the tests
 	@echo "==> running the tests"
 	@$(BIN)/python -m pytest $(TESTS)
+
+gpu:  ## run the tests that need a GPU, with the python at hand (its own torch and triton)
+	@PYTHONPATH=src:. $(PYTHON) -m pytest tests/gpu -q -p no:cacheprovider -o addopts=--import-mode=importlib -o filterwarnings=
 
 check: $(VENV)/.check  ## formatter, linter, strict types, import contracts
 	@echo "==> ruff format" && $(BIN)/ruff format --check .

@@ -79,7 +79,7 @@ def main() -> None:
         reference = build_reference(config, weights)
         for run in options.runs:
             batch, prompt = map(int, run.split("x"))
-            ids = torch.randint(0, 1000, (batch, prompt), device="cuda")
+            ids = torch.randint(1, 1000, (batch, prompt), device="cuda")
             mask = torch.ones_like(ids)
             runs: dict[str, Callable[[], object]] = {
                 "ours": lambda ids=ids, model=model: unspool.generate(model, ids, **common),

@@ -1,18 +1,20 @@
-"""The decode step of large shapes on a GPU, and what sampling adds to it: `python benchmarks/gpu_step.py`.
+"""A decoding step of large shapes on a GPU, end to end through `generate`: `python benchmarks/gpu_step.py --peer`.
 
-Random weights in bfloat16: speed does not depend on their values. The floor is the bytes of weights and keys read a
-step over the bandwidth that a copy reaches in the same run.
+Random weights in bfloat16: speed does not depend on their values. A step's time is the difference between a long and a
+short call over the difference of their tokens, so that reading the prompt is left out. The floor is the bytes of
+weights and keys read a step over the bandwidth that a copy reaches in the same run.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from typing import Any
 
 import torch
 
-from logits import Sheet, make_chain  # benchmarks/logits.py: the chain as a call runs it
+import unspool
 from unspool.models.registry import build_model
 from unspool.models.weights import MemorySource
 
@@ -88,38 +90,103 @@ def measure_bandwidth() -> float:
     return 2 * source.numel() / (measure(lambda: target.copy_(source)) / 1e3)
 
 
+def time_call(function: Any) -> float:
+    """Seconds of a call, to the end of its work on the device."""
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    function()
+    torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def time_step(generate: Any, few: int, many: int, rounds: int = 3) -> float:
+    """Milliseconds of one step: what `many - few` more tokens cost."""
+    generate(few)
+    generate(many)
+    differences = [time_call(lambda: generate(many)) - time_call(lambda: generate(few)) for _ in range(rounds)]
+    return statistics.median(differences) / (many - few) * 1e3
+
+
+def make_reference(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> Any:
+    """transformers' model with the same weights."""
+    import transformers
+
+    settings = {name: value for name, value in config.items() if name not in ("architectures", "model_type")}
+    with torch.device("meta"):
+        reference = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings)).to(torch.bfloat16)
+    reference = reference.to_empty(device="cuda").eval()
+    reference.load_state_dict(weights, strict=False)
+    reference.model.rotary_emb = type(reference.model.rotary_emb)(reference.config).to("cuda")
+    reference.tie_weights()
+    return reference
+
+
+COMMON = {"eos_token_id": None, "pad_token_id": 0}
+SAMPLING = {"do_sample": True, "temperature": 0.8, "top_k": 50, "top_p": 0.9, "seed": 1}
+
+
 @torch.no_grad()
 def main() -> None:
-    """Print a row for each shape and batch."""
+    """Print a row for each shape, batch and context."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", default=["1B", "8B"])
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 64])
-    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--runs", nargs="+", default=["1x256", "1x4096", "8x1024", "64x1024"], help="batch x context")
+    parser.add_argument("--few", type=int, default=16)
+    parser.add_argument("--many", type=int, default=144)
+    parser.add_argument("--peer", action="store_true", help="time transformers' eager generate too")
+    parser.add_argument("--compiled", action="store_true", help="and its static cache with torch.compile (minutes)")
     options = parser.parse_args()
     bandwidth = measure_bandwidth()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bf16, copy {bandwidth / 1e12:.2f} TB/s")
-    print(f"{'shape':>6}{'batch':>7}{'step ms':>10}{'floor ms':>10}{'of floor':>10}{'chain ms':>10}{'of step':>9}")
+    columns = ("shape", "run", "first s", "ms/step", "floor", "of floor", "sampling", "greedy/s.", "tok/s")
+    print("".join(f"{name:>10}" for name in columns) + "   transformers ms/step (ratio), compiled")
     for shape in options.shapes:
         config = make_config(shape)
+        weights = make_weights(config)
         model = build_model(
-            config, MemorySource(make_weights(config)), is_gguf=False, device=torch.device("cuda"), dtype=torch.bfloat16
+            config, MemorySource(weights), is_gguf=False, device=torch.device("cuda"), dtype=torch.bfloat16
         )
-        for batch in options.batches:
-            cache = model.new_cache("static", batch, options.context + 64)
-            model.forward(torch.randint(0, 1000, (batch, options.context), device="cuda"), cache)
-            lengths = list(cache.lengths)
-            token = torch.randint(0, 1000, (batch, 1), device="cuda")
+        reference = make_reference(config, weights) if options.peer or options.compiled else None
+        read = model.weights_bytes
+        if not config["tie_word_embeddings"]:
+            read -= model.weights.embedding.weight.nbytes  # of which a step reads a row
+        for run in options.runs:
+            batch, context = map(int, run.split("x"))
+            ids = torch.randint(1, 1000, (batch, context), device="cuda")
 
-            def step(cache: Any = cache, token: Any = token, lengths: Any = lengths, model: Any = model) -> None:
-                model.forward(token, cache)
-                cache.truncate(lengths)
+            def ours(count: int, ids: Any = ids, model: Any = model, **more: Any) -> None:
+                unspool.generate(model, ids, max_new_tokens=count, **{**COMMON, **more})
 
-            chain, _ = make_chain(Sheet.make(batch, config["vocab_size"], options.context, "cuda"))
-            floor = (model.weights_bytes + cache.nbytes) / bandwidth * 1e3
-            took = measure(step)
-            shaped = measure(chain)
-            print(f"{shape:>6}{batch:>7}{took:>10.2f}{floor:>10.2f}{floor / took:>10.2f}", end="")
-            print(f"{shaped:>10.2f}{shaped / took:>9.1%}")
+            ours(1)
+            first = time_call(lambda: ours(2)) - time_call(lambda: ours(1))  # a step captured, or its kernels compiled
+            took = time_step(ours, options.few, options.many)
+            sampled = time_step(lambda count: ours(count, **SAMPLING), options.few, options.many)
+            heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
+            key_bytes = 4 * config["num_hidden_layers"] * kv * (config["hidden_size"] // heads)
+            mean_context = context + (options.few + options.many) / 2
+            floor = (read + batch * mean_context * key_bytes) / bandwidth * 1e3
+            cells = (f"{first:.2f}", f"{took:.3f}", f"{floor:.3f}", f"{floor / took:.2f}", f"{sampled:.3f}")
+            cells += (f"{took / sampled:.2f}", f"{batch / took * 1e3:.0f}")
+            print("".join(f"{cell:>10}" for cell in (shape, run, *cells)), end="", flush=True)
+            if reference is not None:
+                mask = torch.ones_like(ids)
+
+                def theirs(
+                    count: int, ids: Any = ids, mask: Any = mask, reference: Any = reference, **more: Any
+                ) -> None:
+                    reference.generate(
+                        ids, attention_mask=mask, do_sample=False, max_new_tokens=count, **{**COMMON, **more}
+                    )
+
+                eager = time_step(theirs, 4, 36, rounds=1)
+                print(f"   {eager:.2f} ({eager / took:.2f}x)", end="", flush=True)
+                if options.compiled and run == options.runs[0]:
+                    static = time_step(
+                        lambda count: theirs(count, cache_implementation="static"), options.few, options.many, rounds=1
+                    )
+                    print(f", {static:.2f} ({static / took:.2f}x)", end="")
+            print(flush=True)
+        del model, reference, weights
         torch.cuda.empty_cache()
 
 

@@ -63,6 +63,9 @@ class Forward:
     cross_attentions: tuple[torch.Tensor, ...] | None = None  # a layer each: (rows, heads, new, source)
     last_states: torch.Tensor | None = None  # (rows, new, hidden)
     early_logits: tuple[torch.Tensor, ...] | None = None  # a layer of `Want.early` each: (rows, vocab), last position
+    likeliest: torch.Tensor | None = None  # (rows,): the first token of the highest logit, where the pass found it
+    path: str = "eager"  # or "captured" (a CUDA graph), "library" (one call of C): how the pass was run
+    path_reason: str = ""  # why it was not faster, where that is known
 
 
 @dataclass(slots=True)

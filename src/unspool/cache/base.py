@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, Self
 
 import torch
 
+from unspool.cache.places import Places
 from unspool.errors import SettingError, UnsupportedError
 
 Mask = torch.Tensor | Literal["causal"] | None
@@ -162,6 +163,15 @@ class Cache(ABC):
     def find_stores(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> Stores | None:  # noqa: ARG002
         """The open pass's buffers, for a model that computes by address; None for kinds that keep keys otherwise."""
         return None
+
+    # --- a captured step -----------------------------------------------------------------------------
+    def places(self) -> Places | None:
+        """Where the keys lie, for a step that reads and writes them by address; None for kinds that need `write`."""
+        return None
+
+    def advance(self, rows: int) -> None:  # noqa: ARG002 - kinds that have no places are never asked
+        """Make room for one position a row and count it as held: a captured step writes it by address."""
+        raise UnsupportedError(f"a {type(self).__name__} is written through begin(), write() and end()")
 
     # --- rows ----------------------------------------------------------------------------------------
     def truncate(self, lengths: Sequence[int]) -> None:

@@ -11,6 +11,7 @@ import torch
 from unspool.cache.base import DIVIDE, RAGGED, ROLL_BACK, SELECT_ROWS, Cache, Mask, Span, Stores
 from unspool.cache.buffered import BufferedCache
 from unspool.cache.dynamic import DynamicCache
+from unspool.cache.places import Places
 from unspool.errors import SettingError, UnsupportedError
 
 
@@ -26,7 +27,8 @@ class BranchingCache(Cache):
     """The cache of beams: `num_branches` rows a prompt over one copy of the prompt's keys.
 
     Reordering moves only what differs: two beams share the positions before they parted, so only later ones are
-    copied. An own position `j` of a row stands for position `prompt length + j`.
+    copied. An own position `j` of a row stands for position `prompt length + j`. Under captured steps nothing is
+    copied at all: keys stay in the row that wrote them, and an ancestry says which one that was.
     """
 
     can = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED, DIVIDE})
@@ -40,6 +42,8 @@ class BranchingCache(Cache):
         self._prompt_lengths = [length for length in prompt.lengths for _ in range(num_branches)]
         self._origins: list[list[int]] = [[] for _ in self._prompt_lengths]  # who wrote each own position
         self._num_written = 0
+        self._ancestry: torch.Tensor | None = None  # (rows, own capacity) int32: whose key stands at a row's position
+        self._places: Places | None = None
         self.lengths = list(self._prompt_lengths)
 
     # --- a forward pass ------------------------------------------------------------------------------
@@ -50,6 +54,7 @@ class BranchingCache(Cache):
         counts: Sequence[int] | None = None,
         device: torch.device | str = "cpu",
     ) -> Span:
+        self._gather_own()
         own = self._own.begin(rows, num_new, counts, device)
         if not own.is_uniform:
             raise UnsupportedError("branches of one prompt grow together; roll them back to one length first")
@@ -109,6 +114,40 @@ class BranchingCache(Cache):
             visible &= positions[:, None, None, :] > queries - window
         return visible
 
+    # --- a captured step -----------------------------------------------------------------------------
+    def places(self) -> Places | None:
+        """Where prompts and own keys lie; from now on reordering moves an index instead of keys."""
+        prompt, own = self._prompt.places(), self._own.places()
+        if prompt is None or own is None or not own.buffers or len(set(self._own.lengths)) > 1:
+            return None
+        known = self._places
+        if known is not None and known.buffers is own.buffers and known.shared is prompt.buffers:
+            return known
+        buffer = own.buffers[0]
+        rows, capacity = len(self.lengths), buffer.shape[1]
+        itself = torch.arange(rows, dtype=torch.int32, device=buffer.device)[:, None].repeat(1, capacity)
+        if self._ancestry is not None:  # the buffers have grown
+            itself[:, : self._ancestry.shape[1]] = self._ancestry
+        self._ancestry = itself
+        self._places = Places(own.buffers, self.num_branches, prompt.buffers, list(self._prompt_lengths), itself)
+        return self._places
+
+    def advance(self, rows: int) -> None:
+        self._own.advance(rows)
+        self.lengths = [first + own for first, own in zip(self._prompt_lengths, self._own.lengths, strict=True)]
+        self._note_origins()
+
+    def _gather_own(self) -> None:
+        """Bring every row's own keys together again, which captured steps leave with the rows that wrote them."""
+        if self._ancestry is None:
+            return
+        held = max(self._own.lengths, default=0)
+        position = torch.arange(held, device=self._ancestry.device)
+        whose = self._ancestry[:, :held].long()
+        for buffer in self._own._buffers:
+            buffer[: whose.shape[0], :held] = buffer[whose, position]
+        self._ancestry = self._places = None
+
     # --- rows ----------------------------------------------------------------------------------------
     def truncate(self, lengths: Sequence[int]) -> None:
         own = [length - first for length, first in zip(lengths, self._prompt_lengths, strict=True)]
@@ -128,8 +167,14 @@ class BranchingCache(Cache):
         ):
             raise UnsupportedError(f"rows of branches stay with their prompt, {branches} rows each; got {list(index)}")
         if prompts != list(range(len(self.lengths) // branches)):
+            self._gather_own()
             self._prompt.select_rows(prompts)
             self._own.select_rows(index)
+        elif self._ancestry is not None:
+            if list(index) != list(range(len(self.lengths))):
+                held = max(self._own.lengths, default=0)
+                rows = torch.tensor(list(index)).to(self._ancestry.device, non_blocking=True)
+                self._ancestry[:, :held] = self._ancestry[:, :held][rows]
         else:
             self._own.copy_rows(index, self._find_parting(index))
         self._prompt_lengths = [self._prompt_lengths[row] for row in index]
@@ -192,6 +237,7 @@ class BranchingCache(Cache):
 
     def merge(self) -> DynamicCache:
         """A plain cache in which every row holds its prompt's keys and its own."""
+        self._gather_own()
         rows = len(self.lengths)
         whole = DynamicCache(capacity=max(self.lengths))
         for layer in range(len(self._own)):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import copy
+from operator import is_
 from typing import Any
 
 import torch
 
 from unspool.cache.base import DIVIDE, FORK, Cache, Stores
 from unspool.cache.forked import ForkedCache
+from unspool.cache.places import Places
 from unspool.errors import SettingError
 
 
@@ -24,6 +26,7 @@ class BufferedCache(Cache):
         super().__init__()
         self._buffers: list[torch.Tensor] = []
         self._filled: list[int] = []  # positions held, a layer each (they differ only amid a pass)
+        self._places: Places | None = None
 
     # --- a forward pass ------------------------------------------------------------------------------
     def write(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,6 +54,23 @@ class BufferedCache(Cache):
     def truncate(self, lengths: Any) -> None:
         super().truncate(lengths)
         self._filled = [max(self.lengths, default=0)] * len(self._buffers)
+
+    # --- a captured step -----------------------------------------------------------------------------
+    def places(self) -> Places | None:
+        if type(self).write is not BufferedCache.write:
+            return None  # a kind that stores in a way of its own
+        known = self._places
+        if known is None or len(known.buffers) != len(self._buffers) or not all(map(is_, known.buffers, self._buffers)):
+            self._places = known = Places(list(self._buffers))
+        return known
+
+    def advance(self, rows: int) -> None:
+        starts = list(self.lengths) or [0] * rows
+        if len(starts) != rows:
+            raise SettingError(f"the cache holds {len(starts)} rows and the step has {rows}; select_rows() first")
+        self._reserve(max(starts) + 1)
+        self.lengths = [start + 1 for start in starts]
+        self._filled = [max(self.lengths)] * len(self._buffers)
 
     def _select(self, index: torch.Tensor) -> None:
         held = max(self.lengths, default=0)

@@ -146,15 +146,26 @@ class BeamSearch:
             best = total.gather(1, index)
         else:
             best, index = total.topk(settings.num_candidates, dim=1)
-        parents, tokens = index // vocab, index % vocab  # (prompts, candidates)
-        first_rows = torch.arange(num_prompts, device=scores.device)[:, None] * num_beams
-        history = rows.history()
-        extended = torch.cat((history[(parents + first_rows).flatten()], tokens.view(-1, 1)), dim=1)
-        reasons = iter(self._finish.explain(extended, self._step.record.scores))
+        found = index.tolist()  # (prompts, candidates)
+        tokens = [[place % vocab for place in places] for places in found]
+        parents = [[place // vocab for place in places] for places in found]
+        reasons = iter(self._explain_ends(tokens, parents))
         return [
             [Candidate(*values, next(reasons)) for values in zip(*triple, strict=True)]
-            for triple in zip(tokens.tolist(), parents.tolist(), best.tolist(), strict=True)
+            for triple in zip(tokens, parents, best.tolist(), strict=True)
         ]
+
+    def _explain_ends(self, tokens: list[list[int]], parents: list[list[int]]) -> list[str | None]:
+        """Why each prompt's candidates end, or None, one after the other."""
+        flat = [token for row in tokens for token in row]
+        if not self._finish.needs_history:
+            width = max(self._rows.ends) + 1
+            return [self._finish.explain_token(token, width) for token in flat]
+        first_rows = range(0, len(self._rows), self._settings.num_beams)
+        sources = [first + parent for first, row in zip(first_rows, parents, strict=True) for parent in row]
+        history = self._rows.history()
+        extended = torch.cat((history[sources], torch.tensor(flat, device=history.device)[:, None]), dim=1)
+        return self._finish.explain(extended, self._step.record.scores)
 
     def _advance(self, prompt: int, search: Search, candidates: list[Candidate]) -> list[int]:
         """Split the candidates into finished and running ones; the rows that the running ones come from."""

@@ -7,6 +7,7 @@ from typing import Any
 from unspool.beams import BeamSearchScorer
 from unspool.beams.punctual import PunctualScorer
 from unspool.beams.rules import prepare_constraints
+from unspool.decoding.ahead import AheadTurns, can_run_ahead
 from unspool.decoding.beam import BeamSearch, BeamSettings
 from unspool.decoding.beam_scored import ConstrainedBeams, GroupBeams
 from unspool.decoding.beam_trace import BeamTrace
@@ -65,6 +66,8 @@ def make_turns(
         )
     if plan.strategy == "tokens":
         strategy: Strategy = Sample(step, do_sample=plan.do_sample)
+        if can_run_ahead(step, rows, finish, rows_may_leave=rows_may_leave):
+            return AheadTurns(rows, strategy, finish, step.record, rows_may_leave=rows_may_leave, step=step)
         return TokenTurns(rows, strategy, finish, step.record, rows_may_leave=rows_may_leave)
     if plan.strategy == "contrastive":
         strategy = ContrastiveSearch(step, penalty_alpha=float(plan.settings.penalty_alpha), top_k=plan.settings.top_k)

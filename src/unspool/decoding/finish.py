@@ -20,7 +20,7 @@ _REASONS: tuple[tuple[type, str], ...] = (
     (MaxLengthCriteria, "length"),
     (MaxTimeCriteria, "time"),
 )
-_TOLD_BY_TOKEN = (EosTokenCriteria, MaxLengthCriteria)
+_TOLD_BY_TOKEN = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria)
 
 
 class Finish:
@@ -31,7 +31,7 @@ class Finish:
         ranked = sorted(criteria, key=_rank)
         self._criteria = [(criterion, _reason(criterion)) for criterion in ranked]
         self.has_custom = any(reason == "criteria" for _, reason in self._criteria)
-        # End tokens and the length can be told without a look at the history, once the token is known here.
+        # End tokens, the length and the time can be told without a look at the history, once the token is known here.
         self.needs_history = any(type(criterion) not in _TOLD_BY_TOKEN for criterion, _ in self._criteria)
         self._ends = frozenset(
             int(token) for one, _ in self._criteria if isinstance(one, EosTokenCriteria) for token in one.eos_token_id
@@ -53,8 +53,14 @@ class Finish:
         assert not self.needs_history
         if token in self._ends:
             return "eos"
-        limits = [one.max_length for one, _ in self._criteria if isinstance(one, MaxLengthCriteria)]
-        return "length" if limits and width >= min(limits) else None
+        if self.ends_at(width):
+            return "length"
+        is_late = any(isinstance(one, MaxTimeCriteria) and one.is_over() for one, _ in self._criteria)
+        return "time" if is_late else None
+
+    def ends_at(self, width: int) -> bool:
+        """Whether all rows are done at that width, whatever their tokens are."""
+        return any(isinstance(one, MaxLengthCriteria) and width >= one.max_length for one, _ in self._criteria)
 
 
 def _reason(criterion: object) -> str:

@@ -43,10 +43,10 @@ def run_in_parts(
 
 
 def _weave(values: list[Any]) -> Any:
-    """The parts' tensors as one, rows in their old order; tuples of tensors one by one, and None as it is."""
+    """The parts' tensors as one, rows in their old order; tuples of tensors one by one, and what is no tensor as it is."""
     first = values[0]
-    if first is None:
-        return None
+    if first is None or isinstance(first, str):
+        return first
     if isinstance(first, tuple):
         return tuple(_weave(list(column)) for column in zip(*values, strict=True))
     return torch.stack(values, dim=1).flatten(0, 1)  # (rows / parts, parts, …) -> (rows, …)

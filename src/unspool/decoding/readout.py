@@ -17,6 +17,7 @@ class Reading:
 
     logits: torch.Tensor
     given: torch.Tensor
+    likeliest: torch.Tensor | None = None  # (rows,): of the highest score given, where the model found it on its way
 
 
 class Readout:
@@ -45,4 +46,6 @@ class Readout:
     def read(self, forward: Forward, rows: Rows, *, normalise: bool) -> Reading:  # noqa: ARG002 - others need them
         """The logits of a pass for the call's rows; with `normalise` log-probabilities are given, as beams need."""
         logits = forward.logits.float()
-        return Reading(logits, torch.log_softmax(logits, dim=-1) if normalise else logits)
+        if normalise:
+            return Reading(logits, torch.log_softmax(logits, dim=-1))
+        return Reading(logits, logits, forward.likeliest)

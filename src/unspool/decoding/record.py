@@ -42,6 +42,12 @@ class Record:
                 self._cross.append(forward.cross_attentions)
 
     @property
+    def keeps_any(self) -> bool:
+        """Whether anything of the steps is asked for."""
+        kept = (self._scores, self._logits, self._hidden, self._attentions, self.num_top)
+        return any(one is not None for one in kept)
+
+    @property
     def keeps_scores(self) -> bool:
         """Whether the processed scores of the whole vocabulary are asked for."""
         return self._scores is not None

@@ -99,6 +99,10 @@ class Rows:
         added = counts if counts is not None else [num_new] * len(self)
         self.lengths = [length + count for length, count in zip(self.lengths, added, strict=True)]
 
+    def drop(self, count: int) -> None:
+        """Take each row's last `count` tokens away again."""
+        self.lengths = [length - count for length in self.lengths]
+
     def select(self, index: Sequence[int]) -> None:
         """Keep, repeat or reorder rows."""
         chosen = torch.tensor(list(index), dtype=torch.int64, device=self._ids.device)

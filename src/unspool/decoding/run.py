@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from unspool.cache import DIVIDE, ROLL_BACK, Cache, DynamicCache, EncoderDecoderCache, find_kind
+from unspool.decoding.ahead import AheadTurns
 from unspool.decoding.beam import BeamSearch
 from unspool.decoding.beam_scored import ScoredBeams
 from unspool.decoding.beam_trace import BeamTrace
@@ -42,6 +43,7 @@ from unspool.stopping import (
 )
 
 CAPACITY_AHEAD = 256  # new positions a dynamic cache makes room for at once
+CAPACITY_AHEAD_ON_GPU = 2048  # there growing costs more, for a step ahead waits for it
 
 
 @dataclass(slots=True)
@@ -117,7 +119,7 @@ class Run:
             if isinstance(turns, SpeculativeTurns):
                 self.stats.speculation = turns.told
             for emitted in run_turns(turns, self.stats, started):
-                self.stats.forward_passes = step.num_forward_passes
+                self._tell_stats(step)
                 self._gather(emitted)
                 yield emitted
         except GeneratorExit:
@@ -134,6 +136,10 @@ class Run:
         self._tidy_cache()
         if isinstance(self._turns, SpeculativeTurns) and self._plan.drafting is not None:
             remember_length(self._plan.drafting, self._turns.policy, self._hooks.assistant or self._model)
+
+    def _tell_stats(self, step: Step) -> None:
+        self.stats.forward_passes = step.num_forward_passes
+        self.stats.path, self.stats.path_reason = step.path, step.path_reason
 
     def _gather(self, emitted: Emitted) -> None:
         for row, tokens in emitted.tokens.items():
@@ -324,7 +330,8 @@ class Run:
                 rows *= max(1, plan.num_candidates)  # they are read in copies of their row
         else:
             # Beams grow beside the prompt, in a cache of their own.
-            capacity = longest if plan.num_beams > 1 else min(last, longest + CAPACITY_AHEAD)
+            ahead = CAPACITY_AHEAD_ON_GPU if self._model.device.type == "cuda" else CAPACITY_AHEAD
+            capacity = longest if plan.num_beams > 1 else min(last, longest + ahead)
             rows = prompts.num_rows * self._readout.num_sets
         told = {"config": plan.cache_config} if plan.cache_config else {}
         return self._model.new_cache(plan.cache_kind, rows, capacity, encoded=self._encode_all(), **told)
@@ -346,6 +353,10 @@ class Run:
 
     def _tidy_cache(self) -> None:
         """Leave in a cache that someone gets what belongs to the call's rows."""
+        if isinstance(self._turns, AheadTurns):
+            self._turns.forget_flights()
+        if self._step is not None:
+            self._tell_stats(self._step)
         if self._step is not None and self._readout.num_sets > 1 and self._wants_every_row():
             self._step.close_sets()
         self._forget_padding()

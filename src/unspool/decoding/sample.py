@@ -22,7 +22,8 @@ class Sample:
         """Choose every row's next token."""
         result = self._step.next_logits(rows, whole=not self._do_sample)
         if not self._do_sample:
-            return Choice(take_likeliest(result.scores)[:, None], result.logits)
+            tokens = result.likeliest if result.likeliest is not None else take_likeliest(result.scores)
+            return Choice(tokens[:, None], result.logits)
         if result.tail is None:
             tokens = draw(result.scores, rows.uniforms())
         else:

@@ -33,6 +33,7 @@ class Scores:
     logits: torch.Tensor
     scores: torch.Tensor
     tail: FusedTail | None = None  # what is still to be done to them, and can be with the draw
+    likeliest: torch.Tensor | None = None  # (rows,): where the model found the highest score on its way
 
 
 class Step:
@@ -60,6 +61,7 @@ class Step:
         self._follow_processors(processors)
         self.record = record
         self.num_forward_passes = 0
+        self.path, self.path_reason = "eager", ""  # how the last pass was run
         self._readout = readout or Readout()
         self._want = self._readout.widen(want)
         self._chunk = prefill_chunk_size
@@ -99,6 +101,9 @@ class Step:
         """
         reading = self._read_logits(rows, normalise=normalise)
         logits = reading.logits
+        if not self.processors and not normalise:
+            self.record.keep_scores(logits, reading.given)
+            return Scores(logits, reading.given, likeliest=reading.likeliest)
         given = reading.given.clone() if self._copies_logits else reading.given
         if not whole and not self.record.keeps_scores and self._tail is not None:
             scores = self._head(rows.history(), given, **self._find_extra(rows))
@@ -255,9 +260,20 @@ class Step:
         self.record.keep_forward(
             _take_first(forward, starts, counts) if self._readout.num_sets > 1 else forward, rows.pads(), starts, counts
         )
+        self.path, self.path_reason = forward.path, forward.path_reason
         reading = self._readout.read(forward, rows, normalise=normalise)
         self._given = reading.given
         return reading
+
+    def forget(self, num_steps: int) -> None:
+        """Undo the last steps, of one token a row each."""
+        self.cache.truncate([length - num_steps for length in self.cache.lengths])
+        self.num_forward_passes -= num_steps
+
+    @property
+    def has_custom_processors(self) -> bool:
+        """Whether a caller's own processors run in a step."""
+        return self._copies_logits
 
     def explain_no_token(self, rows: Rows, place: int) -> NoTokenLeftError:
         """Which processors left the row at `place` without a token, found by running them one by one again."""

@@ -14,6 +14,7 @@ from unspool.kernels.activations import find_activation
 from unspool.kernels.cpu import find_library
 from unspool.kernels.rotary import rotate_
 from unspool.models.arrangement import read_mask
+from unspool.models.captured import CapturedSteps, explain_no_capture
 from unspool.models.layers import DecoderWeights, Layer
 from unspool.models.native import ModelConfig, NativeModel, take_last
 from unspool.models.reading import read_keys
@@ -67,6 +68,10 @@ class Decoder(NativeModel):
             self._whole = WholeStep(self.spec, self.weights, self._outlook, library)
         if can_prepare(self.spec, self.weights, self.device, self.dtype):
             self._steps = Steps(self.spec, self.weights, packs=self._packs)
+        self._why_eager = explain_no_capture(self.spec, self.device, self.dtype)
+        self._captured: CapturedSteps | None = None
+        if self._why_eager is None:
+            self._captured = CapturedSteps(self.spec, self.weights, self.device, self.dtype)
 
     @property
     def packs_for_batches(self) -> bool:
@@ -107,6 +112,23 @@ class Decoder(NativeModel):
         want: Want = LAST,
         embeds: torch.Tensor | None = None,
     ) -> Forward:
+        why_eager = self._explain_eager(tokens, cache, counts, want)
+        if why_eager is None and self._captured is not None and tokens is not None:
+            return self._captured.run(tokens, cache)
+        forward = self._forward_eagerly(tokens, cache, counts, want, embeds)
+        if forward.path == "eager":
+            forward.path_reason = why_eager or ""
+        return forward
+
+    def _forward_eagerly(
+        self,
+        tokens: torch.Tensor | None,
+        cache: Cache,
+        counts: Sequence[int] | None,
+        want: Want,
+        embeds: torch.Tensor | None,
+    ) -> Forward:
+        """A pass operator by operator, or on the path prepared for a CPU."""
         given = tokens if tokens is not None else embeds
         assert given is not None
         rows, num_new = given.shape[:2]
@@ -140,10 +162,24 @@ class Decoder(NativeModel):
         stores = find_stores(cache, self.spec, tokens.shape[0])
         if stores is None:
             return None
-        self._check_positions(span)
+        self._check_positions(max(start + count for start, count in zip(span.starts, span.counts, strict=True)))
         made = whole.forward(tokens, span, stores, want)
         cache.end()
         return made
+
+    def _explain_eager(
+        self, tokens: torch.Tensor | None, cache: Cache, counts: Sequence[int] | None, want: Want
+    ) -> str | None:
+        """Why a pass can't be a captured step; None where it can."""
+        if self._captured is None:
+            return self._why_eager
+        if tokens is None or tokens.shape[1] > 1 or (counts is not None and min(counts) < 1):
+            return "rows read another number of tokens than one"
+        if want != LAST:
+            return "more than the last logits is wanted"
+        if self.weights.positions is not None:
+            self._check_positions(max(cache.lengths, default=0) + 1)
+        return self._captured.explain_refusal(cache, tokens.shape[0])
 
     def _is_step(self, tokens: torch.Tensor | None, cache: Cache, num_new: int, want: Want) -> bool:
         """Whether a pass is one of few tokens after what is held, whose way is prepared (or at least records less)."""
@@ -230,16 +266,15 @@ class Decoder(NativeModel):
             x = weights.project_in(x)
         if weights.positions is not None:
             positions = span.positions + self.spec.position_offset
-            self._check_positions(span)
             # What lies past a short row's end is never read, so it may point at any position.
+            self._check_positions(max(start + count for start, count in zip(span.starts, span.counts, strict=True)))
             x = x + weights.positions[positions.clamp(max=weights.positions.shape[0] - 1)]
         return weights.embedding_norm(x) if weights.embedding_norm is not None else x
 
-    def _check_positions(self, span: Span) -> None:
+    def _check_positions(self, longest: int) -> None:
         if self.weights.positions is None:
             return
         limit = self.weights.positions.shape[0] - self.spec.position_offset
-        longest = max(start + count for start, count in zip(span.starts, span.counts, strict=True))
         if longest > limit:
             raise InputError(
                 f"position {longest - 1} was asked for and {self.info.family} learned positions up to {limit - 1}"

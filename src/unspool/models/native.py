@@ -134,7 +134,13 @@ class NativeModel(ABC):
                 device = arg
         if dtype is not None and not dtype.is_floating_point:
             raise UnsupportedError(f"weights can't be kept in {dtype}; use a floating point type")
-        self._device = torch.device(device) if device is not None else self._device
+        place = torch.device(device) if device is not None else self._device
+        if self.is_quantised and (place.type != "cpu" or dtype not in (None, torch.float32)):
+            raise UnsupportedError(
+                f"the weights are quantised for a CPU and can't be moved to {dtype or place}; "
+                "load the model again with quantize=None"
+            )
+        self._device = place
         self._dtype = dtype or self._dtype
         convert_tensors(self.weights, self._device, self._dtype)
         self._refresh()
@@ -143,6 +149,11 @@ class NativeModel(ABC):
     @abstractmethod
     def _refresh(self) -> None:
         """Make anew what was derived from the weights, after they moved."""
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether matrices are kept as blocks of whole numbers."""
+        return any(not tensor.is_floating_point() for tensor in self._unique_tensors())
 
     def eval(self) -> Self:
         """Nothing to switch: native models only infer. Returns the model, as torch's modules do."""

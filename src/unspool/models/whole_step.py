@@ -162,7 +162,7 @@ class WholeStep:
             for pieces in self._cut(span):
                 outputs = self._fill(pieces, tokens, span, stores, wants_all)
                 self._run(model, pieces, outputs, span, addresses, logits, states, is_whole)
-        return Forward(logits, last_states=states)
+        return Forward(logits, last_states=states, path="library")
 
     def _model_of(self, num_layers: int | None) -> Model:
         """The description, of all layers or of the first few."""

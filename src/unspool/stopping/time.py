@@ -23,5 +23,8 @@ class MaxTimeCriteria(StoppingCriteria):
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ARG002
         """Every row, once the time is up."""
-        is_done = time.time() - self.initial_timestamp > self.max_time
-        return torch.full((input_ids.shape[0],), is_done, dtype=torch.bool, device=input_ids.device)
+        return torch.full((input_ids.shape[0],), self.is_over(), dtype=torch.bool, device=input_ids.device)
+
+    def is_over(self) -> bool:
+        """Whether the time is up."""
+        return time.time() - self.initial_timestamp > self.max_time

@@ -1,0 +1,48 @@
+"""Which kernels a captured step spends its time in: `python benchmarks/gpu_profile.py --shape 1B --run 1x256`."""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from gpu_step import make_config, make_weights  # benchmarks/gpu_step.py
+
+from unspool.models.registry import build_model
+from unspool.models.weights import MemorySource
+
+
+@torch.no_grad()
+def main() -> None:
+    """Print the kernels of one step by the time they take."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", default="1B")
+    parser.add_argument("--run", default="1x256", help="batch x context")
+    options = parser.parse_args()
+    batch, context = map(int, options.run.split("x"))
+    config = make_config(options.shape)
+    model = build_model(
+        config, MemorySource(make_weights(config)), is_gguf=False, device=torch.device("cuda"), dtype=torch.bfloat16
+    )
+    cache = model.new_cache("dynamic", batch, context + 64)
+    model.forward(torch.randint(0, 1000, (batch, context), device="cuda"), cache)
+    token = torch.randint(0, 1000, (batch, 1), device="cuda")
+    for _ in range(5):
+        path = model.forward(token, cache).path
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(20):
+        model.forward(token, cache)
+    end.record()
+    torch.cuda.synchronize()
+    print(f"{options.shape} {options.run} {path}: {begin.elapsed_time(end) / 20:.3f} ms a forward pass")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(5):
+            model.forward(token, cache)
+        torch.cuda.synchronize()
+    for event in sorted(profile.key_averages(), key=lambda one: -one.device_time_total)[:14]:
+        total, count = event.device_time_total / 5, event.count / 5
+        print(f"{total:9.1f} us {count:6.1f} times {total / count:8.2f} us each  {event.key[:90]}")
+
+
+if __name__ == "__main__":
+    main()

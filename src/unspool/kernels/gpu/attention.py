@@ -1,0 +1,316 @@
+"""One new token a row: rope, the write into the cache and attention over the keys in view, in one kernel.
+
+The reference is `kernels.rotary.rotate_`, `Cache.write` and `kernels.attention.attend`. The keys of a row are split
+among programs (flash-decoding: Dao et al., 2023), each of which serves all query heads that share a key head; the
+program that ends last puts the parts together. How many keys there are is read on the device, and so are the
+addresses of the buffers: a captured step serves any cache and any length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from unspool.kernels.gpu.launching import launch_options, let_next_start, wait_for_input
+
+UNIT: Final = 8  # numbers: addresses are told as multiples of so many, so that loads are known to be aligned
+SMALLEST_DOT: Final = 16
+MOST_SPLITS: Final = 32
+NARROW: Final = 64  # numbers a head
+LARGEST_BLOCK_BYTES: Final = 32_768  # of keys; there are as many of values
+USUAL_SHARED_BYTES: Final = 98_304  # where the GPU does not say how much a program may have
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTiling:
+    """How keys are cut: those looked at at once, the fewest a program is started for, and for how many programs."""
+
+    block: int
+    chunk: int
+    programs: int
+    warps: int
+    stages: int
+
+
+ONE_ROW: Final = AttentionTiling(128, 256, 128, 4, 3)  # about one program for each processor of an H200
+ONE_ROW_OF_NARROW_HEADS: Final = AttentionTiling(64, 128, 128, 4, 2)
+SEVERAL_ROWS: Final = AttentionTiling(64, 128, 256, 4, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """What the attention of a block looks like."""
+
+    heads: int
+    kv_heads: int
+    width: int
+    scale: float = 1.0
+    softcap: float | None = None
+    window: int | None = None
+    eps: float = 0.0
+    gain: float = 1.0  # of rope
+
+
+@triton.jit(do_not_specialize=["layer", "num_layers", "window", "num_splits", "smallest_chunk"])
+def _attend(
+    QKV, OUT, BASE, TABLE, LENGTHS, FREQS, Q_NORM, K_NORM, SLOPES,
+    PARTS, STATS, COUNTS,
+    layer, num_layers, scale, softcap, gain, eps, window, num_splits, smallest_chunk,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+    G: tl.constexpr, GP: tl.constexpr, PAIRS: tl.constexpr,
+    BLOCK: tl.constexpr, UNIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
+    HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SLOPES: tl.constexpr,
+    BRANCHES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    POSITION: tl.constexpr = 2 * KV_HEADS * D  # numbers a position takes
+    WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
+    length = tl.load(LENGTHS + row)  # keys held; where the new one goes
+    # The table: the layers' buffers and the positions a row has room for; for branches the same again of the prompts,
+    # then where the ancestry lies, its width, and each row's number of shared keys.
+    own = BASE + tl.load(TABLE + layer) * UNIT
+    own_row = tl.load(TABLE + num_layers) * POSITION
+    shared, shared_row, num_shared, ancestry = own, own_row, 0, LENGTHS
+    if BRANCHES > 0:
+        shared = BASE + tl.load(TABLE + num_layers + 1 + layer) * UNIT
+        shared_row = tl.load(TABLE + 2 * num_layers + 1) * POSITION
+        ancestry = LENGTHS + tl.load(TABLE + 2 * num_layers + 2) + row * tl.load(TABLE + 2 * num_layers + 3)
+        num_shared = tl.load(TABLE + 2 * num_layers + 4 + row).to(tl.int32)
+    first = 0
+    if HAS_WINDOW:
+        first = tl.maximum(length + 1 - window, 0)
+    num_keys = tl.maximum(length - first, 0)
+    chunk = tl.maximum(tl.cdiv(tl.cdiv(num_keys, num_splits), BLOCK) * BLOCK, smallest_chunk)
+    used = tl.maximum(tl.cdiv(num_keys, chunk), 1)
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    if (length >= 0) & (split < used):
+        rg, rd = tl.arange(0, GP), tl.arange(0, DP)
+        is_head, is_number = rg < G, rd < D
+        # --- the queries, turned to their position
+        heads_at = QKV + row.to(tl.int64) * WIDTH + (head * G + rg)[:, None] * D
+        is_query = is_head[:, None] & is_number[None, :]
+        q = tl.load(heads_at + rd[None, :], mask=is_query, other=0.0).to(tl.float32)
+        key_at = QKV + row.to(tl.int64) * WIDTH + (HEADS + head) * D
+        k_new = tl.load(key_at + rd, mask=is_number, other=0.0).to(tl.float32)
+        v_new = tl.load(key_at + KV_HEADS * D + rd, mask=is_number, other=0.0)
+        q_root, k_root = tl.full((GP,), 1.0, tl.float32), 1.0
+        if HAS_NORM:
+            q_root = tl.rsqrt(tl.sum(q * q, 1) / D + eps)
+            k_root = tl.rsqrt(tl.sum(k_new * k_new, 0) / D + eps)
+            q = q * q_root[:, None] * tl.load(Q_NORM + rd, mask=is_number, other=0.0).to(tl.float32)[None, :]
+            k_new = k_new * k_root * tl.load(K_NORM + rd, mask=is_number, other=0.0).to(tl.float32)
+        if PAIRS > 0:
+            is_turned = rd < 2 * PAIRS
+            pair = rd ^ 1
+            q_pair = tl.load(heads_at + pair[None, :], mask=is_query & is_turned[None, :], other=0.0).to(tl.float32)
+            k_pair = tl.load(key_at + pair, mask=is_turned, other=0.0).to(tl.float32)
+            if HAS_NORM:
+                q_weight = tl.load(Q_NORM + pair, mask=is_turned, other=0.0).to(tl.float32)
+                q_pair = q_pair * q_root[:, None] * q_weight[None, :]
+                k_pair = k_pair * k_root * tl.load(K_NORM + pair, mask=is_turned, other=0.0).to(tl.float32)
+            angle = length.to(tl.float32) * tl.load(FREQS + rd // 2, mask=is_turned, other=0.0)
+            cos = tl.where(is_turned, tl.cos(angle) * gain, 1.0)
+            sin = tl.where(is_turned, tl.sin(angle) * gain, 0.0)
+            sin = tl.where(rd % 2 == 0, -sin, sin)
+            q = q * cos[None, :] + q_pair * sin[None, :]
+            k_new = k_new * cos + k_pair * sin
+        slopes = tl.full((GP,), 0.0, tl.float32)
+        if HAS_SLOPES:
+            slopes = tl.load(SLOPES + head * G + rg, mask=is_head, other=0.0)
+        query = q.to(QKV.dtype.element_ty)
+        k_new = k_new.to(QKV.dtype.element_ty)
+        # --- the keys held
+        highest = tl.full((GP,), float("-inf"), tl.float32)
+        total = tl.full((GP,), 0.0, tl.float32)
+        read = tl.full((GP, DP), 0.0, tl.float32)
+        begin = first + split * chunk
+        end = tl.minimum(begin + chunk, length)
+        for start in tl.range(begin, end, BLOCK):
+            place = start + tl.arange(0, BLOCK)
+            is_key = place < end
+            if BRANCHES > 0:
+                is_shared = place < num_shared
+                mine = tl.maximum(place - num_shared, 0)
+                whose = tl.load(ancestry + mine, mask=is_key & (place >= num_shared), other=0)
+                keys_at = tl.where(
+                    is_shared,
+                    shared + (row // BRANCHES) * shared_row + place * POSITION,
+                    own + whose * own_row + mine * POSITION,
+                )
+            else:
+                keys_at = own + row * own_row + place.to(tl.int64) * POSITION
+            at = keys_at[:, None] + head * D + rd[None, :]
+            is_held = is_key[:, None] & is_number[None, :]
+            k = tl.load(at, mask=is_held, other=0.0)
+            v = tl.load(at + KV_HEADS * D, mask=is_held, other=0.0)
+            scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
+            if HAS_CAP:
+                scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+            if HAS_SLOPES:
+                scores += slopes[:, None] * place.to(tl.float32)[None, :]
+            scores = tl.where(is_key[None, :], scores, float("-inf"))
+            higher = tl.maximum(highest, tl.max(scores, 1))
+            fade = tl.exp(highest - higher)
+            weights = tl.exp(scores - higher[:, None])
+            total = total * fade + tl.sum(weights, 1)
+            read = read * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+            highest = higher
+        # --- the new key, which the last part sees and writes
+        if split == used - 1:
+            score = tl.sum(query.to(tl.float32) * k_new.to(tl.float32)[None, :], 1) * scale
+            if HAS_CAP:
+                score = softcap * (2.0 * tl.sigmoid(2.0 * score / softcap) - 1.0)
+            if HAS_SLOPES:
+                score += slopes * length.to(tl.float32)
+            higher = tl.maximum(highest, score)
+            fade = tl.exp(highest - higher)
+            weight = tl.exp(score - higher)
+            total = total * fade + weight
+            read = read * fade[:, None] + weight[:, None] * v_new.to(tl.float32)[None, :]
+            highest = higher
+            into = own + row * own_row + (length - num_shared).to(tl.int64) * POSITION + head * D + rd
+            tl.store(into, k_new, mask=is_number)
+            tl.store(into + KV_HEADS * D, v_new, mask=is_number)
+        # --- the parts together
+        target = OUT + row.to(tl.int64) * (HEADS * D) + (head * G + rg)[:, None] * D + rd[None, :]
+        if used == 1:
+            tl.store(target, (read / total[:, None]).to(OUT.dtype.element_ty), mask=is_query)
+        else:
+            slot = row * KV_HEADS + head
+            part = (slot * num_splits + split) * GP
+            tl.store(PARTS + (part + rg)[:, None] * DP + rd[None, :], read, mask=is_query)
+            tl.store(STATS + 2 * (part + rg), highest, mask=is_head)
+            tl.store(STATS + 2 * (part + rg) + 1, total, mask=is_head)
+            tl.debug_barrier()  # every thread's part is written before the count says so
+            num_before = tl.atomic_add(COUNTS + slot, 1, sem="acq_rel")
+            if num_before == used - 1:
+                tl.debug_barrier()
+                # How much each part counts is known at once; what they read is then added up, several loads at a time.
+                parts = tl.arange(0, MOST_SPLITS)
+                place = (slot * num_splits + parts)[:, None] * GP + rg[None, :]
+                is_part = (parts < used)[:, None] & is_head[None, :]
+                tops = tl.load(STATS + 2 * place, mask=is_part, other=float("-inf"), cache_modifier=".cg")
+                sums = tl.load(STATS + 2 * place + 1, mask=is_part, other=0.0, cache_modifier=".cg")
+                highest = tl.where(is_head, tl.max(tops, 0), 0.0)
+                total = tl.sum(sums * tl.exp(tops - highest[None, :]), 0)
+                read = tl.full((GP, DP), 0.0, tl.float32)
+                for number in tl.range(0, used, loop_unroll_factor=4):
+                    one = (slot * num_splits + number) * GP + rg
+                    weight = tl.exp(tl.load(STATS + 2 * one, mask=is_head, other=0.0, cache_modifier=".cg") - highest)
+                    its_read = tl.load(
+                        PARTS + one[:, None] * DP + rd[None, :], mask=is_query, other=0.0, cache_modifier=".cg"
+                    )
+                    read += its_read * weight[:, None]
+                total = tl.where(is_head, total, 1.0)
+                tl.store(target, (read / total[:, None]).to(OUT.dtype.element_ty), mask=is_query)
+                tl.store(COUNTS + slot, 0)
+
+
+class StepAttention:
+    """The attention of captured steps of one number of rows: its room for parts, and its launches."""
+
+    def __init__(
+        self, rows: int, shape: HeadShape, device: torch.device, tiling: AttentionTiling | None = None
+    ) -> None:
+        group = shape.heads // shape.kv_heads
+        self._rows, self._shape, self._tiling = rows, shape, tiling or _choose_tiling(rows, shape)
+        self._group = max(SMALLEST_DOT, triton.next_power_of_2(group))
+        self._width = max(SMALLEST_DOT, triton.next_power_of_2(shape.width))
+        wanted = max(1, self._tiling.programs // (rows * shape.kv_heads))
+        self.splits = min(MOST_SPLITS, 1 << (wanted.bit_length() - 1))
+        num_parts = rows * shape.kv_heads * self.splits * self._group
+        self._parts = torch.empty(num_parts, self._width, dtype=torch.float32, device=device)
+        self._stats = torch.empty(num_parts, 2, dtype=torch.float32, device=device)
+        self._counts = torch.zeros(rows * shape.kv_heads, dtype=torch.int32, device=device)
+
+    def __call__(
+        self,
+        qkv: torch.Tensor,  # (rows, (heads + 2 * kv_heads) * width), as the product left it
+        out: torch.Tensor,  # (rows, heads * width)
+        base: torch.Tensor,  # of the buffers' dtype: where addresses are counted from
+        table: torch.Tensor,  # int64: see `_attend`
+        lengths: torch.Tensor,  # (rows,) int32; -1 for a row that is not there
+        layer: int,
+        num_layers: int,
+        *,
+        frequencies: torch.Tensor | None = None,  # (pairs,) float32
+        scale: float | None = None,
+        gain: float | None = None,
+        is_windowed: bool = False,
+        q_norm: torch.Tensor | None = None,
+        k_norm: torch.Tensor | None = None,
+        slopes: torch.Tensor | None = None,  # (heads,) float32: ALiBi
+        branches: int = 0,  # rows a prompt that share its keys
+    ) -> None:
+        """Turn queries and keys, write keys and values at each row's length, and read what the queries see."""
+        shape, tiling = self._shape, self._tiling
+        block, stages = _fit_memory(tiling, self._width * qkv.element_size())
+        _attend[(self._rows, shape.kv_heads, self.splits)](
+            qkv,
+            out,
+            base,
+            table,
+            lengths,
+            frequencies if frequencies is not None else self._stats,
+            q_norm if q_norm is not None else qkv,
+            k_norm if k_norm is not None else qkv,
+            slopes if slopes is not None else self._stats,
+            self._parts,
+            self._stats,
+            self._counts,
+            layer,
+            num_layers,
+            shape.scale if scale is None else scale,
+            shape.softcap or 1.0,
+            shape.gain if gain is None else gain,
+            shape.eps,
+            shape.window or 0,
+            self.splits,
+            tiling.chunk,
+            HEADS=shape.heads,
+            KV_HEADS=shape.kv_heads,
+            D=shape.width,
+            DP=self._width,
+            G=shape.heads // shape.kv_heads,
+            GP=self._group,
+            PAIRS=frequencies.numel() if frequencies is not None else 0,
+            BLOCK=block,
+            UNIT=UNIT,
+            MOST_SPLITS=max(2, self.splits),
+            HAS_NORM=q_norm is not None,
+            HAS_CAP=shape.softcap is not None,
+            HAS_WINDOW=is_windowed,
+            HAS_SLOPES=slopes is not None,
+            BRANCHES=branches,
+            num_warps=tiling.warps,
+            num_stages=stages,
+            **launch_options(),
+        )
+
+
+def _choose_tiling(rows: int, shape: HeadShape) -> AttentionTiling:
+    """What `benchmarks/gpu_tilings.py` found best on an H200."""
+    if rows > 1:
+        return SEVERAL_ROWS
+    return ONE_ROW if shape.width > NARROW else ONE_ROW_OF_NARROW_HEADS
+
+
+def _fit_memory(tiling: AttentionTiling, head_bytes: int) -> tuple[int, int]:
+    """The keys looked at at once and how many such blocks are on their way: what the shared memory has room for."""
+    block = max(16, min(tiling.block, LARGEST_BLOCK_BYTES // head_bytes))
+    return block, max(1, min(tiling.stages, _find_shared_bytes() // (2 * block * head_bytes)))
+
+
+@cache
+def _find_shared_bytes() -> int:
+    """Shared memory that keys and values on their way may take, with some left for the rest."""
+    if not torch.cuda.is_available():
+        return USUAL_SHARED_BYTES
+    properties = torch.cuda.get_device_properties()
+    return int(getattr(properties, "shared_memory_per_block_optin", USUAL_SHARED_BYTES) * 7 // 8)

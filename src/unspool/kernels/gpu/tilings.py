@@ -1,0 +1,91 @@
+"""Which tiling a product of one row takes: measured once a shape and GPU (`benchmarks/gpu_tilings.py`), else a rule.
+
+For more rows cuBLAS is as fast as a kernel of ours: at 8 and 16 rows a product on the tensor cores gained at most a
+tenth on the narrow matrices and lost on the others.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from unspool.kernels.gpu.row_product import RowTiling
+
+_USUAL: Final = RowTiling(4, 1024, 4)
+_USUAL_GATED: Final = RowTiling(4, 512, 2)
+MOST_BYTES: Final = 1 << 20  # of a file of measured tilings
+
+# (outputs, inputs): measured on an H200, 2026-11-15
+_MEASURED: Final[dict[tuple[int, int], RowTiling]] = {
+    (2048, 2048): RowTiling(4, 2048, 8),
+    (3072, 2048): RowTiling(4, 1024, 4),
+    (16384, 2048): RowTiling(4, 512, 2),
+    (2048, 8192): RowTiling(4, 1024, 4),
+    (128256, 2048): RowTiling(4, 1024, 4, starts_next_early=False),
+    (4096, 4096): RowTiling(8, 1024, 4),
+    (6144, 4096): RowTiling(4, 4096, 4),
+    (28672, 4096): RowTiling(4, 1024, 4),
+    (4096, 14336): RowTiling(8, 2048, 4),
+    (128256, 4096): RowTiling(4, 2048, 8, starts_next_early=False),
+}
+
+
+def choose_tiling(
+    outputs: int, inputs: int, num_rows: int, dtype: torch.dtype, *, is_gated: bool = False
+) -> RowTiling | None:
+    """The tiling for a matrix (outputs, inputs), both halves counted where it is gated; None where cuBLAS is used."""
+    if num_rows > 1:
+        return None
+    found = read_measured().get((outputs, inputs)) or _MEASURED.get((outputs, inputs))
+    if found is None:
+        found = _USUAL_GATED if is_gated else _USUAL
+    if dtype == torch.float32:  # twice the bytes a number: half the columns
+        return RowTiling(found.rows, max(256, found.columns // 2), found.warps, found.starts_next_early)
+    return found
+
+
+def find_table() -> Path:
+    """The file of tilings measured on this machine's GPU."""
+    name = "".join(letter if letter.isalnum() else "-" for letter in torch.cuda.get_device_name())
+    return Path.home() / ".cache" / "unspool" / "tilings" / f"{name}.json"
+
+
+@cache
+def read_measured() -> dict[tuple[int, int], RowTiling]:
+    """The tilings measured on this machine; none where nobody did, or where the file is not one of ours."""
+    if not torch.cuda.is_available():
+        return {}
+    path = find_table()
+    try:
+        if not path.is_file() or path.stat().st_size > MOST_BYTES:
+            return {}
+        entries = json.loads(path.read_text())
+        return {(int(n), int(k)): _check(RowTiling(int(r), int(c), int(w), bool(e))) for n, k, r, c, w, e in entries}
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _check(tiling: RowTiling) -> RowTiling:
+    sizes = (tiling.rows, tiling.columns, tiling.warps)
+    if any(size < 1 or size & (size - 1) for size in sizes) or tiling.rows * tiling.columns > 1 << 15:
+        raise ValueError(f"no tiling: {tiling}")
+    if tiling.warps > 16:
+        raise ValueError(f"no tiling: {tiling}")
+    return tiling
+
+
+def write_measured(tilings: dict[tuple[int, int], RowTiling]) -> Path:
+    """Keep measured tilings for later processes."""
+    path = find_table()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        json.dumps(
+            [[*shape, one.rows, one.columns, one.warps, one.starts_next_early] for shape, one in tilings.items()]
+        )
+    )
+    read_measured.cache_clear()
+    return path

@@ -1,0 +1,100 @@
+"""The two ends of a step: a token's embedding, and the likeliest next token, which becomes the next step's input."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from unspool.kernels.gpu.launching import launch_options, let_next_start, wait_for_input
+
+EMBED_BLOCK = 1024
+TILE = 4096  # logits a program looks at
+
+
+@triton.jit
+def _embed(TOKENS, TABLE, OUT, scale, N, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    token = tl.maximum(tl.load(TOKENS + row), 0)  # where no token could be chosen the row has ended
+    x = tl.load(TABLE + token * N + at, mask=at < N, other=0.0).to(tl.float32)
+    tl.store(OUT + row * N + at, (x * scale).to(OUT.dtype.element_ty), mask=at < N)
+
+
+def embed(tokens: torch.Tensor, table: torch.Tensor, scale: float, out: torch.Tensor) -> None:
+    """out (rows, hidden) = scale * table[tokens]."""
+    rows, width = out.shape
+    _embed[(rows, triton.cdiv(width, EMBED_BLOCK))](
+        tokens, table, out, scale, width, BLOCK=EMBED_BLOCK, **launch_options()
+    )
+
+
+@triton.jit
+def _find_highest(LOGITS, TOPS, cap, V, HAS_CAP: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr):
+    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = tile * TILE + tl.arange(0, TILE)
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    logits = tl.load(LOGITS + row * V + at, mask=at < V, other=float("-inf"))
+    if HAS_CAP:
+        logits = cap * (2.0 * tl.sigmoid(2.0 * logits / cap) - 1.0)
+        tl.store(LOGITS + row * V + at, logits, mask=at < V)
+    is_number = logits == logits
+    logits = tl.where(is_number, logits, float("inf"))
+    tl.store(TOPS + row * tl.num_programs(1) + tile, tl.max(logits, 0))
+
+
+@triton.jit
+def _take_highest(
+    LOGITS, TOPS, TOKENS, LENGTHS, V, num_tiles,
+    TILE: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    tiles = tl.arange(0, TILES)
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    tops = tl.load(TOPS + row * num_tiles + tiles, mask=tiles < num_tiles, other=float("-inf"))
+    tile = tl.argmax(tops, 0)
+    highest = tl.max(tops, 0)
+    at = tile * TILE + tl.arange(0, TILE)
+    logits = tl.load(LOGITS + row * V + at, mask=at < V, other=float("-inf"))
+    num_missing = tl.sum((logits != logits).to(tl.int32), 0)
+    token = tile * TILE + tl.argmax(logits, 0)
+    token = tl.where((highest > float("-inf")) & (num_missing == 0), token, -1)
+    tl.store(TOKENS + row, token.to(tl.int64))
+    length = tl.load(LENGTHS + row)
+    tl.store(LENGTHS + row, tl.where(length >= 0, length + 1, length))
+
+
+def take_highest(
+    logits: torch.Tensor,  # (rows, vocab) float32; capped in place where a cap is given
+    tops: torch.Tensor,  # (rows, tiles) float32: room
+    tokens: torch.Tensor,  # (rows,) int64: the first of the highest, or -1 where there is none
+    lengths: torch.Tensor,  # (rows,) int32: one more afterwards, where a row is real
+    cap: float | None,
+) -> None:
+    """The likeliest tokens, a row each, and the rows' lengths after them."""
+    rows, vocab = logits.shape
+    num_tiles = tops.shape[1]
+    _find_highest[(rows, num_tiles)](
+        logits, tops, cap or 1.0, vocab, HAS_CAP=cap is not None, TILE=TILE, num_warps=8, **launch_options()
+    )
+    _take_highest[(rows,)](
+        logits,
+        tops,
+        tokens,
+        lengths,
+        vocab,
+        num_tiles,
+        TILE=TILE,
+        TILES=max(2, triton.next_power_of_2(num_tiles)),
+        num_warps=8,
+        **launch_options(),
+    )
+
+
+def count_tiles(vocab: int) -> int:
+    """How many tiles the logits are looked at in."""
+    return int(triton.cdiv(vocab, TILE))

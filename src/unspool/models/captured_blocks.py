@@ -1,0 +1,215 @@
+"""What a captured step runs: blocks of Llama's shape on fused kernels, all others on torch's operators.
+
+Both use the one attention kernel, which finds keys by address and lengths on the device; nothing here may look at a
+number on the host.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from unspool.kernels.activations import find_activation
+from unspool.kernels.alibi import alibi_slopes
+from unspool.kernels.gpu.activations import CODES
+from unspool.kernels.gpu.attention import HeadShape, StepAttention
+from unspool.kernels.gpu.norms import normalise
+from unspool.kernels.gpu.product import multiply
+from unspool.kernels.gpu.tokens import embed
+from unspool.models.layers import DecoderWeights, Layer
+from unspool.models.spec import DecoderSpec, RopeSpec
+from unspool.models.weights import Linear, Norm, PackedLinear
+
+
+@dataclass(slots=True)
+class StepInputs:
+    """What a captured step reads, where it reads it, for a fixed number of rows."""
+
+    tokens: torch.Tensor  # (rows,) int64
+    lengths: torch.Tensor  # (rows,) int32: positions held, -1 where there is no row
+    table: torch.Tensor  # int64: where the buffers lie, counted from `base`
+    base: torch.Tensor  # of the buffers' dtype
+    branches: int  # rows a prompt that share its keys; 0 where none do
+
+
+def can_fuse(spec: DecoderSpec) -> bool:
+    """Whether a block is of Llama's shape, with or without Gemma's outer norms."""
+    return (
+        spec.norm.kind == "rms"
+        and spec.norm_placement in ("pre", "sandwich")
+        and spec.residual == "sequential"
+        and spec.num_positions is None
+        and not spec.has_embedding_norm
+        and spec.embedding_size in (None, spec.hidden_size)
+        and spec.has_final_norm
+        and spec.activation in CODES
+    )
+
+
+class Body(ABC):
+    """The step of one number of rows, from the tokens to the logits."""
+
+    def __init__(
+        self, spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype, rows: int
+    ) -> None:
+        self._spec, self._weights = spec, weights
+        shape = HeadShape(
+            heads=spec.num_heads,
+            kv_heads=spec.num_kv_heads,
+            width=spec.head_dim,
+            softcap=spec.attention_softcap,
+            window=spec.window,
+            eps=spec.norm.eps,
+        )
+        self._attend_rows = StepAttention(rows, shape, device)
+        self._read = torch.zeros(rows, spec.num_heads * spec.head_dim, dtype=dtype, device=device)
+        self._frequencies = {
+            kind: None if rope is None else torch.tensor(rope.frequencies, dtype=torch.float32, device=device)
+            for kind, rope in (("full", spec.rope), ("sliding", self._local_rope))
+        }
+        self._slopes: torch.Tensor | None = None
+        if spec.alibi is not None:
+            self._slopes = (alibi_slopes(spec.num_heads) * spec.alibi.scale).to(device)
+
+    @property
+    def _local_rope(self) -> RopeSpec | None:
+        return self._spec.local_rope if self._spec.local_rope is not None else self._spec.rope
+
+    @abstractmethod
+    def run(self, inputs: StepInputs, logits: torch.Tensor) -> None:
+        """Launch a step's work: keys and values into the cache, logits (rows, vocab) float32 without their cap."""
+
+    def _attend(self, index: int, layer: Layer, qkv: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
+        """What a layer's queries read (rows, heads * width), valid until the next layer's."""
+        spec, kind = self._spec, self._spec.kind_of(index)
+        rope = spec.rope if kind == "full" else self._local_rope
+        self._attend_rows(
+            qkv,
+            self._read,
+            inputs.base,
+            inputs.table,
+            inputs.lengths,
+            index,
+            spec.num_layers,
+            scale=spec.scale_of(index),
+            frequencies=self._frequencies[kind],
+            gain=rope.gain if rope is not None else 1.0,
+            is_windowed=kind == "sliding" and spec.window is not None,
+            q_norm=_weight_of(layer.q_norm),
+            k_norm=_weight_of(layer.k_norm),
+            slopes=self._slopes,
+            branches=inputs.branches,
+        )
+        return self._read
+
+
+class FusedBody(Body):
+    """Five kernels a layer for one row: norms before and residuals after the products are part of them."""
+
+    def __init__(
+        self, spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype, rows: int
+    ) -> None:
+        super().__init__(spec, weights, device, dtype, rows)
+        self._code = CODES[spec.activation]
+        self._scale = float(torch.tensor(weights.embedding.scale, dtype=dtype))  # rounded as `Embedding` has it
+
+        def make(width: int) -> torch.Tensor:
+            return torch.zeros(rows, width, dtype=dtype, device=device)
+
+        self._x = make(spec.hidden_size)
+        self._qkv = make((spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim)
+        self._inner = make(spec.ffn_size)
+        self._made = make(spec.hidden_size)
+
+    def run(self, inputs: StepInputs, logits: torch.Tensor) -> None:
+        spec, weights, x, eps = self._spec, self._weights, self._x, self._spec.norm.eps
+        embed(inputs.tokens, weights.embedding.weight, self._scale, x)
+        for index, layer in enumerate(weights.layers):
+            multiply(layer.qkv.weight, x, self._qkv, norm=_weight_of(layer.attn_norm), eps=eps, bias=layer.qkv.bias)
+            self._add(layer.out, self._attend(index, layer, self._qkv, inputs), layer.post_attn_norm)
+            multiply(
+                layer.up.weight,
+                x,
+                self._inner,
+                norm=_weight_of(layer.ffn_norm),
+                eps=eps,
+                bias=layer.up.bias,
+                activation=self._code,
+                is_gated=spec.is_gated,
+            )
+            self._add(layer.down, self._inner, layer.post_ffn_norm)
+        multiply(weights.head.weight, x, logits, norm=_weight_of(weights.final_norm), eps=eps, bias=weights.head.bias)
+
+    def _add(self, linear: Linear | PackedLinear, y: torch.Tensor, norm: Norm | None) -> None:
+        """Add a product to the state, normalised where the block has a norm there."""
+        if norm is None:
+            multiply(linear.weight, y, self._x, bias=linear.bias, adds=True)
+            return
+        assert norm.weight is not None
+        multiply(linear.weight, y, self._made, bias=linear.bias)
+        normalise(self._made, norm.weight, norm.eps, self._x, adds=True)
+
+
+class PlainBody(Body):
+    """Any block of the configurable decoder, operator by operator, as `Decoder` runs it."""
+
+    def __init__(
+        self, spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype, rows: int
+    ) -> None:
+        super().__init__(spec, weights, device, dtype, rows)
+        self._dtype = dtype
+        self._activate = find_activation(spec.activation)
+
+    def run(self, inputs: StepInputs, logits: torch.Tensor) -> None:
+        weights = self._weights
+        x = self._embed(inputs)
+        for index, layer in enumerate(weights.layers):
+            x = self._run_block(index, layer, x, inputs)
+        x = weights.final_norm(x) if weights.final_norm is not None else x
+        x = weights.project_out(x) if weights.project_out is not None else x
+        logits.copy_(weights.head(x))
+
+    def _embed(self, inputs: StepInputs) -> torch.Tensor:
+        spec, weights = self._spec, self._weights
+        x = weights.embedding(inputs.tokens.clamp(min=0)).to(self._dtype)  # (rows, hidden)
+        x = weights.project_in(x) if weights.project_in is not None else x
+        if weights.positions is not None:
+            last = weights.positions.shape[0] - 1
+            x = x + weights.positions[(inputs.lengths + spec.position_offset).clamp(0, last)]
+        return weights.embedding_norm(x) if weights.embedding_norm is not None else x
+
+    def _run_block(self, index: int, layer: Layer, x: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
+        spec, is_post = self._spec, self._spec.norm_placement == "post"
+        assert layer.attn_norm is not None
+        normed = x if is_post else layer.attn_norm(x)
+        read = layer.out(self._attend(index, layer, layer.qkv(normed), inputs))
+        if layer.post_attn_norm is not None:
+            read = layer.post_attn_norm(read)
+        if spec.residual == "parallel":
+            fed = self._feed(layer, layer.ffn_norm(x) if layer.ffn_norm is not None else normed)
+            return fed + read + x
+        assert layer.ffn_norm is not None
+        x = x + read
+        if is_post:
+            x = layer.attn_norm(x)
+            return layer.ffn_norm(self._feed(layer, x) + x)
+        fed = self._feed(layer, layer.ffn_norm(x))
+        return x + (layer.post_ffn_norm(fed) if layer.post_ffn_norm is not None else fed)
+
+    def _feed(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
+        up = layer.up(x)
+        if not self._spec.is_gated:
+            return layer.down(self._activate(up))
+        gate, value = up.chunk(2, dim=-1)
+        return layer.down(self._activate(gate) * value)
+
+
+def make_body(spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype, rows: int) -> Body:
+    """The fastest body that a model's blocks allow."""
+    return (FusedBody if can_fuse(spec) else PlainBody)(spec, weights, device, dtype, rows)
+
+
+def _weight_of(norm: Norm | None) -> torch.Tensor | None:
+    return None if norm is None else norm.weight

@@ -1,0 +1,93 @@
+"""Steps launched ahead of their tokens give what steps one by one give. The device is played by the CPU here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import unspool
+from tests.conformance.cases import load_model
+from unspool.decoding import choice
+from unspool.decoding.ahead import AheadTurns, Flight
+from unspool.decoding.rows import Rows
+from unspool.errors import NoTokenLeftError
+
+
+class Arrived:
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+
+def launch(_: type[Flight], tokens: torch.Tensor, rows: Rows) -> Flight:
+    return Flight(list(rows.numbers), max(rows.ends), tokens.clone(), Arrived())  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> list[AheadTurns]:
+    """Calls run ahead from now on; the turns that were made for them."""
+    made: list[AheadTurns] = []
+    start = AheadTurns.__init__
+
+    def note(self: AheadTurns, *args: Any, **kwargs: Any) -> None:
+        start(self, *args, **kwargs)
+        made.append(self)
+
+    monkeypatch.setattr(AheadTurns, "__init__", note)
+    monkeypatch.setattr(Flight, "launch", classmethod(launch))
+    monkeypatch.setattr(choice, "can_run_ahead", lambda step, rows, finish, rows_may_leave: True)
+    return made
+
+
+def generate(ids: torch.Tensor, **settings: Any) -> Any:
+    return unspool.generate(load_model("llama").model, ids, pad_token_id=0, **settings)
+
+
+IDS = torch.randint(3, 90, (5, 6), generator=torch.Generator().manual_seed(2))
+SETTINGS: list[dict[str, Any]] = [
+    {"eos_token_id": None},
+    {"eos_token_id": list(range(0, 160, 9))},  # rows end at different steps
+    {"do_sample": True, "seed": 3, "top_k": 20, "temperature": 1.5, "eos_token_id": list(range(0, 160, 7))},
+    {"repetition_penalty": 1.4, "no_repeat_ngram_size": 2, "eos_token_id": 5},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("count", [1, 2, 17])
+def test_tokens_are_those_of_steps_one_by_one(settings: dict[str, Any], count: int, request: Any) -> None:
+    expected = generate(IDS, max_new_tokens=count, **settings)
+    made = request.getfixturevalue("ahead")
+    assert generate(IDS, max_new_tokens=count, **settings).tolist() == expected.tolist()
+    assert len(made) == 1 and not made[0].flights
+
+
+def test_a_given_cache_is_left_as_steps_one_by_one_leave_it(ahead: list[AheadTurns]) -> None:
+    cache = unspool.DynamicCache()
+    first = generate(IDS[:1], max_new_tokens=4, eos_token_id=None, past_key_values=cache)
+    assert cache.lengths == [first.shape[1] - 1]
+    second = generate(first, max_new_tokens=4, eos_token_id=None, past_key_values=cache)
+    assert second.tolist() == generate(IDS[:1], max_new_tokens=8, eos_token_id=None).tolist()
+    assert len(ahead) == 3
+
+
+def test_a_stream_that_is_closed_forgets_what_was_launched(ahead: list[AheadTurns]) -> None:
+    cache = unspool.DynamicCache()
+    stream = unspool.stream(
+        load_model("llama").model, IDS[:1], max_new_tokens=9, eos_token_id=None, past_key_values=cache
+    )
+    for _ in range(3):
+        next(stream)
+    stream.close()
+    assert cache.lengths == [IDS.shape[1] + 2] and not ahead[0].flights
+
+
+def test_forward_passes_do_not_count_the_forgotten(ahead: list[AheadTurns]) -> None:
+    output = generate(IDS[:1], max_new_tokens=6, eos_token_id=list(range(160)), return_dict_in_generate=True)
+    assert output.stats.forward_passes == 1 and output.stats.new_tokens == 1
+    assert len(ahead) == 1
+
+
+def test_no_token_left_is_explained_at_its_own_step(ahead: list[AheadTurns]) -> None:
+    with pytest.raises(NoTokenLeftError, match=r"row 0, at position 6\b"):
+        generate(IDS, suppress_tokens=list(range(load_model("llama").model.info.vocab_size)), max_new_tokens=5)

@@ -1,0 +1,120 @@
+"""Captured steps give the torch path's tokens: goldens in float32, ragged rows, rows that leave, several caches."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+from tests.conformance import cases
+from tests.conformance.cases import GOLDENS, Case, read_cases, run_case
+
+import unspool
+from unspool.errors import NoTokenLeftError
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+RUNNING = [case for case in read_cases() if case.to_come is None and "sequences" in case.expected]
+GREEDY = [case for case in RUNNING if case.name == "greedy"]
+FAMILIES = [case.model for case in GREEDY if case.model != "t5"]
+
+
+@lru_cache(maxsize=32)
+def load(name: str, dtype: torch.dtype = torch.float32) -> unspool.LanguageModel:
+    return unspool.load(GOLDENS / "models" / name, device="cuda", dtype=dtype)
+
+
+@pytest.mark.parametrize("case", RUNNING, ids=str)
+def test_every_golden(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "load_model", load)
+    assert run_case(case).sequences.tolist() == case.expected["sequences"]
+
+
+@pytest.mark.parametrize("case", GREEDY, ids=str)
+def test_steps_ahead_give_the_goldens(case: Case) -> None:
+    """Without an output object rows leave when they end, and steps are launched before tokens are read."""
+    inputs = {name: torch.tensor(value) for name, value in case.inputs.items()}
+    found = unspool.generate(load(case.model).model, **inputs, max_new_tokens=case.max_new_tokens)
+    assert found.tolist() == case.expected["sequences"]
+
+
+def run(name: str, ids: torch.Tensor, **settings: Any) -> Any:
+    settings = {"max_new_tokens": 12, "return_dict_in_generate": True, **settings}
+    return unspool.generate(load(name).model, ids, **settings)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_path_is_told(name: str) -> None:
+    ids = torch.randint(3, 90, (2, 6), device="cuda")
+    assert run(name, ids).stats.path == "captured"
+    eager = run(name, ids, output_hidden_states=True).stats
+    assert eager.path == "eager" and "logits" in eager.path_reason
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_one_graph_serves_many_caches_and_rows(name: str) -> None:
+    """Lengths, rows and buffers change between calls; nothing of an earlier call may be read."""
+    generator = torch.Generator().manual_seed(1)
+    here = unspool.load(GOLDENS / "models" / name, device="cpu").model
+    for rows, width in [(1, 5), (1, 40), (5, 9), (3, 17), (9, 4), (1, 5)]:
+        ids = torch.randint(3, 90, (rows, width), generator=generator)
+        mask = (torch.arange(width) >= torch.randint(0, width - 1, (rows, 1), generator=generator)).long()
+        settings = {"attention_mask": mask, "max_new_tokens": 14, "pad_token_id": 0}
+        there = unspool.generate(load(name).model, ids.cuda(), **{**settings, "attention_mask": mask.cuda()})
+        assert there.tolist() == unspool.generate(here, ids, **settings).tolist()
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_cache_that_grows_and_one_that_is_given(name: str) -> None:
+    ids = torch.randint(3, 90, (1, 6), device="cuda")
+    long = unspool.generate(load(name).model, ids, max_new_tokens=80, eos_token_id=None)
+    cache = unspool.DynamicCache()
+    part = ids
+    for count in (30, 50):
+        part = unspool.generate(load(name).model, part, max_new_tokens=count, eos_token_id=None, past_key_values=cache)
+        assert cache.lengths == [part.shape[1] - 1]  # the last token has not been read
+    assert part.tolist() == long.tolist()
+
+
+def test_rows_leave_one_by_one() -> None:
+    """End tokens fall at different steps; the tokens of those that stay do not change."""
+    ids = torch.randint(3, 90, (6, 7), generator=torch.Generator().manual_seed(3)).cuda()
+    whole = unspool.generate(load("llama").model, ids, max_new_tokens=24, eos_token_id=None)
+    ends = sorted({int(whole[row, 10 + 2 * row]) for row in range(6)})
+    found = unspool.generate(load("llama").model, ids, max_new_tokens=24, eos_token_id=ends, pad_token_id=0)
+    for row in range(6):
+        new = whole[row, 7:].tolist()
+        stop = next(at for at, token in enumerate(new) if token in ends) + 1
+        assert found[row, 7 : 7 + stop].tolist() == new[:stop]
+        assert not found[row, 7 + stop :].any()
+
+
+def test_no_token_left_is_told_although_a_step_was_launched_after_it() -> None:
+    vocab = load("llama").model.info.vocab_size
+    ids = torch.randint(3, 90, (2, 7), device="cuda")
+    with pytest.raises(NoTokenLeftError, match="position 7"):
+        unspool.generate(load("llama").model, ids, suppress_tokens=list(range(vocab)), max_new_tokens=5)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_half_precision_is_as_near_as_torchs(name: str) -> None:
+    """A step's logits in bfloat16, captured and by operators, beside float32's."""
+    ids = torch.randint(3, 90, (3, 20), device="cuda")
+    found = {}
+    for label, dtype in (("full", torch.float32), ("half", torch.bfloat16)):
+        model = load(name, dtype).model
+        for is_captured in (True, False):
+            cache = model.new_cache()
+            model.forward(ids[:, :-1], cache)
+            captured, model._captured = model._captured, model._captured if is_captured else None
+            forward = model.forward(ids[:, -1:], cache)
+            model._captured = captured
+            assert forward.path == ("captured" if is_captured else "eager")
+            found[label, is_captured] = forward.logits.double()
+    exact = found["full", False]
+    torch.testing.assert_close(found["full", True], exact, atol=1e-4, rtol=1e-4)
+    errors = [(found["half", is_captured] - exact).norm() / exact.norm() for is_captured in (True, False)]
+    assert errors[0] < 1.2 * errors[1] + 1e-3

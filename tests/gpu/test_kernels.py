@@ -1,0 +1,239 @@
+"""Every Triton kernel beside its torch reference, on inputs drawn afresh.
+
+They run on a GPU, or slowly in Triton's interpreter: `TRITON_INTERPRET=1 pytest tests/gpu/test_kernels.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from unspool.kernels.activations import find_activation
+from unspool.kernels.alibi import alibi_slopes
+from unspool.kernels.attention import attend
+from unspool.kernels.norms import rms_norm
+from unspool.kernels.rotary import RotaryTable, rotate_
+
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter counts with numpy
+    pytest.mark.skipif(
+        not torch.cuda.is_available() and not IS_INTERPRETED, reason="needs a CUDA device or Triton's interpreter"
+    ),
+]
+# Triton's interpreter knows no bfloat16 in every operation; a GPU does.
+DTYPES = [torch.float32] if not torch.cuda.is_available() else [torch.float32, torch.bfloat16, torch.float16]
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, device=DEVICE).to(dtype)
+
+
+def check(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    """The error's size beside the result's, as float64 has it."""
+    expected = expected.double()
+    error = (found.double() - expected).norm() / expected.norm()
+    assert error < (1e-5 if dtype == torch.float32 else 6e-3), float(error)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 16])
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(96, 64), (48, 200), (33, 2048)], ids=["even", "odd inputs", "odd outputs"]
+)
+@pytest.mark.parametrize("manner", ["plain", "norm and bias", "gated", "adds"])
+def test_products(dtype: torch.dtype, rows: int, outputs: int, inputs: int, manner: str) -> None:
+    from unspool.kernels.gpu.activations import CODES
+    from unspool.kernels.gpu.product import multiply
+    from unspool.kernels.gpu.row_product import RowTiling, multiply_row
+
+    is_gated = manner == "gated"
+    weight, x = random(outputs * (2 if is_gated else 1), inputs, dtype=dtype), random(rows, inputs, dtype=dtype)
+    norm, bias = random(inputs, dtype=dtype), random(weight.shape[0], dtype=dtype)
+    out = random(rows, outputs, dtype=dtype)
+    settings, wide = {}, x.double()
+    if manner in ("norm and bias", "gated"):
+        settings = {"norm": norm, "eps": 1e-5, "bias": bias}
+        wide = rms_norm(wide, norm.double(), 1e-5)
+    expected = F.linear(wide, weight.double(), bias.double() if "bias" in settings else None)
+    if is_gated:
+        settings |= {"activation": CODES["silu"], "is_gated": True}
+        expected = F.silu(expected[:, :outputs]) * expected[:, outputs:]
+    if manner == "adds":
+        settings["adds"] = True
+        expected = expected + out.double()
+    if manner == "plain":
+        out.fill_(torch.nan)  # every number must be written
+    if rows == 1:
+        multiply_row(weight, x, out, RowTiling(4, 256, 4), **settings)
+    else:
+        multiply(weight, x, out, **settings)  # cuBLAS, with kernels around it
+    check(out, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["silu", "relu", "gelu", "gelu_new", "quick_gelu"])
+def test_gating(dtype: torch.dtype, name: str) -> None:
+    from unspool.kernels.gpu.activations import CODES
+    from unspool.kernels.gpu.gating import gate
+
+    up, out = random(3, 2 * 1500, dtype=dtype), torch.full((3, 1500), torch.nan, device=DEVICE, dtype=dtype)
+    gate(up, CODES[name], out)
+    wide = up.double()
+    check(out, find_activation(name)(wide[:, :1500]) * wide[:, 1500:], dtype)
+    gate(up[:, :1500].contiguous(), CODES[name], out)
+    check(out, find_activation(name)(wide[:, :1500]), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("adds", [False, True])
+def test_norms(dtype: torch.dtype, adds: bool) -> None:
+    from unspool.kernels.gpu.norms import normalise
+
+    x, weight, out = random(3, 600, dtype=dtype), random(600, dtype=dtype), random(3, 600, dtype=dtype)
+    expected = rms_norm(x.double(), weight.double(), 1e-6) + (out.double() if adds else 0.0)
+    normalise(x, weight, 1e-6, out, adds=adds)
+    check(out, expected, dtype)
+
+
+@pytest.mark.parametrize("vocab", [50, 4096, 9000])
+def test_the_ends_of_a_step(vocab: int) -> None:
+    from unspool.kernels.gpu.tokens import count_tiles, embed, take_highest
+
+    tokens = torch.tensor([7, 0, vocab - 1, -1, 3], device=DEVICE)
+    table, out = random(vocab, 1100), torch.full((5, 1100), torch.nan, device=DEVICE)
+    embed(tokens, table, 1.5, out)
+    torch.testing.assert_close(out, 1.5 * table[tokens.clamp(min=0)])
+    logits = random(5, vocab)
+    logits[1, [vocab // 2, vocab - 1]] = 50.0  # the first of equals
+    logits[2] = -torch.inf  # none is possible
+    logits[3, 5] = torch.nan
+    lengths = torch.tensor([4, 0, 9, -1, 3], device=DEVICE, dtype=torch.int32)
+    tops = torch.empty(5, count_tiles(vocab), device=DEVICE)
+    given = logits.clone()
+    take_highest(logits, tops, tokens, lengths, None)
+    assert tokens.tolist() == [int(given[0].argmax()), vocab // 2, -1, -1, int(given[4].argmax())]
+    assert lengths.tolist() == [5, 1, 10, -1, 4]
+    take_highest(logits, tops, tokens, lengths, 30.0)
+    torch.testing.assert_close(logits[[0, 4]], torch.tanh(given[[0, 4]] / 30.0) * 30.0)
+
+
+def make_rope(width: int, pairs: int) -> tuple[RotaryTable, torch.Tensor]:
+    frequencies = [10_000.0 ** (-2 * i / width) for i in range(pairs)]
+    return RotaryTable(frequencies, 1.0, DEVICE), torch.tensor(frequencies, device=DEVICE)
+
+
+def tell_addresses(base: torch.Tensor, *caches: list[torch.Tensor]) -> list[int]:
+    """A table as `StepAttention` reads it, of layers' buffers (rows, capacity, 2, heads, width)."""
+    told: list[int] = []
+    for buffers in caches:
+        told += [(one.data_ptr() - base.data_ptr()) // (8 * one.element_size()) for one in buffers]
+        told.append(buffers[0].shape[1])
+    return told
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "pairs"),
+    [(4, 2, 16, 8), (8, 8, 64, 32), (32, 8, 128, 64), (6, 2, 80, 16), (4, 1, 96, 48), (8, 4, 256, 128), (4, 4, 32, 0)],
+    ids=str,
+)
+@pytest.mark.parametrize("manner", ["plain", "window", "softcap and norm", "slopes"])
+def test_attention(dtype: torch.dtype, heads: int, kv_heads: int, width: int, pairs: int, manner: str) -> None:
+    """Ragged rows from nothing held to many splits; one of them is not there."""
+    from unspool.kernels.gpu.attention import HeadShape, StepAttention
+
+    if not torch.cuda.is_available() and width > 80:
+        pytest.skip("too slow in the interpreter")
+    held = [0, 1, 63, 64, 130, 700, -1]
+    rows, capacity, window, eps = len(held), 720, 100, 1e-6
+    has_norm, softcap = manner == "softcap and norm", 5.0 if manner == "softcap and norm" else None
+    scale = width**-0.5
+    buffers = [random(rows, capacity, 2, kv_heads, width, dtype=dtype) for _ in range(2)]
+    expected_buffer = buffers[1].clone()
+    qkv = random(rows, (heads + 2 * kv_heads) * width, dtype=dtype)
+    given = qkv.clone()
+    norms = (random(width, dtype=dtype), random(width, dtype=dtype)) if has_norm else (None, None)
+    slopes = alibi_slopes(heads).to(DEVICE) if manner == "slopes" else None
+    shape = HeadShape(heads, kv_heads, width, scale, softcap, window if manner == "window" else None, eps)
+    step = StepAttention(rows, shape, DEVICE)
+    base = torch.zeros(16, device=DEVICE, dtype=dtype)
+    table = torch.tensor(tell_addresses(base, buffers), device=DEVICE)
+    lengths = torch.tensor(held, device=DEVICE, dtype=torch.int32)
+    out = torch.full((rows, heads * width), torch.nan, device=DEVICE, dtype=dtype)
+    rope, frequencies = make_rope(width, pairs)
+    for _ in range(2):  # what is left behind must not matter
+        step(
+            qkv, out, base, table, lengths, 1, 2,
+            frequencies=frequencies if pairs else None, is_windowed=manner == "window",
+            q_norm=norms[0], k_norm=norms[1], slopes=slopes,
+        )  # fmt: skip
+    for row, length in enumerate(held):
+        if length < 0:
+            assert out[row].isnan().all() and torch.equal(buffers[1][row], expected_buffer[row])
+            continue
+        split = given[row].float().view(1, 1, heads + 2 * kv_heads, width)
+        if has_norm:
+            split[:, :, :heads] = rms_norm(split[:, :, :heads], norms[0].float(), eps)
+            split[:, :, heads:-kv_heads] = rms_norm(split[:, :, heads:-kv_heads], norms[1].float(), eps)
+        if pairs:
+            rotate_(split[:, :, : heads + kv_heads], rope.reserve(length + 1)[None, length : length + 1, None])
+        keys = expected_buffer[row, :length].float()
+        keys = (
+            torch.cat((keys, split[:, :, heads:].view(1, 2, kv_heads, width)))[max(0, length + 1 - window) :]
+            if manner == "window"
+            else torch.cat((keys, split[:, :, heads:].view(1, 2, kv_heads, width)))
+        )
+        mask = None
+        if slopes is not None:
+            mask = (slopes[:, None] * torch.arange(keys.shape[0], device=DEVICE))[None, :, None].double()
+        k, v = (part.transpose(0, 1)[None].double() for part in keys.unbind(1))
+        read, _ = attend(split[:, :, :heads].transpose(1, 2).double(), k, v, scale=scale, mask=mask, softcap=softcap)
+        check(out[row], read.reshape(-1), dtype)
+        check(buffers[1][row, length], split[:, :, heads:].reshape(2, kv_heads, width), dtype)
+        rest = [at for at in range(capacity) if at != length]
+        assert torch.equal(buffers[1][row, rest], expected_buffer[row, rest])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("window", [None, 100])
+def test_attention_of_branches(dtype: torch.dtype, window: int | None) -> None:
+    """Rows share their prompt's keys, and find their own at the rows that wrote them."""
+    from unspool.kernels.gpu.attention import HeadShape, StepAttention
+
+    heads, kv_heads, width, branches, prompts = 8, 2, 64, 3, [5, 200]
+    num_own, capacity, rows = 70, 90, branches * len(prompts)
+    own = [random(rows, capacity, 2, kv_heads, width, dtype=dtype) for _ in range(2)]
+    shared = [random(len(prompts), 256, 2, kv_heads, width, dtype=dtype) for _ in range(2)]
+    ancestry = torch.stack(
+        [torch.randint(row // branches * branches, row // branches * branches + branches, (96,)) for row in range(rows)]
+    ).to(DEVICE, torch.int32)
+    qkv = random(rows, (heads + 2 * kv_heads) * width, dtype=dtype)
+    base = torch.zeros(16, device=DEVICE, dtype=dtype)
+    firsts = [prompts[row // branches] for row in range(rows)]
+    lengths = torch.tensor([first + num_own for first in firsts], device=DEVICE, dtype=torch.int32)
+    from_lengths = (ancestry.data_ptr() - lengths.data_ptr()) // 4
+    told = [*tell_addresses(base, own, shared), from_lengths, ancestry.shape[1], *firsts]
+    table = torch.tensor(told, device=DEVICE)
+    before = own[0].clone()
+    out = torch.full((rows, heads * width), torch.nan, device=DEVICE, dtype=dtype)
+    step = StepAttention(rows, HeadShape(heads, kv_heads, width, 0.1, None, window), DEVICE)
+    step(
+        qkv, out, base, table, lengths, 0, 2,
+        is_windowed=window is not None, branches=branches,
+    )  # fmt: skip
+    for row, first in enumerate(firsts):
+        new = qkv[row].view(1, -1, width)
+        mine = before[ancestry[row, :num_own].long(), torch.arange(num_own, device=DEVICE)]
+        kv = torch.cat((shared[0][row // branches, :first], mine, new[:, heads:].view(1, 2, kv_heads, width)))
+        kv = kv[-window:] if window else kv
+        k, v = (part.transpose(0, 1)[None].double() for part in kv.unbind(1))
+        read, _ = attend(new[:, :heads].transpose(0, 1)[None].double(), k, v, scale=0.1)
+        check(out[row], read.reshape(-1), dtype)
+        assert torch.equal(own[0][row, num_own].view(-1), qkv[row, heads * width :])
