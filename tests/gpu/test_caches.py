@@ -34,6 +34,8 @@ def test_kinds_agree(model: Any, kind: str, told: dict[str, Any] | None, way: di
     ids = torch.randint(3, model.info.vocab_size, (3, 22), generator=torch.Generator().manual_seed(4))
     mask = torch.ones_like(ids)
     mask[0, :9], mask[1, :19] = 0, 0
+    if kind == "sink" and model.info.window is not None:
+        pytest.skip("a sink stays in sight where the model's own window has passed it")
     common = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 20, "eos_token_id": None, **way}
     expected = unspool.generate(model, **common)
     more = {"cache_implementation": kind, **({"cache_config": told} if told else {})}

@@ -43,7 +43,8 @@ def test_the_kernel_reads_what_the_reference_reads(shape: dict[str, Any], dtype:
         if is_masked:
             options |= {"mask": mask_of(keys.view.positions, case.heads, window).to(dtype), "window": None}
         expected, _ = attend_plainly(queries.float(), *(_widen(each) for each in (keys, values)), **options)
-        read, _ = attend_packed(queries, keys, values, **options)
+        window, softcap = options["window"], options["softcap"]
+        read = packed_triton.attend(queries, keys, values, options["scale"], options.get("mask"), window, softcap)
         blocks = attend_in_blocks(queries, keys, values, **options)
         tolerance = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
         torch.testing.assert_close(read.float(), expected, atol=tolerance, rtol=tolerance)

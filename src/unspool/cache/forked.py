@@ -63,8 +63,8 @@ class ForkedCache(Cache):
         return keys.transpose(1, 2), values.transpose(1, 2)
 
     def places(self) -> Places | None:
-        """Those of the rows: forks write past their ends. Only the first forks do so right there."""
-        return self._held.places() if self._first == 0 else None
+        """Those of the rows: forks write past their ends. One fork alone, or later ones, are read by `write`."""
+        return self._held.places() if self._first == 0 and self.num_forks > 1 else None
 
     def mask(self, span: Span, window: int | None = None) -> Mask:
         """What each fork sees: (rows * forks, 1, 1, keys), or (forks, 1, 1, keys) where all rows are alike."""

@@ -159,7 +159,9 @@ class Step:
 
     def _read_token(self, tokens: torch.Tensor, cache: Cache) -> Forward:
         self.num_forward_passes += 1
-        return self.model.forward(tokens, cache, want=self._want)
+        forward = self.model.forward(tokens, cache, want=self._want)
+        self.path, self.path_reason = forward.path, forward.path_reason
+        return forward
 
     # --- several positions at once -------------------------------------------------------------------
     @property
@@ -201,6 +203,7 @@ class Step:
             self._is_trying = True
         want = self._want if num_new == 1 else Want(logits="all")
         forward = self.model.forward(last, self.cache, counts=None if min(real) == num_new else real, want=want)
+        self.path, self.path_reason = forward.path, forward.path_reason
         self.num_forward_passes += 1
         return forward.logits.float() if num_new > 1 else forward.logits.float()[:, None]
 
@@ -472,11 +475,16 @@ def _select(forward: Forward, index: torch.Tensor) -> Forward:
     def pick(tensors: tuple[torch.Tensor, ...] | None) -> tuple[torch.Tensor, ...] | None:
         return None if tensors is None else tuple(tensor.index_select(0, index) for tensor in tensors)
 
-    return Forward(
-        forward.logits.index_select(0, index),
-        pick(forward.hidden_states),
-        pick(forward.attentions),
-        pick(forward.cross_attentions),
+    def pick_one(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else tensor.index_select(0, index)
+
+    return replace(
+        forward,
+        logits=forward.logits.index_select(0, index),
+        hidden_states=pick(forward.hidden_states),
+        attentions=pick(forward.attentions),
+        cross_attentions=pick(forward.cross_attentions),
         early_logits=pick(forward.early_logits),
-        last_states=None if forward.last_states is None else forward.last_states.index_select(0, index),
+        last_states=pick_one(forward.last_states),
+        likeliest=pick_one(forward.likeliest),
     )
