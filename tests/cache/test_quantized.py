@@ -399,25 +399,32 @@ def prompts(seed: int = 0) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("kind", ["quantized", "quantized_static"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_while_nothing_is_packed_every_token_is_the_same(name: str, kind: str) -> None:
+    """Scores too, of every beam at every step.
+
+    A bias that changes from step to step keeps beams from tying: where this T5 says 99 for ever, "99 137" is worth
+    -19.3207 after any number of 99, and rounding alone would decide which of them is the second beam.
+    """
+
+    def vary(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores + torch.randn(scores.shape[1], generator=torch.Generator().manual_seed(input_ids.shape[1]))
+
     model = load_model(name).model
-    for more in ({}, {"num_beams": 3}):
+    for more in ({}, {"num_beams": 3, "logits_processor": [vary]}):
         common = {**prompts(), "max_new_tokens": 24, "return_dict_in_generate": True, "output_scores": True, **more}
         exact = unspool.generate(model, **common)
         packed = unspool.generate(model, **common, cache_implementation=kind)
         assert torch.equal(packed.sequences, exact.sequences)
-        if more:  # beams that no one returns may differ where two candidates tie
-            torch.testing.assert_close(packed.sequences_scores, exact.sequences_scores, atol=1e-4, rtol=1e-4)
-        else:
-            torch.testing.assert_close(packed.scores[-1], exact.scores[-1], atol=1e-3, rtol=1e-4)
+        for mine, theirs in zip(packed.scores, exact.scores, strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-3, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["quantized", "quantized_static"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_eight_bits_stay_near_and_almost_no_token_changes(name: str, kind: str) -> None:
-    """Packed from the 8th position on: the first logits after the prompt are near, 19 tokens of 20 the same.
+def test_eight_bits_stay_near_and_only_ties_change(name: str, kind: str) -> None:
+    """Packed from the 8th position on: no logit is off by more than 6 % of their range.
 
     A token that changed changes those after it, so rows are compared up to their first difference from the exact
-    row, and the tokens there must have been close to a tie.
+    row, and the tokens there must have been closer to a tie than what packing may shift.
     """
     model = load_model(name).model
     common = {**prompts(), "max_new_tokens": 30, "return_dict_in_generate": True, "output_logits": True}
