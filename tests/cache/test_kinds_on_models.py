@@ -175,6 +175,22 @@ def test_sinks_go_on_past_the_context() -> None:
     assert cache.nbytes == 3 * shape.num_layers * 24 * 2 * shape.num_kv_heads * shape.head_dim * 4
 
 
+def test_a_pass_over_sinks_is_not_too_long() -> None:
+    """Sinks stand still during a pass, so a longer one would answer otherwise than its parts."""
+    model, cache = load_model("llama").model, SinkCache(12, 2)
+    ids = make_inputs(model, 60)["input_ids"]
+    longest = cache.longest_pass
+    assert longest == 12 + BLOCK - 1
+    with pytest.raises(InputError, match="a pass of 60 positions is too long for this SinkCache.* after 43;"):
+        model(ids, past_key_values=cache)
+    with pytest.raises(InputError, match="at most cache.longest_pass"):
+        model.forward(ids, cache)
+    assert cache.lengths == [] and cache.longest_pass == longest
+    model(ids[:, :longest], past_key_values=cache)
+    model.forward(ids[:, longest:], cache)
+    assert cache.lengths == [60] * 3
+
+
 def test_sinks_refuse_learned_positions() -> None:
     model = load_model("gpt2").model
     with pytest.raises(UnsupportedError, match="learned one by one"):
