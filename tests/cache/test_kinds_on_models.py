@@ -181,9 +181,9 @@ def test_a_pass_over_sinks_is_not_too_long() -> None:
     ids = make_inputs(model, 60)["input_ids"]
     longest = cache.longest_pass
     assert longest == 12 + BLOCK - 1
-    with pytest.raises(InputError, match="a pass of 60 positions is too long for this SinkCache.* after 43;"):
+    with pytest.raises(InputError, match=r"a pass of 60 positions is too long for this SinkCache.* after 43;"):
         model(ids, past_key_values=cache)
-    with pytest.raises(InputError, match="at most cache.longest_pass"):
+    with pytest.raises(InputError, match="at most cache"):
         model.forward(ids, cache)
     assert cache.lengths == [] and cache.longest_pass == longest
     model(ids[:, :longest], past_key_values=cache)

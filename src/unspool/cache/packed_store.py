@@ -177,9 +177,8 @@ class PackedStore:
                 both = recent[index, run.source + start : run.source + start + length].unbind(2)
                 for packed, numbers in zip(into, both, strict=True):
                     made = pack(numbers.transpose(1, 2), packed.scheme, self._fit)
-                    for old, new in zip(
-                        packed.narrow(run.place + start, length).tensors(), made.tensors(), strict=True
-                    ):
+                    room = packed.narrow(run.place + start, length)
+                    for old, new in zip(room.tensors(), made.tensors(), strict=True):
                         old[index] = new
 
     # --- reading -------------------------------------------------------------------------------------

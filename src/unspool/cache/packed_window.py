@@ -60,7 +60,7 @@ class PackedWindowStore(PackedStore):
         runs = []
         for row, (held, target, cut) in enumerate(zip(self.num_packed, targets, cuts, strict=True)):
             for old, new in zip((self.keys, self.values), fresh, strict=True):
-                _copy_blocks(old, cut, new, 0, row, held - cut)
+                _copy_blocks(old, cut, new, row, held - cut)
             first = max(held, cut)
             runs.append(Run(first - held, first - cut, target - first))
         self._pack(seen, runs, (fresh[0], fresh[1]))
@@ -96,7 +96,7 @@ class PackedWindowStore(PackedStore):
         for row, (held, cut) in enumerate(zip(self.num_packed, cuts, strict=True)):
             if cut:
                 for packed in (self.keys, self.values):
-                    _copy_blocks(packed, cut, packed, 0, row, held - cut)
+                    _copy_blocks(packed, cut, packed, row, held - cut)
                 self.bases[row] += cut
                 self.num_packed[row] -= cut
 
@@ -118,10 +118,9 @@ class PackedWindowStore(PackedStore):
         super().truncate(self._count(lengths))
 
 
-def _copy_blocks(source: Packed, first: int, target: Packed, place: int, row: int, length: int) -> None:
-    """Copy one row's blocks from where they are to where they go; the two may overlap."""
+def _copy_blocks(source: Packed, first: int, target: Packed, row: int, length: int) -> None:
+    """Copy one row's blocks from `first` on to the beginning; source and target may be the same."""
     if length > 0:
-        for old, new in zip(
-            source.narrow(first, length).tensors(), target.narrow(place, length).tensors(), strict=True
-        ):
+        blocks, room = source.narrow(first, length), target.narrow(0, length)
+        for old, new in zip(blocks.tensors(), room.tensors(), strict=True):
             new[row] = old[row].clone()
