@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from unspool.cache import (
     DynamicCache,
     HybridCache,
     OffloadedStaticCache,
+    QuantizedCacheConfig,
+    QuantizedHybridCache,
     SinkCache,
     SlidingWindowCache,
     StaticCache,
@@ -51,6 +54,49 @@ def test_exact_kinds_decode_as_without_a_cache(name: str, kind: str, way: str) -
     plain = {key: value for key, value in settings.items() if key != "prefill_chunk_size"}
     expected = unspool.generate(model, **common, **plain, use_cache=False)
     assert torch.equal(unspool.generate(model, **common, **settings, cache_implementation=kind), expected)
+
+
+@pytest.mark.parametrize("kind", ["quantized_hybrid", "offloaded_quantized_hybrid"])
+@pytest.mark.parametrize("name", ["gemma2", "mistral", "bloom"])
+@pytest.mark.parametrize("way", [*WAYS, "drafts"])
+def test_packed_windows_decode_as_packed_layers(
+    name: str, kind: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a window let go no query sees, so it answers as if every position had been kept and packed alike."""
+    for module in ("quantized", "quantized_hybrid"):  # little room for trials, so that windows slide soon
+        monkeypatch.setattr(f"unspool.cache.{module}.TRIAL_ROOM", 16)
+    model = load_model(name).model
+    settings = {"prompt_lookup_num_tokens": 3} if way == "drafts" else WAYS[way]
+    common = {
+        **make_inputs(model),
+        "max_new_tokens": 48,
+        "eos_token_id": None,
+        **settings,
+        "return_dict_in_generate": True,
+    }
+    told = {"nbits": 8, "q_group_size": 4, "residual_length": 4}
+    expected = unspool.generate(model, **common, cache_implementation="quantized", cache_config=told)
+    where = {"folder": str(tmp_path)} if kind.startswith("offloaded") else {}
+    found = unspool.generate(model, **common, cache_implementation=kind, cache_config={**told, **where})
+    assert torch.equal(found.sequences, expected.sequences)
+    cache = found.past_key_values
+    assert isinstance(cache, QuantizedHybridCache) and list(tmp_path.iterdir()) == []
+    assert any(cache._stores[0].bases) == (name != "bloom")  # the first layers of the others slide, and have slid
+
+
+def test_files_for_packed_layers_must_be_there() -> None:
+    model = load_model("gemma2").model
+    with pytest.raises(SettingError, match="is no folder"):
+        told = {"folder": "/nowhere/at/all"}
+        unspool.generate(
+            model, [[5]], max_new_tokens=2, cache_implementation="offloaded_quantized_hybrid", cache_config=told
+        )
+    with pytest.raises(SettingError, match=r"'quantized_hybrid' cache takes .*"):
+        unspool.generate(
+            model, [[5]], max_new_tokens=2, cache_implementation="quantized_hybrid", cache_config={"folder": "/tmp"}
+        )
+    with pytest.raises(UnsupportedError, match="has an encoder"):
+        unspool.generate(load_model("t5").model, [[5]], max_new_tokens=2, cache_implementation="quantized_hybrid")
 
 
 WINDOWED = [case for case in read_cases() if case.model in ("gemma2", "mistral") and case.to_come is None]
@@ -259,6 +305,9 @@ def test_caches_of_another_model_are_refused() -> None:
     filled = DynamicCache()
     filled.update(torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 2, 3), 0)
     wrong["heads"] = (filled, "1 heads of width 3")
+    packing = QuantizedCacheConfig("unspool", axis_value=1)
+    wrong["packed window"] = (QuantizedHybridCache(packing, sizes, 1, 20), "its window is 7 and the model's 8")
+    wrong["packed window"][0].window = 7
     wrong["kinds"] = (load_model("gemma2").model.new_cache("hybrid", 1, 20), "layers|layer")
     for cache, what in wrong.values():
         held = list(cache.lengths)
@@ -274,11 +323,18 @@ def test_caches_of_another_model_are_refused() -> None:
         unspool.generate(model, ids, past_key_values=cache, max_new_tokens=6)
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "static", "offloaded", "offloaded_static", "hybrid", "sink"])
+SMALL_BLOCKS = {"q_group_size": 4, "residual_length": 3}
+TOLD: dict[str, dict[str, Any] | None] = {
+    **dict.fromkeys(("dynamic", "static", "offloaded", "offloaded_static", "hybrid")),
+    **dict.fromkeys(("quantized", "quantized_static", "quantized_hybrid", "offloaded_quantized_hybrid"), SMALL_BLOCKS),
+    "sink": {"window_length": 12, "num_sink_tokens": 2},
+}
+
+
+@pytest.mark.parametrize("kind", TOLD)
 @pytest.mark.parametrize("copies", [1, 2])
 def test_a_failed_call_gives_the_cache_back(kind: str, copies: int) -> None:
-    model = load_model("llama").model
-    told = {"window_length": 12, "num_sink_tokens": 2} if kind == "sink" else None
+    model, told = load_model("llama").model, TOLD[kind]
     ids = make_inputs(model)["input_ids"]
     cache = model.new_cache(kind, 6, 40, config=told)
     model(ids[:, :15], past_key_values=cache)

@@ -30,6 +30,7 @@ class QuantizedCache(Cache):
     """A cache that packs what is no longer recent, with unspool's own quantiser."""
 
     can = frozenset({ROLL_BACK, TRIAL, SELECT_ROWS, RAGGED})
+    rolls_back_exactly = False
     backend: str | None = None  # the one a kind stands for; None: the config's, packed by unspool itself
 
     def __init__(self, cache_config: QuantizedCacheConfig, *, capacity: int | None = None) -> None:
@@ -77,6 +78,13 @@ class QuantizedCache(Cache):
         """The first position that is not packed, a row each; empty until there is a layer."""
         return self._stores[0].first_recent if self._stores else []
 
+    def _count_slots(self, stop: int) -> int:
+        """What is not packed once a pass up to `stop` has been written, of the row that has the most of it."""
+        if not self.lengths:
+            return stop
+        held = max(length - first for length, first in zip(self.lengths, self._first_recent(), strict=True))
+        return held + stop - max(self.lengths)
+
     def _view_of(self, layer: int) -> PackedView | None:  # noqa: ARG002 - one for all, where layers are alike
         """What a layer's queries look through; None while nothing is packed."""
         return self._view
@@ -123,7 +131,7 @@ class QuantizedCache(Cache):
             self._places = self._round_up(max(places, self._places + max(_CHUNK, self._places // _SHARE)))
         slots = self._slots
         if self._is_trial and self._stores:  # nothing is packed, so everything new is recent
-            slots = max(slots, stop - min(self._first_recent()))
+            slots = max(slots, self._count_slots(stop))
         for store in self._stores:
             store.reserve(self._places, slots)
 
@@ -428,7 +436,7 @@ class QuantizedStaticCache(QuantizedCache):
         """Steps always read packed and recent buffers whole; a prompt that is longer than those takes the detour."""
         self._columns = None
         packed, rows = self._first_recent(), len(span.starts)
-        if span.stop - min(packed) > self._slots:
+        if self._count_slots(span.stop) > self._slots:
             super()._look(span)
             return
         if packed != self._copied:
@@ -454,7 +462,7 @@ class QuantizedStaticCache(QuantizedCache):
         self._check_trial(stop)
 
     def _check_trial(self, stop: int) -> None:
-        if self._is_trial and stop - min(self._first_recent()) > self._slots:
+        if self._is_trial and self._count_slots(stop) > self._slots:
             raise SettingError(
                 f"a trial up to position {stop} does not fit the {self._slots} positions that a quantised static "
                 "cache keeps unpacked; draft fewer tokens, or use cache_implementation='quantized'"
