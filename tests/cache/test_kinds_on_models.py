@@ -17,7 +17,6 @@ from unspool.cache import (
     DynamicCache,
     HybridCache,
     OffloadedStaticCache,
-    QuantizedCacheConfig,
     QuantizedHybridCache,
     SinkCache,
     SlidingWindowCache,
@@ -57,7 +56,7 @@ def test_exact_kinds_decode_as_without_a_cache(name: str, kind: str, way: str) -
 
 
 @pytest.mark.parametrize("kind", ["quantized_hybrid", "offloaded_quantized_hybrid"])
-@pytest.mark.parametrize("name", ["gemma2", "mistral", "bloom"])
+@pytest.mark.parametrize("name", ["gemma2", "mistral"])
 @pytest.mark.parametrize("way", [*WAYS, "drafts"])
 def test_packed_windows_decode_as_packed_layers(
     name: str, kind: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -81,7 +80,7 @@ def test_packed_windows_decode_as_packed_layers(
     assert torch.equal(found.sequences, expected.sequences)
     cache = found.past_key_values
     assert isinstance(cache, QuantizedHybridCache) and list(tmp_path.iterdir()) == []
-    assert any(cache._stores[0].bases) == (name != "bloom")  # the first layers of the others slide, and have slid
+    assert any(cache._stores[0].bases)  # a window did slide
 
 
 def test_files_for_packed_layers_must_be_there() -> None:
@@ -305,8 +304,7 @@ def test_caches_of_another_model_are_refused() -> None:
     filled = DynamicCache()
     filled.update(torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 2, 3), 0)
     wrong["heads"] = (filled, "1 heads of width 3")
-    packing = QuantizedCacheConfig("unspool", axis_value=1)
-    wrong["packed window"] = (QuantizedHybridCache(packing, sizes, 1, 20), "its window is 7 and the model's 8")
+    wrong["packed window"] = (model.new_cache("quantized_hybrid", 1, 20), "its window is 7 and the model's 8")
     wrong["packed window"][0].window = 7
     wrong["kinds"] = (load_model("gemma2").model.new_cache("hybrid", 1, 20), "layers|layer")
     for cache, what in wrong.values():

@@ -192,12 +192,11 @@ SLIDING = SimpleNamespace(
     **vars(SIZES),
     sliding_window=WINDOW,
     layer_types=["sliding_attention", "full_attention"],
-    max_position_embeddings=400,
 )
 
 
-@pytest.mark.parametrize("residual_length", [0, 3, 2 * WINDOW])
-@settings(max_examples=15, deadline=None)
+@pytest.mark.parametrize("residual_length", [0, 2 * WINDOW])
+@settings(max_examples=6, deadline=None)
 @given(data=st.data())
 def test_windows_hold_what_whole_layers_hold(residual_length: int, data: st.DataObject) -> None:
     """Whatever slid away, a query sees the numbers that it would see in a cache that lets nothing go, bit by bit."""
@@ -249,7 +248,6 @@ def compare_pass(whole: QuantizedCache, near: QuantizedHybridCache, new: torch.T
                         assert torch.equal(found[row, :, : position + 1], expected[row, :, : position + 1])
                         continue
                     visible = (places[row] <= position) & (places[row] > position - window)
-                    assert isinstance(mask, (torch.Tensor, str, type(None)))
                     if isinstance(mask, torch.Tensor):
                         assert torch.equal(mask.expand(rows, 1, num_new, kept)[row, 0, query], visible)
                     wanted = expected[row, :, max(0, position + 1 - window) : position + 1]
@@ -258,7 +256,7 @@ def compare_pass(whole: QuantizedCache, near: QuantizedHybridCache, new: torch.T
     whole.end()
 
 
-def test_packed_windows_are_small(tmp_path: Any) -> None:
+def test_packed_windows_are_small() -> None:
     """Layers as Gemma 2's, at 8k: a third of what plain rings and layers take."""
     sizes = SimpleNamespace(
         num_attention_heads=1, head_dim=64, num_hidden_layers=2, sliding_window=4096, layer_types=SLIDING.layer_types
@@ -274,6 +272,18 @@ def test_a_static_cache_has_little_room_for_a_trial() -> None:
     cache.begin_trial()
     with pytest.raises(SettingError, match="draft fewer tokens"):
         cache.begin(1, 100)
+
+
+def test_a_trial_takes_room_by_row() -> None:
+    """A short row beside a long one needs no more slots than it fills."""
+    cache = KINDS["static"](4)
+    exact = Exact.over(cache, 2)
+    exact.read(100, [100, 3])
+    cache.begin_trial()
+    exact.read(5)
+    exact.truncate([102, 8])
+    exact.num_rollbacks = 0
+    exact.read(1)
 
 
 def test_static_buffers_never_move() -> None:
