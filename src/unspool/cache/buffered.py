@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from copy import copy
 from operator import is_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +13,10 @@ from unspool.cache.base import DIVIDE, FORK, Cache, Stores
 from unspool.cache.forked import ForkedCache
 from unspool.cache.places import Places
 from unspool.errors import SettingError
+from unspool.kernels.presence import has_triton
+
+if TYPE_CHECKING:
+    from unspool.kernels.gpu.forks import ForkKeeper
 
 
 class BufferedCache(Cache):
@@ -25,6 +29,7 @@ class BufferedCache(Cache):
     def __init__(self) -> None:
         super().__init__()
         self._buffers: list[torch.Tensor] = []
+        self._keeper: tuple[Places, ForkKeeper] | None = None  # for as long as the places are these
         self._filled: list[int] = []  # positions held, a layer each (they differ only amid a pass)
         self._places: Places | None = None
 
@@ -121,6 +126,11 @@ class BufferedCache(Cache):
 
     def keep_fork(self, chosen: torch.Tensor) -> None:
         self.require(FORK)
+        if chosen.is_cuda and (keeper := self._find_keeper()) is not None:
+            keeper.keep(chosen, self.lengths)
+            self.lengths = [length + 1 for length in self.lengths]
+            self._filled = [max(self.lengths)] * len(self._buffers)
+            return
         places: dict[torch.device, tuple[torch.Tensor, ...]] = {}  # made once: a copy to the device makes the host wait
         for layer, buffer in enumerate(self._buffers):
             if buffer.device not in places:
@@ -130,6 +140,17 @@ class BufferedCache(Cache):
             held.index_put_((rows, ends), held[rows, forks])
         self.lengths = [length + 1 for length in self.lengths]
         self._filled = [max(self.lengths)] * len(self._buffers)
+
+    def _find_keeper(self) -> ForkKeeper | None:
+        """What moves forks in all layers by one kernel; None where there is no Triton, or buffers are not alike."""
+        places, first = self.places(), self._buffers[0]
+        if places is None or not has_triton() or any(buffer.stride() != first.stride() for buffer in self._buffers):
+            return None
+        if self._keeper is None or self._keeper[0] is not places:
+            from unspool.kernels.gpu.forks import ForkKeeper  # Triton is imported where a GPU is used
+
+            self._keeper = (places, ForkKeeper(places.buffers))
+        return self._keeper[1]
 
     def _find_forks(self, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The rows' numbers, their ends, and where their chosen forks lie: (rows,) each."""

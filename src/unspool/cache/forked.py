@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unspool.cache.base import RAGGED, Cache, Mask, Span
+from unspool.cache.places import Places
 from unspool.errors import SettingError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -60,6 +61,10 @@ class ForkedCache(Cache):
             buffer.index_put_((rows[:, None], self._slots), forks)
         keys, values = buffer.narrow(1, 0, self._num_keys).unbind(2)
         return keys.transpose(1, 2), values.transpose(1, 2)
+
+    def places(self) -> Places | None:
+        """Those of the rows: forks write past their ends. Only the first forks do so right there."""
+        return self._held.places() if self._first == 0 else None
 
     def mask(self, span: Span, window: int | None = None) -> Mask:
         """What each fork sees: (rows * forks, 1, 1, keys), or (forks, 1, 1, keys) where all rows are alike."""

@@ -43,7 +43,7 @@ def run_in_parts(
 
 
 def _weave(values: list[Any]) -> Any:
-    """The parts' tensors as one, rows in their old order; tuples of tensors one by one, and what is no tensor as it is."""
+    """The parts' tensors as one, rows in their old order; tuples of tensors one by one, other things as they are."""
     first = values[0]
     if first is None or isinstance(first, str):
         return first

@@ -6,14 +6,13 @@ Three implementations of one thing: `attend_plainly` unpacks everything and is w
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import torch
 
 from unspool.kernels.attention import attend
 from unspool.kernels.packing import Packed, unpack
+from unspool.kernels.presence import has_triton
 
 _BLOCK_NUMBERS = 1 << 21  # numbers unpacked at a time: what fits a core's cache with room for scores
 
@@ -73,17 +72,12 @@ def attend_packed(
         return attend_plainly(
             queries, keys, values, scale=scale, mask=mask, window=window, softcap=softcap, want_weights=True
         )
-    if queries.device.type == "cuda" and _has_triton():
+    if queries.device.type == "cuda" and has_triton():
         from unspool.kernels import packed_triton
 
         if packed_triton.can_read(queries, keys, values):
             return packed_triton.attend(queries, keys, values, scale, mask, window, softcap), None
     return attend_in_blocks(queries, keys, values, scale=scale, mask=mask, window=window, softcap=softcap), None
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
 
 
 def attend_plainly(

@@ -1,5 +1,7 @@
 """One decoding step on a GPU as one CUDA graph, for any cache of plain buffers and any lengths.
 
+A step reads one token a row, or a few: drafts that are checked, or candidates that are tried.
+
 At a few rows the host's launches cost more than the work. So the whole step is captured once for a number of rows:
 tokens, lengths and the addresses of the cache's buffers are read from the device, the lengths are advanced there, and
 the likeliest token is found there too. A graph is made when a number of rows is first met, in some ten milliseconds
@@ -10,22 +12,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from unspool.cache import Cache
 from unspool.cache.places import Places
+from unspool.kernels.presence import has_triton
+from unspool.models.captured_shape import PassShape
 from unspool.models.layers import DecoderWeights
 from unspool.models.spec import DecoderSpec
-from unspool.protocols import Forward
+from unspool.protocols import Forward, Want
 
 if TYPE_CHECKING:
     from unspool.models.captured_blocks import Body
 
 # A step is captured for so many rows; fewer rows ride along with some that are not there.
 BUCKETS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+MOST_NEW: Final = 16  # tokens a row
 _MOST_KEPT: Final = 24  # steps that wait to be used again
 _UNIT: Final = 8  # numbers: addresses are told as multiples of so many
 _NOT_THERE: Final = -1
@@ -36,7 +40,7 @@ def explain_no_capture(spec: DecoderSpec, device: torch.device, dtype: torch.dty
     """Why a model's steps can't be captured; None where they can."""
     if device.type != "cuda":
         return f"the model is on a device of type {device.type}"
-    if find_spec("triton") is None:
+    if not has_triton():
         return "triton is not installed"
     if torch.cuda.get_device_capability(device) < _SMALLEST_CAPABILITY:
         return f"{torch.cuda.get_device_name(device)} is older than Ampere"
@@ -54,16 +58,24 @@ class CapturedSteps:
 
     def __init__(self, spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype) -> None:
         self._spec, self._weights, self._device, self._dtype = spec, weights, device, dtype
-        self._waiting: dict[tuple[int, int, int], list[CapturedStep]] = {}  # by rows, branches and stream
+        self._waiting: dict[tuple[PassShape, int], list[CapturedStep]] = {}  # by what they read and by stream
         self._lock = threading.Lock()
 
-    def explain_refusal(self, cache: Cache, rows: int) -> str | None:
+    def explain_refusal(self, cache: Cache, rows: int, num_new: int, want: Want) -> str | None:
         """Why a pass over this cache can't be a captured step; None where it can."""
-        if rows > BUCKETS[-1]:
-            return f"{rows} rows are more than the {BUCKETS[-1]} that steps are captured for"
+        if want.hidden_states or want.attentions:
+            return "hidden states or attention weights of all layers are wanted"
+        if (num_new > 1) != (want.logits == "all") or num_new > MOST_NEW:
+            return f"{num_new} tokens a row are read; captured are one, and drafts of up to {MOST_NEW - 1}"
+        if want.early and (num_new > 1 or self._weights.project_out is not None):
+            return "early logits are read one token at a time"
+        if rows * num_new > BUCKETS[-1]:
+            return f"{rows * num_new} tokens are more than the {BUCKETS[-1]} that steps are captured for"
         places = cache.places()
         if places is None:
             return f"a {type(cache).__name__} is not read by address"
+        if places.branches and (num_new > 1 or want.early or want.last_states):
+            return "rows that share a prompt's keys read one token at a time"
         if len(places.buffers) != self._spec.num_layers:
             return "the cache has no buffers yet"
         first, device = places.buffers[0], self._weights.embedding.weight.device  # which has its number
@@ -73,32 +85,48 @@ class CapturedSteps:
             return "the cache's rows lie between others"
         return None
 
-    def run(self, tokens: torch.Tensor, cache: Cache) -> Forward:
-        """Read one token a row (rows, 1), and advance the cache."""
-        rows = tokens.shape[0]
-        starts = list(cache.lengths) or [0] * rows
-        cache.advance(rows)
+    def run(self, tokens: torch.Tensor, cache: Cache, counts: Sequence[int] | None, want: Want) -> Forward:
+        """Read tokens (rows, new), and advance the cache."""
+        num_forks, num_new = cache.num_forks, max(tokens.shape[1], cache.num_forks)
+        rows = tokens.shape[0] // num_forks
+        starts = (list(cache.lengths) or [0] * rows)[::num_forks]
+        if num_new == 1:
+            cache.advance(rows)
+        else:
+            cache.begin(tokens.shape[0], tokens.shape[1], counts, self._device)
+            cache.end()
         places = cache.places()
         assert places is not None
-        bucket = next(size for size in BUCKETS if size >= rows)
+        shape = PassShape(
+            rows=next(size for size in BUCKETS if size >= rows),
+            branches=places.branches,
+            num_new=num_new,
+            is_forked=num_forks > 1,
+            num_layers=want.exit_layer,
+            early=tuple(want.early),
+            wants_states=want.last_states,
+        )
         with torch.cuda.device(self._device):
             # A step's inputs are written again for the next one, which only its own stream puts after this one's work.
-            key = (bucket, places.branches, torch.cuda.current_stream().cuda_stream)
+            key = (shape, torch.cuda.current_stream().cuda_stream)
             step = self._borrow(key)
-            logits, likeliest = step.run(tokens, starts, places)
+            forward = step.run(tokens, starts, places)
         with self._lock:
             if sum(map(len, self._waiting.values())) >= _MOST_KEPT:
                 self._waiting.clear()
             self._waiting.setdefault(key, []).append(step)
-        return Forward(logits, likeliest=likeliest, path="captured")
+        if want.logits == "all":
+            forward.logits = forward.logits.view(rows, num_new, -1)
+        if forward.last_states is not None:
+            forward.last_states = forward.last_states.view(*tokens.shape, -1)
+        return forward
 
-    def _borrow(self, key: tuple[int, int, int]) -> CapturedStep:
+    def _borrow(self, key: tuple[PassShape, int]) -> CapturedStep:
         with self._lock:
             waiting = self._waiting.get(key)
             if waiting:
                 return waiting.pop()
-        rows, branches, _ = key
-        return CapturedStep(self._spec, self._weights, self._device, self._dtype, rows, branches)
+        return CapturedStep(self._spec, self._weights, self._device, self._dtype, key[0])
 
 
 class CapturedStep:
@@ -110,45 +138,53 @@ class CapturedStep:
         weights: DecoderWeights,
         device: torch.device,
         dtype: torch.dtype,
-        rows: int,
-        branches: int,
+        shape: PassShape,
     ) -> None:
         from unspool.kernels.gpu.tokens import count_tiles  # Triton is imported where a GPU is used
         from unspool.models.captured_blocks import StepInputs, make_body
 
-        size = spec.num_layers + 1 + (spec.num_layers + 3 + rows if branches else 0)
+        rows, num_logits = shape.rows, (1 + len(shape.early)) * shape.num_tokens
+        size = spec.num_layers + 1 + (spec.num_layers + 3 + rows if shape.branches else 0)
         with torch.inference_mode():
             self._inputs = StepInputs(
-                tokens=torch.zeros(rows, dtype=torch.int64, device=device),
+                tokens=torch.zeros(shape.num_tokens, dtype=torch.int64, device=device),
                 lengths=torch.full((rows,), _NOT_THERE, dtype=torch.int32, device=device),
                 table=torch.zeros(size, dtype=torch.int64, device=device),
                 base=torch.zeros(_UNIT, dtype=dtype, device=device),
-                branches=branches,
+                branches=shape.branches,
             )
-            self._logits = torch.empty(rows, spec.vocab_size, dtype=torch.float32, device=device)
+            self._logits = torch.empty(num_logits, spec.vocab_size, dtype=torch.float32, device=device)
             self._tops = torch.empty(rows, count_tiles(spec.vocab_size), dtype=torch.float32, device=device)
             self._likeliest = torch.zeros(rows, dtype=torch.int64, device=device)
-            self._body: Body = make_body(spec, weights, device, dtype, rows)
-        self._rows = rows
+            self._body: Body = make_body(spec, weights, device, dtype, shape)
+        self._rows, self._shape = rows, shape
         self._cap = spec.logit_softcap
         self._places: Places | None = None  # what the table tells
         self._lengths: list[int] = []  # what the device's lengths are by now
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def run(self, tokens: torch.Tensor, starts: Sequence[int], places: Places) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits (rows, vocab) in float32 and the likeliest tokens (rows,), for as many rows as there are tokens."""
-        rows = len(starts)
+    def run(self, tokens: torch.Tensor, starts: Sequence[int], places: Places) -> Forward:
+        """What the pass gives: logits (tokens, vocab) in float32, and what else its shape says."""
+        shape, count = self._shape, len(starts) * self._shape.num_new
         with torch.inference_mode():
             if places is not self._places:
                 self._tell_places(places)
             if self._lengths != starts:
                 self._tell_lengths(starts)
-            self._inputs.tokens[:rows].copy_(tokens.view(-1))
+            self._inputs.tokens[:count].copy_(tokens.reshape(-1))
             if self._graph is None:
                 self._graph = self._capture(starts)
             self._graph.replay()
-        self._lengths = [start + 1 for start in starts]
-        return self._logits[:rows].clone(), self._likeliest[:rows].clone()
+        self._lengths = [start + 1 for start in starts] if shape.num_new == 1 else list(starts)
+        forward = Forward(self._logits[:count].clone(), path="captured")
+        if shape.num_new == 1:
+            forward.likeliest = self._likeliest[:count].clone()
+        if shape.early:
+            layers = self._logits.view(-1, shape.num_tokens, self._logits.shape[1])[1:]
+            forward.early_logits = tuple(layer[:count].clone() for layer in layers)
+        if shape.wants_states:
+            forward.last_states = self._body.states[:count].clone()
+        return forward
 
     def _tell_places(self, places: Places) -> None:
         told = self._tell_buffers(places.buffers)
@@ -181,4 +217,8 @@ class CapturedStep:
         from unspool.kernels.gpu.tokens import take_highest
 
         self._body.run(self._inputs, self._logits)
-        take_highest(self._logits, self._tops, self._likeliest, self._inputs.lengths, self._cap)
+        own = self._logits[: self._shape.num_tokens]  # early logits have no cap
+        if self._shape.num_new == 1:
+            take_highest(own, self._tops, self._likeliest, self._inputs.lengths, self._cap)
+        elif self._cap is not None:
+            own.div_(self._cap).tanh_().mul_(self._cap)

@@ -18,6 +18,8 @@ from unspool.kernels.gpu.attention import HeadShape, StepAttention
 from unspool.kernels.gpu.norms import normalise
 from unspool.kernels.gpu.product import multiply
 from unspool.kernels.gpu.tokens import embed
+from unspool.kernels.gpu.wide_attention import WideAttention
+from unspool.models.captured_shape import PassShape
 from unspool.models.layers import DecoderWeights, Layer
 from unspool.models.spec import DecoderSpec, RopeSpec
 from unspool.models.weights import Linear, Norm, PackedLinear
@@ -27,7 +29,7 @@ from unspool.models.weights import Linear, Norm, PackedLinear
 class StepInputs:
     """What a captured step reads, where it reads it, for a fixed number of rows."""
 
-    tokens: torch.Tensor  # (rows,) int64
+    tokens: torch.Tensor  # (rows * new,) int64
     lengths: torch.Tensor  # (rows,) int32: positions held, -1 where there is no row
     table: torch.Tensor  # int64: where the buffers lie, counted from `base`
     base: torch.Tensor  # of the buffers' dtype
@@ -51,10 +53,14 @@ def can_fuse(spec: DecoderSpec) -> bool:
 class Body(ABC):
     """The step of one number of rows, from the tokens to the logits."""
 
+    states: torch.Tensor  # (new tokens, and once more for every early layer; hidden): what the head reads
+
     def __init__(
-        self, spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype, rows: int
+        self, spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype, form: PassShape
     ) -> None:
-        self._spec, self._weights = spec, weights
+        self._spec, self._weights, self._shape = spec, weights, form
+        self._layers = weights.layers[: form.num_layers]
+        self._dtype = dtype
         shape = HeadShape(
             heads=spec.num_heads,
             kv_heads=spec.num_kv_heads,
@@ -63,8 +69,15 @@ class Body(ABC):
             window=spec.window,
             eps=spec.norm.eps,
         )
-        self._attend_rows = StepAttention(rows, shape, device)
-        self._read = torch.zeros(rows, spec.num_heads * spec.head_dim, dtype=dtype, device=device)
+        num_tokens, num_new = form.num_tokens, form.num_new
+        self._attend_rows: StepAttention | WideAttention = (
+            StepAttention(form.rows, shape, device)
+            if num_new == 1
+            else WideAttention(form.rows, num_new, shape, device, is_forked=form.is_forked)
+        )
+        self._read = torch.zeros(num_tokens, spec.num_heads * spec.head_dim, dtype=dtype, device=device)
+        width = spec.embedding_size or spec.hidden_size if weights.project_out is not None else spec.hidden_size
+        self.states = torch.zeros((1 + len(form.early)) * num_tokens, width, dtype=dtype, device=device)
         self._frequencies = {
             kind: None if rope is None else torch.tensor(rope.frequencies, dtype=torch.float32, device=device)
             for kind, rope in (("full", spec.rope), ("sliding", self._local_rope))
@@ -79,7 +92,16 @@ class Body(ABC):
 
     @abstractmethod
     def run(self, inputs: StepInputs, logits: torch.Tensor) -> None:
-        """Launch a step's work: keys and values into the cache, logits (rows, vocab) float32 without their cap."""
+        """Launch a step's work: keys and values into the cache, logits (tokens, vocab) float32 without their cap.
+
+        With early layers there are as many more, one layer after the other.
+        """
+
+    def _keep_early(self, index: int, x: torch.Tensor) -> None:
+        """Put what enters a layer aside, where it is wanted."""
+        if index in self._shape.early:
+            first = (1 + self._shape.early.index(index)) * self._shape.num_tokens
+            self.states[first : first + self._shape.num_tokens].copy_(x)
 
     def _attend(self, index: int, layer: Layer, qkv: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
         """What a layer's queries read (rows, heads * width), valid until the next layer's."""
@@ -109,14 +131,14 @@ class FusedBody(Body):
     """Five kernels a layer for one row: norms before and residuals after the products are part of them."""
 
     def __init__(
-        self, spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype, rows: int
+        self, spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype, shape: PassShape
     ) -> None:
-        super().__init__(spec, weights, device, dtype, rows)
+        super().__init__(spec, weights, device, dtype, shape)
         self._code = CODES[spec.activation]
         self._scale = float(torch.tensor(weights.embedding.scale, dtype=dtype))  # rounded as `Embedding` has it
 
         def make(width: int) -> torch.Tensor:
-            return torch.zeros(rows, width, dtype=dtype, device=device)
+            return torch.zeros(shape.num_tokens, width, dtype=dtype, device=device)
 
         self._x = make(spec.hidden_size)
         self._qkv = make((spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim)
@@ -126,7 +148,8 @@ class FusedBody(Body):
     def run(self, inputs: StepInputs, logits: torch.Tensor) -> None:
         spec, weights, x, eps = self._spec, self._weights, self._x, self._spec.norm.eps
         embed(inputs.tokens, weights.embedding.weight, self._scale, x)
-        for index, layer in enumerate(weights.layers):
+        for index, layer in enumerate(self._layers):
+            self._keep_early(index, x)
             multiply(layer.qkv.weight, x, self._qkv, norm=_weight_of(layer.attn_norm), eps=eps, bias=layer.qkv.bias)
             self._add(layer.out, self._attend(index, layer, self._qkv, inputs), layer.post_attn_norm)
             multiply(
@@ -140,7 +163,13 @@ class FusedBody(Body):
                 is_gated=spec.is_gated,
             )
             self._add(layer.down, self._inner, layer.post_ffn_norm)
-        multiply(weights.head.weight, x, logits, norm=_weight_of(weights.final_norm), eps=eps, bias=weights.head.bias)
+        final = _weight_of(weights.final_norm)
+        if not self._shape.early and not self._shape.wants_states:
+            multiply(weights.head.weight, x, logits, norm=final, eps=eps, bias=weights.head.bias)
+            return
+        assert final is not None
+        normalise(x, final, eps, self.states[: self._shape.num_tokens])
+        multiply(weights.head.weight, self.states, logits, bias=weights.head.bias)
 
     def _add(self, linear: Linear | PackedLinear, y: torch.Tensor, norm: Norm | None) -> None:
         """Add a product to the state, normalised where the block has a norm there."""
@@ -156,28 +185,32 @@ class PlainBody(Body):
     """Any block of the configurable decoder, operator by operator, as `Decoder` runs it."""
 
     def __init__(
-        self, spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype, rows: int
+        self, spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype, shape: PassShape
     ) -> None:
-        super().__init__(spec, weights, device, dtype, rows)
-        self._dtype = dtype
+        super().__init__(spec, weights, device, dtype, shape)
+        ahead = torch.arange(shape.num_new, device=device) * (0 if shape.is_forked else 1)
+        self._ahead = ahead.repeat(shape.rows) + spec.position_offset  # where a token stands after its row's end
         self._activate = find_activation(spec.activation)
 
     def run(self, inputs: StepInputs, logits: torch.Tensor) -> None:
         weights = self._weights
         x = self._embed(inputs)
-        for index, layer in enumerate(weights.layers):
+        for index, layer in enumerate(self._layers):
+            self._keep_early(index, x)
             x = self._run_block(index, layer, x, inputs)
         x = weights.final_norm(x) if weights.final_norm is not None else x
         x = weights.project_out(x) if weights.project_out is not None else x
-        logits.copy_(weights.head(x))
+        self.states[: self._shape.num_tokens].copy_(x)
+        logits.copy_(weights.head(self.states))
 
     def _embed(self, inputs: StepInputs) -> torch.Tensor:
-        spec, weights = self._spec, self._weights
+        weights = self._weights
         x = weights.embedding(inputs.tokens.clamp(min=0)).to(self._dtype)  # (rows, hidden)
         x = weights.project_in(x) if weights.project_in is not None else x
         if weights.positions is not None:
             last = weights.positions.shape[0] - 1
-            x = x + weights.positions[(inputs.lengths + spec.position_offset).clamp(0, last)]
+            lengths = inputs.lengths.repeat_interleave(self._shape.num_new, output_size=self._shape.num_tokens)
+            x = x + weights.positions[(lengths + self._ahead).clamp(0, last)]
         return weights.embedding_norm(x) if weights.embedding_norm is not None else x
 
     def _run_block(self, index: int, layer: Layer, x: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
@@ -206,9 +239,11 @@ class PlainBody(Body):
         return layer.down(self._activate(gate) * value)
 
 
-def make_body(spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype, rows: int) -> Body:
+def make_body(
+    spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype, shape: PassShape
+) -> Body:
     """The fastest body that a model's blocks allow."""
-    return (FusedBody if can_fuse(spec) else PlainBody)(spec, weights, device, dtype, rows)
+    return (FusedBody if can_fuse(spec) else PlainBody)(spec, weights, device, dtype, shape)
 
 
 def _weight_of(norm: Norm | None) -> torch.Tensor | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -114,7 +114,7 @@ class Decoder(NativeModel):
     ) -> Forward:
         why_eager = self._explain_eager(tokens, cache, counts, want)
         if why_eager is None and self._captured is not None and tokens is not None:
-            return self._captured.run(tokens, cache)
+            return self._captured.run(tokens, cache, counts, want)
         forward = self._forward_eagerly(tokens, cache, counts, want, embeds)
         if forward.path == "eager":
             forward.path_reason = why_eager or ""
@@ -183,13 +183,15 @@ class Decoder(NativeModel):
         """Why a pass can't be a captured step; None where it can."""
         if self._captured is None:
             return self._why_eager
-        if tokens is None or tokens.shape[1] > 1 or (counts is not None and min(counts) < 1):
-            return "rows read another number of tokens than one"
-        if want != LAST:
-            return "more than the last logits is wanted"
+        if tokens is None:
+            return "embeddings are read"
+        num_new = max(tokens.shape[1], cache.num_forks)
+        if num_new == 1 and counts is not None and min(counts) < 1:
+            return "some rows read nothing"
         if self.weights.positions is not None:
-            self._check_positions(max(cache.lengths, default=0) + 1)
-        return self._captured.explain_refusal(cache, tokens.shape[0])
+            self._check_positions(max(cache.lengths, default=0) + tokens.shape[1])
+        wanted = replace(want, logits="all") if cache.num_forks > 1 else want
+        return self._captured.explain_refusal(cache, tokens.shape[0] // cache.num_forks, num_new, wanted)
 
     def _is_step(self, tokens: torch.Tensor | None, cache: Cache, num_new: int, want: Want) -> bool:
         """Whether a pass is one of few tokens after what is held, whose way is prepared (or at least records less)."""

@@ -250,7 +250,7 @@ class StepAttention:
     ) -> None:
         """Turn queries and keys, write keys and values at each row's length, and read what the queries see."""
         shape, tiling = self._shape, self._tiling
-        block, stages = _fit_memory(tiling, self._width * qkv.element_size())
+        block, stages = fit_memory(tiling, self._width * qkv.element_size())
         _attend[(self._rows, shape.kv_heads, self.splits)](
             qkv,
             out,
@@ -301,7 +301,7 @@ def _choose_tiling(rows: int, shape: HeadShape) -> AttentionTiling:
     return ONE_ROW if shape.width > NARROW else ONE_ROW_OF_NARROW_HEADS
 
 
-def _fit_memory(tiling: AttentionTiling, head_bytes: int) -> tuple[int, int]:
+def fit_memory(tiling: AttentionTiling, head_bytes: int) -> tuple[int, int]:
     """The keys looked at at once and how many such blocks are on their way: what the shared memory has room for."""
     block = max(16, min(tiling.block, LARGEST_BLOCK_BYTES // head_bytes))
     return block, max(1, min(tiling.stages, _find_shared_bytes() // (2 * block * head_bytes)))

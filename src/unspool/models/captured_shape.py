@@ -1,0 +1,23 @@
+"""What a captured pass reads and gives: passes of one shape are one graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PassShape:
+    """What a captured pass reads and gives."""
+
+    rows: int
+    branches: int = 0  # rows a prompt that share its keys; 0 where none do
+    num_new: int = 1  # tokens a row
+    is_forked: bool = False  # they are candidates for one position
+    num_layers: int | None = None  # the pass ends after so many
+    early: tuple[int, ...] = ()  # layers whose states the head reads too
+    wants_states: bool = False  # the states that the head reads are wanted
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all rows."""
+        return self.rows * self.num_new
