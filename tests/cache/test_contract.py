@@ -28,12 +28,18 @@ from unspool.cache import (
     Mask,
     OffloadedCache,
     OffloadedStaticCache,
+    QuantizedCache,
+    QuantizedCacheConfig,
+    QuantizedHybridCache,
+    QuantizedStaticCache,
     SinkCache,
     SlidingWindowCache,
     Span,
     StaticCache,
 )
+from unspool.cache.mapped import take_mapped
 from unspool.errors import LoadError, ResourceError, SettingError, UnspoolError, UnsupportedError
+from unspool.kernels.packed import PackedKeys
 
 LAYERS, HEADS, WIDTH = 2, 2, 3
 ROOM, MOST_ROWS = 300, 6
@@ -43,6 +49,8 @@ SIZES = SimpleNamespace(num_attention_heads=HEADS, hidden_size=HEADS * WIDTH, nu
 WINDOW, NUM_SINKS = 6, 2
 SLIDING = SimpleNamespace(**vars(SIZES), sliding_window=WINDOW)
 MIXED = SimpleNamespace(**vars(SLIDING), layer_types=["sliding_attention", "full_attention"])
+
+ALL_SLIDING = SimpleNamespace(**vars(SLIDING), layer_types=["sliding_attention"] * LAYERS)
 
 
 class NoTurns:
@@ -60,11 +68,25 @@ def make_sink() -> SinkCache:
     return cache
 
 
+# Groups of one number lose nothing: their zero point is the number. So what packed kinds keep, move, drop and save can
+# be held to equality here; test_quantized.py holds the same machinery with larger groups to its bound.
+RESIDUAL = 2
+LOSSLESS = QuantizedCacheConfig(
+    "unspool", nbits=8, axis_value=1, q_group_size=1, residual_length=RESIDUAL, compute_dtype=torch.float32
+)
+
+
+def make_packed_hybrid(**more: Any) -> QuantizedHybridCache:
+    return QuantizedHybridCache(LOSSLESS, MIXED, MOST_ROWS, ROOM, **more)
+
+
 IN_ORDER: dict[str, Callable[[], Cache]] = {
     "dynamic": DynamicCache,
     "static": lambda: StaticCache(SIZES, MOST_ROWS, ROOM),
     "offloaded": OffloadedCache,
     "offloaded static": lambda: OffloadedStaticCache(SIZES, MOST_ROWS, ROOM, "cpu"),
+    "quantized": lambda: QuantizedCache(LOSSLESS),
+    "quantized static": lambda: QuantizedStaticCache(LOSSLESS, SIZES, MOST_ROWS, ROOM),
     "pair": lambda: EncoderDecoderCache(DynamicCache(), DynamicCache()),
     "pair of static": lambda: EncoderDecoderCache(StaticCache(SIZES, MOST_ROWS, ROOM), DynamicCache()),
 }
@@ -72,14 +94,18 @@ KINDS: dict[str, Callable[[], Cache]] = {
     **IN_ORDER,
     "sliding": lambda: SlidingWindowCache(SLIDING, MOST_ROWS),
     "hybrid": lambda: HybridCache(MIXED, MOST_ROWS, ROOM),
+    "quantized hybrid": make_packed_hybrid,
+    "quantized sliding": lambda: QuantizedHybridCache(LOSSLESS, ALL_SLIDING, MOST_ROWS, ROOM),
+    "offloaded quantized hybrid": lambda: make_packed_hybrid(allocate=lambda *room: take_mapped(*room[:2])),
     "sink": make_sink,
 }
+
+
 # What each layer of a kind lets its queries see: as far back as a window, and pinned positions; all without one.
-WINDOWS: dict[type[Cache], list[int | None]] = {
-    SlidingWindowCache: [WINDOW, WINDOW],
-    HybridCache: [WINDOW, None],
-    SinkCache: [WINDOW, WINDOW],
-}
+def find_windows(cache: Cache) -> list[int | None]:
+    if isinstance(cache, SinkCache):
+        return [WINDOW] * LAYERS
+    return [WINDOW if kind == "sliding" else None for kind in getattr(cache, "kinds", ["full"] * LAYERS)]
 
 
 @pytest.fixture(params=KINDS)
@@ -137,10 +163,10 @@ class Plain:
         for row, count in enumerate(real):
             self.rows[row] = self.rows[row] + new[row, :count].tolist()
             new[row, count:] = torch.nan  # junk past a row's end: whoever reads it can't hide it
-        windows = WINDOWS.get(type(self.cache), [None] * LAYERS)
+        windows = find_windows(self.cache)
         masks = [self.cache.mask(span, window) for window in windows]
         for layer in range(LAYERS):
-            keys, values = self.cache.write(layer, fill(new, layer))
+            keys, values = (unpack(part, masks[layer], span) for part in self.cache.write(layer, fill(new, layer)))
             assert keys.shape == values.shape == (len(self.rows), HEADS, keys.shape[2], WIDTH)
             visible = spread(masks[layer], span, keys.shape[2])
             for row, count in enumerate(real):
@@ -174,6 +200,14 @@ class Plain:
         self.cache.select_rows(index)
         self.rows = [list(self.rows[i]) for i in index]
         assert self.cache.lengths == [len(row) for row in self.rows]
+
+
+def unpack(part: Any, mask: Mask, span: Span) -> torch.Tensor:
+    """Keys (or values) as a tensor, with as many places as their mask speaks of."""
+    if isinstance(part, torch.Tensor):
+        return part
+    assert isinstance(part, PackedKeys)
+    return part.unpack(mask.shape[-1] if isinstance(mask, torch.Tensor) else span.stop)
 
 
 def check_read(keys: torch.Tensor, values: torch.Tensor, seen: list[float], layer: int) -> None:
@@ -277,6 +311,36 @@ def test_a_ring_says_what_it_can_not_take_back() -> None:
         plain.read(1)
 
 
+@pytest.mark.parametrize("kind", ["quantized hybrid", "quantized sliding", "offloaded quantized hybrid"])
+def test_packed_windows_let_go_and_say_so(kind: str) -> None:
+    plain = Plain(KINDS[kind](), [[], [], []])
+    cache = plain.cache
+    assert isinstance(cache, QuantizedHybridCache)
+    plain.read(12, [12, 3, 9])
+    size = cache.nbytes
+    for turn in range(110):  # past the room of a window, so that it slides row by row
+        plain.read(1)
+        if turn % 9 == 0:
+            plain.attempt(7, [turn % 8, 0, 3])
+        if turn == 50:
+            plain.select([2, 0, 0, 1])
+            plain.attempt(2, [1, 2, 0, 1])
+            plain.select([1, 3, 0])
+    bases = cache._stores[0].bases
+    assert all(base > 0 for base in bases) and len(set(bases)) > 1
+    assert cache._stores[1].bases == (bases if cache.kinds[1] == "sliding" else [0, 0, 0])
+    plain.truncate([length - 1 for length in cache.lengths])  # one position is free
+    plain.read(1)
+    before = list(cache.lengths)
+    with pytest.raises(UnsupportedError, match=f"row 0 can't roll back to {bases[0] + 2} positions: a window of 6"):
+        cache.truncate([bases[0] + 2, *before[1:]])
+    assert cache.lengths == before and cache.nbytes == size
+    plain.read(40, [40, 1, 0])  # a pass that the window is too small for
+    plain.truncate([0, cache.lengths[1], cache.lengths[2]])
+    plain.read(3)
+    plain.read(1)
+
+
 @st.composite
 def operations(draw: st.DrawFn) -> list[tuple[str, Any]]:
     """A history of a batch: passes, rows rolled back, rows that leave, come twice or change places."""
@@ -377,7 +441,9 @@ def test_capabilities() -> None:
     assert KINDS["static"]().can == both | {FIXED_SHAPE}
     assert KINDS["pair of static"]().can == both
     assert KINDS["offloaded"]().can == both - {FORK, DIVIDE}
-    for kind in ("sliding", "hybrid", "sink"):
+    assert KINDS["quantized"]().can == {ROLL_BACK, TRIAL, SELECT_ROWS, RAGGED}
+    assert KINDS["quantized static"]().can == {ROLL_BACK, TRIAL, SELECT_ROWS, RAGGED, FIXED_SHAPE}
+    for kind in ("sliding", "hybrid", "sink", "quantized hybrid", "quantized sliding"):
         assert {TRIAL, SELECT_ROWS, RAGGED} <= KINDS[kind]().can and ROLL_BACK not in KINDS[kind]().can
     assert [KINDS[kind]().is_compileable for kind in ("dynamic", "static")] == [False, True]
 
@@ -437,7 +503,7 @@ def test_layers_come_in_order() -> None:
         cache.write(1, torch.zeros(1, 1, 2, HEADS, WIDTH))
 
 
-@pytest.mark.parametrize("kind", ["static", "pair of static"])
+@pytest.mark.parametrize("kind", ["static", "pair of static", "quantized static", "quantized hybrid"])
 def test_static_refuses_what_does_not_fit(kind: str) -> None:
     cache = KINDS[kind]()
     with pytest.raises(SettingError, match=f"{MOST_ROWS + 1} rows do not fit .*max_batch_size={MOST_ROWS}"):
@@ -507,8 +573,19 @@ def test_bytes_are_those_of_the_memory(cache: Cache) -> None:
         "StaticCache": MOST_ROWS * 2 * ROOM,
         "OffloadedStaticCache": MOST_ROWS * 2 * ROOM,
     }
+    # Packed: a code, a scale and a zero point for every number. Beside them slots for what is recent, a step and a
+    # trial; a packed window has room for what it sees and for a trial.
+    packed, recent = 2 * HEADS * WIDTH * (1 + 4 + 4), (RESIDUAL + 1) * each
+    window, whole = WINDOW - RESIDUAL + 1 + 64 + 1, ROOM - RESIDUAL
+    bytes_packed = {
+        "QuantizedCache": 2 * 2 * (256 * packed + recent + 16 * each),
+        "QuantizedStaticCache": MOST_ROWS * 2 * (whole * packed + recent + 64 * each),
+        "QuantizedHybridCache": MOST_ROWS
+        * sum((whole if seen is None else window) * packed + recent + 64 * each for seen in find_windows(cache)),
+    }
     own = getattr(cache, "self_attention_cache", cache)
-    assert cache.nbytes == places.get(type(own).__name__, 2 * 2 * 256) * each
+    name = type(own).__name__
+    assert cache.nbytes == (bytes_packed[name] if name in bytes_packed else places.get(name, 2 * 2 * 256) * each)
     before = cache.nbytes
     for _ in range(30):
         plain.read(1)

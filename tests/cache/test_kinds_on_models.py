@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from unspool.cache import (
     DynamicCache,
     HybridCache,
     OffloadedStaticCache,
+    QuantizedHybridCache,
     SinkCache,
     SlidingWindowCache,
     StaticCache,
@@ -51,6 +53,49 @@ def test_exact_kinds_decode_as_without_a_cache(name: str, kind: str, way: str) -
     plain = {key: value for key, value in settings.items() if key != "prefill_chunk_size"}
     expected = unspool.generate(model, **common, **plain, use_cache=False)
     assert torch.equal(unspool.generate(model, **common, **settings, cache_implementation=kind), expected)
+
+
+@pytest.mark.parametrize("kind", ["quantized_hybrid", "offloaded_quantized_hybrid"])
+@pytest.mark.parametrize("name", ["gemma2", "mistral"])
+@pytest.mark.parametrize("way", [*WAYS, "drafts"])
+def test_packed_windows_decode_as_packed_layers(
+    name: str, kind: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a window let go no query sees, so it answers as if every position had been kept and packed alike."""
+    for module in ("quantized", "quantized_hybrid"):  # little room for trials, so that windows slide soon
+        monkeypatch.setattr(f"unspool.cache.{module}.TRIAL_ROOM", 16)
+    model = load_model(name).model
+    settings = {"prompt_lookup_num_tokens": 3} if way == "drafts" else WAYS[way]
+    common = {
+        **make_inputs(model),
+        "max_new_tokens": 48,
+        "eos_token_id": None,
+        **settings,
+        "return_dict_in_generate": True,
+    }
+    told = {"nbits": 8, "q_group_size": 4, "residual_length": 4}
+    expected = unspool.generate(model, **common, cache_implementation="quantized", cache_config=told)
+    where = {"folder": str(tmp_path)} if kind.startswith("offloaded") else {}
+    found = unspool.generate(model, **common, cache_implementation=kind, cache_config={**told, **where})
+    assert torch.equal(found.sequences, expected.sequences)
+    cache = found.past_key_values
+    assert isinstance(cache, QuantizedHybridCache) and list(tmp_path.iterdir()) == []
+    assert any(cache._stores[0].bases)  # a window did slide
+
+
+def test_files_for_packed_layers_must_be_there() -> None:
+    model = load_model("gemma2").model
+    with pytest.raises(SettingError, match="is no folder"):
+        told = {"folder": "/nowhere/at/all"}
+        unspool.generate(
+            model, [[5]], max_new_tokens=2, cache_implementation="offloaded_quantized_hybrid", cache_config=told
+        )
+    with pytest.raises(SettingError, match=r"'quantized_hybrid' cache takes .*"):
+        unspool.generate(
+            model, [[5]], max_new_tokens=2, cache_implementation="quantized_hybrid", cache_config={"folder": "/tmp"}
+        )
+    with pytest.raises(UnsupportedError, match="has an encoder"):
+        unspool.generate(load_model("t5").model, [[5]], max_new_tokens=2, cache_implementation="quantized_hybrid")
 
 
 WINDOWED = [case for case in read_cases() if case.model in ("gemma2", "mistral") and case.to_come is None]
@@ -175,6 +220,22 @@ def test_sinks_go_on_past_the_context() -> None:
     assert cache.nbytes == 3 * shape.num_layers * 24 * 2 * shape.num_kv_heads * shape.head_dim * 4
 
 
+def test_a_pass_over_sinks_is_not_too_long() -> None:
+    """Sinks stand still during a pass, so a longer one would answer otherwise than its parts."""
+    model, cache = load_model("llama").model, SinkCache(12, 2)
+    ids = make_inputs(model, 60)["input_ids"]
+    longest = cache.longest_pass
+    assert longest == 12 + BLOCK - 1
+    with pytest.raises(InputError, match=r"a pass of 60 positions is too long for this SinkCache.* after 43;"):
+        model(ids, past_key_values=cache)
+    with pytest.raises(InputError, match="at most cache"):
+        model.forward(ids, cache)
+    assert cache.lengths == [] and cache.longest_pass == longest
+    model(ids[:, :longest], past_key_values=cache)
+    model.forward(ids[:, longest:], cache)
+    assert cache.lengths == [60] * 3
+
+
 def test_sinks_refuse_learned_positions() -> None:
     model = load_model("gpt2").model
     with pytest.raises(UnsupportedError, match="learned one by one"):
@@ -243,6 +304,8 @@ def test_caches_of_another_model_are_refused() -> None:
     filled = DynamicCache()
     filled.update(torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 2, 3), 0)
     wrong["heads"] = (filled, "1 heads of width 3")
+    wrong["packed window"] = (model.new_cache("quantized_hybrid", 1, 20), "its window is 7 and the model's 8")
+    wrong["packed window"][0].window = 7
     wrong["kinds"] = (load_model("gemma2").model.new_cache("hybrid", 1, 20), "layers|layer")
     for cache, what in wrong.values():
         held = list(cache.lengths)
@@ -258,11 +321,18 @@ def test_caches_of_another_model_are_refused() -> None:
         unspool.generate(model, ids, past_key_values=cache, max_new_tokens=6)
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "static", "offloaded", "offloaded_static", "hybrid", "sink"])
+SMALL_BLOCKS = {"q_group_size": 4, "residual_length": 3}
+TOLD: dict[str, dict[str, Any] | None] = {
+    **dict.fromkeys(("dynamic", "static", "offloaded", "offloaded_static", "hybrid")),
+    **dict.fromkeys(("quantized", "quantized_static", "quantized_hybrid", "offloaded_quantized_hybrid"), SMALL_BLOCKS),
+    "sink": {"window_length": 12, "num_sink_tokens": 2},
+}
+
+
+@pytest.mark.parametrize("kind", TOLD)
 @pytest.mark.parametrize("copies", [1, 2])
 def test_a_failed_call_gives_the_cache_back(kind: str, copies: int) -> None:
-    model = load_model("llama").model
-    told = {"window_length": 12, "num_sink_tokens": 2} if kind == "sink" else None
+    model, told = load_model("llama").model, TOLD[kind]
     ids = make_inputs(model)["input_ids"]
     cache = model.new_cache(kind, 6, 40, config=told)
     model(ids[:, :15], past_key_values=cache)

@@ -21,8 +21,10 @@ from unspool.cache import (
     Cache,
     DynamicCache,
     HQQQuantizedCache,
+    HybridCache,
     QuantizedCache,
     QuantizedCacheConfig,
+    QuantizedHybridCache,
     QuantizedStaticCache,
     QuantoQuantizedCache,
 )
@@ -185,12 +187,103 @@ def test_nothing_is_packed_during_a_trial(kind: str) -> None:
     assert cache._stores[0].num_packed == [16, 12]
 
 
+WINDOW = 10
+SLIDING = SimpleNamespace(
+    **vars(SIZES),
+    sliding_window=WINDOW,
+    layer_types=["sliding_attention", "full_attention"],
+)
+
+
+@pytest.mark.parametrize("residual_length", [0, 2 * WINDOW])
+@settings(max_examples=6, deadline=None)
+@given(data=st.data())
+def test_windows_hold_what_whole_layers_hold(residual_length: int, data: st.DataObject) -> None:
+    """Whatever slid away, a query sees the numbers that it would see in a cache that lets nothing go, bit by bit."""
+    config = configure(nbits=4, residual_length=residual_length)
+    whole, near = QuantizedCache(config), QuantizedHybridCache(config, SLIDING, 4, 400)
+    rng = torch.Generator().manual_seed(1)
+    rows = data.draw(st.integers(1, 3))
+    for _ in range(data.draw(st.integers(4, 14))):
+        what = (
+            data.draw(st.sampled_from(["read", "steps", "steps", "try", "back", "select"])) if near.lengths else "read"
+        )
+        if what == "select":
+            index = data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=4))
+            whole.select_rows(index), near.select_rows(index)
+            rows = len(index)
+        elif what == "back":  # one position is always free
+            lengths = [max(0, length - data.draw(st.integers(0, 1))) for length in near.lengths]
+            whole.truncate(lengths), near.truncate(lengths)
+        else:
+            before = list(near.lengths)
+            num_new = data.draw(st.integers(1, {"read": 30, "steps": 1, "try": 9}[what]))
+            if what == "try":
+                whole.begin_trial(), near.begin_trial()
+            for _ in range(12 if what == "steps" else 1):
+                compare_pass(whole, near, torch.rand(rows, num_new, 2, HEADS, WIDTH, generator=rng), WINDOW)
+            if what == "try":
+                kept = [length + data.draw(st.integers(0, num_new)) for length in before]
+                whole.truncate(kept), near.truncate(kept)
+    assert near.lengths == whole.lengths
+
+
+def compare_pass(whole: QuantizedCache, near: QuantizedHybridCache, new: torch.Tensor, window: int) -> None:
+    """One pass over both; the sliding layer's visible keys and values are those of the whole one."""
+    rows, num_new = new.shape[:2]
+    span = near.begin(rows, num_new)
+    whole.begin(rows, num_new)
+    mask = near.mask(span, window)
+    places = near.key_positions(span, window).expand(rows, -1)
+    for layer in range(LAYERS):
+        mine, theirs = near.write(layer, new.clone()), whole.write(layer, new.clone())
+        for found, expected in zip(mine, theirs, strict=True):
+            kept = places.shape[1] if layer == 0 else span.stop
+            found = found.unpack(kept) if isinstance(found, PackedKeys) else found
+            expected = expected.unpack(span.stop) if isinstance(expected, PackedKeys) else expected
+            for row in range(rows):
+                for query in range(num_new):
+                    position = span.starts[row] + query
+                    if layer == 1:
+                        assert torch.equal(found[row, :, : position + 1], expected[row, :, : position + 1])
+                        continue
+                    visible = (places[row] <= position) & (places[row] > position - window)
+                    if isinstance(mask, torch.Tensor):
+                        assert torch.equal(mask.expand(rows, 1, num_new, kept)[row, 0, query], visible)
+                    wanted = expected[row, :, max(0, position + 1 - window) : position + 1]
+                    assert torch.equal(found[row][:, visible], wanted)
+    near.end()
+    whole.end()
+
+
+def test_packed_windows_are_small() -> None:
+    """Layers as Gemma 2's, at 8k: a third of what plain rings and layers take."""
+    sizes = SimpleNamespace(
+        num_attention_heads=1, head_dim=64, num_hidden_layers=2, sliding_window=4096, layer_types=SLIDING.layer_types
+    )
+    plain = HybridCache(sizes, 1, 8192, dtype=torch.bfloat16)
+    packed = QuantizedHybridCache(QuantizedCacheConfig("unspool", axis_value=1), sizes, 1, 8192, dtype=torch.bfloat16)
+    assert packed.nbytes < 0.35 * plain.nbytes
+
+
 def test_a_static_cache_has_little_room_for_a_trial() -> None:
     cache = KINDS["static"](4)
     Exact.over(cache, 1).read(4)
     cache.begin_trial()
     with pytest.raises(SettingError, match="draft fewer tokens"):
         cache.begin(1, 100)
+
+
+def test_a_trial_takes_room_by_row() -> None:
+    """A short row beside a long one needs no more slots than it fills."""
+    cache = KINDS["static"](4)
+    exact = Exact.over(cache, 2)
+    exact.read(100, [100, 3])
+    cache.begin_trial()
+    exact.read(5)
+    exact.truncate([102, 8])
+    exact.num_rollbacks = 0
+    exact.read(1)
 
 
 def test_static_buffers_never_move() -> None:
@@ -354,7 +447,7 @@ def test_config_round_trip(tmp_path: Any) -> None:
         ({"group_size": 64}, "'group_size'.*did you mean 'q_group_size'"),
     ],
 )
-@pytest.mark.parametrize("kind", ["quantized", "quantized_static"])
+@pytest.mark.parametrize("kind", ["quantized", "quantized_static", "quantized_hybrid", "offloaded_quantized_hybrid"])
 def test_bad_settings_are_refused_before_the_first_pass(
     kind: str, values: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -399,25 +492,32 @@ def prompts(seed: int = 0) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("kind", ["quantized", "quantized_static"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_while_nothing_is_packed_every_token_is_the_same(name: str, kind: str) -> None:
+    """Scores too, of every beam at every step.
+
+    A bias that changes from step to step keeps beams from tying: where this T5 says 99 for ever, "99 137" is worth
+    -19.3207 after any number of 99, and rounding alone would decide which of them is the second beam.
+    """
+
+    def vary(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores + torch.randn(scores.shape[1], generator=torch.Generator().manual_seed(input_ids.shape[1]))
+
     model = load_model(name).model
-    for more in ({}, {"num_beams": 3}):
+    for more in ({}, {"num_beams": 3, "logits_processor": [vary]}):
         common = {**prompts(), "max_new_tokens": 24, "return_dict_in_generate": True, "output_scores": True, **more}
         exact = unspool.generate(model, **common)
         packed = unspool.generate(model, **common, cache_implementation=kind)
         assert torch.equal(packed.sequences, exact.sequences)
-        if more:  # beams that no one returns may differ where two candidates tie
-            torch.testing.assert_close(packed.sequences_scores, exact.sequences_scores, atol=1e-4, rtol=1e-4)
-        else:
-            torch.testing.assert_close(packed.scores[-1], exact.scores[-1], atol=1e-3, rtol=1e-4)
+        for mine, theirs in zip(packed.scores, exact.scores, strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-3, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["quantized", "quantized_static"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_eight_bits_stay_near_and_almost_no_token_changes(name: str, kind: str) -> None:
-    """Packed from the 8th position on: the first logits after the prompt are near, 19 tokens of 20 the same.
+def test_eight_bits_stay_near_and_only_ties_change(name: str, kind: str) -> None:
+    """Packed from the 8th position on: no logit is off by more than 6 % of their range.
 
     A token that changed changes those after it, so rows are compared up to their first difference from the exact
-    row, and the tokens there must have been close to a tie.
+    row, and the tokens there must have been closer to a tie than what packing may shift.
     """
     model = load_model(name).model
     common = {**prompts(), "max_new_tokens": 30, "return_dict_in_generate": True, "output_logits": True}

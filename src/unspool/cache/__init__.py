@@ -25,6 +25,7 @@ from unspool.cache.mamba import MambaCache
 from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
 from unspool.cache.quantized import HQQQuantizedCache, QuantizedCache, QuantizedStaticCache, QuantoQuantizedCache
 from unspool.cache.quantized_config import QuantizedCacheConfig
+from unspool.cache.quantized_hybrid import QuantizedHybridCache
 from unspool.cache.sink import SinkCache
 from unspool.cache.sliding import HybridCache, SlidingWindowCache
 from unspool.cache.static import StaticCache
@@ -56,6 +57,7 @@ __all__ = [
     "OffloadedStaticCache",
     "QuantizedCache",
     "QuantizedCacheConfig",
+    "QuantizedHybridCache",
     "QuantizedStaticCache",
     "QuantoQuantizedCache",
     "SavedCache",

@@ -61,6 +61,7 @@ class Cache(ABC):
     num_forks: int = 1  # rows of a pass that read the keys of one row held here
     sees_by_position: bool = False  # keys are packed, and their attention works out itself what may be seen
     is_in_order: bool = True  # the keys in view stand at the indices of their positions, for all rows alike
+    rolls_back_exactly: bool = True  # a row that is rolled back holds what it held then, bit by bit
     lives_elsewhere: bool = False  # its memory is not on the model's device, and that is its point
     is_endless: bool = False  # holds what it holds however long a text gets: no context ends it
 

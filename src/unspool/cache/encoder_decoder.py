@@ -65,6 +65,10 @@ class EncoderDecoderCache(Cache):
     def is_in_order(self) -> bool:  # type: ignore[override]  # likewise
         return self.self_attention_cache.is_in_order
 
+    @property
+    def rolls_back_exactly(self) -> bool:  # type: ignore[override]  # likewise
+        return self.self_attention_cache.rolls_back_exactly
+
     def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:
         return self.self_attention_cache.key_positions(span, window)
 

@@ -16,6 +16,7 @@ from unspool.cache.encoder_decoder import EncoderDecoderCache
 from unspool.cache.mamba import MambaCache
 from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
 from unspool.cache.quantized import HQQQuantizedCache, QuantizedCache, QuantizedStaticCache, QuantoQuantizedCache
+from unspool.cache.quantized_hybrid import QuantizedHybridCache
 from unspool.cache.sink import SinkCache
 from unspool.cache.sliding import HybridCache, SlidingWindowCache
 from unspool.cache.static import StaticCache
@@ -40,6 +41,7 @@ SAVED: Final[dict[str, type[Cache]]] = {
         QuantoQuantizedCache,
         HQQQuantizedCache,
         QuantizedStaticCache,
+        QuantizedHybridCache,
         EncoderDecoderCache,
     )
 }

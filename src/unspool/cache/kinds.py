@@ -21,10 +21,12 @@ from unspool.cache.mamba import MambaCache, refuse_without_states
 from unspool.cache.mapped import take_mapped
 from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
 from unspool.cache.quantized import QUANTIZED_CACHES, QuantizedStaticCache
-from unspool.cache.quantized_config import OPTIONS, read_quantized_config
+from unspool.cache.quantized_config import OPTIONS, QuantizedCacheConfig, read_quantized_config
+from unspool.cache.quantized_hybrid import QuantizedHybridCache
 from unspool.cache.sink import SinkCache, check_sink
 from unspool.cache.sliding import HybridCache, SlidingWindowCache, refuse_encoder_decoder, refuse_without_window
 from unspool.cache.static import StaticCache
+from unspool.cache.stores import Allocate
 from unspool.errors import SettingError, UnsupportedError
 
 Options = Mapping[str, Any]
@@ -148,15 +150,19 @@ def _make_hybrid(shape: KeyShape, rows: int, capacity: int | None, options: Opti
 
 
 def _make_offloaded_hybrid(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
+    take = _choose_file(shape, options, "'hybrid', or 'offloaded' for every key")
+    return HybridCache(shape.as_config(), rows, capacity, shape.device, shape.dtype, allocate=take)
+
+
+def _choose_file(shape: KeyShape, options: Options, instead: str) -> Allocate:
+    """Memory in files, for caches whose layers go to one."""
     if shape.device.type != "cpu":
-        raise UnsupportedError(
-            "a hybrid cache is offloaded to a file, on a CPU; beside a GPU use 'hybrid', or 'offloaded' for every key"
-        )
+        raise UnsupportedError(f"a hybrid cache is offloaded to a file, on a CPU; beside a GPU use {instead}")
 
     def take(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:  # noqa: ARG001
         return take_mapped(size, dtype, options.get("folder"))
 
-    return HybridCache(shape.as_config(), rows, capacity, shape.device, shape.dtype, allocate=take)
+    return take
 
 
 def _make_offloaded(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:  # noqa: ARG001
@@ -209,14 +215,34 @@ def _make_quantized(shape: KeyShape, rows: int, capacity: int | None, options: O
 
 def _make_quantized_static(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
     sizes = {name: options[name] for name in SIZES if options.get(name) is not None}
-    config = read_quantized_config({name: value for name, value in options.items() if name not in SIZES})
+    config = _read_packing(options)
     most, room = max(rows, sizes.get("batch_size", 0)), max(capacity or 0, sizes.get("max_cache_len", 0))
     return QuantizedStaticCache(config, shape.as_config(), most, room, shape.device, shape.dtype)
 
 
+def _make_quantized_hybrid(
+    shape: KeyShape, rows: int, capacity: int | None, options: Options, allocate: Allocate | None = None
+) -> Cache:
+    sizes = {name: options[name] for name in SIZES if options.get(name) is not None}
+    most, room = max(rows, sizes.get("batch_size", 0)), max(capacity or 0, sizes.get("max_cache_len", 0))
+    return QuantizedHybridCache(
+        _read_packing(options), shape.as_config(), most, room, shape.device, shape.dtype, allocate=allocate
+    )
+
+
+def _make_offloaded_quantized_hybrid(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
+    take = _choose_file(shape, options, "'quantized_hybrid', which is small")
+    return _make_quantized_hybrid(shape, rows, capacity, options, take)
+
+
+def _read_packing(options: Options) -> QuantizedCacheConfig:
+    """What of the options says how to pack."""
+    return read_quantized_config({name: value for name, value in options.items() if name in OPTIONS})
+
+
 def _check_quantized(options: Options) -> None:
-    _check_static(options)
-    read_quantized_config({name: value for name, value in options.items() if name not in SIZES})
+    _check_offloading(options)
+    _read_packing(options)
 
 
 KINDS: Final[dict[str, CacheKind]] = {
@@ -257,5 +283,21 @@ KINDS: Final[dict[str, CacheKind]] = {
     "quantized": CacheKind(_make_quantized, options=OPTIONS, check=_check_quantized),
     "quantized_static": CacheKind(
         _make_quantized_static, options=(*OPTIONS, *SIZES), is_sized=True, check=_check_quantized
+    ),
+    "quantized_hybrid": CacheKind(
+        _make_quantized_hybrid,
+        options=(*OPTIONS, *SIZES),
+        is_sized=True,
+        holds_every_key=False,
+        check=_check_quantized,
+        refuse=refuse_encoder_decoder,
+    ),
+    "offloaded_quantized_hybrid": CacheKind(
+        _make_offloaded_quantized_hybrid,
+        options=(*OPTIONS, *SIZES, "folder"),
+        is_sized=True,
+        holds_every_key=False,
+        check=_check_quantized,
+        refuse=refuse_encoder_decoder,
     ),
 }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -15,8 +16,16 @@ from unspool.kernels.packing import Fit, Packed, Scheme, pack, unpack
 _PIECE = 4096  # positions packed at a time: packing needs room for them in float32
 
 
+class Run(NamedTuple):
+    """Positions of a row that are packed together."""
+
+    source: int  # the slot of the first
+    place: int  # where it goes among packed positions
+    length: int
+
+
 @dataclass(slots=True)
-class _Pending:
+class Pending:
     """What a long pass brought: packed past what is held already, and in force only when the pass ends."""
 
     num_packed: list[int]
@@ -38,14 +47,20 @@ class PackedStore:
         self.keys, self.values = (Packed.empty(scheme, rows, heads, num_places, recent.device) for scheme in schemes)
         self.recent = recent
         self.num_packed = [0] * rows
+        self.bases = [0] * rows  # the position that index 0 stands for, a row each: not 0 where a window slid
         self._fit = fit
         self._residual_length = residual_length
-        self._pending: _Pending | None = None
+        self._pending: Pending | None = None
 
     @property
     def block(self) -> int:
         """Positions that are packed together."""
         return self.keys.scheme.block
+
+    @property
+    def first_recent(self) -> list[int]:
+        """The first position that is not packed, a row each."""
+        return [base + packed for base, packed in zip(self.bases, self.num_packed, strict=True)]
 
     @property
     def nbytes(self) -> int:
@@ -55,6 +70,17 @@ class PackedStore:
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Everything that has a row each."""
         return (*self.keys.tensors(), *self.values.tensors(), self.recent)
+
+    def move(self, place: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Keep everything in the memory that `place` puts a tensor into."""
+        self.keys, self.values = (
+            Packed(packed.scheme, *map(place, packed.tensors())) for packed in (self.keys, self.values)
+        )
+        self.recent = place(self.recent)
+
+    def restart(self, rows: int) -> None:
+        """Forget everything; go on with so many rows."""
+        self.num_packed, self.bases = [0] * rows, [0] * rows
 
     # --- a pass --------------------------------------------------------------------------------------
     def reserve(self, num_places: int, num_slots: int) -> None:
@@ -88,13 +114,23 @@ class PackedStore:
             _put(seen, slots, span, kv)
         lengths = [start + count for start, count in zip(span.starts, span.counts, strict=True)]
         targets = self._find_targets(lengths)
-        self._pack(seen, targets)
         longest = max(length - target for length, target in zip(lengths, targets, strict=True))
         tail = kv.new_zeros(rows, longest, *kv.shape[2:])
         for row, (held, target, length) in enumerate(zip(self.num_packed, targets, lengths, strict=True)):
             tail[row, : length - target] = seen[row, target - held : length - held]
-        self._pending = _Pending(targets, tail)
+        self._pending = self._pack_ahead(seen, lengths, targets, tail)
         return seen
+
+    def _pack_ahead(
+        self,
+        seen: torch.Tensor,
+        lengths: Sequence[int],  # noqa: ARG002 - windows let go what is too far back
+        targets: list[int],
+        tail: torch.Tensor,
+    ) -> Pending:
+        """Pack what a long pass brought, beside what its queries still read."""
+        self._pack(seen, self._find_runs(targets), (self.keys, self.values))
+        return Pending(targets, tail)
 
     def settle(self, lengths: Sequence[int]) -> None:
         """End a pass: take over what it left pending, and pack the blocks that are no longer recent."""
@@ -105,7 +141,7 @@ class PackedStore:
         targets = self._find_targets(lengths)
         if targets == self.num_packed:
             return
-        self._pack(self.recent, targets)
+        self._pack(self.recent, self._find_runs(targets), (self.keys, self.values))
         for row, (held, target) in enumerate(zip(self.num_packed, targets, strict=True)):
             if target > held:
                 moved = self.recent[row, target - held :].clone()
@@ -123,22 +159,27 @@ class PackedStore:
             for held, length in zip(self.num_packed, lengths, strict=True)
         ]
 
-    def _pack(self, recent: torch.Tensor, targets: Sequence[int]) -> None:
-        """Pack each row's positions from what it has packed up to its target; `recent` begins at the former."""
-        alike: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for row, (held, target) in enumerate(zip(self.num_packed, targets, strict=True)):
-            if target > held:
-                alike[held, target].append(row)
+    def _find_runs(self, targets: Sequence[int]) -> list[Run]:
+        """From what each row has packed up to its target; slots begin at the former."""
+        return [Run(0, held, target - held) for held, target in zip(self.num_packed, targets, strict=True)]
+
+    def _pack(self, recent: torch.Tensor, runs: Sequence[Run], into: tuple[Packed, Packed]) -> None:
+        """Pack a run of each row's slots (rows, slots, 2, heads, width)."""
+        alike: dict[Run, list[int]] = defaultdict(list)
+        for row, run in enumerate(runs):
+            if run.length > 0:
+                alike[run].append(row)
         piece = max(self.block, _PIECE // self.block * self.block)
-        for (held, target), rows in alike.items():
+        for run, rows in alike.items():
             index = slice(rows[0], rows[-1] + 1) if rows == list(range(rows[0], rows[-1] + 1)) else torch.tensor(rows)
-            for start in range(held, target, piece):
-                length = min(piece, target - start)
-                both = recent[index, start - held : start - held + length].unbind(2)
-                for packed, numbers in zip((self.keys, self.values), both, strict=True):
+            for start in range(0, run.length, piece):
+                length = min(piece, run.length - start)
+                both = recent[index, run.source + start : run.source + start + length].unbind(2)
+                for packed, numbers in zip(into, both, strict=True):
                     made = pack(numbers.transpose(1, 2), packed.scheme, self._fit)
-                    for into, new in zip(packed.narrow(start, length).tensors(), made.tensors(), strict=True):
-                        into[index] = new
+                    room = packed.narrow(run.place + start, length)
+                    for old, new in zip(room.tensors(), made.tensors(), strict=True):
+                        old[index] = new
 
     # --- reading -------------------------------------------------------------------------------------
     def show(self, recent: torch.Tensor, view: PackedView) -> tuple[PackedKeys, PackedKeys]:
@@ -174,8 +215,15 @@ class PackedStore:
             self.keys, self.values = self.keys.rows(chosen), self.values.rows(chosen)
             self.recent = self.recent[chosen]
         self.num_packed = [self.num_packed[row] for row in index.tolist()]
+        self.bases = [self.bases[row] for row in index.tolist()]
 
-    def fill(self, tensors: Sequence[torch.Tensor], num_packed: Sequence[int], lengths: Sequence[int]) -> None:
+    def fill(
+        self,
+        tensors: Sequence[torch.Tensor],
+        num_packed: Sequence[int],
+        bases: Sequence[int],
+        lengths: Sequence[int],
+    ) -> None:
         """Take over what was saved; a ValueError says what does not belong together."""
         for mine, theirs in zip(self.tensors(), tensors, strict=True):
             if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
@@ -183,13 +231,13 @@ class PackedStore:
                     f"{theirs.dtype} {list(theirs.shape)} stands where {mine.dtype} {list(mine.shape)} must"
                 )
             mine.copy_(theirs)
-        for packed, length in zip(num_packed, lengths, strict=True):
-            is_sound = isinstance(packed, int) and packed % self.block == 0
-            if not is_sound or not 0 <= packed <= length or length - packed > self.recent.shape[1]:
-                raise ValueError(f"{packed} of {length} positions can't be packed")
+        for packed, base, length in zip(num_packed, bases, lengths, strict=True):
+            is_sound = all(isinstance(each, int) and each >= 0 and each % self.block == 0 for each in (packed, base))
+            if not is_sound or not 0 <= length - base - packed <= self.recent.shape[1]:
+                raise ValueError(f"{packed} of {length} positions from {base} can't be packed")
             if packed > self.keys.num_positions:
                 raise ValueError(f"{packed} packed positions do not fit {self.keys.num_positions}")
-        self.num_packed = list(num_packed)
+        self.num_packed, self.bases = list(num_packed), list(bases)
 
     def copy_of(self, rows: Sequence[int]) -> PackedStore:
         """Some rows, in memory of their own."""
@@ -198,6 +246,7 @@ class PackedStore:
         index = torch.tensor(list(rows), device=self.recent.device)
         part.keys, part.values, part.recent = self.keys.rows(index), self.values.rows(index), self.recent[index]
         part.num_packed = [self.num_packed[row] for row in rows]
+        part.bases = [self.bases[row] for row in rows]
         return part
 
     def join(self, other: PackedStore) -> None:
@@ -209,6 +258,7 @@ class PackedStore:
         )
         self.recent = torch.cat((self.recent, other.recent))
         self.num_packed = [*self.num_packed, *other.num_packed]
+        self.bases = [*self.bases, *other.bases]
 
 
 def _put(recent: torch.Tensor, slots: Sequence[int], span: Span, kv: torch.Tensor) -> None:

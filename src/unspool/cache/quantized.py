@@ -21,7 +21,7 @@ from unspool.kernels.packed import PackedView
 from unspool.kernels.packing import fit_range
 
 _STEP_ROOM: Final = 16  # new positions that a step may bring without a detour
-_TRIAL_ROOM: Final = 64  # the same where buffers can't grow
+TRIAL_ROOM: Final = 64  # the same where buffers can't grow
 _CHUNK: Final = 256  # positions by which packed buffers grow, at least
 _SHARE: Final = 32  # … or this part of what they hold, so that long texts do not copy them ever again
 
@@ -30,6 +30,7 @@ class QuantizedCache(Cache):
     """A cache that packs what is no longer recent, with unspool's own quantiser."""
 
     can = frozenset({ROLL_BACK, TRIAL, SELECT_ROWS, RAGGED})
+    rolls_back_exactly = False
     backend: str | None = None  # the one a kind stands for; None: the config's, packed by unspool itself
 
     def __init__(self, cache_config: QuantizedCacheConfig, *, capacity: int | None = None) -> None:
@@ -68,10 +69,25 @@ class QuantizedCache(Cache):
 
     def _look(self, span: Span) -> None:
         """Work out once what all layers of a pass read alike."""
-        packed = self._stores[0].num_packed if self._stores else []
+        packed = self._first_recent()
         if any(packed):
             counts = self._tell(packed, span.positions.device)
             self._view = PackedView(list(packed), counts, span.positions, max(packed))
+
+    def _first_recent(self) -> list[int]:
+        """The first position that is not packed, a row each; empty until there is a layer."""
+        return self._stores[0].first_recent if self._stores else []
+
+    def _count_slots(self, stop: int) -> int:
+        """What is not packed once a pass up to `stop` has been written, of the row that has the most of it."""
+        if not self.lengths:
+            return stop
+        held = max(length - first for length, first in zip(self.lengths, self._first_recent(), strict=True))
+        return held + stop - max(self.lengths)
+
+    def _view_of(self, layer: int) -> PackedView | None:  # noqa: ARG002 - one for all, where layers are alike
+        """What a layer's queries look through; None while nothing is packed."""
+        return self._view
 
     def _tell(self, packed: list[int], device: torch.device) -> torch.Tensor:
         """How much of each row is packed, on the device: (rows,) int32. It changes once a block, not once a step."""
@@ -90,8 +106,9 @@ class QuantizedCache(Cache):
             self._add_store(layer, kv)
         store = self._stores[layer]
         recent = store.write(span, kv)
-        if self._view is not None:
-            return store.show(recent, self._view)
+        view = self._view_of(layer)
+        if view is not None:
+            return store.show(recent, view)
         keys, values = recent.unbind(2)
         return keys.transpose(1, 2), values.transpose(1, 2)
 
@@ -114,7 +131,7 @@ class QuantizedCache(Cache):
             self._places = self._round_up(max(places, self._places + max(_CHUNK, self._places // _SHARE)))
         slots = self._slots
         if self._is_trial and self._stores:  # nothing is packed, so everything new is recent
-            slots = max(slots, stop - min(self._stores[0].num_packed))
+            slots = max(slots, self._count_slots(stop))
         for store in self._stores:
             store.reserve(self._places, slots)
 
@@ -148,6 +165,10 @@ class QuantizedCache(Cache):
 
     def truncate(self, lengths: Sequence[int]) -> None:
         super().truncate(lengths)
+        self._roll_stores_back()
+
+    def _roll_stores_back(self) -> None:
+        """Let the stores follow lengths that were lowered; that ends a trial."""
         self._is_trial = False
         for store in self._stores:
             store.truncate(self.lengths)
@@ -175,6 +196,7 @@ class QuantizedCache(Cache):
         facts = {
             "config": {**self.cache_config.to_dict(), "compute_dtype": str(self.compute_dtype)},
             "num_packed": [store.num_packed for store in self._stores],
+            "bases": [store.bases for store in self._stores],
             "num_layers": len(self._stores),
         }
         tensors = {
@@ -190,8 +212,9 @@ class QuantizedCache(Cache):
         cache = cls._make_like(QuantizedCacheConfig(**facts["config"]), facts, recent, tensors)
         cache.lengths = lengths
         cache._filled = [max(lengths, default=0)] * len(cache._stores)
-        for layer, (store, packed) in enumerate(zip(cache._stores, facts["num_packed"], strict=True)):
-            store.fill([tensors[f"{layer}.{place}"] for place in range(len(store.tensors()))], packed, lengths)
+        counts = zip(cache._stores, facts["num_packed"], facts["bases"], strict=True)
+        for layer, (store, packed, bases) in enumerate(counts):
+            store.fill([tensors[f"{layer}.{place}"] for place in range(len(store.tensors()))], packed, bases, lengths)
         return cache
 
     @classmethod
@@ -247,7 +270,8 @@ class QuantizedCache(Cache):
         counts = torch.tensor(store.num_packed, dtype=torch.int32, device=recent.device)
         view = PackedView(list(store.num_packed), counts, positions, max(store.num_packed))
         keys, values = store.show(recent, view)
-        return keys.unpack(stop), values.unpack(stop)
+        kept = stop - min(store.bases)
+        return keys.unpack(kept), values.unpack(kept)
 
     def get_seq_length(self, layer_idx: int | None = 0) -> int:
         layer = layer_idx or 0
@@ -262,7 +286,7 @@ class QuantizedCache(Cache):
             raise KeyError(f"the cache has {len(self)} layers; layer {layer_idx} was asked for")
         store, stop = self._stores[layer_idx], self._filled[layer_idx]
         rows = len(self.lengths)
-        num_slots = stop - min(store.num_packed, default=0)
+        num_slots = stop - min(store.first_recent, default=0)
         positions = torch.zeros(rows, 0, dtype=torch.int64, device=store.recent.device)
         return self._read_layer(store, store.recent[:rows, :num_slots], positions, stop)
 
@@ -383,7 +407,7 @@ class QuantizedStaticCache(QuantizedCache):
         super().__init__(cache_config, capacity=max_cache_len)
         self._fit = self.cache_config.find_backend().find_fit()
         self.max_batch_size, self.max_cache_len = max_batch_size, max_cache_len
-        self._slots += _TRIAL_ROOM - _STEP_ROOM
+        self._slots += TRIAL_ROOM - _STEP_ROOM
         heads = int(config.num_attention_heads)
         kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
         width = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
@@ -405,14 +429,14 @@ class QuantizedStaticCache(QuantizedCache):
         self._check_rows(rows)
         if not self.lengths:
             for store in self._stores:
-                store.num_packed = [0] * rows
+                store.restart(rows)
         return super().begin(rows, num_new, counts, device)
 
     def _look(self, span: Span) -> None:
         """Steps always read packed and recent buffers whole; a prompt that is longer than those takes the detour."""
         self._columns = None
-        packed, rows = self._stores[0].num_packed, len(span.starts)
-        if span.stop - min(packed) > self._slots:
+        packed, rows = self._first_recent(), len(span.starts)
+        if self._count_slots(span.stop) > self._slots:
             super()._look(span)
             return
         if packed != self._copied:
@@ -425,10 +449,9 @@ class QuantizedStaticCache(QuantizedCache):
     def write(self, layer: int, kv: torch.Tensor) -> tuple[Any, Any]:
         if self._columns is None:
             return super().write(layer, kv)
-        self._require_span()
-        assert self._view is not None
-        store = self._stores[layer]
-        return store.show(store.write(self._require_span(), kv, self._columns), self._view)
+        store, view = self._stores[layer], self._view_of(layer)
+        assert view is not None
+        return store.show(store.write(self._require_span(), kv, self._columns), view)
 
     def _reserve(self, stop: int) -> None:
         if stop > self.max_cache_len:
@@ -436,7 +459,10 @@ class QuantizedStaticCache(QuantizedCache):
                 f"position {stop} does not fit a static cache of {self.max_cache_len} positions; "
                 "make it larger (max_cache_len) or use cache_implementation='quantized'"
             )
-        if self._is_trial and stop - min(self._stores[0].num_packed) > self._slots:
+        self._check_trial(stop)
+
+    def _check_trial(self, stop: int) -> None:
+        if self._is_trial and self._count_slots(stop) > self._slots:
             raise SettingError(
                 f"a trial up to position {stop} does not fit the {self._slots} positions that a quantised static "
                 "cache keeps unpacked; draft fewer tokens, or use cache_implementation='quantized'"
@@ -463,7 +489,7 @@ class QuantizedStaticCache(QuantizedCache):
         self._check_rows(key_states.shape[0])
         if not self.lengths:
             for store in self._stores:
-                store.num_packed = [0] * key_states.shape[0]
+                store.restart(key_states.shape[0])
         return super().update(key_states, value_states, layer_idx, cache_kwargs)
 
     def get_max_cache_shape(self) -> int:
@@ -474,7 +500,7 @@ class QuantizedStaticCache(QuantizedCache):
         for store in self._stores:
             for tensor in store.tensors():
                 tensor.zero_()
-            store.num_packed = []
+            store.restart(0)
         self._filled = [0] * len(self._stores)
         self._is_trial = False
         self.lengths = []
@@ -493,8 +519,8 @@ class QuantizedStaticCache(QuantizedCache):
     ) -> Self:
         rows, _, _, heads, width = recent[0].shape
         sizes = SimpleNamespace(num_hidden_layers=len(recent), num_attention_heads=heads, head_dim=width)
-        room = int(facts["max_cache_len"])
-        if room > tensors["0.0"].shape[2] + config.residual_length:
+        room, places = int(facts["max_cache_len"]), tensors["0.0"].shape[2]
+        if room > places + config.residual_length:
             raise ValueError(f"max_cache_len={room} is more than the buffers hold")
         return cls(config, sizes, rows, room, recent[0].device, recent[0].dtype)
 

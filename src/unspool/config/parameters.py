@@ -53,6 +53,8 @@ CACHE_IMPLEMENTATIONS = (
     "mamba",
     "quantized",
     "quantized_static",
+    "quantized_hybrid",
+    "offloaded_quantized_hybrid",
     "sink",
 )
 

@@ -68,6 +68,8 @@ CONFIGURABLE_CACHES = (
     "offloaded",
     "offloaded_static",
     "offloaded_hybrid",
+    "quantized_hybrid",
+    "offloaded_quantized_hybrid",
 )
 
 

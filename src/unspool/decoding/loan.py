@@ -11,7 +11,8 @@ class Loan:
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
         self._lengths = list(cache.lengths)
-        self._copy = None if ROLL_BACK in cache.can and cache.lengths else cache.clone()
+        can_return = ROLL_BACK in cache.can and cache.rolls_back_exactly and bool(cache.lengths)
+        self._copy = None if can_return else cache.clone()
 
     def give_back(self) -> None:
         """Undo what the call did to the cache."""

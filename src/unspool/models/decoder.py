@@ -132,8 +132,7 @@ class Decoder(NativeModel):
         given = tokens if tokens is not None else embeds
         assert given is not None
         rows, num_new = given.shape[:2]
-        cache.attach(self._outlook)
-        span = cache.begin(rows, num_new, counts, self.device)
+        span = self._begin(cache, rows, num_new, counts)
         if self._whole is not None and tokens is not None:
             whole = self._run_whole(self._whole, tokens, cache, span, want)
             if whole is not None:
@@ -151,6 +150,17 @@ class Decoder(NativeModel):
             return self._step(self._steps, tokens, cache, span, want)
         made.last_states = states if want.last_states else None
         return made
+
+    def _begin(self, cache: Cache, rows: int, num_new: int, counts: Sequence[int] | None) -> Span:
+        """Open a pass over a cache, if it may be that long."""
+        longest = cache.longest_pass
+        if longest is not None and num_new > longest:
+            raise InputError(
+                f"a pass of {num_new} positions is too long for this {type(cache).__name__}, which places keys anew "
+                f"after {longest}; read them in parts of at most cache.longest_pass, as generate() does"
+            )
+        cache.attach(self._outlook)
+        return cache.begin(rows, num_new, counts, self.device)
 
     def _run_whole(
         self, whole: WholeStep, tokens: torch.Tensor, cache: Cache, span: Span, want: Want
@@ -373,11 +383,10 @@ class Decoder(NativeModel):
         if position_ids is not None:
             arranged.check_positions(position_ids, held)
         want = Want("all", bool(output_hidden_states), bool(output_attentions))
-        cache.attach(self._outlook)
         states, hidden, weights = self._run(
             arranged.pack(input_ids.to(self.device)) if input_ids is not None else None,
             cache,
-            cache.begin(rows, num_new, arranged.counts, self.device),
+            self._begin(cache, rows, num_new, arranged.counts),
             want,
             arranged.pack(inputs_embeds.to(self.device)) if inputs_embeds is not None else None,
         )
