@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROMPT ?= Write a haiku about a lighthouse.
 
-.PHONY: help run chat test gpu check format conformance bench clean
+.PHONY: help run chat test gpu check sanitize format conformance bench clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -27,6 +27,10 @@ check: $(VENV)/.check  ## formatter, linter, strict types, import contracts
 	@echo "==> ruff check" && $(BIN)/ruff check .
 	@echo "==> mypy" && $(BIN)/mypy
 	@echo "==> import contracts" && $(BIN)/lint-imports
+	@echo "==> the C library under the sanitizers" && $(BIN)/python tools/check_cpu_library.py --sanitize --rounds 40
+
+sanitize: $(VENV)/.created  ## the C library under the sanitizers, with random shapes
+	@$(BIN)/python tools/check_cpu_library.py --sanitize
 
 format: $(VENV)/.check  ## let the formatter and the linter mend what they can
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .

@@ -95,7 +95,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     path = find_model("smollm2-135m")
     assert path is not None, "run: unspool pull smollm2-135m"
-    lm, reference = unspool.load("smollm2-135m"), load_transformers(path)
+    lm, reference = unspool.load("smollm2-135m", quantize=None), load_transformers(path)
     text = torch.tensor([lm.tokenizer(TEXT * 150)["input_ids"]])
     assert text.shape[1] >= max(options.prompt, options.memory_prompt), "the text is too short for such a prompt"
 

@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--bits", type=int, nargs="+", default=[8, 4, 2])
     parser.add_argument("--groups", type=int, nargs="+", default=[64])
     options = parser.parse_args()
-    lm = unspool.load()
+    lm = unspool.load(quantize=None)
     ids = torch.tensor([lm.tokenizer.encode(TEXT.read_text(encoding="utf-8"))[: options.tokens]])
     exact, _ = measure(lm.model, ids, options.piece, "dynamic", None)
     print(f"{ids.shape[1]} tokens in pieces of {options.piece}\n")

@@ -75,7 +75,7 @@ def load_models(options: argparse.Namespace) -> list[tuple[str, Any, dict[str, A
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     names += ("num_key_value_heads", "max_position_embeddings", "tie_word_embeddings")
     if "cpu" in options.devices:
-        model = unspool.load("smollm2-135m").model
+        model = unspool.load("smollm2-135m", quantize=None).model
         found.append(("SmolLM2-135M, float32, CPU", model, {name: getattr(model.config, name) for name in names}))
     if "cuda" in options.devices and torch.cuda.is_available():
         config = make_config("1B")

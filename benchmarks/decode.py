@@ -2,9 +2,10 @@
 
     python benchmarks/decode.py [--rounds 3] [--new 128] [--batches 1 8] [--json FILE]
 
-Both engines use the same weights (the default GGUF file in float32), the same prompt ids, greedy decoding and the
-same number of threads. Rounds alternate between them, so that a slow minute of the machine hits both. Reported is
-the median time of a decode step over all rounds, and the time of reading a prompt.
+All engines use the same file, the same prompt ids, greedy decoding and the same number of threads: unspool with the
+file's own 4-bit blocks, with int8 and with plain float32, transformers in float32. Rounds alternate between them, so
+that a slow minute of the machine hits all. Reported is the median time of a decode step over all rounds, and the
+time of reading a prompt.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ TEXT = (
     "log the ships that had passed during the night. One winter evening, however, something unusual happened that "
     "he could not explain to anyone. "
 )
+
+KINDS = {"unspool": "auto", "unspool int8": "int8", "unspool float32": None}  # as the file has them, and asked for
 
 
 class Clock:
@@ -78,20 +81,24 @@ def main() -> None:
 
     path = find_model("smollm2-135m")
     assert path is not None, "run: unspool pull smollm2-135m"
-    lm = unspool.load("smollm2-135m")
+    lms = {name: unspool.load("smollm2-135m", quantize=kind) for name, kind in KINDS.items()}
+    lm = lms["unspool"]
     reference = load_transformers(path)
     ids = torch.tensor([lm.tokenizer(TEXT * 12)["input_ids"]])[:, : max(options.prompt, options.prefill)]
 
-    def ours(clock: Clock, prompt: torch.Tensor, new: int) -> None:
-        unspool.generate(lm.model, prompt, max_new_tokens=new, eos_token_id=None, streamer=clock)
+    def make_ours(model: Any) -> Callable[[Clock, torch.Tensor, int], None]:
+        def ours(clock: Clock, prompt: torch.Tensor, new: int) -> None:
+            unspool.generate(model, prompt, max_new_tokens=new, eos_token_id=None, streamer=clock)
+
+        return ours
 
     def theirs(clock: Clock, prompt: torch.Tensor, new: int) -> None:
         reference.generate(
             prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=new, do_sample=False, streamer=clock
         )
 
-    engines = {"unspool": ours, "transformers": theirs}
-    for engine in engines.values():  # warm both
+    engines = {name: make_ours(each.model) for name, each in lms.items()} | {"transformers": theirs}
+    for engine in engines.values():  # warm them
         engine(Clock(), ids[:, : options.prompt], 4)
 
     results: dict[str, dict[str, float]] = {name: {} for name in engines}
@@ -117,13 +124,13 @@ def main() -> None:
 
     print(
         f"{date.today()} · {platform.machine()}, {options.threads} threads · torch {torch.__version__} · "
-        f"unspool {unspool.__version__} · transformers {transformers.__version__} · SmolLM2-135M float32 · "
+        f"unspool {unspool.__version__} · transformers {transformers.__version__} · SmolLM2-135M · "
         f"prompt {options.prompt}, {options.new} new tokens, {options.rounds} interleaved rounds, medians"
     )
-    print(f"{'':28}{'unspool':>10}{'transformers':>14}{'ratio':>8}")
-    for label, value in results["unspool"].items():
-        other = results["transformers"][label]
-        print(f"{label:28}{value:>10.1f}{other:>14.1f}{other / value:>7.2f}x")
+    print(f"{'':28}" + "".join(f"{name:>18}" for name in engines))
+    for label, other in results["transformers"].items():
+        cells = (f"{results[name][label]:>9.1f} {other / results[name][label]:>6.2f}x " for name in engines)
+        print(f"{label:28}" + "".join(cells))
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -53,7 +53,7 @@ def write(lm: unspool.LanguageModel, task: str, num_new: int, way: str) -> dict[
 
 def compare_ways(options: argparse.Namespace) -> list[dict[str, Any]]:
     """A line for every task and way."""
-    lm = unspool.load(options.model, device="cpu")
+    lm = unspool.load(options.model, device="cpu", quantize=None if options.quantize == "none" else options.quantize)
     lines = []
     for task in options.tasks:
         runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
@@ -138,6 +138,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--quantize", default="auto", help="int8, int4, none, or as the file has them")
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tasks", nargs="+", default=["edit", "summarise", "answer", "story"])

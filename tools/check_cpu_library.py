@@ -1,9 +1,9 @@
 """Random shapes through the CPU library, each instruction set against plain C.
 
-    python tools/check_cpu_library.py --sanitize     on this machine, under AddressSanitizer and UndefinedBehaviorSanitizer
-    python tools/check_cpu_library.py --emulate      for x86-64 (AVX2, AVX-512 VNNI) and Arm with i8mm, under qemu
+    python tools/check_cpu_library.py --sanitize     here, under AddressSanitizer and UndefinedBehaviorSanitizer
+    python tools/check_cpu_library.py --emulate      for x86-64 (AVX2) and Arm with i8mm, under qemu
 
-The second needs `pip install ziglang` (it compiles for other processors) and qemu (apt install qemu-user-static).
+qemu does not know AVX-512: copy the program to such a machine (it ran on the H200's host, 2026-11-15). The second needs `pip install ziglang` (it compiles for other processors) and qemu (apt install qemu-user-static).
 """
 
 from __future__ import annotations
