@@ -3,7 +3,8 @@
     python tools/check_cpu_library.py --sanitize     here, under AddressSanitizer and UndefinedBehaviorSanitizer
     python tools/check_cpu_library.py --emulate      for x86-64 (AVX2) and Arm with i8mm, under qemu
 
-qemu does not know AVX-512: copy the program to such a machine (it ran on the H200's host, 2026-11-15). The second needs `pip install ziglang` (it compiles for other processors) and qemu (apt install qemu-user-static).
+The second needs `pip install ziglang` (it compiles for other processors) and qemu (apt install qemu-user-static).
+qemu does not know AVX-512: copy the program it builds to such a machine (it ran on the H200's host, 2026-11-15).
 """
 
 from __future__ import annotations

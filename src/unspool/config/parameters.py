@@ -159,7 +159,7 @@ _TABLE: tuple[Parameter, ...] = (
         None,
         "choice",
         "cache",
-        "Kind of cache: " + ", ".join(CACHE_IMPLEMENTATIONS) + ".",
+        "Kind of cache; docs/caches.md says what each keeps.",
         choices=CACHE_IMPLEMENTATIONS,
     ),
     _other("cache_config", "object", "cache", "Settings of the cache, for the kinds that have any."),

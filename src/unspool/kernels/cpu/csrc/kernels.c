@@ -111,7 +111,6 @@ INLINE void rows_f32(const float *w, int32_t columns, const float *x, size_t str
         for (int m = 0; m < M; m++) v[m] = load(x + m * stride + k);
         for (int n = 0; n < N; n++) {
             vec row = load(w + (size_t)n * columns + k);
-            if (M == 1) __builtin_prefetch(w + (size_t)n * columns + k + 256);
             for (int m = 0; m < M; m++) total[n][m] += row * v[m];
         }
     }
@@ -121,6 +120,27 @@ INLINE void rows_f32(const float *w, int32_t columns, const float *x, size_t str
             for (int32_t i = k; i < columns; i++) result += w[(size_t)n * columns + i] * x[m * stride + i];
             out[8 * m + n] = result;
         }
+}
+
+/* Four rows times one: bound by memory, so the lines of the next four rows are asked for on the way. */
+static void four_rows_f32(const float *w, int32_t columns, const float *x, float *out) {
+    enum { STEP = 16 };
+    vec total[4];
+    for (int n = 0; n < 4; n++) total[n] = fill(0);
+    int32_t k = 0;
+    for (; k + STEP <= columns; k += STEP)
+        for (int n = 0; n < 4; n++) {
+            const float *row = w + (size_t)n * columns + k;
+            __builtin_prefetch(row + 4 * (size_t)columns);
+            for (int i = 0; i < STEP; i += LANES) total[n] += load(row + i) * load(x + k + i);
+        }
+    for (; k + LANES <= columns; k += LANES)
+        for (int n = 0; n < 4; n++) total[n] += load(w + (size_t)n * columns + k) * load(x + k);
+    for (int n = 0; n < 4; n++) {
+        float result = sum(total[n]);
+        for (int32_t i = k; i < columns; i++) result += w[(size_t)n * columns + i] * x[i];
+        out[n] = result;
+    }
 }
 
 #define MOST_M 4
@@ -137,7 +157,7 @@ static void multiply(const us_matrix *w, int32_t first, int32_t count, const inp
             if (count - n >= 4) {
                 if (M == 4) rows_f32(part, w->columns, x, in->stride, 4, 4, to);
                 else if (M == 2) rows_f32(part, w->columns, x, in->stride, 4, 2, to);
-                else rows_f32(part, w->columns, x, in->stride, 4, 1, to);
+                else four_rows_f32(part, w->columns, x, to);
             } else
                 for (int32_t i = 0; i < count - n; i++)
                     for (int m = 0; m < M; m++)
