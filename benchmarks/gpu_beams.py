@@ -10,11 +10,10 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from floor import run_forwards  # benchmarks/floor.py
-from gpu_step import make_config, make_weights  # benchmarks/gpu_step.py
+from gpu_step import make_config, make_reference, make_weights  # benchmarks/gpu_step.py
 
 import unspool
 from unspool.models.registry import build_model
@@ -37,20 +36,6 @@ def measure(runs: dict[str, Callable[[], object]], rounds: int) -> tuple[dict[st
                 times[name].append(time.perf_counter() - started)
                 peaks[name] = (torch.cuda.max_memory_allocated() - before) / 1e9
     return {name: statistics.median(taken) for name, taken in times.items()}, peaks
-
-
-def build_reference(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> Any:
-    """The same model in transformers."""
-    import transformers
-
-    settings = {name: value for name, value in config.items() if name not in ("architectures", "model_type")}
-    with torch.device("meta"):
-        reference = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings)).to(torch.bfloat16)
-    reference = reference.to_empty(device="cuda").eval()
-    reference.load_state_dict(weights, strict=False)
-    reference.model.rotary_emb = type(reference.model.rotary_emb)(reference.config).to("cuda")
-    reference.tie_weights()
-    return reference
 
 
 @torch.no_grad()
@@ -76,7 +61,7 @@ def main() -> None:
         model = build_model(
             config, MemorySource(weights), is_gguf=False, device=torch.device("cuda"), dtype=torch.bfloat16
         )
-        reference = build_reference(config, weights)
+        reference = make_reference(config, weights)
         for run in options.runs:
             batch, prompt = map(int, run.split("x"))
             ids = torch.randint(1, 1000, (batch, prompt), device="cuda")
