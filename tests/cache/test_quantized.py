@@ -491,7 +491,7 @@ def prompts(seed: int = 0) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("kind", ["quantized", "quantized_static"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_while_nothing_is_packed_every_token_is_the_same(name: str, kind: str) -> None:
+def test_while_nothing_is_packed_every_token_is_the_same(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores too, of every beam at every step.
 
     A bias that changes from step to step keeps beams from tying: where this T5 says 99 for ever, "99 137" is worth
@@ -502,6 +502,8 @@ def test_while_nothing_is_packed_every_token_is_the_same(name: str, kind: str) -
         return scores + torch.randn(scores.shape[1], generator=torch.Generator().manual_seed(input_ids.shape[1]))
 
     model = load_model(name).model
+    if hasattr(model, "_whole"):  # packed keys are read by torch's operators: compare with the same arithmetic
+        monkeypatch.setattr(model, "_whole", None)
     for more in ({}, {"num_beams": 3, "logits_processor": [vary]}):
         common = {**prompts(), "max_new_tokens": 24, "return_dict_in_generate": True, "output_scores": True, **more}
         exact = unspool.generate(model, **common)
