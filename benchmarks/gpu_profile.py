@@ -9,6 +9,7 @@ from gpu_step import make_config, make_weights  # benchmarks/gpu_step.py
 
 from unspool.models.registry import build_model
 from unspool.models.weights import MemorySource
+from unspool.protocols import Want
 
 
 @torch.no_grad()
@@ -17,27 +18,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="1B")
     parser.add_argument("--run", default="1x256", help="batch x context")
+    parser.add_argument("--new", type=int, default=1, help="tokens a row: more than one are drafts that are checked")
     options = parser.parse_args()
     batch, context = map(int, options.run.split("x"))
     config = make_config(options.shape)
     model = build_model(
         config, MemorySource(make_weights(config)), is_gguf=False, device=torch.device("cuda"), dtype=torch.bfloat16
     )
-    cache = model.new_cache("dynamic", batch, context + 64)
+    cache = model.new_cache("dynamic", batch, context + 64 * options.new)
+    want = Want(logits="all" if options.new > 1 else "last")
     model.forward(torch.randint(0, 1000, (batch, context), device="cuda"), cache)
-    token = torch.randint(0, 1000, (batch, 1), device="cuda")
+    tokens = torch.randint(0, 1000, (batch, options.new), device="cuda")
     for _ in range(5):
-        path = model.forward(token, cache).path
+        path = model.forward(tokens, cache, want=want).path
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     for _ in range(20):
-        model.forward(token, cache)
+        model.forward(tokens, cache, want=want)
     end.record()
     torch.cuda.synchronize()
-    print(f"{options.shape} {options.run} {path}: {begin.elapsed_time(end) / 20:.3f} ms a forward pass")
+    print(f"{options.shape} {options.run} x {options.new} {path}: {begin.elapsed_time(end) / 20:.3f} ms a forward pass")
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(5):
-            model.forward(token, cache)
+            model.forward(tokens, cache, want=want)
         torch.cuda.synchronize()
     for event in sorted(profile.key_averages(), key=lambda one: -one.device_time_total)[:14]:
         total, count = event.device_time_total / 5, event.count / 5
