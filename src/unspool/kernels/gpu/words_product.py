@@ -142,8 +142,7 @@ def choose_number(words, PLACE: tl.constexpr, IS_SHORT: tl.constexpr, HAS_ASM: t
     """The numbers at one place of all words; those of 8 bits count from -128."""
     if IS_SHORT:
         return _choose_nibble(words, PLACE, HAS_ASM) - (2048.0 if PLACE % 2 == 1 and PLACE < 7 else 128.0)
-    else:
-        return _choose_byte(words, PLACE, HAS_ASM) - (32768.0 + 128.0)
+    return _choose_byte(words, PLACE, HAS_ASM) - (32768.0 + 128.0)
 
 
 @triton.jit
