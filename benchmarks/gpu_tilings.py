@@ -135,7 +135,7 @@ def measure_attention(width: int, num_rows: int, held: int, layers: int) -> None
     lengths = torch.full((num_rows,), held, dtype=torch.int32, device="cuda")
     qkv = torch.randn(num_rows, (heads + 2 * kv_heads) * width, device="cuda", dtype=torch.bfloat16)
     out = torch.empty(num_rows, heads * width, device="cuda", dtype=torch.bfloat16)
-    frequencies = torch.rand(width // 2, device="cuda")
+    turns = torch.rand(num_rows, 2, width // 2, device="cuda")
     floor = num_rows * held * 2 * kv_heads * width * 2 / 4.2e6
     found = []
     for (block, chunk), programs, (warps, stages) in itertools.product(
@@ -147,7 +147,7 @@ def measure_attention(width: int, num_rows: int, held: int, layers: int) -> None
             step = StepAttention(num_rows, shape, torch.device("cuda"), tiling)
             took = time_graph(
                 lambda step=step: [
-                    step(qkv, out, base, table, lengths, layer, layers, frequencies=frequencies)
+                    step(qkv, out, base, table, lengths, layer, layers, turns=turns)
                     for layer in range(layers)
                 ],
                 3,

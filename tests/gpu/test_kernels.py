@@ -148,6 +148,7 @@ def tell_addresses(base: torch.Tensor, *caches: list[torch.Tensor]) -> list[int]
 def test_attention(dtype: torch.dtype, heads: int, kv_heads: int, width: int, pairs: int, manner: str) -> None:
     """Ragged rows from nothing held to many splits; one of them is not there."""
     from unspool.kernels.gpu.attention import HeadShape, StepAttention
+    from unspool.kernels.gpu.turning import find_turns
 
     if not torch.cuda.is_available() and width > 80:
         pytest.skip("too slow in the interpreter")
@@ -168,10 +169,13 @@ def test_attention(dtype: torch.dtype, heads: int, kv_heads: int, width: int, pa
     lengths = torch.tensor(held, device=DEVICE, dtype=torch.int32)
     out = torch.full((rows, heads * width), torch.nan, device=DEVICE, dtype=dtype)
     rope, frequencies = make_rope(width, pairs)
+    turns = torch.empty(rows, 2, pairs, device=DEVICE) if pairs else None
+    if turns is not None:
+        find_turns(lengths, frequencies, 1.0, turns)
     for _ in range(2):  # what is left behind must not matter
         step(
             qkv, out, base, table, lengths, 1, 2,
-            frequencies=frequencies if pairs else None, is_windowed=manner == "window",
+            turns=turns, is_windowed=manner == "window",
             q_norm=norms[0], k_norm=norms[1], slopes=slopes,
         )  # fmt: skip
     for row, length in enumerate(held):
