@@ -147,8 +147,7 @@ def measure_attention(width: int, num_rows: int, held: int, layers: int) -> None
             step = StepAttention(num_rows, shape, torch.device("cuda"), tiling)
             took = time_graph(
                 lambda step=step: [
-                    step(qkv, out, base, table, lengths, layer, layers, turns=turns)
-                    for layer in range(layers)
+                    step(qkv, out, base, table, lengths, layer, layers, turns=turns) for layer in range(layers)
                 ],
                 3,
             )

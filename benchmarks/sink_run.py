@@ -23,6 +23,9 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=1024, help="positions that the cache keeps")
     parser.add_argument("--sinks", type=int, default=4)
     parser.add_argument("--report", type=int, default=1000, help="tokens a line of the table stands for")
+    parser.add_argument("--top-p", type=float, default=0.95)
+    parser.add_argument("--dry", type=float, default=0.8, help="what a repeated run of tokens loses (DRY)")
+    parser.add_argument("--show", action="store_true", help="print how each window ends")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     lm = unspool.load(arguments.model) if arguments.model else unspool.load()
@@ -38,9 +41,9 @@ def main() -> None:
         max_new_tokens=arguments.tokens,
         past_key_values=cache,
         do_sample=True,
-        temperature=0.8,
-        top_p=0.95,
-        repetition_penalty=1.1,
+        top_p=arguments.top_p,
+        dry_multiplier=arguments.dry,  # without it so small a model soon says one line for ever, with any cache
+        dry_allowed_length=4,
         seed=arguments.seed,
         logprobs=0,
         eos_token_id=None,
@@ -49,15 +52,20 @@ def main() -> None:
         logs += [told.logprob for told in piece.logprobs]
         tokens += piece.token_ids
         if len(logs) >= arguments.report:
-            _tell(lm, logs, tokens, started, cache)
+            _tell(lm, logs, tokens, started, cache, arguments.show)
             logs, tokens, started = [], [], time.perf_counter()
     if logs:
-        _tell(lm, logs, tokens, started, cache)
+        _tell(lm, logs, tokens, started, cache, arguments.show)
     print("the last words:", repr(answer.result().text[-300:]))
 
 
 def _tell(
-    lm: unspool.LanguageModel, logs: list[float], tokens: list[int], started: float, cache: unspool.SinkCache
+    lm: unspool.LanguageModel,
+    logs: list[float],
+    tokens: list[int],
+    started: float,
+    cache: unspool.SinkCache,
+    shows: bool,
 ) -> None:
     assert lm.tokenizer is not None
     words = lm.tokenizer.decode(tokens).lower().split()
@@ -66,6 +74,8 @@ def _tell(
     distinct = len(set(words)) / max(1, len(words))
     size = cache.nbytes / 2**20
     print(f"{cache.seen_tokens:>8} {perplexity:>11.2f} {distinct:>15.2f} {rate:>9.1f} {size:>10.1f}", flush=True)
+    if shows:
+        print("   …", repr(lm.tokenizer.decode(tokens[-40:])), flush=True)
 
 
 if __name__ == "__main__":

@@ -148,6 +148,10 @@ class PackedStore:
                 self.recent[row, : moved.shape[0]] = moved
         self.num_packed = targets
 
+    def is_overdue(self, lengths: Sequence[int]) -> bool:
+        """Whether there are blocks to pack that are no longer recent."""
+        return self._find_targets(lengths) != self.num_packed
+
     def forget_pass(self) -> None:
         """Drop what a pass that did not end left pending."""
         self._pending = None
