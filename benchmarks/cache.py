@@ -5,9 +5,9 @@
     python benchmarks/cache.py --contexts 64,128 --batch 1 --steps 3 --tiny     # a smoke run
 
 Weights are random. A context is read in chunks, then `--steps` tokens are decoded one by one; with `--fill` random
-keys are put into the cache instead of reading a text, for contexts that take long to read (a sink is read all the
-same, as far as it can hold). `ratio` is the bytes of the cache over those of the keys and values themselves, in the
-model's dtype; `peak` is the GPU's allocated peak without the weights; `path` says how decoding steps ran.
+keys are put into the cache instead of reading a text, for contexts that take long to read. `ratio` is the bytes of the
+cache over those of the keys and values themselves, in the model's dtype; `peak` is the GPU's allocated peak without
+the weights; `path` says how decoding steps ran.
 """
 
 from __future__ import annotations
@@ -139,16 +139,16 @@ def _measure_ours(
             first += size
 
     def fill(num_new: int) -> None:
-        if kind == "sink":  # it must know how the model enters positions, which a pass tells it
-            if caches[0].seen_tokens < 2 * WINDOW:
-                read(torch.zeros(batch, num_new, dtype=torch.int64, device=arguments.device))
-            return
         cache, heads, width = caches[0], sizes["kv"], sizes["hidden_size"] // sizes["num_attention_heads"]
-        cache.begin(batch, num_new, device=arguments.device)
-        for layer in range(sizes["num_hidden_layers"]):
-            kv = torch.randn(batch, num_new, 2, heads, width, device=arguments.device, dtype=dtype)
-            cache.write(layer, kv)
-        cache.end()
+        cache.attach(model._outlook)  # as a pass does: a sink must know how the model enters positions
+        while num_new:
+            size = min(num_new, cache.longest_pass or num_new)
+            cache.begin(batch, size, device=arguments.device)
+            for layer in range(sizes["num_hidden_layers"]):
+                kv = torch.randn(batch, size, 2, heads, width, device=arguments.device, dtype=dtype)
+                cache.write(layer, kv)
+            cache.end()
+            num_new -= size
 
     def start() -> None:
         caches.append(model.new_cache(kind, batch, room, config=told))
