@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 import torch
 
 from unspool.cache.base import FIXED_SHAPE, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache, Span
-from unspool.cache.packed_store import PackedStore
+from unspool.cache.packed_store import PackedStore, settle_together
 from unspool.cache.places import PackedPlaces, Places
 from unspool.cache.quantized_config import QuantizedCacheConfig
 from unspool.errors import SettingError
@@ -161,7 +161,7 @@ class QuantizedCache(Cache):
     def _settle_steps(self) -> None:
         """Pack what captured steps left behind: they write by address, and nobody ends them."""
         if self.lengths and not self._is_trial and self._stores and self._stores[0].is_overdue(self.lengths):
-            self._settle()
+            settle_together(self._stores, self.lengths)
 
     def _reserve(self, stop: int) -> None:
         places = self._round_down(max(0, stop - self.residual_length))
