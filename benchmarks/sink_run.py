@@ -27,7 +27,7 @@ SUBJECTS = (
     "repairing clocks", "a village market", "playing the violin", "a compass", "walking in the mountains", "glass",
     "cooking for friends", "a weather forecast", "drawing maps", "an old theatre", "saving money",
 )  # fmt: skip
-LONGEST_ANSWER = 300  # tokens
+LONGEST_ANSWER = 160  # tokens
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=1024, help="positions that the cache keeps")
     parser.add_argument("--sinks", type=int, default=4)
     parser.add_argument("--report", type=int, default=2000, help="tokens a line of the table stands for")
-    parser.add_argument("--temperature", type=float, default=0.7)
+    parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top-p", type=float, default=0.9)
     arguments = parser.parse_args()
     lm = unspool.load(arguments.model) if arguments.model else unspool.load()
