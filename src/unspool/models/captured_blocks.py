@@ -21,10 +21,11 @@ from unspool.kernels.gpu.product import multiply
 from unspool.kernels.gpu.tokens import embed
 from unspool.kernels.gpu.turning import find_turns
 from unspool.kernels.gpu.wide_attention import WideAttention
+from unspool.kernels.gpu.words_product import unpack_words
 from unspool.models.captured_shape import PassShape
 from unspool.models.layers import DecoderWeights, Layer
 from unspool.models.spec import DecoderSpec, RopeSpec
-from unspool.models.weights import Linear, Norm, PackedLinear
+from unspool.models.weights import AnyLinear, Norm, WordEmbedding
 
 
 @dataclass(slots=True)
@@ -154,13 +155,16 @@ class FusedBody(Body):
     def run(self, inputs: StepInputs, logits: torch.Tensor) -> None:
         spec, weights, x, eps = self._spec, self._weights, self._x, self._spec.norm.eps
         self._find_turns(inputs)
-        embed(inputs.tokens, weights.embedding.weight, self._scale, x)
+        if isinstance(weights.embedding, WordEmbedding):
+            unpack_words(weights.embedding.operand, x, rows=inputs.tokens, scale=self._scale)
+        else:
+            embed(inputs.tokens, weights.embedding.weight, self._scale, x)
         for index, layer in enumerate(self._layers):
             self._keep_early(index, x)
-            multiply(layer.qkv.weight, x, self._qkv, norm=_weight_of(layer.attn_norm), eps=eps, bias=layer.qkv.bias)
+            multiply(layer.qkv.operand, x, self._qkv, norm=_weight_of(layer.attn_norm), eps=eps, bias=layer.qkv.bias)
             self._add(layer.out, self._attend(index, layer, self._qkv, inputs), layer.post_attn_norm)
             multiply(
-                layer.up.weight,
+                layer.up.operand,
                 x,
                 self._inner,
                 norm=_weight_of(layer.ffn_norm),
@@ -172,19 +176,19 @@ class FusedBody(Body):
             self._add(layer.down, self._inner, layer.post_ffn_norm)
         final = _weight_of(weights.final_norm)
         if not self._shape.early and not self._shape.wants_states:
-            multiply(weights.head.weight, x, logits, norm=final, eps=eps, bias=weights.head.bias)
+            multiply(weights.head.operand, x, logits, norm=final, eps=eps, bias=weights.head.bias)
             return
         assert final is not None
         normalise(x, final, eps, self.states[: self._shape.num_tokens])
-        multiply(weights.head.weight, self.states, logits, bias=weights.head.bias)
+        multiply(weights.head.operand, self.states, logits, bias=weights.head.bias)
 
-    def _add(self, linear: Linear | PackedLinear, y: torch.Tensor, norm: Norm | None) -> None:
+    def _add(self, linear: AnyLinear, y: torch.Tensor, norm: Norm | None) -> None:
         """Add a product to the state, normalised where the block has a norm there."""
         if norm is None:
-            multiply(linear.weight, y, self._x, bias=linear.bias, adds=True)
+            multiply(linear.operand, y, self._x, bias=linear.bias, adds=True)
             return
         assert norm.weight is not None
-        multiply(linear.weight, y, self._made, bias=linear.bias)
+        multiply(linear.operand, y, self._made, bias=linear.bias)
         normalise(self._made, norm.weight, norm.eps, self._x, adds=True)
 
 
