@@ -21,7 +21,6 @@ from unspool.kernels.gpu.attention import AttentionTiling, HeadShape, StepAttent
 from unspool.kernels.gpu.row_product import RowTiling, multiply_row
 from unspool.kernels.gpu.tilings import write_measured
 from unspool.kernels.gpu.words import Words
-from unspool.kernels.gpu.words_batch import BatchTiling, multiply_batch
 from unspool.kernels.gpu.words_product import WordsTiling, multiply_words
 
 # name: (outputs, inputs, what stands around the product)
@@ -74,11 +73,6 @@ def list_few_tilings(manner: str, inputs: int, num_rows: int, kind: str | None) 
         return found
     whole = 1 << (inputs // (8 if kind == "int4" else 4) - 1).bit_length()
     found = []
-    if num_rows > 2:
-        for rows, words, stages in itertools.product((32, 64, 128), (32, 64), (2, 3, 4)):
-            if rows * words * matrices <= 4096 and rows * matrices * max(16, num_rows) <= 8192:
-                found.append(BatchTiling(rows, words, 8 if rows == 128 else 4, stages))
-        return found
     for rows, words, warps in itertools.product((2, 4, 8, 16), (256, 512, 1024), (2, 4, 8)):
         each = rows * words * matrices / (32 * warps)
         if 16 <= each <= 64 and 128 * warps <= words <= whole:
@@ -95,8 +89,6 @@ def prepare_few(name: str, num_rows: int, kind: str | None, tiling: Any, outputs
     out = torch.zeros(num_rows, narrow, device="cuda", dtype=torch.float32 if manner == "head" else torch.bfloat16)
     settings = settings_of(manner, inputs)
     multiply: Any = multiply_row if kind is None else multiply_words
-    if isinstance(tiling, BatchTiling):  # norms stand before it, in a kernel of their own
-        multiply, settings = multiply_batch, {key: settings[key] for key in settings if key not in ("norm", "eps")}
     return lambda weight: multiply(weight, x, out, tiling, **settings)
 
 
