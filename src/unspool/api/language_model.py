@@ -169,6 +169,7 @@ def load(
     dtype: str | torch.dtype | None = None,
     quantize: str | None = "auto",
     threads: int | None = None,
+    compile: bool = False,
     revision: str | None = None,
     offline: bool | None = None,
     progress: Callable[[str, int, int], None] | None = None,
@@ -178,9 +179,12 @@ def load(
     `device` defaults to the GPU where there is one; `dtype` to float32 on a CPU and to what the file holds on a GPU.
     `quantize="int8"` or `"int4"` keeps matrices as blocks of whole numbers on a CPU; a GGUF's own blocks are kept as
     they are unless `quantize=None` or a dtype asks for plain numbers. `threads` bounds the CPU's threads.
+    `compile=True` runs steps through torch.compile in every later call, where nothing faster is built for them.
     `progress(what, done, total)` is called while weights are read.
     """
-    return LanguageModel(
+    if not isinstance(compile, bool):
+        raise SettingError(f"compile={compile!r:.40} is neither True nor False; a call takes a compile_config")
+    lm = LanguageModel(
         load_parts(
             name,
             device=device,
@@ -192,3 +196,6 @@ def load(
             progress=progress,
         )
     )
+    if compile:
+        lm.generation_config.compile = True
+    return lm
