@@ -56,12 +56,22 @@ def build_rows(report: Report) -> tuple[list[str], list[list[str]]]:
 
 def list_notes(report: Report) -> list[str]:
     """What stands under the table: the engines in their own words, and what failed."""
-    notes = [f"{name}: {told}" for name, told in report.engines.items()]
+    notes = [f"{name}: {told}{_tell_agreement(report, name)}" for name, told in report.engines.items()]
     notes.append(f"{FLOOR}: weights and keys of a step, read at {report.bandwidth / 1e9:.1f} GB/s")
     for (engine, label), result in report.results.items():
         if result.failure is not None:
             notes.append(f"{engine} failed at {label}: {result.failure}")
     return notes
+
+
+def _tell_agreement(report: Report, engine: str) -> str:
+    """How long an engine's text is ours, where both wrote one: other roundings choose other words sooner or later."""
+    first = next(iter(report.engines))
+    shares = {work.label: report.find_agreement(engine, work) for work in report.works}
+    label, share = next(((label, share) for label, share in shares.items() if share is not None), ("", None))
+    if engine == first or share is None:
+        return ""
+    return f"; writes what {first} writes for {share:.0%} of {label}"
 
 
 def format_table(report: Report) -> str:
