@@ -86,7 +86,7 @@ def test_chart_is_a_picture_of_the_figures() -> None:
         assert float(bar.attrib["y"]) + float(bar.attrib["height"]) < height
     assert len(list(root.iter(f"{name}path"))) == 2  # two floors
     shown = [text for text in root.itertext() if text.strip()]
-    assert "other <&>" in shown and "45.0   10.00×" in shown
+    assert "other <&>" in shown and "45.0 (10.00×)" in shown
 
 
 def test_figures_have_three_digits() -> None:

@@ -51,7 +51,7 @@ def draw_chart(report: Report) -> str:
 def _rules(colour: dict[str, str]) -> str:
     return (
         f".bench text{{font:13px {_FONT};fill:{colour['ink']}}}.bench .back{{fill:{colour['back']}}}"
-        f".bench .soft{{fill:{colour['soft']};font-size:11px}}.bench .name{{text-anchor:end}}"
+        f".bench .soft{{fill:{colour['soft']};font-size:11px;font-weight:400}}.bench .name{{text-anchor:end}}"
         f".bench .title{{font-weight:600}}.bench .own{{fill:{colour['own']}}}.bench .more{{fill:{colour['more']}}}"
         f".bench .peer{{fill:{colour['peer']}}}"
         f".bench .floor{{stroke:{colour['ink']};stroke-width:1.4;stroke-dasharray:4 3}}"
@@ -91,7 +91,7 @@ def _draw_panel(report: Report, work: Work, top: float) -> tuple[list[str], floa
     for name, median in medians.items():
         kind = "own" if name == first else "more" if name.startswith("unspool") else "peer"
         ratio = report.find_ratio(name, work)
-        told = show_figure(median) + ("" if name == first or ratio is None else f"   {ratio:.2f}×")
+        told = show_figure(median) + ("" if name == first or ratio is None else f" ({ratio:.2f}×)")
         width = max(1.0, median * scale)
         parts += [
             f'<text class="name" x="{left - 8:.1f}" y="{y + BAR - 3:.1f}">{escape(name)}</text>',

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import redirect_stderr
+from io import StringIO
 from typing import Any
 
 import torch
@@ -39,7 +41,8 @@ class TransformersPeer:
         if task.kind == "gguf":
             folder, how = task.location.parent, {"gguf_file": task.location.name}
         dtype = torch.float32 if self._device.type == "cpu" else torch.bfloat16 if how else "auto"
-        model = library.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, **how)
+        with redirect_stderr(StringIO()):  # it draws bars of its own
+            model = library.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, **how)
         self._model = model.to(self._device).eval()
         config = self._model.generation_config
         config.eos_token_id, config.pad_token_id = None, 0
