@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,10 +15,10 @@ import unspool
 from unspool import CompileConfig, GenerationConfig
 from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.kernels.cpu import find_library
-from unspool.models.compiled import CompiledDecoder
+from unspool.models.compiled import CompiledDecoder, explain_no_compile
 from unspool.models.decoder import Decoder
 from unspool.models.registry import build_model
-from unspool.models.weights import MemorySource
+from unspool.models.weights import MemorySource, WordEmbedding
 from unspool.protocols import Want
 
 TRACED = CompileConfig(backend="eager")  # traces as every backend does, and runs torch's operators
@@ -279,6 +280,15 @@ def test_what_cant_be_compiled_is_refused(pair_of: Callable[[str], Any], golden_
         stats_of(pair_of("falcon-rw").native, compile_config=TRACED)
     with pytest.raises(UnsupportedError, match=r"`compile_config`, set in the call, .* t5 model can't be compiled"):
         stats_of(golden_pair("t5").native, compile_config=TRACED, decoder_start_token_id=0)
+
+
+def test_words_of_a_gpu_are_refused(pair_of: Callable[[str], Any]) -> None:
+    model = rebuild(pair_of("llama"))
+    table = WordEmbedding(
+        torch.zeros(4, 4, dtype=torch.int32), torch.zeros(4, 1, dtype=torch.int16), "q8", torch.float32
+    )
+    reason = explain_no_compile(model.spec, replace(model.weights, embedding=table))
+    assert reason is not None and "quantize=None" in reason
 
 
 def test_a_backend_that_fails_is_named(pair_of: Callable[[str], Any]) -> None:

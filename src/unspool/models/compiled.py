@@ -20,7 +20,7 @@ from unspool.kernels.presence import has_triton
 from unspool.models.compiled_step import StepFunction
 from unspool.models.layers import DecoderWeights
 from unspool.models.spec import DecoderSpec
-from unspool.models.weights import iterate_tensors
+from unspool.models.weights import WordRows, iterate_tensors
 from unspool.protocols import LAST, Encoded, Forward, Model, Want
 
 MOST_NEW: Final = 16  # tokens a row
@@ -28,8 +28,10 @@ _STRIDE: Final = 256  # positions by which the keys in view grow
 _UNREAD: Final = frozenset({"branches", "forks"})  # forms of keys that the compiled step does not read
 
 
-def explain_no_compile(spec: DecoderSpec) -> str | None:
+def explain_no_compile(spec: DecoderSpec, weights: DecoderWeights) -> str | None:
     """Why a decoder's step can't be compiled; None where it can."""
+    if isinstance(weights.embedding, WordRows) or isinstance(weights.layers[0].up, WordRows):
+        return "these weights are quantised for our own kernels on a GPU (quantize=None keeps plain numbers)"
     if spec.alibi is not None and spec.alibi.is_rounded:
         return f"{spec.family} rounds its position biases key by key, and a compiler leaves roundings out"
     return None

@@ -23,7 +23,7 @@ from unspool.models.reading import read_keys
 from unspool.models.sight import Outlook, Sight
 from unspool.models.spec import DecoderSpec
 from unspool.models.step import MOST_POSITIONS, PACKING_LIMIT, Steps, can_prepare
-from unspool.models.weights import Embedding, Linear, PackedEmbedding, PackedLinear
+from unspool.models.weights import AnyEmbedding, AnyLinear
 from unspool.models.whole_step import WholeStep, can_run_whole, find_stores
 from unspool.outputs import Output
 from unspool.protocols import LAST, Encoded, Forward, Want
@@ -85,7 +85,7 @@ class Decoder(NativeModel):
 
     def compiled(self, config: CompileConfig) -> CompiledDecoder:
         """This model with steps that run through torch.compile; the same one for the same arguments."""
-        reason = explain_no_compile(self.spec)
+        reason = explain_no_compile(self.spec, self.weights)
         if reason is not None:
             raise UnsupportedError(f"`compile_config` compiles a decoder's steps, and {reason}; leave it out")
         key = repr(config)
@@ -104,10 +104,10 @@ class Decoder(NativeModel):
         self._packs = is_on
         self._refresh()
 
-    def get_input_embeddings(self) -> Embedding | PackedEmbedding:
+    def get_input_embeddings(self) -> AnyEmbedding:
         return self.weights.embedding
 
-    def get_output_embeddings(self) -> Linear | PackedLinear:
+    def get_output_embeddings(self) -> AnyLinear:
         return self.weights.head
 
     def new_cache(
