@@ -285,7 +285,7 @@ def test_what_cant_be_compiled_is_refused(pair_of: Callable[[str], Any], golden_
 def test_words_of_a_gpu_are_refused(pair_of: Callable[[str], Any]) -> None:
     model = rebuild(pair_of("llama"))
     table = WordEmbedding(
-        torch.zeros(4, 4, dtype=torch.int32), torch.zeros(4, 1, dtype=torch.int16), "q8", torch.float32
+        torch.zeros(4, 4, dtype=torch.int32), torch.zeros(4, 1, dtype=torch.int16), "int8", torch.float32
     )
     reason = explain_no_compile(model.spec, replace(model.weights, embedding=table))
     assert reason is not None and "quantize=None" in reason
