@@ -17,6 +17,7 @@ from unspool.kernels.alibi import alibi_slopes
 from unspool.kernels.gpu.activations import CODES
 from unspool.kernels.gpu.attention import HeadShape, StepAttention
 from unspool.kernels.gpu.norms import normalise
+from unspool.kernels.gpu.packed_attention import PackedStepAttention
 from unspool.kernels.gpu.product import multiply
 from unspool.kernels.gpu.tokens import embed
 from unspool.kernels.gpu.turning import find_turns
@@ -74,12 +75,8 @@ class Body(ABC):
             window=spec.window,
             eps=spec.norm.eps,
         )
-        num_tokens, num_new = form.num_tokens, form.num_new
-        self._attend_rows: StepAttention | WideAttention = (
-            StepAttention(form.rows, shape, device)
-            if num_new == 1
-            else WideAttention(form.rows, num_new, shape, device, is_forked=form.is_forked)
-        )
+        num_tokens = form.num_tokens
+        self._attend_rows = _make_attention(form, shape, device)
         self._read = torch.zeros(num_tokens, spec.num_heads * spec.head_dim, dtype=dtype, device=device)
         width = spec.embedding_size or spec.hidden_size if weights.project_out is not None else spec.hidden_size
         self.states = torch.zeros((1 + len(form.early)) * num_tokens, width, dtype=dtype, device=device)
@@ -222,6 +219,17 @@ class PlainBody(Body):
             x = run_block(self._spec, layer, x, attend, self._activate)
         self.states[: shape.num_tokens].copy_(finish(weights, x))
         logits.copy_(weights.head(self.states))
+
+
+def _make_attention(
+    form: PassShape, shape: HeadShape, device: torch.device
+) -> StepAttention | WideAttention | PackedStepAttention:
+    """The attention that reads what a pass finds in its cache."""
+    if form.packing is not None:
+        return PackedStepAttention(form.rows, shape, form.packing, device)
+    if form.num_new == 1:
+        return StepAttention(form.rows, shape, device)
+    return WideAttention(form.rows, form.num_new, shape, device, is_forked=form.is_forked)
 
 
 def make_body(

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from unspool.kernels.gpu.activations import NONE, activate
-from unspool.kernels.gpu.launching import launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.words import Words
 
 MOST_ROWS: Final = 2  # at once: sums of all of them are held in registers
@@ -120,7 +120,9 @@ def unpack_words(
 ) -> torch.Tensor:
     """Write the numbers that words stand for, times a scale: embeddings, and what products of many rows read."""
     columns = weight.shape[1]
-    _unpack_words[(out.shape[0], triton.cdiv(columns, _UNPACKED))](
+    launch(
+        _unpack_words,
+        (out.shape[0], triton.cdiv(columns, _UNPACKED)),
         weight.words,
         weight.factors,
         rows if rows is not None else weight.words,
@@ -133,6 +135,14 @@ def unpack_words(
         **launch_options(),
     )
     return out
+
+
+@triton.jit
+def choose_number(words, PLACE: tl.constexpr, IS_SHORT: tl.constexpr, HAS_ASM: tl.constexpr):
+    """The numbers at one place of all words; those of 8 bits count from -128."""
+    if IS_SHORT:
+        return _choose_nibble(words, PLACE, HAS_ASM) - (2048.0 if PLACE % 2 == 1 and PLACE < 7 else 128.0)
+    return _choose_byte(words, PLACE, HAS_ASM) - (32768.0 + 128.0)
 
 
 @triton.jit
@@ -276,7 +286,9 @@ def multiply_words(
     """out = activation(weight @ norm(x) + bias), times the gated half, plus what was there."""
     outputs, inputs = weight.shape
     outputs = outputs // 2 if is_gated else outputs
-    _multiply_words[(triton.cdiv(outputs, tiling.rows),)](
+    launch(
+        _multiply_words,
+        (triton.cdiv(outputs, tiling.rows),),
         weight.words,
         weight.factors,
         x,
