@@ -225,6 +225,10 @@ class CapturedStep:
         self._inputs.lengths.copy_(torch.tensor(told, dtype=torch.int32))
 
     def _capture(self, starts: Sequence[int]) -> torch.cuda.CUDAGraph:
+        from unspool.kernels.gpu.launching import compile_ahead
+
+        with compile_ahead():
+            self._launch()
         self._launch()  # what kernels and libraries set up once must not be captured
         self._tell_lengths(starts)
         graph = torch.cuda.CUDAGraph()

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.launching import launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
 UNIT: Final = 8  # numbers: addresses are told as multiples of so many, so that loads are known to be aligned
 SMALLEST_DOT: Final = 16
@@ -261,7 +261,9 @@ class StepAttention:
         """Turn queries and keys, write keys and values at each row's length, and read what the queries see."""
         shape, tiling = self._shape, self._tiling
         block, stages = fit_memory(tiling, self._width * qkv.element_size())
-        _attend[(self._rows, shape.kv_heads, self.splits)](
+        launch(
+            _attend,
+            (self._rows, shape.kv_heads, self.splits),
             qkv,
             out,
             base,

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from unspool.kernels.gpu.attention import MOST_SPLITS, SMALLEST_DOT, UNIT, HeadShape, put_together
-from unspool.kernels.gpu.launching import launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.packing import Scheme
 
 ALIGNED: Final = 16  # bytes: addresses of packed blocks are told as multiples of so many
@@ -254,7 +254,9 @@ class PackedStepAttention:
         """Turn queries and keys, write keys and values at each row's length, and read what the queries see."""
         assert not branches, "rows over packed keys share none"
         shape, (keys, values) = self._shape, self._packing
-        _attend[(self._rows, shape.kv_heads, self.splits)](
+        launch(
+            _attend,
+            (self._rows, shape.kv_heads, self.splits),
             qkv,
             out,
             base,

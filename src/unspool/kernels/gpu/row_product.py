@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from unspool.kernels.gpu.activations import NONE, activate
-from unspool.kernels.gpu.launching import launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,9 @@ def multiply_row(
     """out = activation(weight @ norm(x) + bias), times the gated half, plus what was there."""
     outputs, inputs = weight.shape
     outputs = outputs // 2 if is_gated else outputs
-    _multiply_row[(triton.cdiv(outputs, tiling.rows),)](
+    launch(
+        _multiply_row,
+        (triton.cdiv(outputs, tiling.rows),),
         weight,
         x,
         norm if norm is not None else x,

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.launching import launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
 
 @triton.jit
@@ -36,7 +36,9 @@ def find_turns(
 ) -> None:
     """out = cosines and sines of every new token's angles, times rope's gain."""
     tokens, _, pairs = out.shape
-    _find_turns[(tokens,)](
+    launch(
+        _find_turns,
+        (tokens,),
         lengths,
         frequencies,
         out,

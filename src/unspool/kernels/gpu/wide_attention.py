@@ -20,7 +20,7 @@ from unspool.kernels.gpu.attention import (
     fit_memory,
     put_together,
 )
-from unspool.kernels.gpu.launching import launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
 
 @triton.jit
@@ -193,7 +193,9 @@ class WideAttention:
         assert not branches, "rows that share keys read one token at a time"
         shape, tiling = self._shape, SEVERAL_ROWS
         block, stages = fit_memory(tiling, self._width * qkv.element_size())
-        _attend_wide[(self._rows, shape.kv_heads, self.splits)](
+        launch(
+            _attend_wide,
+            (self._rows, shape.kv_heads, self.splits),
             qkv,
             out,
             base,

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from unspool.kernels.gpu.activations import NONE, activate
-from unspool.kernels.gpu.launching import launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.words import Words
 
 MOST_ROWS: Final = 2  # at once: sums of all of them are held in registers
@@ -91,8 +91,10 @@ def _find_numbers(W, FACTORS, row, column, is_one, K: tl.constexpr, IS_SHORT: tl
     if IS_SHORT:
         scale = (found & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
         least = (found >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-        return number * scale + least
-    return (number - 128.0) * found.to(tl.float16, bitcast=True).to(tl.float32)
+        value = number * scale + least
+    else:
+        value = (number - 128.0) * found.to(tl.float16, bitcast=True).to(tl.float32)
+    return value
 
 
 @triton.jit
@@ -120,7 +122,9 @@ def unpack_words(
 ) -> torch.Tensor:
     """Write the numbers that words stand for, times a scale: embeddings, and what products of many rows read."""
     columns = weight.shape[1]
-    _unpack_words[(out.shape[0], triton.cdiv(columns, _UNPACKED))](
+    launch(
+        _unpack_words,
+        (out.shape[0], triton.cdiv(columns, _UNPACKED)),
         weight.words,
         weight.factors,
         rows if rows is not None else weight.words,
@@ -138,8 +142,10 @@ def unpack_words(
 @triton.jit
 def _choose(words, PLACE: tl.constexpr, IS_SHORT: tl.constexpr, HAS_ASM: tl.constexpr):
     if IS_SHORT:
-        return _choose_nibble(words, PLACE, HAS_ASM)
-    return _choose_byte(words, PLACE, HAS_ASM)
+        found = _choose_nibble(words, PLACE, HAS_ASM)
+    else:
+        found = _choose_byte(words, PLACE, HAS_ASM)
+    return found
 
 
 @triton.jit
@@ -152,8 +158,10 @@ def _weigh(total, excess, sums, found, BN: tl.constexpr, BLOCKS: tl.constexpr, I
         sums = tl.sum(tl.reshape(sums, (BLOCKS, WORDS)), 1)
         scale = (found & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
         least = (found >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-        return (total - excess[None, :]) * scale + sums[None, :] * least
-    return (total - excess[None, :]) * found.to(tl.float16, bitcast=True).to(tl.float32)
+        total = (total - excess[None, :]) * scale + sums[None, :] * least
+    else:
+        total = (total - excess[None, :]) * found.to(tl.float16, bitcast=True).to(tl.float32)
+    return total
 
 
 @triton.jit
@@ -276,7 +284,9 @@ def multiply_words(
     """out = activation(weight @ norm(x) + bias), times the gated half, plus what was there."""
     outputs, inputs = weight.shape
     outputs = outputs // 2 if is_gated else outputs
-    _multiply_words[(triton.cdiv(outputs, tiling.rows),)](
+    launch(
+        _multiply_words,
+        (triton.cdiv(outputs, tiling.rows),),
         weight.words,
         weight.factors,
         x,
