@@ -11,7 +11,7 @@
 #define US_ABI 1
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
-#define US_PART 128    /* keys that attention reads at once */
+#define US_PART 64     /* keys that attention reads at once: with their values they stay in the first-level cache */
 #define US_WIDEST_HEAD 256
 #define US_CHUNK 64    /* most tokens of one call: their activations stay in the second-level cache */
 
