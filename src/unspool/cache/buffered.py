@@ -98,7 +98,8 @@ class BufferedCache(Cache):
         has_room = first.shape[0] >= rows and first.shape[1] >= stop and first.shape[2:] == (2, heads, width)
         if not has_room or first.dtype != dtype or first.device.type != "cpu":
             return None
-        if any(buffer.shape != first.shape or buffer.stride() != first.stride() for buffer in self._buffers):
+        shape, strides = first.shape, first.stride()
+        if any(buffer.shape != shape or buffer.stride() != strides for buffer in self._buffers):
             return None
         return Stores(self._buffers, None, [0] * rows, [0] * rows)
 

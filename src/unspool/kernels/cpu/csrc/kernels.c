@@ -555,11 +555,13 @@ static void join_parts(const run *r, const us_layer *layer, int32_t token, float
 /* --- what goes into products ------------------------------------------------------------------------------------- */
 enum source { NORMED, READ, FED, CHOSEN };
 
+static int32_t count_read(const us_job *job) { return (1 + job->num_early) * job->num_wanted; }
+
 /* Prepare the rows that a product multiplies, as the matrix wants them. */
 static input prepare(run *r, const us_matrix *w, enum source source, const us_norm *norm, const us_layer *layer) {
     const us_scratch *s = &r->scratch;
     const us_job *job = r->job;
-    const int32_t rows = source == CHOSEN ? job->num_wanted : job->num_tokens, K = w->columns, H = r->model->hidden;
+    const int32_t rows = source == CHOSEN ? count_read(job) : job->num_tokens, K = w->columns, H = r->model->hidden;
     const size_t at = r->is_private ? (size_t)r->thread : 0, blocks = (size_t)K / US_BLOCK;
     float *normed = s->normed + at * s->normed_size, *scales = s->scales + at * s->scales_size;
     float *sums = s->sums + at * s->scales_size;
@@ -571,7 +573,10 @@ static input prepare(run *r, const us_matrix *w, enum source source, const us_no
     if (source == READ && !r->max_parts) in.x = s->read;
     for (int64_t row = first; row < last; row++) {
         if (source == NORMED) normalise(norm, s->x + row * H, H, normed + row * K);
-        if (source == CHOSEN) normalise(norm, s->x + (int64_t)job->wanted[row] * H, H, normed + row * K);
+        if (source == CHOSEN && row < job->num_wanted)
+            normalise(norm, s->x + (int64_t)job->wanted[row] * H, H, normed + row * K);
+        if (source == CHOSEN && row >= job->num_wanted) /* early states are read as they are */
+            memcpy(normed + row * K, job->early_states + (row - job->num_wanted) * H, sizeof(float) * (size_t)H);
         if (source == READ && r->max_parts) join_parts(r, layer, (int32_t)row, normed + row * K);
         if (w->kind != US_F32)
             quantise(in.x + row * K, K, quants + row * K, scales + row * (int64_t)blocks, sums + row * (int64_t)blocks);
@@ -636,6 +641,41 @@ static void embed(run *r) {
     us_meet(r->team);
 }
 
+/* The first of the highest numbers from `begin` to `end`; no token where all are -infinity, or one is none at all. */
+static us_top find_top(const float *logits, int32_t begin, int32_t end) {
+    vec highest = fill(-INFINITY);
+    veci bad = {0};
+    int32_t i = begin, is_bad = 0;
+    for (; i + LANES <= end; i += LANES) {
+        const vec v = load(logits + i);
+        highest = larger(highest, v);
+        bad |= v != v;
+    }
+    float most = largest(highest);
+    for (int n = 0; n < LANES; n++) is_bad |= bad[n];
+    for (; i < end; i++) {
+        most = logits[i] > most ? logits[i] : most;
+        is_bad |= logits[i] != logits[i];
+    }
+    if (is_bad) return (us_top){INFINITY, -1};
+    for (i = begin; i < end && most > -INFINITY; i++)
+        if (logits[i] == most) return (us_top){most, i};
+    return (us_top){-INFINITY, -1};
+}
+
+static void choose_tops(const run *r) {
+    const us_job *job = r->job;
+    for (int32_t row = 0; row < job->num_wanted; row++) {
+        us_top best = r->scratch.tops[row];
+        for (int32_t t = 1; t < r->threads; t++) {
+            const us_top other = r->scratch.tops[t * job->num_wanted + row];
+            const int is_bad = other.token < 0 && other.value > 0;
+            if (other.value > best.value || is_bad) best = other;
+        }
+        job->likeliest[row] = best.token;
+    }
+}
+
 static void finish(run *r) {
     const us_model *m = r->model;
     const us_job *job = r->job;
@@ -647,11 +687,31 @@ static void finish(run *r) {
     }
     if (!job->num_wanted) return;
     input in = prepare(r, &m->head, CHOSEN, &m->final_norm, NULL);
-    multiply_part(&m->head, job->num_wanted, &in, &(output){.y = job->logits, .stride = (size_t)m->vocab}, r->thread, r->threads);
-    if (m->logit_cap <= 0) return;
+    multiply_part(&m->head, count_read(job), &in, &(output){.y = job->logits, .stride = (size_t)m->vocab}, r->thread, r->threads);
+    split((m->vocab + US_TILE - 1) / US_TILE, r->thread, r->threads, &first, &last); /* the columns that were made here */
+    first *= US_TILE;
+    last = last * US_TILE < m->vocab ? last * US_TILE : m->vocab;
+    for (int32_t row = 0; row < job->num_wanted; row++) {
+        float *logits = job->logits + (size_t)row * m->vocab;
+        if (m->logit_cap > 0)
+            for (int64_t i = first; i < last; i++) logits[i] = m->logit_cap * tanhf(logits[i] / m->logit_cap);
+        if (job->likeliest)
+            r->scratch.tops[r->thread * job->num_wanted + row] = find_top(logits, (int32_t)first, (int32_t)last);
+    }
+    if (!job->likeliest) return;
     us_meet(r->team);
-    split((int64_t)job->num_wanted * m->vocab, r->thread, r->threads, &first, &last);
-    for (int64_t i = first; i < last; i++) job->logits[i] = m->logit_cap * tanhf(job->logits[i] / m->logit_cap);
+    if (!r->thread) choose_tops(r);
+}
+
+/* Keep the wanted tokens' states before a layer that is read early. */
+static void keep_early(run *r, int32_t l) {
+    const us_job *job = r->job;
+    const size_t H = (size_t)r->model->hidden;
+    if (r->thread) return; /* the state is changed only after all threads have met again */
+    for (int32_t e = 0; e < job->num_early; e++)
+        for (int32_t row = 0; row < job->num_wanted && job->early[e] == l; row++)
+            memcpy(job->early_states + (size_t)(e * job->num_wanted + row) * H, r->scratch.x + (size_t)job->wanted[row] * H,
+                   sizeof(float) * H);
 }
 
 static void run_all(const void *argument, int32_t thread, us_team *team) {
@@ -661,7 +721,7 @@ static void run_all(const void *argument, int32_t thread, us_team *team) {
     run r = {
         .model = task->model,
         .job = job,
-        .scratch = us_lay_out(task->model, tokens, team->size, job->most_keys, job->scratch),
+        .scratch = us_lay_out(task->model, tokens, count_read(job), team->size, job->most_keys, job->scratch),
         .team = team,
         .thread = thread,
         .threads = team->size,
@@ -669,7 +729,10 @@ static void run_all(const void *argument, int32_t thread, us_team *team) {
         .is_private = us_is_private(tokens),
     };
     embed(&r);
-    for (int32_t l = 0; l < r.model->num_layers; l++) run_layer(&r, l);
+    for (int32_t l = 0; l < r.model->num_layers; l++) {
+        keep_early(&r, l);
+        run_layer(&r, l);
+    }
     finish(&r);
 }
 
