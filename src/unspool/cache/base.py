@@ -47,6 +47,7 @@ class Stores:
     shared: list[torch.Tensor] | None
     shared_rows: list[int]  # whose keys come first, a row each
     shared_counts: list[int]  # and how many; 0: none
+    own_rows: list[int] | None = None  # which row of its own buffers each is; None: they are in order
 
 
 class Cache(ABC):

@@ -90,10 +90,17 @@ class BufferedCache(Cache):
 
     def find_stores(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> Stores | None:
         stop = self._require_span().stop
-        if self.lives_elsewhere:
-            return None
-        for layer in range(len(self._buffers), num_layers):
+        for layer in range(len(self._buffers), 0 if self.lives_elsewhere else num_layers):
             self._add_layer(layer, rows, heads, width, dtype, torch.device("cpu"))
+        buffers = self.find_buffers(num_layers, rows, stop, heads, width, dtype)
+        return Stores(buffers, None, [0] * rows, [0] * rows) if buffers is not None else None
+
+    def find_buffers(
+        self, num_layers: int, rows: int, stop: int, heads: int, width: int, dtype: torch.dtype
+    ) -> list[torch.Tensor] | None:
+        """The buffers themselves, where all are alike, in a CPU's memory, and have room up to position `stop`."""
+        if self.lives_elsewhere or len(self._buffers) != num_layers:
+            return None
         first = self._buffers[0]
         has_room = first.shape[0] >= rows and first.shape[1] >= stop and first.shape[2:] == (2, heads, width)
         if not has_room or first.dtype != dtype or first.device.type != "cpu":
@@ -101,7 +108,7 @@ class BufferedCache(Cache):
         shape, strides = first.shape, first.stride()
         if any(buffer.shape != shape or buffer.stride() != strides for buffer in self._buffers):
             return None
-        return Stores(self._buffers, None, [0] * rows, [0] * rows)
+        return self._buffers
 
     def plain_buffers(self) -> list[torch.Tensor]:
         """The buffers themselves: (rows, capacity, 2, heads, width), a layer each."""

@@ -229,7 +229,7 @@ class WholeStep:
             start, shared = span.starts[row], stores.shared_counts[row]
             table[0, part] = tokens[row, first:last].numpy()
             table[1, part] = np.arange(start + first, start + last)
-            table[2, part] = row
+            table[2, part] = row if stores.own_rows is None else stores.own_rows[row]
             table[3, part] = table[1, part] - shared
             table[4, part] = stores.shared_rows[row]
             table[5, part] = shared
