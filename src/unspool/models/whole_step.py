@@ -71,8 +71,15 @@ class WholeStep:
         self._numbers = np.zeros((len(_NAMES), CHUNK), dtype=np.int32)
         self._number_rows = [int(row.ctypes.data) for row in self._numbers]
         self._scratch: torch.Tensor | None = None
-        self._prepared: tuple[int, ...] = (0, 0, 0, 0)  # tokens, rows of the head, keys and threads that it has room for
-        self._addressed: tuple[Any, tuple[Store, Store, Any]] | None = None  # the last stores, as the library knows them
+        self._prepared: tuple[int, ...] = (
+            0,
+            0,
+            0,
+            0,
+        )  # tokens, rows of the head, keys and threads that it has room for
+        self._addressed: tuple[Any, tuple[Store, Store, Any]] | None = (
+            None  # the last stores, as the library knows them
+        )
         self._room = 0
 
     # --- the description -------------------------------------------------------------------------------
@@ -284,7 +291,9 @@ class WholeStep:
         )
         self._library.run(ctypes.byref(model), ctypes.byref(job), self._library.threads)
         if not is_whole:
-            for kept, part in zip((logits, *(forward.early_logits or ())), made.split(max(1, len(outputs))), strict=False):
+            for kept, part in zip(
+                (logits, *(forward.early_logits or ())), torch.split(made, max(1, len(outputs))), strict=False
+            ):
                 for result, (row, place) in zip(part, outputs, strict=True):
                     (kept[row, place] if wants_all else kept[row]).copy_(result)
         if forward.last_states is not None and final is not None:

@@ -274,13 +274,20 @@ INLINE void score_few(const float *q, const int32_t G, const int32_t D, segment 
         quad made = sums(total[g]);
         for (int32_t rest = i; rest < D; rest++)
             for (int k = 0; k < AT_ONCE; k++) made[k] += q[g * D + rest] * keys[k][rest];
-        memcpy(&scores[g][j], &made, sizeof(float) * (size_t)(j + AT_ONCE <= s.count ? AT_ONCE : s.count - j));
+        if (j + AT_ONCE <= s.count) memcpy(&scores[g][j], &made, sizeof made);
+        else
+            for (int32_t k = 0; k < s.count - j; k++) scores[g][j + k] = made[k];
     }
 }
 
-INLINE void score(const float *q, const int32_t G, const int32_t D, segment s, float (*scores)[US_PART]) {
+INLINE void score(const float *q, const int32_t G, const int32_t D, segment s, int32_t values, float (*scores)[US_PART]) {
     for (int32_t j = 0; j < s.count; j += AT_ONCE) {
         int32_t g = 0;
+        for (int32_t k = j; k < j + AT_ONCE && k < s.count; k++) /* what is read next */
+            for (int32_t i = 0; i < D; i += 16) {
+                __builtin_prefetch(s.keys + (k + 2 * AT_ONCE) * s.stride + i);
+                __builtin_prefetch(s.keys + k * s.stride + values + i);
+            }
         for (; g + AT_ONCE <= G; g += AT_ONCE) score_few(q + g * D, AT_ONCE, D, s, j, scores + g);
         if (G - g == 3) score_few(q + g * D, 3, D, s, j, scores + g);
         if (G - g == 2) score_few(q + g * D, 2, D, s, j, scores + g);
@@ -346,8 +353,8 @@ static void read_part(const us_model *model, const float *q, const float *slopes
     float scores[MOST_GROUP][US_PART];
     float(*later)[US_PART] = (float(*)[US_PART])(&scores[0][first.count]);
 #define SCORE(G, D)                        \
-    score(q, G, D, first, scores);         \
-    score(q, G, D, second, later)
+    score(q, G, D, first, values, scores); \
+    score(q, G, D, second, values, later)
     FOR_SHAPE(SCORE)
     for (int g = 0; g < G; g++) {
         if (cap > 0)
