@@ -20,6 +20,8 @@ from unspool.kernels.gpu.activations import CODES
 from unspool.kernels.gpu.attention import AttentionTiling, HeadShape, StepAttention
 from unspool.kernels.gpu.row_product import RowTiling, multiply_row
 from unspool.kernels.gpu.tilings import write_measured
+from unspool.kernels.gpu.words import Words
+from unspool.kernels.gpu.words_product import WordsTiling, multiply_words
 
 # name: (outputs, inputs, what stands around the product)
 PRODUCTS = {
@@ -57,6 +59,87 @@ def list_row_tilings(manner: str, inputs: int) -> list[RowTiling]:
         if 16 <= each <= 128 and columns <= inputs:
             found.append(RowTiling(rows, columns, warps, early))
     return found
+
+
+def list_few_tilings(manner: str, inputs: int, num_rows: int, kind: str | None) -> list[Any]:
+    """Tilings for a few rows, of plain or quantised numbers, that are worth a try."""
+    matrices = 2 if manner == "gated" else 1
+    if kind is None:
+        found = []
+        for rows, columns, warps in itertools.product((2, 4, 8), (512, 1024, 2048), (2, 4, 8)):
+            each = rows * columns * matrices * num_rows / (32 * warps)
+            if 32 <= each <= 128 and columns <= inputs:
+                found.append(RowTiling(rows, columns, warps, manner != "head"))
+        return found
+    whole = 1 << (inputs // (8 if kind == "int4" else 4) - 1).bit_length()
+    found = []
+    for rows, words, warps in itertools.product((2, 4, 8, 16), (256, 512, 1024), (2, 4, 8)):
+        each = rows * words * matrices / (32 * warps)
+        if 8 <= each <= 32 and 128 * warps <= words <= whole:
+            found.append(WordsTiling(rows, words, warps))
+    return found
+
+
+def prepare_few(name: str, num_rows: int, kind: str | None, tiling: Any, outputs: int | None = None) -> Any:
+    """A call of the product of a few rows, for any matrix."""
+    usual, inputs, manner = PRODUCTS[name]
+    outputs = outputs or usual
+    narrow = outputs // 2 if manner == "gated" else outputs
+    x = torch.randn(num_rows, inputs, device="cuda", dtype=torch.bfloat16)
+    out = torch.zeros(num_rows, narrow, device="cuda", dtype=torch.float32 if manner == "head" else torch.bfloat16)
+    settings = settings_of(manner, inputs)
+    multiply = multiply_row if kind is None else multiply_words
+    return lambda weight: multiply(weight, x, out, tiling, **settings)
+
+
+def make_weight(outputs: int, inputs: int, kind: str | None) -> Any:
+    """A matrix of random numbers, or of random words."""
+    if kind is None:
+        return torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16) * 0.02
+    words = torch.randint(-(2**31), 2**31 - 1, (outputs, inputs // (8 if kind == "int4" else 4)), device="cuda")
+    factors = torch.zeros(outputs, inputs // 32, device="cuda", dtype=torch.int32 if kind == "int4" else torch.int16)
+    return Words(words.int(), factors, kind)
+
+
+def compile_few(share: list[tuple[str, int, str | None, Any]]) -> int:
+    """Compile tilings into Triton's own cache."""
+    for name, num_rows, kind, tiling in share:
+        _, inputs, _ = PRODUCTS[name]
+        try:  # the number of outputs is no part of what is compiled
+            prepare_few(name, num_rows, kind, tiling, 512)(make_weight(512, inputs, kind))
+            torch.cuda.synchronize()
+        except Exception as error:
+            print(name, num_rows, tiling, repr(error)[:100], file=sys.stderr)
+    return len(share)
+
+
+def measure_few(name: str, all_rows: list[int], kind: str | None) -> None:
+    """Print cuBLAS' time and the best tilings' for one product of a few rows."""
+    outputs, inputs, manner = PRODUCTS[name]
+    bits = {None: 16, "int4": 5, "int8": 8.5}[kind]
+    count = max(2, min(64, int(6e8 / (outputs * inputs * bits / 8))))
+    weights = [make_weight(outputs, inputs, kind) for _ in range(count)]
+    floor = outputs * inputs * bits / 8 / 4.2e6
+    for num_rows in all_rows:
+        plain = float("nan")
+        if kind is None:
+            x = torch.randn(num_rows, inputs, device="cuda", dtype=torch.bfloat16)
+            plain = time_graph(lambda x=x: [F.linear(x, weight) for weight in weights]) / count
+        found = []
+        for tiling in list_few_tilings(manner, inputs, num_rows, kind):
+            try:
+                call = prepare_few(name, num_rows, kind, tiling)
+                found.append((time_graph(lambda call=call: [call(w) for w in weights], 3) / count, tiling))
+            except Exception as error:
+                print(tiling, repr(error)[:100], file=sys.stderr)
+        found.sort(key=lambda one: one[0])
+        print(
+            f"{name:>8} {num_rows:2} {kind}: floor {floor:6.1f} us, cuBLAS {plain:6.1f} ({floor / plain:.2f})", end=""
+        )
+        for took, tiling in found[:5]:
+            told = tuple(getattr(tiling, field) for field in tiling.__slots__)
+            print(f" | {took:6.1f} ({floor / took:.2f}) {told}", end="")
+        print(flush=True)
 
 
 def settings_of(manner: str, inputs: int) -> dict[str, Any]:
@@ -135,7 +218,7 @@ def measure_attention(width: int, num_rows: int, held: int, layers: int) -> None
     lengths = torch.full((num_rows,), held, dtype=torch.int32, device="cuda")
     qkv = torch.randn(num_rows, (heads + 2 * kv_heads) * width, device="cuda", dtype=torch.bfloat16)
     out = torch.empty(num_rows, heads * width, device="cuda", dtype=torch.bfloat16)
-    frequencies = torch.rand(width // 2, device="cuda")
+    turns = torch.rand(num_rows, 2, width // 2, device="cuda")
     floor = num_rows * held * 2 * kv_heads * width * 2 / 4.2e6
     found = []
     for (block, chunk), programs, (warps, stages) in itertools.product(
@@ -147,8 +230,7 @@ def measure_attention(width: int, num_rows: int, held: int, layers: int) -> None
             step = StepAttention(num_rows, shape, torch.device("cuda"), tiling)
             took = time_graph(
                 lambda step=step: [
-                    step(qkv, out, base, table, lengths, layer, layers, frequencies=frequencies)
-                    for layer in range(layers)
+                    step(qkv, out, base, table, lengths, layer, layers, turns=turns) for layer in range(layers)
                 ],
                 3,
             )
@@ -169,7 +251,21 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=15)
     parser.add_argument("--attention-only", action="store_true")
     parser.add_argument("--save", action="store_true", help="keep the best for later processes on this machine")
+    parser.add_argument("--rows", type=int, nargs="+", help="products of so many rows instead of one")
+    parser.add_argument("--kinds", nargs="+", default=["plain"], help="plain, int4, int8: of products of a few rows")
     options = parser.parse_args()
+    if options.rows:
+        kinds = [None if kind == "plain" else kind for kind in options.kinds]
+        jobs = [
+            (name, rows, kind, tiling)
+            for name, rows, kind in itertools.product(PRODUCTS, options.rows, kinds)
+            for tiling in list_few_tilings(PRODUCTS[name][2], PRODUCTS[name][1], rows, kind)
+        ]
+        with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+            pool.map(compile_few, [jobs[first :: options.processes] for first in range(options.processes)])
+        for kind, name in itertools.product(kinds, PRODUCTS):
+            measure_few(name, options.rows, kind)
+        return
     for width, num_rows, held, layers in ATTENTIONS:
         measure_attention(width, num_rows, held, layers)
     if options.attention_only:

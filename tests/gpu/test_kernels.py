@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from unspool.kernels.activations import find_activation
 from unspool.kernels.alibi import alibi_slopes
 from unspool.kernels.attention import attend
+from unspool.kernels.cpu.blocks import Kind
 from unspool.kernels.norms import rms_norm
 from unspool.kernels.rotary import RotaryTable, rotate_
 
@@ -43,7 +44,7 @@ def check(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rows", [1, 3, 16])
+@pytest.mark.parametrize("rows", [1, 2, 3, 16])
 @pytest.mark.parametrize(
     ("outputs", "inputs"), [(96, 64), (48, 200), (33, 2048)], ids=["even", "odd inputs", "odd outputs"]
 )
@@ -52,6 +53,7 @@ def test_products(dtype: torch.dtype, rows: int, outputs: int, inputs: int, mann
     from unspool.kernels.gpu.activations import CODES
     from unspool.kernels.gpu.product import multiply
     from unspool.kernels.gpu.row_product import RowTiling, multiply_row
+    from unspool.kernels.gpu.tilings import MOST_ROWS
 
     is_gated = manner == "gated"
     weight, x = random(outputs * (2 if is_gated else 1), inputs, dtype=dtype), random(rows, inputs, dtype=dtype)
@@ -70,11 +72,60 @@ def test_products(dtype: torch.dtype, rows: int, outputs: int, inputs: int, mann
         expected = expected + out.double()
     if manner == "plain":
         out.fill_(torch.nan)  # every number must be written
-    if rows == 1:
+    if rows <= MOST_ROWS:
         multiply_row(weight, x, out, RowTiling(4, 256, 4), **settings)
     else:
         multiply(weight, x, out, **settings)  # cuBLAS, with kernels around it
     check(out, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ["int4", "int8"])
+@pytest.mark.parametrize("rows", [1, 2, 5, 9])
+@pytest.mark.parametrize("manner", ["plain", "norm and bias", "gated", "adds"])
+def test_products_of_quantised_matrices(dtype: torch.dtype, kind: Kind, rows: int, manner: str) -> None:
+    """From words, and from what they are unpacked to where there are many rows."""
+    from unspool.kernels.cpu.blocks import quantise_rows
+    from unspool.kernels.gpu.activations import CODES
+    from unspool.kernels.gpu.product import multiply
+    from unspool.kernels.gpu.words import lay_out_words
+
+    outputs, inputs, is_gated = 45, 32 * 67, manner == "gated"
+    blocks = quantise_rows(torch.randn(outputs * (2 if is_gated else 1), inputs), kind)
+    weight, exact = lay_out_words(blocks, DEVICE), blocks.dequantise().to(DEVICE).double()
+    x, norm = random(rows, inputs, dtype=dtype), random(inputs, dtype=dtype)
+    bias, out = random(exact.shape[0], dtype=dtype), random(rows, outputs, dtype=dtype)
+    settings, wide = {}, x.double()
+    if manner in ("norm and bias", "gated"):
+        settings = {"norm": norm, "eps": 1e-5, "bias": bias}
+        wide = rms_norm(wide, norm.double(), 1e-5)
+    expected = F.linear(wide, exact, bias.double() if "bias" in settings else None)
+    if is_gated:
+        settings |= {"activation": CODES["silu"], "is_gated": True}
+        expected = F.silu(expected[:, :outputs]) * expected[:, outputs:]
+    if manner == "adds":
+        settings["adds"] = True
+        expected = expected + out.double()
+    if manner == "plain":
+        out.fill_(torch.nan)
+    multiply(weight, x, out, **settings)
+    expected = expected.double()
+    error = (out.double() - expected).norm() / expected.norm()
+    assert error < (2e-4 if dtype == torch.float32 else 8e-3), float(error)
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8"])
+def test_unpacking(kind: Kind) -> None:
+    from unspool.kernels.cpu.blocks import quantise_rows
+    from unspool.kernels.gpu.words import lay_out_words
+    from unspool.kernels.gpu.words_product import unpack_words
+
+    blocks = quantise_rows(torch.randn(40, 32 * 40), kind)
+    words, exact = lay_out_words(blocks, DEVICE), blocks.dequantise().to(DEVICE)
+    torch.testing.assert_close(unpack_words(words, torch.full_like(exact, torch.nan)), exact)
+    chosen = torch.tensor([39, 0, -1, 7], device=DEVICE)  # a row that has ended reads the first
+    found = unpack_words(words, exact.new_empty(4, exact.shape[1]), rows=chosen, scale=1.5)
+    torch.testing.assert_close(found, 1.5 * exact[[39, 0, 0, 7]])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -148,6 +199,7 @@ def tell_addresses(base: torch.Tensor, *caches: list[torch.Tensor]) -> list[int]
 def test_attention(dtype: torch.dtype, heads: int, kv_heads: int, width: int, pairs: int, manner: str) -> None:
     """Ragged rows from nothing held to many splits; one of them is not there."""
     from unspool.kernels.gpu.attention import HeadShape, StepAttention
+    from unspool.kernels.gpu.turning import find_turns
 
     if not torch.cuda.is_available() and width > 80:
         pytest.skip("too slow in the interpreter")
@@ -168,10 +220,13 @@ def test_attention(dtype: torch.dtype, heads: int, kv_heads: int, width: int, pa
     lengths = torch.tensor(held, device=DEVICE, dtype=torch.int32)
     out = torch.full((rows, heads * width), torch.nan, device=DEVICE, dtype=dtype)
     rope, frequencies = make_rope(width, pairs)
+    turns = torch.empty(rows, 2, pairs, device=DEVICE) if pairs else None
+    if turns is not None:
+        find_turns(lengths, frequencies, 1.0, turns)
     for _ in range(2):  # what is left behind must not matter
         step(
             qkv, out, base, table, lengths, 1, 2,
-            frequencies=frequencies if pairs else None, is_windowed=manner == "window",
+            turns=turns, is_windowed=manner == "window",
             q_norm=norms[0], k_norm=norms[1], slopes=slopes,
         )  # fmt: skip
     for row, length in enumerate(held):

@@ -162,12 +162,27 @@ class LanguageModel:
         return self.tokenizer
 
 
+def _read_quantize(quantize: str | None, load_in_8bit: bool, load_in_4bit: bool) -> str | None:
+    """What the reference's two switches and our one argument say together."""
+    asked = [kind for kind, is_on in (("int8", load_in_8bit), ("int4", load_in_4bit)) if is_on]
+    if not asked:
+        return quantize
+    if len(asked) > 1 or quantize not in ("auto", asked[0]):
+        raise SettingError(
+            f"load_in_8bit={load_in_8bit}, load_in_4bit={load_in_4bit} and quantize={quantize!r} ask for different "
+            "things; give one of them"
+        )
+    return asked[0]
+
+
 def load(
     name: str | Path = DEFAULT_MODEL,
     *,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     quantize: str | None = "auto",
+    load_in_8bit: bool = False,
+    load_in_4bit: bool = False,
     threads: int | None = None,
     revision: str | None = None,
     offline: bool | None = None,
@@ -176,10 +191,11 @@ def load(
     """Load a model: a folder in the Hugging Face layout, a GGUF file, a hub id, or a short name.
 
     `device` defaults to the GPU where there is one; `dtype` to float32 on a CPU and to what the file holds on a GPU.
-    `quantize="int8"` or `"int4"` keeps matrices as blocks of whole numbers on a CPU; a GGUF's own blocks are kept as
-    they are unless `quantize=None` or a dtype asks for plain numbers. `threads` bounds the CPU's threads.
-    `progress(what, done, total)` is called while weights are read.
+    `quantize="int8"` or `"int4"` keeps matrices as blocks of whole numbers (`load_in_8bit=True` and `load_in_4bit=True`
+    mean the same); a GGUF's own blocks are kept as they are unless `quantize=None` or a dtype asks for plain numbers.
+    `threads` bounds the CPU's threads. `progress(what, done, total)` is called while weights are read.
     """
+    quantize = _read_quantize(quantize, load_in_8bit, load_in_4bit)
     return LanguageModel(
         load_parts(
             name,

@@ -14,6 +14,7 @@ from unspool.config import GenerationConfig
 from unspool.errors import SettingError, UnsupportedError
 from unspool.kernels.cpu import find_library
 from unspool.kernels.cpu.library import MOST_THREADS
+from unspool.kernels.presence import has_triton
 from unspool.loading.source import Source, open_source
 from unspool.models.assembly import Packing
 from unspool.models.native import NativeModel
@@ -81,21 +82,24 @@ def load_parts(
 def _choose_packing(
     quantize: str | None, source: Source, device: torch.device, dtype: torch.dtype | None
 ) -> Packing | None:
-    """How the matrices are quantised: as asked; else a GGUF's own blocks, on a CPU that has products for them."""
+    """How the matrices are quantised: as asked; else a GGUF's own blocks, where there are products for them."""
     if quantize not in ("auto", "int8", "int4", None):
         raise SettingError(f"quantize={quantize!r:.40} is not known; use 'int8', 'int4', or None for plain numbers")
     if quantize is None:
         return None
     if quantize != "auto":
-        if device.type != "cpu":
-            raise UnsupportedError(f"quantize={quantize!r} is built for CPUs; load with quantize=None on {device}")
-        if dtype not in (None, torch.float32):
+        if device.type not in ("cpu", "cuda"):
+            raise UnsupportedError(
+                f"quantize={quantize!r} is built for CPUs and CUDA GPUs; load with quantize=None on {device}"
+            )
+        if device.type == "cpu" and dtype not in (None, torch.float32):
             raise SettingError(f"quantize={quantize!r} computes in float32 beside its blocks; leave dtype={dtype} out")
         return "int8" if quantize == "int8" else "int4"
     is_quantised = source.kind == "gguf" and any(
         source.tensors.info(name).stored not in _STORED for name in source.tensors.names()
     )
-    can_use = device.type == "cpu" and dtype is None and find_library() is not None
+    has_products = find_library() is not None if device.type == "cpu" else device.type == "cuda" and has_triton()
+    can_use = has_products and dtype is None
     return "file" if is_quantised and can_use and can_pack(source.config, is_gguf=True) else None
 
 

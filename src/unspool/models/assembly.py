@@ -12,7 +12,16 @@ import torch
 from unspool.errors import LoadError
 from unspool.kernels.cpu import BLOCK, Blocks, Kind, join_blocks, quantise_rows
 from unspool.models.spec import NormSpec
-from unspool.models.weights import Linear, Norm, PackedLinear, WeightSource
+from unspool.models.weights import (
+    AnyLinear,
+    Linear,
+    Norm,
+    PackedEmbedding,
+    PackedLinear,
+    WeightSource,
+    WordEmbedding,
+    WordLinear,
+)
 
 Progress = Callable[[int, int], None]
 """Called with the numbers placed so far and the numbers in all."""
@@ -149,7 +158,7 @@ class Assembler:
         has_bias: bool,
         is_transposed: bool = False,
         order: torch.Tensor | None = None,
-    ) -> Linear | PackedLinear:
+    ) -> AnyLinear:
         """As `linear`, quantised where that is asked for. What is laid out can't be reordered: `order` says how rows
         of a quantised matrix are to lie."""
         if not self.packs(inputs):
@@ -157,8 +166,25 @@ class Assembler:
         blocks = self.pack([f"{name}.weight" for name in names], sizes, inputs, is_transposed=is_transposed)
         bias = self.biases(names, sizes) if has_bias else None
         if order is not None:
+            order = order.to(blocks.quants.device)
             blocks, bias = blocks.select_rows(order), bias[order] if bias is not None else None
-        return PackedLinear.of(blocks, bias)
+        return self.lay_out(blocks, bias)
+
+    def lay_out(self, blocks: Blocks, bias: torch.Tensor | None = None) -> PackedLinear | WordLinear:
+        """Blocks in the layout that the device's products read."""
+        if self.device.type == "cpu":
+            return PackedLinear.of(blocks, bias)
+        return WordLinear.of(blocks, self.device, self.dtype, bias)
+
+    def lay_out_table(self, blocks: Blocks, scale: float) -> PackedEmbedding | WordEmbedding:
+        """Embeddings in the layout that the device looks them up in."""
+        table: PackedEmbedding | WordEmbedding
+        if self.device.type == "cpu":
+            table = PackedEmbedding.of(blocks)
+        else:
+            table = WordEmbedding.of(blocks, self.device, self.dtype)
+        table.scale = scale
+        return table
 
     def biases(self, names: Sequence[str], sizes: Sequence[int]) -> torch.Tensor:
         """The biases of matrices that lie one below the other."""

@@ -22,6 +22,7 @@ from unspool.kernels.presence import has_triton
 from unspool.models.captured_shape import PassShape
 from unspool.models.layers import DecoderWeights
 from unspool.models.spec import DecoderSpec
+from unspool.models.weights import iterate_tensors
 from unspool.protocols import Forward, Want
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class CapturedSteps:
 
     def __init__(self, spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype) -> None:
         self._spec, self._weights, self._device, self._dtype = spec, weights, device, dtype
+        self._numbered = next(iterate_tensors(weights)).device  # the device with its number
         self._waiting: dict[tuple[PassShape, int], list[CapturedStep]] = {}  # by what they read and by stream
         self._lock = threading.Lock()
 
@@ -78,7 +80,7 @@ class CapturedSteps:
             return "rows that share a prompt's keys read one token at a time"
         if len(places.buffers) != self._spec.num_layers:
             return "the cache has no buffers yet"
-        first, device = places.buffers[0], self._weights.embedding.weight.device  # which has its number
+        first, device = places.buffers[0], self._numbered
         if first.device != device or first.dtype != self._dtype:
             return f"the cache is kept in {first.dtype} on {first.device}"
         if not first.is_contiguous():
@@ -206,6 +208,10 @@ class CapturedStep:
         self._inputs.lengths.copy_(torch.tensor(told, dtype=torch.int32))
 
     def _capture(self, starts: Sequence[int]) -> torch.cuda.CUDAGraph:
+        from unspool.kernels.gpu.launching import compile_ahead
+
+        with compile_ahead():
+            self._launch()
         self._launch()  # what kernels and libraries set up once must not be captured
         self._tell_lengths(starts)
         graph = torch.cuda.CUDAGraph()

@@ -18,11 +18,13 @@ from unspool.kernels.gpu.attention import HeadShape, StepAttention
 from unspool.kernels.gpu.norms import normalise
 from unspool.kernels.gpu.product import multiply
 from unspool.kernels.gpu.tokens import embed
+from unspool.kernels.gpu.turning import find_turns
 from unspool.kernels.gpu.wide_attention import WideAttention
+from unspool.kernels.gpu.words_product import unpack_words
 from unspool.models.captured_shape import PassShape
 from unspool.models.layers import DecoderWeights, Layer
 from unspool.models.spec import DecoderSpec, RopeSpec
-from unspool.models.weights import Linear, Norm, PackedLinear
+from unspool.models.weights import AnyLinear, Norm, WordEmbedding
 
 
 @dataclass(slots=True)
@@ -78,9 +80,14 @@ class Body(ABC):
         self._read = torch.zeros(num_tokens, spec.num_heads * spec.head_dim, dtype=dtype, device=device)
         width = spec.embedding_size or spec.hidden_size if weights.project_out is not None else spec.hidden_size
         self.states = torch.zeros((1 + len(form.early)) * num_tokens, width, dtype=dtype, device=device)
-        self._frequencies = {
-            kind: None if rope is None else torch.tensor(rope.frequencies, dtype=torch.float32, device=device)
+        self._ropes = {
+            kind: (
+                rope,
+                torch.tensor(rope.frequencies, dtype=torch.float32, device=device),
+                torch.zeros(num_tokens, 2, len(rope.frequencies), dtype=torch.float32, device=device),
+            )
             for kind, rope in (("full", spec.rope), ("sliding", self._local_rope))
+            if rope is not None and kind in set(map(spec.kind_of, range(spec.num_layers)))
         }
         self._slopes: torch.Tensor | None = None
         if spec.alibi is not None:
@@ -89,6 +96,11 @@ class Body(ABC):
     @property
     def _local_rope(self) -> RopeSpec | None:
         return self._spec.local_rope if self._spec.local_rope is not None else self._spec.rope
+
+    def _find_turns(self, inputs: StepInputs) -> None:
+        """How far rope turns this pass's tokens."""
+        for rope, frequencies, turns in self._ropes.values():
+            find_turns(inputs.lengths, frequencies, rope.gain, turns, is_forked=self._shape.is_forked)
 
     @abstractmethod
     def run(self, inputs: StepInputs, logits: torch.Tensor) -> None:
@@ -106,7 +118,6 @@ class Body(ABC):
     def _attend(self, index: int, layer: Layer, qkv: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
         """What a layer's queries read (rows, heads * width), valid until the next layer's."""
         spec, kind = self._spec, self._spec.kind_of(index)
-        rope = spec.rope if kind == "full" else self._local_rope
         self._attend_rows(
             qkv,
             self._read,
@@ -116,8 +127,7 @@ class Body(ABC):
             index,
             spec.num_layers,
             scale=spec.scale_of(index),
-            frequencies=self._frequencies[kind],
-            gain=rope.gain if rope is not None else 1.0,
+            turns=self._ropes[kind][2] if kind in self._ropes else None,
             is_windowed=kind == "sliding" and spec.window is not None,
             q_norm=_weight_of(layer.q_norm),
             k_norm=_weight_of(layer.k_norm),
@@ -147,13 +157,17 @@ class FusedBody(Body):
 
     def run(self, inputs: StepInputs, logits: torch.Tensor) -> None:
         spec, weights, x, eps = self._spec, self._weights, self._x, self._spec.norm.eps
-        embed(inputs.tokens, weights.embedding.weight, self._scale, x)
+        self._find_turns(inputs)
+        if isinstance(weights.embedding, WordEmbedding):
+            unpack_words(weights.embedding.operand, x, rows=inputs.tokens, scale=self._scale)
+        else:
+            embed(inputs.tokens, weights.embedding.weight, self._scale, x)
         for index, layer in enumerate(self._layers):
             self._keep_early(index, x)
-            multiply(layer.qkv.weight, x, self._qkv, norm=_weight_of(layer.attn_norm), eps=eps, bias=layer.qkv.bias)
+            multiply(layer.qkv.operand, x, self._qkv, norm=_weight_of(layer.attn_norm), eps=eps, bias=layer.qkv.bias)
             self._add(layer.out, self._attend(index, layer, self._qkv, inputs), layer.post_attn_norm)
             multiply(
-                layer.up.weight,
+                layer.up.operand,
                 x,
                 self._inner,
                 norm=_weight_of(layer.ffn_norm),
@@ -165,19 +179,19 @@ class FusedBody(Body):
             self._add(layer.down, self._inner, layer.post_ffn_norm)
         final = _weight_of(weights.final_norm)
         if not self._shape.early and not self._shape.wants_states:
-            multiply(weights.head.weight, x, logits, norm=final, eps=eps, bias=weights.head.bias)
+            multiply(weights.head.operand, x, logits, norm=final, eps=eps, bias=weights.head.bias)
             return
         assert final is not None
         normalise(x, final, eps, self.states[: self._shape.num_tokens])
-        multiply(weights.head.weight, self.states, logits, bias=weights.head.bias)
+        multiply(weights.head.operand, self.states, logits, bias=weights.head.bias)
 
-    def _add(self, linear: Linear | PackedLinear, y: torch.Tensor, norm: Norm | None) -> None:
+    def _add(self, linear: AnyLinear, y: torch.Tensor, norm: Norm | None) -> None:
         """Add a product to the state, normalised where the block has a norm there."""
         if norm is None:
-            multiply(linear.weight, y, self._x, bias=linear.bias, adds=True)
+            multiply(linear.operand, y, self._x, bias=linear.bias, adds=True)
             return
         assert norm.weight is not None
-        multiply(linear.weight, y, self._made, bias=linear.bias)
+        multiply(linear.operand, y, self._made, bias=linear.bias)
         normalise(self._made, norm.weight, norm.eps, self._x, adds=True)
 
 
@@ -194,6 +208,7 @@ class PlainBody(Body):
 
     def run(self, inputs: StepInputs, logits: torch.Tensor) -> None:
         weights = self._weights
+        self._find_turns(inputs)
         x = self._embed(inputs)
         for index, layer in enumerate(self._layers):
             self._keep_early(index, x)

@@ -21,7 +21,7 @@ from unspool.models.reading import read_keys
 from unspool.models.sight import Outlook, Sight
 from unspool.models.spec import DecoderSpec
 from unspool.models.step import MOST_POSITIONS, PACKING_LIMIT, Steps, can_prepare
-from unspool.models.weights import Embedding, Linear, PackedEmbedding, PackedLinear
+from unspool.models.weights import AnyEmbedding, AnyLinear
 from unspool.models.whole_step import WholeStep, can_run_whole, find_stores
 from unspool.outputs import Output
 from unspool.protocols import LAST, Encoded, Forward, Want
@@ -83,10 +83,10 @@ class Decoder(NativeModel):
         self._packs = is_on
         self._refresh()
 
-    def get_input_embeddings(self) -> Embedding | PackedEmbedding:
+    def get_input_embeddings(self) -> AnyEmbedding:
         return self.weights.embedding
 
-    def get_output_embeddings(self) -> Linear | PackedLinear:
+    def get_output_embeddings(self) -> AnyLinear:
         return self.weights.head
 
     def new_cache(

@@ -10,7 +10,18 @@ import torch.nn.functional as F
 
 from unspool.models.assembly import Assembler, Packing, Progress, pair_neighbours_, split_groups_
 from unspool.models.spec import DecoderSpec, NormSpec
-from unspool.models.weights import Embedding, Linear, Norm, PackedEmbedding, PackedLinear, WeightSource
+from unspool.models.weights import (
+    AnyEmbedding,
+    AnyLinear,
+    Embedding,
+    Linear,
+    Norm,
+    PackedEmbedding,
+    PackedLinear,
+    WeightSource,
+    WordEmbedding,
+    WordLinear,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +56,11 @@ class Layer:
     """One block's weights: q, k and v fused into one matrix, gate and up into another."""
 
     attn_norm: Norm | None
-    qkv: Linear | PackedLinear
-    out: Linear | PackedLinear
+    qkv: AnyLinear
+    out: AnyLinear
     ffn_norm: Norm | None
-    up: Linear | PackedLinear
-    down: Linear | PackedLinear
+    up: AnyLinear
+    down: AnyLinear
     q_norm: Norm | None
     k_norm: Norm | None
     post_attn_norm: Norm | None
@@ -60,14 +71,14 @@ class Layer:
 class DecoderWeights:
     """All of a decoder's weights."""
 
-    embedding: Embedding | PackedEmbedding
+    embedding: AnyEmbedding
     positions: torch.Tensor | None  # (positions, hidden)
     embedding_norm: Norm | None
     project_in: Linear | None
     layers: list[Layer]
     final_norm: Norm | None
     project_out: Linear | None
-    head: Linear | PackedLinear
+    head: AnyLinear
 
 
 def assemble_decoder(
@@ -100,15 +111,12 @@ def assemble_decoder(
     return weights
 
 
-def _assemble_embedding(
-    assembler: Assembler, spec: DecoderSpec, names: WeightNames, width: int
-) -> Embedding | PackedEmbedding:
+def _assemble_embedding(assembler: Assembler, spec: DecoderSpec, names: WeightNames, width: int) -> AnyEmbedding:
     name = f"{names.embedding}.weight"
     if assembler.packs(width):
         # Never 4 bits unless the file has them: what is read here is often the head as well, which suffers from it.
-        packed = PackedEmbedding.of(assembler.pack([name], [spec.vocab_size], width, fewest_bits=8))
-        packed.scale = spec.embedding_scale
-        return packed
+        blocks = assembler.pack([name], [spec.vocab_size], width, fewest_bits=8)
+        return assembler.lay_out_table(blocks, spec.embedding_scale)
     return Embedding(assembler.matrix(name, spec.vocab_size, width), spec.embedding_scale)
 
 
@@ -119,8 +127,8 @@ def _projection(assembler: Assembler, name: str, outputs: int, inputs: int, spec
 
 
 def _assemble_head(
-    assembler: Assembler, spec: DecoderSpec, names: WeightNames, embedding: Embedding | PackedEmbedding, width: int
-) -> Linear | PackedLinear:
+    assembler: Assembler, spec: DecoderSpec, names: WeightNames, embedding: AnyEmbedding, width: int
+) -> AnyLinear:
     if spec.is_head_tied:
         bias = None
         if spec.has_head_bias:
@@ -128,10 +136,12 @@ def _assemble_head(
             assembler.copy(f"{names.head}.bias", bias)
         if isinstance(embedding, PackedEmbedding):
             return PackedLinear(embedding.tiles, embedding.kind, embedding.shape, bias)
+        if isinstance(embedding, WordEmbedding):
+            return WordLinear(embedding.words, embedding.factors, embedding.kind, embedding.dtype, bias)
         return Linear(embedding.weight, bias)
     if assembler.packs(width) and not spec.is_head_normalised:
         blocks = assembler.pack([f"{names.head}.weight"], [spec.vocab_size], width, fewest_bits=8)
-        return PackedLinear.of(
+        return assembler.lay_out(
             blocks, assembler.biases([names.head], [spec.vocab_size]) if spec.has_head_bias else None
         )
     head = Linear(assembler.matrix(f"{names.head}.weight", spec.vocab_size, width))
@@ -148,7 +158,7 @@ def _assemble_layer(assembler: Assembler, spec: DecoderSpec, names: WeightNames,
     def norm(name: str, is_there: bool, size: int = spec.hidden_size, kind: NormSpec = spec.norm) -> Norm | None:
         return assembler.norm(start + name, size, kind) if is_there else None
 
-    def linear(name: str, outputs: int, inputs: int, has_bias: bool) -> Linear | PackedLinear:
+    def linear(name: str, outputs: int, inputs: int, has_bias: bool) -> AnyLinear:
         return assembler.product(
             [start + name], [outputs], inputs, has_bias=has_bias, is_transposed=names.is_transposed
         )
@@ -176,7 +186,7 @@ def _assemble_layer(assembler: Assembler, spec: DecoderSpec, names: WeightNames,
     return layer
 
 
-def _assemble_qkv(assembler: Assembler, spec: DecoderSpec, names: WeightNames, start: str) -> Linear | PackedLinear:
+def _assemble_qkv(assembler: Assembler, spec: DecoderSpec, names: WeightNames, start: str) -> AnyLinear:
     query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     sizes = [query, key, key] if len(names.qkv) == 3 else [query + 2 * key]
     order = None

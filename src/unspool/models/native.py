@@ -12,7 +12,7 @@ import torch
 
 from unspool.cache import Cache, KeyShape, make_cache
 from unspool.errors import InputError, UnsupportedError
-from unspool.models.weights import Embedding, Linear, PackedEmbedding, PackedLinear, convert_tensors, iterate_tensors
+from unspool.models.weights import AnyEmbedding, AnyLinear, convert_tensors, iterate_tensors
 from unspool.protocols import LAST, Encoded, Forward, ModelInfo, Want
 
 
@@ -81,11 +81,11 @@ class NativeModel(ABC):
         """An empty cache for `rows` rows; `config` is what `cache_config` says."""
 
     @abstractmethod
-    def get_input_embeddings(self) -> Embedding | PackedEmbedding:
+    def get_input_embeddings(self) -> AnyEmbedding:
         """The table of token embeddings: callable on ids."""
 
     @abstractmethod
-    def get_output_embeddings(self) -> Linear | PackedLinear:
+    def get_output_embeddings(self) -> AnyLinear:
         """The head: callable on final hidden states."""
 
     def _new_own_cache(
@@ -102,8 +102,9 @@ class NativeModel(ABC):
     @property
     def fingerprint(self) -> str:
         """What this model is known by: its sizes, its type of number and a sample of its weights."""
-        table = self.get_input_embeddings().weight
-        sample = table[:: max(1, table.shape[0] // 64)].flatten()[:: max(1, table.shape[1] // 16)].float().cpu()
+        some = torch.arange(0, self.info.vocab_size, max(1, self.info.vocab_size // 64), device=self.device)
+        rows = self.get_input_embeddings()(some)
+        sample = rows.flatten()[:: max(1, rows.shape[1] // 16)].float().cpu()
         told = (self.info, str(self.dtype), [f"{value:.4e}" for value in sample.tolist()])
         return f"{self.info.family}-{hashlib.sha256(repr(told).encode()).hexdigest()[:16]}"
 
@@ -135,10 +136,10 @@ class NativeModel(ABC):
         if dtype is not None and not dtype.is_floating_point:
             raise UnsupportedError(f"weights can't be kept in {dtype}; use a floating point type")
         place = torch.device(device) if device is not None else self._device
-        if self.is_quantised and (place.type != "cpu" or dtype not in (None, torch.float32)):
+        if self.is_quantised and (place.type != self._device.type or dtype not in (None, self._dtype)):
             raise UnsupportedError(
-                f"the weights are quantised for a CPU and can't be moved to {dtype or place}; "
-                "load the model again with quantize=None"
+                f"the weights are quantised for {self._device.type} in {self._dtype} and can't be moved to "
+                f"{dtype or place}; load the model again with device= and dtype=, or with quantize=None"
             )
         self._device = place
         self._dtype = dtype or self._dtype

@@ -25,7 +25,7 @@ from unspool.models.layers import DecoderWeights, Layer
 from unspool.models.reading import read_keys, read_others
 from unspool.models.sight import Sight
 from unspool.models.spec import DecoderSpec
-from unspool.models.weights import Linear, PackedLinear
+from unspool.models.weights import AnyLinear, Linear
 from unspool.protocols import LAST, Want
 
 PACKING_LIMIT: Final = 1 << 30  # bytes of weights up to which a second copy, laid out for batches, is kept
@@ -43,7 +43,7 @@ class Product:
     packed: Any = None  # laid out for batches
 
     @classmethod
-    def of(cls, linear: Linear | PackedLinear, is_packed: bool) -> Product:
+    def of(cls, linear: AnyLinear, is_packed: bool) -> Product:
         """The product of a linear map."""
         assert isinstance(linear, Linear)  # can_prepare() saw to it
         packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight, _PACKED_ROWS) if is_packed else None

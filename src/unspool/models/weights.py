@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from unspool.errors import LoadError
 from unspool.kernels.cpu import Blocks, Kind, find_library, pack_tiles, unpack_tiles
 from unspool.kernels.cpu.library import Matrix, describe_matrix
+from unspool.kernels.gpu.words import Words, lay_out_words
 from unspool.kernels.norms import layer_norm, rms_norm
+from unspool.kernels.presence import has_triton
 
 
 class StoredTensor(Protocol):
@@ -86,6 +88,11 @@ class Linear:
     weight: torch.Tensor
     bias: torch.Tensor | None = None
 
+    @property
+    def operand(self) -> torch.Tensor:
+        """What a product's kernel reads."""
+        return self.weight
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self.weight, self.bias)
 
@@ -137,6 +144,11 @@ class PackedRows:
         """The numbers that the blocks stand for: (out, in) float32, made anew at every call."""
         return unpack_tiles(self.tiles, self.kind, self.shape[0]).dequantise()
 
+    @property
+    def operand(self) -> torch.Tensor:
+        """What a GPU's kernel would read."""
+        return self.weight
+
     @classmethod
     def of(cls, blocks: Blocks, bias: torch.Tensor | None = None) -> Self:
         """Blocks, laid out."""
@@ -165,6 +177,63 @@ class PackedEmbedding(PackedRows):
         flat = tokens.reshape(-1)
         found = library.read_rows(self.matrix, flat) if library is not None else self.weight[flat]
         return (found * self.scale).view(*tokens.shape, self.shape[1])
+
+
+@dataclass(slots=True)
+class WordRows:
+    """A quantised matrix in the layout of the GPU's kernels."""
+
+    words: torch.Tensor  # (out, words) int32
+    factors: torch.Tensor  # (out, blocks) int32 or int16: bits of float16
+    kind: Kind
+    dtype: torch.dtype  # that the model computes in
+    bias: torch.Tensor | None = None
+
+    @property
+    def operand(self) -> Words:
+        """What a product's kernel reads."""
+        return Words(self.words, self.factors, self.kind)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The numbers that the words stand for: (out, in), made anew at every call."""
+        return self.operand.dequantise(self.dtype)
+
+    @classmethod
+    def of(cls, blocks: Blocks, device: torch.device, dtype: torch.dtype, bias: torch.Tensor | None = None) -> Self:
+        """Blocks, laid out on a device."""
+        laid = lay_out_words(blocks, device)
+        return cls(laid.words, laid.factors, laid.kind, dtype, bias)
+
+
+class WordLinear(WordRows):
+    """A quantised matrix (out, in) on a GPU and, where the model has one, a bias."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if not x.is_cuda or not has_triton():
+            return F.linear(x, self.weight.to(x.dtype), self.bias)
+        from unspool.kernels.gpu.product import multiply
+
+        rows = x.reshape(-1, x.shape[-1])
+        out = x.new_empty(rows.shape[0], self.words.shape[0])
+        multiply(self.operand, rows, out, bias=self.bias)
+        return out.view(*x.shape[:-1], -1)
+
+
+@dataclass(slots=True)
+class WordEmbedding(WordRows):
+    """A quantised row for every token on a GPU; `scale` is applied when one is looked up."""
+
+    scale: float = 1.0
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        found = self.operand.select(tokens.reshape(-1), self.dtype)
+        found = found if self.scale == 1.0 else found * torch.tensor(self.scale, dtype=found.dtype)
+        return found.view(*tokens.shape, -1)
+
+
+AnyLinear = Linear | PackedLinear | WordLinear
+AnyEmbedding = Embedding | PackedEmbedding | WordEmbedding
 
 
 def iterate_tensors(holder: Any) -> Iterator[torch.Tensor]:

@@ -20,7 +20,15 @@ from unspool.kernels.cpu.library import Norm as CNorm
 from unspool.models.layers import DecoderWeights, Layer
 from unspool.models.sight import Outlook
 from unspool.models.spec import DecoderSpec
-from unspool.models.weights import Embedding, Linear, Norm, PackedEmbedding, PackedLinear, PackedRows, iterate_tensors
+from unspool.models.weights import (
+    AnyEmbedding,
+    AnyLinear,
+    Linear,
+    Norm,
+    PackedLinear,
+    PackedRows,
+    iterate_tensors,
+)
 from unspool.protocols import Forward, Want
 
 _ACTIVATIONS: Final = {
@@ -309,7 +317,7 @@ def _describe_norm(norm: Norm | None) -> CNorm:
     return CNorm(int(norm.is_layer), norm.eps, point(norm.weight), point(norm.bias))
 
 
-def _describe_rows(rows: Linear | PackedLinear | Embedding | PackedEmbedding) -> CMatrix:
+def _describe_rows(rows: AnyLinear | AnyEmbedding) -> CMatrix:
     if isinstance(rows, PackedRows):
         return rows.matrix
     bias = rows.bias if isinstance(rows, Linear) else None

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.launching import launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
 UNIT: Final = 8  # numbers: addresses are told as multiples of so many, so that loads are known to be aligned
 SMALLEST_DOT: Final = 16
@@ -53,14 +53,52 @@ class HeadShape:
     softcap: float | None = None
     window: int | None = None
     eps: float = 0.0
-    gain: float = 1.0  # of rope
+
+
+@triton.jit
+def put_together(
+    read, highest, total, target, is_query, is_head, PARTS, STATS, COUNTS, slot, split, used, num_splits,
+    GP: tl.constexpr, DP: tl.constexpr, MOST_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Write what a head's queries read; where its keys are split, the program that ends last adds the parts up."""
+    rg, rd = tl.arange(0, GP), tl.arange(0, DP)
+    if used == 1:
+        tl.store(target, (read / total[:, None]).to(target.dtype.element_ty), mask=is_query)
+    else:
+        part = (slot * num_splits + split) * GP
+        tl.store(PARTS + (part + rg)[:, None] * DP + rd[None, :], read, mask=is_query)
+        tl.store(STATS + 2 * (part + rg), highest, mask=is_head)
+        tl.store(STATS + 2 * (part + rg) + 1, total, mask=is_head)
+        tl.debug_barrier()  # every thread's part is written before the count says so
+        num_before = tl.atomic_add(COUNTS + slot, 1, sem="acq_rel")
+        if num_before == used - 1:
+            tl.debug_barrier()
+            # How much each part counts is known at once; what they read is then added up, several loads at a time.
+            parts = tl.arange(0, MOST_SPLITS)
+            place = (slot * num_splits + parts)[:, None] * GP + rg[None, :]
+            is_part = (parts < used)[:, None] & is_head[None, :]
+            tops = tl.load(STATS + 2 * place, mask=is_part, other=float("-inf"), cache_modifier=".cg")
+            sums = tl.load(STATS + 2 * place + 1, mask=is_part, other=0.0, cache_modifier=".cg")
+            highest = tl.where(is_head, tl.max(tops, 0), 0.0)
+            total = tl.sum(sums * tl.exp(tops - highest[None, :]), 0)
+            read = tl.full((GP, DP), 0.0, tl.float32)
+            for number in tl.range(0, used, loop_unroll_factor=4):
+                one = (slot * num_splits + number) * GP + rg
+                weight = tl.exp(tl.load(STATS + 2 * one, mask=is_head, other=0.0, cache_modifier=".cg") - highest)
+                its_read = tl.load(
+                    PARTS + one[:, None] * DP + rd[None, :], mask=is_query, other=0.0, cache_modifier=".cg"
+                )
+                read += its_read * weight[:, None]
+            total = tl.where(is_head, total, 1.0)
+            tl.store(target, (read / total[:, None]).to(target.dtype.element_ty), mask=is_query)
+            tl.store(COUNTS + slot, 0)
 
 
 @triton.jit(do_not_specialize=["layer", "num_layers", "window", "num_splits", "smallest_chunk"])
 def _attend(
-    QKV, OUT, BASE, TABLE, LENGTHS, FREQS, Q_NORM, K_NORM, SLOPES,
+    QKV, OUT, BASE, TABLE, LENGTHS, TURNS, Q_NORM, K_NORM, SLOPES,
     PARTS, STATS, COUNTS,
-    layer, num_layers, scale, softcap, gain, eps, window, num_splits, smallest_chunk,
+    layer, num_layers, scale, softcap, eps, window, num_splits, smallest_chunk,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     G: tl.constexpr, GP: tl.constexpr, PAIRS: tl.constexpr,
     BLOCK: tl.constexpr, UNIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
@@ -114,9 +152,9 @@ def _attend(
                 q_weight = tl.load(Q_NORM + pair, mask=is_turned, other=0.0).to(tl.float32)
                 q_pair = q_pair * q_root[:, None] * q_weight[None, :]
                 k_pair = k_pair * k_root * tl.load(K_NORM + pair, mask=is_turned, other=0.0).to(tl.float32)
-            angle = length.to(tl.float32) * tl.load(FREQS + rd // 2, mask=is_turned, other=0.0)
-            cos = tl.where(is_turned, tl.cos(angle) * gain, 1.0)
-            sin = tl.where(is_turned, tl.sin(angle) * gain, 0.0)
+            turns = TURNS + row * 2 * PAIRS + rd // 2
+            cos = tl.load(turns, mask=is_turned, other=1.0)
+            sin = tl.load(turns + PAIRS, mask=is_turned, other=0.0)
             sin = tl.where(rd % 2 == 0, -sin, sin)
             q = q * cos[None, :] + q_pair * sin[None, :]
             k_new = k_new * cos + k_pair * sin
@@ -179,37 +217,10 @@ def _attend(
             tl.store(into + KV_HEADS * D, v_new, mask=is_number)
         # --- the parts together
         target = OUT + row.to(tl.int64) * (HEADS * D) + (head * G + rg)[:, None] * D + rd[None, :]
-        if used == 1:
-            tl.store(target, (read / total[:, None]).to(OUT.dtype.element_ty), mask=is_query)
-        else:
-            slot = row * KV_HEADS + head
-            part = (slot * num_splits + split) * GP
-            tl.store(PARTS + (part + rg)[:, None] * DP + rd[None, :], read, mask=is_query)
-            tl.store(STATS + 2 * (part + rg), highest, mask=is_head)
-            tl.store(STATS + 2 * (part + rg) + 1, total, mask=is_head)
-            tl.debug_barrier()  # every thread's part is written before the count says so
-            num_before = tl.atomic_add(COUNTS + slot, 1, sem="acq_rel")
-            if num_before == used - 1:
-                tl.debug_barrier()
-                # How much each part counts is known at once; what they read is then added up, several loads at a time.
-                parts = tl.arange(0, MOST_SPLITS)
-                place = (slot * num_splits + parts)[:, None] * GP + rg[None, :]
-                is_part = (parts < used)[:, None] & is_head[None, :]
-                tops = tl.load(STATS + 2 * place, mask=is_part, other=float("-inf"), cache_modifier=".cg")
-                sums = tl.load(STATS + 2 * place + 1, mask=is_part, other=0.0, cache_modifier=".cg")
-                highest = tl.where(is_head, tl.max(tops, 0), 0.0)
-                total = tl.sum(sums * tl.exp(tops - highest[None, :]), 0)
-                read = tl.full((GP, DP), 0.0, tl.float32)
-                for number in tl.range(0, used, loop_unroll_factor=4):
-                    one = (slot * num_splits + number) * GP + rg
-                    weight = tl.exp(tl.load(STATS + 2 * one, mask=is_head, other=0.0, cache_modifier=".cg") - highest)
-                    its_read = tl.load(
-                        PARTS + one[:, None] * DP + rd[None, :], mask=is_query, other=0.0, cache_modifier=".cg"
-                    )
-                    read += its_read * weight[:, None]
-                total = tl.where(is_head, total, 1.0)
-                tl.store(target, (read / total[:, None]).to(OUT.dtype.element_ty), mask=is_query)
-                tl.store(COUNTS + slot, 0)
+        put_together(
+            read, highest, total, target, is_query, is_head, PARTS, STATS, COUNTS,
+            row * KV_HEADS + head, split, used, num_splits, GP, DP, MOST_SPLITS,
+        )  # fmt: skip
 
 
 class StepAttention:
@@ -239,9 +250,8 @@ class StepAttention:
         layer: int,
         num_layers: int,
         *,
-        frequencies: torch.Tensor | None = None,  # (pairs,) float32
+        turns: torch.Tensor | None = None,  # (rows, 2, pairs) float32: `turning.find_turns`
         scale: float | None = None,
-        gain: float | None = None,
         is_windowed: bool = False,
         q_norm: torch.Tensor | None = None,
         k_norm: torch.Tensor | None = None,
@@ -251,13 +261,15 @@ class StepAttention:
         """Turn queries and keys, write keys and values at each row's length, and read what the queries see."""
         shape, tiling = self._shape, self._tiling
         block, stages = fit_memory(tiling, self._width * qkv.element_size())
-        _attend[(self._rows, shape.kv_heads, self.splits)](
+        launch(
+            _attend,
+            (self._rows, shape.kv_heads, self.splits),
             qkv,
             out,
             base,
             table,
             lengths,
-            frequencies if frequencies is not None else self._stats,
+            turns if turns is not None else self._stats,
             q_norm if q_norm is not None else qkv,
             k_norm if k_norm is not None else qkv,
             slopes if slopes is not None else self._stats,
@@ -268,7 +280,6 @@ class StepAttention:
             num_layers,
             shape.scale if scale is None else scale,
             shape.softcap or 1.0,
-            shape.gain if gain is None else gain,
             shape.eps,
             shape.window or 0,
             self.splits,
@@ -279,7 +290,7 @@ class StepAttention:
             DP=self._width,
             G=shape.heads // shape.kv_heads,
             GP=self._group,
-            PAIRS=frequencies.numel() if frequencies is not None else 0,
+            PAIRS=turns.shape[2] if turns is not None else 0,
             BLOCK=block,
             UNIT=UNIT,
             MOST_SPLITS=max(2, self.splits),

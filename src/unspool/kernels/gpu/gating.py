@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from unspool.kernels.gpu.activations import activate
-from unspool.kernels.gpu.launching import launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
 BLOCK = 1024
 
@@ -28,6 +28,14 @@ def _gate(UP, OUT, N, ACT: tl.constexpr, IS_GATED: tl.constexpr, BLOCK: tl.const
 def gate(up: torch.Tensor, activation: int, out: torch.Tensor) -> None:
     """out (rows, inner) from up (rows, inner), or from (rows, 2 * inner) where it is gated."""
     rows, inner = out.shape
-    _gate[(rows, triton.cdiv(inner, BLOCK))](
-        up, out, inner, ACT=activation, IS_GATED=up.shape[1] != inner, BLOCK=BLOCK, **launch_options()
+    launch(
+        _gate,
+        (rows, triton.cdiv(inner, BLOCK)),
+        up,
+        out,
+        inner,
+        ACT=activation,
+        IS_GATED=up.shape[1] != inner,
+        BLOCK=BLOCK,
+        **launch_options(),
     )

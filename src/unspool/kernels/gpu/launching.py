@@ -1,16 +1,25 @@
-"""How kernels follow each other: the next one starts while the last one ends (programmatic dependent launch)."""
+"""How kernels are started: compiled side by side at first, and the next one while the last one ends.
+
+The second is programmatic dependent launch: a kernel may start before the one it reads from has ended.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra import cuda as tlx
 
-HOPPER = (9, 0)
+HOPPER: Final = (9, 0)
+_MOST_COMPILERS: Final = 12  # threads
+_state = threading.local()
 
 
 @cache
@@ -22,6 +31,31 @@ def can_overlap() -> bool:
 def launch_options() -> dict[str, Any]:
     """What every launch of a kernel that calls `wait_for_input` passes."""
     return {"PDL": True, "launch_pdl": True} if can_overlap() else {"PDL": False}
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """Start a kernel; inside `compile_ahead` only see to it that it gets compiled."""
+    if getattr(_state, "only_compiles", False):
+        kernel.warmup(*args, grid=grid, **options)
+    else:
+        kernel[grid](*args, **options)
+
+
+@contextmanager
+def compile_ahead() -> Iterator[None]:
+    """Compile the kernels that are launched inside, all at the same time, and start none of them.
+
+    The first step of all on a machine would otherwise compile some ten kernels one after the other.
+    """
+    if not hasattr(triton, "AsyncCompileMode") or not torch.cuda.is_available():
+        yield
+        return
+    _state.only_compiles = True
+    try:
+        with ThreadPoolExecutor(_MOST_COMPILERS) as threads, triton.AsyncCompileMode(threads):
+            yield
+    finally:
+        _state.only_compiles = False
 
 
 @triton.jit

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.launching import launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
 
 @triton.jit
@@ -27,6 +27,16 @@ def normalise(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tens
     """out = rms_norm(x), or out += rms_norm(x) where a block normalises what it adds: (rows, hidden)."""
     rows, width = x.shape
     block = triton.next_power_of_2(width)
-    _normalise[(rows,)](
-        x, weight, out, eps, width, BLOCK=block, ADDS=adds, num_warps=8 if block >= 2048 else 4, **launch_options()
+    launch(
+        _normalise,
+        (rows,),
+        x,
+        weight,
+        out,
+        eps,
+        width,
+        BLOCK=block,
+        ADDS=adds,
+        num_warps=8 if block >= 2048 else 4,
+        **launch_options(),
     )

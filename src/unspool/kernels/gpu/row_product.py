@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from unspool.kernels.gpu.activations import NONE, activate
-from unspool.kernels.gpu.launching import launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class RowTiling:
 @triton.jit
 def _multiply_row(
     W, X, NORM, BIAS, Y, eps, N,
-    K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    R: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     ACT: tl.constexpr, IS_GATED: tl.constexpr, ADDS: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, IS_EVEN: tl.constexpr,
     EARLY: tl.constexpr, PDL: tl.constexpr,
@@ -52,23 +52,22 @@ def _multiply_row(
     if EARLY:
         let_next_start(PDL)
     wait_for_input(PDL)
-    x = tl.load(X + rk, mask=rk < K, other=0.0).to(tl.float32)
-    squares = x * x
-    if HAS_NORM:
-        x = x * tl.load(NORM + rk, mask=rk < K, other=0.0).to(tl.float32)
-    total = w.to(tl.float32) * x[None, :]
-    if IS_GATED:
-        other = v.to(tl.float32) * x[None, :]
+    totals, others, squares = (), (), ()
+    for row in tl.static_range(R):
+        x = tl.load(X + row * K + rk, mask=rk < K, other=0.0).to(tl.float32)
+        squares = squares + (x * x,)
+        if HAS_NORM:
+            x = x * tl.load(NORM + rk, mask=rk < K, other=0.0).to(tl.float32)
+        total = w.to(tl.float32) * x[None, :]
+        totals = totals + (total,)
+        if IS_GATED:
+            total = v.to(tl.float32) * x[None, :]
+        others = others + (total,)
     for k in tl.static_range(BK, K, BK):
         if IS_EVEN and k + BK <= K:
             w = tl.load(at + k, eviction_policy="evict_first")
         else:
             w = tl.load(at + k, mask=is_row[:, None] & (rk + k < K)[None, :], other=0.0, eviction_policy="evict_first")
-        x = tl.load(X + k + rk, mask=rk + k < K, other=0.0).to(tl.float32)
-        if HAS_NORM:
-            squares += x * x
-            x = x * tl.load(NORM + k + rk, mask=rk + k < K, other=0.0).to(tl.float32)
-        total += w.to(tl.float32) * x[None, :]
         if IS_GATED:
             if IS_EVEN and k + BK <= K:
                 v = tl.load(beside + k, eviction_policy="evict_first")
@@ -76,25 +75,38 @@ def _multiply_row(
                 v = tl.load(
                     beside + k, mask=is_row[:, None] & (rk + k < K)[None, :], other=0.0, eviction_policy="evict_first"
                 )
-            other += v.to(tl.float32) * x[None, :]
+        so_far = (totals, others, squares)
+        totals, others, squares = (), (), ()
+        for row in tl.static_range(R):
+            x = tl.load(X + row * K + k + rk, mask=rk + k < K, other=0.0).to(tl.float32)
+            squares = squares + (so_far[2][row] + x * x,)
+            if HAS_NORM:
+                x = x * tl.load(NORM + k + rk, mask=rk + k < K, other=0.0).to(tl.float32)
+            total = so_far[0][row] + w.to(tl.float32) * x[None, :]
+            totals = totals + (total,)
+            if IS_GATED:
+                total = so_far[1][row] + v.to(tl.float32) * x[None, :]
+            others = others + (total,)
     if not EARLY:
         let_next_start(PDL)
-    y = tl.sum(total, 1)
-    root = 1.0
-    if HAS_NORM:
-        root = tl.rsqrt(tl.sum(squares, 0) / K + eps)
-        y *= root
-    if HAS_BIAS:
-        y += tl.load(BIAS + rn, mask=is_row, other=0.0).to(tl.float32)
-    y = activate(y, ACT)
-    if IS_GATED:
-        z = tl.sum(other, 1) * root
+    for row in tl.static_range(R):
+        y = tl.sum(totals[row], 1)
+        root = 1.0
+        if HAS_NORM:
+            root = tl.rsqrt(tl.sum(squares[row], 0) / K + eps)
+            y *= root
         if HAS_BIAS:
-            z += tl.load(BIAS + N + rn, mask=is_row, other=0.0).to(tl.float32)
-        y *= z
-    if ADDS:
-        y += tl.load(Y + rn, mask=is_row, other=0.0).to(tl.float32)
-    tl.store(Y + rn, y.to(Y.dtype.element_ty), mask=is_row)
+            y += tl.load(BIAS + rn, mask=is_row, other=0.0).to(tl.float32)
+        y = activate(y, ACT)
+        if IS_GATED:
+            z = tl.sum(others[row], 1) * root
+            if HAS_BIAS:
+                z += tl.load(BIAS + N + rn, mask=is_row, other=0.0).to(tl.float32)
+            y *= z
+        into = Y + row * N.to(tl.int64) + rn
+        if ADDS:
+            y += tl.load(into, mask=is_row, other=0.0).to(tl.float32)
+        tl.store(into, y.to(Y.dtype.element_ty), mask=is_row)
 
 
 def multiply_row(
@@ -113,7 +125,9 @@ def multiply_row(
     """out = activation(weight @ norm(x) + bias), times the gated half, plus what was there."""
     outputs, inputs = weight.shape
     outputs = outputs // 2 if is_gated else outputs
-    _multiply_row[(triton.cdiv(outputs, tiling.rows),)](
+    launch(
+        _multiply_row,
+        (triton.cdiv(outputs, tiling.rows),),
         weight,
         x,
         norm if norm is not None else x,
@@ -121,6 +135,7 @@ def multiply_row(
         out,
         eps,
         outputs,
+        R=x.shape[0],
         K=inputs,
         BN=tiling.rows,
         BK=min(tiling.columns, triton.next_power_of_2(inputs)),

@@ -1,7 +1,7 @@
-"""Which tiling a product of one row takes: measured once a shape and GPU (`benchmarks/gpu_tilings.py`), else a rule.
+"""Which tiling a product takes: measured once a shape and GPU (`benchmarks/gpu_tilings.py`), else a rule.
 
-For more rows cuBLAS is as fast as a kernel of ours: at 8 and 16 rows a product on the tensor cores gained at most a
-tenth on the narrow matrices and lost on the others.
+From three rows on cuBLAS is as fast as a kernel of ours, the norms and gates around it included: one on the tensor
+cores only reached its times, one that holds whole rows of the matrix in registers was slower.
 """
 
 from __future__ import annotations
@@ -13,11 +13,18 @@ from typing import Final
 
 import torch
 
+from unspool.kernels.cpu.blocks import Kind
 from unspool.kernels.gpu.row_product import RowTiling
+from unspool.kernels.gpu.words_product import WordsTiling
 
 _USUAL: Final = RowTiling(4, 1024, 4)
 _USUAL_GATED: Final = RowTiling(4, 512, 2)
+_USUAL_OF_TWO: Final = RowTiling(4, 1024, 2)
+_USUAL_GATED_OF_TWO: Final = RowTiling(2, 2048, 4)
+MOST_ROWS: Final = 2
+MOST_NUMBERS_OF_TWO: Final = 34_000_000  # of a matrix that two rows are multiplied by here
 MOST_BYTES: Final = 1 << 20  # of a file of measured tilings
+_WIDE: Final = 65_536  # outputs: a head
 
 # (outputs, inputs): measured on an H200, 2026-11-15
 _MEASURED: Final[dict[tuple[int, int], RowTiling]] = {
@@ -33,11 +40,28 @@ _MEASURED: Final[dict[tuple[int, int], RowTiling]] = {
     (128256, 4096): RowTiling(4, 2048, 8, starts_next_early=False),
 }
 
+_MEASURED_OF_TWO: Final[dict[tuple[int, int], RowTiling]] = {
+    (2048, 2048): RowTiling(4, 2048, 4),
+    (3072, 2048): RowTiling(4, 1024, 2),
+    (2048, 8192): RowTiling(8, 1024, 4),
+    (4096, 4096): RowTiling(8, 512, 2),
+    (6144, 4096): RowTiling(8, 1024, 4),
+}
+
+
+def choose_words_tiling(outputs: int, num_words: int, kind: Kind, *, is_gated: bool = False) -> WordsTiling:
+    """The tiling for a quantised matrix whose rows have so many words."""
+    words = min(512, 1 << (num_words - 1).bit_length())
+    rows = 4 if is_gated or (kind == "int8" and outputs < _WIDE) else 8
+    return WordsTiling(rows, words, max(1, words // 128))
+
 
 def choose_tiling(
     outputs: int, inputs: int, num_rows: int, dtype: torch.dtype, *, is_gated: bool = False
 ) -> RowTiling | None:
     """The tiling for a matrix (outputs, inputs), both halves counted where it is gated; None where cuBLAS is used."""
+    if num_rows == MOST_ROWS and outputs * inputs <= MOST_NUMBERS_OF_TWO and dtype != torch.float32:
+        return _MEASURED_OF_TWO.get((outputs, inputs)) or (_USUAL_GATED_OF_TWO if is_gated else _USUAL_OF_TWO)
     if num_rows > 1:
         return None
     found = read_measured().get((outputs, inputs)) or _MEASURED.get((outputs, inputs))

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.launching import launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
 EMBED_BLOCK = 1024
 TILE = 4096  # logits a program looks at
@@ -26,8 +26,16 @@ def _embed(TOKENS, TABLE, OUT, scale, N, BLOCK: tl.constexpr, PDL: tl.constexpr)
 def embed(tokens: torch.Tensor, table: torch.Tensor, scale: float, out: torch.Tensor) -> None:
     """out (rows, hidden) = scale * table[tokens]."""
     rows, width = out.shape
-    _embed[(rows, triton.cdiv(width, EMBED_BLOCK))](
-        tokens, table, out, scale, width, BLOCK=EMBED_BLOCK, **launch_options()
+    launch(
+        _embed,
+        (rows, triton.cdiv(width, EMBED_BLOCK)),
+        tokens,
+        table,
+        out,
+        scale,
+        width,
+        BLOCK=EMBED_BLOCK,
+        **launch_options(),
     )
 
 
@@ -78,10 +86,21 @@ def take_highest(
     """The likeliest tokens, a row each, and the rows' lengths after them."""
     rows, vocab = logits.shape
     num_tiles = tops.shape[1]
-    _find_highest[(rows, num_tiles)](
-        logits, tops, cap or 1.0, vocab, HAS_CAP=cap is not None, TILE=TILE, num_warps=8, **launch_options()
+    launch(
+        _find_highest,
+        (rows, num_tiles),
+        logits,
+        tops,
+        cap or 1.0,
+        vocab,
+        HAS_CAP=cap is not None,
+        TILE=TILE,
+        num_warps=8,
+        **launch_options(),
     )
-    _take_highest[(rows,)](
+    launch(
+        _take_highest,
+        (rows,),
         logits,
         tops,
         tokens,

@@ -18,27 +18,27 @@ from unspool.kernels.gpu.attention import (
     UNIT,
     HeadShape,
     fit_memory,
+    put_together,
 )
-from unspool.kernels.gpu.launching import launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
 
 @triton.jit
-def _turn(x, pair, position, FREQS, gain, DP: tl.constexpr, PAIRS: tl.constexpr):
-    """Rows (n, DP) turned to their positions (n,); `pair` has neighbours exchanged."""
+def _turn(x, pair, token, TURNS, DP: tl.constexpr, PAIRS: tl.constexpr):
+    """Rows (n, DP) turned as their tokens (n,) are; `pair` has neighbours exchanged."""
     rd = tl.arange(0, DP)
-    is_turned = rd < 2 * PAIRS
-    angle = position.to(tl.float32)[:, None] * tl.load(FREQS + rd // 2, mask=is_turned, other=0.0)[None, :]
-    cos = tl.where(is_turned[None, :], tl.cos(angle) * gain, 1.0)
-    sin = tl.where(is_turned[None, :], tl.sin(angle) * gain, 0.0)
-    sin = tl.where((rd % 2 == 0)[None, :], -sin, sin)
-    return x * cos + pair * sin
+    at = TURNS + token[:, None] * 2 * PAIRS + rd[None, :] // 2
+    is_turned = (rd < 2 * PAIRS)[None, :] & (token >= 0)[:, None]
+    cos = tl.load(at, mask=is_turned, other=1.0)
+    sin = tl.load(at + PAIRS, mask=is_turned, other=0.0)
+    return x * cos + pair * tl.where((rd % 2 == 0)[None, :], -sin, sin)
 
 
 @triton.jit(do_not_specialize=["layer", "num_layers", "window", "num_splits", "smallest_chunk"])
 def _attend_wide(
-    QKV, OUT, BASE, TABLE, LENGTHS, FREQS, Q_NORM, K_NORM, SLOPES,
+    QKV, OUT, BASE, TABLE, LENGTHS, TURNS, Q_NORM, K_NORM, SLOPES,
     PARTS, STATS, COUNTS,
-    layer, num_layers, scale, softcap, gain, eps, window, num_splits, smallest_chunk,
+    layer, num_layers, scale, softcap, eps, window, num_splits, smallest_chunk,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     G: tl.constexpr, GP: tl.constexpr, NEW: tl.constexpr, NP: tl.constexpr, PAIRS: tl.constexpr,
     BLOCK: tl.constexpr, UNIT: tl.constexpr, MOST_SPLITS: tl.constexpr, IS_FORKED: tl.constexpr,
@@ -91,8 +91,8 @@ def _attend_wide(
                 k_weight = tl.load(K_NORM + pair, mask=is_turned, other=0.0).to(tl.float32)
                 q_pair = q_pair * q_root[:, None] * q_weight[None, :]
                 k_pair = k_pair * k_root[:, None] * k_weight[None, :]
-            q = _turn(q, q_pair, length + ahead, FREQS, gain, DP, PAIRS)
-            k_new = _turn(k_new, k_pair, length + new_ahead, FREQS, gain, DP, PAIRS)
+            q = _turn(q, q_pair, row * NEW + token, TURNS, DP, PAIRS)
+            k_new = _turn(k_new, k_pair, row * NEW + tl.minimum(rn, NEW - 1), TURNS, DP, PAIRS)
         slopes = tl.full((GP,), 0.0, tl.float32)
         if HAS_SLOPES:
             slopes = tl.load(SLOPES + head * G + rg % G, mask=is_head, other=0.0)
@@ -151,36 +151,10 @@ def _attend_wide(
             tl.store(into + KV_HEADS * D, v_new, mask=is_key_number)
         # --- the parts together
         target = OUT + ((row * NEW + token).to(tl.int64) * (HEADS * D) + (head * G + rg % G) * D)[:, None] + rd[None, :]
-        if used == 1:
-            tl.store(target, (read / total[:, None]).to(OUT.dtype.element_ty), mask=is_query)
-        else:
-            slot = row * KV_HEADS + head
-            part = (slot * num_splits + split) * GP
-            tl.store(PARTS + (part + rg)[:, None] * DP + rd[None, :], read, mask=is_query)
-            tl.store(STATS + 2 * (part + rg), highest, mask=is_head)
-            tl.store(STATS + 2 * (part + rg) + 1, total, mask=is_head)
-            tl.debug_barrier()  # every thread's part is written before the count says so
-            num_before = tl.atomic_add(COUNTS + slot, 1, sem="acq_rel")
-            if num_before == used - 1:
-                tl.debug_barrier()
-                parts = tl.arange(0, MOST_SPLITS)
-                place = (slot * num_splits + parts)[:, None] * GP + rg[None, :]
-                is_part = (parts < used)[:, None] & is_head[None, :]
-                tops = tl.load(STATS + 2 * place, mask=is_part, other=float("-inf"), cache_modifier=".cg")
-                sums = tl.load(STATS + 2 * place + 1, mask=is_part, other=0.0, cache_modifier=".cg")
-                highest = tl.where(is_head, tl.max(tops, 0), 0.0)
-                total = tl.sum(sums * tl.exp(tops - highest[None, :]), 0)
-                read = tl.full((GP, DP), 0.0, tl.float32)
-                for number in tl.range(0, used):
-                    one = (slot * num_splits + number) * GP + rg
-                    weight = tl.exp(tl.load(STATS + 2 * one, mask=is_head, other=0.0, cache_modifier=".cg") - highest)
-                    its_read = tl.load(
-                        PARTS + one[:, None] * DP + rd[None, :], mask=is_query, other=0.0, cache_modifier=".cg"
-                    )
-                    read += its_read * weight[:, None]
-                total = tl.where(is_head, total, 1.0)
-                tl.store(target, (read / total[:, None]).to(OUT.dtype.element_ty), mask=is_query)
-                tl.store(COUNTS + slot, 0)
+        put_together(
+            read, highest, total, target, is_query, is_head, PARTS, STATS, COUNTS,
+            row * KV_HEADS + head, split, used, num_splits, GP, DP, MOST_SPLITS,
+        )  # fmt: skip
 
 
 class WideAttention:
@@ -207,9 +181,8 @@ class WideAttention:
         layer: int,
         num_layers: int,
         *,
-        frequencies: torch.Tensor | None = None,
+        turns: torch.Tensor | None = None,  # (rows * new, 2, pairs) float32: `turning.find_turns`
         scale: float | None = None,
-        gain: float | None = None,
         is_windowed: bool = False,
         q_norm: torch.Tensor | None = None,
         k_norm: torch.Tensor | None = None,
@@ -220,13 +193,15 @@ class WideAttention:
         assert not branches, "rows that share keys read one token at a time"
         shape, tiling = self._shape, SEVERAL_ROWS
         block, stages = fit_memory(tiling, self._width * qkv.element_size())
-        _attend_wide[(self._rows, shape.kv_heads, self.splits)](
+        launch(
+            _attend_wide,
+            (self._rows, shape.kv_heads, self.splits),
             qkv,
             out,
             base,
             table,
             lengths,
-            frequencies if frequencies is not None else self._stats,
+            turns if turns is not None else self._stats,
             q_norm if q_norm is not None else qkv,
             k_norm if k_norm is not None else qkv,
             slopes if slopes is not None else self._stats,
@@ -237,7 +212,6 @@ class WideAttention:
             num_layers,
             shape.scale if scale is None else scale,
             shape.softcap or 1.0,
-            shape.gain if gain is None else gain,
             shape.eps,
             shape.window or 0,
             self.splits,
@@ -250,7 +224,7 @@ class WideAttention:
             GP=self._queries,
             NEW=self._new,
             NP=max(SMALLEST_DOT, triton.next_power_of_2(self._new)),
-            PAIRS=frequencies.numel() if frequencies is not None else 0,
+            PAIRS=turns.shape[2] if turns is not None else 0,
             BLOCK=block,
             UNIT=UNIT,
             MOST_SPLITS=max(2, self.splits),

@@ -1,0 +1,62 @@
+"""Quantised matrices as a GPU reads them: 32-bit words of 4- or 8-bit numbers, and a scale and a minimum a block.
+
+The numbers of a block of 32 columns are dealt out so that word j holds columns j, j + words, j + 2 * words, …: what a
+thread needs of the input for one place of all its words then lies side by side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from unspool.kernels.cpu.blocks import BLOCK, Blocks, Kind
+
+
+@dataclass(slots=True)
+class Words:
+    """A matrix (rows, columns): `value = number * scale + minimum`, with 8 bits `(number - 128) * scale`."""
+
+    words: torch.Tensor  # (rows, columns / numbers a word) int32
+    factors: torch.Tensor  # (rows, columns / 32): a float16's bits (int16), or the scale's and the minimum's (int32)
+    kind: Kind
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.words.shape[0], self.factors.shape[1] * BLOCK
+
+    def dequantise(self, dtype: torch.dtype) -> torch.Tensor:
+        """The numbers that it stands for: (rows, columns)."""
+        bits = 4 if self.kind == "int4" else 8
+        shifts = torch.arange(0, 32, bits, device=self.words.device, dtype=torch.int32)
+        rows = self.words.shape[0]
+        dealt = self.words.view(rows, -1, 1, BLOCK * bits // 32) >> shifts[:, None]  # (rows, blocks, in a word, words)
+        numbers = (dealt & ((1 << bits) - 1)).reshape(rows, -1, BLOCK).float()
+        factors = self.factors.view(torch.float16).view(*self.factors.shape, -1).float()
+        if bits == 4:
+            numbers = torch.addcmul(factors[..., 1:], numbers, factors[..., :1])
+        else:
+            numbers = (numbers - 128) * factors
+        return numbers.view(rows, -1).to(dtype)
+
+    def narrow(self, first: int, count: int) -> Words:
+        """Some rows, one after the other."""
+        return Words(self.words[first : first + count], self.factors[first : first + count], self.kind)
+
+    def select(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Some rows' numbers: (rows, columns)."""
+        return Words(self.words[rows], self.factors[rows], self.kind).dequantise(dtype)
+
+
+def lay_out_words(blocks: Blocks, device: torch.device) -> Words:
+    """Blocks as words on a device. Numbers of 8 bits are counted from 0."""
+    rows, columns = blocks.quants.shape
+    bits = 4 if blocks.kind == "int4" else 8
+    numbers = blocks.quants.to(device).to(torch.int32) + (0 if bits == 4 else 128)
+    dealt = numbers.view(rows, columns // BLOCK, 32 // bits, BLOCK * bits // 32)  # (rows, blocks, in a word, words)
+    shifts = torch.arange(0, 32, bits, device=device, dtype=torch.int32)
+    words = (dealt << shifts[:, None]).sum(2, dtype=torch.int32)
+    factors = [blocks.scales] if blocks.minimums is None else [blocks.scales, blocks.minimums]
+    bits_of_factors = torch.stack(factors, -1).to(device).view(torch.int32 if len(factors) == 2 else torch.int16)
+    return Words(words.view(rows, -1), bits_of_factors.squeeze(-1), blocks.kind)

@@ -1,0 +1,57 @@
+"""Weights of 4 and 8 bits on a GPU: a model of words says what the same model of numbers says."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+from tests.conformance.cases import GOLDENS
+
+import unspool
+from unspool.models.weights import Embedding, Linear, WordEmbedding, WordLinear
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def unpack_model(model: Any) -> None:
+    """Replace every quantised matrix by the numbers that it stands for."""
+    for holder in (model.weights, *model.weights.layers):
+        for item in fields(holder):
+            one = getattr(holder, item.name)
+            if isinstance(one, WordLinear):
+                setattr(holder, item.name, Linear(one.weight, one.bias))
+            elif isinstance(one, WordEmbedding):
+                setattr(holder, item.name, Embedding(one.weight, one.scale))
+    model._refresh()
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "qwen3", "bloom"])
+@pytest.mark.parametrize("rows", [1, 2, 7])
+def test_words_and_numbers_agree(name: str, kind: str, rows: int) -> None:
+    lm = unspool.load(GOLDENS / "models" / name, device="cuda", dtype="float32", quantize=kind)
+    assert isinstance(lm.model.weights.layers[0].up, WordLinear) and lm.model.is_quantised
+    ids = torch.randint(3, 90, (rows, 12), generator=torch.Generator().manual_seed(0))
+    common = {"max_new_tokens": 12, "return_dict_in_generate": True, "output_logits": True, "eos_token_id": None}
+    packed = unspool.generate(lm.model, ids, **common)
+    assert packed.stats.path == "captured"
+    unpack_model(lm.model)
+    plain = unspool.generate(lm.model, ids, **common)
+    for mine, exact in zip(packed.logits[:4], plain.logits[:4], strict=True):
+        assert (mine - exact).abs().max() < 2e-3 * exact.abs().max()
+
+
+def test_a_gguf_stays_packed(default_model_file: str) -> None:
+    packed = unspool.load(default_model_file, device="cuda")
+    plain = unspool.load(default_model_file, device="cuda", quantize=None)
+    assert packed.model.is_quantised and packed.model.weights_bytes < 0.45 * plain.model.weights_bytes
+    assert packed.tokenizer is not None
+    text = "The Nile is a river in Africa. It flows north through eleven countries and ends in the Mediterranean Sea."
+    ids = torch.tensor([packed.tokenizer.encode(text)], device="cuda")
+    losses = []
+    for lm in (packed, plain):
+        logits = lm.model(ids).logits.float()
+        losses.append(torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:]))
+    assert abs(losses[0] - losses[1]) < 0.02

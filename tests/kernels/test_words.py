@@ -1,0 +1,34 @@
+"""Quantised matrices in the GPU's layout: the numbers stay what the blocks say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unspool.kernels.cpu.blocks import Kind, quantise_rows
+from unspool.kernels.gpu.words import lay_out_words
+
+CPU = torch.device("cpu")
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.integers(1, 9), blocks=st.integers(1, 5), kind=st.sampled_from(["int4", "int8"]), seed=st.integers(0, 2**31)
+)
+def test_the_numbers_are_those_of_the_blocks(rows: int, blocks: int, kind: Kind, seed: int) -> None:
+    weight = torch.randn(rows, 32 * blocks, generator=torch.Generator().manual_seed(seed))
+    packed = quantise_rows(weight, kind)
+    words = lay_out_words(packed, CPU)
+    assert words.shape == (rows, 32 * blocks)
+    assert words.words.numel() * 32 == weight.numel() * (4 if kind == "int4" else 8)
+    assert torch.equal(words.dequantise(torch.float32), packed.dequantise())
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8"])
+def test_rows_can_be_chosen(kind: Kind) -> None:
+    words = lay_out_words(quantise_rows(torch.randn(12, 64), kind), CPU)
+    whole = words.dequantise(torch.float32)
+    assert torch.equal(words.narrow(3, 4).dequantise(torch.float32), whole[3:7])
+    assert torch.equal(words.select(torch.tensor([11, 0, 0]), torch.float32), whole[[11, 0, 0]])
