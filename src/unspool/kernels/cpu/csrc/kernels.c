@@ -532,13 +532,15 @@ static void attend(run *r, const us_layer *layer, int32_t l) {
         for (int64_t i = first; i < last; i++)
             attend_kept(r, layer, l, (int32_t)(i / parts / KV), (int32_t)(i / parts % KV), (int32_t)(i % parts));
     } else
-        for (int64_t i = first; i < last;) { /* one key head after the other */
-            const int32_t kv = (int32_t)(i / tokens), token = (int32_t)(i % tokens);
-            int32_t count = last - i < tokens - token ? (int32_t)(last - i) : tokens - token;
-            count = count < MOST_RUN ? count : MOST_RUN;
-            for (int32_t g = 0; g < G; g += MOST_GROUP)
-                attend_run(r, layer, l, token, count, kv, kv * G + g, G - g < MOST_GROUP ? G - g : MOST_GROUP);
-            i += count;
+        for (int64_t i = first; i < last;) { /* tokens of one row together, one key head after the other */
+            const int32_t token = (int32_t)(i / KV), kv = (int32_t)(i % KV), whole = kv ? 0 : (int32_t)((last - i) / KV);
+            const int32_t *rows = r->job->own_rows + token, heads = whole ? KV : 1;
+            int32_t count = 1;
+            while (count < whole && count < MOST_RUN && rows[count] == rows[0]) count++;
+            for (int32_t h = kv; h < kv + heads; h++)
+                for (int32_t g = 0; g < G; g += MOST_GROUP)
+                    attend_run(r, layer, l, token, count, h, h * G + g, G - g < MOST_GROUP ? G - g : MOST_GROUP);
+            i += count * heads;
         }
     us_meet(r->team);
 }
