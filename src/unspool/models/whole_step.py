@@ -238,6 +238,16 @@ class WholeStep:
     ) -> list[tuple[int, int]]:
         """Write the numbers of a call's tokens into the table; which (row, place) each wanted one is."""
         table, at = self._numbers, 0
+        if span.num_new == 1 and len(pieces) == len(span.counts):  # a step of all rows
+            rows = len(pieces)
+            table[0, :rows] = tokens.reshape(-1).numpy()
+            table[1, :rows] = span.starts
+            table[2, :rows] = range(rows) if stores.own_rows is None else stores.own_rows
+            table[4, :rows] = stores.shared_rows
+            table[5, :rows] = stores.shared_counts
+            table[3, :rows] = table[1, :rows] - table[5, :rows]
+            table[6, :rows] = range(rows)
+            return [(row, 0) for row in range(rows)]
         outputs: list[tuple[int, int]] = []
         for row, first, last in pieces:
             part = slice(at, at + last - first)
