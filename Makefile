@@ -39,7 +39,7 @@ conformance: $(VENV)/.test  ## the table of reference outputs: what runs, what i
 	@$(BIN)/python -m tests.conformance.table
 
 bench: $(VENV)/.bench $(VENV)/.model  ## decoding speed beside transformers
-	@$(BIN)/python benchmarks/decode.py
+	@$(BIN)/unspool bench --peer transformers
 
 clean:  ## remove the virtual environment
 	rm -rf $(VENV)

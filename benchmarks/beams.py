@@ -17,15 +17,33 @@ import statistics
 import time
 from collections.abc import Callable
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import torch
-from decode import TEXT, load_transformers  # benchmarks/decode.py
 from floor import run_forwards  # benchmarks/floor.py
 
 import unspool
 from unspool.api.calls import start
 from unspool.loading.catalogue import find_model
+
+TEXT = (
+    "The following is a short story about a lighthouse keeper who lived alone on a rocky island far from land. "
+    "Every evening he climbed the spiral stairs to light the great lamp, and every morning he wrote down in his "
+    "log the ships that had passed during the night. One winter evening, however, something unusual happened that "
+    "he could not explain to anyone. "
+)
+
+
+def load_transformers(path: Path) -> Any:
+    """The same file through transformers' own reader, float32."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+    return model
 
 
 def held_bytes(cache: Any) -> int:

@@ -1,22 +1,26 @@
 """Bytes and speed of every kind of cache, beside transformers' kinds in the same run.
 
     python benchmarks/cache.py                          # CPU: a small shape, contexts of 1k, 8k and 32k
-    python benchmarks/cache.py --device cuda            # the 8B shape in bfloat16, up to 128k
+    python benchmarks/cache.py --device cuda --fill     # the 8B shape in bfloat16, up to 128k
     python benchmarks/cache.py --contexts 64,128 --batch 1 --steps 3 --tiny     # a smoke run
 
-Weights are random. A context is read in chunks, then `--steps` tokens are decoded one by one. `ratio` is the bytes of
-the cache over those of the keys and values themselves; `peak` is the GPU's allocated peak without the weights.
+Weights are random. A context is read in chunks, then `--steps` tokens are decoded one by one; with `--fill` random
+keys are put into the cache instead of reading a text, for contexts that take long to read. `ratio` is the bytes of the
+cache over those of the keys and values themselves, in the model's dtype; `peak` is the GPU's allocated peak without
+the weights; `path` says how decoding steps ran.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
 
-from unspool.cache import KINDS
+from unspool.cache import KINDS, Cache
 from unspool.models.registry import build_model
 from unspool.models.weights import MemorySource
 
@@ -24,7 +28,7 @@ TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "nu
 SMALL = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 12, "num_attention_heads": 9, "kv": 3}
 LARGE = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "kv": 8}
 WINDOW = 1024  # of the models with windows, and of sinks
-THEIRS = ("DynamicCache", "StaticCache")
+THEIRS = ("DynamicCache", "StaticCache", "offloaded DynamicCache")
 
 
 def main() -> None:
@@ -36,6 +40,8 @@ def main() -> None:
     parser.add_argument("--kinds", default=None, help="comma-separated; all by default")
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--chunk", type=int, default=1024)
+    parser.add_argument("--fill", action="store_true", help="fill caches with random keys instead of reading a text")
+    parser.add_argument("--resident", type=int, default=0, help="layers of offloaded kinds that stay on the GPU")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--no-reference", action="store_true")
     arguments = parser.parse_args()
@@ -48,12 +54,17 @@ def main() -> None:
     for batch in (int(n) for n in arguments.batch.split(",")):
         for context in contexts:
             print(f"\nbatch {batch}, context {context}, {dtype}, {arguments.device}, {sizes}")
-            print(f"{'kind':<26}{'MiB':>9}{'ratio':>7}{'prefill/s':>11}{'decode/s':>10}{'peak MiB':>10}")
+            print(f"{'kind':<36}{'MiB':>9}{'ratio':>7}{'prefill/s':>11}{'decode/s':>10}{'peak MiB':>10}  path")
+            longest = max(contexts)
             for kind in kinds:
-                _measure_ours(kind, sizes, dtype, batch, context, arguments)
-            if not arguments.no_reference:
-                for name in THEIRS:
-                    _measure_theirs(name, sizes, dtype, batch, context, arguments)
+                _measure_ours(kind, sizes, dtype, batch, context, longest, arguments)
+            for name in () if arguments.no_reference else THEIRS:
+                if not on_gpu and "offloaded" in name:
+                    continue  # theirs needs CUDA
+                try:
+                    _measure_theirs(name, sizes, dtype, batch, context, longest, arguments)
+                except (AttributeError, RuntimeError, TypeError, ValueError) as error:  # another version's surface
+                    print(f"transformers {name:<23} {type(error).__name__}: {error}", flush=True)
 
 
 def _config(sizes: dict[str, int], context: int, windowed: bool) -> dict[str, Any]:
@@ -97,54 +108,120 @@ def _weights(sizes: dict[str, int], dtype: torch.dtype, device: str) -> dict[str
     return weights
 
 
+@lru_cache(maxsize=2)
+def _build_ours(windowed: bool, is_tiny: bool, longest: int, dtype: torch.dtype, device: str) -> Any:
+    sizes = TINY if is_tiny else LARGE if device.startswith("cuda") else SMALL
+    source = MemorySource(_weights(sizes, dtype, device))
+    return build_model(_config(sizes, longest, windowed), source).to(device, dtype)
+
+
 def _measure_ours(
-    kind: str, sizes: dict[str, int], dtype: torch.dtype, batch: int, context: int, arguments: argparse.Namespace
+    kind: str,
+    sizes: dict[str, int],
+    dtype: torch.dtype,
+    batch: int,
+    context: int,
+    longest: int,
+    arguments: argparse.Namespace,
 ) -> None:
-    windowed = kind in ("sliding_window", "hybrid")
-    model = build_model(_config(sizes, context, windowed), MemorySource(_weights(sizes, dtype, arguments.device))).to(
-        arguments.device, dtype
-    )
-    told = {"window_length": min(WINDOW, context), "num_sink_tokens": 4} if kind == "sink" else None
-    sized = KINDS[kind].is_sized
-    cache = model.new_cache(kind, batch, context + arguments.steps if sized else None, config=told)
+    model = _build_ours(kind in ("sliding_window", "hybrid"), arguments.tiny, longest, dtype, arguments.device)
+    told: dict[str, Any] | None = None
+    if kind == "sink":
+        told = {"window_length": min(WINDOW, context), "num_sink_tokens": 4}
+    elif kind in ("offloaded", "offloaded_static") and arguments.resident:
+        told = {"resident_layers": arguments.resident}
+    room = context + arguments.steps if KINDS[kind].is_sized else None
+    caches: list[Cache] = []
+    path = ""
 
     def read(tokens: torch.Tensor) -> None:
+        nonlocal path
         first = 0
         while first < tokens.shape[1]:
-            size = min(tokens.shape[1] - first, cache.longest_pass or tokens.shape[1])
-            model.forward(tokens[:, first : first + size], cache)
+            size = min(tokens.shape[1] - first, caches[0].longest_pass or tokens.shape[1])
+            path = model.forward(tokens[:, first : first + size], caches[0]).path
             first += size
 
-    _report(kind, read, lambda: cache.nbytes, sizes, dtype, batch, context, arguments)
+    def fill(num_new: int) -> None:
+        cache, heads, width = caches[0], sizes["kv"], sizes["hidden_size"] // sizes["num_attention_heads"]
+        cache.attach(model._outlook)  # as a pass does: a sink must know how the model enters positions
+        while num_new and not (cache.is_endless and cache.seen_tokens >= 2 * WINDOW):  # it holds no more from there on
+            size = min(num_new, cache.longest_pass or num_new)
+            cache.begin(batch, size, device=arguments.device)
+            for layer in range(sizes["num_hidden_layers"]):
+                kv = torch.randn(batch, size, 2, heads, width, device=arguments.device, dtype=dtype)
+                cache.write(layer, kv)
+            cache.end()
+            num_new -= size
+
+    def start() -> None:
+        caches.append(model.new_cache(kind, batch, room, config=told))
+
+    label = f"{kind}, {arguments.resident} resident" if told and "resident_layers" in told else kind
+    _report(label, start, read, fill, lambda: caches[0].nbytes, lambda: path, sizes, dtype, batch, context, arguments)
+
+
+@lru_cache(maxsize=1)
+def _build_theirs(is_tiny: bool, longest: int, dtype: torch.dtype, device: str) -> Any:
+    import transformers
+
+    sizes = TINY if is_tiny else LARGE if device.startswith("cuda") else SMALL
+    config = _config(sizes, longest, windowed=False)
+    theirs = transformers.LlamaConfig(**{key: value for key, value in config.items() if key != "architectures"})
+    with torch.device(device):
+        return transformers.LlamaForCausalLM(theirs).to(dtype).eval()
 
 
 def _measure_theirs(
-    name: str, sizes: dict[str, int], dtype: torch.dtype, batch: int, context: int, arguments: argparse.Namespace
+    name: str,
+    sizes: dict[str, int],
+    dtype: torch.dtype,
+    batch: int,
+    context: int,
+    longest: int,
+    arguments: argparse.Namespace,
 ) -> None:
     import transformers
 
-    config = _config(sizes, context, windowed=False)
-    theirs = transformers.LlamaConfig(**{key: value for key, value in config.items() if key != "architectures"})
-    model = transformers.LlamaForCausalLM(theirs).to(arguments.device, dtype).eval()
-    if name == "StaticCache":
-        cache = transformers.StaticCache(config=theirs, max_cache_len=context + arguments.steps)
-    else:
-        cache = transformers.DynamicCache()
+    model = _build_theirs(arguments.tiny, longest, dtype, arguments.device)
+    caches: list[Any] = []
+
+    def start() -> None:
+        if name == "StaticCache":
+            caches.append(transformers.StaticCache(config=model.config, max_cache_len=context + arguments.steps))
+        elif name == "DynamicCache":
+            caches.append(transformers.DynamicCache())
+        else:
+            caches.append(transformers.DynamicCache(config=model.config, offloading=True))
 
     def read(tokens: torch.Tensor) -> None:
-        model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        model(tokens, past_key_values=caches[0], use_cache=True, logits_to_keep=1)
+
+    def fill(num_new: int) -> None:
+        cache, width = caches[0], sizes["hidden_size"] // sizes["num_attention_heads"]
+        first = cache.get_seq_length()
+        told = {"cache_position": torch.arange(first, first + num_new, device=arguments.device)}
+        for layer in range(sizes["num_hidden_layers"]):
+            keys, values = (
+                torch.randn(batch, sizes["kv"], num_new, width, device=arguments.device, dtype=dtype) for _ in range(2)
+            )
+            cache.update(keys, values, layer, told)
 
     def size() -> int:
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in caches[0].layers)
 
-    _report(f"transformers {name}", read, size, sizes, dtype, batch, context, arguments)
+    label = f"transformers {name}"
+    _report(label, start, read, fill, size, lambda: "", sizes, dtype, batch, context, arguments)
 
 
 @torch.no_grad()
 def _report(
     label: str,
-    read: Any,
-    size: Any,
+    start: Callable[[], None],
+    read: Callable[[torch.Tensor], None],
+    fill: Callable[[int], None],
+    size: Callable[[], int],
+    path: Callable[[], str],
     sizes: dict[str, int],
     dtype: torch.dtype,
     batch: int,
@@ -157,24 +234,27 @@ def _report(
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
     try:
+        start()
         began = _now(on_gpu)
         for first in range(0, context, arguments.chunk):
-            read(tokens[:, first : first + arguments.chunk])
+            some = tokens[:, first : first + arguments.chunk]
+            fill(some.shape[1]) if arguments.fill else read(some)
         middle = _now(on_gpu)
         read(tokens[:, :1])  # what a first step prepares is no part of the others
-        start = _now(on_gpu)
+        decoding = _now(on_gpu)
         for _ in range(arguments.steps - 1):
             read(tokens[:, :1])
         end = _now(on_gpu)
     except torch.OutOfMemoryError:
-        print(f"{label:<26} out of memory")
+        print(f"{label:<36} out of memory", flush=True)
         return
     width = sizes["hidden_size"] // sizes["num_attention_heads"]
     own = batch * (context + arguments.steps) * 2 * sizes["kv"] * width * sizes["num_hidden_layers"] * dtype.itemsize
     peak = (torch.cuda.max_memory_allocated() - before) / 2**20 if on_gpu else float("nan")
+    prefill = "" if arguments.fill else f"{batch * context / (middle - began):.0f}"
     print(
-        f"{label:<26}{size() / 2**20:>9.1f}{size() / own:>7.2f}{batch * context / (middle - began):>11.0f}"
-        f"{batch * (arguments.steps - 1) / (end - start):>10.1f}{peak:>10.0f}",
+        f"{label:<36}{size() / 2**20:>9.1f}{size() / own:>7.2f}{prefill:>11}"
+        f"{batch * (arguments.steps - 1) / (end - decoding):>10.1f}{peak:>10.0f}  {path()}",
         flush=True,
     )
 

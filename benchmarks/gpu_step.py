@@ -16,7 +16,7 @@ import torch
 
 import unspool
 from unspool.models.registry import build_model
-from unspool.models.weights import MemorySource
+from unspool.models.weights import MemorySource, iterate_tensors
 
 SHAPES = {
     "1B": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32},
@@ -121,6 +121,11 @@ def make_reference(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> 
     return reference
 
 
+def count_bytes(tensor: torch.Tensor) -> int:
+    """The memory a tensor takes."""
+    return tensor.numel() * tensor.element_size()
+
+
 COMMON = {"eos_token_id": None, "pad_token_id": 0}
 SAMPLING = {"do_sample": True, "temperature": 0.8, "top_k": 50, "top_p": 0.9, "seed": 1}
 
@@ -131,25 +136,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", default=["1B", "8B"])
     parser.add_argument("--runs", nargs="+", default=["1x256", "1x4096", "8x1024", "64x1024"], help="batch x context")
+    parser.add_argument("--quantize", choices=["int8", "int4"], help="weights of so many bits")
     parser.add_argument("--few", type=int, default=16)
     parser.add_argument("--many", type=int, default=144)
     parser.add_argument("--peer", action="store_true", help="time transformers' eager generate too")
     parser.add_argument("--compiled", action="store_true", help="and its static cache with torch.compile (minutes)")
     options = parser.parse_args()
     bandwidth = measure_bandwidth()
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bf16, copy {bandwidth / 1e12:.2f} TB/s")
+    kept = options.quantize or "bf16"
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {kept}, copy {bandwidth / 1e12:.2f} TB/s")
     columns = ("shape", "run", "first s", "ms/step", "floor", "of floor", "sampling", "greedy/s.", "tok/s")
     print("".join(f"{name:>10}" for name in columns) + "   transformers ms/step (ratio), compiled")
     for shape in options.shapes:
         config = make_config(shape)
         weights = make_weights(config)
         model = build_model(
-            config, MemorySource(weights), is_gguf=False, device=torch.device("cuda"), dtype=torch.bfloat16
+            config,
+            MemorySource(weights),
+            is_gguf=False,
+            device=torch.device("cuda"),
+            dtype=torch.bfloat16,
+            packing=options.quantize,
         )
         reference = make_reference(config, weights) if options.peer or options.compiled else None
         read = model.weights_bytes
         if not config["tie_word_embeddings"]:
-            read -= model.weights.embedding.weight.nbytes  # of which a step reads a row
+            read -= sum(map(count_bytes, iterate_tensors(model.weights.embedding)))  # of which a step reads a row
         for run in options.runs:
             batch, context = map(int, run.split("x"))
             ids = torch.randint(1, 1000, (batch, context), device="cuda")

@@ -75,7 +75,7 @@ def list_few_tilings(manner: str, inputs: int, num_rows: int, kind: str | None) 
     found = []
     for rows, words, warps in itertools.product((2, 4, 8, 16), (256, 512, 1024), (2, 4, 8)):
         each = rows * words * matrices / (32 * warps)
-        if 8 <= each <= 32 and 128 * warps <= words <= whole:
+        if 16 <= each <= 64 and 128 * warps <= words <= whole:
             found.append(WordsTiling(rows, words, warps))
     return found
 
@@ -88,7 +88,7 @@ def prepare_few(name: str, num_rows: int, kind: str | None, tiling: Any, outputs
     x = torch.randn(num_rows, inputs, device="cuda", dtype=torch.bfloat16)
     out = torch.zeros(num_rows, narrow, device="cuda", dtype=torch.float32 if manner == "head" else torch.bfloat16)
     settings = settings_of(manner, inputs)
-    multiply = multiply_row if kind is None else multiply_words
+    multiply: Any = multiply_row if kind is None else multiply_words
     return lambda weight: multiply(weight, x, out, tiling, **settings)
 
 
@@ -252,18 +252,20 @@ def main() -> None:
     parser.add_argument("--attention-only", action="store_true")
     parser.add_argument("--save", action="store_true", help="keep the best for later processes on this machine")
     parser.add_argument("--rows", type=int, nargs="+", help="products of so many rows instead of one")
+    parser.add_argument("--only", default="", help="products whose name holds this")
     parser.add_argument("--kinds", nargs="+", default=["plain"], help="plain, int4, int8: of products of a few rows")
     options = parser.parse_args()
     if options.rows:
+        names = [name for name in PRODUCTS if options.only in name]
         kinds = [None if kind == "plain" else kind for kind in options.kinds]
         jobs = [
             (name, rows, kind, tiling)
-            for name, rows, kind in itertools.product(PRODUCTS, options.rows, kinds)
+            for name, rows, kind in itertools.product(names, options.rows, kinds)
             for tiling in list_few_tilings(PRODUCTS[name][2], PRODUCTS[name][1], rows, kind)
         ]
         with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
             pool.map(compile_few, [jobs[first :: options.processes] for first in range(options.processes)])
-        for kind, name in itertools.product(kinds, PRODUCTS):
+        for kind, name in itertools.product(kinds, names):
             measure_few(name, options.rows, kind)
         return
     for width, num_rows, held, layers in ATTENTIONS:

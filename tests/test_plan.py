@@ -330,6 +330,7 @@ EXAMPLES: dict[str, Any] = {
     "dynatemp_exponent": 2.0,
     "strict_constraints": True,
     "speculate": "auto",
+    "compile": True,
 }
 
 # What the flow itself applies (each has its own tests), and what asks for the way things are.

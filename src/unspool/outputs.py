@@ -65,7 +65,7 @@ class Stats:
     forward_passes: int = 0
     first_token_seconds: float = 0.0
     total_seconds: float = 0.0
-    path: str = "eager"  # or "captured" (a CUDA graph), "library" (one call of C): how the decoding steps were run
+    path: str = "eager"  # or "captured" (a CUDA graph), "library" (one call of C), "compiled": how the steps were run
     path_reason: str = ""  # why they were not faster, where that is known
     speculation: Speculation | None = None  # where there was a drafter
 

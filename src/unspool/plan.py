@@ -14,6 +14,7 @@ from unspool.beams.rules import check_beams, check_constraints
 from unspool.cache.kinds import KINDS, find_kind, read_options
 from unspool.composition import Call, check_composition
 from unspool.config import PARAMETERS, GenerationConfig, find_unused
+from unspool.config.compiling import Compiling, read_compiling
 from unspool.config.contrastive import check_contrastive, find_num_candidates
 from unspool.config.drafting import Drafting, Relation, read_drafting
 from unspool.config.layers import find_candidate_layers
@@ -44,6 +45,7 @@ class PromptShape:
     has_cache: bool = False  # the caller gave past_key_values
     is_endless: bool = False  # and they hold what they hold, however long a text gets
     cache_is_filled: bool = False  # and they hold a part of the prompt
+    cache_is_plain: bool = True  # and their keys lie in one buffer a layer
     is_ragged: bool = False  # rows of different lengths, the encoder's among them
     has_negative: bool = False  # a negative prompt was given
     longest_negative: int = 0  # positions it takes in the decoder
@@ -72,6 +74,7 @@ class Plan:
     dola_layers: tuple[int, ...] = ()  # the layers that DoLa chooses among; none without it
     cache_config: Mapping[str, Any] = field(default_factory=dict)  # what the kind is told, checked
     drafting: Drafting | None = None
+    compiling: Compiling | None = None
 
     @property
     def guidance_scale(self) -> float | None:
@@ -174,6 +177,7 @@ def settle(
         prompt_width=shape.width,
         dola_layers=_decide_layers(settings, info),
         drafting=drafting,
+        compiling=_decide_compiling(settings, origins, info, shape, cache_kind),
     )
 
 
@@ -259,7 +263,6 @@ def _check_low_memory(settings: GenerationConfig, origins: Mapping[str, Origin])
 _OFF: dict[str, tuple[Any, str]] = {
     "forced_decoder_ids": (None, "Whisper's way to force a language and a task"),
     "watermarking_config": (None, "watermarking"),
-    "compile_config": (None, "a compiled step"),
     "generation_kwargs": ({}, "further arguments"),
 }
 
@@ -517,6 +520,29 @@ def _decide_drafting(
     if assistant is not None:
         _check_assistant(info, assistant, shape, relation)
     return drafting
+
+
+def _decide_compiling(
+    settings: GenerationConfig, origins: Mapping[str, Origin], info: ModelInfo, shape: PromptShape, cache_kind: str
+) -> Compiling | None:
+    """Whether steps are compiled; a `compile_config` that no step could follow is refused."""
+    compiling = read_compiling(settings, _find_asked(origins))
+    if compiling is None:
+        return None
+    name = "compile_config" if compiling.is_forced else "compile"
+    told = f"`{name}`, set {_SPOKEN[origins[name]]}, asks for compiled steps"
+    if "compile" not in info.can:
+        raise UnsupportedError(f"{told}, and those of a {info.family} model can't be compiled yet; leave it out")
+    is_plain = shape.cache_is_plain if shape.has_cache else KINDS[cache_kind].is_plain
+    returned = [name for name in ("output_hidden_states", "output_attentions") if getattr(settings, name)]
+    for is_so, reason in (
+        (settings.use_cache is False, "`use_cache`=False reads every text anew at every step"),
+        (bool(returned), f"`{', '.join(returned)}` returns what a compiled step does not keep"),
+        (not is_plain, "this cache does not keep its keys in plain buffers; use a 'dynamic' or 'static' one"),
+    ):
+        if is_so and compiling.is_forced:
+            raise SettingError(f"{told}, and {reason}; leave one of them out")
+    return compiling
 
 
 def _check_assistant(info: ModelInfo, assistant: ModelInfo, shape: PromptShape, relation: Relation) -> None:

@@ -10,6 +10,7 @@ import torch
 
 if TYPE_CHECKING:
     from unspool.cache import Cache
+    from unspool.config import CompileConfig
 
 LayerKind = Literal["full", "sliding", "state"]  # a "state" layer attends to nothing: it remembers
 
@@ -34,7 +35,8 @@ class ModelInfo:
     decoder_start_token_id: int | None = None
     # "branches": attention reads a BranchingCache, whose rows share their prompt's keys; "forks": it reads a cache
     # whose `num_forks` is above 1; "last_states", "early_logits", "early_exit": what `Want` asks for under these names;
-    # "shifted_keys": keys can be moved to other positions once they were made (rotary, ALiBi)
+    # "compile": it is `Compilable`; "shifted_keys": keys can be moved to other positions once they were made (rotary,
+    # ALiBi)
     can: frozenset[str] = frozenset({"hidden_states", "attentions", "inputs_embeds", "last_states"})
 
 
@@ -64,7 +66,7 @@ class Forward:
     last_states: torch.Tensor | None = None  # (rows, new, hidden)
     early_logits: tuple[torch.Tensor, ...] | None = None  # a layer of `Want.early` each: (rows, vocab), last position
     likeliest: torch.Tensor | None = None  # (rows,): the first token of the highest logit, where the pass found it
-    path: str = "eager"  # or "captured" (a CUDA graph), "library" (one call of C): how the pass was run
+    path: str = "eager"  # or "captured" (a CUDA graph), "library" (one call of C), "compiled": how the pass was run
     path_reason: str = ""  # why it was not faster, where that is known
 
 
@@ -129,4 +131,17 @@ class Model(Protocol):
         embeds: torch.Tensor | None = None,
     ) -> Encoded:
         """Run the encoder over right-filled rows (encoder-decoder models only)."""
+        ...
+
+
+class Compilable(Model, Protocol):
+    """A model that says "compile" in `info.can`: its steps can run through torch.compile."""
+
+    @property
+    def fast_path(self) -> str | None:
+        """What steps run on that is faster than a compiled one; None where nothing is."""
+        ...
+
+    def compiled(self, config: CompileConfig) -> Model:
+        """The same model with compiled steps; raises where they can't be compiled here."""
         ...

@@ -141,4 +141,4 @@ def test_the_prompt_is_held_once() -> None:
     before = prompt.nbytes
     branching = BranchingCache(prompt, 8)
     step([branching], 8)
-    assert branching.nbytes - before == 8 * 256 * 2 * HEADS * WIDTH * 4 * LAYERS  # one chunk of own positions
+    assert branching.nbytes - before == 8 * 64 * 2 * HEADS * WIDTH * 4 * LAYERS  # one chunk of own positions

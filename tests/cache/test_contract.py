@@ -585,7 +585,7 @@ def test_bytes_are_those_of_the_memory(cache: Cache) -> None:
     }
     own = getattr(cache, "self_attention_cache", cache)
     name = type(own).__name__
-    assert cache.nbytes == (bytes_packed[name] if name in bytes_packed else places.get(name, 2 * 2 * 256) * each)
+    assert cache.nbytes == (bytes_packed[name] if name in bytes_packed else places.get(name, 2 * 2 * 64) * each)
     before = cache.nbytes
     for _ in range(30):
         plain.read(1)

@@ -18,6 +18,14 @@ def model(request: pytest.FixtureRequest) -> Any:
     return unspool.load(GOLDENS / "models" / request.param, device="cuda", dtype="float32").model
 
 
+@pytest.fixture(autouse=True)
+def _dirty_memory() -> None:
+    """What is given back here is given out again: a kind must not read what it never wrote."""
+    if torch.cuda.is_available():
+        made = [torch.full((size,), torch.nan, device="cuda") for size in (1 << 8, 1 << 12, 1 << 16, 1 << 22) * 32]
+        del made
+
+
 @pytest.mark.parametrize(
     ("kind", "told"),
     [

@@ -40,9 +40,12 @@ def test_the_kernel_reads_what_the_reference_reads(shape: dict[str, Any], dtype:
     assert packed_triton.can_read(queries, keys, values)
     for window, softcap, is_masked in ((None, None, False), (70, None, False), (None, 5.0, False), (90, None, True)):
         options: dict[str, Any] = {"scale": case.width**-0.5, "window": window, "softcap": softcap}
+        wide = dict(options)
         if is_masked:
-            options |= {"mask": mask_of(keys.view.positions, case.heads, window).to(dtype), "window": None}
-        expected, _ = attend_plainly(queries.float(), *(_widen(each) for each in (keys, values)), **options)
+            mask = mask_of(keys.view.positions, case.heads, window).to(dtype)
+            options |= {"mask": mask, "window": None}
+            wide |= {"mask": mask.float(), "window": None}  # torch's attention wants the dtype of its queries
+        expected, _ = attend_plainly(queries.float(), *(_widen(each) for each in (keys, values)), **wide)
         window, softcap = options["window"], options["softcap"]
         read = packed_triton.attend(queries, keys, values, options["scale"], options.get("mask"), window, softcap)
         blocks = attend_in_blocks(queries, keys, values, **options)

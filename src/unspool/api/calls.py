@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -21,7 +21,7 @@ from unspool.errors import SettingError, UnsupportedError
 from unspool.logits import UnbatchedClassifierFreeGuidanceLogitsProcessor
 from unspool.outputs import Output
 from unspool.plan import Plan, PromptShape, merge, settle
-from unspool.protocols import Model
+from unspool.protocols import Compilable, Model
 from unspool.stopping import as_criteria_list
 from unspool.streaming import StreamCancelled
 
@@ -161,6 +161,7 @@ def start(
     cache = _as_cache(past_key_values, prompts.lengths, core)
     shape = _shape(prompts, cache)
     plan = settle(settings, origins, core.info, shape, *drafts)
+    core = _compile(core, plan)
     if assistant is not None:
         assistant.check_tokens(plan.do_sample)
     if beams is not None and plan.num_beams == 1:
@@ -194,6 +195,16 @@ def start(
     return run
 
 
+def _compile(core: Model, plan: Plan) -> Model:
+    """The model with compiled steps, where the plan asks for them."""
+    if plan.compiling is None:
+        return core
+    compilable = cast(Compilable, core)  # the plan knows that it can
+    if compilable.fast_path is not None and not plan.compiling.is_forced:
+        return core
+    return compilable.compiled(plan.compiling.config)
+
+
 def _read_assistant(assistant: Any, core: Model, tokenizer: Any, assistant_tokenizer: Any) -> Assistant | None:
     if assistant is not None:
         return read_assistant(assistant, core, tokenizer, assistant_tokenizer)
@@ -215,6 +226,7 @@ def _shape(prompts: Prompts, cache: Cache | None) -> PromptShape:
         has_cache=cache is not None,
         is_endless=cache is not None and cache.is_endless,
         cache_is_filled=cache is not None and any(cache.lengths),
+        cache_is_plain=cache is None or cache.places() is not None,
         is_ragged=any(len(set(each)) > 1 for each in lengths),
         has_negative=prompts.negative is not None,
         longest_negative=max(prompts.negative.lengths) if prompts.negative and prompts.source is None else 0,

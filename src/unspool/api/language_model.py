@@ -184,6 +184,7 @@ def load(
     load_in_8bit: bool = False,
     load_in_4bit: bool = False,
     threads: int | None = None,
+    compile: bool = False,
     revision: str | None = None,
     offline: bool | None = None,
     progress: Callable[[str, int, int], None] | None = None,
@@ -193,10 +194,13 @@ def load(
     `device` defaults to the GPU where there is one; `dtype` to float32 on a CPU and to what the file holds on a GPU.
     `quantize="int8"` or `"int4"` keeps matrices as blocks of whole numbers (`load_in_8bit=True` and `load_in_4bit=True`
     mean the same); a GGUF's own blocks are kept as they are unless `quantize=None` or a dtype asks for plain numbers.
-    `threads` bounds the CPU's threads. `progress(what, done, total)` is called while weights are read.
+    `threads` bounds the CPU's threads. `compile=True` runs steps through torch.compile in every later call, where
+    nothing faster is built for them. `progress(what, done, total)` is called while weights are read.
     """
+    if not isinstance(compile, bool):
+        raise SettingError(f"compile={compile!r:.40} is neither True nor False; a call takes a compile_config")
     quantize = _read_quantize(quantize, load_in_8bit, load_in_4bit)
-    return LanguageModel(
+    lm = LanguageModel(
         load_parts(
             name,
             device=device,
@@ -208,3 +212,6 @@ def load(
             progress=progress,
         )
     )
+    if compile:
+        lm.generation_config.compile = True
+    return lm

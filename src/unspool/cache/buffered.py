@@ -252,7 +252,7 @@ class BufferedCache(Cache):
         if positions is None:
             buffer.narrow(1, held, num_new).copy_(kv)
         else:
-            buffer.index_copy_(1, positions.to(buffer.device), kv.to(buffer.dtype).contiguous())
+            buffer.index_copy_(1, positions.to(buffer.device), kv.to(buffer.device, buffer.dtype).contiguous())
         self._filled[layer_idx] = stop
         self.lengths = [self._filled[0]] * rows
 

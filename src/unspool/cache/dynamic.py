@@ -11,7 +11,7 @@ from unspool.cache.base import DIVIDE, FORK, RAGGED, ROLL_BACK, SELECT_ROWS
 from unspool.cache.buffered import BufferedCache
 from unspool.errors import SettingError
 
-CHUNK = 256  # positions by which the buffers grow
+CHUNK = 64  # positions by which the buffers grow, at least
 
 LegacyCache = tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
@@ -40,8 +40,8 @@ class DynamicCache(BufferedCache):
             self._make_room(stop)
 
     def _make_room(self, stop: int) -> None:
-        # A sixteenth more than is needed: a text that grows for long is copied seldom, and little is left empty.
-        room = _round_up(stop) + stop // 16 // CHUNK * CHUNK
+        # A part more than is needed: a text that grows for long is copied seldom, and little is left empty.
+        room = _round_up(stop) + stop // 32 // CHUNK * CHUNK
         for layer, buffer in enumerate(self._buffers):  # one layer at a time, so that only one is there twice
             grown = self._take((buffer.shape[0], room, *buffer.shape[2:]), buffer.dtype, buffer.device)
             grown.narrow(1, 0, self._room).copy_(buffer)

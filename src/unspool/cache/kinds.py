@@ -72,6 +72,7 @@ class CacheKind:
     is_endless: bool = False  # holds what it holds however long a text gets, so that no context ends it
     holds_every_key: bool = True  # each position's own keys are held, so attention weights can be told by position
     forks: bool = False  # candidates for a row's next token can be read over the row's own keys
+    is_plain: bool = False  # keys lie in one buffer a layer, where a compiled step finds them
     check: Callable[[Options], None] | None = None  # raises for values of options that can't be
     refuse: Callable[[Any], str | None] | None = None  # why a model (its `info`) can't be served, or None
 
@@ -246,12 +247,13 @@ def _check_quantized(options: Options) -> None:
 
 
 KINDS: Final[dict[str, CacheKind]] = {
-    "dynamic": CacheKind(_make_dynamic, forks=True),
+    "dynamic": CacheKind(_make_dynamic, forks=True, is_plain=True),
     "static": CacheKind(
         _make_static,
         options=("batch_size", "max_cache_len", "device"),
         is_sized=True,
         forks=True,
+        is_plain=True,
         check=_check_static,
     ),
     "mamba": CacheKind(_make_mamba, is_endless=True, holds_every_key=False, refuse=refuse_without_states),

@@ -11,86 +11,13 @@ import torch
 from unspool.cache.base import DIVIDE, FORK, Span
 from unspool.cache.buffered import BufferedCache
 from unspool.cache.dynamic import DynamicCache
+from unspool.cache.ferry import Ferry
 from unspool.cache.mapped import take_mapped
 from unspool.cache.static import StaticCache
 from unspool.cache.stores import split
 from unspool.errors import SettingError
 
 HOST = torch.device("cpu")
-
-
-class Ferry:
-    """Brings layers' keys to the GPU and new ones back, one layer ahead of who reads them.
-
-    Two pieces of device memory take turns. Copies run on a stream of their own: what layer `n` wrote goes home, then
-    layer `n + 1` is fetched while layer `n` computes.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own is untyped
-        self._landing: list[torch.Tensor | None] = [None, None]  # (positions, rows, 2, heads, width)
-        self._arrived: list[Any] = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]  # likewise
-        self._fetched: tuple[int, int] | None = None  # the layer under way, and where it lands
-        self._turn = 0
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether a layer is being fetched that nobody has read yet."""
-        return self._fetched is not None
-
-    def bring(self, layer: int, home: torch.Tensor, held: int) -> torch.Tensor:
-        """A layer's memory on the GPU, with the first `held` positions of its home (positions, rows, …) in it."""
-        if self._fetched is not None and self._fetched[0] == layer:
-            place = self._fetched[1]
-            torch.cuda.current_stream(self._device).wait_event(self._arrived[place])
-        else:
-            place = self._turn
-            self._fetch(place, home, held)
-            torch.cuda.current_stream(self._device).wait_event(self._arrived[place])
-        self._fetched, self._turn = None, 1 - place
-        landed = self._landing[place]
-        assert landed is not None
-        return landed
-
-    def fetch_ahead(self, layer: int, home: torch.Tensor, held: int) -> None:
-        """Start bringing a layer that is read next."""
-        self._fetch(self._turn, home, held)
-        self._fetched = (layer, self._turn)
-
-    def _fetch(self, place: int, home: torch.Tensor, held: int) -> None:
-        shape = home.shape
-        landing = self._landing[place]
-        if landing is None or landing.shape != shape or landing.dtype != home.dtype:
-            landing = self._landing[place] = torch.empty(shape, dtype=home.dtype, device=self._device)
-        # Whoever used this piece before must be done with it.
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            landing[:held].copy_(home[:held], non_blocking=True)
-            self._arrived[place].record(self._stream)
-        landing.record_stream(self._stream)
-
-    def send_home(self, home: torch.Tensor, landed: torch.Tensor, span: Span) -> None:
-        """Copy what a pass wrote back: one run of positions, or each row's own."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            if span.is_uniform:
-                part = slice(span.starts[0], span.stop)
-                home[part].copy_(landed[part], non_blocking=True)
-                return
-            for row, (start, count) in enumerate(zip(span.starts, span.counts, strict=True)):
-                for position in range(start, start + count):
-                    home[position, row].copy_(landed[position, row], non_blocking=True)
-
-    def wait(self) -> None:
-        """Have everything at home before the host reads it."""
-        self._stream.synchronize()
-        self._fetched = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of GPU memory in use."""
-        return sum(landing.nbytes for landing in self._landing if landing is not None)
 
 
 class OffloadingCache(BufferedCache):
@@ -194,11 +121,21 @@ class OffloadingCache(BufferedCache):
     # --- the host reads or moves what the ferry may still carry -----------------------------------------
     def _settle(self) -> None:
         if self._ferry is not None:
-            self._ferry.wait()
+            self._ferry.finish()
 
     def _select(self, index: torch.Tensor) -> None:
         self._settle()
         super()._select(index)
+
+    def copy_rows(self, index: Sequence[int], first: int) -> None:
+        self._settle()
+        super().copy_rows(index, first)
+
+    def _append(
+        self, layer_idx: int, key_states: torch.Tensor, value_states: torch.Tensor, positions: torch.Tensor | None
+    ) -> None:
+        self._settle()
+        super()._append(layer_idx, key_states, value_states, positions)
 
     def _read(self, layer_idx: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         self._settle()
@@ -282,6 +219,13 @@ class OffloadedCache(OffloadingCache, DynamicCache):
         self._settle()
         return super()._copy_of(rows)
 
+    @classmethod
+    def from_batch_splits(cls, splits: Sequence[DynamicCache]) -> DynamicCache:
+        for part in splits:
+            if isinstance(part, OffloadedCache):
+                part._settle()
+        return super().from_batch_splits(splits)
+
 
 class OffloadedStaticCache(OffloadingCache, StaticCache):
     """A static cache whose keys live in host memory: fixed room, on the device only two layers at a time."""
@@ -317,3 +261,7 @@ class OffloadedStaticCache(OffloadingCache, StaticCache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         keys, values = super().update(key_states, value_states, layer_idx, cache_kwargs)
         return keys.to(key_states.device), values.to(key_states.device)
+
+    def reset(self) -> None:
+        self._settle()
+        super().reset()

@@ -13,6 +13,7 @@ from unspool.cache.base import Span
 from unspool.kernels.packed import PackedKeys, PackedView
 from unspool.kernels.packing import Fit, Packed, Scheme, pack, unpack
 
+_TOGETHER = 256  # rows of all layers that are packed by one call, where layers are packed together
 _PIECE = 4096  # positions packed at a time: packing needs room for them in float32
 
 
@@ -148,6 +149,10 @@ class PackedStore:
                 self.recent[row, : moved.shape[0]] = moved
         self.num_packed = targets
 
+    def is_overdue(self, lengths: Sequence[int]) -> bool:
+        """Whether there are blocks to pack that are no longer recent."""
+        return self._find_targets(lengths) != self.num_packed
+
     def forget_pass(self) -> None:
         """Drop what a pass that did not end left pending."""
         self._pending = None
@@ -165,13 +170,8 @@ class PackedStore:
 
     def _pack(self, recent: torch.Tensor, runs: Sequence[Run], into: tuple[Packed, Packed]) -> None:
         """Pack a run of each row's slots (rows, slots, 2, heads, width)."""
-        alike: dict[Run, list[int]] = defaultdict(list)
-        for row, run in enumerate(runs):
-            if run.length > 0:
-                alike[run].append(row)
         piece = max(self.block, _PIECE // self.block * self.block)
-        for run, rows in alike.items():
-            index = slice(rows[0], rows[-1] + 1) if rows == list(range(rows[0], rows[-1] + 1)) else torch.tensor(rows)
+        for run, index in _find_alike(runs):
             for start in range(0, run.length, piece):
                 length = min(piece, run.length - start)
                 both = recent[index, run.source + start : run.source + start + length].unbind(2)
@@ -259,6 +259,51 @@ class PackedStore:
         self.recent = torch.cat((self.recent, other.recent))
         self.num_packed = [*self.num_packed, *other.num_packed]
         self.bases = [*self.bases, *other.bases]
+
+
+def settle_together(stores: Sequence[PackedStore], lengths: Sequence[int]) -> None:
+    """`settle` for layers that are alike and have nothing pending: one call packs many of them, not one for each."""
+    most = max(1, _TOGETHER // max(1, len(lengths)))
+    for start in range(0, len(stores), most):
+        _settle_alike(stores[start : start + most], lengths)
+
+
+def _settle_alike(stores: Sequence[PackedStore], lengths: Sequence[int]) -> None:
+    first = stores[0]
+    targets = first._find_targets(lengths)
+    for run, index in _find_alike(first._find_runs(targets)):
+        stop = run.source + run.length
+        recent = torch.stack([store.recent[index] for store in stores])  # (layers, rows, slots, 2, heads, width)
+        for which, packed in enumerate(([store.keys for store in stores], [store.values for store in stores])):
+            numbers = recent[:, :, run.source : stop, which].flatten(0, 1).transpose(1, 2)
+            made = pack(numbers, packed[0].scheme, first._fit)  # (layers * rows, heads, positions, …)
+            rooms = [each.narrow(run.place, run.length).tensors() for each in packed]
+            for place, new in enumerate(made.tensors()):
+                _copy_layers([room[place] for room in rooms], index, new.view(len(stores), -1, *new.shape[1:]))
+        _copy_layers([store.recent[:, : recent.shape[2] - stop] for store in stores], index, recent[:, :, stop:])
+    for store in stores:
+        store.num_packed = list(targets)
+
+
+def _copy_layers(into: Sequence[torch.Tensor], index: slice | torch.Tensor, made: torch.Tensor) -> None:
+    """Put what was made for all layers (layers, rows, …) into the rows of each layer's own tensor."""
+    if isinstance(index, slice):
+        torch._foreach_copy_([each[index] for each in into], list(made.unbind(0)))
+        return
+    for each, new in zip(into, made, strict=True):
+        each[index] = new
+
+
+def _find_alike(runs: Sequence[Run]) -> list[tuple[Run, slice | torch.Tensor]]:
+    """The runs that there are, and the rows that have each."""
+    alike: dict[Run, list[int]] = defaultdict(list)
+    for row, run in enumerate(runs):
+        if run.length > 0:
+            alike[run].append(row)
+    return [
+        (run, slice(rows[0], rows[-1] + 1) if rows == list(range(rows[0], rows[-1] + 1)) else torch.tensor(rows))
+        for run, rows in alike.items()
+    ]
 
 
 def _put(recent: torch.Tensor, slots: Sequence[int], span: Span, kv: torch.Tensor) -> None:

@@ -6,13 +6,25 @@ from dataclasses import dataclass
 
 import torch
 
+from unspool.kernels.packing import Scheme
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedPlaces:
+    """What of a cache is packed: the first `num_packed` positions of each row, in blocks."""
+
+    layers: list[tuple[torch.Tensor, ...]]  # codes, scales and zero points of keys, then of values, a layer each
+    schemes: tuple[Scheme, Scheme]  # of keys and of values
+    num_places: int  # positions that a row has room for
+    num_packed: list[int]  # a row each
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Places:
     """The buffers (rows, capacity, 2, heads, width) of all layers; another object once anything has moved.
 
     Rows that share a prompt's keys have those in `shared`, and find their own position `j` in the row that
-    `ancestry[row, j]` names.
+    `ancestry[row, j]` names. Where the first positions are `packed`, the buffers hold those that follow.
     """
 
     buffers: list[torch.Tensor]
@@ -20,3 +32,4 @@ class Places:
     shared: list[torch.Tensor] | None = None
     prompt_lengths: list[int] | None = None  # shared positions, a row each
     ancestry: torch.Tensor | None = None  # (rows, own capacity) int32
+    packed: PackedPlaces | None = None

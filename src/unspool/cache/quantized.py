@@ -8,13 +8,15 @@ Rolling back into a packed block unpacks what stays of it; packed again, a numbe
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import is_
 from types import SimpleNamespace
 from typing import Any, Final, Self
 
 import torch
 
 from unspool.cache.base import FIXED_SHAPE, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache, Span
-from unspool.cache.packed_store import PackedStore
+from unspool.cache.packed_store import PackedStore, settle_together
+from unspool.cache.places import PackedPlaces, Places
 from unspool.cache.quantized_config import QuantizedCacheConfig
 from unspool.errors import SettingError
 from unspool.kernels.packed import PackedView
@@ -51,6 +53,7 @@ class QuantizedCache(Cache):
         self._is_trial = False
         self._view: PackedView | None = None
         self._told: tuple[list[int], torch.Tensor] | None = None
+        self._known_places: Places | None = None
 
     # --- a forward pass ------------------------------------------------------------------------------
     def begin(
@@ -60,6 +63,7 @@ class QuantizedCache(Cache):
         counts: Sequence[int] | None = None,
         device: torch.device | str = "cpu",
     ) -> Span:
+        self._settle_steps()
         span = super().begin(rows, num_new, counts, device)
         for store in self._stores:
             store.forget_pass()
@@ -125,6 +129,40 @@ class QuantizedCache(Cache):
     def holds_buffers(self, num_layers: int) -> bool:
         return len(self._stores) == num_layers
 
+    # --- a captured step -----------------------------------------------------------------------------
+    def places(self) -> Places | None:
+        stores = self._stores
+        known = self._known_places
+        if (
+            known is not None
+            and known.packed is not None
+            and known.packed.num_packed == stores[0].num_packed
+            and all(map(is_, known.buffers, [store.recent for store in stores]))
+            and all(layer[0] is store.keys.codes for layer, store in zip(known.packed.layers, stores, strict=True))
+        ):
+            return known
+        if not stores:
+            return Places([])
+        first = stores[0]
+        layers: list[tuple[torch.Tensor, ...]] = [(*store.keys.tensors(), *store.values.tensors()) for store in stores]
+        packed = PackedPlaces(layers, (first.keys.scheme, first.values.scheme), self._places, list(first.num_packed))
+        self._known_places = Places([store.recent for store in stores], packed=packed)
+        return self._known_places
+
+    def advance(self, rows: int) -> None:
+        starts = list(self.lengths) or [0] * rows
+        if len(starts) != rows:
+            raise SettingError(f"the cache holds {len(starts)} rows and the step has {rows}; select_rows() first")
+        self._settle_steps()
+        self._reserve(max(starts) + 1)
+        self.lengths = [start + 1 for start in starts]
+        self._filled = [max(self.lengths)] * len(self._stores)
+
+    def _settle_steps(self) -> None:
+        """Pack what captured steps left behind: they write by address, and nobody ends them."""
+        if self.lengths and not self._is_trial and self._stores and self._stores[0].is_overdue(self.lengths):
+            settle_together(self._stores, self.lengths)
+
     def _reserve(self, stop: int) -> None:
         places = self._round_down(max(0, stop - self.residual_length))
         if places > self._places:
@@ -161,6 +199,7 @@ class QuantizedCache(Cache):
 
     # --- rows ----------------------------------------------------------------------------------------
     def begin_trial(self) -> None:
+        self._settle_steps()
         self._is_trial = True
 
     def truncate(self, lengths: Sequence[int]) -> None:
@@ -431,6 +470,13 @@ class QuantizedStaticCache(QuantizedCache):
             for store in self._stores:
                 store.restart(rows)
         return super().begin(rows, num_new, counts, device)
+
+    def advance(self, rows: int) -> None:
+        self._check_rows(rows)
+        if not self.lengths:
+            for store in self._stores:
+                store.restart(rows)
+        super().advance(rows)
 
     def _look(self, span: Span) -> None:
         """Steps always read packed and recent buffers whole; a prompt that is longer than those takes the detour."""

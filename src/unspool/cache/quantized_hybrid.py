@@ -64,6 +64,12 @@ class QuantizedHybridCache(QuantizedStaticCache):
             )
         self._house(layer)
 
+    def places(self) -> None:
+        """None: windows that slide are packed where no captured step looks for them."""
+
+    def _settle_steps(self) -> None:
+        """Nothing is left behind where no step is captured."""
+
     def _find_window_places(self) -> int:
         """Packed positions that a window needs: those in view, those that a trial may leave, and some to slide in."""
         slack = max(TRIAL_ROOM + self.q_group_size, self.window // _SHARE)

@@ -7,16 +7,15 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unspool.cli.console import BOLD, CYAN, DIM, GREEN, paint, say
 from unspool.cli.model import add_model_options, load_model
-from unspool.cli.parser import Parser, UsageError
+from unspool.cli.parser import Parser
 from unspool.cli.prompt import add_prompt_options, as_prompt, check_prompt, read_negative, read_prompt
 from unspool.cli.settings import FRIENDLY, add_settings, collect_settings, refuse_tensors
-from unspool.config.files import write_text
-from unspool.errors import InputError, SettingError, UnsupportedError
+from unspool.cli.targets import find_targets, write_target
+from unspool.errors import SettingError, UnsupportedError
 
 if TYPE_CHECKING:
     from unspool.api import LanguageModel
@@ -57,7 +56,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Search, draw, write."""
     settings = _complete(collect_settings(arguments))
     check_prompt(arguments, settings)
-    targets = _find_targets(arguments)
+    targets = find_targets(arguments, FILES)
     text = read_prompt(arguments)
     lm = load_model(arguments)
     from unspool.explain import draw_page, draw_svg, draw_terminal  # torch is here by now
@@ -73,7 +72,7 @@ def execute(arguments: argparse.Namespace) -> int:
         "json": lambda: _describe(lm, generation, text, settings),
     }
     for kind, path in targets.items():
-        _write(path, drawn[kind](), is_forced=arguments.force)
+        write_target(path, drawn[kind](), is_forced=arguments.force)
         say(f"wrote {path}", DIM)
     missing = [kind for kind in FILES if kind not in targets]
     if len(missing) == len(FILES):
@@ -108,33 +107,6 @@ def _complete(settings: dict[str, Any]) -> dict[str, Any]:
         if complete.get("force_words_ids"):
             complete.setdefault("strict_constraints", False)  # all beams are shown, those without a word too
     return complete
-
-
-def _find_targets(arguments: argparse.Namespace) -> dict[str, Path]:
-    """The files to write, refused before any work where they can't be."""
-    targets = {kind: Path(name).expanduser() for kind in FILES if (name := getattr(arguments, kind)) is not None}
-    for kind, path in targets.items():
-        if not path.name or path.is_dir():
-            raise UsageError(f"--{kind} {str(path)!r} is a folder; name a file in it")
-        if not path.parent.is_dir():
-            raise UsageError(f"--{kind} {str(path)!r}: there is no folder {str(path.parent)!r}; make it first")
-        _refuse_existing(path, is_forced=arguments.force)
-    if len({path.absolute() for path in targets.values()}) < len(targets):
-        raise UsageError(f"{', '.join(f'--{kind}' for kind in targets)}: two of them name the same file")
-    return targets
-
-
-def _refuse_existing(path: Path, *, is_forced: bool) -> None:
-    if path.exists() and not is_forced:
-        raise UsageError(f"{str(path)!r} exists already; --force writes over it")
-
-
-def _write(path: Path, content: str, *, is_forced: bool) -> None:
-    _refuse_existing(path, is_forced=is_forced)  # someone may have written it while the model was at work
-    try:
-        write_text(path, content)
-    except OSError as error:
-        raise InputError(f"{str(path)!r} can't be written: {error.strerror or error}") from error
 
 
 def _grow(lm: LanguageModel, generation: Generation, text: str) -> BeamTree:

@@ -25,6 +25,7 @@ COMMANDS = {
     "explain": "Draw a beam search as a tree, in the terminal and as a page.",
     "models": "List the models that are installed and those that can be.",
     "pull": "Fetch a model.",
+    "bench": "Measure this machine's speed, beside other engines.",
     "doctor": "Say what this machine has, which kernels are in use, and why.",
 }
 _EXAMPLES = (

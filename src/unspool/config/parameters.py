@@ -269,7 +269,7 @@ _TABLE: tuple[Parameter, ...] = (
     _count("assistant_lookbehind", 10, "assistance", "Drafter tokens re-read when the tokenizers differ.", at_least=1),
     _count("target_lookbehind", 10, "assistance", "Model tokens re-read when the tokenizers differ.", at_least=1),
     # Speed
-    _other("compile_config", "object", "performance", "A CompileConfig for the captured step."),
+    _other("compile_config", "object", "performance", "A CompileConfig: run the steps through torch.compile with it."),
     _flag("disable_compile", False, "performance", "Never compile the step."),
     _other("generation_kwargs", "object", "performance", "Further arguments for generate().", default={}),
     # unspool's own
@@ -314,6 +314,7 @@ _TABLE: tuple[Parameter, ...] = (
         "'auto' drafts while it pays: the length follows what is accepted and what it costs.",
         choices=("auto",),
     ),
+    _flag("compile", None, "performance", "Run the steps through torch.compile where nothing faster is built."),
 )
 
 OURS = (
@@ -342,5 +343,6 @@ OURS = (
     "return_beam_trace",
     "strict_constraints",
     "speculate",
+    "compile",
 )
 PARAMETERS: dict[str, Parameter] = {parameter.name: parameter for parameter in _TABLE}

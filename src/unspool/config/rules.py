@@ -102,6 +102,8 @@ def _check_objects(config: GenerationConfig) -> None:
     compiling = config.compile_config
     if compiling is not None and not isinstance(compiling, CompileConfig):
         raise SettingError(f"`compile_config` must be a CompileConfig, but is a {type(compiling).__name__}.")
+    if compiling is not None:
+        compiling.validate()
     watermark = config.watermarking_config
     if watermark is not None:
         if not isinstance(watermark, BaseWatermarkingConfig):

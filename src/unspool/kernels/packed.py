@@ -72,8 +72,7 @@ def attend_packed(
         return attend_plainly(
             queries, keys, values, scale=scale, mask=mask, window=window, softcap=softcap, want_weights=True
         )
-    # In half precision the kernel fails its test on an H200 (docs/quantised_cache.md): blocks of torch until mended.
-    if queries.device.type == "cuda" and queries.dtype == torch.float32 and has_triton():
+    if queries.device.type == "cuda" and has_triton():
         from unspool.kernels import packed_triton
 
         if packed_triton.can_read(queries, keys, values):

@@ -78,6 +78,13 @@ class CapturedSteps:
             return f"a {type(cache).__name__} is not read by address"
         if places.branches and (num_new > 1 or want.early or want.last_states):
             return "rows that share a prompt's keys read one token at a time"
+        if places.packed is not None:
+            from unspool.kernels.gpu.packed_attention import explain_no_tiles
+
+            if num_new > 1:
+                return "packed keys are read one token at a time"
+            if why := explain_no_tiles(*places.packed.schemes):
+                return why
         if len(places.buffers) != self._spec.num_layers:
             return "the cache has no buffers yet"
         first, device = places.buffers[0], self._numbered
@@ -107,6 +114,7 @@ class CapturedSteps:
             num_layers=want.exit_layer,
             early=tuple(want.early),
             wants_states=want.last_states,
+            packing=places.packed.schemes if places.packed is not None else None,
         )
         with torch.cuda.device(self._device):
             # A step's inputs are written again for the next one, which only its own stream puts after this one's work.
@@ -142,11 +150,14 @@ class CapturedStep:
         dtype: torch.dtype,
         shape: PassShape,
     ) -> None:
-        from unspool.kernels.gpu.tokens import count_tiles  # Triton is imported where a GPU is used
+        from unspool.kernels.gpu.packed_attention import count_packed  # Triton is imported where a GPU is used
+        from unspool.kernels.gpu.tokens import count_tiles
         from unspool.models.captured_blocks import StepInputs, make_body
 
         rows, num_logits = shape.rows, (1 + len(shape.early)) * shape.num_tokens
         size = spec.num_layers + 1 + (spec.num_layers + 3 + rows if shape.branches else 0)
+        if shape.packing is not None:
+            size += count_packed(spec.num_layers, rows)
         with torch.inference_mode():
             self._inputs = StepInputs(
                 tokens=torch.zeros(shape.num_tokens, dtype=torch.int64, device=device),
@@ -196,6 +207,12 @@ class CapturedStep:
             told.append((places.ancestry.data_ptr() - self._inputs.lengths.data_ptr()) // 4)
             told.append(places.ancestry.shape[1])
             told += places.prompt_lengths
+        if places.packed is not None:
+            from unspool.kernels.gpu.packed_attention import tell_packed
+
+            packed = places.packed
+            absent = [0] * (self._rows - len(packed.num_packed))
+            told += tell_packed(self._inputs.base, packed.layers, packed.num_places, [*packed.num_packed, *absent])
         self._inputs.table[: len(told)].copy_(torch.tensor(told))
         self._places = places
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -16,6 +17,7 @@ from unspool.kernels.alibi import alibi_slopes
 from unspool.kernels.gpu.activations import CODES
 from unspool.kernels.gpu.attention import HeadShape, StepAttention
 from unspool.kernels.gpu.norms import normalise
+from unspool.kernels.gpu.packed_attention import PackedStepAttention
 from unspool.kernels.gpu.product import multiply
 from unspool.kernels.gpu.tokens import embed
 from unspool.kernels.gpu.turning import find_turns
@@ -23,6 +25,8 @@ from unspool.kernels.gpu.wide_attention import WideAttention
 from unspool.kernels.gpu.words_product import unpack_words
 from unspool.models.captured_shape import PassShape
 from unspool.models.layers import DecoderWeights, Layer
+from unspool.models.plain_block import embed as embed_plainly
+from unspool.models.plain_block import finish, run_block
 from unspool.models.spec import DecoderSpec, RopeSpec
 from unspool.models.weights import AnyLinear, Norm, WordEmbedding
 
@@ -71,12 +75,8 @@ class Body(ABC):
             window=spec.window,
             eps=spec.norm.eps,
         )
-        num_tokens, num_new = form.num_tokens, form.num_new
-        self._attend_rows: StepAttention | WideAttention = (
-            StepAttention(form.rows, shape, device)
-            if num_new == 1
-            else WideAttention(form.rows, num_new, shape, device, is_forked=form.is_forked)
-        )
+        num_tokens = form.num_tokens
+        self._attend_rows = _make_attention(form, shape, device)
         self._read = torch.zeros(num_tokens, spec.num_heads * spec.head_dim, dtype=dtype, device=device)
         width = spec.embedding_size or spec.hidden_size if weights.project_out is not None else spec.hidden_size
         self.states = torch.zeros((1 + len(form.early)) * num_tokens, width, dtype=dtype, device=device)
@@ -203,55 +203,33 @@ class PlainBody(Body):
     ) -> None:
         super().__init__(spec, weights, device, dtype, shape)
         ahead = torch.arange(shape.num_new, device=device) * (0 if shape.is_forked else 1)
-        self._ahead = ahead.repeat(shape.rows) + spec.position_offset  # where a token stands after its row's end
+        self._ahead = ahead.repeat(shape.rows)  # where a token stands after its row's end
         self._activate = find_activation(spec.activation)
 
     def run(self, inputs: StepInputs, logits: torch.Tensor) -> None:
-        weights = self._weights
+        shape, weights = self._shape, self._weights
         self._find_turns(inputs)
-        x = self._embed(inputs)
+        places = inputs.lengths
+        if shape.num_new > 1:
+            places = places.repeat_interleave(shape.num_new, output_size=shape.num_tokens) + self._ahead
+        x = embed_plainly(self._spec, weights, inputs.tokens.clamp(min=0), places, self._dtype)
         for index, layer in enumerate(self._layers):
             self._keep_early(index, x)
-            x = self._run_block(index, layer, x, inputs)
-        x = weights.final_norm(x) if weights.final_norm is not None else x
-        x = weights.project_out(x) if weights.project_out is not None else x
-        self.states[: self._shape.num_tokens].copy_(x)
+            attend = partial(self._attend, index, layer, inputs=inputs)
+            x = run_block(self._spec, layer, x, attend, self._activate)
+        self.states[: shape.num_tokens].copy_(finish(weights, x))
         logits.copy_(weights.head(self.states))
 
-    def _embed(self, inputs: StepInputs) -> torch.Tensor:
-        weights = self._weights
-        x = weights.embedding(inputs.tokens.clamp(min=0)).to(self._dtype)  # (rows, hidden)
-        x = weights.project_in(x) if weights.project_in is not None else x
-        if weights.positions is not None:
-            last = weights.positions.shape[0] - 1
-            lengths = inputs.lengths.repeat_interleave(self._shape.num_new, output_size=self._shape.num_tokens)
-            x = x + weights.positions[(lengths + self._ahead).clamp(0, last)]
-        return weights.embedding_norm(x) if weights.embedding_norm is not None else x
 
-    def _run_block(self, index: int, layer: Layer, x: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
-        spec, is_post = self._spec, self._spec.norm_placement == "post"
-        assert layer.attn_norm is not None
-        normed = x if is_post else layer.attn_norm(x)
-        read = layer.out(self._attend(index, layer, layer.qkv(normed), inputs))
-        if layer.post_attn_norm is not None:
-            read = layer.post_attn_norm(read)
-        if spec.residual == "parallel":
-            fed = self._feed(layer, layer.ffn_norm(x) if layer.ffn_norm is not None else normed)
-            return fed + read + x
-        assert layer.ffn_norm is not None
-        x = x + read
-        if is_post:
-            x = layer.attn_norm(x)
-            return layer.ffn_norm(self._feed(layer, x) + x)
-        fed = self._feed(layer, layer.ffn_norm(x))
-        return x + (layer.post_ffn_norm(fed) if layer.post_ffn_norm is not None else fed)
-
-    def _feed(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
-        up = layer.up(x)
-        if not self._spec.is_gated:
-            return layer.down(self._activate(up))
-        gate, value = up.chunk(2, dim=-1)
-        return layer.down(self._activate(gate) * value)
+def _make_attention(
+    form: PassShape, shape: HeadShape, device: torch.device
+) -> StepAttention | WideAttention | PackedStepAttention:
+    """The attention that reads what a pass finds in its cache."""
+    if form.packing is not None:
+        return PackedStepAttention(form.rows, shape, form.packing, device)
+    if form.num_new == 1:
+        return StepAttention(form.rows, shape, device)
+    return WideAttention(form.rows, form.num_new, shape, device, is_forked=form.is_forked)
 
 
 def make_body(

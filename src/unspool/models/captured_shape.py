@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from unspool.kernels.packing import Scheme
+
 
 @dataclass(frozen=True, slots=True)
 class PassShape:
@@ -16,6 +18,7 @@ class PassShape:
     num_layers: int | None = None  # the pass ends after so many
     early: tuple[int, ...] = ()  # layers whose states the head reads too
     wants_states: bool = False  # the states that the head reads are wanted
+    packing: tuple[Scheme, Scheme] | None = None  # how the cache's first keys and values are packed
 
     @property
     def num_tokens(self) -> int:

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 
 from unspool.cache import Cache, DynamicCache, Span
-from unspool.errors import InputError
+from unspool.config import CompileConfig
+from unspool.errors import InputError, UnsupportedError
 from unspool.kernels.activations import find_activation
 from unspool.kernels.cpu import find_library
 from unspool.kernels.rotary import rotate_
 from unspool.models.arrangement import read_mask
 from unspool.models.captured import CapturedSteps, explain_no_capture
+from unspool.models.compiled import CompiledDecoder, CompiledSteps, explain_no_compile
 from unspool.models.layers import DecoderWeights, Layer
 from unspool.models.native import ModelConfig, NativeModel, take_last
 from unspool.models.reading import read_keys
@@ -72,6 +74,25 @@ class Decoder(NativeModel):
         self._captured: CapturedSteps | None = None
         if self._why_eager is None:
             self._captured = CapturedSteps(self.spec, self.weights, self.device, self.dtype)
+        self._compiled: dict[str, CompiledDecoder] = {}
+
+    @property
+    def fast_path(self) -> str | None:
+        """How steps run where nothing else is asked for: "captured", "library", or None for operator by operator."""
+        if self._captured is not None:
+            return "captured"
+        return "library" if self._whole is not None else None
+
+    def compiled(self, config: CompileConfig) -> CompiledDecoder:
+        """This model with steps that run through torch.compile; the same one for the same arguments."""
+        reason = explain_no_compile(self.spec, self.weights)
+        if reason is not None:
+            raise UnsupportedError(f"`compile_config` compiles a decoder's steps, and {reason}; leave it out")
+        key = repr(config)
+        if key not in self._compiled:
+            steps = CompiledSteps(self.spec, self.weights, self.device, self.dtype, config)
+            self._compiled[key] = CompiledDecoder(self, steps)
+        return self._compiled[key]
 
     @property
     def packs_for_batches(self) -> bool:

@@ -8,7 +8,17 @@ from typing import Any, Literal
 from unspool.protocols import LayerKind, ModelInfo
 
 _CAN = frozenset(
-    {"hidden_states", "attentions", "inputs_embeds", "last_states", "branches", "forks", "early_logits", "early_exit"}
+    {
+        "hidden_states",
+        "attentions",
+        "inputs_embeds",
+        "last_states",
+        "branches",
+        "forks",
+        "early_logits",
+        "early_exit",
+        "compile",
+    }
 )
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from unspool.errors import LoadError
 from unspool.kernels.cpu import Blocks, Kind, find_library, pack_tiles, unpack_tiles
 from unspool.kernels.cpu.library import Matrix, describe_matrix
+from unspool.kernels.cpu.operators import multiply_packed, read_packed_rows
 from unspool.kernels.gpu.words import Words, lay_out_words
 from unspool.kernels.norms import layer_norm, rms_norm
 from unspool.kernels.presence import has_triton
@@ -160,6 +161,9 @@ class PackedLinear(PackedRows):
     """A quantised matrix (out, in) and, where the model has one, a bias."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            product: torch.Tensor = multiply_packed(x, self.tiles, self.bias, self.kind, self.shape[0])
+            return product
         library = find_library()
         if library is None:
             return F.linear(x, self.weight, self.bias)
@@ -173,6 +177,9 @@ class PackedEmbedding(PackedRows):
     scale: float = 1.0
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            rows: torch.Tensor = read_packed_rows(tokens, self.tiles, self.kind, *self.shape)
+            return rows * self.scale
         library = find_library()
         flat = tokens.reshape(-1)
         found = library.read_rows(self.matrix, flat) if library is not None else self.weight[flat]

@@ -91,8 +91,10 @@ def _find_numbers(W, FACTORS, row, column, is_one, K: tl.constexpr, IS_SHORT: tl
     if IS_SHORT:
         scale = (found & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
         least = (found >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-        return number * scale + least
-    return (number - 128.0) * found.to(tl.float16, bitcast=True).to(tl.float32)
+        value = number * scale + least
+    else:
+        value = (number - 128.0) * found.to(tl.float16, bitcast=True).to(tl.float32)
+    return value
 
 
 @triton.jit
@@ -140,8 +142,10 @@ def unpack_words(
 @triton.jit
 def _choose(words, PLACE: tl.constexpr, IS_SHORT: tl.constexpr, HAS_ASM: tl.constexpr):
     if IS_SHORT:
-        return _choose_nibble(words, PLACE, HAS_ASM)
-    return _choose_byte(words, PLACE, HAS_ASM)
+        found = _choose_nibble(words, PLACE, HAS_ASM)
+    else:
+        found = _choose_byte(words, PLACE, HAS_ASM)
+    return found
 
 
 @triton.jit
@@ -154,8 +158,10 @@ def _weigh(total, excess, sums, found, BN: tl.constexpr, BLOCKS: tl.constexpr, I
         sums = tl.sum(tl.reshape(sums, (BLOCKS, WORDS)), 1)
         scale = (found & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
         least = (found >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-        return (total - excess[None, :]) * scale + sums[None, :] * least
-    return (total - excess[None, :]) * found.to(tl.float16, bitcast=True).to(tl.float32)
+        total = (total - excess[None, :]) * scale + sums[None, :] * least
+    else:
+        total = (total - excess[None, :]) * found.to(tl.float16, bitcast=True).to(tl.float32)
+    return total
 
 
 @triton.jit

@@ -1,0 +1,66 @@
+"""The memory floor: no step can be faster than its weights and keys are read once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+
+from unspool.bench.work import Work
+from unspool.models.weights import iterate_tensors
+
+_MEGABYTES: Final = {"cpu": 256, "cuda": 2048}
+_REPEATS: Final = 7
+
+
+def measure_bandwidth(device: torch.device) -> float:
+    """Bytes a second that this device's memory gives: the best of several sums and copies of a large tensor."""
+    numbers = torch.ones(_MEGABYTES["cuda" if device.type == "cuda" else "cpu"] * 2**18, device=device)
+    other = torch.empty_like(numbers)
+
+    best = 0.0
+    works: tuple[tuple[Callable[[], object], int], ...] = (
+        (numbers.sum, numbers.nbytes),
+        (lambda: other.copy_(numbers), 2 * numbers.nbytes),
+    )
+    for work, num_bytes in works:
+        for _ in range(_REPEATS):
+            _wait(device)
+            started = time.perf_counter()
+            work()
+            _wait(device)
+            best = max(best, num_bytes / (time.perf_counter() - started))
+    return best
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def count_step_bytes(model: Any, num_rows: int, context: int) -> int:
+    """Bytes that a step of a native model can't do without: every matrix once, and the keys of every row."""
+    read = {tensor.data_ptr(): tensor.nbytes for tensor in iterate_tensors(model.weights)}
+    head = {tensor.data_ptr() for tensor in iterate_tensors(model.get_output_embeddings())}
+    for tensor in iterate_tensors(model.get_input_embeddings()):
+        if tensor.data_ptr() not in head:
+            del read[tensor.data_ptr()]  # a row of it is read, not the table
+    shape = model.key_shape
+    per_key = 2 * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize
+    seen = sum(
+        min(context, shape.window) if kind == "sliding" and shape.window else context
+        for kind in shape.layer_kinds or ("full",) * shape.num_layers
+        if kind != "state"
+    )
+    return int(sum(read.values()) + num_rows * seen * per_key)
+
+
+def find_floors(model: Any, works: Sequence[Work], bandwidth: float) -> dict[str, float]:
+    """The least milliseconds of a step of each work that has steps, by its label."""
+    return {
+        work.label: 1e3 * count_step_bytes(model, work.num_rows, work.prompt + work.num_new // 2) / bandwidth
+        for work in works
+        if work.is_step
+    }

@@ -1,0 +1,74 @@
+"""Our engine: the same model once for every way of keeping its weights that is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from unspool._version import __version__
+from unspool.api import LanguageModel, generate, load
+from unspool.bench.engine import Clock, Prompts, Timing
+from unspool.bench.task import Task
+from unspool.bench.work import WORKS
+
+
+class NativeEngine:
+    """unspool with weights kept in one way."""
+
+    can = frozenset(WORKS)
+
+    def __init__(self, task: Task, quantize: str) -> None:
+        self.name = "unspool" if quantize == "auto" else f"unspool {'plain' if quantize == 'none' else quantize}"
+        self._task, self._quantize = task, None if quantize == "none" else quantize
+        self._lm: LanguageModel | None = None
+        self._path = ""
+
+    @property
+    def lm(self) -> LanguageModel:
+        """The loaded model."""
+        assert self._lm is not None, "load() comes first"
+        return self._lm
+
+    def load(self) -> None:
+        """Read the model."""
+        task = self._task
+        self._lm = load(task.location, device=task.device, threads=task.threads, quantize=self._quantize)
+
+    def describe(self) -> str:
+        """The version, the numbers, and the path that steps took."""
+        model = self.lm.model
+        kept = "blocks" if model.is_quantised else str(model.dtype).removeprefix("torch.")
+        path = f", {self._path}" if self._path else ""
+        return f"unspool {__version__}, {kept}, {model.weights_bytes / 1e6:.0f} MB on {model.device}{path}"
+
+    def generate(self, prompts: Prompts, num_new: int, *, num_beams: int = 1) -> Timing:
+        """Decode greedily, or by beams."""
+        model = self.lm.model
+        ids = torch.tensor([list(row) for row in prompts], device=model.device)
+        asked: dict[str, Any] = {"num_beams": num_beams} if num_beams > 1 else {}
+        timing = Timing.begin()
+        output = generate(
+            model,
+            ids,
+            max_new_tokens=num_new,
+            do_sample=False,
+            eos_token_id=None,
+            use_model_defaults=False,
+            return_dict_in_generate=num_beams == 1 and len(prompts) == 1,
+            streamer=Clock(timing) if num_beams == 1 else None,
+            **asked,
+        )
+        if not isinstance(output, torch.Tensor):
+            assert output.stats is not None  # type: ignore[attr-defined]  # every output of generate() has them
+            self._path = output.stats.path  # type: ignore[attr-defined]  # as above
+            output = output["sequences"]
+        timing.tokens = output[:, ids.shape[1] :].tolist()
+        if num_beams > 1:
+            timing.note_step()
+        return timing
+
+
+def make_native_engines(task: Task) -> list[NativeEngine]:
+    """Ours, one for each way of keeping weights, in the order asked."""
+    return [NativeEngine(task, quantize) for quantize in task.quantize]

@@ -1,0 +1,42 @@
+"""Finding a peer's library, or saying how to get it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from unspool.bench.task import Task
+from unspool.errors import SettingError, UnsupportedError
+
+
+def import_package(module: str, peer: str, install: str) -> Any:
+    """The module, or the error that says what to install."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise UnsupportedError(
+            f"the peer {peer} needs the package {module!r}, which can't be imported ({error}); install it "
+            f"({install}), or leave out --peer {peer}"
+        ) from error
+
+
+def require_file(task: Task, peer: str, what: str, example: str) -> Path:
+    """What `--peer-model` names for a peer that can't read the task's own model."""
+    path = task.files.get(peer)
+    if path is None:
+        raise SettingError(
+            f"the peer {peer} reads {what}, and {task.location.name} is none; make one ({example}) and name it: "
+            f"--peer-model {peer}=PATH"
+        )
+    if not path.exists():
+        raise SettingError(f"--peer-model {peer}={path}: there is no such file or folder")
+    return path
+
+
+def refuse_device(task: Task, peer: str) -> None:
+    """Refuse a GPU for a peer that is built here for CPUs alone."""
+    if task.device is not None and not task.device.startswith("cpu"):
+        raise UnsupportedError(
+            f"the peer {peer} is run on a CPU, and --device is {task.device}; leave out --peer {peer}"
+        )

@@ -1,0 +1,70 @@
+"""transformers' own `generate`, eager, as most people call it."""
+
+from __future__ import annotations
+
+from contextlib import redirect_stderr
+from io import StringIO
+from typing import Any
+
+import torch
+
+from unspool.bench.engine import Clock, Prompts, Timing
+from unspool.bench.peers.packages import import_package
+from unspool.bench.task import Task
+from unspool.bench.work import WORKS
+
+
+class TransformersPeer:
+    """`AutoModelForCausalLM`: float32 on a CPU, what the file holds on a GPU."""
+
+    name = "transformers"
+    can = frozenset(WORKS)
+
+    def __init__(self, task: Task) -> None:
+        self._transformers = import_package("transformers", self.name, "pip install 'unspool[bench]'")
+        if task.kind == "gguf":  # it reads those through two more packages
+            for package in ("gguf", "accelerate"):
+                import_package(package, self.name, "pip install 'unspool[bench]'")
+        self._task = task
+        where = task.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self._device = torch.device(where)
+        self._model: Any = None
+
+    def load(self) -> None:
+        """Read the model by transformers' own means."""
+        task, library = self._task, self._transformers
+        library.logging.set_verbosity_error()
+        library.logging.disable_progress_bar()
+        if task.threads is not None:
+            torch.set_num_threads(task.threads)
+        folder, how = task.location, {}
+        if task.kind == "gguf":
+            folder, how = task.location.parent, {"gguf_file": task.location.name}
+        dtype = torch.float32 if self._device.type == "cpu" else torch.bfloat16 if how else "auto"
+        with redirect_stderr(StringIO()):  # it draws bars of its own
+            model = library.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, **how)
+        self._model = model.to(self._device).eval()
+        config = self._model.generation_config
+        config.eos_token_id, config.pad_token_id = None, 0
+
+    def describe(self) -> str:
+        """Its version and its type of numbers."""
+        dtype = str(self._model.dtype).removeprefix("torch.")
+        return f"transformers {self._transformers.__version__}, {dtype}, eager on {self._device}"
+
+    def generate(self, prompts: Prompts, num_new: int, *, num_beams: int = 1) -> Timing:
+        """Decode greedily, or by beams."""
+        ids = torch.tensor([list(row) for row in prompts], device=self._device)
+        timing = Timing.begin()
+        sequences = self._model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=num_new,
+            do_sample=False,
+            num_beams=num_beams,
+            streamer=Clock(timing) if num_beams == 1 else None,
+        )
+        timing.tokens = sequences[:, ids.shape[1] :].tolist()
+        if num_beams > 1:
+            timing.note_step()
+        return timing

@@ -1,0 +1,97 @@
+"""The run itself: in every round of every work each engine has its turn, so that a slow minute hits all of them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from unspool.bench.engine import Engine, Prompts, Timing
+from unspool.bench.work import Work, count_calls
+
+Progress = Callable[[str, int, int], None]
+_WARM_TOKENS = 3  # of the call before the first round
+
+
+@dataclass(slots=True)
+class Result:
+    """An engine's figures of one work."""
+
+    values: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # the first row's, of the last round
+    failure: str | None = None
+
+    @property
+    def median(self) -> float | None:
+        """The middle of all figures; None where there are none."""
+        return statistics.median(self.values) if self.values else None
+
+    @property
+    def spread(self) -> tuple[float, float] | None:
+        """What a tenth of the figures lies below, and what a tenth lies above."""
+        if len(self.values) < 2:
+            return None
+        tenths = statistics.quantiles(self.values, n=10, method="inclusive")
+        return tenths[0], tenths[-1]
+
+
+def run_rounds(
+    engines: Sequence[Engine],
+    works: Sequence[Work],
+    prompt_of: Callable[[int], list[int]],
+    rounds: int,
+    progress: Progress | None = None,
+) -> dict[tuple[str, str], Result]:
+    """Every engine's result of every work that it does, by the engine's name and the work's label.
+
+    An engine that fails in a work is left out of the rest of it, and its error is kept: it must not cost the others'
+    figures. Ours comes first and may not fail.
+    """
+    total, done = count_calls(works, len(engines), rounds), 0
+    results: dict[tuple[str, str], Result] = {}
+    for work in works:
+        prompts = [prompt_of(work.prompt)] * work.num_rows
+        able = [engine for engine in engines if work.name in engine.can]
+        for engine in able:
+            results[engine.name, work.label] = Result()
+        for number in range(-1, rounds):  # round -1 warms them
+            for engine in _rotate(engines, max(0, number)):
+                done += 1
+                if progress is not None:
+                    which = "warming" if number < 0 else f"round {number + 1} of {rounds}"
+                    progress(f"{work.label}, {which}: {engine.name}", done, total)
+                result = results.get((engine.name, work.label))
+                if result is not None and result.failure is None:
+                    _take_turn(engine, work, prompts, result, is_warming=number < 0, may_fail=engine is not engines[0])
+    return results
+
+
+def _rotate(engines: Sequence[Engine], number: int) -> list[Engine]:
+    """A round's order: another engine begins each, so that none always follows the same one."""
+    first = number % len(engines)
+    return [*engines[first:], *engines[:first]]
+
+
+def _take_turn(
+    engine: Engine, work: Work, prompts: Prompts, result: Result, *, is_warming: bool, may_fail: bool
+) -> None:
+    num_new = min(work.num_new, _WARM_TOKENS) if is_warming else work.num_new
+    try:
+        timing = engine.generate(prompts, num_new, num_beams=work.num_beams)
+        _check(timing, work, num_new)
+    except Exception as error:
+        if not may_fail:
+            raise
+        result.failure = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        result.values.clear()
+        return
+    if not is_warming:
+        result.values += work.read(timing)
+        result.tokens = timing.tokens[0]
+
+
+def _check(timing: Timing, work: Work, num_new: int) -> None:
+    """Refuse a call that did less than was asked: its time would compare with nothing."""
+    counts = [len(row) for row in timing.tokens]
+    if counts != [num_new] * work.num_rows or not timing.ends:
+        raise RuntimeError(f"{num_new} new tokens were asked of each of {work.num_rows} rows, and {counts[:8]} came")

@@ -1,0 +1,71 @@
+"""What is measured: each work is a number of prompts, their length, and how a call's times become one figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from unspool.bench.engine import Timing
+
+if TYPE_CHECKING:
+    from unspool.bench.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One column of the table."""
+
+    name: str  # of its kind: what `--only` and `Engine.can` say
+    label: str
+    unit: str
+    num_rows: int
+    prompt: int  # tokens
+    num_new: int
+    read: Callable[[Timing], list[float]]  # a call's figures, of which the median over all rounds is taken
+    num_beams: int = 1
+    is_rate: bool = False  # more is better
+    is_step: bool = False  # the figure is a step's time, which has a floor
+
+
+WORKS: Final = ("decode", "prefill", "beam", "batch")
+NUM_BEAMS: Final = 4
+_FEW_ROWS: Final = 8
+
+
+def list_works(task: Task) -> list[Work]:
+    """The works of a task, in the table's order."""
+    prompt, new = task.prompt, task.new
+    works = [
+        *(
+            Work("decode", f"decode ×{rows}", "ms a step", rows, prompt, new, _read_steps, is_step=True)
+            for rows in (1, _FEW_ROWS)
+        ),
+        Work("prefill", f"prefill {task.prefill}", "ms", 1, task.prefill, 1, _read_prompt),
+        Work("beam", f"beam {NUM_BEAMS}", "ms a step", 1, prompt, new, _read_mean, num_beams=NUM_BEAMS),
+        Work("batch", f"batch {task.batch}", "tokens/s", task.batch, prompt, new, _read_rate, is_rate=True),
+    ]
+    return [work for work in works if work.name in task.only]
+
+
+def _read_steps(timing: Timing) -> list[float]:
+    return [1e3 * gap for gap in timing.gaps] or _read_mean(timing)
+
+
+def _read_prompt(timing: Timing) -> list[float]:
+    return [1e3 * timing.first]
+
+
+def _read_mean(timing: Timing) -> list[float]:
+    """A call's time over its steps: for searches, which tell nothing before their end."""
+    return [1e3 * timing.total / max(1, len(timing.tokens[0]))]
+
+
+def _read_rate(timing: Timing) -> list[float]:
+    """New tokens a second of the whole call, the prompts' reading included."""
+    return [sum(map(len, timing.tokens)) / timing.total]
+
+
+def count_calls(works: Sequence[Work], num_engines: int, rounds: int) -> int:
+    """Calls of a whole run, the one before the rounds included: what progress counts."""
+    return len(works) * num_engines * (rounds + 1)

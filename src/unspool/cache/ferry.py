@@ -1,0 +1,133 @@
+"""Keys on their way between a GPU and the memory beside it: one layer ahead of who reads them.
+
+Two rules keep two streams apart, and nothing else does. A lane carries only after all that the computing stream was
+given so far, so what it reads has been written and what it writes over has been read. Who reads what a lane carried
+waits for that copy's mark: the computing stream by `hold_for`, the host by `finish`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from unspool.cache.base import Span
+
+Copy = tuple[torch.Tensor, torch.Tensor]
+"""Where to, and what."""
+
+
+class Lane(Protocol):
+    """Copies that run beside the computation, one after the other."""
+
+    def carry(self, copies: Iterable[Copy]) -> Any:
+        """Copy once everything computed so far is there; return the mark that is reached when that is done."""
+
+    def hold_for(self, mark: Any) -> None:
+        """Let what is computed from here on wait for a mark."""
+
+    def finish(self) -> None:
+        """Let the host wait for all copies."""
+
+
+class StreamLane:
+    """A CUDA stream of its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own is untyped
+
+    def carry(self, copies: Iterable[Copy]) -> Any:
+        stream = self._stream
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            for into, source in copies:
+                into.copy_(source, non_blocking=True)
+                for each in (into, source):
+                    if each.is_cuda:  # its memory must not be given away before the lane is done with it
+                        each.record_stream(stream)
+            return stream.record_event()
+
+    def hold_for(self, mark: Any) -> None:
+        torch.cuda.current_stream(self._device).wait_event(mark)
+
+    def finish(self) -> None:
+        self._stream.synchronize()
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    """A layer that was fetched and that nobody has read yet."""
+
+    layer: int
+    place: int  # of the two
+    held: int  # positions
+    mark: Any
+
+
+class Ferry:
+    """Brings layers' keys to the GPU and new ones back.
+
+    Two pieces of device memory take turns: what layer `n` wrote goes home, then layer `n + 1` is fetched while layer
+    `n` computes.
+    """
+
+    def __init__(self, device: torch.device, lane: Lane | None = None) -> None:
+        self._device = device
+        self._lane: Lane = lane if lane is not None else StreamLane(device)
+        self._landing: list[torch.Tensor | None] = [None, None]  # (positions, rows, 2, heads, width)
+        self._fetched: _Fetched | None = None
+        self._turn = 0
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a layer was fetched that nobody has read yet."""
+        return self._fetched is not None
+
+    def bring(self, layer: int, home: torch.Tensor, held: int) -> torch.Tensor:
+        """A layer's memory on the GPU, with the first `held` positions of its home (positions, rows, …) in it."""
+        fetched = self._fetched
+        if fetched is None or fetched.layer != layer or fetched.held < held:
+            fetched = self._fetch(layer, home, held)
+        self._lane.hold_for(fetched.mark)
+        self._fetched, self._turn = None, 1 - fetched.place
+        landed = self._landing[fetched.place]
+        assert landed is not None
+        return landed
+
+    def fetch_ahead(self, layer: int, home: torch.Tensor, held: int) -> None:
+        """Start bringing a layer that is read next."""
+        self._fetched = self._fetch(layer, home, held)
+
+    def _fetch(self, layer: int, home: torch.Tensor, held: int) -> _Fetched:
+        landing = self._landing[self._turn]
+        if landing is None or landing.shape != home.shape or landing.dtype != home.dtype:
+            # Zeros: what lies past a short row's end is masked, and what memory held before (a NaN, say) can't be.
+            landing = self._landing[self._turn] = torch.zeros(home.shape, dtype=home.dtype, device=self._device)
+        mark = self._lane.carry([(landing[:held], home[:held])])
+        return _Fetched(layer, self._turn, held, mark)
+
+    def send_home(self, home: torch.Tensor, landed: torch.Tensor, span: Span) -> None:
+        """Copy what a pass wrote back: one run of positions, or each row's own."""
+        if span.is_uniform:
+            part = slice(span.starts[0], span.stop)
+            self._lane.carry([(home[part], landed[part])])
+            return
+        # One position of a row at a time: only what lies in one piece is copied without the host waiting for it.
+        self._lane.carry(
+            (home[position, row], landed[position, row])
+            for row, (start, count) in enumerate(zip(span.starts, span.counts, strict=True))
+            for position in range(start, start + count)
+        )
+
+    def finish(self) -> None:
+        """Have everything at home, and nothing on its way, before the host reads or moves it."""
+        self._lane.finish()
+        self._fetched = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of GPU memory in use."""
+        return sum(landing.nbytes for landing in self._landing if landing is not None)

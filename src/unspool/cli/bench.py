@@ -1,0 +1,203 @@
+"""`unspool bench`: this machine's speed, ours and that of other engines."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unspool._version import __version__
+from unspool.cli.console import DIM, ProgressLine, can_colour, say
+from unspool.cli.parser import Parser, UsageError
+from unspool.cli.targets import find_targets, write_target
+from unspool.errors import SettingError
+from unspool.loading.catalogue import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from unspool.bench import Engine, Report, Task
+    from unspool.bench.native import NativeEngine
+
+FILES = ("json", "plot")
+_TEXT = (
+    "The following is a short story about a lighthouse keeper who lived alone on a rocky island far from land. "
+    "Every evening he climbed the spiral stairs to light the great lamp, and every morning he wrote down in his "
+    "log the ships that had passed during the night. One winter evening, however, something unusual happened that "
+    "he could not explain to anyone. "
+)
+
+
+def build_parser() -> Parser:
+    """The options of `unspool bench`."""
+    parser = Parser(
+        "bench",
+        "[MODEL] [options]",
+        "Measure decoding, reading prompts, beams and batches on this machine, and what its memory allows.\n"
+        "Every engine has its turn in every round, with the same prompt tokens and as many new ones; medians count.",
+        (
+            "unspool bench",
+            "unspool bench --peer transformers --peer llama-cpp --plot bench.svg",
+            "unspool bench --quantize auto int8 none --only decode prefill --rounds 5",
+            "unspool bench --peer ctranslate2 --peer-model ctranslate2=FOLDER",
+        ),
+    )
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        default=DEFAULT_MODEL,
+        help=f"A short name, a folder, a .gguf file or a hub id. [{DEFAULT_MODEL}]",
+    )
+    group = parser.add_argument_group("engines")
+    group.add_argument(
+        "--peer",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="Measure beside it: transformers, llama-cpp, onnxruntime or ctranslate2. May be said again.",
+    )
+    group.add_argument(
+        "--peer-model",
+        metavar="NAME=PATH",
+        action="append",
+        default=[],
+        help="The model in a peer's own form: a GGUF, an ONNX file, a converted folder.",
+    )
+    group.add_argument(
+        "--quantize",
+        metavar="KIND",
+        nargs="+",
+        help="Ours: auto, none, int8 or int4; several are several engines. [auto]",
+    )
+    group.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:N. [the GPU where there is one]")
+    group.add_argument("--threads", metavar="N", type=int, help="CPU threads of every engine. [the physical cores]")
+    group = parser.add_argument_group("work")
+    group.add_argument("--only", metavar="WORK", nargs="+", help="decode, prefill, beam, batch. [all]")
+    group.add_argument("--new", metavar="N", type=int, help="New tokens a row. [64]")
+    group.add_argument("--prompt", metavar="N", type=int, help="Prompt tokens before them. [64]")
+    group.add_argument("--prefill", metavar="N", type=int, help="Prompt tokens whose reading is measured. [512]")
+    group.add_argument("--batch", metavar="N", type=int, help="Rows of the batch. [16]")
+    group.add_argument("--rounds", metavar="N", type=int, help="Rounds in which every engine has its turn. [3]")
+    group = parser.add_argument_group("files")
+    group.add_argument("--json", metavar="FILE", help="Write the figures.")
+    group.add_argument("--plot", metavar="FILE", help="Write a chart, as SVG.")
+    group.add_argument("--force", action="store_true", help="Write over files that exist.")
+    parser.add_argument("--offline", action="store_true", help="Use what is on this disk, never the network.")
+    return parser
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Check, load, measure, print, write."""
+    targets = find_targets(arguments, FILES)
+    files = _read_files(arguments.peer_model)
+    with ProgressLine() as line:
+        line.show("starting …")
+        report = _measure(arguments, files, line)
+    _print(report)
+    from unspool.bench import draw_chart, to_json
+
+    for kind, path in targets.items():
+        write_target(path, (to_json if kind == "json" else draw_chart)(report), is_forced=arguments.force)
+        say(f"wrote {path}", DIM)
+    return 0
+
+
+def _read_files(given: list[str]) -> dict[str, Path]:
+    files: dict[str, Path] = {}
+    for word in given:
+        name, is_pair, path = word.partition("=")
+        if not is_pair or not name or not path or name in files:
+            raise UsageError(f"--peer-model {word[:80]!r} is not NAME=PATH, once a peer: --peer-model llama-cpp=X.gguf")
+        files[name] = Path(path).expanduser()
+    return files
+
+
+def _measure(arguments: argparse.Namespace, files: dict[str, Path], line: ProgressLine) -> Report:
+    from unspool.bench import (
+        Report,
+        find_floors,
+        list_works,
+        make_native_engines,
+        make_peers,
+        make_task,
+        measure_bandwidth,
+        run_rounds,
+    )
+
+    names = ("device", "threads", "quantize", "only", "new", "prompt", "prefill", "batch", "rounds")
+    asked: dict[str, Any] = {name: getattr(arguments, name) for name in names}
+    task = make_task(arguments.model, offline=True if arguments.offline else None, files=files, **asked)
+    own = make_native_engines(task)
+    engines: list[Engine] = [*own, *make_peers(arguments.peer, task)]  # what can't be is told before any is loaded
+    for engine in engines:
+        line.show(f"loading {engine.name} …")
+        engine.load()
+    works = list_works(task)
+    tokens = _make_prompt(task, own[0])
+    line.show("measuring the memory …")
+    bandwidth = measure_bandwidth(own[0].lm.device)
+    results = run_rounds(engines, works, lambda length: tokens[:length], task.rounds, line.show_bar)
+    return Report(
+        about=_tell_about(task, own[0]),
+        engines={engine.name: engine.describe() for engine in engines},
+        works=works,
+        results=results,
+        floors=find_floors(own[0].lm.model, works, bandwidth),
+        bandwidth=bandwidth,
+    )
+
+
+def _make_prompt(task: Task, engine: NativeEngine) -> list[int]:
+    """As many tokens as the longest prompt needs: a story again and again, or numbers where there is no tokenizer."""
+    lm, length = engine.lm, max(task.prompt, task.prefill)
+    room = lm.model.info.max_context
+    if room is not None and task.longest > room:
+        raise SettingError(
+            f"the longest text would have {task.longest} tokens, and the model's context ends at {room}; lower "
+            "--prefill, --prompt or --new"
+        )
+    if lm.tokenizer is None:
+        return [3 + number % (lm.model.info.vocab_size - 3) for number in range(length)]
+    story = lm.tokenizer.encode(_TEXT)
+    return (story * (length // len(story) + 1))[:length]
+
+
+def _tell_about(task: Task, engine: NativeEngine) -> str:
+    import torch
+
+    device, library = engine.lm.device, f"torch {torch.__version__}"
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    threads = "" if device.type == "cuda" else f", {task.threads or torch.get_num_threads()} threads"
+    sizes = f"prompt {task.prompt}, {task.new} new tokens, greedy, {task.rounds} rounds in turns, medians"
+    return f"{date.today()} · {machine}{threads} · {library} · unspool {__version__} · {task.location.stem} · {sizes}"
+
+
+def _print(report: Report) -> None:
+    """The table: by rich on a terminal that has colours, where it is installed; plain text else."""
+    from unspool.bench import format_table
+    from unspool.bench.report import FLOOR, build_rows, list_notes
+
+    try:
+        if not can_colour(sys.stdout):
+            raise ImportError
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError:
+        sys.stdout.write(format_table(report))
+        return
+    heading, rows = build_rows(report)
+    table = Table(header_style="bold")
+    for place, name in enumerate(heading):
+        table.add_column(Text(name), justify="right" if place else "left")
+    first = next(iter(report.engines))
+    for row in rows:
+        style = "bold green" if row[0] == first else "dim" if row[0] == FLOOR else ""
+        table.add_row(*map(Text, row), style=style)
+    console = Console()
+    console.print(Text(report.about, style="dim"))
+    console.print(table)
+    for note in list_notes(report):
+        console.print(Text(note, style="dim"))

@@ -1,0 +1,64 @@
+"""The library's products as operators that torch.compile can put into a graph: it can't look into C."""
+
+from __future__ import annotations
+
+import torch
+
+from unspool.kernels.cpu.blocks import Kind
+from unspool.kernels.cpu.library import describe_matrix, find_library
+from unspool.kernels.cpu.tiles import unpack_tiles
+
+
+@torch.library.custom_op(
+    "unspool::multiply_packed",
+    mutates_args=(),
+    schema="(Tensor x, Tensor tiles, Tensor? bias, str kind, int num_rows) -> Tensor",
+)
+def multiply_packed(
+    x: torch.Tensor, tiles: torch.Tensor, bias: torch.Tensor | None, kind: Kind, num_rows: int
+) -> torch.Tensor:
+    """x (…, columns) times a quantised matrix: (…, num_rows)."""
+    library = find_library()
+    if library is None:
+        return torch.nn.functional.linear(x, unpack_tiles(tiles, kind, num_rows).dequantise(), bias)
+    matrix = describe_matrix(tiles, bias, kind, num_rows, x.shape[-1])
+    return library.multiply(matrix, x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], num_rows)
+
+
+@multiply_packed.register_fake
+def _(
+    x: torch.Tensor,
+    tiles: torch.Tensor,  # noqa: ARG001 - the operator's arguments
+    bias: torch.Tensor | None,  # noqa: ARG001
+    kind: Kind,  # noqa: ARG001
+    num_rows: int,
+) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], num_rows)
+
+
+@torch.library.custom_op(
+    "unspool::read_packed_rows",
+    mutates_args=(),
+    schema="(Tensor index, Tensor tiles, str kind, int num_rows, int num_columns) -> Tensor",
+)
+def read_packed_rows(
+    index: torch.Tensor, tiles: torch.Tensor, kind: Kind, num_rows: int, num_columns: int
+) -> torch.Tensor:
+    """Rows of a quantised matrix as numbers: index (…) to (…, num_columns)."""
+    library, flat = find_library(), index.reshape(-1)
+    if library is None:
+        found = unpack_tiles(tiles, kind, num_rows).dequantise()[flat]
+    else:
+        found = library.read_rows(describe_matrix(tiles, None, kind, num_rows, num_columns), flat)
+    return found.view(*index.shape, num_columns)
+
+
+@read_packed_rows.register_fake
+def _(
+    index: torch.Tensor,
+    tiles: torch.Tensor,  # noqa: ARG001 - the operator's arguments
+    kind: Kind,  # noqa: ARG001
+    num_rows: int,  # noqa: ARG001
+    num_columns: int,
+) -> torch.Tensor:
+    return index.new_empty(*index.shape, num_columns, dtype=torch.float32)

@@ -1,0 +1,60 @@
+"""`unspool bench`."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SMALL = ("--device", "cpu", "--new", "4", "--prompt", "5", "--prefill", "12", "--batch", "2", "--rounds", "2")
+
+
+def test_table_json_and_chart(cli: Callable[..., Any], tiny: str, tmp_path: Path) -> None:
+    figures, chart = tmp_path / "bench.json", tmp_path / "bench.svg"
+    ended = cli(
+        "bench", tiny, "--peer", "transformers", *SMALL, "--json", str(figures), "--plot", str(chart),
+        "--quantize", "auto", "none",
+    )  # fmt: skip
+    assert ended.code == 0
+    lines = ended.out.splitlines()
+    assert "prompt 5, 4 new tokens, greedy, 2 rounds in turns, medians" in lines[0]
+    assert lines[2].split() == ["decode", "×1", "decode", "×8", "prefill", "12", "beam", "4", "batch", "2"]
+    assert [line.split("  ")[0] for line in lines[5:9]] == ["unspool", "unspool plain", "transformers", "memory floor"]
+    assert "writes what unspool writes for 100% of decode ×1" in ended.out
+    assert ended.err == f"wrote {figures}\nwrote {chart}\n"
+    found = json.loads(figures.read_text())
+    assert [work["work"] for work in found["works"]] == ["decode ×1", "decode ×8", "prefill 12", "beam 4", "batch 2"]
+    for work in found["works"]:
+        assert list(work["engines"]) == ["unspool", "unspool plain", "transformers"]
+        assert all(each["median"] > 0 and each["same_tokens"] == 1.0 for each in work["engines"].values())
+    assert found["works"][0]["engines"]["unspool"]["num_values"] == 6
+    assert ET.fromstring(chart.read_text()).tag.endswith("svg")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--new", "0"), "--new 0 is no whole number from 2 to 4096"),
+        (("--new", "nan"), "--new"),
+        (("--peer", "tranformers"), "did you mean transformers?"),
+        (("--peer-model", "llama-cpp"), "is not NAME=PATH"),
+        (("--peer-model", "llama-cpp=x.gguf"), "add --peer llama-cpp"),
+        (("--only", "sleep"), "use decode, prefill, beam, batch"),
+        (("--json", "no/such/folder/x.json"), "there is no folder"),
+        (("--prefill", "4000"), "the model's context ends at 128"),
+        (("--plot", "x", "--json", "x"), "two of them name the same file"),
+    ],
+)
+def test_what_cant_be_is_refused(cli: Callable[..., Any], tiny: str, words: tuple[str, ...], message: str) -> None:
+    ended = cli("bench", tiny, *SMALL, *words)
+    assert ended.code == 2 and message in ended.err and ended.out == ""
+
+
+def test_only_what_is_asked_is_measured(cli: Callable[..., Any], tiny: str) -> None:
+    ended = cli("bench", tiny, *SMALL, "--only", "prefill")
+    assert ended.code == 0 and ended.out.splitlines()[2].split() == ["prefill", "12"]
+    assert "memory floor" not in ended.out.splitlines()[5]
