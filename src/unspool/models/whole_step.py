@@ -206,16 +206,16 @@ class WholeStep:
 
     def _address(self, stores: Stores) -> tuple[Store, Store, Any]:
         """The stores as the library knows them; the arrays of addresses must outlive the call."""
-        kinds = (stores.own,) if stores.shared is None else (stores.own, stores.shared)
-        found = [([buffer.data_ptr() for buffer in buffers], buffers[0].stride()) for buffers in kinds]
-        if self._addressed is None or self._addressed[0] != found:
+        if stores.addressed is None:
             made, arrays = [], []
-            for addresses, strides in found:
-                array = (ctypes.c_void_p * len(addresses))(*addresses)
+            for buffers in (stores.own,) if stores.shared is None else (stores.own, stores.shared):
+                array = (ctypes.c_void_p * len(buffers))(*(buffer.data_ptr() for buffer in buffers))
                 arrays.append(array)
+                strides = buffers[0].stride()
                 made.append(Store(ctypes.cast(array, ctypes.c_void_p), strides[0], strides[1]))
-            self._addressed = (found, (made[0], made[-1], arrays))
-        return self._addressed[1]
+            stores.addressed = (made[0], made[-1], arrays)
+        addressed: tuple[Store, Store, Any] = stores.addressed
+        return addressed
 
     def _cut(self, span: Span) -> list[list[Piece]]:
         """The rows' tokens in calls of at most CHUNK, in order: what a token reads is written before it."""
