@@ -1,10 +1,12 @@
 """A conversation without end over a SinkCache: how fluent it stays, as the perplexity of the model's own answers.
 
 python benchmarks/sink_run.py                            # 20,000 answered tokens with the default model
+python benchmarks/sink_run.py --tokens 6000 --dynamic    # the same with every key, for comparison
 python benchmarks/sink_run.py --tokens 200 --window 64   # a smoke run
 
 Questions follow each other over one cache, which keeps the first tokens and the last ones; nothing is read again.
-(Left to itself for so long, a model of this size ends up saying one line for ever, with any cache.)
+Mirostat keeps the surprise of a token where it is asked to be: with top-p alone a model of this size falls into saying
+one line for ever, with any cache.
 """
 
 from __future__ import annotations
@@ -38,12 +40,13 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=1024, help="positions that the cache keeps")
     parser.add_argument("--sinks", type=int, default=4)
     parser.add_argument("--report", type=int, default=2000, help="tokens a line of the table stands for")
-    parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--top-p", type=float, default=0.9)
+    parser.add_argument("--dynamic", action="store_true", help="every key instead, as far as the context goes")
+    parser.add_argument("--surprise", type=float, default=3.0, help="bits a token that Mirostat keeps to")
     arguments = parser.parse_args()
     lm = unspool.load(arguments.model) if arguments.model else unspool.load()
-    cache = unspool.SinkCache(arguments.window, arguments.sinks)
-    print(f"{lm.name}, context {lm.model.info.max_context}, window {arguments.window}, {arguments.sinks} sinks")
+    cache = unspool.DynamicCache() if arguments.dynamic else unspool.SinkCache(arguments.window, arguments.sinks)
+    kept = "every key" if arguments.dynamic else f"window {arguments.window}, {arguments.sinks} sinks"
+    print(f"{lm.name}, context {lm.model.info.max_context}, {kept}")
     print(f"{'answered':>9} {'read':>7} {'perplexity':>11} {'distinct words':>15} {'tokens/s':>9} {'cache MiB':>10}")
     history: list[int] = []
     logs: list[float] = []
@@ -57,8 +60,7 @@ def main() -> None:
             max_new_tokens=min(LONGEST_ANSWER, arguments.tokens - num_answered),
             past_key_values=cache,
             do_sample=True,
-            temperature=arguments.temperature,
-            top_p=arguments.top_p,
+            mirostat_tau=arguments.surprise,
             seed=turn,
             logprobs=0,
         )

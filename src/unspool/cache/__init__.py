@@ -23,9 +23,10 @@ from unspool.cache.kinds import KINDS, CacheKind, KeyShape, find_kind, make_cach
 from unspool.cache.layered import LayeredCache
 from unspool.cache.mamba import MambaCache
 from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
-from unspool.cache.quantized import HQQQuantizedCache, QuantizedCache, QuantizedStaticCache, QuantoQuantizedCache
+from unspool.cache.quantized import HQQQuantizedCache, QuantizedCache, QuantoQuantizedCache
 from unspool.cache.quantized_config import QuantizedCacheConfig
 from unspool.cache.quantized_hybrid import QuantizedHybridCache
+from unspool.cache.quantized_static import QuantizedStaticCache
 from unspool.cache.sink import SinkCache
 from unspool.cache.sliding import HybridCache, SlidingWindowCache
 from unspool.cache.static import StaticCache

@@ -15,8 +15,9 @@ from unspool.cache.dynamic import DynamicCache
 from unspool.cache.encoder_decoder import EncoderDecoderCache
 from unspool.cache.mamba import MambaCache
 from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
-from unspool.cache.quantized import HQQQuantizedCache, QuantizedCache, QuantizedStaticCache, QuantoQuantizedCache
+from unspool.cache.quantized import HQQQuantizedCache, QuantizedCache, QuantoQuantizedCache
 from unspool.cache.quantized_hybrid import QuantizedHybridCache
+from unspool.cache.quantized_static import QuantizedStaticCache
 from unspool.cache.sink import SinkCache
 from unspool.cache.sliding import HybridCache, SlidingWindowCache
 from unspool.cache.static import StaticCache

@@ -20,9 +20,10 @@ from unspool.cache.dynamic import DynamicCache
 from unspool.cache.mamba import MambaCache, refuse_without_states
 from unspool.cache.mapped import take_mapped
 from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
-from unspool.cache.quantized import QUANTIZED_CACHES, QuantizedStaticCache
+from unspool.cache.quantized import QUANTIZED_CACHES
 from unspool.cache.quantized_config import OPTIONS, QuantizedCacheConfig, read_quantized_config
 from unspool.cache.quantized_hybrid import QuantizedHybridCache
+from unspool.cache.quantized_static import QuantizedStaticCache
 from unspool.cache.sink import SinkCache, check_sink
 from unspool.cache.sliding import HybridCache, SlidingWindowCache, refuse_encoder_decoder, refuse_without_window
 from unspool.cache.static import StaticCache

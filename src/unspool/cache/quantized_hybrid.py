@@ -10,8 +10,8 @@ import torch
 
 from unspool.cache.base import FIXED_SHAPE, RAGGED, SELECT_ROWS, TRIAL, Mask, Span
 from unspool.cache.packed_window import PackedWindowStore
-from unspool.cache.quantized import TRIAL_ROOM, QuantizedStaticCache
 from unspool.cache.quantized_config import QuantizedCacheConfig
+from unspool.cache.quantized_static import TRIAL_ROOM, QuantizedStaticCache
 from unspool.cache.sliding import read_kinds, read_window
 from unspool.cache.stores import Allocate
 from unspool.errors import SettingError

@@ -221,7 +221,7 @@ class WordLinear(WordRows):
             return F.linear(x, self.weight.to(x.dtype), self.bias)
         from unspool.kernels.gpu.product import multiply
 
-        rows = x.reshape(-1, x.shape[-1])
+        rows = x.reshape(-1, x.shape[-1]).contiguous()  # the last positions of a pass lie between others
         out = x.new_empty(rows.shape[0], self.words.shape[0])
         multiply(self.operand, rows, out, bias=self.bias)
         return out.view(*x.shape[:-1], -1)

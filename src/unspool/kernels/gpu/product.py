@@ -58,7 +58,7 @@ def _multiply_words(weight: Words, x: torch.Tensor, out: torch.Tensor, *, is_gat
     """One or two rows from the words themselves; more from the numbers that they stand for, unpacked for the moment."""
     outputs, inputs = weight.shape
     if x.shape[0] <= FEW_ROWS:
-        tiling = choose_words_tiling(outputs, weight.words.shape[1], weight.kind, is_gated=is_gated)
+        tiling = choose_words_tiling(outputs, weight.words.shape[1], weight.kind)
         for first in range(0, x.shape[0], MOST_ROWS):
             some = slice(first, first + MOST_ROWS)
             multiply_words(weight, x[some], out[some], tiling, is_gated=is_gated, **around)

@@ -49,10 +49,10 @@ _MEASURED_OF_TWO: Final[dict[tuple[int, int], RowTiling]] = {
 }
 
 
-def choose_words_tiling(outputs: int, num_words: int, kind: Kind, *, is_gated: bool = False) -> WordsTiling:
+def choose_words_tiling(outputs: int, num_words: int, kind: Kind) -> WordsTiling:
     """The tiling for a quantised matrix whose rows have so many words."""
     words = min(512, 1 << (num_words - 1).bit_length())
-    rows = 4 if is_gated or (kind == "int8" and outputs < _WIDE) else 8
+    rows = 4 if kind == "int8" and outputs < _WIDE else 8
     return WordsTiling(rows, words, max(1, words // 128))
 
 
