@@ -158,6 +158,98 @@ def test_what_needs_more_than_logits_takes_operators(pair_of: Callable[[str], An
     assert_close(told.logits, plain.logits)
 
 
+@pytest.mark.parametrize("counts", [None, [9, 4, 1]])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
+def test_early_layers_are_read_on_the_way(
+    pair_of: Callable[[str], Any], name: str, counts: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokens = make(pair_of(name)), make_tokens(3, 10)
+    want = Want(early=tuple(range(model.spec.num_layers)), last_states=True)
+
+    def decode() -> list[torch.Tensor]:
+        cache = model.new_cache("dynamic", 3, 16)
+        prompt = model.forward(tokens[:, :9], cache, counts=counts, want=want)
+        step = model.forward(tokens[:, 9:], cache, want=want)
+        assert prompt.early_logits is not None and step.early_logits is not None and step.last_states is not None
+        return [prompt.logits, *prompt.early_logits, step.logits, *step.early_logits, step.last_states]
+
+    assert model.forward(tokens, DynamicCache(), want=want).path == "library"
+    whole = decode()
+    monkeypatch.setattr(model, "_whole", None)
+    for made, expected in zip(whole, decode(), strict=True):
+        assert_close(made, expected)
+
+
+def test_a_long_prompts_early_logits_are_its_last_tokens(
+    pair_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokens, want = make(pair_of("llama")), make_tokens(2, 150), Want(early=(0, 1))
+    whole = model.forward(tokens, DynamicCache(), counts=[150, 70], want=want)
+    monkeypatch.setattr(model, "_whole", None)
+    plain = model.forward(tokens, DynamicCache(), counts=[150, 70], want=want)
+    assert whole.early_logits is not None and plain.early_logits is not None
+    for made, expected in zip(whole.early_logits, plain.early_logits, strict=True):
+        assert_close(made, expected)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "bloom"])
+def test_forks_read_their_row_and_themselves(
+    pair_of: Callable[[str], Any], name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokens = make(pair_of(name)), make_tokens(6, 2)
+
+    def decode() -> list[torch.Tensor]:
+        cache = model.new_cache(kind, 2, 40)
+        model.forward(make_tokens(2, 9, 1), cache, counts=[9, 5])
+        logits = []
+        for _ in range(2):
+            forward = model.forward(tokens[:, :1], cache.fork(range(3)), want=Want(last_states=True))
+            assert forward.last_states is not None
+            logits += [forward.logits, forward.last_states]
+            cache.keep_fork(torch.tensor([2, 1]))
+        logits.append(model.forward(tokens[:2, 1:], cache).logits)
+        return logits
+
+    view = model.new_cache(kind, 2, 40)
+    model.forward(make_tokens(2, 9, 1), view)
+    assert model.forward(tokens[:, :1], view.fork(range(3))).path == "library"
+    whole = decode()
+    monkeypatch.setattr(model, "_whole", None)
+    for made, expected in zip(whole, decode(), strict=True):
+        assert_close(made, expected)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_likeliest_token_is_the_first_of_the_highest(pair_of: Callable[[str], Any], threads: int) -> None:
+    library = find_library()
+    assert library is not None
+    model, before = make(pair_of("gemma2")), library.threads
+    weight = model.weights.head.weight
+    kept = weight.clone()
+    try:
+        weight[60] = weight[41] = weight[7]  # three are alike
+        library.threads = threads
+        made = model.forward(make_tokens(40, 3), DynamicCache())
+    finally:
+        library.threads = before
+        weight.copy_(kept)
+    assert made.likeliest is not None and torch.equal(made.likeliest, made.logits.max(-1).indices)
+    assert model.forward(make_tokens(2, 3), DynamicCache(), counts=[3, 0]).likeliest is None
+
+
+def test_no_token_is_the_likeliest_of_what_is_no_number(pair_of: Callable[[str], Any]) -> None:
+    model = make(pair_of("llama"))
+    weight = model.weights.head.weight
+    kept = weight.clone()
+    try:
+        weight[50] = float("nan")
+        likeliest = model.forward(make_tokens(3, 3), DynamicCache()).likeliest
+    finally:
+        weight.copy_(kept)
+    assert likeliest is not None and likeliest.tolist() == [-1] * 3
+
+
 @pytest.mark.parametrize("name", ["falcon-7b", "falcon-40b"])
 def test_blocks_that_are_not_known_are_left_to_torch(pair_of: Callable[[str], Any], name: str) -> None:
     model = pair_of(name).native
@@ -187,3 +279,20 @@ def test_quantised_models_stay_close_to_their_own_numbers(
     # Both round activations to 8 bits; where one of them rounds a tie the other way, later layers make more of it.
     assert float((whole - exact).norm() / exact.norm()) < 0.06
     assert float((operators - exact).norm() / exact.norm()) < 0.06
+
+
+@pytest.mark.parametrize("packing", ["int8", "int4"])
+def test_a_quantised_row_alone_is_a_row_in_a_batch_bit_by_bit(pair_of: Callable[[str], Any], packing: Any) -> None:
+    library = find_library()
+    assert library is not None
+    pair, before = pair_of("llama"), library.threads
+    model = build_model(pair.config, MemorySource(pair.weights), packing=packing)
+    tokens, counts = make_tokens(5, 90), [90, 7, 65, 1, 64]
+    alone = [model.forward(tokens[row : row + 1, :count], DynamicCache()).logits for row, count in enumerate(counts)]
+    try:
+        for threads in (1, 2, 3):
+            library.threads = threads
+            together = model.forward(tokens, DynamicCache(), counts=counts).logits
+            assert torch.equal(together, torch.cat(alone))
+    finally:
+        library.threads = before

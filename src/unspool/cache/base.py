@@ -35,7 +35,19 @@ class Span:
     counts: list[int]  # how many of the new positions are real, a row each
     stop: int  # keys in view: the longest row, the new positions included
     is_uniform: bool  # all rows start at the same position
-    positions: torch.Tensor  # (rows, new) int64
+    placed: torch.Tensor | None = None  # the positions, once somebody has asked for them, or where they are others
+    device: torch.device | str = "cpu"
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """The new positions: (rows, new) int64."""
+        if self.placed is None:
+            column = torch.arange(self.num_new, device=self.device)
+            if self.is_uniform:
+                self.placed = (column + self.starts[0]).expand(len(self.starts), self.num_new)
+            else:
+                self.placed = torch.tensor(self.starts, device=self.device)[:, None] + column
+        return self.placed
 
 
 @dataclass(slots=True)
@@ -47,6 +59,8 @@ class Stores:
     shared: list[torch.Tensor] | None
     shared_rows: list[int]  # whose keys come first, a row each
     shared_counts: list[int]  # and how many; 0: none
+    own_rows: list[int] | None = None  # which row of its own buffers each is; None: they are in order
+    addressed: Any = None  # what the reader made of the buffers, kept for the next pass over the same ones
 
 
 class Cache(ABC):
@@ -91,11 +105,7 @@ class Cache(ABC):
         is_uniform = min(starts) == stop - num_new
         self._reserve(stop)
         self.lengths = starts
-        if is_uniform:
-            positions = torch.arange(starts[0], stop, device=device).expand(rows, num_new)
-        else:
-            positions = torch.tensor(starts, device=device)[:, None] + torch.arange(num_new, device=device)
-        self._span = Span(starts, num_new, real, stop, is_uniform, positions)
+        self._span = Span(starts, num_new, real, stop, is_uniform, device=device)
         return self._span
 
     def attach(self, turns: Any) -> None:  # noqa: B027 - most kinds have no use for it

@@ -32,6 +32,10 @@ class BufferedCache(Cache):
         self._keeper: tuple[Places, ForkKeeper] | None = None  # for as long as the places are these
         self._filled: list[int] = []  # positions held, a layer each (they differ only amid a pass)
         self._places: Places | None = None
+        self._told: Stores | None = None  # the buffers as they were last told, if they still are these
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_told": None}  # addresses are not a copy's
 
     # --- a forward pass ------------------------------------------------------------------------------
     def write(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,6 +83,7 @@ class BufferedCache(Cache):
 
     def _select(self, index: torch.Tensor) -> None:
         held = max(self.lengths, default=0)
+        self._told = None  # or it would keep the old ones
         for layer, buffer in enumerate(self._buffers):
             rows = index.to(buffer.device)
             chosen = self._take((len(index), *buffer.shape[1:]), buffer.dtype, buffer.device)
@@ -90,17 +95,34 @@ class BufferedCache(Cache):
 
     def find_stores(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> Stores | None:
         stop = self._require_span().stop
-        if self.lives_elsewhere:
-            return None
-        for layer in range(len(self._buffers), num_layers):
+        told = self._told
+        if told is not None and len(told.own) == len(self._buffers) and all(map(is_, told.own, self._buffers)):
+            first = told.own[0]
+            fits = first.shape[1] >= stop and first.shape[2:] == (2, heads, width) and first.dtype == dtype
+            if fits and len(told.shared_counts) == rows and len(told.own) == num_layers:
+                return told
+        self._told = None
+        for layer in range(len(self._buffers), 0 if self.lives_elsewhere else num_layers):
             self._add_layer(layer, rows, heads, width, dtype, torch.device("cpu"))
+        buffers = self.find_buffers(num_layers, rows, stop, heads, width, dtype)
+        if buffers is not None:
+            self._told = Stores(list(buffers), None, [0] * rows, [0] * rows)
+        return self._told
+
+    def find_buffers(
+        self, num_layers: int, rows: int, stop: int, heads: int, width: int, dtype: torch.dtype
+    ) -> list[torch.Tensor] | None:
+        """The buffers themselves, where all are alike, in a CPU's memory, and have room up to position `stop`."""
+        if self.lives_elsewhere or len(self._buffers) != num_layers:
+            return None
         first = self._buffers[0]
         has_room = first.shape[0] >= rows and first.shape[1] >= stop and first.shape[2:] == (2, heads, width)
         if not has_room or first.dtype != dtype or first.device.type != "cpu":
             return None
-        if any(buffer.shape != first.shape or buffer.stride() != first.stride() for buffer in self._buffers):
+        shapes, strides = [buffer.shape for buffer in self._buffers], [buffer.stride() for buffer in self._buffers]
+        if shapes.count(first.shape) < num_layers or strides.count(first.stride()) < num_layers:
             return None
-        return Stores(self._buffers, None, [0] * rows, [0] * rows)
+        return self._buffers
 
     def plain_buffers(self) -> list[torch.Tensor]:
         """The buffers themselves: (rows, capacity, 2, heads, width), a layer each."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unspool.cache.base import RAGGED, Cache, Mask, Span
+from unspool.cache.base import RAGGED, Cache, Mask, Span, Stores
 from unspool.cache.places import Places
 from unspool.errors import SettingError, UnsupportedError
 
@@ -96,6 +96,22 @@ class ForkedCache(Cache):
 
     def holds_buffers(self, num_layers: int) -> bool:
         return self._held.holds_buffers(num_layers)
+
+    def find_stores(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> Stores | None:
+        """The row is what forks share; each fork's own keys are one position, told as a row of its own."""
+        lengths, num_forks = self._held.lengths, self.num_forks
+        held = self._held.find_buffers(num_layers, rows // num_forks, self._num_keys, heads, width, dtype)
+        if held is None or not all(buffer.is_contiguous() for buffer in held):
+            return None
+        capacity = held[0].shape[1]
+        slots = [row * capacity + length + self._first for row, length in enumerate(lengths)]
+        return Stores(
+            [buffer.flatten(0, 1)[:, None] for buffer in held],  # (rows * capacity, 1, 2, heads, width)
+            held,
+            [row for row in range(len(lengths)) for _ in range(num_forks)],
+            list(self.lengths),
+            [slot + fork for slot in slots for fork in range(num_forks)],
+        )
 
     # --- what a view does not do -----------------------------------------------------------------------
     def _reserve(self, stop: int) -> None:  # noqa: ARG002 - the forks need more room than the longest row's next token

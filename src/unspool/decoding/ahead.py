@@ -65,11 +65,11 @@ class AheadTurns(TokenTurns):
         if NO_TOKEN in new_tokens:
             self._raise_no_token(flight, new_tokens)
         emitted = Emitted({}, {})
-        for number, token in zip(flight.numbers, new_tokens, strict=True):
+        reasons = self.finish.explain_tokens(new_tokens, flight.width)
+        for number, token, reason in zip(flight.numbers, new_tokens, reasons, strict=True):
             if number in self.reasons:
                 continue  # it ended while this step was under way
             emitted.tokens[number] = [token]
-            reason = self.finish.explain_token(token, flight.width)
             if reason is not None:
                 emitted.finished[number] = self.reasons[number] = reason
         if self.rows_may_leave and emitted.finished:

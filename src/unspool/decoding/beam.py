@@ -160,7 +160,7 @@ class BeamSearch:
         flat = [token for row in tokens for token in row]
         if not self._finish.needs_history:
             width = max(self._rows.ends) + 1
-            return [self._finish.explain_token(token, width) for token in flat]
+            return self._finish.explain_tokens(flat, width)
         first_rows = range(0, len(self._rows), self._settings.num_beams)
         sources = [first + parent for first, row in zip(first_rows, parents, strict=True) for parent in row]
         history = self._rows.history()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from unspool.outputs import StepTensors
@@ -48,15 +50,19 @@ class Finish:
                 reasons[row] = reasons[row] or reason
         return reasons
 
-    def explain_token(self, token: int, width: int) -> str | None:
-        """The same for one row that got a token and is now `width` columns long, where no history is needed."""
+    def explain_tokens(self, tokens: Sequence[int], width: int) -> list[str | None]:
+        """The same for rows that got a token each and are now `width` columns long, where no history is needed."""
         assert not self.needs_history
-        if token in self._ends:
-            return "eos"
+        limit: str | None = None
         if self.ends_at(width):
-            return "length"
-        is_late = any(isinstance(one, MaxTimeCriteria) and one.is_over() for one, _ in self._criteria)
-        return "time" if is_late else None
+            limit = "length"
+        elif any(isinstance(one, MaxTimeCriteria) and one.is_over() for one, _ in self._criteria):
+            limit = "time"  # asked once: all rows end together
+        return ["eos" if token in self._ends else limit for token in tokens]
+
+    def explain_token(self, token: int, width: int) -> str | None:
+        """The same for one row."""
+        return self.explain_tokens([token], width)[0]
 
     def ends_at(self, width: int) -> bool:
         """Whether all rows are done at that width, whatever their tokens are."""

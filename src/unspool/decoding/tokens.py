@@ -45,7 +45,7 @@ class TokenTurns:
         emitted = Emitted({}, {})
         if self.record.num_top is not None:
             told = read_logprobs(choice.logits, tokens[:, -1], self.record.num_top)
-        reasons = self.finish.explain(rows.history(), self.record.scores)
+        reasons = self._find_reasons(new_tokens)
         for place, (number, reason) in enumerate(zip(rows.numbers, reasons, strict=True)):
             if done[place]:
                 continue
@@ -57,6 +57,13 @@ class TokenTurns:
         if self.rows_may_leave and emitted.finished:
             self._let_leave()
         return emitted
+
+    def _find_reasons(self, new_tokens: list[list[int]]) -> list[str | None]:
+        """Why each row is done, or None; nothing is computed where the tokens themselves tell."""
+        if self.finish.needs_history or any(len(chosen) > 1 for chosen in new_tokens):
+            return self.finish.explain(self.rows.history(), self.record.scores)
+        width = max(self.rows.ends)
+        return self.finish.explain_tokens([chosen[0] for chosen in new_tokens], width)
 
     def _let_leave(self) -> None:
         staying = [place for place, number in enumerate(self.rows.numbers) if number not in self.reasons]

@@ -188,7 +188,7 @@ class Decoder(NativeModel):
     ) -> Forward | None:
         """The pass in one call of the CPU library; None where it must be made of operators."""
         is_small = whole.most_tokens is None or tokens.numel() <= whole.most_tokens
-        if want.hidden_states or want.attentions or want.early or not is_small:
+        if want.hidden_states or want.attentions or not is_small or (want.early and want.logits == "all"):
             return None
         stores = find_stores(cache, self.spec, tokens.shape[0])
         if stores is None:

@@ -77,8 +77,17 @@ class WholeStep:
         self._model = self._describe()
         self._lock = Lock()  # the working memory is one caller's at a time
         self._numbers = np.zeros((len(_NAMES), CHUNK), dtype=np.int32)
+        self._number_rows = [int(row.ctypes.data) for row in self._numbers]
         self._scratch: torch.Tensor | None = None
-        self._prepared: tuple[int, ...] = (0, 0, 0)  # tokens, keys and threads that it is large enough for
+        self._prepared: tuple[int, ...] = (
+            0,
+            0,
+            0,
+            0,
+        )  # tokens, rows of the head, keys and threads that it has room for
+        self._addressed: tuple[Any, tuple[Store, Store, Any]] | None = (
+            None  # the last stores, as the library knows them
+        )
         self._room = 0
 
     # --- the description -------------------------------------------------------------------------------
@@ -161,16 +170,22 @@ class WholeStep:
         # What is wanted lies in order, unless rows have fewer tokens than others, or none.
         is_whole = min(span.counts) == num_new if wants_all else min(span.counts) > 0
         logits = torch.empty(shape) if is_whole else torch.zeros(shape)
-        states = torch.empty(rows, num_new, spec.hidden_size) if want.last_states else None
-        model = self._model_of(want.exit_layer)
+        made = Forward(logits, path="library")
+        if want.last_states:
+            made.last_states = torch.empty(rows, num_new, spec.hidden_size)
+        if want.early:
+            made.early_logits = tuple(torch.zeros(shape) for _ in want.early)
+        elif is_whole and not wants_all:
+            made.likeliest = torch.empty(rows, dtype=torch.int64)
+        model, num_tokens = self._model_of(want.exit_layer), min(CHUNK, sum(span.counts))
         with self._lock:
             self._reach(span.stop)
-            self._prepare_scratch(min(CHUNK, sum(span.counts)), span.stop)
+            self._prepare_scratch(num_tokens, num_tokens * (1 + len(want.early)), span.stop)
             addresses = self._address(stores)
             for pieces in self._cut(span):
                 outputs = self._fill(pieces, tokens, span, stores, wants_all)
-                self._run(model, pieces, outputs, span, addresses, logits, states, is_whole)
-        return Forward(logits, last_states=states, path="library")
+                self._run(model, pieces, outputs, span, addresses, made, want.early if outputs else ())
+        return made
 
     def _model_of(self, num_layers: int | None) -> Model:
         """The description, of all layers or of the first few."""
@@ -180,24 +195,27 @@ class WholeStep:
         model.num_layers = min(num_layers, self._spec.num_layers)
         return model
 
-    def _prepare_scratch(self, num_tokens: int, most_keys: int) -> None:
+    def _prepare_scratch(self, num_tokens: int, num_read: int, most_keys: int) -> None:
         """Make sure of the working memory; asked for in steps, so that not every token asks anew."""
-        needed = (num_tokens, -(-most_keys // _KEYS_AHEAD) * _KEYS_AHEAD, self._library.threads)
+        needed = (num_tokens, num_read, -(-most_keys // _KEYS_AHEAD) * _KEYS_AHEAD, self._library.threads)
         if self._scratch is None or any(have < need for have, need in zip(self._prepared, needed, strict=True)):
             self._prepared = tuple(map(max, self._prepared, needed))
             self._scratch = torch.empty(
-                self._library.count_scratch(self._model, *self._prepared[:2]), dtype=torch.uint8
+                self._library.count_scratch(self._model, *self._prepared[:3]), dtype=torch.uint8
             )
 
     def _address(self, stores: Stores) -> tuple[Store, Store, Any]:
         """The stores as the library knows them; the arrays of addresses must outlive the call."""
-        made, arrays = [], []
-        for buffers in (stores.own, stores.shared or stores.own):
-            array = (ctypes.c_void_p * len(buffers))(*(buffer.data_ptr() for buffer in buffers))
-            arrays.append(array)
-            first = buffers[0]
-            made.append(Store(ctypes.cast(array, ctypes.c_void_p), first.stride(0), first.stride(1)))
-        return made[0], made[1], arrays
+        if stores.addressed is None:
+            made, arrays = [], []
+            for buffers in (stores.own,) if stores.shared is None else (stores.own, stores.shared):
+                array = (ctypes.c_void_p * len(buffers))(*(buffer.data_ptr() for buffer in buffers))
+                arrays.append(array)
+                strides = buffers[0].stride()
+                made.append(Store(ctypes.cast(array, ctypes.c_void_p), strides[0], strides[1]))
+            stores.addressed = (made[0], made[-1], arrays)
+        addressed: tuple[Store, Store, Any] = stores.addressed
+        return addressed
 
     def _cut(self, span: Span) -> list[list[Piece]]:
         """The rows' tokens in calls of at most CHUNK, in order: what a token reads is written before it."""
@@ -220,13 +238,23 @@ class WholeStep:
     ) -> list[tuple[int, int]]:
         """Write the numbers of a call's tokens into the table; which (row, place) each wanted one is."""
         table, at = self._numbers, 0
+        if span.num_new == 1 and len(pieces) == len(span.counts):  # a step of all rows
+            rows = len(pieces)
+            table[0, :rows] = tokens.reshape(-1).numpy()
+            table[1, :rows] = span.starts
+            table[2, :rows] = range(rows) if stores.own_rows is None else stores.own_rows
+            table[4, :rows] = stores.shared_rows
+            table[5, :rows] = stores.shared_counts
+            table[3, :rows] = table[1, :rows] - table[5, :rows]
+            table[6, :rows] = range(rows)
+            return [(row, 0) for row in range(rows)]
         outputs: list[tuple[int, int]] = []
         for row, first, last in pieces:
             part = slice(at, at + last - first)
             start, shared = span.starts[row], stores.shared_counts[row]
             table[0, part] = tokens[row, first:last].numpy()
             table[1, part] = np.arange(start + first, start + last)
-            table[2, part] = row
+            table[2, part] = row if stores.own_rows is None else stores.own_rows[row]
             table[3, part] = table[1, part] - shared
             table[4, part] = stores.shared_rows[row]
             table[5, part] = shared
@@ -246,39 +274,50 @@ class WholeStep:
         outputs: Sequence[tuple[int, int]],
         span: Span,
         addresses: tuple[Store, Store, Any],
-        logits: torch.Tensor,
-        states: torch.Tensor | None,
-        is_whole: bool,
+        forward: Forward,
+        early: tuple[int, ...],
     ) -> None:
+        """Call the library for some pieces; `outputs` are the (row, place) of the logits that it makes."""
+        logits, hidden = forward.logits, self._spec.hidden_size
         num_tokens = sum(last - first for _, first, last in pieces)
+        wants_all, likeliest = logits.dim() == 3, forward.likeliest
+        is_whole = not early and (min(span.counts) == span.num_new if wants_all else min(span.counts) > 0)
         made = logits.view(-1, self._spec.vocab_size)
-        if is_whole and outputs:
+        if is_whole and outputs:  # they follow each other: made where they belong
             row, place = outputs[0]
-            made = made[row * span.num_new + place if logits.dim() == 3 else row :]
+            made = made[row * span.num_new + place if wants_all else row :]
+            likeliest = likeliest[row:] if likeliest is not None else None
         elif not is_whole:
-            made = torch.empty(len(outputs), self._spec.vocab_size)
-        final = torch.empty(num_tokens, self._spec.hidden_size) if states is not None else None
+            made = torch.empty((1 + len(early)) * len(outputs), self._spec.vocab_size)
+        final = torch.empty(num_tokens, hidden) if forward.last_states is not None else None
+        early_states = torch.empty(len(early) * len(outputs), hidden) if early else None
         assert self._scratch is not None
         job = Job(
             num_tokens,
             len(outputs),
             span.stop,
-            0,
-            *(int(row.ctypes.data) for row in self._numbers),
+            len(early),
+            *self._number_rows,
+            ctypes.cast((ctypes.c_int32 * len(early))(*early), ctypes.c_void_p),
             addresses[0],
             addresses[1],
             made.data_ptr(),
-            None if final is None else final.data_ptr(),
+            likeliest.data_ptr() if likeliest is not None else None,
+            point(early_states),
+            point(final),
             self._scratch.data_ptr(),
         )
         self._library.run(ctypes.byref(model), ctypes.byref(job), self._library.threads)
         if not is_whole:
-            for result, (row, place) in zip(made, outputs, strict=True):
-                (logits[row, place] if logits.dim() == 3 else logits[row]).copy_(result)
-        if states is not None and final is not None:
+            for kept, part in zip(
+                (logits, *(forward.early_logits or ())), torch.split(made, max(1, len(outputs))), strict=False
+            ):
+                for result, (row, place) in zip(part, outputs, strict=True):
+                    (kept[row, place] if wants_all else kept[row]).copy_(result)
+        if forward.last_states is not None and final is not None:
             at = 0
             for row, first, last in pieces:
-                states[row, first:last] = final[at : at + last - first]
+                forward.last_states[row, first:last] = final[at : at + last - first]
                 at += last - first
 
 

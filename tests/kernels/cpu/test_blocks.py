@@ -47,7 +47,7 @@ def test_blocks_of_one_number(kind: Kind, value: float) -> None:
     assert torch.allclose(made, torch.full((2, 32), value), atol=2e-3)
 
 
-@pytest.mark.parametrize("stored", ["Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("stored", ["Q8_0", "Q5_0", "Q4_0", "Q4_1"])
 def test_a_files_own_blocks_are_exact(stored: str) -> None:
     weight = make_matrix(10, 128).numpy()
     raw = torch.from_numpy(np.ascontiguousarray(quantize(weight, GGMLQuantizationType[stored])).reshape(-1))

@@ -12,7 +12,7 @@ from unspool.errors import LoadError
 
 BLOCK: Final = 32  # columns that share a scale, as in GGUF's simple formats
 Kind = Literal["int8", "int4"]
-_STORED_BYTES: Final = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}  # of a block in a GGUF file
+_STORED_BYTES: Final = {"Q8_0": 34, "Q5_0": 22, "Q4_0": 18, "Q4_1": 20}  # of a block in a GGUF file
 _SMALLEST: Final = 2.0**-24  # the least float16 above zero
 
 
@@ -44,9 +44,11 @@ class Blocks:
 
 
 def read_blocks(raw: torch.Tensor, stored: str, shape: tuple[int, ...]) -> Blocks | None:
-    """A GGUF tensor's own blocks, exactly: Q8_0, Q4_1 and Q4_0; None for formats that have no such form.
+    """A GGUF tensor's own blocks, exactly: Q8_0, Q5_0, Q4_1 and Q4_0; None for formats that have no such form.
 
-    `raw` are the tensor's bytes. Q4_0 counts from -8, which is a minimum of -8 scales: exact in float16.
+    `raw` are the tensor's bytes. Q4_0 counts from -8, which is a minimum of -8 scales: exact in float16. Q5_0 counts
+    from -16 and fits 8 bits. Q4_K's scales are products of 17 bits, more than a float16 has, Q6_K has two scales to a
+    block, and Q5_1 a minimum beside 5 bits: none of them can be told exactly.
     """
     if len(shape) != 2 or stored not in _STORED_BYTES or shape[1] % BLOCK:
         return None
@@ -54,9 +56,13 @@ def read_blocks(raw: torch.Tensor, stored: str, shape: tuple[int, ...]) -> Block
     scales = _read_halves(blocks, 0)
     if stored == "Q8_0":
         return Blocks(blocks[:, :, 2:].reshape(shape).view(torch.int8), scales, None)
-    minimums = _read_halves(blocks, 2) if stored == "Q4_1" else scales * -8
     packed = blocks[:, :, -16:]
     quants = torch.cat((packed & 15, packed >> 4), dim=2)  # (rows, blocks, 32): low halves, then high ones
+    if stored == "Q5_0":
+        bits = blocks[:, :, 2:6, None] >> torch.arange(8, dtype=torch.uint8)  # (rows, blocks, 4, 8): the fifth ones
+        quants |= (bits & 1).flatten(2) << 4
+        return Blocks(quants.view(torch.int8).sub_(16).view(shape), scales, None)
+    minimums = _read_halves(blocks, 2) if stored == "Q4_1" else scales * -8
     return Blocks(quants.view(shape), scales, minimums)
 
 

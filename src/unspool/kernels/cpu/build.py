@@ -26,6 +26,8 @@ FLAGS = [
     "-ffp-contract=fast",
     "-fno-math-errno",
     "-fno-trapping-math",
+    "-fno-schedule-insns",  # GCC would load everything first, and then lack registers
+    "-Wno-ignored-optimization-argument",  # other compilers do not know it
     "-Wall",
     "-Wextra",
 ]

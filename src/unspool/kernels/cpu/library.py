@@ -15,7 +15,7 @@ from unspool.errors import SettingError
 from unspool.kernels.cpu.blocks import BLOCK
 from unspool.kernels.cpu.tiles import BYTES, TILE
 
-ABI: Final = 1
+ABI: Final = 2
 CHUNK: Final = 64  # most tokens of one call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
@@ -98,14 +98,17 @@ class Job(ctypes.Structure):
         ("num_tokens", ctypes.c_int32),
         ("num_wanted", ctypes.c_int32),
         ("most_keys", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
+        ("num_early", ctypes.c_int32),
         *(
             (name, ctypes.c_void_p)
             for name in ["tokens", "positions", "own_rows", "own_places", "shared_rows", "shared_counts", "wanted"]
         ),
+        ("early", ctypes.c_void_p),
         ("own", Store),
         ("shared", Store),
         ("logits", ctypes.c_void_p),
+        ("likeliest", ctypes.c_void_p),
+        ("early_states", ctypes.c_void_p),
         ("states", ctypes.c_void_p),
         ("scratch", ctypes.c_void_p),
     ]
@@ -138,7 +141,7 @@ class Library:
         handle.us_instructions.restype = ctypes.c_char_p
         handle.us_available.restype = ctypes.c_char_p
         handle.us_use_instructions.argtypes = [ctypes.c_char_p]
-        handle.us_scratch_bytes.argtypes = [ctypes.POINTER(Model), ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]
+        handle.us_scratch_bytes.argtypes = [ctypes.POINTER(Model), *(ctypes.c_int32,) * 4]
         handle.us_scratch_bytes.restype = ctypes.c_int64
         handle.us_run.argtypes = [ctypes.POINTER(Model), ctypes.POINTER(Job), ctypes.c_int32]
         handle.us_run.restype = None
@@ -169,9 +172,10 @@ class Library:
         if self._handle.us_use_instructions(name.encode()):
             raise SettingError(f"this machine has no {name!r} instructions; it has {', '.join(self.available)}")
 
-    def count_scratch(self, model: Model, num_tokens: int, most_keys: int) -> int:
-        """Bytes of working memory for runs of up to so many tokens, none of which reads more than so many keys."""
-        return int(self._handle.us_scratch_bytes(ctypes.byref(model), num_tokens, self.threads, most_keys))
+    def count_scratch(self, model: Model, num_tokens: int, num_read: int, most_keys: int) -> int:
+        """Bytes of working memory for runs of up to so many tokens, so many rows of which the head reads, and none of
+        which reads more than so many keys."""
+        return int(self._handle.us_scratch_bytes(ctypes.byref(model), num_tokens, num_read, self.threads, most_keys))
 
     def multiply(self, matrix: Matrix, x: torch.Tensor) -> torch.Tensor:
         """Rows times a matrix: (rows, matrix rows) float32."""

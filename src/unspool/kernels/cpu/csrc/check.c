@@ -140,11 +140,20 @@ typedef struct {
 
 static void run(void *argument, const char *set, float *out) {
     whole *w = argument;
-    (void)set;
     for (int32_t l = 0; l < w->model.num_layers; l++) memcpy(w->own[l], w->start[l], w->store_size * sizeof(float));
-    w->job.scratch = get((size_t)us_scratch_bytes(&w->model, w->job.num_tokens, w->threads, w->job.most_keys));
+    w->job.scratch = get((size_t)us_scratch_bytes(&w->model, w->job.num_tokens, (1 + w->job.num_early) * w->job.num_wanted, w->threads,
+                                                   w->job.most_keys));
     w->job.logits = out;
     us_run(&w->model, &w->job, w->threads);
+    for (int32_t row = 0; row < w->job.num_wanted; row++) {
+        const float *logits = out + (size_t)row * w->model.vocab;
+        int32_t best = 0;
+        for (int32_t i = 1; i < w->model.vocab; i++) best = logits[i] > logits[best] ? i : best;
+        if (w->job.likeliest[row] != best) {
+            printf("the likeliest token with %s: %d, not %d\n", set, (int)w->job.likeliest[row], best);
+            num_wrong++;
+        }
+    }
     free(w->job.scratch);
 }
 
@@ -232,9 +241,15 @@ static void check_run(void) {
     job->shared_rows = numbers[4];
     job->shared_counts = numbers[5];
     job->wanted = numbers[6];
+    int32_t *early = keep(get(sizeof(int32_t) * (size_t)m->num_layers));
+    for (int32_t l = 0; l < m->num_layers; l++)
+        if (below(2)) early[job->num_early++] = l;
+    job->early = early;
+    job->early_states = keep(get(sizeof(float) * (size_t)(job->num_early * job->num_wanted * m->hidden)));
+    job->likeliest = keep(get(sizeof(int64_t) * (size_t)job->num_wanted));
     job->states = below(2) ? keep(floats((size_t)count * m->hidden, 1.0f)) : NULL;
     /* Where a number lies between two of 8 bits, sets may round it to different sides. */
-    for_each_set(run, &w, "a run", (size_t)job->num_wanted * m->vocab, kind == US_F32 ? 1e-3f : 0.1f);
+    for_each_set(run, &w, "a run", (size_t)((1 + job->num_early) * job->num_wanted) * m->vocab, kind == US_F32 ? 1e-3f : 0.1f);
     let_go();
 }
 

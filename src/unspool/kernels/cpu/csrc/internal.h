@@ -31,17 +31,25 @@ typedef struct {
     void *scratch;
 } us_product_task;
 
+/* The highest logit that a thread found, and its token; -1: none. */
+typedef struct {
+    float value;
+    int32_t token;
+} us_top;
+
 /* Where the numbers of one call lie in its scratch memory. */
 typedef struct {
     float *x, *qkv, *read, *side, *fed;      /* a token each: state, q k v, attention's result, a second state, feed-forward */
-    float *parts;                            /* halves of attention that are joined later */
+    float *parts;                            /* parts of attention that are joined later */
+    us_top *tops;                            /* (threads, rows that the head reads) */
     int8_t *quants;                          /* activations as int8, */
     float *normed, *scales, *sums;           /* as floats, their scales and scaled sums: one set for all, */
     size_t quants_size, normed_size, scales_size; /* or one a thread, this far apart (elements) */
     size_t bytes;
 } us_scratch;
 
-us_scratch us_lay_out(const us_model *model, int32_t num_tokens, int32_t threads, int32_t most_keys, void *memory);
+us_scratch us_lay_out(const us_model *model, int32_t num_tokens, int32_t num_read, int32_t threads, int32_t most_keys,
+                      void *memory);
 
 /* With few rows every thread prepares the input of products for itself: that is cheaper than to wait for each other. */
 static inline int32_t us_is_private(int32_t num_tokens) { return num_tokens <= 2; }

@@ -4,7 +4,6 @@
 
 #define JOIN(a, b) a##b
 #define NAMED(a, b) JOIN(a, b)
-#define KEYS_AT_ONCE 64
 #define MOST_GROUP 8 /* query heads of one key head that are read together */
 
 static void split(int64_t count, int32_t thread, int32_t size, int64_t *first, int64_t *last) {
@@ -58,27 +57,38 @@ INLINE vec activate(int32_t kind, vec x) {
 
 /* A few numbers at the end of a row, as a whole vector. */
 INLINE vec load_some(const float *p, int n) {
+    if (n == LANES) return load(p);
     float some[LANES] = {0};
     memcpy(some, p, sizeof(float) * (size_t)n);
     return load(some);
 }
 INLINE void store_some(float *p, vec v, int n) {
+    if (n == LANES) {
+        store(p, v);
+        return;
+    }
     float some[LANES];
     store(some, v);
     memcpy(p, some, sizeof(float) * (size_t)n);
 }
 
 static void quantise(const float *x, int32_t columns, int8_t *quants, float *scales, float *sums) {
+    enum { VECTORS = US_BLOCK / LANES };
     for (int32_t b = 0; b < columns / US_BLOCK; b++, x += US_BLOCK, quants += US_BLOCK) {
-        vec most = magnitude(load(x));
-        for (int i = LANES; i < US_BLOCK; i += LANES) most = larger(most, magnitude(load(x + i)));
-        float size = largest(most), inverse = size > 0 ? 127.0f / size : 0;
-        int32_t total = 0;
+        vec v[VECTORS], most[2] = {fill(0), fill(0)};
+        UNROLLED for (int i = 0; i < VECTORS; i++) {
+            v[i] = load(x + i * LANES);
+            most[i % 2] = larger(most[i % 2], magnitude(v[i]));
+        }
+        const float size = largest(larger(most[0], most[1])), inverse = size > 0 ? 127.0f / size : 0;
+        int32_t whole[US_BLOCK], total = 0;
+        UNROLLED for (int i = 0; i < VECTORS; i++) {
+            const veci q = nearest(v[i] * inverse);
+            memcpy(whole + i * LANES, &q, sizeof q);
+        }
         for (int i = 0; i < US_BLOCK; i++) {
-            float scaled = x[i] * inverse;
-            int32_t q = (int32_t)(scaled + (scaled < 0 ? -0.5f : 0.5f));
-            quants[i] = (int8_t)q;
-            total += q;
+            quants[i] = (int8_t)whole[i];
+            total += whole[i];
         }
         scales[b] = size / 127.0f;
         sums[b] = scales[b] * (float)total;
@@ -101,67 +111,46 @@ typedef struct {
     int32_t adds;
 } output;
 
+/* N rows of weights times M of activations. From memory one row at a time is best: one stream reads fastest; rows that
+ * are in the cache already are taken by twos. Every pair has two running sums, whatever N and M are, so that a row has
+ * the same bits alone and in a batch. */
 INLINE void rows_f32(const float *w, int32_t columns, const float *x, size_t stride, const int N, const int M, float *out) {
-    vec total[4][4];
-    for (int n = 0; n < N; n++)
-        for (int m = 0; m < M; m++) total[n][m] = fill(0);
+    vec even[2][4], odd[2][4];
+    UNROLLED for (int n = 0; n < N; n++) EACH_ROW even[n][m] = odd[n][m] = fill(0);
     int32_t k = 0;
-    for (; k + LANES <= columns; k += LANES) {
-        vec v[4];
-        for (int m = 0; m < M; m++) v[m] = load(x + m * stride + k);
-        for (int n = 0; n < N; n++) {
-            vec row = load(w + (size_t)n * columns + k);
-            for (int m = 0; m < M; m++) total[n][m] += row * v[m];
+    for (; k + 2 * LANES <= columns; k += 2 * LANES) {
+        if (N == 1) __builtin_prefetch(w + k + 256);
+        UNROLLED for (int n = 0; n < N; n++) {
+            const vec first = load(w + (size_t)n * columns + k), second = load(w + (size_t)n * columns + k + LANES);
+            EACH_ROW {
+                even[n][m] += first * load(x + m * stride + k);
+                odd[n][m] += second * load(x + m * stride + k + LANES);
+            }
         }
     }
-    for (int n = 0; n < N; n++)
-        for (int m = 0; m < M; m++) {
-            float result = sum(total[n][m]);
-            for (int32_t i = k; i < columns; i++) result += w[(size_t)n * columns + i] * x[m * stride + i];
-            out[8 * m + n] = result;
-        }
-}
-
-/* Four rows times one: bound by memory, so the lines of the next four rows are asked for on the way. */
-static void four_rows_f32(const float *w, int32_t columns, const float *x, float *out) {
-    enum { STEP = 16 };
-    vec total[4];
-    for (int n = 0; n < 4; n++) total[n] = fill(0);
-    int32_t k = 0;
-    for (; k + STEP <= columns; k += STEP)
-        for (int n = 0; n < 4; n++) {
-            const float *row = w + (size_t)n * columns + k;
-            __builtin_prefetch(row + 4 * (size_t)columns);
-            for (int i = 0; i < STEP; i += LANES) total[n] += load(row + i) * load(x + k + i);
-        }
-    for (; k + LANES <= columns; k += LANES)
-        for (int n = 0; n < 4; n++) total[n] += load(w + (size_t)n * columns + k) * load(x + k);
-    for (int n = 0; n < 4; n++) {
-        float result = sum(total[n]);
-        for (int32_t i = k; i < columns; i++) result += w[(size_t)n * columns + i] * x[i];
-        out[n] = result;
+    UNROLLED for (int n = 0; n < N; n++) EACH_ROW {
+        float result = sum(even[n][m] + odd[n][m]);
+        for (int32_t i = k; i < columns; i++) result += w[(size_t)n * columns + i] * x[m * stride + i];
+        out[8 * m + n] = result;
     }
 }
 
 #define MOST_M 4
-#define MOST_F32 (LANES == 8 ? 2 : 4) /* accumulators that fit 16 registers */
 
 /* Eight output rows (fewer at a matrix's end) from `first`, for M rows of activations: out[m][row]. */
 static void multiply(const us_matrix *w, int32_t first, int32_t count, const input *in, int32_t row, int M, float *out) {
     const int32_t blocks = w->columns / US_BLOCK;
     if (w->kind == US_F32) {
         const float *x = in->x + (size_t)row * in->stride, *rows = (const float *)w->data;
-        for (int32_t n = 0; n < count; n += 4) {
+        int32_t n = 0;
+        if (row && M == 4) /* the first rows of activations brought these weights into the cache */
+            for (; n + 2 <= count; n += 2)
+                rows_f32(rows + (size_t)(first + n) * w->columns, w->columns, x, in->stride, 2, 4, out + n);
+        for (; n < count; n++) {
             const float *part = rows + (size_t)(first + n) * w->columns;
-            float *to = out + n;
-            if (count - n >= 4) {
-                if (M == 4) rows_f32(part, w->columns, x, in->stride, 4, 4, to);
-                else if (M == 2) rows_f32(part, w->columns, x, in->stride, 4, 2, to);
-                else four_rows_f32(part, w->columns, x, to);
-            } else
-                for (int32_t i = 0; i < count - n; i++)
-                    for (int m = 0; m < M; m++)
-                        rows_f32(part + (size_t)i * w->columns, w->columns, x + m * in->stride, 0, 1, 1, to + 8 * m + i);
+            if (M == 4) rows_f32(part, w->columns, x, in->stride, 1, 4, out + n);
+            else if (M == 2) rows_f32(part, w->columns, x, in->stride, 1, 2, out + n);
+            else rows_f32(part, w->columns, x, in->stride, 1, 1, out + n);
         }
         return;
     }
@@ -183,10 +172,7 @@ static void multiply(const us_matrix *w, int32_t first, int32_t count, const inp
     }
 }
 
-INLINE int most_rows(const us_matrix *w, int32_t left) {
-    int most = w->kind == US_F32 ? MOST_F32 : MOST_M;
-    return left >= 4 && most == 4 ? 4 : left >= 2 ? 2 : 1;
-}
+INLINE int most_rows(int32_t left) { return left >= MOST_M ? MOST_M : left >= 2 ? 2 : 1; }
 
 static void put(const us_matrix *w, int32_t first, int32_t count, const float *made, int32_t row, const output *to) {
     float *y = to->y + row * to->stride + first;
@@ -207,7 +193,7 @@ static void multiply_part(const us_matrix *w, int32_t num_rows, const input *in,
     for (int64_t tile = first; tile < last; tile++) {
         int32_t begin = (int32_t)tile * US_TILE, count = w->rows - begin < US_TILE ? w->rows - begin : US_TILE;
         for (int32_t row = 0; row < num_rows;) {
-            int M = most_rows(w, num_rows - row);
+            int M = most_rows(num_rows - row);
             multiply(w, begin, count, in, row, M, made);
             for (int m = 0; m < M; m++) put(w, begin, count, made + 8 * m, row + m, to);
             row += M;
@@ -224,12 +210,12 @@ static void feed_part(const us_model *model, const us_matrix *w, int32_t num_row
     for (int64_t tile = first; tile < last; tile++) {
         int32_t begin = (int32_t)tile * US_TILE, count = model->ffn - begin < US_TILE ? model->ffn - begin : US_TILE;
         for (int32_t row = 0; row < num_rows;) {
-            int M = most_rows(w, num_rows - row);
+            int M = most_rows(num_rows - row);
             multiply(w, begin, count, in, row, M, gates);
             if (model->is_gated) multiply(w, model->ffn + begin, count, in, row, M, values);
             for (int m = 0; m < M; m++)
                 for (int32_t n = 0; n < count; n += LANES) {
-                    int some = count - n < LANES ? count - n : LANES;
+                    const int some = count - n < LANES ? count - n : LANES;
                     vec gate = load_some(gates + 8 * m + n, some);
                     if (w->bias) gate += load_some(w->bias + begin + n, some);
                     vec result = activate(model->activation, gate);
@@ -268,49 +254,81 @@ typedef struct {
     int32_t count;
 } segment;
 
-INLINE void score(const float *q, const int32_t G, const int32_t D, segment s, float (*scores)[US_PART]) {
-    int32_t j = 0;
-    for (; j + 2 <= s.count; j += 2) {
-        const float *k0 = s.keys + j * s.stride, *k1 = k0 + s.stride;
-        vec t0[MOST_GROUP], t1[MOST_GROUP];
-        for (int g = 0; g < G; g++) t0[g] = t1[g] = fill(0);
-        int32_t i = 0;
-        for (; i + LANES <= D; i += LANES) {
-            vec a = load(k0 + i), b = load(k1 + i);
-            for (int g = 0; g < G; g++) {
-                vec v = load(q + g * D + i);
-                t0[g] += v * a;
-                t1[g] += v * b;
-            }
+#define AT_ONCE 4 /* keys that are scored together, and query heads */
+
+/* Scores of a few keys for up to AT_ONCE queries. Missing keys are read as the last one, so that all take one way. */
+INLINE void score_few(const float *q, const int32_t G, const int32_t D, segment s, int32_t j, float (*scores)[US_PART]) {
+    const int32_t last = s.count - 1;
+    const float *keys[AT_ONCE];
+    vec total[AT_ONCE][AT_ONCE]; /* (query, key) */
+    UNROLLED for (int k = 0; k < AT_ONCE; k++) keys[k] = s.keys + (j + k < last ? j + k : last) * s.stride;
+    UNROLLED for (int g = 0; g < G; g++)
+        UNROLLED for (int k = 0; k < AT_ONCE; k++) total[g][k] = fill(0);
+    int32_t i = 0;
+    for (; i + LANES <= D; i += LANES)
+        UNROLLED for (int k = 0; k < AT_ONCE; k++) {
+            const vec key = load(keys[k] + i);
+            UNROLLED for (int g = 0; g < G; g++) total[g][k] += key * load(q + g * D + i);
         }
-        for (int g = 0; g < G; g++) {
-            float s0 = sum(t0[g]), s1 = sum(t1[g]);
-            for (int32_t k = i; k < D; k++) {
-                s0 += q[g * D + k] * k0[k];
-                s1 += q[g * D + k] * k1[k];
-            }
-            scores[g][j] = s0;
-            scores[g][j + 1] = s1;
-        }
+    UNROLLED for (int g = 0; g < G; g++) {
+        quad made = sums(total[g]);
+        for (int32_t rest = i; rest < D; rest++)
+            for (int k = 0; k < AT_ONCE; k++) made[k] += q[g * D + rest] * keys[k][rest];
+        if (j + AT_ONCE <= s.count) memcpy(&scores[g][j], &made, sizeof made);
+        else
+            for (int32_t k = 0; k < s.count - j; k++) scores[g][j + k] = made[k];
     }
-    for (; j < s.count; j++)
-        for (int g = 0; g < G; g++) scores[g][j] = dot(q + g * D, s.keys + j * s.stride, D);
 }
 
-INLINE void weigh(float *read, const int32_t G, const int32_t D, segment s, int32_t values, float (*scores)[US_PART]) {
-    int32_t i = 0;
-    for (; i + LANES <= D; i += LANES) {
-        vec total[MOST_GROUP];
-        for (int g = 0; g < G; g++) total[g] = load(read + g * D + i);
-        for (int32_t j = 0; j < s.count; j++) {
-            vec v = load(s.keys + values + j * s.stride + i);
-            for (int g = 0; g < G; g++) total[g] += v * scores[g][j];
-        }
-        for (int g = 0; g < G; g++) store(read + g * D + i, total[g]);
+INLINE void score(const float *q, const int32_t G, const int32_t D, segment s, int32_t values, float (*scores)[US_PART]) {
+    for (int32_t j = 0; j < s.count; j += AT_ONCE) {
+        int32_t g = 0;
+        for (int32_t k = j; k < j + AT_ONCE && k < s.count; k++) /* what is read next */
+            for (int32_t i = 0; i < D; i += 16) {
+                __builtin_prefetch(s.keys + (k + 2 * AT_ONCE) * s.stride + i);
+                __builtin_prefetch(s.keys + k * s.stride + values + i);
+            }
+        for (; g + AT_ONCE <= G; g += AT_ONCE) score_few(q + g * D, AT_ONCE, D, s, j, scores + g);
+        if (G - g == 3) score_few(q + g * D, 3, D, s, j, scores + g);
+        if (G - g == 2) score_few(q + g * D, 2, D, s, j, scores + g);
+        if (G - g == 1) score_few(q + g * D, 1, D, s, j, scores + g);
     }
+}
+
+/* Weighted values of up to AT_ONCE queries, W vectors of their columns at a time. */
+INLINE void weigh_few(float *read, const int32_t G, const int32_t D, const int W, segment s, int32_t column,
+                      float (*scores)[US_PART]) {
+    vec total[AT_ONCE][4];
+    UNROLLED for (int g = 0; g < G; g++)
+        UNROLLED for (int i = 0; i < W; i++) total[g][i] = load(read + g * D + i * LANES);
+    const float *value = s.keys + column;
+    for (int32_t j = 0; j < s.count; j++, value += s.stride)
+        UNROLLED for (int i = 0; i < W; i++) {
+            const vec v = load(value + i * LANES);
+            UNROLLED for (int g = 0; g < G; g++) total[g][i] += v * scores[g][j];
+        }
+    UNROLLED for (int g = 0; g < G; g++)
+        UNROLLED for (int i = 0; i < W; i++) store(read + g * D + i * LANES, total[g][i]);
+}
+
+#define WIDE (LANES == 8 ? 2 : 4) /* vectors whose sums fit the registers */
+
+INLINE void weigh_columns(float *read, const int32_t G, const int32_t D, segment s, int32_t values, float (*scores)[US_PART]) {
+    int32_t i = 0;
+    for (; i + WIDE * LANES <= D; i += WIDE * LANES) weigh_few(read + i, G, D, WIDE, s, values + i, scores);
+    for (; i + LANES <= D; i += LANES) weigh_few(read + i, G, D, 1, s, values + i, scores);
     for (; i < D; i++)
         for (int g = 0; g < G; g++)
             for (int32_t j = 0; j < s.count; j++) read[g * D + i] += s.keys[values + j * s.stride + i] * scores[g][j];
+}
+
+INLINE void weigh(float *read, const int32_t G, const int32_t D, segment s, int32_t values, float (*scores)[US_PART]) {
+    int32_t g = 0;
+    if (!s.count) return;
+    for (; g + AT_ONCE <= G; g += AT_ONCE) weigh_columns(read + g * D, AT_ONCE, D, s, values, scores + g);
+    if (G - g == 3) weigh_columns(read + g * D, 3, D, s, values, scores + g);
+    if (G - g == 2) weigh_columns(read + g * D, 2, D, s, values, scores + g);
+    if (G - g == 1) weigh_columns(read + g * D, 1, D, s, values, scores + g);
 }
 
 /* Loops unrolled for common shapes: query heads to a key head, and their width. */
@@ -335,23 +353,21 @@ static void read_part(const us_model *model, const float *q, const float *slopes
     float scores[MOST_GROUP][US_PART];
     float(*later)[US_PART] = (float(*)[US_PART])(&scores[0][first.count]);
 #define SCORE(G, D)                        \
-    score(q, G, D, first, scores);         \
-    score(q, G, D, second, later)
+    score(q, G, D, first, values, scores); \
+    score(q, G, D, second, values, later)
     FOR_SHAPE(SCORE)
     for (int g = 0; g < G; g++) {
-        float most = -INFINITY;
-        for (int32_t j = 0; j < n; j++) {
-            float s = scores[g][j];
-            if (cap > 0) s = cap * tanhf(s / cap);
-            if (slopes) s += slopes[g] * (float)(position + j);
-            scores[g][j] = s;
-            most = s > most ? s : most;
-        }
-        vec total = fill(0);
+        if (cap > 0)
+            for (int32_t j = 0; j < n; j++) scores[g][j] = cap * tanhf(scores[g][j] / cap);
+        if (slopes)
+            for (int32_t j = 0; j < n; j++) scores[g][j] += slopes[g] * (float)(position + j);
+        for (int32_t j = n; j % LANES; j++) scores[g][j] = -INFINITY; /* whole vectors */
+        vec highest = load(scores[g]), total = fill(0);
+        for (int32_t j = LANES; j < n; j += LANES) highest = larger(highest, load(&scores[g][j]));
+        const float most = largest(highest);
         for (int32_t j = 0; j < n; j += LANES) {
-            vec e = exponential(load(&scores[g][j]) - most);
-            if (j + LANES > n)
-                for (int32_t k = n - j; k < LANES; k++) e[k] = 0;
+            const vec s = load(&scores[g][j]);
+            const vec e = choose(s > fill(-INFINITY), exponential(s - most), fill(0));
             store(&scores[g][j], e);
             total += e;
         }
@@ -453,52 +469,79 @@ static float *find_kept(const run *r, int32_t token, int32_t part, int32_t head)
     return r->scratch.parts + (((size_t)token * r->max_parts + part) * r->model->num_heads + head) * (r->model->head_dim + 2);
 }
 
-/* All parts of one token's key head, or only `only`, which is kept to be merged later. */
-static void attend_head(const run *r, const us_layer *layer, int32_t l, int32_t token, int32_t kv, int32_t only) {
+/* One part of one token's key head, kept to be merged later. */
+static void attend_kept(const run *r, const us_layer *layer, int32_t l, int32_t token, int32_t kv, int32_t part) {
     const us_model *m = r->model;
     const int32_t D = m->head_dim, G = m->num_heads / m->num_kv_heads;
     int32_t from, first, last;
     find_parts(r, layer, token, &from, &first, &last);
+    if (part < first || part > last) return;
     reading got;
     for (int32_t g0 = 0; g0 < G; g0 += MOST_GROUP) {
         const int32_t count = G - g0 < MOST_GROUP ? G - g0 : MOST_GROUP, head = kv * G + g0;
-        if (only >= 0) {
-            if (only < first || only > last) return;
-            attend_part(r, layer, l, token, kv, head, count, only, &got);
-            for (int g = 0; g < count; g++) {
-                float *kept = find_kept(r, token, only, head + g);
-                kept[0] = got.most[g];
-                kept[1] = got.total[g];
-                memcpy(kept + 2, got.read + (size_t)g * D, sizeof(float) * (size_t)D);
-            }
-            continue;
+        attend_part(r, layer, l, token, kv, head, count, part, &got);
+        for (int g = 0; g < count; g++) {
+            float *kept = find_kept(r, token, part, head + g);
+            kept[0] = got.most[g];
+            kept[1] = got.total[g];
+            memcpy(kept + 2, got.read + (size_t)g * D, sizeof(float) * (size_t)D);
         }
-        float most[MOST_GROUP], total[MOST_GROUP] = {0}, *read = r->scratch.read + ((size_t)token * m->num_heads + head) * D;
-        for (int g = 0; g < count; g++) most[g] = -INFINITY;
-        memset(read, 0, sizeof(float) * (size_t)count * (size_t)D);
-        for (int32_t part = first; part <= last; part++) {
-            attend_part(r, layer, l, token, kv, head, count, part, &got);
-            for (int g = 0; g < count; g++)
-                merge(&most[g], &total[g], read + (size_t)g * D, got.most[g], got.total[g], got.read + (size_t)g * D, D);
+    }
+}
+
+#define MOST_RUN 16 /* tokens that read a part one after the other, while it is in the cache */
+
+/* All parts of a key head for a few tokens, and some of its query heads. */
+static void attend_run(const run *r, const us_layer *layer, int32_t l, int32_t token, int32_t tokens, int32_t kv, int32_t head,
+                       int32_t count) {
+    const us_model *m = r->model;
+    const int32_t D = m->head_dim;
+    float most[MOST_RUN][MOST_GROUP], total[MOST_RUN][MOST_GROUP] = {{0}};
+    int32_t from, first[MOST_RUN], last[MOST_RUN], lowest = INT32_MAX, highest = 0;
+    for (int32_t t = 0; t < tokens; t++) {
+        find_parts(r, layer, token + t, &from, &first[t], &last[t]);
+        lowest = first[t] < lowest ? first[t] : lowest;
+        highest = last[t] > highest ? last[t] : highest;
+        for (int g = 0; g < count; g++) most[t][g] = -INFINITY;
+        memset(r->scratch.read + ((size_t)(token + t) * m->num_heads + head) * D, 0, sizeof(float) * (size_t)count * (size_t)D);
+    }
+    reading got;
+    for (int32_t part = lowest; part <= highest; part++)
+        for (int32_t t = 0; t < tokens; t++) {
+            if (part < first[t] || part > last[t]) continue;
+            float *read = r->scratch.read + ((size_t)(token + t) * m->num_heads + head) * D;
+            attend_part(r, layer, l, token + t, kv, head, count, part, &got);
+            for (int g = 0; g < count; g++, read += D)
+                merge(&most[t][g], &total[t][g], read, got.most[g], got.total[g], got.read + (size_t)g * D, D);
         }
-        for (int g = 0; g < count; g++)
-            for (int32_t i = 0; i < D; i++) read[(size_t)g * D + i] /= total[g];
+    for (int32_t t = 0; t < tokens; t++) {
+        float *read = r->scratch.read + ((size_t)(token + t) * m->num_heads + head) * D;
+        for (int g = 0; g < count; g++, read += D)
+            for (int32_t i = 0; i < D; i++) read[i] /= total[t][g];
     }
 }
 
 static void attend(run *r, const us_layer *layer, int32_t l) {
-    const int32_t KV = r->model->num_kv_heads, tokens = r->job->num_tokens, parts = r->max_parts;
+    const int32_t KV = r->model->num_kv_heads, G = r->model->num_heads / KV, tokens = r->job->num_tokens, parts = r->max_parts;
     int64_t first, last;
     split((int64_t)tokens * KV, r->thread, r->threads, &first, &last);
     for (int64_t i = first; i < last; i++) place_head(r, layer, l, (int32_t)(i / KV), (int32_t)(i % KV));
     us_meet(r->team); /* tokens of one row read each other's keys */
-    if (!parts) {
-        for (int64_t i = first; i < last; i++) attend_head(r, layer, l, (int32_t)(i / KV), (int32_t)(i % KV), -1);
-    } else {
+    if (parts) {
         split((int64_t)tokens * KV * parts, r->thread, r->threads, &first, &last);
         for (int64_t i = first; i < last; i++)
-            attend_head(r, layer, l, (int32_t)(i / parts / KV), (int32_t)(i / parts % KV), (int32_t)(i % parts));
-    }
+            attend_kept(r, layer, l, (int32_t)(i / parts / KV), (int32_t)(i / parts % KV), (int32_t)(i % parts));
+    } else
+        for (int64_t i = first; i < last;) { /* tokens of one row together, one key head after the other */
+            const int32_t token = (int32_t)(i / KV), kv = (int32_t)(i % KV), whole = kv ? 0 : (int32_t)((last - i) / KV);
+            const int32_t *rows = r->job->own_rows + token, heads = whole ? KV : 1;
+            int32_t count = 1;
+            while (count < whole && count < MOST_RUN && rows[count] == rows[0]) count++;
+            for (int32_t h = kv; h < kv + heads; h++)
+                for (int32_t g = 0; g < G; g += MOST_GROUP)
+                    attend_run(r, layer, l, token, count, h, h * G + g, G - g < MOST_GROUP ? G - g : MOST_GROUP);
+            i += count * heads;
+        }
     us_meet(r->team);
 }
 
@@ -521,11 +564,13 @@ static void join_parts(const run *r, const us_layer *layer, int32_t token, float
 /* --- what goes into products ------------------------------------------------------------------------------------- */
 enum source { NORMED, READ, FED, CHOSEN };
 
+static int32_t count_read(const us_job *job) { return (1 + job->num_early) * job->num_wanted; }
+
 /* Prepare the rows that a product multiplies, as the matrix wants them. */
 static input prepare(run *r, const us_matrix *w, enum source source, const us_norm *norm, const us_layer *layer) {
     const us_scratch *s = &r->scratch;
     const us_job *job = r->job;
-    const int32_t rows = source == CHOSEN ? job->num_wanted : job->num_tokens, K = w->columns, H = r->model->hidden;
+    const int32_t rows = source == CHOSEN ? count_read(job) : job->num_tokens, K = w->columns, H = r->model->hidden;
     const size_t at = r->is_private ? (size_t)r->thread : 0, blocks = (size_t)K / US_BLOCK;
     float *normed = s->normed + at * s->normed_size, *scales = s->scales + at * s->scales_size;
     float *sums = s->sums + at * s->scales_size;
@@ -537,7 +582,10 @@ static input prepare(run *r, const us_matrix *w, enum source source, const us_no
     if (source == READ && !r->max_parts) in.x = s->read;
     for (int64_t row = first; row < last; row++) {
         if (source == NORMED) normalise(norm, s->x + row * H, H, normed + row * K);
-        if (source == CHOSEN) normalise(norm, s->x + (int64_t)job->wanted[row] * H, H, normed + row * K);
+        if (source == CHOSEN && row < job->num_wanted)
+            normalise(norm, s->x + (int64_t)job->wanted[row] * H, H, normed + row * K);
+        if (source == CHOSEN && row >= job->num_wanted) /* early states are read as they are */
+            memcpy(normed + row * K, job->early_states + (row - job->num_wanted) * H, sizeof(float) * (size_t)H);
         if (source == READ && r->max_parts) join_parts(r, layer, (int32_t)row, normed + row * K);
         if (w->kind != US_F32)
             quantise(in.x + row * K, K, quants + row * K, scales + row * (int64_t)blocks, sums + row * (int64_t)blocks);
@@ -602,6 +650,41 @@ static void embed(run *r) {
     us_meet(r->team);
 }
 
+/* The first of the highest numbers from `begin` to `end`; no token where all are -infinity, or one is none at all. */
+static us_top find_top(const float *logits, int32_t begin, int32_t end) {
+    vec highest = fill(-INFINITY);
+    veci bad = {0};
+    int32_t i = begin, is_bad = 0;
+    for (; i + LANES <= end; i += LANES) {
+        const vec v = load(logits + i);
+        highest = larger(highest, v);
+        bad |= v != v;
+    }
+    float most = largest(highest);
+    for (int n = 0; n < LANES; n++) is_bad |= bad[n];
+    for (; i < end; i++) {
+        most = logits[i] > most ? logits[i] : most;
+        is_bad |= logits[i] != logits[i];
+    }
+    if (is_bad) return (us_top){INFINITY, -1};
+    for (i = begin; i < end && most > -INFINITY; i++)
+        if (logits[i] == most) return (us_top){most, i};
+    return (us_top){-INFINITY, -1};
+}
+
+static void choose_tops(const run *r) {
+    const us_job *job = r->job;
+    for (int32_t row = 0; row < job->num_wanted; row++) {
+        us_top best = r->scratch.tops[row];
+        for (int32_t t = 1; t < r->threads; t++) {
+            const us_top other = r->scratch.tops[t * job->num_wanted + row];
+            const int is_bad = other.token < 0 && other.value > 0;
+            if (other.value > best.value || is_bad) best = other;
+        }
+        job->likeliest[row] = best.token;
+    }
+}
+
 static void finish(run *r) {
     const us_model *m = r->model;
     const us_job *job = r->job;
@@ -613,11 +696,31 @@ static void finish(run *r) {
     }
     if (!job->num_wanted) return;
     input in = prepare(r, &m->head, CHOSEN, &m->final_norm, NULL);
-    multiply_part(&m->head, job->num_wanted, &in, &(output){.y = job->logits, .stride = (size_t)m->vocab}, r->thread, r->threads);
-    if (m->logit_cap <= 0) return;
+    multiply_part(&m->head, count_read(job), &in, &(output){.y = job->logits, .stride = (size_t)m->vocab}, r->thread, r->threads);
+    split((m->vocab + US_TILE - 1) / US_TILE, r->thread, r->threads, &first, &last); /* the columns that were made here */
+    first *= US_TILE;
+    last = last * US_TILE < m->vocab ? last * US_TILE : m->vocab;
+    for (int32_t row = 0; row < job->num_wanted; row++) {
+        float *logits = job->logits + (size_t)row * m->vocab;
+        if (m->logit_cap > 0)
+            for (int64_t i = first; i < last; i++) logits[i] = m->logit_cap * tanhf(logits[i] / m->logit_cap);
+        if (job->likeliest)
+            r->scratch.tops[r->thread * job->num_wanted + row] = find_top(logits, (int32_t)first, (int32_t)last);
+    }
+    if (!job->likeliest) return;
     us_meet(r->team);
-    split((int64_t)job->num_wanted * m->vocab, r->thread, r->threads, &first, &last);
-    for (int64_t i = first; i < last; i++) job->logits[i] = m->logit_cap * tanhf(job->logits[i] / m->logit_cap);
+    if (!r->thread) choose_tops(r);
+}
+
+/* Keep the wanted tokens' states before a layer that is read early. */
+static void keep_early(run *r, int32_t l) {
+    const us_job *job = r->job;
+    const size_t H = (size_t)r->model->hidden;
+    if (r->thread) return; /* the state is changed only after all threads have met again */
+    for (int32_t e = 0; e < job->num_early; e++)
+        for (int32_t row = 0; row < job->num_wanted && job->early[e] == l; row++)
+            memcpy(job->early_states + (size_t)(e * job->num_wanted + row) * H, r->scratch.x + (size_t)job->wanted[row] * H,
+                   sizeof(float) * H);
 }
 
 static void run_all(const void *argument, int32_t thread, us_team *team) {
@@ -627,7 +730,7 @@ static void run_all(const void *argument, int32_t thread, us_team *team) {
     run r = {
         .model = task->model,
         .job = job,
-        .scratch = us_lay_out(task->model, tokens, team->size, job->most_keys, job->scratch),
+        .scratch = us_lay_out(task->model, tokens, count_read(job), team->size, job->most_keys, job->scratch),
         .team = team,
         .thread = thread,
         .threads = team->size,
@@ -635,7 +738,10 @@ static void run_all(const void *argument, int32_t thread, us_team *team) {
         .is_private = us_is_private(tokens),
     };
     embed(&r);
-    for (int32_t l = 0; l < r.model->num_layers; l++) run_layer(&r, l);
+    for (int32_t l = 0; l < r.model->num_layers; l++) {
+        keep_early(&r, l);
+        run_layer(&r, l);
+    }
     finish(&r);
 }
 

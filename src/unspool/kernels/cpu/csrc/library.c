@@ -107,12 +107,15 @@ static size_t take(size_t *used, size_t bytes) {
     return at;
 }
 
-us_scratch us_lay_out(const us_model *m, int32_t num_tokens, int32_t threads, int32_t most_keys, void *memory) {
-    const size_t T = (size_t)num_tokens, head = (size_t)m->head_dim, H = (size_t)m->num_heads, KV = (size_t)m->num_kv_heads;
+us_scratch us_lay_out(const us_model *m, int32_t num_tokens, int32_t num_read, int32_t threads, int32_t most_keys,
+                      void *memory) {
+    const size_t T = (size_t)num_tokens, rows = (size_t)(num_tokens > num_read ? num_tokens : num_read), head = (size_t)m->head_dim, H = (size_t)m->num_heads, KV = (size_t)m->num_kv_heads;
     const size_t heads = H * head, hidden = (size_t)m->hidden, ffn = (size_t)m->ffn;
     size_t widest = hidden > ffn ? hidden : ffn;
     widest = widest > heads ? widest : heads;
-    us_scratch s = {.quants_size = (T * widest + 63) & ~(size_t)63, .normed_size = T * widest, .scales_size = T * (widest / US_BLOCK + 1)};
+    us_scratch s = {.quants_size = (rows * widest + 63) & ~(size_t)63,
+                    .normed_size = rows * widest,
+                    .scales_size = rows * (widest / US_BLOCK + 1)};
     const size_t copies = us_is_private(num_tokens) ? (size_t)threads : 1;
     const size_t parts = (size_t)us_count_parts(num_tokens, m->num_kv_heads, threads, most_keys);
     size_t used = 0;
@@ -124,6 +127,7 @@ us_scratch us_lay_out(const us_model *m, int32_t num_tokens, int32_t threads, in
     s.side = PLACE(float, T * hidden);
     s.fed = PLACE(float, T * ffn);
     s.parts = PLACE(float, T * parts * H * (head + 2));
+    s.tops = PLACE(us_top, (size_t)threads * (size_t)num_read);
     s.normed = PLACE(float, copies * s.normed_size);
     s.scales = PLACE(float, copies * s.scales_size);
     s.sums = PLACE(float, copies * s.scales_size);
@@ -132,10 +136,10 @@ us_scratch us_lay_out(const us_model *m, int32_t num_tokens, int32_t threads, in
     return s;
 }
 
-int64_t us_scratch_bytes(const us_model *model, int32_t num_tokens, int32_t threads, int32_t most_keys) {
+int64_t us_scratch_bytes(const us_model *model, int32_t num_tokens, int32_t num_read, int32_t threads, int32_t most_keys) {
     int64_t most = 0; /* a smaller call may take more: it splits attention */
     for (int32_t n = 1; n <= num_tokens; n++) {
-        int64_t bytes = (int64_t)us_lay_out(model, n, threads, most_keys, NULL).bytes;
+        int64_t bytes = (int64_t)us_lay_out(model, n, num_read, threads, most_keys, NULL).bytes;
         most = bytes > most ? bytes : most;
     }
     return most;

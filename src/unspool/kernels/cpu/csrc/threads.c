@@ -7,7 +7,8 @@
 
 #define MOST_THREADS 256
 #define SPINS_TO_MEET 4000   /* then others may have the core */
-#define SPINS_TO_SLEEP 20000 /* a few hundred microseconds: the time between two steps of a busy program */
+#define SPINS_TO_YIELD 4000  /* some ten microseconds: the time between two calls */
+#define YIELDS_TO_SLEEP 1500 /* about a millisecond, in which others may have the core: the time between two steps */
 
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER; /* one call at a time */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards sleeping and waking */
@@ -47,8 +48,12 @@ static void *work(void *number) {
     for (;;) {
         int spins = 0;
         while (atomic_load_explicit(&call_number, memory_order_acquire) == seen) {
-            if (++spins < SPINS_TO_SLEEP) {
+            if (++spins < SPINS_TO_YIELD) {
                 rest();
+                continue;
+            }
+            if (spins < SPINS_TO_YIELD + YIELDS_TO_SLEEP) {
+                sched_yield();
                 continue;
             }
             pthread_mutex_lock(&lock);

@@ -13,6 +13,14 @@
 #define Q8_BYTES (16 + 8 * 32)
 #define Q4_BYTES (32 + 4 * 32)
 
+/* Loops over a few accumulators: unrolled early, or GCC keeps them in memory. */
+#if defined(__GNUC__) && !defined(__clang__)
+#define UNROLLED _Pragma("GCC unroll 8")
+#else
+#define UNROLLED
+#endif
+#define EACH_ROW UNROLLED for (int m = 0; m < M; m++)
+
 /* Rows of activations: int8, their scales a block, and scale times the block's sum. */
 typedef struct {
     const int8_t *quants;
@@ -25,17 +33,28 @@ typedef struct {
 
 INLINE float32x4_t halves(const uint8_t *p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
 
-#define DOT4(acc, x, w0, w1, w2, w3)            \
-    acc = vdotq_laneq_s32(acc, w0, x, 0);       \
-    acc = vdotq_laneq_s32(acc, w1, x, 1);       \
-    acc = vdotq_laneq_s32(acc, w2, x, 2);       \
-    acc = vdotq_laneq_s32(acc, w3, x, 3)
+/* Four columns by four of one vector of activations, for all M rows of them: lanes are outside, so that sums that follow
+ * each other belong to different rows. */
+#define DOT_LANE(lane, w) \
+    EACH_ROW dot[m] = vdotq_laneq_s32(dot[m], w, x[m], lane)
+#define DOT16(w0, w1, w2, w3, columns)                                                           \
+    EACH_ROW x[m] = vld1q_s8(a.quants + m * a.stride + 32 * b + (columns));   \
+    DOT_LANE(0, w0);                                                                             \
+    DOT_LANE(1, w1);                                                                             \
+    DOT_LANE(2, w2);                                                                             \
+    DOT_LANE(3, w3)
+
+/* Converting integers is slow (an instruction in two cycles), subtracting is not: sums begin at the bits of 1.5 * 2^23,
+ * where a float counts in ones, so that the sum's bits are that number plus the sum. Exact up to 2^22; a block's dot
+ * product is at most 32 * 127 * 128. */
+INLINE int32x4_t begin_dot(void) { return vdupq_n_s32(0x4b400000); }
+INLINE float32x4_t end_dot(int32x4_t dot) { return vsubq_f32(vreinterpretq_f32_s32(dot), vdupq_n_f32(12582912.0f)); }
 
 #if defined(US_NEON_I8MM)
 /* Two rows of weights times two rows of activations, 8 columns at a time. `groups` holds 8 vectors: groups of 4
  * columns for 4 rows; x0 and x1 are rows of 32 activations. Adds up into what two rows of activations have. */
 INLINE void add_pairs(const int8x16_t *groups, const int8_t *x0, const int8_t *x1, int32x4_t *first, int32x4_t *second) {
-    int32x4_t upper = vdupq_n_s32(0), lower = upper;
+    int32x4_t upper = begin_dot(), lower = upper;
     for (int j = 0; j < 4; j++) {
         int32x4_t a = vreinterpretq_s32_s8(groups[2 * j]), b = vreinterpretq_s32_s8(groups[2 * j + 1]);
         int8x16_t x = vcombine_s8(vld1_s8(x0 + 8 * j), vld1_s8(x1 + 8 * j));
@@ -47,43 +66,38 @@ INLINE void add_pairs(const int8x16_t *groups, const int8_t *x0, const int8_t *x
 }
 #endif
 
+/* Rows 0 to 3 of a tile are summed up before rows 4 to 7, so that all numbers at hand fit the registers. */
 INLINE void tile_q8(const uint8_t *w, int blocks, activations a, const int M, float *out) {
     float32x4_t total[4][2];
-    for (int m = 0; m < M; m++) total[m][0] = total[m][1] = vdupq_n_f32(0);
+    EACH_ROW total[m][0] = total[m][1] = vdupq_n_f32(0);
     for (int b = 0; b < blocks; b++, w += Q8_BYTES) {
-        const int8_t *p = (const int8_t *)w + 16;
         for (int i = 0; i < 5; i++) __builtin_prefetch(w + 4 * Q8_BYTES + 64 * i);
-        int32x4_t dot[4][2];
-        for (int m = 0; m < M; m++) dot[m][0] = dot[m][1] = vdupq_n_s32(0);
+        UNROLLED for (int side = 0; side < 2; side++) {
+            const int8_t *p = (const int8_t *)w + 16 + 16 * side;
+            int32x4_t dot[4];
+            EACH_ROW dot[m] = begin_dot();
 #if defined(US_NEON_I8MM)
-        if (M > 1) {
-            for (int side = 0; side < 2; side++) {
+            if (M > 1) {
                 int8x16_t groups[8];
-                for (int g = 0; g < 8; g++) groups[g] = vld1q_s8(p + 32 * g + 16 * side);
+                for (int g = 0; g < 8; g++) groups[g] = vld1q_s8(p + 32 * g);
                 for (int m = 0; m < M; m += 2) {
                     const int8_t *x = a.quants + m * a.stride + 32 * b;
-                    add_pairs(groups, x, x + a.stride, &dot[m][side], &dot[m + 1][side]);
+                    add_pairs(groups, x, x + a.stride, &dot[m], &dot[m + 1]);
                 }
-            }
-        } else
+            } else
 #endif
-        for (int half = 0; half < 2; half++, p += 128) {
-            int8x16_t l0 = vld1q_s8(p), h0 = vld1q_s8(p + 16), l1 = vld1q_s8(p + 32), h1 = vld1q_s8(p + 48);
-            int8x16_t l2 = vld1q_s8(p + 64), h2 = vld1q_s8(p + 80), l3 = vld1q_s8(p + 96), h3 = vld1q_s8(p + 112);
-            for (int m = 0; m < M; m++) {
-                int8x16_t x = vld1q_s8(a.quants + m * a.stride + 32 * b + 16 * half);
-                DOT4(dot[m][0], x, l0, l1, l2, l3);
-                DOT4(dot[m][1], x, h0, h1, h2, h3);
+            UNROLLED for (int half = 0; half < 2; half++, p += 128) {
+                int8x16_t w0 = vld1q_s8(p), w1 = vld1q_s8(p + 32), w2 = vld1q_s8(p + 64), w3 = vld1q_s8(p + 96), x[4];
+                DOT16(w0, w1, w2, w3, 16 * half);
             }
-        }
-        float32x4_t d0 = halves(w), d1 = halves(w + 8);
-        for (int m = 0; m < M; m++) {
-            float s = a.scales[m * a.scale_stride + b];
-            total[m][0] = vfmaq_f32(total[m][0], vcvtq_f32_s32(dot[m][0]), vmulq_n_f32(d0, s));
-            total[m][1] = vfmaq_f32(total[m][1], vcvtq_f32_s32(dot[m][1]), vmulq_n_f32(d1, s));
+            const float32x4_t d = halves(w + 8 * side);
+            EACH_ROW {
+                const float s = a.scales[m * a.scale_stride + b];
+                total[m][side] = vfmaq_f32(total[m][side], end_dot(dot[m]), vmulq_n_f32(d, s));
+            }
         }
     }
-    for (int m = 0; m < M; m++) {
+    EACH_ROW {
         vst1q_f32(out + 8 * m, total[m][0]);
         vst1q_f32(out + 8 * m + 4, total[m][1]);
     }
@@ -92,49 +106,39 @@ INLINE void tile_q8(const uint8_t *w, int blocks, activations a, const int M, fl
 INLINE void tile_q4(const uint8_t *w, int blocks, activations a, const int M, float *out) {
     const uint8x16_t low = vdupq_n_u8(15);
     float32x4_t total[4][2];
-    for (int m = 0; m < M; m++) total[m][0] = total[m][1] = vdupq_n_f32(0);
+    EACH_ROW total[m][0] = total[m][1] = vdupq_n_f32(0);
     for (int b = 0; b < blocks; b++, w += Q4_BYTES) {
-        const uint8_t *p = w + 32;
         for (int i = 0; i < 3; i++) __builtin_prefetch(w + 6 * Q4_BYTES + 64 * i);
-        int8x16_t x0[4], x1[4];
-        for (int m = 0; m < M; m++) {
-            x0[m] = vld1q_s8(a.quants + m * a.stride + 32 * b);
-            x1[m] = vld1q_s8(a.quants + m * a.stride + 32 * b + 16);
-        }
-        int32x4_t dot[4][2];
-        for (int m = 0; m < M; m++) dot[m][0] = dot[m][1] = vdupq_n_s32(0);
-        for (int side = 0; side < 2; side++) { /* rows 0 to 3, rows 4 to 7 */
-            uint8x16_t v0 = vld1q_u8(p + 16 * side), v1 = vld1q_u8(p + 32 + 16 * side);
-            uint8x16_t v2 = vld1q_u8(p + 64 + 16 * side), v3 = vld1q_u8(p + 96 + 16 * side);
+        UNROLLED for (int side = 0; side < 2; side++) {
+            const uint8_t *p = w + 32 + 16 * side;
+            const uint8x16_t v0 = vld1q_u8(p), v1 = vld1q_u8(p + 32), v2 = vld1q_u8(p + 64), v3 = vld1q_u8(p + 96);
+            int32x4_t dot[4];
+            EACH_ROW dot[m] = begin_dot();
 #define LOW(v) vreinterpretq_s8_u8(vandq_u8(v, low))
 #define HIGH(v) vreinterpretq_s8_u8(vshrq_n_u8(v, 4))
-            int8x16_t l0 = LOW(v0), l1 = LOW(v1), l2 = LOW(v2), l3 = LOW(v3);
-            int8x16_t h0 = HIGH(v0), h1 = HIGH(v1), h2 = HIGH(v2), h3 = HIGH(v3);
 #if defined(US_NEON_I8MM)
             if (M > 1) {
-                int8x16_t groups[8] = {l0, l1, l2, l3, h0, h1, h2, h3};
+                int8x16_t groups[8] = {LOW(v0), LOW(v1), LOW(v2), LOW(v3), HIGH(v0), HIGH(v1), HIGH(v2), HIGH(v3)};
                 for (int m = 0; m < M; m += 2) {
                     const int8_t *x = a.quants + m * a.stride + 32 * b;
-                    add_pairs(groups, x, x + a.stride, &dot[m][side], &dot[m + 1][side]);
+                    add_pairs(groups, x, x + a.stride, &dot[m], &dot[m + 1]);
                 }
-                continue;
-            }
+            } else
 #endif
-            for (int m = 0; m < M; m++) {
-                DOT4(dot[m][side], x0[m], l0, l1, l2, l3);
-                DOT4(dot[m][side], x1[m], h0, h1, h2, h3);
+            {
+                int8x16_t x[4];
+                DOT16(LOW(v0), LOW(v1), LOW(v2), LOW(v3), 0);
+                DOT16(HIGH(v0), HIGH(v1), HIGH(v2), HIGH(v3), 16);
             }
-        }
-        float32x4_t d0 = halves(w), d1 = halves(w + 8), m0 = halves(w + 16), m1 = halves(w + 24);
-        for (int m = 0; m < M; m++) {
-            float s = a.scales[m * a.scale_stride + b], t = a.sums[m * a.scale_stride + b];
-            total[m][0] = vfmaq_f32(total[m][0], vcvtq_f32_s32(dot[m][0]), vmulq_n_f32(d0, s));
-            total[m][1] = vfmaq_f32(total[m][1], vcvtq_f32_s32(dot[m][1]), vmulq_n_f32(d1, s));
-            total[m][0] = vfmaq_n_f32(total[m][0], m0, t);
-            total[m][1] = vfmaq_n_f32(total[m][1], m1, t);
+            const float32x4_t d = halves(w + 8 * side), least = halves(w + 16 + 8 * side);
+            EACH_ROW {
+                const float s = a.scales[m * a.scale_stride + b], t = a.sums[m * a.scale_stride + b];
+                total[m][side] = vfmaq_f32(total[m][side], end_dot(dot[m]), vmulq_n_f32(d, s));
+                total[m][side] = vfmaq_n_f32(total[m][side], least, t);
+            }
         }
     }
-    for (int m = 0; m < M; m++) {
+    EACH_ROW {
         vst1q_f32(out + 8 * m, total[m][0]);
         vst1q_f32(out + 8 * m + 4, total[m][1]);
     }

@@ -8,10 +8,10 @@
 
 #include <stdint.h>
 
-#define US_ABI 1
+#define US_ABI 2
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
-#define US_PART 128    /* keys that attention reads at once */
+#define US_PART 64     /* keys that attention reads at once: with their values they stay in the first-level cache */
 #define US_WIDEST_HEAD 256
 #define US_CHUNK 64    /* most tokens of one call: their activations stay in the second-level cache */
 
@@ -64,7 +64,7 @@ typedef struct {
 } us_store;
 
 typedef struct {
-    int32_t num_tokens, num_wanted, most_keys, unused; /* most_keys: that any token reads, its own included */
+    int32_t num_tokens, num_wanted, most_keys, num_early; /* most_keys: that any token reads, its own included */
     const int32_t *tokens;
     const int32_t *positions;     /* of each token in its sequence */
     const int32_t *own_rows;      /* where its keys are kept */
@@ -72,8 +72,11 @@ typedef struct {
     const int32_t *shared_rows;   /* whose keys come before its own */
     const int32_t *shared_counts; /* and how many of them; 0: none */
     const int32_t *wanted;        /* tokens whose logits are wanted */
+    const int32_t *early;         /* layers, rising, before which the wanted tokens' states are read too */
     us_store own, shared;
-    float *logits; /* (num_wanted, vocab) */
+    float *logits;       /* ((1 + num_early) * num_wanted, vocab): final ones, then those of each early layer */
+    int64_t *likeliest;  /* num_wanted: the first token of the highest final logit, -1 where there is none; or NULL */
+    float *early_states; /* (num_early * num_wanted, hidden) to work in; or NULL */
     float *states; /* (num_tokens, hidden) after the last norm; or NULL */
     void *scratch; /* us_scratch_bytes of it, aligned to 64 */
 } us_job;
@@ -83,7 +86,8 @@ const char *us_instructions(void);           /* the set in use */
 int32_t us_use_instructions(const char *set); /* choose one by name; 0 if this machine has it */
 const char *us_available(void);              /* all that this machine can run, best first, with commas */
 
-int64_t us_scratch_bytes(const us_model *model, int32_t num_tokens, int32_t threads, int32_t most_keys);
+/* num_read: rows that the head reads, (1 + num_early) * num_wanted. */
+int64_t us_scratch_bytes(const us_model *model, int32_t num_tokens, int32_t num_read, int32_t threads, int32_t most_keys);
 void us_run(const us_model *model, const us_job *job, int32_t threads);
 
 /* y (num_rows, matrix rows) = x (num_rows, columns) times the matrix, and its bias. */

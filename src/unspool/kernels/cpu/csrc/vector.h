@@ -6,6 +6,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 #if defined(US_AVX512)
 #define LANES 16
 #elif defined(US_AVX2)
@@ -31,10 +35,22 @@ INLINE vec fill(float x) {
     for (int i = 0; i < LANES; i++) v[i] = x;
     return v;
 }
+/* Neighbours first, then their sums: what pairwise additions do. */
 INLINE float sum(vec v) {
-    float total = 0;
-    for (int i = 0; i < LANES; i++) total += v[i];
-    return total;
+    float part[LANES];
+    memcpy(part, &v, sizeof v);
+    for (int n = LANES / 2; n; n /= 2)
+        for (int i = 0; i < n; i++) part[i] = part[2 * i] + part[2 * i + 1];
+    return part[0];
+}
+/* The sums of four vectors. */
+INLINE quad sums(const vec *v) {
+#if defined(__aarch64__)
+    const float32x4_t low = vpaddq_f32((float32x4_t)v[0], (float32x4_t)v[1]);
+    return (quad)vpaddq_f32(low, vpaddq_f32((float32x4_t)v[2], (float32x4_t)v[3]));
+#else
+    return (quad){sum(v[0]), sum(v[1]), sum(v[2]), sum(v[3])};
+#endif
 }
 INLINE vec as_floats(veci v) {
     vec f;
@@ -47,21 +63,35 @@ INLINE veci as_bits(vec v) {
     return bits;
 }
 INLINE vec choose(veci mask, vec a, vec b) { return as_floats((as_bits(a) & mask) | (as_bits(b) & ~mask)); }
-INLINE vec larger(vec a, vec b) { return choose(a > b, a, b); }
+INLINE vec larger(vec a, vec b) {
+#if defined(__aarch64__)
+    return (vec)vmaxq_f32((float32x4_t)a, (float32x4_t)b);
+#else
+    return choose(a > b, a, b);
+#endif
+}
 INLINE vec magnitude(vec v) { return as_floats(as_bits(v) & 0x7fffffff); }
 INLINE float largest(vec v) {
+#if defined(__aarch64__)
+    return vmaxvq_f32((float32x4_t)v);
+#else
     float most = v[0];
     for (int i = 1; i < LANES; i++) most = v[i] > most ? v[i] : most;
     return most;
+#endif
+}
+
+/* The nearest whole numbers, halves away from zero. */
+INLINE veci nearest(vec x) {
+    const vec half = as_floats((as_bits(x) & (int32_t)0x80000000) | as_bits(fill(0.5f))); /* with the sign of x */
+    return __builtin_convertvector(x + half, veci);
 }
 
 /* e to the x: the power of two by its exponent, the rest by a polynomial (relative error under 2e-7). */
 INLINE vec exponential(vec x) {
     x = larger(x, fill(-87.0f));
     x = choose(x < fill(88.0f), x, fill(88.0f));
-    vec scaled = x * 1.44269504f;
-    vec half = as_floats((as_bits(scaled) & (int32_t)0x80000000) | as_bits(fill(0.5f))); /* with the sign of x */
-    veci whole = __builtin_convertvector(scaled + half, veci);
+    veci whole = nearest(x * 1.44269504f);
     vec n = __builtin_convertvector(whole, vec);
     vec r = x - n * 0.693359375f;
     r = r + n * 2.12194440e-4f;
