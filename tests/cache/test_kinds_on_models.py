@@ -62,7 +62,7 @@ def test_packed_windows_decode_as_packed_layers(
     name: str, kind: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a window let go no query sees, so it answers as if every position had been kept and packed alike."""
-    for module in ("quantized", "quantized_hybrid"):  # little room for trials, so that windows slide soon
+    for module in ("quantized_static", "quantized_hybrid"):  # little room for trials, so that windows slide soon
         monkeypatch.setattr(f"unspool.cache.{module}.TRIAL_ROOM", 16)
     model = load_model(name).model
     settings = {"prompt_lookup_num_tokens": 3} if way == "drafts" else WAYS[way]
