@@ -12,11 +12,13 @@ from unspool.decoding.finish import Finish
 from unspool.decoding.loop import Emitted
 from unspool.decoding.record import Record, read_logprobs
 from unspool.decoding.rows import Rows
+from unspool.decoding.sample import Sample
 from unspool.decoding.select import NO_TOKEN
 from unspool.decoding.speculative.drafter import ACCEPT_STREAM, Draft, Drafter
 from unspool.decoding.speculative.policy import Policy, Turn
 from unspool.decoding.speculative.verify import choose_against, choose_token
 from unspool.decoding.step import Step
+from unspool.decoding.tokens import TokenTurns
 from unspool.logits.fused import FusedTail
 from unspool.outputs import Speculation
 
@@ -39,6 +41,7 @@ class SpeculativeTurns:
     do_sample: bool
     rows_may_leave: bool
     reasons: dict[int, str] = field(default_factory=dict)  # why rows of the call have ended
+    plain: TokenTurns | None = None  # for turns without guesses
 
     def is_done(self) -> bool:
         """Whether every row has ended."""
@@ -52,9 +55,12 @@ class SpeculativeTurns:
         is_fresh = self.step.is_fresh
         draft = self._propose(is_live)
         drafted = time.perf_counter()
-        logits = self.step.try_tokens(rows, draft.tokens, draft.counts, is_live)  # (rows, positions, vocab)
-        emitted, accepted = self._take(draft, logits, is_live)
-        self.step.settle_tokens(rows)
+        if not is_fresh and not any(draft.counts) and self._can_step_plainly():
+            emitted, accepted = self._step_plainly(), [0]
+        else:
+            logits = self.step.try_tokens(rows, draft.tokens, draft.counts, is_live)  # (rows, positions, vocab)
+            emitted, accepted = self._take(draft, logits, is_live)
+            self.step.settle_tokens(rows)
         self.drafter.observe(rows, draft, accepted)
         now = time.perf_counter()
         if not is_fresh:  # the prompt's pass is none that a draft could have saved
@@ -64,6 +70,24 @@ class SpeculativeTurns:
             )
         if self.rows_may_leave and emitted.finished:
             self._let_leave()
+        return emitted
+
+    def _can_step_plainly(self) -> bool:
+        """Whether a lone row's turn without guesses may be one of plain decoding, which costs less around its pass."""
+        return (
+            len(self.rows) == 1
+            and not self.record.keeps_any
+            and not self.finish.needs_history
+            and not self.step.has_custom_processors
+        )
+
+    def _step_plainly(self) -> Emitted:
+        if self.plain is None:
+            sample = Sample(self.step, do_sample=self.do_sample)
+            self.plain = TokenTurns(self.rows, sample, self.finish, self.record, False, self.reasons)
+        emitted = self.plain.turn()
+        for number in emitted.tokens:
+            self.told.add(number, 0, 0)
         return emitted
 
     def _propose(self, is_live: Sequence[bool]) -> Draft:

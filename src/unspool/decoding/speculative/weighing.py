@@ -11,11 +11,12 @@ from unspool.decoding.speculative.policy import Turn
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512, 1024)  # those that are weighed
 MEMORY = 7  # turns of a kind whose times are kept
 FADING = 0.95  # what a turn leaves of the acceptance seen before
-SHARE_TO_RISK = 0.015  # of the time so far that drafts may lose before they have shown their worth
+SHARE_TO_RISK = 0.008  # of the time so far that drafts may lose before they have shown their worth
 CREDIT = 1.0  # passes that may be lost on top, at the start
 MOST_CREDIT = 8.0  # gains that stand for losses later, in passes
-PROBE = 4  # tokens of a draft that is only to see whether it pays by now
+PROBE = 3  # tokens of a draft that is only to see what a check costs, or whether it pays by now
 TURNS_BEFORE_REFRESH = 128  # with drafts, after which a plain one is measured again: texts get longer
+TURNS_OF_REST = 8  # without a draft, after one that was not worth its check: weighing takes its time too
 GUESSED_SLOPE = 0.1  # of a pass, what one more token costs where nothing is known yet
 
 
@@ -55,6 +56,11 @@ class Costs:
     def is_known(self) -> bool:
         """Whether a plain pass was measured: the first of a call may be slow, so one is not enough."""
         return len(self._plain) > 1
+
+    @property
+    def has_checks(self) -> bool:
+        """Whether a check was measured: what one more token costs differs tenfold between devices."""
+        return bool(self._checks)
 
     @property
     def plain(self) -> float:
@@ -111,9 +117,13 @@ class Weighed:
         self._elapsed = 0.0
         self._balance = 0.0  # seconds won (or lost) by drafting
         self._turns_with_drafts = 0
+        self._rest = 0  # turns that go by without a look at what could be drafted
 
     def choose(self, limits: Sequence[int]) -> list[int]:
         """A free drafter is asked for all it may find; a model only for what is worth its own time."""
+        if self._rest:
+            self._rest -= 1
+            return [0] * len(limits)
         most = min(self._most, max(limits))
         num_live = max(1, sum(limit > 0 for limit in limits))
         if not self._costs.is_known or self._turns_with_drafts >= TURNS_BEFORE_REFRESH:
@@ -147,14 +157,16 @@ class Weighed:
 
     def _weigh(self, counts: Sequence[int], num_live: int) -> int:
         """The most tokens a row that give the most tokens a second; 0 where drafting loses."""
-        longest = max(counts)
+        longest = max(counts) if self._costs.has_checks else min(PROBE, max(counts))
         best, best_rate = 0, num_live / self._costs.plain
         for length in sorted({longest, *(one for one in LENGTHS if one < longest)}):
             tokens = num_live + sum(self._acceptance.expect(min(count, length)) for count in counts)
             rate = tokens / self._cost(length)
             if rate > best_rate:
                 best, best_rate = length, rate
-        return best or self._probe(longest)
+        best = best or self._probe(longest)
+        self._rest = 0 if best else TURNS_OF_REST
+        return best
 
     def _probe(self, longest: int) -> int:
         """A short draft, where it can be afforded to see whether drafting pays by now."""
