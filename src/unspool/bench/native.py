@@ -61,7 +61,8 @@ class NativeEngine:
         )
         if not isinstance(output, torch.Tensor):
             assert output.stats is not None  # type: ignore[attr-defined]  # every output of generate() has them
-            self._path = output.stats.path  # type: ignore[attr-defined]  # as above
+            if num_new > 1:  # how steps run; a prompt alone may take another way
+                self._path = output.stats.path  # type: ignore[attr-defined]  # as above
             output = output["sequences"]
         timing.tokens = output[:, ids.shape[1] :].tolist()
         if num_beams > 1:
