@@ -36,7 +36,7 @@ class Draft:
     @classmethod
     def empty(cls, rows: Rows) -> Draft:
         """No guess for any row."""
-        return cls.of([[] for _ in range(len(rows))], rows.device)
+        return cls(torch.empty(len(rows), 0, dtype=torch.int64, device=rows.device), [0] * len(rows))
 
     def cut(self, most: Sequence[int]) -> Draft:
         """The draft with at most so many tokens, a row each."""

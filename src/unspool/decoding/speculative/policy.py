@@ -24,6 +24,10 @@ class Turn:
 class Policy(Protocol):
     """Says how long drafts are to be."""
 
+    def rests(self) -> bool:
+        """Whether this turn goes by without a look at what could be drafted, and without being measured."""
+        ...
+
     def choose(self, limits: Sequence[int]) -> list[int]:
         """The guesses to ask a drafter for, a row each, where at most `limits` can help."""
         ...
@@ -43,6 +47,10 @@ class Scheduled:
     def __init__(self, num_tokens: int, schedule: Schedule = "constant") -> None:
         self.num_tokens = num_tokens
         self._moves = schedule != "constant"
+
+    def rests(self) -> bool:
+        """Never."""
+        return False
 
     def choose(self, limits: Sequence[int]) -> list[int]:
         """As many as the schedule says."""

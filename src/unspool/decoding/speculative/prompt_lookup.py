@@ -64,6 +64,7 @@ class PromptLookup:
 
     def propose(self, rows: Rows, limits: Sequence[int]) -> Draft:
         """The tokens after the first place that matches, up to an end token."""
+        self._catch_up(rows)
         guesses = []
         for index, limit in zip(self._indices, limits, strict=True):
             found = index.find(limit) if limit else []
@@ -71,8 +72,10 @@ class PromptLookup:
             guesses.append(found[:last])
         return Draft.of(guesses, rows.device)
 
-    def observe(self, rows: Rows, draft: Draft, accepted: Sequence[int]) -> None:  # noqa: ARG002 - the protocol's
-        """Enter the new tokens."""
+    def observe(self, rows: Rows, draft: Draft, accepted: Sequence[int]) -> None:
+        """Nothing: new tokens are entered when somebody looks."""
+
+    def _catch_up(self, rows: Rows) -> None:
         for place, (held, length) in enumerate(zip(self._lengths, rows.lengths, strict=True)):
             if length > held:
                 self._indices[place].extend(rows.tokens_from(place, held))

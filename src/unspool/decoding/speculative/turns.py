@@ -49,6 +49,8 @@ class SpeculativeTurns:
 
     def turn(self) -> Emitted:
         """Guess, check all guesses in one pass, and let each row take what is right and one token more."""
+        if not self.step.is_fresh and self._can_step_plainly() and self.policy.rests():
+            return self._step_plainly()
         started = time.perf_counter()
         rows = self.rows
         is_live = [number not in self.reasons for number in rows.numbers]

@@ -12,7 +12,7 @@ LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512, 1024)  # tho
 MEMORY = 7  # turns of a kind whose times are kept
 FADING = 0.95  # what a turn leaves of the acceptance seen before
 SHARE_TO_RISK = 0.008  # of the time so far that drafts may lose before they have shown their worth
-CREDIT = 1.0  # passes that may be lost on top, at the start
+CREDIT = 0.5  # passes that may be lost on top, at the start
 MOST_CREDIT = 8.0  # gains that stand for losses later, in passes
 PROBE = 3  # tokens of a draft that is only to see what a check costs, or whether it pays by now
 TURNS_BEFORE_REFRESH = 128  # with drafts, after which a plain one is measured again: texts get longer
@@ -25,7 +25,7 @@ class Acceptance:
 
     def __init__(self) -> None:
         # Right and checked guesses, fading; they begin as a hopeful guess of little weight.
-        self._first, self._later = [1.0, 2.0], [1.5, 2.0]
+        self._first, self._later = [0.8, 2.0], [1.5, 2.0]
 
     def learn(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
         """Hear of a turn's drafts."""
@@ -119,10 +119,17 @@ class Weighed:
         self._turns_with_drafts = 0
         self._rest = 0  # turns that go by without a look at what could be drafted
 
+    def rests(self) -> bool:
+        """Whether a draft was lately not worth its check."""
+        if not self._rest:
+            return False
+        self._rest -= 1
+        self._elapsed += self._costs.plain
+        return True
+
     def choose(self, limits: Sequence[int]) -> list[int]:
         """A free drafter is asked for all it may find; a model only for what is worth its own time."""
-        if self._rest:
-            self._rest -= 1
+        if self.rests():  # rows that can't be stepped plainly
             return [0] * len(limits)
         most = min(self._most, max(limits))
         num_live = max(1, sum(limit > 0 for limit in limits))
