@@ -14,9 +14,9 @@ FADING = 0.95  # what a turn leaves of the acceptance seen before
 SHARE_TO_RISK = 0.008  # of the time so far that drafts may lose before they have shown their worth
 CREDIT = 0.5  # passes that may be lost on top, at the start
 MOST_CREDIT = 8.0  # gains that stand for losses later, in passes
-PROBE = 3  # tokens of a draft that is only to see what a check costs, or whether it pays by now
+PROBE = 2  # tokens of a draft that is only to see what a check costs, or whether it pays by now
 TURNS_BEFORE_REFRESH = 128  # with drafts, after which a plain one is measured again: texts get longer
-TURNS_OF_REST = 8  # without a draft, after one that was not worth its check: weighing takes its time too
+TURNS_OF_REST = 12  # without a draft, after one that was not worth its check: weighing takes its time too
 GUESSED_SLOPE = 0.1  # of a pass, what one more token costs where nothing is known yet
 
 
