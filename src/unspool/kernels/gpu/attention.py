@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import torch
 import triton
@@ -223,22 +223,81 @@ def _attend(
         )  # fmt: skip
 
 
-class StepAttention:
-    """The attention of captured steps of one number of rows: its room for parts, and its launches."""
+class SplitAttention:
+    """What every attention of captured passes has: room for the parts of split keys, and the launch of its kernel."""
+
+    def __init__(
+        self, rows: int, num_queries: int, width: int, shape: HeadShape, device: torch.device, wanted_splits: int
+    ) -> None:
+        self._rows, self._shape, self._width = rows, shape, width
+        self._queries = max(SMALLEST_DOT, triton.next_power_of_2(num_queries))  # of one key head
+        self.splits = min(MOST_SPLITS, 1 << (wanted_splits.bit_length() - 1))
+        num_parts = rows * shape.kv_heads * self.splits * self._queries
+        self._parts = torch.empty(num_parts, width, dtype=torch.float32, device=device)
+        self._stats = torch.empty(num_parts, 2, dtype=torch.float32, device=device)
+        self._counts = torch.zeros(rows * shape.kv_heads, dtype=torch.int32, device=device)
+
+    def _launch(
+        self,
+        kernel: Any,
+        *args: Any,  # what the kernel is given before `turns`
+        layer: int,
+        num_layers: int,
+        chunk: int,
+        turns: torch.Tensor | None,
+        scale: float | None,
+        is_windowed: bool,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        slopes: torch.Tensor | None,
+        **more: Any,  # what the kernel is compiled for, beside what all are
+    ) -> None:
+        shape, unused = self._shape, self._stats
+        launch(
+            kernel,
+            (self._rows, shape.kv_heads, self.splits),
+            *args,
+            turns if turns is not None else unused,
+            q_norm if q_norm is not None else args[0],
+            k_norm if k_norm is not None else args[0],
+            slopes if slopes is not None else unused,
+            self._parts,
+            self._stats,
+            self._counts,
+            layer,
+            num_layers,
+            shape.scale if scale is None else scale,
+            shape.softcap or 1.0,
+            shape.eps,
+            shape.window or 0,
+            self.splits,
+            chunk,
+            HEADS=shape.heads,
+            KV_HEADS=shape.kv_heads,
+            D=shape.width,
+            G=shape.heads // shape.kv_heads,
+            GP=self._queries,
+            PAIRS=turns.shape[2] if turns is not None else 0,
+            UNIT=UNIT,
+            MOST_SPLITS=max(2, self.splits),
+            HAS_NORM=q_norm is not None,
+            HAS_CAP=shape.softcap is not None,
+            HAS_WINDOW=is_windowed,
+            HAS_SLOPES=slopes is not None,
+            **more,
+            **launch_options(),
+        )
+
+
+class StepAttention(SplitAttention):
+    """The attention of captured steps: one new token a row."""
 
     def __init__(
         self, rows: int, shape: HeadShape, device: torch.device, tiling: AttentionTiling | None = None
     ) -> None:
-        group = shape.heads // shape.kv_heads
-        self._rows, self._shape, self._tiling = rows, shape, tiling or _choose_tiling(rows, shape)
-        self._group = max(SMALLEST_DOT, triton.next_power_of_2(group))
-        self._width = max(SMALLEST_DOT, triton.next_power_of_2(shape.width))
+        self._tiling = tiling or _choose_tiling(rows, shape)
         wanted = max(1, self._tiling.programs // (rows * shape.kv_heads))
-        self.splits = min(MOST_SPLITS, 1 << (wanted.bit_length() - 1))
-        num_parts = rows * shape.kv_heads * self.splits * self._group
-        self._parts = torch.empty(num_parts, self._width, dtype=torch.float32, device=device)
-        self._stats = torch.empty(num_parts, 2, dtype=torch.float32, device=device)
-        self._counts = torch.zeros(rows * shape.kv_heads, dtype=torch.int32, device=device)
+        super().__init__(rows, shape.heads // shape.kv_heads, pad_width(shape), shape, device, wanted)
 
     def __call__(
         self,
@@ -259,50 +318,18 @@ class StepAttention:
         branches: int = 0,  # rows a prompt that share its keys
     ) -> None:
         """Turn queries and keys, write keys and values at each row's length, and read what the queries see."""
-        shape, tiling = self._shape, self._tiling
-        block, stages = fit_memory(tiling, self._width * qkv.element_size())
-        launch(
-            _attend,
-            (self._rows, shape.kv_heads, self.splits),
-            qkv,
-            out,
-            base,
-            table,
-            lengths,
-            turns if turns is not None else self._stats,
-            q_norm if q_norm is not None else qkv,
-            k_norm if k_norm is not None else qkv,
-            slopes if slopes is not None else self._stats,
-            self._parts,
-            self._stats,
-            self._counts,
-            layer,
-            num_layers,
-            shape.scale if scale is None else scale,
-            shape.softcap or 1.0,
-            shape.eps,
-            shape.window or 0,
-            self.splits,
-            tiling.chunk,
-            HEADS=shape.heads,
-            KV_HEADS=shape.kv_heads,
-            D=shape.width,
-            DP=self._width,
-            G=shape.heads // shape.kv_heads,
-            GP=self._group,
-            PAIRS=turns.shape[2] if turns is not None else 0,
-            BLOCK=block,
-            UNIT=UNIT,
-            MOST_SPLITS=max(2, self.splits),
-            HAS_NORM=q_norm is not None,
-            HAS_CAP=shape.softcap is not None,
-            HAS_WINDOW=is_windowed,
-            HAS_SLOPES=slopes is not None,
-            BRANCHES=branches,
-            num_warps=tiling.warps,
-            num_stages=stages,
-            **launch_options(),
-        )
+        block, stages = fit_memory(self._tiling, self._width * qkv.element_size())
+        self._launch(
+            _attend, qkv, out, base, table, lengths,
+            layer=layer, num_layers=num_layers, chunk=self._tiling.chunk,
+            turns=turns, scale=scale, is_windowed=is_windowed, q_norm=q_norm, k_norm=k_norm, slopes=slopes,
+            DP=self._width, BLOCK=block, BRANCHES=branches, num_warps=self._tiling.warps, num_stages=stages,
+        )  # fmt: skip
+
+
+def pad_width(shape: HeadShape) -> int:
+    """A head's numbers as a kernel's tile has them: a power of two."""
+    return int(max(SMALLEST_DOT, triton.next_power_of_2(shape.width)))
 
 
 def _choose_tiling(rows: int, shape: HeadShape) -> AttentionTiling:

@@ -14,8 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.attention import MOST_SPLITS, SMALLEST_DOT, UNIT, HeadShape, put_together
-from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.attention import SMALLEST_DOT, HeadShape, SplitAttention, put_together
+from unspool.kernels.gpu.launching import let_next_start, wait_for_input
 from unspool.kernels.packing import Scheme
 
 ALIGNED: Final = 16  # bytes: addresses of packed blocks are told as multiples of so many
@@ -219,19 +219,14 @@ def count_packed(num_layers: int, rows: int) -> int:
     return 1 + _TENSORS * num_layers + rows
 
 
-class PackedStepAttention:
-    """The attention of captured steps over packed keys: its room for parts, and its launches."""
+class PackedStepAttention(SplitAttention):
+    """The attention of captured steps over packed keys."""
 
     def __init__(self, rows: int, shape: HeadShape, packing: tuple[Scheme, Scheme], device: torch.device) -> None:
-        self._rows, self._shape, self._packing = rows, shape, packing
-        self._group = max(SMALLEST_DOT, triton.next_power_of_2(shape.heads // shape.kv_heads))
-        wanted = max(2, PROGRAMS // (rows * shape.kv_heads))
-        self.splits = min(MOST_SPLITS, 1 << (wanted.bit_length() - 1))
+        self._packing = packing
         self._tile = next(tile for tile in TILES if packing[0].block % tile == 0)
-        num_parts = rows * shape.kv_heads * self.splits * self._group
-        self._parts = torch.empty(num_parts, shape.width, dtype=torch.float32, device=device)
-        self._stats = torch.empty(num_parts, 2, dtype=torch.float32, device=device)
-        self._counts = torch.zeros(rows * shape.kv_heads, dtype=torch.int32, device=device)
+        wanted = max(2, PROGRAMS // (rows * shape.kv_heads))
+        super().__init__(rows, shape.heads // shape.kv_heads, shape.width, shape, device, wanted)
 
     def __call__(
         self,
@@ -253,54 +248,13 @@ class PackedStepAttention:
     ) -> None:
         """Turn queries and keys, write keys and values at each row's length, and read what the queries see."""
         assert not branches, "rows over packed keys share none"
-        shape, (keys, values) = self._shape, self._packing
-        launch(
-            _attend,
-            (self._rows, shape.kv_heads, self.splits),
-            qkv,
-            out,
-            base,
-            base.view(torch.uint8),
-            base.view(keys.dtype),
-            table,
-            lengths,
-            turns if turns is not None else self._stats,
-            q_norm if q_norm is not None else qkv,
-            k_norm if k_norm is not None else qkv,
-            slopes if slopes is not None else self._stats,
-            self._parts,
-            self._stats,
-            self._counts,
-            layer,
-            num_layers,
-            shape.scale if scale is None else scale,
-            shape.softcap or 1.0,
-            shape.eps,
-            shape.window or 0,
-            self.splits,
-            SMALLEST_CHUNK,
-            HEADS=shape.heads,
-            KV_HEADS=shape.kv_heads,
-            D=shape.width,
-            G=shape.heads // shape.kv_heads,
-            GP=self._group,
-            PAIRS=turns.shape[2] if turns is not None else 0,
-            TILE=self._tile,
-            UNIT=UNIT,
-            ALIGNED=ALIGNED,
-            MOST_SPLITS=self.splits,
-            NBITS=keys.nbits,
-            BLOCK=keys.block,
-            SCALE_BYTES=keys.dtype.itemsize,
-            KEY_GROUP=keys.group,
-            KEYS_BY_CHANNEL=keys.by_channel,
-            VALUE_GROUP=values.group,
-            VALUES_BY_CHANNEL=values.by_channel,
-            HAS_NORM=q_norm is not None,
-            HAS_CAP=shape.softcap is not None,
-            HAS_WINDOW=is_windowed,
-            HAS_SLOPES=slopes is not None,
-            num_warps=4,
-            num_stages=3,
-            **launch_options(),
-        )
+        keys, values = self._packing
+        self._launch(
+            _attend, qkv, out, base, base.view(torch.uint8), base.view(keys.dtype), table, lengths,
+            layer=layer, num_layers=num_layers, chunk=SMALLEST_CHUNK,
+            turns=turns, scale=scale, is_windowed=is_windowed, q_norm=q_norm, k_norm=k_norm, slopes=slopes,
+            TILE=self._tile, ALIGNED=ALIGNED, NBITS=keys.nbits, BLOCK=keys.block, SCALE_BYTES=keys.dtype.itemsize,
+            KEY_GROUP=keys.group, KEYS_BY_CHANNEL=keys.by_channel,
+            VALUE_GROUP=values.group, VALUES_BY_CHANNEL=values.by_channel,
+            num_warps=4, num_stages=3,
+        )  # fmt: skip

@@ -12,15 +12,15 @@ import triton
 import triton.language as tl
 
 from unspool.kernels.gpu.attention import (
-    MOST_SPLITS,
     SEVERAL_ROWS,
     SMALLEST_DOT,
-    UNIT,
     HeadShape,
+    SplitAttention,
     fit_memory,
+    pad_width,
     put_together,
 )
-from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.launching import let_next_start, wait_for_input
 
 
 @triton.jit
@@ -157,19 +157,13 @@ def _attend_wide(
         )  # fmt: skip
 
 
-class WideAttention:
-    """The attention of captured passes of several tokens a row: its room for parts, and its launches."""
+class WideAttention(SplitAttention):
+    """The attention of captured passes of several tokens a row."""
 
     def __init__(self, rows: int, num_new: int, shape: HeadShape, device: torch.device, *, is_forked: bool) -> None:
-        self._rows, self._new, self._shape, self._is_forked = rows, num_new, shape, is_forked
-        self._queries = max(SMALLEST_DOT, triton.next_power_of_2(num_new * shape.heads // shape.kv_heads))
-        self._width = max(SMALLEST_DOT, triton.next_power_of_2(shape.width))
+        self._new, self._is_forked = num_new, is_forked
         wanted = max(1, SEVERAL_ROWS.programs // (rows * shape.kv_heads))
-        self.splits = min(MOST_SPLITS, 1 << (wanted.bit_length() - 1))
-        num_parts = rows * shape.kv_heads * self.splits * self._queries
-        self._parts = torch.empty(num_parts, self._width, dtype=torch.float32, device=device)
-        self._stats = torch.empty(num_parts, 2, dtype=torch.float32, device=device)
-        self._counts = torch.zeros(rows * shape.kv_heads, dtype=torch.int32, device=device)
+        super().__init__(rows, num_new * shape.heads // shape.kv_heads, pad_width(shape), shape, device, wanted)
 
     def __call__(
         self,
@@ -191,49 +185,11 @@ class WideAttention:
     ) -> None:
         """Turn queries and keys, write keys and values after each row's length, and read what the queries see."""
         assert not branches, "rows that share keys read one token at a time"
-        shape, tiling = self._shape, SEVERAL_ROWS
-        block, stages = fit_memory(tiling, self._width * qkv.element_size())
-        launch(
-            _attend_wide,
-            (self._rows, shape.kv_heads, self.splits),
-            qkv,
-            out,
-            base,
-            table,
-            lengths,
-            turns if turns is not None else self._stats,
-            q_norm if q_norm is not None else qkv,
-            k_norm if k_norm is not None else qkv,
-            slopes if slopes is not None else self._stats,
-            self._parts,
-            self._stats,
-            self._counts,
-            layer,
-            num_layers,
-            shape.scale if scale is None else scale,
-            shape.softcap or 1.0,
-            shape.eps,
-            shape.window or 0,
-            self.splits,
-            tiling.chunk,
-            HEADS=shape.heads,
-            KV_HEADS=shape.kv_heads,
-            D=shape.width,
-            DP=self._width,
-            G=shape.heads // shape.kv_heads,
-            GP=self._queries,
-            NEW=self._new,
-            NP=max(SMALLEST_DOT, triton.next_power_of_2(self._new)),
-            PAIRS=turns.shape[2] if turns is not None else 0,
-            BLOCK=block,
-            UNIT=UNIT,
-            MOST_SPLITS=max(2, self.splits),
-            IS_FORKED=self._is_forked,
-            HAS_NORM=q_norm is not None,
-            HAS_CAP=shape.softcap is not None,
-            HAS_WINDOW=is_windowed,
-            HAS_SLOPES=slopes is not None,
-            num_warps=tiling.warps,
-            num_stages=stages,
-            **launch_options(),
-        )
+        block, stages = fit_memory(SEVERAL_ROWS, self._width * qkv.element_size())
+        self._launch(
+            _attend_wide, qkv, out, base, table, lengths,
+            layer=layer, num_layers=num_layers, chunk=SEVERAL_ROWS.chunk,
+            turns=turns, scale=scale, is_windowed=is_windowed, q_norm=q_norm, k_norm=k_norm, slopes=slopes,
+            DP=self._width, NEW=self._new, NP=max(SMALLEST_DOT, triton.next_power_of_2(self._new)), BLOCK=block,
+            IS_FORKED=self._is_forked, num_warps=SEVERAL_ROWS.warps, num_stages=stages,
+        )  # fmt: skip
