@@ -153,13 +153,7 @@ class LayeredCache(Cache):
         return [store.buffer for store in self._stores]
 
     def find_misfit(self, shape: Any) -> str | None:
-        kinds = tuple(shape.layer_kinds) or ("full",) * shape.num_layers
-        if len(kinds) == len(self.kinds) and kinds != self.kinds:
-            layer = next(layer for layer, kind in enumerate(kinds) if kind != self.kinds[layer])
-            return f"its layer {layer} is {self.kinds[layer]} and the model's {kinds[layer]}"
-        if "sliding" in self.kinds and shape.window != self.window:
-            return f"its window is {self.window} and the model's {shape.window}"
-        return super().find_misfit(shape)
+        return find_layer_misfit(self.kinds, self.window, shape) or super().find_misfit(shape)
 
     def _pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         heads, width = self._stores[0].buffer.shape[-2:]
@@ -264,3 +258,14 @@ class LayeredCache(Cache):
 
     def __len__(self) -> int:
         return len(self._stores)
+
+
+def find_layer_misfit(kinds: tuple[str, ...], window: int | None, shape: Any) -> str | None:
+    """Why layers of these kinds are not a model's; None where they may be."""
+    wanted = tuple(shape.layer_kinds) or ("full",) * shape.num_layers
+    if len(wanted) == len(kinds) and wanted != kinds:
+        layer = next(layer for layer, kind in enumerate(wanted) if kind != kinds[layer])
+        return f"its layer {layer} is {kinds[layer]} and the model's {wanted[layer]}"
+    if "sliding" in kinds and shape.window != window:
+        return f"its window is {window} and the model's {shape.window}"
+    return None

@@ -9,6 +9,7 @@ from typing import Any, Final, Self
 import torch
 
 from unspool.cache.base import FIXED_SHAPE, RAGGED, SELECT_ROWS, TRIAL, Mask, Span
+from unspool.cache.layered import find_layer_misfit
 from unspool.cache.packed_window import PackedWindowStore
 from unspool.cache.quantized_config import QuantizedCacheConfig
 from unspool.cache.quantized_static import TRIAL_ROOM, QuantizedStaticCache
@@ -160,13 +161,7 @@ class QuantizedHybridCache(QuantizedStaticCache):
         return copied
 
     def find_misfit(self, shape: Any) -> str | None:
-        kinds = tuple(shape.layer_kinds) or ("full",) * shape.num_layers
-        if len(kinds) == len(self.kinds) and kinds != self.kinds:
-            layer = next(layer for layer, kind in enumerate(kinds) if kind != self.kinds[layer])
-            return f"its layer {layer} is {self.kinds[layer]} and the model's {kinds[layer]}"
-        if "sliding" in self.kinds and shape.window != self.window:
-            return f"its window is {self.window} and the model's {shape.window}"
-        return super().find_misfit(shape)
+        return find_layer_misfit(self.kinds, self.window, shape) or super().find_misfit(shape)
 
     def _pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         facts, tensors = super()._pack()

@@ -1,4 +1,4 @@
-"""A matrix times one row, with what stands before and after it in a block: norm, bias, activation, residual.
+"""A matrix times one row or two, with what stands before and after it in a block: norm, bias, activation, residual.
 
 The reference is `F.linear` with `kernels.norms.rms_norm` before it. The work is reading the matrix, so a program takes
 a few of its rows whole; what it reads first is on its way before the kernel that makes the input has ended.
@@ -12,8 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.activations import NONE, activate
+from unspool.kernels.gpu.activations import NONE
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.result import write_result
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,29 +91,16 @@ def _multiply_row(
     if not EARLY:
         let_next_start(PDL)
     for row in tl.static_range(R):
-        y = tl.sum(totals[row], 1)
-        root = 1.0
-        if HAS_NORM:
-            root = tl.rsqrt(tl.sum(squares[row], 0) / K + eps)
-            y *= root
-        if HAS_BIAS:
-            y += tl.load(BIAS + rn, mask=is_row, other=0.0).to(tl.float32)
-        y = activate(y, ACT)
-        if IS_GATED:
-            z = tl.sum(others[row], 1) * root
-            if HAS_BIAS:
-                z += tl.load(BIAS + N + rn, mask=is_row, other=0.0).to(tl.float32)
-            y *= z
-        into = Y + row * N.to(tl.int64) + rn
-        if ADDS:
-            y += tl.load(into, mask=is_row, other=0.0).to(tl.float32)
-        tl.store(into, y.to(Y.dtype.element_ty), mask=is_row)
+        write_result(
+            totals[row], others[row], squares[row], row, rn, is_row, BIAS, Y, eps, N,
+            K, ACT, IS_GATED, ADDS, HAS_NORM, HAS_BIAS,
+        )  # fmt: skip
 
 
 def multiply_row(
     weight: torch.Tensor,  # (outputs, inputs); gate above value where gated
-    x: torch.Tensor,  # (1, inputs)
-    out: torch.Tensor,  # (1, outputs), half as many where gated; any dtype
+    x: torch.Tensor,  # (rows, inputs)
+    out: torch.Tensor,  # (rows, outputs), half as many where gated; any dtype
     tiling: RowTiling,
     *,
     norm: torch.Tensor | None = None,  # x is normalised by its root mean square and scaled by this first

@@ -13,8 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.activations import NONE, activate
+from unspool.kernels.gpu.activations import NONE
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.result import write_result
 from unspool.kernels.gpu.words import Words
 
 MOST_ROWS: Final = 2  # at once: sums of all of them are held in registers
@@ -250,22 +251,10 @@ def _multiply_words(
                 part = _weigh(gated[row], excesses[row], sums[row], g, BN, BLOCKS, IS_SHORT)
             others = others + (so_far[1][row] + part,)
     for row in tl.static_range(R):
-        root = 1.0
-        if HAS_NORM:
-            root = tl.rsqrt(tl.sum(squares[row], 0) / K + eps)
-        y = tl.sum(parts[row], 1) * root
-        if HAS_BIAS:
-            y += tl.load(BIAS + rn, mask=is_output, other=0.0).to(tl.float32)
-        y = activate(y, ACT)
-        if IS_GATED:
-            z = tl.sum(others[row], 1) * root
-            if HAS_BIAS:
-                z += tl.load(BIAS + N + rn, mask=is_output, other=0.0).to(tl.float32)
-            y *= z
-        into = Y + row * N.to(tl.int64) + rn
-        if ADDS:
-            y += tl.load(into, mask=is_output, other=0.0).to(tl.float32)
-        tl.store(into, y.to(Y.dtype.element_ty), mask=is_output)
+        write_result(
+            parts[row], others[row], squares[row], row, rn, is_output, BIAS, Y, eps, N,
+            K, ACT, IS_GATED, ADDS, HAS_NORM, HAS_BIAS,
+        )  # fmt: skip
 
 
 def multiply_words(
