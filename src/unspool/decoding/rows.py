@@ -145,6 +145,13 @@ class Rows:
         end = self.lengths[place] + self.offsets[place]
         return self._ids[place, max(0, first + self.offsets[place]) : end].tolist()
 
+    def last_tokens(self) -> list[int]:
+        """Every row's last token."""
+        ends = self.ends
+        if min(ends) == max(ends):
+            return self._ids[:, ends[0] - 1].tolist()
+        return [int(self._ids[place, end - 1]) for place, end in enumerate(ends)]
+
     def positions(self) -> torch.Tensor:
         """The position of each row's next token: (rows,)."""
         return torch.tensor(self.lengths, device=self._ids.device)

@@ -13,7 +13,7 @@ import torch
 from unspool.cache import Cache, Span, Stores
 from unspool.kernels.alibi import alibi_slopes
 from unspool.kernels.cpu import Library
-from unspool.kernels.cpu.library import CHUNK, Job, Model, Store, describe_matrix, point
+from unspool.kernels.cpu.library import CHUNK, Job, Model, Steps, Store, describe_matrix, point
 from unspool.kernels.cpu.library import Layer as CLayer
 from unspool.kernels.cpu.library import Matrix as CMatrix
 from unspool.kernels.cpu.library import Norm as CNorm
@@ -187,6 +187,48 @@ class WholeStep:
                 self._run(model, pieces, outputs, span, addresses, made, want.early if outputs else ())
         return made
 
+    @property
+    def most_rows(self) -> int:
+        """Rows whose steps may be taken several at a time."""
+        return CHUNK if self.most_tokens is None else self.most_tokens
+
+    def take_steps(self, tokens: Sequence[int], span: Span, stores: Stores, ends: Sequence[int]) -> list[list[int]]:
+        """The likeliest tokens of up to `span.num_new` steps, a row each, from the rows' last tokens on."""
+        rows, num_steps = len(tokens), span.num_new
+        logits = torch.empty(rows, self._spec.vocab_size)  # every step's in turn
+        likeliest = torch.empty(rows, dtype=torch.int64)
+        chosen = np.empty((num_steps, rows), dtype=np.int32)
+        known = np.array([end for end in ends if 0 <= end < self._spec.vocab_size], dtype=np.int32)
+        with self._lock:
+            self._reach(span.stop)
+            self._prepare_scratch(rows, rows, span.stop)
+            own, shared, _ = self._address(stores)
+            self._fill_step(tokens, span.starts, stores)
+            assert self._scratch is not None
+            job = Job(
+                *(rows, rows, span.stop, 0),
+                *(*self._number_rows, None, own, shared),
+                *(logits.data_ptr(), likeliest.data_ptr(), None, None, self._scratch.data_ptr()),
+            )
+            moving = [self._number_rows[_NAMES.index(name)] for name in ("tokens", "positions", "own_places")]
+            steps = Steps(num_steps, len(known), known.ctypes.data, *moving, chosen.ctypes.data)
+            self._library.run_steps(
+                ctypes.byref(self._model), ctypes.byref(job), ctypes.byref(steps), self._library.threads
+            )
+        done: list[list[int]] = chosen[: steps.num_done].tolist()
+        return done
+
+    def _fill_step(self, tokens: Any, starts: Sequence[int], stores: Stores) -> None:
+        """Write the numbers of a step of all rows into the table."""
+        table, rows = self._numbers, len(starts)
+        table[0, :rows] = tokens
+        table[1, :rows] = starts
+        table[2, :rows] = range(rows) if stores.own_rows is None else stores.own_rows
+        table[4, :rows] = stores.shared_rows
+        table[5, :rows] = stores.shared_counts
+        table[3, :rows] = table[1, :rows] - table[5, :rows]
+        table[6, :rows] = range(rows)
+
     def _model_of(self, num_layers: int | None) -> Model:
         """The description, of all layers or of the first few."""
         if num_layers is None:
@@ -239,15 +281,8 @@ class WholeStep:
         """Write the numbers of a call's tokens into the table; which (row, place) each wanted one is."""
         table, at = self._numbers, 0
         if span.num_new == 1 and len(pieces) == len(span.counts):  # a step of all rows
-            rows = len(pieces)
-            table[0, :rows] = tokens.reshape(-1).numpy()
-            table[1, :rows] = span.starts
-            table[2, :rows] = range(rows) if stores.own_rows is None else stores.own_rows
-            table[4, :rows] = stores.shared_rows
-            table[5, :rows] = stores.shared_counts
-            table[3, :rows] = table[1, :rows] - table[5, :rows]
-            table[6, :rows] = range(rows)
-            return [(row, 0) for row in range(rows)]
+            self._fill_step(tokens.reshape(-1).numpy(), span.starts, stores)
+            return [(row, 0) for row in range(len(pieces))]
         outputs: list[tuple[int, int]] = []
         for row, first, last in pieces:
             part = slice(at, at + last - first)

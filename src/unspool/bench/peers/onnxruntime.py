@@ -92,7 +92,5 @@ def _find_file(path: Path) -> Path:
         return path
     found = sorted(path.glob("*.onnx"))
     if len(found) != 1:
-        raise LoadError(
-            f"{path} holds {len(found)} ONNX files; name the one to run: --peer onnxruntime=FILE.onnx"
-        )
+        raise LoadError(f"{path} holds {len(found)} ONNX files; name the one to run: --peer onnxruntime=FILE.onnx")
     return found[0]
