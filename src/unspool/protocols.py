@@ -145,7 +145,7 @@ class Stretch:
 class Stretching(Model, Protocol):
     """A model that says "stretches" in `info.can`: it can take several greedy steps in one call."""
 
-    def take_steps(self, tokens: Sequence[int], cache: Cache, num_steps: int, ends: Sequence[int]) -> Stretch | None:
+    def take_steps(self, tokens: Sequence[int], cache: Cache, num_steps: int, ends: tuple[int, ...]) -> Stretch | None:
         """Read each row's last token after what the cache holds, then each step's likeliest one.
 
         It ends after `num_steps`, or with the step in which a row gets one of the `ends`. Keys are written past the

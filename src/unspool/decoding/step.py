@@ -178,7 +178,7 @@ class Step:
             and self._want == LAST
         )
 
-    def take_steps(self, rows: Rows, num_steps: int, ends: Sequence[int]) -> list[list[int]]:
+    def take_steps(self, rows: Rows, num_steps: int, ends: tuple[int, ...]) -> list[list[int]]:
         """What up to so many greedy steps choose, a row each, as far as every row has a token to choose; the last is
         the first in which a row gets one of the `ends`.
 

@@ -12,8 +12,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-import torch
-
 from unspool.decoding.loop import Emitted
 from unspool.decoding.rows import Rows
 from unspool.decoding.step import Step
@@ -39,10 +37,10 @@ class StretchTurns(TokenTurns):
             self._take()
         if not self.ready:
             return TokenTurns.turn(self)
-        new_tokens = [[token] for token in self.ready.popleft()]
+        chosen = self.ready.popleft()
         self.step.accept_step(self.rows)
-        self.rows.append(torch.tensor(new_tokens))
-        emitted = self._tell(new_tokens, Emitted({}, {}))
+        self.rows.append_late(chosen)
+        emitted = self._tell([[token] for token in chosen], Emitted({}, {}))
         if emitted.finished:  # what follows was chosen before that was known
             self.ready.clear()
         return emitted

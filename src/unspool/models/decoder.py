@@ -198,8 +198,7 @@ class Decoder(NativeModel):
         cache.end()
         return made
 
-    @torch.no_grad()
-    def take_steps(self, tokens: Sequence[int], cache: Cache, num_steps: int, ends: Sequence[int]) -> Stretch | None:
+    def take_steps(self, tokens: Sequence[int], cache: Cache, num_steps: int, ends: tuple[int, ...]) -> Stretch | None:
         """Several greedy steps in one call of the CPU library, which writes keys past the rows' lengths."""
         whole, rows = self._whole, len(tokens)
         if whole is None or rows > whole.most_rows or cache.places() is None:

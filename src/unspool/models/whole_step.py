@@ -59,6 +59,57 @@ def can_run_whole(spec: DecoderSpec, weights: DecoderWeights, device: torch.devi
     )
 
 
+class StretchCall:
+    """The arguments of a call that takes several steps, kept from one to the next: making them anew costs more than a
+    layer."""
+
+    def __init__(self, num_rows: int, most_steps: int, vocab_size: int) -> None:
+        self.num_rows, self.most_steps = num_rows, most_steps
+        self._logits = torch.empty(num_rows, vocab_size)  # every step's in turn
+        self._likeliest = (ctypes.c_int64 * num_rows)()
+        self._chosen = (ctypes.c_int32 * (most_steps * num_rows))()
+        self._numbers: list[Any] = [(ctypes.c_int32 * num_rows)() for _ in _NAMES]
+        self._tokens, self._positions, self._own_rows, self._own_places, self._shared_rows, self._shared_counts = (
+            self._numbers[:-1]
+        )
+        self._numbers[-1][:] = range(num_rows)
+        self._vocab_size = vocab_size
+        self._ends: tuple[int, ...] = ()
+        addresses = [ctypes.addressof(numbers) for numbers in self._numbers]
+        self.job = Job(
+            *(num_rows, num_rows, 0, 0, *addresses, None, Store(), Store()),
+            *(self._logits.data_ptr(), ctypes.addressof(self._likeliest)),
+        )
+        self.steps = Steps(0, 0, None, *(addresses[place] for place in (0, 1, 3)), ctypes.addressof(self._chosen))
+
+    def prepare(
+        self,
+        tokens: Sequence[int],
+        span: Span,
+        stores: Stores,
+        addresses: tuple[Store, Store, Any],
+        scratch: int,
+        ends: tuple[int, ...],
+    ) -> None:
+        """Let it begin with the rows' last tokens, where the span begins."""
+        self.job.own, self.job.shared = addresses[:2]
+        self._own_rows[:] = range(self.num_rows) if stores.own_rows is None else stores.own_rows
+        self._shared_rows[:], self._shared_counts[:] = stores.shared_rows, stores.shared_counts
+        if ends != self._ends:
+            self._ends = ends
+            known = [end for end in ends if 0 <= end < self._vocab_size]
+            self._kept_ends = (ctypes.c_int32 * len(known))(*known)
+            self.steps.num_ends, self.steps.ends = len(known), ctypes.addressof(self._kept_ends)
+        self._tokens[:], self._positions[:] = tokens, span.starts
+        self._own_places[:] = [start - shared for start, shared in zip(span.starts, stores.shared_counts, strict=True)]
+        self.job.most_keys, self.job.scratch, self.steps.num_steps = span.stop, scratch, span.num_new
+
+    def read(self) -> list[list[int]]:
+        """What the steps that were taken chose, a row each."""
+        chosen, rows = self._chosen, self.num_rows
+        return [chosen[first : first + rows] for first in range(0, self.steps.num_done * rows, rows)]
+
+
 class WholeStep:
     """The description of a decoder that the library works from, and the working memory of its calls."""
 
@@ -88,6 +139,7 @@ class WholeStep:
         self._addressed: tuple[Any, tuple[Store, Store, Any]] | None = (
             None  # the last stores, as the library knows them
         )
+        self._stretch: StretchCall | None = None
         self._room = 0
 
     # --- the description -------------------------------------------------------------------------------
@@ -192,31 +244,19 @@ class WholeStep:
         """Rows whose steps may be taken several at a time."""
         return CHUNK if self.most_tokens is None else self.most_tokens
 
-    def take_steps(self, tokens: Sequence[int], span: Span, stores: Stores, ends: Sequence[int]) -> list[list[int]]:
+    def take_steps(self, tokens: Sequence[int], span: Span, stores: Stores, ends: tuple[int, ...]) -> list[list[int]]:
         """The likeliest tokens of up to `span.num_new` steps, a row each, from the rows' last tokens on."""
-        rows, num_steps = len(tokens), span.num_new
-        logits = torch.empty(rows, self._spec.vocab_size)  # every step's in turn
-        likeliest = torch.empty(rows, dtype=torch.int64)
-        chosen = np.empty((num_steps, rows), dtype=np.int32)
-        known = np.array([end for end in ends if 0 <= end < self._spec.vocab_size], dtype=np.int32)
+        rows = len(tokens)
         with self._lock:
             self._reach(span.stop)
             self._prepare_scratch(rows, rows, span.stop)
-            own, shared, _ = self._address(stores)
-            self._fill_step(tokens, span.starts, stores)
+            call = self._stretch
+            if call is None or call.num_rows != rows or call.most_steps < span.num_new:
+                call = self._stretch = StretchCall(rows, span.num_new, self._spec.vocab_size)
             assert self._scratch is not None
-            job = Job(
-                *(rows, rows, span.stop, 0),
-                *(*self._number_rows, None, own, shared),
-                *(logits.data_ptr(), likeliest.data_ptr(), None, None, self._scratch.data_ptr()),
-            )
-            moving = [self._number_rows[_NAMES.index(name)] for name in ("tokens", "positions", "own_places")]
-            steps = Steps(num_steps, len(known), known.ctypes.data, *moving, chosen.ctypes.data)
-            self._library.run_steps(
-                ctypes.byref(self._model), ctypes.byref(job), ctypes.byref(steps), self._library.threads
-            )
-        done: list[list[int]] = chosen[: steps.num_done].tolist()
-        return done
+            call.prepare(tokens, span, stores, self._address(stores), self._scratch.data_ptr(), ends)
+            self._library.run_steps(ctypes.byref(self._model), call.job, call.steps, self._library.threads)
+            return call.read()
 
     def _fill_step(self, tokens: Any, starts: Sequence[int], stores: Stores) -> None:
         """Write the numbers of a step of all rows into the table."""
