@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 
-from unspool.cache import BranchingCache, Cache, DynamicCache, EncoderDecoderCache
+from unspool.cache import ROLL_BACK, BranchingCache, Cache, DynamicCache, EncoderDecoderCache
 from unspool.decoding.parts import run_in_parts
 from unspool.decoding.past_states import PastStates
 from unspool.decoding.prompts import fill_right
 from unspool.decoding.readout import Reading, Readout
 from unspool.decoding.record import Record, read_logprobs
 from unspool.decoding.rows import Rows
-from unspool.decoding.tries import Tries, make_tries
+from unspool.decoding.tries import ForkedTries, Tries, make_tries
 from unspool.errors import NoTokenLeftError
+from unspool.kernels.sending import send
 from unspool.logits import LogitsProcessorList
 from unspool.logits.blame import explain_no_token
 from unspool.logits.fused import FusedTail, split_tail
@@ -24,6 +26,7 @@ from unspool.outputs import TokenLogprob
 from unspool.protocols import Forward, Model, Want
 
 PROMPT_LOGPROBS_CHUNK = 64  # positions whose full logits are held at a time
+MOST_FORGOTTEN = 2  # steps with candidates that can be undone
 
 
 @dataclass(slots=True)
@@ -79,6 +82,7 @@ class Step:
         self._past = PastStates() if want.last_states else None
         self._reads_prompt = False
         self._tried: Forward | None = None  # what the candidates lead to
+        self._taken: deque[tuple[Forward, int]] = deque(maxlen=MOST_FORGOTTEN)  # what `forget` goes back to
         self._tries: Tries | None = None
         if want.last_states:
             can_fork = "forks" in model.info.can
@@ -259,6 +263,8 @@ class Step:
         """The logits for every row's next token, as the readout makes them of a pass."""
         forward = self._ready if self._ready is not None else self._read(rows)
         self._ready = None
+        if self._past is not None:
+            self._taken.append((forward, self.num_forward_passes))
         starts, counts = self._starts[: len(rows)], self._counts[: len(rows)]
         self.record.keep_forward(
             _take_first(forward, starts, counts) if self._readout.num_sets > 1 else forward, rows.pads(), starts, counts
@@ -269,9 +275,21 @@ class Step:
         return reading
 
     def forget(self, num_steps: int) -> None:
-        """Undo the last steps, of one token a row each."""
+        """Undo the last steps, of one token a row each; of steps with candidates at most `MOST_FORGOTTEN`."""
         self.cache.truncate([length - num_steps for length in self.cache.lengths])
-        self.num_forward_passes -= num_steps
+        if self._past is None:
+            self.num_forward_passes -= num_steps
+            return
+        self._past.drop(num_steps)
+        for _ in range(num_steps):
+            self._ready, self.num_forward_passes = self._taken.pop()
+
+    @property
+    def can_forget(self) -> bool:
+        """Whether `forget` can undo a step, and no step waits for the host."""
+        if ROLL_BACK not in self.cache.can:
+            return False
+        return self._tries is None or (isinstance(self._tries, ForkedTries) and self._keeps_cache)
 
     @property
     def has_custom_processors(self) -> bool:
@@ -343,6 +361,8 @@ class Step:
         self._select_ready(index)
         if self._past is not None:
             self._past.select_rows(index)
+            chosen = send(index, self.model.device)
+            self._taken = deque(((_select(one, chosen), count) for one, count in self._taken), maxlen=MOST_FORGOTTEN)
         self._follow_processors(self.processors.select_rows(torch.tensor(list(index))))
 
     def _open_sets(self) -> None:
@@ -453,7 +473,8 @@ def _join(before: Forward, after: Forward, real: Sequence[int]) -> Forward:
     if before.early_logits is not None and after.early_logits is not None:
         pairs = zip(after.early_logits, before.early_logits, strict=True)
         early = tuple(torch.where(is_read, later, earlier) for later, earlier in pairs)
-    return replace(after, logits=torch.where(is_read, after.logits, before.logits), early_logits=early)
+    logits = torch.where(is_read, after.logits, before.logits)
+    return replace(after, logits=logits, early_logits=early, likeliest=None, given=None, chosen=None)
 
 
 def _take_first(forward: Forward, starts: Sequence[int], counts: Sequence[int]) -> Forward:
@@ -486,5 +507,7 @@ def _select(forward: Forward, index: torch.Tensor) -> Forward:
         cross_attentions=pick(forward.cross_attentions),
         early_logits=pick(forward.early_logits),
         last_states=pick_one(forward.last_states),
-        likeliest=pick_one(forward.likeliest),
+        likeliest=pick_one(forward.likeliest) if forward.given is None else None,
+        given=None,  # of other rows than the logits, where those come twice: it can be made again
+        chosen=None,
     )

@@ -19,6 +19,8 @@ import torch
 from unspool.cache import Cache
 from unspool.cache.places import Places
 from unspool.kernels.presence import has_triton
+from unspool.kernels.readings import Guide
+from unspool.kernels.sending import send
 from unspool.models.captured_shape import PassShape
 from unspool.models.layers import DecoderWeights
 from unspool.models.spec import DecoderSpec
@@ -26,6 +28,7 @@ from unspool.models.weights import iterate_tensors
 from unspool.protocols import Forward, Want
 
 if TYPE_CHECKING:
+    from unspool.kernels.gpu.readings import CapturedReading
     from unspool.models.captured_blocks import Body
 
 # A step is captured for so many rows; fewer rows ride along with some that are not there.
@@ -115,6 +118,7 @@ class CapturedSteps:
             early=tuple(want.early),
             wants_states=want.last_states,
             packing=places.packed.schemes if places.packed is not None else None,
+            reading=want.reading if num_new == 1 else None,
         )
         with torch.cuda.device(self._device):
             # A step's inputs are written again for the next one, which only its own stream puts after this one's work.
@@ -170,6 +174,11 @@ class CapturedStep:
             self._tops = torch.empty(rows, count_tiles(spec.vocab_size), dtype=torch.float32, device=device)
             self._likeliest = torch.zeros(rows, dtype=torch.int64, device=device)
             self._body: Body = make_body(spec, weights, device, dtype, shape)
+            self._reading: CapturedReading | None = None
+            if shape.reading is not None:
+                from unspool.kernels.gpu.readings import CapturedReading
+
+                self._reading = CapturedReading(shape.reading, rows, len(shape.early), spec.vocab_size, device)
         self._rows, self._shape = rows, shape
         self._cap = spec.logit_softcap
         self._places: Places | None = None  # what the table tells
@@ -188,11 +197,16 @@ class CapturedStep:
             if self._graph is None:
                 self._graph = self._capture(starts)
             self._graph.replay()
-        self._lengths = [start + 1 for start in starts] if shape.num_new == 1 else list(starts)
+        is_advanced = shape.num_new == 1 or shape.is_forked
+        self._lengths = [start + 1 for start in starts] if is_advanced else list(starts)
         forward = Forward(self._logits[:count].clone(), path="captured")
         if shape.num_new == 1:
             forward.likeliest = self._likeliest[:count].clone()
-        if shape.early:
+        if self._reading is not None:
+            num_given = count // 2 if isinstance(shape.reading, Guide) else count
+            forward.given = self._reading.scores[:num_given].clone()
+            forward.chosen = self._reading.chosen[:num_given].clone() if shape.early else None
+        elif shape.early:
             layers = self._logits.view(-1, shape.num_tokens, self._logits.shape[1])[1:]
             forward.early_logits = tuple(layer[:count].clone() for layer in layers)
         if shape.wants_states:
@@ -213,7 +227,7 @@ class CapturedStep:
             packed = places.packed
             absent = [0] * (self._rows - len(packed.num_packed))
             told += tell_packed(self._inputs.base, packed.layers, packed.num_places, [*packed.num_packed, *absent])
-        self._inputs.table[: len(told)].copy_(torch.tensor(told))
+        self._inputs.table[: len(told)].copy_(send(told, self._inputs.table.device))
         self._places = places
 
     def _tell_buffers(self, buffers: Sequence[torch.Tensor]) -> list[int]:
@@ -222,13 +236,14 @@ class CapturedStep:
 
     def _tell_lengths(self, starts: Sequence[int]) -> None:
         told = [*starts, *[_NOT_THERE] * (self._rows - len(starts))]
-        self._inputs.lengths.copy_(torch.tensor(told, dtype=torch.int32))
+        self._inputs.lengths.copy_(send(told, self._inputs.lengths.device, torch.int32))
 
     def _capture(self, starts: Sequence[int]) -> torch.cuda.CUDAGraph:
         from unspool.kernels.gpu.launching import compile_ahead
 
         with compile_ahead():
             self._launch()
+        self._tell_lengths(starts)
         self._launch()  # what kernels and libraries set up once must not be captured
         self._tell_lengths(starts)
         graph = torch.cuda.CUDAGraph()
@@ -240,8 +255,13 @@ class CapturedStep:
         from unspool.kernels.gpu.tokens import take_highest
 
         self._body.run(self._inputs, self._logits)
-        own = self._logits[: self._shape.num_tokens]  # early logits have no cap
-        if self._shape.num_new == 1:
-            take_highest(own, self._tops, self._likeliest, self._inputs.lengths, self._cap)
-        elif self._cap is not None:
+        own, lengths = self._logits[: self._shape.num_tokens], self._inputs.lengths
+        if self._shape.num_new == 1 and self._reading is None:
+            take_highest(own, self._tops, self._likeliest, lengths, self._cap)
+            return
+        if self._cap is not None:  # early logits have none
             own.div_(self._cap).tanh_().mul_(self._cap)
+        if self._reading is not None:
+            self._reading.run(self._logits, self._likeliest, lengths)
+        elif self._shape.is_forked:  # one of the candidates will be kept
+            lengths.add_(lengths.ge(0))
