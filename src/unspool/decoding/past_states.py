@@ -38,17 +38,28 @@ class PastStates:
             self._units[torch.arange(rows, device=states.device)[:, None], columns] = units
         self._set_lengths([start + count for start, count in zip(starts, counts, strict=True)])
 
-    def append(self, states: torch.Tensor) -> None:
-        """Take one state a row (rows, hidden) for the position that follows."""
+    def offer(self) -> torch.Tensor:
+        """The directions (rows, room, hidden), with room for one more a row: a pass may write it after a row's last."""
         assert self._units is not None
         self._reserve(max(self._lengths) + 1)
+        return self._units
+
+    def take_over(self) -> None:
+        """Count one more direction a row, which a pass has written into what was offered."""
+        self._lengths = [length + 1 for length in self._lengths]
+        if self._ends is not None:
+            self._ends = self._ends + 1
+
+    def append(self, states: torch.Tensor) -> None:
+        """Take one state a row (rows, hidden) for the position that follows."""
+        self.offer()
+        assert self._units is not None
         units = F.normalize(states.float(), dim=-1)
         if self._ends is None:
             self._units[:, self._lengths[0]] = units
         else:
             self._units[torch.arange(len(units), device=units.device), self._ends] = units
-            self._ends = self._ends + 1  # on the device: nothing waits for the host
-        self._lengths = [length + 1 for length in self._lengths]
+        self.take_over()
 
     def drop(self, count: int) -> None:
         """Take each row's last `count` states away again."""

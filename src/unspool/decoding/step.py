@@ -18,6 +18,7 @@ from unspool.decoding.record import Record, read_logprobs
 from unspool.decoding.rows import Rows
 from unspool.decoding.tries import ForkedTries, Tries, make_tries
 from unspool.errors import NoTokenLeftError
+from unspool.kernels.contests import Contest, Won
 from unspool.kernels.sending import send
 from unspool.logits import LogitsProcessorList
 from unspool.logits.blame import explain_no_token
@@ -37,6 +38,7 @@ class Scores:
     scores: torch.Tensor
     tail: FusedTail | None = None  # what is still to be done to them, and can be with the draw
     likeliest: torch.Tensor | None = None  # (rows,): where the model found the highest score on its way
+    won: Won | None = None  # and the highest few, where it has kept a candidate
 
 
 class Step:
@@ -81,7 +83,6 @@ class Step:
         self._ready: Forward | None = None  # a pass that waits for its processors: the prompt's, or a candidate's
         self._past = PastStates() if want.last_states else None
         self._reads_prompt = False
-        self._tried: Forward | None = None  # what the candidates lead to
         self._taken: deque[tuple[Forward, int]] = deque(maxlen=MOST_FORGOTTEN)  # what `forget` goes back to
         self._tries: Tries | None = None
         if want.last_states:
@@ -107,7 +108,7 @@ class Step:
         logits = reading.logits
         if not self.processors and not normalise:
             self.record.keep_scores(logits, reading.given)
-            return Scores(logits, reading.given, likeliest=reading.likeliest)
+            return Scores(logits, reading.given, likeliest=reading.likeliest, won=reading.won)
         given = reading.given.clone() if self._copies_logits else reading.given
         if not whole and not self.record.keeps_scores and self._tail is not None:
             scores = self._head(rows.history(), given, **self._find_extra(rows))
@@ -140,30 +141,36 @@ class Step:
         self.record.keep_scores(logits, whole)
 
     # --- candidates ----------------------------------------------------------------------------------
-    def try_candidates(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Read candidates (rows, k) for every row's next token: how like its past each one's state is (rows, k)."""
-        assert self._tries is not None and self._past is not None
-        self._starts, self._counts = list(self.cache.lengths), [1] * len(tokens)
-        self._tried = self._tries.read(tokens)
-        assert self._tried.last_states is not None
-        return self._past.find_likeness(self._tried.last_states.view(*tokens.shape, -1))
+    def take_candidate(self, tokens: torch.Tensor, weights: torch.Tensor, alpha: float) -> torch.Tensor:
+        """Read candidates (rows, k) for every row's next token, and go on from the best: its place (rows,).
 
-    def keep_candidate(self, chosen: torch.Tensor) -> None:
-        """Go on from candidate `chosen[row]` (rows,): it is read already, so the next logits take no pass."""
-        tried, tries, past = self._tried, self._tries, self._past
-        assert tried is not None and tries is not None and past is not None
-        rows = len(chosen)
-        first = torch.arange(rows, device=chosen.device) * (len(tried.logits) // rows)
+        Likely ones (`weights`, rows and k: probabilities, -inf where one may not be taken) win, less `alpha` times how
+        like the row's past they are. The best is read already, so the next logits take no pass.
+        """
+        tries, past = self._tries, self._past
+        assert tries is not None and past is not None
+        self._starts, self._counts = list(self.cache.lengths), [1] * len(tokens)
+        contest = Contest(alpha, weights, past.offer())
+        tried = tries.read(tokens, contest if self._keeps_cache else None)
+        if tried.won is not None:
+            past.take_over()
+            self.cache.advance(len(tokens))
+            self._ready = tried
+            return tried.won.chosen
+        assert tried.last_states is not None
+        chosen = contest.judge(past.find_likeness(tried.last_states.view(*tokens.shape, -1)))
+        first = torch.arange(len(chosen), device=chosen.device) * tokens.shape[1]
         kept = _select(tried, first + chosen)
         assert kept.last_states is not None
         past.append(kept.last_states[:, 0])
         tries.keep(chosen)
-        self._tried = None
         self._ready = kept if self._keeps_cache else None
+        return chosen
 
-    def _read_token(self, tokens: torch.Tensor, cache: Cache) -> Forward:
+    def _read_token(self, tokens: torch.Tensor, cache: Cache, contest: Contest | None = None) -> Forward:
         self.num_forward_passes += 1
-        forward = self.model.forward(tokens, cache, want=self._want)
+        want = self._want if contest is None else replace(self._want, contest=contest)
+        forward = self.model.forward(tokens, cache, want=want)
         self.path, self.path_reason = forward.path, forward.path_reason
         return forward
 
@@ -510,4 +517,5 @@ def _select(forward: Forward, index: torch.Tensor) -> Forward:
         likeliest=pick_one(forward.likeliest) if forward.given is None else None,
         given=None,  # of other rows than the logits, where those come twice: it can be made again
         chosen=None,
+        won=None,
     )

@@ -18,6 +18,7 @@ import torch
 
 from unspool.cache import Cache
 from unspool.cache.places import Places
+from unspool.kernels.contests import Contest
 from unspool.kernels.presence import has_triton
 from unspool.kernels.readings import Guide
 from unspool.kernels.sending import send
@@ -28,6 +29,7 @@ from unspool.models.weights import iterate_tensors
 from unspool.protocols import Forward, Want
 
 if TYPE_CHECKING:
+    from unspool.kernels.gpu.contests import CapturedContest
     from unspool.kernels.gpu.readings import CapturedReading
     from unspool.models.captured_blocks import Body
 
@@ -119,12 +121,13 @@ class CapturedSteps:
             wants_states=want.last_states,
             packing=places.packed.schemes if places.packed is not None else None,
             reading=want.reading if num_new == 1 else None,
+            alpha=want.contest.alpha if want.contest is not None and num_forks > 1 else None,
         )
         with torch.cuda.device(self._device):
             # A step's inputs are written again for the next one, which only its own stream puts after this one's work.
             key = (shape, torch.cuda.current_stream().cuda_stream)
             step = self._borrow(key)
-            forward = step.run(tokens, starts, places)
+            forward = step.run(tokens, starts, places, want.contest)
         with self._lock:
             if sum(map(len, self._waiting.values())) >= _MOST_KEPT:
                 self._waiting.clear()
@@ -179,13 +182,24 @@ class CapturedStep:
                 from unspool.kernels.gpu.readings import CapturedReading
 
                 self._reading = CapturedReading(shape.reading, rows, len(shape.early), spec.vocab_size, device)
-        self._rows, self._shape = rows, shape
+            self._contest: CapturedContest | None = None
+            if shape.alpha is not None:
+                from unspool.kernels.gpu.contests import CapturedContest
+
+                position = 2 * spec.num_kv_heads * spec.head_dim
+                hidden = self._body.states.shape[1]
+                self._contest = CapturedContest(
+                    shape.alpha, rows, shape.num_new, hidden, spec.vocab_size, position, device
+                )
+        self._rows, self._shape, self._num_layers = rows, shape, spec.num_layers
         self._cap = spec.logit_softcap
         self._places: Places | None = None  # what the table tells
         self._lengths: list[int] = []  # what the device's lengths are by now
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def run(self, tokens: torch.Tensor, starts: Sequence[int], places: Places) -> Forward:
+    def run(
+        self, tokens: torch.Tensor, starts: Sequence[int], places: Places, contest: Contest | None = None
+    ) -> Forward:
         """What the pass gives: logits (tokens, vocab) in float32, and what else its shape says."""
         shape, count = self._shape, len(starts) * self._shape.num_new
         with torch.inference_mode():
@@ -194,9 +208,15 @@ class CapturedStep:
             if self._lengths != starts:
                 self._tell_lengths(starts)
             self._inputs.tokens[:count].copy_(tokens.reshape(-1))
+            if self._contest is not None and contest is not None:
+                self._contest.tell(contest)
             if self._graph is None:
                 self._graph = self._capture(starts)
             self._graph.replay()
+        if self._contest is not None:
+            self._lengths = [start + 1 for start in starts]
+            logits, won = self._contest.take(len(starts))
+            return Forward(logits, won=won, path="captured")
         is_advanced = shape.num_new == 1 or shape.is_forked
         self._lengths = [start + 1 for start in starts] if is_advanced else list(starts)
         forward = Forward(self._logits[:count].clone(), path="captured")
@@ -263,5 +283,8 @@ class CapturedStep:
             own.div_(self._cap).tanh_().mul_(self._cap)
         if self._reading is not None:
             self._reading.run(self._logits, self._likeliest, lengths)
+        elif self._contest is not None:
+            inputs, states = self._inputs, self._body.states
+            self._contest.run(states, own, inputs.base, inputs.table, lengths, num_layers=self._num_layers, unit=_UNIT)
         elif self._shape.is_forked:  # one of the candidates will be kept
             lengths.add_(lengths.ge(0))

@@ -36,7 +36,7 @@ def _sum_tiles(LOGITS, PARTS, V, TILE: tl.constexpr, PDL: tl.constexpr):
 
 
 @triton.jit
-def _join_parts(PARTS, row, num_tiles, TILES: tl.constexpr):
+def join_parts(PARTS, row, num_tiles, TILES: tl.constexpr):
     """A row's highest logit, and the logarithm of the sum of its exponentials."""
     tiles = tl.arange(0, TILES)
     part = PARTS + (row * num_tiles + tiles) * 2
@@ -67,8 +67,8 @@ def _guide(
     half = _count_rows(LENGTHS, tl.num_programs(0), ROWS) // 2
     top = float("-inf")
     if row < half:
-        _, own_sum = _join_parts(PARTS, row, num_tiles, TILES)
-        _, other_sum = _join_parts(PARTS, row + half, num_tiles, TILES)
+        _, own_sum = join_parts(PARTS, row, num_tiles, TILES)
+        _, other_sum = join_parts(PARTS, row + half, num_tiles, TILES)
         own = tl.load(LOGITS + row * V + at, mask=at < V, other=float("-inf")) - own_sum
         other = tl.load(LOGITS + (row + half) * V + at, mask=at < V, other=float("-inf")) - other_sum
         way = own - other
@@ -91,8 +91,8 @@ def _diverge(
     at = tile * TILE + tl.arange(0, TILE)
     let_next_start(PDL)
     wait_for_input(PDL)
-    _, last_sum = _join_parts(PARTS, row, num_tiles, TILES)
-    _, early_sum = _join_parts(PARTS, early, num_tiles, TILES)
+    _, last_sum = join_parts(PARTS, row, num_tiles, TILES)
+    _, early_sum = join_parts(PARTS, early, num_tiles, TILES)
     mature = tl.load(LOGITS + row * V + at, mask=at < V, other=0.0) - last_sum
     premature = tl.load(LOGITS + early * V + at, mask=at < V, other=0.0) - early_sum
     middle = (tl.exp(mature) + tl.exp(premature)) / 2
@@ -125,8 +125,8 @@ def _contrast(
         farthest = tl.where(is_farther, total, farthest)
         chosen = tl.where(is_farther, layer, chosen)
     early = (1 + chosen) * num_rows + row
-    highest, last_sum = _join_parts(PARTS, row, num_tiles, TILES)
-    _, early_sum = _join_parts(PARTS, early, num_tiles, TILES)
+    highest, last_sum = join_parts(PARTS, row, num_tiles, TILES)
+    _, early_sum = join_parts(PARTS, early, num_tiles, TILES)
     mature = tl.load(LOGITS + row * V + at, mask=at < V, other=float("-inf")) - last_sum
     premature = tl.load(LOGITS + early * V + at, mask=at < V, other=0.0) - early_sum
     is_out = (mature < highest - last_sum + relative) | (at >= V)
