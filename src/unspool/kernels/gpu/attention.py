@@ -16,11 +16,19 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.launching import (
+    LINE_BYTES,
+    ask_for,
+    launch,
+    launch_options,
+    let_next_start,
+    wait_for_input,
+)
 
 UNIT: Final = 8  # numbers: addresses are told as multiples of so many, so that loads are known to be aligned
 SMALLEST_DOT: Final = 16
 MOST_SPLITS: Final = 32
+ASKED: Final = 256  # keys of a program that are asked for before its queries are there
 NARROW: Final = 64  # numbers a head
 LARGEST_BLOCK_BYTES: Final = 32_768  # of keys; there are as many of values
 USUAL_SHARED_BYTES: Final = 98_304  # where the GPU does not say how much a program may have
@@ -111,7 +119,7 @@ def _attend(
     layer, num_layers, scale, softcap, eps, window, num_splits, smallest_chunk,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     G: tl.constexpr, GP: tl.constexpr, GJ: tl.constexpr, PAIRS: tl.constexpr,
-    BLOCK: tl.constexpr, UNIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr, UNIT: tl.constexpr, MOST_SPLITS: tl.constexpr, ASKED: tl.constexpr, LINE_BYTES: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SLOPES: tl.constexpr,
     BRANCHES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -135,6 +143,15 @@ def _attend(
     num_keys = tl.maximum(length - first, 0)
     chunk = tl.maximum(tl.cdiv(tl.cdiv(num_keys, num_splits), BLOCK) * BLOCK, smallest_chunk)
     used = tl.maximum(tl.cdiv(num_keys, chunk), 1)
+    begin = first + split * chunk
+    end = tl.minimum(begin + chunk, length)
+    if BRANCHES == 0:  # the first keys held are on their way while the queries are still made
+        LINE: tl.constexpr = LINE_BYTES * 8 // QKV.dtype.element_ty.primitive_bitwidth  # numbers
+        LINES: tl.constexpr = (DP + LINE - 1) // LINE
+        number, asked = tl.arange(0, LINES) * LINE, begin + tl.arange(0, ASKED)
+        lines = own + row * own_row + head * D + asked.to(tl.int64)[:, None] * POSITION + number[None, :]
+        ask_for(lines, (asked < end)[:, None] & (number < D)[None, :], PDL)
+        ask_for(lines + KV_HEADS * D, (asked < end)[:, None] & (number < D)[None, :], PDL)
     let_next_start(PDL)
     wait_for_input(PDL)
     if (length >= 0) & (split < used):
@@ -177,8 +194,6 @@ def _attend(
         highest = tl.full((GP,), float("-inf"), tl.float32)
         total = tl.full((GP,), 0.0, tl.float32)
         read = tl.full((GP, DP), 0.0, tl.float32)
-        begin = first + split * chunk
-        end = tl.minimum(begin + chunk, length)
         for start in tl.range(begin, end, BLOCK):
             place = start + tl.arange(0, BLOCK)
             is_key = place < end
@@ -334,7 +349,8 @@ class StepAttention(SplitAttention):
             _attend, qkv, out, base, table, lengths,
             layer=layer, num_layers=num_layers, chunk=self._tiling.chunk,
             turns=turns, scale=scale, is_windowed=is_windowed, q_norm=q_norm, k_norm=k_norm, slopes=slopes,
-            DP=self._width, BLOCK=block, BRANCHES=branches, num_warps=self._tiling.warps, num_stages=stages,
+            DP=self._width, BLOCK=block, ASKED=ASKED, LINE_BYTES=LINE_BYTES, BRANCHES=branches,
+            num_warps=self._tiling.warps, num_stages=stages,
         )  # fmt: skip
 
 
