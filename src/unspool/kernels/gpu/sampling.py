@@ -23,10 +23,10 @@ LARGEST_GROUP: Final = 128
 RUN: Final = 8  # tokens of a group that lie side by side: 32 bytes, the least that is read
 TILE: Final = 1_024  # scores a program of the first kernel looks at
 CHUNK: Final = 4_096  # scores that the second kernel looks at together
-SLOW_CHUNK: Final = 1_024  # where it looks at all of a row
+SLOW_CHUNK: Final = 1_024  # where it needs many passes
 PAIRS: Final = 4_096  # that it compares together
 FEWEST_PLACES: Final = 128  # for candidates
-SPARE_PLACES: Final = 40  # beyond those that the bound may let through: groups may hold more than one
+SPARE_PLACES: Final = 40  # groups may hold more than one
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,12 @@ class TailSettings:
 @triton.jit
 def _find_tops(
     SCORES, TOPS, V, G, row_stride,
-    SLICES: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    STRIPS: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The highest of every group's scores; infinity where one of them is no number."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK * RUN + tl.arange(0, BLOCK * RUN)
-    token = tl.arange(0, SLICES)[:, None] * (G * RUN) + column[None, :]
+    token = tl.arange(0, STRIPS)[:, None] * (G * RUN) + column[None, :]
     let_next_start(PDL)
     wait_for_input(PDL)
     is_there = (column < G * RUN)[None, :] & (token < V)
@@ -71,7 +71,7 @@ def _temper(scores, temperature, IS_TEMPERED: tl.constexpr):
 
 @triton.jit
 def _find_bound(tops, highest, k):
-    """A number that at least k scores reach, and how many groups do; minus infinity where fewer groups are finite."""
+    """A number that at least k scores reach; minus infinity where fewer groups are finite."""
     low = tl.min(tl.where(tops > float("-inf"), tops, highest), 0)
     num_chosen = tl.sum((tops >= low).to(tl.int32), 0)
     low = tl.where(num_chosen >= k, low, float("-inf"))
@@ -84,7 +84,7 @@ def _find_bound(tops, highest, k):
         num_chosen = tl.where(count >= k, count, num_chosen)
         high = tl.where(count >= k, high, middle)
         num_steps += 1
-    return low, num_chosen
+    return low
 
 
 @triton.jit
@@ -101,30 +101,49 @@ def _unorder(order):
 
 
 @triton.jit
-def _weigh(SCORES, V, temperature, highest, least, IS_TEMPERED: tl.constexpr, CHUNK: tl.constexpr):
+def _load(
+    SCORES, GROUPS, V, G, num_chosen, temperature, strip, column, RUN: tl.constexpr, IS_TEMPERED: tl.constexpr
+):  # fmt: skip
+    """Scores of the chosen groups: by strip, then by column, their tokens rise."""
+    is_there = column < num_chosen * RUN
+    group = tl.load(GROUPS + column // RUN, mask=is_there, other=0)
+    token = strip * (G * RUN) + group * RUN + column % RUN
+    is_there = is_there & (token < V)
+    value = _temper(tl.load(SCORES + token, mask=is_there, other=float("-inf")), temperature, IS_TEMPERED)
+    return tl.where(is_there, value, float("-inf")), token
+
+
+@triton.jit
+def _weigh(
+    SCORES, GROUPS, V, G, num_chosen, temperature, highest, least,
+    STRIPS: tl.constexpr, RUN: tl.constexpr, COLUMNS: tl.constexpr, IS_TEMPERED: tl.constexpr,
+):  # fmt: skip
     """How many of a row's scores are not below `least`, and their weights' sum; the highest weighs one."""
-    counts = tl.zeros((CHUNK,), tl.int32)
-    weights = tl.zeros((CHUNK,), tl.float64)
-    for first in range(0, V, CHUNK):
-        token = first + tl.arange(0, CHUNK)
-        value = tl.load(SCORES + token, mask=token < V, other=float("-inf"))
-        value = _temper(value, temperature, IS_TEMPERED)
-        is_in = (value >= least) & (token < V)
-        counts += is_in.to(tl.int32)
-        weights += tl.where(is_in, tl.exp(value - highest), 0.0).to(tl.float64)
+    counts = tl.zeros((COLUMNS,), tl.int32)
+    weights = tl.zeros((COLUMNS,), tl.float64)
+    for strip in range(STRIPS):
+        for first in range(0, num_chosen * RUN, COLUMNS):
+            column = first + tl.arange(0, COLUMNS)
+            value, _ = _load(SCORES, GROUPS, V, G, num_chosen, temperature, strip, column, RUN, IS_TEMPERED)
+            is_in = (value >= least) & (value > float("-inf"))
+            counts += is_in.to(tl.int32)
+            weights += tl.where(is_in, tl.exp(value - highest), 0.0).to(tl.float64)
     return tl.sum(counts, 0), tl.sum(weights, 0)
 
 
 @triton.jit
 def _find_cut(
-    SCORES, V, temperature, highest, low, least_count, least_weight,
-    IS_TEMPERED: tl.constexpr, CHUNK: tl.constexpr,
+    SCORES, GROUPS, V, G, num_chosen, temperature, highest, low, least_count, least_weight,
+    STRIPS: tl.constexpr, RUN: tl.constexpr, COLUMNS: tl.constexpr, IS_TEMPERED: tl.constexpr,
 ):  # fmt: skip
     """The highest number, not below `low`, that so many scores of so much weight reach (in `_order`)."""
     high = _order(highest) + 1
     while high - low > 1:
         middle = low + (high - low) // 2
-        count, weight = _weigh(SCORES, V, temperature, highest, _unorder(middle), IS_TEMPERED, CHUNK)
+        count, weight = _weigh(
+            SCORES, GROUPS, V, G, num_chosen, temperature, highest, _unorder(middle),
+            STRIPS, RUN, COLUMNS, IS_TEMPERED,
+        )  # fmt: skip
         is_enough = (count >= least_count) & (weight >= least_weight)
         low = tl.where(is_enough, middle, low)
         high = tl.where(is_enough, high, middle)
@@ -133,156 +152,144 @@ def _find_cut(
 
 @triton.jit
 def _draw_slowly(
-    SCORES, V, temperature, highest, bound, k, top_p, fewest, floor, uniform,
-    IS_TEMPERED: tl.constexpr, HAS_TOP_P: tl.constexpr, CHUNK: tl.constexpr,
+    SCORES, GROUPS, V, G, num_chosen, temperature, highest, bound, k, top_p, fewest, floor, uniform,
+    STRIPS: tl.constexpr, RUN: tl.constexpr, COLUMNS: tl.constexpr, IS_TEMPERED: tl.constexpr,
+    HAS_TOP_P: tl.constexpr,
 ):  # fmt: skip
-    """A row's token by passes over all of it: thresholds are found by bisection, and of ties the first stay."""
-    low = _find_cut(SCORES, V, temperature, highest, _order(bound), k, 0.0, IS_TEMPERED, CHUNK)
+    """A row's token by passes over the chosen groups: thresholds are found by bisection, and of ties the first stay."""
+    low = _find_cut(
+        SCORES, GROUPS, V, G, num_chosen, temperature, highest, _order(bound), k, 0.0,
+        STRIPS, RUN, COLUMNS, IS_TEMPERED,
+    )  # fmt: skip
     cut = _unorder(low)  # what is below it goes, and of what is equal all but the first `num_ties`
-    num_ties = tl.zeros((), tl.int64) + V
-    if HAS_TOP_P:
+    num_ties = tl.zeros((), tl.int32) + V
+    if HAS_TOP_P:  # noqa: SIM102 - decided when the kernel is compiled
         if top_p <= 1.0:
-            _, whole = _weigh(SCORES, V, temperature, highest, cut, IS_TEMPERED, CHUNK)
+            _, whole = _weigh(
+                SCORES, GROUPS, V, G, num_chosen, temperature, highest, cut, STRIPS, RUN, COLUMNS, IS_TEMPERED
+            )
             wanted = top_p * whole
-            low = _find_cut(SCORES, V, temperature, highest, low, fewest, wanted, IS_TEMPERED, CHUNK)
+            low = _find_cut(
+                SCORES, GROUPS, V, G, num_chosen, temperature, highest, low, fewest, wanted,
+                STRIPS, RUN, COLUMNS, IS_TEMPERED,
+            )  # fmt: skip
             cut = _unorder(low)
-            num_above, above = _weigh(SCORES, V, temperature, highest, _unorder(low + 1), IS_TEMPERED, CHUNK)
+            num_above, above = _weigh(
+                SCORES, GROUPS, V, G, num_chosen, temperature, highest, _unorder(low + 1),
+                STRIPS, RUN, COLUMNS, IS_TEMPERED,
+            )  # fmt: skip
             num_needed = tl.ceil((wanted - above) / tl.exp(cut - highest).to(tl.float64))
-            num_needed = tl.where(wanted > above, num_needed, 0.0).to(tl.int64)
-            num_ties = tl.maximum(num_needed, tl.zeros((), tl.int64) + fewest - num_above)
+            num_needed = tl.where(wanted > above, num_needed, 0.0).to(tl.int32)
+            num_ties = tl.maximum(num_needed, fewest - num_above)
     total = tl.zeros((), tl.float64)
     chosen = tl.full((), -1, tl.int64)
     is_open = tl.full((), 1, tl.int32)
     for turn in range(2):  # the first time round only the total is found
         target = uniform * total
         reached = tl.zeros((), tl.float64)
-        num_before = tl.zeros((), tl.int64)
-        for first in range(0, V, CHUNK):
-            token = first + tl.arange(0, CHUNK)
-            value = tl.load(SCORES + token, mask=token < V, other=float("-inf"))
-            value = _temper(value, temperature, IS_TEMPERED)
-            is_tie = ((value == cut) & (token < V)).to(tl.int64)
-            number = num_before + tl.cumsum(is_tie, 0)  # from 1 on
-            is_kept = ((value > cut) | ((is_tie > 0) & (number <= num_ties))) & (value >= floor) & (token < V)
-            share = tl.where(is_kept, tl.exp(value.to(tl.float64) - highest.to(tl.float64)), 0.0)
-            passed = reached + tl.cumsum(share, 0)
-            is_drawn = (share > 0.0) & (passed > target)
-            drawn = tl.min(tl.where(is_drawn, token, V), 0)
-            last = tl.max(tl.where(share > 0.0, token, -1), 0)  # in case rounding lets none pass
-            if (turn == 1) & (is_open > 0):
-                chosen = tl.where(drawn < V, drawn, tl.where(last >= 0, last, chosen)).to(tl.int64)
-                is_open = tl.where(drawn < V, 0, 1)
-            num_before += tl.sum(is_tie, 0)
-            reached += tl.sum(share, 0)
-        if turn == 0:
-            total = reached
+        num_before = tl.zeros((), tl.int32)
+        for strip in range(STRIPS):
+            for first in range(0, num_chosen * RUN, COLUMNS):
+                column = first + tl.arange(0, COLUMNS)
+                value, token = _load(SCORES, GROUPS, V, G, num_chosen, temperature, strip, column, RUN, IS_TEMPERED)
+                is_tie = (value == cut).to(tl.int32)
+                is_kept = (value > cut) | ((is_tie > 0) & (num_before + tl.cumsum(is_tie, 0) <= num_ties))
+                is_kept = is_kept & (value >= floor) & (value > float("-inf"))
+                share = tl.where(is_kept, tl.exp(value.to(tl.float64) - highest.to(tl.float64)), 0.0)
+                passed = reached + tl.cumsum(share, 0)
+                drawn = tl.min(tl.where((share > 0.0) & (passed > target), token, V), 0)
+                last = tl.max(tl.where(share > 0.0, token, -1), 0)  # in case rounding lets none pass
+                if (turn == 1) & (is_open > 0):
+                    chosen = tl.where(drawn < V, drawn, tl.where(last >= 0, last, chosen)).to(tl.int64)
+                    is_open = tl.where(drawn < V, 0, 1)
+                num_before += tl.sum(is_tie, 0)
+                reached += tl.sum(share, 0)
+        total = reached
     return chosen
 
 
 @triton.jit
 def _draw(
-    SCORES, TOPS, GROUPS, VALUES, TOKENS, SHARES, UNIFORMS, TEMPERATURE, TOP_K, TOP_P, MIN_P, OUT,
+    SCORES, TOPS, GROUPS, VALUES, TOKENS, UNIFORMS, TEMPERATURE, TOP_K, TOP_P, MIN_P, OUT,
     V, G, row_stride, temperature_stride, k_stride, p_stride, min_p_stride, fewest,
     IS_TEMPERED: tl.constexpr, HAS_TOP_P: tl.constexpr, HAS_MIN_P: tl.constexpr,
-    GROUP: tl.constexpr, RUN: tl.constexpr, ALL: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr, SLOW_CHUNK: tl.constexpr, PDL: tl.constexpr,
+    STRIPS: tl.constexpr, RUN: tl.constexpr, ALL: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr, TOGETHER: tl.constexpr, SLOW_COLUMNS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     SCORES += row * row_stride
     GROUPS += row * G
-    VALUES += row * C
-    TOKENS += row * C
-    SHARES += row * C
+    VALUES += row * ROOM
+    TOKENS += row * ROOM
     let_next_start(PDL)
-    group = tl.arange(0, ALL)
     temperature = 1.0
     if IS_TEMPERED:
         temperature = tl.load(TEMPERATURE + row * temperature_stride)
     k = tl.minimum(tl.load(TOP_K + row * k_stride), V).to(tl.int32)
+    top_p = 2.0
+    if HAS_TOP_P:
+        top_p = tl.load(TOP_P + row * p_stride)
+    group = tl.arange(0, ALL)
     wait_for_input(PDL)
     uniform = tl.load(UNIFORMS + row)
     tops = tl.load(TOPS + row * G + group, mask=group < G, other=float("-inf"))
-    tops = _temper(tops, temperature, IS_TEMPERED)
-    tops = tl.where(group < G, tops, float("-inf"))
+    tops = tl.where(group < G, _temper(tops, temperature, IS_TEMPERED), float("-inf"))
     highest = tl.max(tops, 0)
     chosen = tl.full((), -1, tl.int64)
     if (highest > float("-inf")) & (highest < float("inf")):
         floor = float("-inf")
         if HAS_MIN_P:
             floor = highest + tl.load(MIN_P + row * min_p_stride)
-        top_p = 2.0
-        if HAS_TOP_P:
-            top_p = tl.load(TOP_P + row * p_stride)
-        bound, _ = _find_bound(tops, highest, k)
+        bound = _find_bound(tops, highest, k)
         is_chosen = (tops >= bound) & (tops > float("-inf"))
-        tl.store(GROUPS + tl.cumsum(is_chosen.to(tl.int32), 0) - 1, group, mask=is_chosen)
-        num_chosen = tl.sum(is_chosen.to(tl.int32), 0)
+        number = tl.cumsum(is_chosen.to(tl.int32), 0)
+        tl.store(GROUPS + number - 1, group, mask=is_chosen)
+        num_chosen = tl.max(number, 0)
         tl.debug_barrier()
-        num_found = 0
-        for first in range(0, num_chosen * GROUP, CHUNK):
-            at = first + tl.arange(0, CHUNK)
-            is_there = at < num_chosen * GROUP
-            its_group = tl.load(GROUPS + at // GROUP, mask=is_there, other=0)
-            token = at % GROUP // RUN * (G * RUN) + its_group * RUN + at % RUN
-            is_there = is_there & (token < V)
-            value = tl.load(SCORES + token, mask=is_there, other=float("-inf"))
-            value = _temper(value, temperature, IS_TEMPERED)
-            is_found = is_there & (value >= bound) & (value > float("-inf"))
-            number = num_found + tl.cumsum(is_found.to(tl.int32), 0) - 1
-            has_room = is_found & (number < C)
-            tl.store(VALUES + number, value, mask=has_room)
-            tl.store(TOKENS + number, token, mask=has_room)
-            num_found += tl.sum(is_found.to(tl.int32), 0)
+        # Candidates are written down in rising order of their tokens.
+        num_found = tl.zeros((), tl.int32)
+        for first in range(0, STRIPS, TOGETHER):
+            at = tl.arange(0, TOGETHER * COLUMNS)
+            values, tokens = _load(
+                SCORES, GROUPS, V, G, num_chosen, temperature, first + at // COLUMNS, at % COLUMNS, RUN, IS_TEMPERED
+            )
+            is_found = (values >= bound) & (values > float("-inf"))
+            place = num_found + tl.cumsum(is_found.to(tl.int32), 0)
+            has_room = is_found & (place <= ROOM)
+            tl.store(VALUES + place - 1, values, mask=has_room)
+            tl.store(TOKENS + place - 1, tokens, mask=has_room)
+            num_found = tl.max(place, 0)
         tl.debug_barrier()
-        if num_found <= C:
-            at = tl.arange(0, C)
+        if (num_found <= ROOM) & (num_chosen * RUN <= COLUMNS):
+            at = tl.arange(0, ROOM)
             value = tl.load(VALUES + at, mask=at < num_found, other=float("-inf"))
-            token = tl.load(TOKENS + at, mask=at < num_found, other=0)
-            rank = tl.zeros((C,), tl.int32)  # by score, of equals the earlier token first
-            place = tl.zeros((C,), tl.int32)  # by token
+            rank = tl.zeros((ROOM,), tl.int32)  # of equals the earlier token comes first
+            above = tl.zeros((ROOM,), tl.float64)  # the weight of what comes before
             for first in range(0, num_found, BLOCK):
                 other = first + tl.arange(0, BLOCK)
                 its_value = tl.load(VALUES + other, mask=other < num_found, other=float("-inf"))
-                its_token = tl.load(TOKENS + other, mask=other < num_found, other=V)
-                is_earlier = its_token[None, :] < token[:, None]
                 is_tie = its_value[None, :] == value[:, None]
-                is_before = (its_value[None, :] > value[:, None]) | (is_tie & is_earlier)
+                is_before = (its_value[None, :] > value[:, None]) | (is_tie & (other[None, :] < at[:, None]))
                 rank += tl.sum(is_before.to(tl.int32), 1)
-                place += tl.sum(is_earlier.to(tl.int32), 1)
+                if HAS_TOP_P:
+                    its_weight = tl.exp(its_value - highest).to(tl.float64)
+                    above += tl.sum(tl.where(is_before, its_weight[None, :], 0.0), 1)
             threshold = tl.max(tl.where(rank == k - 1, value, float("-inf")), 0)
             is_kept = (value >= threshold) & (at < num_found)
             if HAS_TOP_P:
-                weight = tl.where(is_kept, tl.exp(value - highest), 0.0)
-                whole = tl.sum(weight, 0)
-                reached = tl.zeros((C,), tl.float64)
-                for first in range(0, num_found, BLOCK):
-                    other = first + tl.arange(0, BLOCK)
-                    its_value = tl.load(VALUES + other, mask=other < num_found, other=float("-inf"))
-                    its_token = tl.load(TOKENS + other, mask=other < num_found, other=0)
-                    its_share = tl.where(its_value >= threshold, tl.exp(its_value - highest) / whole, 0.0)
-                    is_earlier = its_token[None, :] < token[:, None]
-                    is_tie = its_value[None, :] == value[:, None]
-                    is_before = (its_value[None, :] > value[:, None]) | (is_tie & is_earlier)
-                    its_share = tl.zeros((C, 1), tl.float64) + its_share.to(tl.float64)[None, :]
-                    reached += tl.sum(tl.where(is_before, its_share, 0.0), 1)
-                is_kept = is_kept & ((reached < top_p) | (rank < fewest))
+                whole = tl.sum(tl.where(is_kept, tl.exp(value - highest), 0.0).to(tl.float64), 0)
+                is_kept = is_kept & ((above < top_p * whole) | (rank < fewest))
             is_kept = is_kept & (value >= floor)
             share = tl.where(is_kept, tl.exp(value.to(tl.float64) - highest.to(tl.float64)), 0.0)
-            share = share / tl.sum(share, 0)
-            tl.debug_barrier()  # all have read what is written now
-            tl.store(SHARES + place, share, mask=at < num_found)
-            tl.store(TOKENS + place, token, mask=at < num_found)
-            tl.debug_barrier()
-            share = tl.load(SHARES + at, mask=at < num_found, other=0.0)
             passed = tl.cumsum(share, 0)
             target = uniform * tl.max(passed, 0)
-            drawn = tl.min(tl.where((share > 0.0) & (passed > target), at, C), 0)
+            drawn = tl.min(tl.where((share > 0.0) & (passed > target), at, ROOM), 0)
             last = tl.max(tl.where(share > 0.0, at, 0), 0)  # in case rounding lets none pass
             chosen = tl.load(TOKENS + tl.minimum(drawn, last)).to(tl.int64)
         else:
             chosen = _draw_slowly(
-                SCORES, V, temperature, highest, bound, k, top_p, fewest, floor, uniform,
-                IS_TEMPERED, HAS_TOP_P, SLOW_CHUNK,
+                SCORES, GROUPS, V, G, num_chosen, temperature, highest, bound, k, top_p, fewest, floor, uniform,
+                STRIPS, RUN, SLOW_COLUMNS, IS_TEMPERED, HAS_TOP_P,
             )  # fmt: skip
     tl.store(OUT + row, chosen)
 
@@ -297,10 +304,11 @@ def draw_tail(scores: torch.Tensor, uniforms: torch.Tensor, settings: TailSettin
     rows, vocab = scores.shape
     group = choose_group(vocab, settings.largest_k)
     run, num_groups = min(RUN, group), triton.cdiv(vocab, group)
-    room = choose_room(settings.largest_k)
+    most_chosen = triton.next_power_of_2(count_chosen(settings.largest_k))
+    room = max(FEWEST_PLACES, triton.next_power_of_2(count_chosen(settings.largest_k) + SPARE_PLACES))
+    columns = min(most_chosen, triton.next_power_of_2(num_groups)) * run
     floats = torch.empty(rows * (num_groups + room), dtype=torch.float32, device=scores.device)
-    whole = torch.empty(rows * (num_groups + room), dtype=torch.int32, device=scores.device)
-    shares = torch.empty(rows * room, dtype=torch.float64, device=scores.device)
+    numbers = torch.empty(rows * (num_groups + room), dtype=torch.int32, device=scores.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=scores.device)
     options = launch_options()
     block = TILE // group
@@ -312,7 +320,7 @@ def draw_tail(scores: torch.Tensor, uniforms: torch.Tensor, settings: TailSettin
         vocab,
         num_groups,
         scores.stride(0),
-        SLICES=group // run,
+        STRIPS=group // run,
         RUN=run,
         BLOCK=block,
         **options,
@@ -322,10 +330,9 @@ def draw_tail(scores: torch.Tensor, uniforms: torch.Tensor, settings: TailSettin
         (rows,),
         scores,
         floats,
-        whole,
+        numbers,
         floats[rows * num_groups :],
-        whole[rows * num_groups :],
-        shares,
+        numbers[rows * num_groups :],
         uniforms,
         uniforms if settings.temperature is None else settings.temperature,
         settings.top_k,
@@ -343,14 +350,15 @@ def draw_tail(scores: torch.Tensor, uniforms: torch.Tensor, settings: TailSettin
         IS_TEMPERED=settings.temperature is not None,
         HAS_TOP_P=settings.top_p is not None,
         HAS_MIN_P=settings.min_p is not None,
-        GROUP=group,
+        STRIPS=group // run,
         RUN=run,
         ALL=triton.next_power_of_2(num_groups),
-        C=room,
-        BLOCK=PAIRS // room,
-        CHUNK=CHUNK,
-        SLOW_CHUNK=SLOW_CHUNK,
-        num_warps=8,
+        ROOM=room,
+        BLOCK=max(2, PAIRS // room),
+        COLUMNS=columns,
+        TOGETHER=max(1, min(group // run, CHUNK // columns)),
+        SLOW_COLUMNS=SLOW_CHUNK,
+        num_warps=8 if columns <= CHUNK else 16,
         **options,
     )
     return tokens
@@ -363,9 +371,9 @@ def choose_group(vocab: int, k: int) -> int:
     return int(triton.next_power_of_2(largest + 1)) // 2 if largest else 1
 
 
-def choose_room(k: int) -> int:
-    """How many candidates are ranked."""
-    return max(FEWEST_PLACES, int(triton.next_power_of_2(k + k // 8 + SPARE_PLACES)))
+def count_chosen(k: int) -> int:
+    """How many groups the bound lets through at most, but for ties: looking for a closer one costs more."""
+    return k + k // 8 + 8
 
 
 def _find_stride(values: torch.Tensor | None) -> int:
