@@ -18,7 +18,7 @@ from gpu_step import COMMON, SAMPLING, make_config, make_weights, measure, time_
 
 import unspool
 from unspool.decoding.randomness import Uniforms, draw_uniform
-from unspool.decoding.select import draw, take_likeliest
+from unspool.decoding.select import draw, draw_plainly, take_likeliest
 from unspool.decoding.tails import draw_by_kernels, draw_by_operators
 from unspool.logits.fused import split_tail
 from unspool.models.registry import build_model
@@ -58,6 +58,7 @@ def find_ways(scores: torch.Tensor) -> dict[str, Callable[[], Any]]:
         "kernels, top-k 1,000": lambda: draw_by_kernels(many, scores, uniforms),
         "operators, top-k 1,000": lambda: draw_by_operators(many, scores, uniforms),
         "temperature alone": lambda: draw(temperature(ids, scores), uniforms),
+        "the same by operators": lambda: draw_plainly(temperature(ids, scores), uniforms),
         "top-p without top-k": lambda: draw(head(ids, scores), uniforms),
     }
 

@@ -20,7 +20,7 @@ from unspool import (
     TopPLogitsWarper,
 )
 from unspool.decoding.randomness import draw_uniform
-from unspool.decoding.select import NO_TOKEN, draw
+from unspool.decoding.select import NO_TOKEN, draw, draw_plainly
 from unspool.decoding.tails import draw_by_kernels, draw_by_operators, draw_from_tail
 from unspool.logits.fused import FusedTail, split_tail
 
@@ -78,20 +78,20 @@ def draw_here(tail: FusedTail, scores: torch.Tensor, uniforms: torch.Tensor) -> 
     return draw_by_kernels(tail, scores.to(DEVICE), uniforms.to(DEVICE)).cpu()
 
 
-def draw_plainly(tail: FusedTail, scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    return draw(tail.run_plainly(scores), uniforms)
+def run_chain(tail: FusedTail, scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    return draw_plainly(tail.run_plainly(scores), uniforms)
 
 
 def check(found: torch.Tensor, settings: tuple[Any, ...], scores: torch.Tensor, uniforms: torch.Tensor) -> None:
     """The plain chain's tokens; where rounding may decide, those of a top-p or a number a hair away."""
     temperature, top_k, top_p, min_p = settings
-    exact = draw_plainly(make_tail(temperature, top_k, top_p, min_p), scores, uniforms)
+    exact = run_chain(make_tail(temperature, top_k, top_p, min_p), scores, uniforms)
     is_right = found == exact
     if not bool(is_right.all()):
         for hair in (-1e-6, 1e-6):
             near = top_p if top_p in (None, 0.0) else top_p * (1 + hair)
             for moved in (uniforms, uniforms * (1 + 1e-9), uniforms * (1 - 1e-9)):
-                is_right |= found == draw_plainly(make_tail(temperature, top_k, near, min_p), scores, moved)
+                is_right |= found == run_chain(make_tail(temperature, top_k, near, min_p), scores, moved)
     assert bool(is_right.all()), (found.tolist(), exact.tolist())
     assert int((found != exact).sum()) <= max(1, len(found) // 50)
 
@@ -155,7 +155,7 @@ def test_the_fewest_tokens_that_top_p_leaves(kind: str) -> None:
     uniforms = torch.linspace(0.0513, 0.9991, 9, dtype=torch.float64)
     for top_p in (0.0, 0.3004):
         tail = make_tail(0.9, 60, top_p, fewest=5)
-        assert torch.equal(draw_here(tail, scores, uniforms), draw_plainly(tail, scores, uniforms))
+        assert torch.equal(draw_here(tail, scores, uniforms), run_chain(tail, scores, uniforms))
 
 
 def test_every_number_finds_its_token() -> None:
@@ -165,7 +165,7 @@ def test_every_number_finds_its_token() -> None:
     steps = kept[kept > 0].cumsum(0)
     uniforms = torch.cat([steps[:-1] - 1e-9, steps[:-1] + 1e-9, torch.tensor([0.0, 1 - 2.0**-53]).double()])
     many = scores.expand(len(uniforms), -1)
-    assert torch.equal(draw_here(tail, many, uniforms), draw_plainly(tail, many, uniforms))
+    assert torch.equal(draw_here(tail, many, uniforms), run_chain(tail, many, uniforms))
 
 
 def test_rows_without_a_token_do_not_disturb_others() -> None:
@@ -189,7 +189,7 @@ def test_one_number_a_row() -> None:
     settings = ([0.5, 0.7, 1.0, 2.0], [50, 3, 7, 120], [0.9, 1.0, 0.2, 0.99], [0.0, 0.1, 0.5, 0.01])
     tail, scores, uniforms = make_tail(*settings), make_scores("coarse", 4, 5_000), make_uniforms(4)
     found = draw_here(tail, scores, uniforms)
-    assert torch.equal(found, draw_plainly(tail, scores, uniforms))
+    assert torch.equal(found, run_chain(tail, scores, uniforms))
     index = torch.tensor([2, 0])
     chosen = draw_here(tail.select_rows(index.to(DEVICE)), scores[index], uniforms[index])
     assert torch.equal(chosen, found[index])
@@ -227,6 +227,46 @@ def test_frequencies_are_the_probabilities() -> None:
     assert float(distance) < (1 - spare + 3.09 * spare**0.5) ** 3 * 2 / (9 * spare)  # Wilson and Hilferty (1931)
 
 
+def draw_row_here(scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    from unspool.kernels.gpu.row_draw import draw_row
+
+    return draw_row(scores.to(DEVICE), uniforms.to(DEVICE)).cpu()
+
+
+@pytest.mark.parametrize("vocab", [1, 40, 1_500, 128_256])
+@pytest.mark.parametrize("kind", ["spread", "peaked", "coarse", "cut"])
+def test_draws_from_whole_rows(kind: str, vocab: int) -> None:
+    rows = 64 if HAS_GPU else 3
+    for seed in range(8 if HAS_GPU else 1):
+        scores, uniforms = make_scores(kind, rows, vocab, seed), make_uniforms(rows, seed)
+        if kind == "cut":
+            scores = scores.masked_fill(scores < scores.amax(-1, keepdim=True) - 3.0, -INF)
+        found, expected = draw_row_here(scores, uniforms), draw_plainly(scores, uniforms)
+        near = [draw_plainly(scores, uniforms * (1 + hair)) for hair in (-1e-9, 1e-9)]
+        assert bool(((found == expected) | (found == near[0]) | (found == near[1])).all())
+        assert int((found != expected).sum()) <= 1
+
+
+def test_whole_rows_and_every_number() -> None:
+    scores = make_scores("spread", 1, 2_100).masked_fill(torch.arange(2_100) % 7 > 0, -INF)
+    steps = torch.softmax(scores[0].double(), -1).cumsum(0)[::70]
+    uniforms = torch.cat([steps[:-1] - 1e-9, steps[:-1] + 1e-9, torch.tensor([0.0, 1 - 2.0**-53]).double()])
+    many = scores.expand(len(uniforms), -1)
+    assert torch.equal(draw_row_here(many, uniforms), draw_plainly(many, uniforms))
+
+
+def test_whole_rows_without_a_token() -> None:
+    scores, uniforms = make_scores("spread", 6, 3_000), make_uniforms(6)
+    scores[0] = -INF
+    scores[1, 2_999] = NAN
+    scores[2, 5] = INF
+    scores[3, :2_999] = -INF
+    scores[4, 1:] = -INF
+    found = draw_row_here(scores, uniforms)
+    assert found[:5].tolist() == [NO_TOKEN, NO_TOKEN, NO_TOKEN, 2_999, 0]
+    assert torch.equal(found, draw_plainly(scores, uniforms))
+
+
 @needs_gpu
 def test_the_host_never_waits_and_a_graph_can_hold_it() -> None:
     tail, scores, uniforms = make_tail(0.8, 50, 0.9), make_scores("spread", 4, 128_256).cuda(), make_uniforms(4).cuda()
@@ -251,3 +291,4 @@ def test_kernels_run_on_a_gpu_and_operators_agree() -> None:
     for step in range(20):
         scores, uniforms = make_scores("spread", 4, 128_256, step).cuda(), make_uniforms(4, step).cuda()
         assert torch.equal(draw_from_tail(tail, scores, uniforms), draw_by_operators(tail, scores, uniforms))
+        assert torch.equal(draw(scores, uniforms), draw_plainly(scores, uniforms))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from unspool.decoding.select import draw
-from unspool.kernels.presence import has_triton
+from unspool.kernels.presence import runs_kernels
 from unspool.logits.fused import FusedTail
 
 
 def draw_from_tail(tail: FusedTail, scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """The tokens (rows,) drawn from what the tail leaves of scores (rows, vocab)."""
-    if scores.device.type == "cuda" and scores.dtype == torch.float32 and has_triton():
+    if scores.dtype == torch.float32 and runs_kernels(scores.device):
         return draw_by_kernels(tail, scores, uniforms)
     return draw_by_operators(tail, scores, uniforms)
 

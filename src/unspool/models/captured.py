@@ -18,7 +18,7 @@ import torch
 
 from unspool.cache import Cache
 from unspool.cache.places import Places
-from unspool.kernels.presence import has_triton
+from unspool.kernels.presence import SMALLEST_CAPABILITY, has_triton
 from unspool.models.captured_shape import PassShape
 from unspool.models.layers import DecoderWeights
 from unspool.models.spec import DecoderSpec
@@ -34,7 +34,6 @@ MOST_NEW: Final = 16  # tokens a row
 _MOST_KEPT: Final = 24  # steps that wait to be used again
 _UNIT: Final = 8  # numbers: addresses are told as multiples of so many
 _NOT_THERE: Final = -1
-_SMALLEST_CAPABILITY: Final = (8, 0)
 
 
 def explain_no_capture(spec: DecoderSpec, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -43,7 +42,7 @@ def explain_no_capture(spec: DecoderSpec, device: torch.device, dtype: torch.dty
         return f"the model is on a device of type {device.type}"
     if not has_triton():
         return "triton is not installed"
-    if torch.cuda.get_device_capability(device) < _SMALLEST_CAPABILITY:
+    if torch.cuda.get_device_capability(device) < SMALLEST_CAPABILITY:
         return f"{torch.cuda.get_device_name(device)} is older than Ampere"
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"there are no kernels for {dtype}"
