@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from unspool.cache import ROLL_BACK
 from unspool.decoding.finish import Finish
 from unspool.decoding.loop import Emitted
 from unspool.decoding.rows import Rows
@@ -112,5 +111,5 @@ def can_run_ahead(step: Step, rows: Rows, finish: Finish, *, rows_may_leave: boo
         and not step.record.keeps_any
         and not step.has_custom_processors
         and (rows_may_leave or len(rows) == 1)
-        and ROLL_BACK in step.cache.can
+        and step.can_forget
     )

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
+from unspool.kernels.sending import send
+
 AHEAD = 256  # positions whose numbers are worked out at once
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
@@ -51,8 +53,7 @@ class Uniforms:
             ):
                 return self._table[ahead]
         self._seeds, self._first = seeds, list(positions)
-        # From pinned memory, or the host would wait until the device has nothing left to do.
-        first = torch.tensor(self._first, pin_memory=seeds.is_cuda).to(seeds.device, non_blocking=True)
+        first = send(self._first, seeds.device)
         ahead_of_it = torch.arange(AHEAD, device=seeds.device)[:, None]
         self._table = draw_uniform(seeds, first + ahead_of_it, self._stream)
         return self._table[0]
