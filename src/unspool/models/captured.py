@@ -92,7 +92,7 @@ class CapturedSteps:
         if len(places.buffers) != self._spec.num_layers:
             return "the cache has no buffers yet"
         first, device = places.buffers[0], self._numbered
-        if first.device != device or first.dtype != self._dtype:
+        if (first.device != device and not places.is_pinned) or first.dtype != self._dtype:
             return f"the cache is kept in {first.dtype} on {first.device}"
         if not first.is_contiguous():
             return "the cache's rows lie between others"
