@@ -48,8 +48,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     print(
-        "| weights | MB | exact products | change | 4-bit products of rounded inputs | change | CPU library | change |\n"
-        "|---|---|---|---|---|---|---|---|"
+        "| weights | MB | exact products | change | 4-bit products of rounded inputs | change | CPU library | change |",
+        "|---|---|---|---|---|---|---|---|",
+        sep="\n",
     )
     exact = 0.0
     call = weights.PackedLinear.__call__

@@ -47,13 +47,30 @@ def test_kinds_agree(model: Any, kind: str, told: dict[str, Any] | None, way: di
     common = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 20, "eos_token_id": None, **way}
     expected = unspool.generate(model, **common)
     more = {"cache_implementation": kind, **({"cache_config": told} if told else {})}
-    assert torch.equal(unspool.generate(model, **common, **more), expected)
+    found = unspool.generate(model, **common, **more, return_dict_in_generate=True)
+    assert torch.equal(found.sequences, expected)
+    if kind in ("static", "offloaded", "offloaded_static") and "num_beams" not in way:
+        assert found.stats.path == "captured"
+
+
+def test_passes_carried_and_passes_by_address_follow_each_other(model: Any) -> None:
+    """A prompt's pass carries keys over, a step reads them at home, the next prompt's pass carries what steps wrote."""
+    ids = torch.randint(3, model.info.vocab_size, (1, 40), generator=torch.Generator().manual_seed(6)).cuda()
+    caches = [unspool.DynamicCache(), unspool.OffloadedCache()]
+    for first, last in ((0, 15), (15, 16), (16, 17), (17, 30), (30, 31), (31, 40)):
+        logits = [model.forward(ids[:, first:last], cache).logits for cache in caches]
+        assert float((logits[0] - logits[1]).abs().max()) < 2e-5 * float(logits[0].abs().max())
+        if last == 31:  # what was read ahead must not be taken for what is there now
+            for cache in caches:
+                cache.truncate([29])
+                model.forward(ids[:, :1], cache)
+                model.forward(ids[:, 1:2], cache)
 
 
 def test_only_two_layers_are_on_the_device(model: Any) -> None:
     cache = unspool.OffloadedCache()
     unspool.generate(model, torch.full((2, 30), 5), max_new_tokens=20, eos_token_id=None, past_key_values=cache)
-    assert all(buffer.device.type == "cpu" and buffer.transpose(0, 1).is_pinned() for buffer in cache._buffers)
+    assert all(buffer.device.type == "cpu" and buffer.is_pinned() for buffer in cache._buffers)
     assert cache.device_bytes <= 2 * cache.nbytes // len(cache)
     other = cache.clone()
     assert torch.equal(other[0][0], cache[0][0])

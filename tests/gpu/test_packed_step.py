@@ -28,6 +28,8 @@ SHAPES: list[dict[str, Any]] = [
     {"keys_by_channel": False, "group": 16, "width": 64},
     {"values_by_channel": True, "nbits": 8, "group": 16},
     {"heads": 6, "kv_heads": 1, "pairs": 0},
+    {"width": 64, "group": 32, "pairs": 32},  # values in two groups
+    {"heads": 3, "kv_heads": 3, "width": 64, "group": 16},  # in four: not by halves
 ]
 
 

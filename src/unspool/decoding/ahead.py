@@ -77,7 +77,7 @@ class AheadTurns(TokenTurns):
 
     def _launch(self) -> None:
         chosen = self.strategy.step(self.rows).tokens  # (rows, 1)
-        self.rows.append(chosen.clamp(min=0))  # where nothing could be chosen the call ends when this is read
+        self.rows.append(chosen)
         self.flights.append(Flight.launch(chosen[:, 0], self.rows))
 
     def forget_flights(self) -> None:

@@ -19,7 +19,7 @@ import torch
 from unspool.cache import Cache
 from unspool.cache.places import Places
 from unspool.kernels.contests import Contest
-from unspool.kernels.presence import has_triton
+from unspool.kernels.presence import SMALLEST_CAPABILITY, has_triton
 from unspool.kernels.readings import Guide
 from unspool.kernels.sending import send
 from unspool.models.captured_shape import PassShape
@@ -39,7 +39,6 @@ MOST_NEW: Final = 16  # tokens a row
 _MOST_KEPT: Final = 24  # steps that wait to be used again
 _UNIT: Final = 8  # numbers: addresses are told as multiples of so many
 _NOT_THERE: Final = -1
-_SMALLEST_CAPABILITY: Final = (8, 0)
 
 
 def explain_no_capture(spec: DecoderSpec, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -48,7 +47,7 @@ def explain_no_capture(spec: DecoderSpec, device: torch.device, dtype: torch.dty
         return f"the model is on a device of type {device.type}"
     if not has_triton():
         return "triton is not installed"
-    if torch.cuda.get_device_capability(device) < _SMALLEST_CAPABILITY:
+    if torch.cuda.get_device_capability(device) < SMALLEST_CAPABILITY:
         return f"{torch.cuda.get_device_name(device)} is older than Ampere"
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"there are no kernels for {dtype}"
@@ -93,7 +92,7 @@ class CapturedSteps:
         if len(places.buffers) != self._spec.num_layers:
             return "the cache has no buffers yet"
         first, device = places.buffers[0], self._numbered
-        if first.device != device or first.dtype != self._dtype:
+        if (first.device != device and not places.is_pinned) or first.dtype != self._dtype:
             return f"the cache is kept in {first.dtype} on {first.device}"
         if not first.is_contiguous():
             return "the cache's rows lie between others"

@@ -28,7 +28,7 @@ from unspool.kernels.gpu.launching import (
 UNIT: Final = 8  # numbers: addresses are told as multiples of so many, so that loads are known to be aligned
 SMALLEST_DOT: Final = 16
 MOST_SPLITS: Final = 32
-ASKED: Final = 256  # keys of a program that are asked for before its queries are there
+ASKED: Final = 256  # keys: so few of a program are asked for before its queries are there
 NARROW: Final = 64  # numbers a head
 LARGEST_BLOCK_BYTES: Final = 32_768  # of keys; there are as many of values
 USUAL_SHARED_BYTES: Final = 98_304  # where the GPU does not say how much a program may have
@@ -145,13 +145,14 @@ def _attend(
     used = tl.maximum(tl.cdiv(num_keys, chunk), 1)
     begin = first + split * chunk
     end = tl.minimum(begin + chunk, length)
-    if BRANCHES == 0:  # the first keys held are on their way while the queries are still made
+    if BRANCHES == 0:  # a few keys can be on their way while the queries are still made
         LINE: tl.constexpr = LINE_BYTES * 8 // QKV.dtype.element_ty.primitive_bitwidth  # numbers
         LINES: tl.constexpr = (DP + LINE - 1) // LINE
         number, asked = tl.arange(0, LINES) * LINE, begin + tl.arange(0, ASKED)
         lines = own + row * own_row + head * D + asked.to(tl.int64)[:, None] * POSITION + number[None, :]
-        ask_for(lines, (asked < end)[:, None] & (number < D)[None, :], PDL)
-        ask_for(lines + KV_HEADS * D, (asked < end)[:, None] & (number < D)[None, :], PDL)
+        is_asked = ((asked < end) & (chunk <= ASKED))[:, None] & (number < D)[None, :]
+        ask_for(lines, is_asked, PDL)
+        ask_for(lines + KV_HEADS * D, is_asked, PDL)
     let_next_start(PDL)
     wait_for_input(PDL)
     if (length >= 0) & (split < used):

@@ -344,9 +344,7 @@ def _multiply_nibbles(
         words, factors = words + (w,), factors + (f,)
         if IS_GATED:
             w = tl.load(at + beside + c * BW, mask=is_word, other=0, eviction_policy="evict_first")
-            f = tl.load(
-                factors_at + factors_beside + c * BLOCKS, mask=is_block, other=0, eviction_policy="evict_first"
-            )
+            f = tl.load(factors_at + factors_beside + c * BLOCKS, mask=is_block, other=0, eviction_policy="evict_first")
         others, other_factors = others + (w,), other_factors + (f,)
     for tile in tl.static_range(1, AHEAD + 1):
         _ask_for_rows(W, rn + tile * BN, (rn + tile * BN < N) & (tile < num_tiles), KW, PDL)

@@ -31,11 +31,12 @@ _TENSORS: Final = 6  # a layer's: codes, scales and zero points of keys, then of
 
 @dataclass(frozen=True, slots=True)
 class PackedTiling:
-    """For how many programs packed positions are cut, and a program's warps and stages of loading."""
+    """For how many programs packed positions are cut; a program's warps, and how many tiles are on their way."""
 
     programs: int
     warps: int
     stages: int
+    registers: int | None = None  # most of a thread
 
 
 USUAL: Final = PackedTiling(256, 4, 3)  # about two programs for each processor of an H200
@@ -104,7 +105,8 @@ def _attend(
     PARTS, STATS, COUNTS,
     layer, num_layers, scale, softcap, eps, window, num_splits, smallest_chunk,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, GJ: tl.constexpr,
-    PAIRS: tl.constexpr, TILE: tl.constexpr, RECENT: tl.constexpr, UNIT: tl.constexpr, ALIGNED: tl.constexpr, MOST_SPLITS: tl.constexpr,
+    PAIRS: tl.constexpr, TILE: tl.constexpr, RECENT: tl.constexpr,
+    UNIT: tl.constexpr, ALIGNED: tl.constexpr, MOST_SPLITS: tl.constexpr,
     NBITS: tl.constexpr, BLOCK: tl.constexpr, SCALE_BYTES: tl.constexpr,
     KEY_GROUP: tl.constexpr, KEYS_BY_CHANNEL: tl.constexpr,
     VALUE_GROUP: tl.constexpr, VALUES_BY_CHANNEL: tl.constexpr,
@@ -301,5 +303,5 @@ class PackedStepAttention(SplitAttention):
             VALUE_GROUP=values.group, VALUES_BY_CHANNEL=values.by_channel,
             RECENT=min(MOST_RECENT, self._tile), IN_HALVES=can_halve(keys, values, qkv.dtype),
             STAGES=self._tiling.stages, HAS_ASM=qkv.is_cuda,
-            num_warps=self._tiling.warps, num_stages=self._tiling.stages,
+            num_warps=self._tiling.warps, num_stages=self._tiling.stages, maxnreg=self._tiling.registers,
         )  # fmt: skip
