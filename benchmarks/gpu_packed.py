@@ -4,8 +4,9 @@
     python benchmarks/gpu_packed.py --step [--contexts 8192 32768] [--batches 1 8]
 
 With `--step` the kernels of captured steps, in CUDA graphs over several layers: 4 bits in some tilings, plain ones
-beside them, and the error of what is read against float64. The 8B shape (32 heads, 8 key heads, width 128), one layer. Plain is torch's attention over the keys as they lie in a
-dynamic cache. Times are medians of CUDA events in one interleaved run; bytes are those of keys and values.
+beside them, and the error of what is read against float64. The 8B shape (32 heads, 8 key heads, width 128). Otherwise
+one layer; plain is torch's attention over the keys as they lie in a dynamic cache. Times are medians of CUDA events in
+one interleaved run; bytes are those of keys and values.
 """
 
 from __future__ import annotations

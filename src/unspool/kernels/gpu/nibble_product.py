@@ -430,7 +430,7 @@ def multiply_nibbles(
         tiling.tiles,
         K=inputs,
         BN=tiling.rows,
-        BW=min(tiling.words, triton.next_power_of_2(weight.words.shape[1])),
+        BW=min(tiling.words, max(128, triton.next_power_of_2(weight.words.shape[1]))),
         ROUNDS=rounds,
         AHEAD=min(tiling.ahead, tiling.tiles - 1),
         ACT=activation,
