@@ -17,8 +17,8 @@ import torch
 from unspool.cache.base import Cache
 from unspool.cache.config import CacheConfig
 from unspool.cache.dynamic import DynamicCache
-from unspool.cache.mamba import MambaCache, refuse_without_states
 from unspool.cache.linked import take_linked
+from unspool.cache.mamba import MambaCache, refuse_without_states
 from unspool.cache.mapped import take_mapped
 from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
 from unspool.cache.quantized import QUANTIZED_CACHES
