@@ -34,6 +34,7 @@ def _dirty_memory() -> None:
         ("offloaded", None),
         ("offloaded", {"resident_layers": 2}),
         ("offloaded_static", None),
+        ("offloaded_hybrid", None),
         ("sink", {"window_length": 100, "num_sink_tokens": 4}),
     ],
 )
@@ -65,6 +66,25 @@ def test_passes_carried_and_passes_by_address_follow_each_other(model: Any) -> N
                 cache.truncate([29])
                 model.forward(ids[:, :1], cache)
                 model.forward(ids[:, 1:2], cache)
+
+
+@pytest.mark.parametrize("way", [{}, {"num_beams": 3}])
+def test_packed_keys_answer_alike_where_they_lie_elsewhere(model: Any, way: dict[str, Any]) -> None:
+    ids = torch.randint(3, model.info.vocab_size, (2, 40), generator=torch.Generator().manual_seed(4))
+    told = {"nbits": 8, "q_group_size": 16, "residual_length": 16}
+    asked = {"max_new_tokens": 20, "eos_token_id": None, "cache_config": told, **way}
+    near = unspool.generate(model, ids, cache_implementation="quantized_hybrid", **asked)
+    assert torch.equal(unspool.generate(model, ids, cache_implementation="offloaded_quantized_hybrid", **asked), near)
+
+
+def test_linked_memory_is_the_hosts(model: Any) -> None:
+    from unspool.cache.linked import take_linked
+
+    before = torch.cuda.memory_allocated()
+    linked = take_linked((1024, 1024), torch.bfloat16, torch.device("cuda"))
+    assert linked.is_cuda and torch.cuda.memory_allocated() - before < 1 << 20
+    linked.copy_(torch.arange(1024, device="cuda").bfloat16().expand(1024, 1024))
+    assert linked.float().sum(dim=0).eq(linked[0].float() * 1024).all()
 
 
 def test_only_two_layers_are_on_the_device(model: Any) -> None:

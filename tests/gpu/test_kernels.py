@@ -107,15 +107,18 @@ def test_products_of_rows_that_are_held(dtype: torch.dtype, inputs: int, manner:
     check(out, expected, dtype)
 
 
-def test_a_gated_product_of_two_rows_is_held() -> None:
-    """The shape that it was measured for, through the way that a step takes."""
+@pytest.mark.skipif(IS_INTERPRETED, reason="too wide for the interpreter")
+@pytest.mark.parametrize(("manner", "outputs"), [("gated", 8192), ("norm and bias", 65536)])
+def test_wide_products_of_two_rows_are_held(manner: str, outputs: int) -> None:
+    """The shapes that it was measured for, through the way that a step takes."""
     from unspool.kernels.gpu.product import multiply
     from unspool.kernels.gpu.tilings import choose_held_tiling
 
-    dtype = torch.bfloat16
-    assert choose_held_tiling(16384, 2048, 2, dtype, is_gated=True) is not None
-    weight, x, out = random(16384, 2048, dtype=dtype), random(2, 2048, dtype=dtype), random(2, 8192, dtype=dtype)
-    settings, expected = surround("gated", weight.double(), x, out)
+    dtype, is_gated = torch.bfloat16, manner == "gated"
+    weight = random(outputs * (2 if is_gated else 1), 2048, dtype=dtype)
+    assert choose_held_tiling(weight.shape[0], 2048, 2, dtype, is_gated=is_gated) is not None
+    x, out = random(2, 2048, dtype=dtype), torch.empty(2, outputs, device=DEVICE)
+    settings, expected = surround(manner, weight.double(), x, out)
     multiply(weight, x, out, **settings)
     check(out, expected, dtype)
 

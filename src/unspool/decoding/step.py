@@ -16,7 +16,7 @@ from unspool.decoding.prompts import fill_right
 from unspool.decoding.readout import Reading, Readout
 from unspool.decoding.record import Record, read_logprobs
 from unspool.decoding.rows import Rows
-from unspool.decoding.tries import ForkedTries, Tries, make_tries
+from unspool.decoding.tries import CopiedTries, Tries, make_tries
 from unspool.errors import NoTokenLeftError
 from unspool.kernels.contests import Contest, Won
 from unspool.kernels.sending import send
@@ -87,7 +87,13 @@ class Step:
         self._tries: Tries | None = None
         if want.last_states:
             can_fork = "forks" in model.info.can
-            self._tries = make_tries(self._read_token, cache, can_fork=can_fork, one_by_one=tries_one_by_one)
+            self._tries = make_tries(
+                self._read_token,
+                cache,
+                can_fork=can_fork,
+                one_by_one=tries_one_by_one,
+                likes_steps=model.device.type == "cuda",
+            )
 
     def prefill(self, rows: Rows, prompt_logprobs: int | None = None) -> list[list[TokenLogprob | None]] | None:
         """Read the prompts once, before rows are repeated; optionally tell their tokens' log-probabilities."""
@@ -296,7 +302,7 @@ class Step:
         """Whether `forget` can undo a step, and no step waits for the host."""
         if ROLL_BACK not in self.cache.can:
             return False
-        return self._tries is None or (isinstance(self._tries, ForkedTries) and self._keeps_cache)
+        return self._tries is None or (not isinstance(self._tries, CopiedTries) and self._keeps_cache)
 
     @property
     def has_custom_processors(self) -> bool:

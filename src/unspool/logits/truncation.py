@@ -136,7 +136,8 @@ class TopPLogitsWarper(LogitsProcessor):
     def _cut_binned(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The result by a histogram: only the bin that the head ends in is sorted. And the rows where it can't be."""
         below = scores.amax(dim=-1, keepdim=True) - scores  # (rows, vocab)
-        bins = (below * (NUM_BINS / BINNED_RANGE)).clamp_(max=NUM_BINS - 1).long()
+        # What is no number as an integer differs from machine to machine: it goes to the last bin.
+        bins = (below * (NUM_BINS / BINNED_RANGE)).nan_to_num_(NUM_BINS - 1).clamp_(max=NUM_BINS - 1).long()
         probabilities = scores.softmax(dim=-1)
         mass = torch.zeros(scores.shape[0], NUM_BINS).scatter_add_(-1, bins, probabilities)
         reached = mass.cumsum(dim=-1, dtype=torch.float64)  # (rows, bins)
@@ -151,7 +152,7 @@ class TopPLogitsWarper(LogitsProcessor):
         result = torch.where(bins < last, scores, self.filter_value)
         kept = torch.where(is_kept, values, self.filter_value)
         result.scatter_(-1, tokens, torch.where(values > -INF, kept, result.gather(-1, tokens)))
-        is_open = (is_last.sum(dim=-1) > LARGEST_BIN) | (last == NUM_BINS - 1).squeeze(-1)
+        is_open = (is_last.sum(dim=-1) > LARGEST_BIN) | (last == NUM_BINS - 1).squeeze(-1) | reached[:, -1].isnan()
         return result, is_open | (wanted > ALMOST_ALL).squeeze(-1)
 
     def find_kept(self, probabilities: torch.Tensor) -> torch.Tensor:
