@@ -2,9 +2,15 @@
 
     python benchmarks/weight_quality.py [--text FILE] [--tokens 1000] [--device cuda]
 
+<<<<<<< HEAD
 "Exact products" multiply the numbers that the blocks stand for, as a GPU does; the CPU library also rounds what is
 multiplied by them to 8 bits, block by block. A change is told with its standard error: on the short text of this folder
 it is a quarter of a per cent, so changes below half a per cent need a longer one (4,000 tokens of any prose).
+=======
+"Exact products" multiply the numbers that the blocks stand for. "4-bit products of rounded inputs" are what a GPU does
+for one row of 16-bit floats: what 4-bit numbers are multiplied by is rounded to 8 bits, block by block (reckoned here
+with torch, in float32). The CPU library does that for 8-bit numbers too.
+>>>>>>> main
 """
 
 from __future__ import annotations
@@ -19,6 +25,7 @@ from cache_quality import TEXT  # benchmarks/cache_quality.py
 
 import unspool
 from unspool.kernels.cpu import find_library
+from unspool.kernels.cpu.blocks import BLOCK
 from unspool.models import weights
 
 
@@ -37,6 +44,18 @@ def tell(found: torch.Tensor, exact: torch.Tensor) -> list[str]:
     return [f"{math.exp(found.mean()):.3f}", f"{100 * math.expm1(change.mean()):+.2f} ± {100 * error:.2f} %"]
 
 
+def round_blocks(x: torch.Tensor) -> torch.Tensor:
+    """Blocks of 32 numbers as whole numbers from -127 to 127 of their greatest."""
+    blocks = x.reshape(-1, BLOCK)
+    step = (blocks.abs().amax(1, keepdim=True) / 127).clamp(min=1e-30)
+    return ((blocks / step).round() * step).view(x.shape)
+
+
+def multiply_rounded(linear: Any, x: torch.Tensor) -> torch.Tensor:
+    """A product as a GPU makes it for one row."""
+    return torch.nn.functional.linear(round_blocks(x) if linear.kind == "int4" else x, linear.weight, linear.bias)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -44,15 +63,25 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1000)
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
+<<<<<<< HEAD
     print("| weights | MB | exact products | change | CPU library | change |\n|---|---|---|---|---|---|")
     text, exact = options.text.read_text(encoding="utf-8"), None
+=======
+    print(
+        "| weights | MB | exact products | change | 4-bit products of rounded inputs | change | CPU library | change |",
+        "|---|---|---|---|---|---|---|---|",
+        sep="\n",
+    )
+    exact = 0.0
+    call = weights.PackedLinear.__call__
+>>>>>>> main
     for name, quantize in (("plain", None), ("the file's blocks", "auto"), ("int8", "int8"), ("int4", "int4")):
         lm = unspool.load(device=options.device, quantize=quantize)
         cells = [name, f"{lm.model.weights_bytes / 1e6:.0f}"]
-        library = find_library()
-        for has_library in (False, True):
-            if has_library and (options.device != "cpu" or library is None or quantize is None):
+        for way in ("exact", "rounded", "library"):
+            if way != "exact" and (options.device != "cpu" or quantize is None):
                 continue
+<<<<<<< HEAD
             if not has_library and options.device == "cpu":
                 weights.find_library, whole, lm.model._whole = lambda: None, lm.model._whole, None
             found = measure(lm, text, options.tokens)
@@ -60,6 +89,19 @@ def main() -> None:
                 weights.find_library, lm.model._whole = find_library, whole
             exact = found if exact is None else exact
             cells += tell(found, exact)
+=======
+            if way == "library" and find_library() is None:
+                continue
+            whole = lm.model._whole
+            if way != "library" and options.device == "cpu":
+                weights.find_library, lm.model._whole = lambda: None, None
+            if way == "rounded":
+                weights.PackedLinear.__call__ = multiply_rounded
+            found = measure(lm, options.tokens)
+            weights.find_library, lm.model._whole, weights.PackedLinear.__call__ = find_library, whole, call
+            exact = exact or found
+            cells += [f"{found:.3f}", f"{100 * (found / exact - 1):+.2f} %"]
+>>>>>>> main
         print("| " + " | ".join(cells) + " |", flush=True)
 
 

@@ -10,6 +10,8 @@ import torch
 from tests.conformance.cases import GOLDENS
 
 import unspool
+from unspool.kernels.gpu.words import SWITCH
+from unspool.loading.catalogue import find_model
 from unspool.models.weights import Embedding, Linear, WordEmbedding, WordLinear
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -43,7 +45,35 @@ def test_words_and_numbers_agree(name: str, kind: str, rows: int) -> None:
         assert (mine - exact).abs().max() < 2e-3 * exact.abs().max()
 
 
-def test_a_gguf_stays_packed(default_model_file: str) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_rounded_inputs_change_little(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of one row in 16-bit floats round inputs to 8 bits unless that is switched off."""
+    ids = torch.randint(3, 90, (1, 12), generator=torch.Generator().manual_seed(0)).cuda()
+
+    def step(model: Any) -> torch.Tensor:
+        cache = model.new_cache("dynamic", 1, 16)
+        model.forward(ids[:, :11], cache)
+        forward = model.forward(ids[:, 11:], cache)
+        assert forward.path == "captured"
+        return forward.logits.float()
+
+    found = {}
+    for way in ("on", "off"):
+        monkeypatch.setenv(SWITCH, way)
+        lm = unspool.load(GOLDENS / "models" / name, device="cuda", dtype=dtype, quantize="int4")
+        found[way] = step(lm.model)
+    unpack_model(lm.model)
+    exact = step(lm.model)
+    assert not torch.equal(found["on"], found["off"])
+    assert (found["off"] - exact).norm() < 3e-2 * exact.norm()
+    assert (found["on"] - exact).norm() < 8e-2 * exact.norm()
+
+
+def test_a_gguf_stays_packed() -> None:
+    default_model_file = find_model("smollm2-135m")
+    if default_model_file is None:
+        pytest.skip("run `unspool pull smollm2-135m` first: a GPU machine may have no way to it")
     packed = unspool.load(default_model_file, device="cuda")
     plain = unspool.load(default_model_file, device="cuda", quantize=None)
     assert packed.model.is_quantised and packed.model.weights_bytes < 0.45 * plain.model.weights_bytes

@@ -92,7 +92,8 @@ class Rows:
             grown = max(ends) + num_new + CHUNK
             self._table = torch.nn.functional.pad(self._table, (0, grown - room), value=self.pad_token_id)
         if min(ends) == max(ends):
-            self._table[:, ends[0] : ends[0] + num_new] = tokens
+            # Where no token could be chosen one that can be read stands in: the call ends when that is seen.
+            torch.clamp(tokens, min=0, out=self._table[:, ends[0] : ends[0] + num_new])
         else:
             column = torch.tensor(ends, device=self.device)[:, None] + torch.arange(num_new, device=self.device)
             self._table.scatter_(1, column, tokens)

@@ -14,6 +14,8 @@ from typing import Final
 import torch
 
 from unspool.kernels.cpu.blocks import Kind
+from unspool.kernels.gpu.held_product import HeldTiling
+from unspool.kernels.gpu.nibble_product import MOST_CHUNKS, NibbleTiling
 from unspool.kernels.gpu.row_product import RowTiling
 from unspool.kernels.gpu.words_product import WordsTiling
 
@@ -21,6 +23,10 @@ _USUAL: Final = RowTiling(4, 1024, 4)
 _USUAL_GATED: Final = RowTiling(4, 512, 2)
 _USUAL_OF_TWO: Final = RowTiling(4, 1024, 2)
 _USUAL_GATED_OF_TWO: Final = RowTiling(2, 2048, 4)
+_HELD: Final = HeldTiling(4, 8, 4)
+_HELD_GATED: Final = HeldTiling(2, 8, 4)
+_WIDEST_HELD: Final = 2048  # inputs: two rows of so many are held in registers
+_FEWEST_HELD: Final = 8192  # outputs: with fewer there are not enough programs
 MOST_ROWS: Final = 2
 MOST_NUMBERS_OF_TWO: Final = 34_000_000  # of a matrix that two rows are multiplied by here
 MOST_BYTES: Final = 1 << 20  # of a file of measured tilings
@@ -47,6 +53,54 @@ _MEASURED_OF_TWO: Final[dict[tuple[int, int], RowTiling]] = {
     (4096, 4096): RowTiling(8, 512, 2),
     (6144, 4096): RowTiling(8, 1024, 4),
 }
+
+# (outputs, inputs): of 4-bit words and one row, measured on an H200, 2026-11-15
+_MEASURED_OF_HALVES: Final[dict[tuple[int, int], NibbleTiling]] = {
+    (6144, 4096): NibbleTiling(8, 512, 2, 8),
+    (4096, 4096): NibbleTiling(16, 512, 1, 8),
+    (28672, 4096): NibbleTiling(8, 512, 8, 8),
+    (4096, 14336): NibbleTiling(2, 1024, 8, 8),
+    (128256, 4096): NibbleTiling(8, 512, 8, 4),
+}
+_MEASURED_OF_BYTES: Final[dict[tuple[int, int], NibbleTiling]] = {
+    (6144, 4096): NibbleTiling(8, 512, 2, 8),
+    (4096, 4096): NibbleTiling(8, 512, 2, 8, ahead=1),
+    (28672, 4096): NibbleTiling(4, 512, 8, 4),
+    (4096, 14336): NibbleTiling(4, 1024, 4, 8),
+    (128256, 4096): NibbleTiling(8, 512, 8, 4),
+}
+_MANY_OUTPUTS: Final = 16_384
+_LONG_ROW: Final = 1024  # words
+
+
+def choose_nibble_tiling(outputs: int, inputs: int, *, rounds: bool, is_gated: bool = False) -> NibbleTiling | None:
+    """The tiling for one row and a matrix of 4-bit words, both halves counted where it is gated; None: too wide."""
+    found = (_MEASURED_OF_BYTES if rounds else _MEASURED_OF_HALVES).get((outputs, inputs))
+    if found is not None:
+        return found
+    num_words = inputs // 8
+    words = min(_LONG_ROW if num_words > _LONG_ROW else 512, 1 << max(7, (num_words - 1).bit_length()))
+    chunks = -(-num_words // words)
+    if chunks > MOST_CHUNKS:
+        return None
+    rows = max(1, 8 // chunks // (2 if is_gated else 1))
+    return NibbleTiling(rows, words, 8 if outputs >= _MANY_OUTPUTS else 2, 8 if words > 512 else 4)
+
+
+def choose_held_tiling(
+    outputs: int, inputs: int, num_rows: int, dtype: torch.dtype, *, is_gated: bool
+) -> HeldTiling | None:
+    """The tiling for two rows that are held while several parts of a matrix pass; None where others are faster.
+
+    Measured on an H200, 2026-11-15: 18.2 against 21.0 microseconds for a gated (16384, 2048). Matrices of few outputs
+    lose by it; a head, whose logits cuBLAS can't write in float32, is read this way too.
+    """
+    if num_rows != MOST_ROWS or dtype == torch.float32 or inputs > _WIDEST_HELD or outputs < _FEWEST_HELD:
+        return None
+    if is_gated:
+        is_fit = outputs * inputs <= MOST_NUMBERS_OF_TWO and outputs % (2 * _HELD_GATED.rows * _HELD_GATED.tiles) == 0
+        return _HELD_GATED if is_fit else None
+    return _HELD if outputs >= _WIDE and outputs % (_HELD.rows * _HELD.tiles) == 0 else None
 
 
 def choose_words_tiling(outputs: int, num_words: int, kind: Kind) -> WordsTiling:
