@@ -65,7 +65,8 @@ def follow(model: Any, inputs: dict[str, Any], **more: Any) -> list[Any]:
     run = start(model, **inputs, past_key_values=cache, pad_token_id=0, **more)
     for emitted in run:
         told.append((emitted.tokens, emitted.finished, list(cache.lengths), run.stats.forward_passes))
-    return [*told, list(cache.lengths), [layer.tolist() for layer in cache.key_cache]]
+    held = [row[:, :length].tolist() for row, length in zip(cache.key_cache[0], cache.lengths, strict=True)]
+    return [*told, list(cache.lengths), held]  # what lies past a row's end is nobody's
 
 
 @settings(max_examples=60, deadline=None)
