@@ -65,7 +65,8 @@ class Forward:
     cross_attentions: tuple[torch.Tensor, ...] | None = None  # a layer each: (rows, heads, new, source)
     last_states: torch.Tensor | None = None  # (rows, new, hidden)
     early_logits: tuple[torch.Tensor, ...] | None = None  # a layer of `Want.early` each: (rows, vocab), last position
-    likeliest: torch.Tensor | None = None  # (rows,): the first token of the highest logit, where the pass found it
+    # (rows,) or (rows, new), as the logits are: the first token of the highest one, where the pass found it
+    likeliest: torch.Tensor | None = None
     path: str = "eager"  # or "captured" (a CUDA graph), "library" (one call of C), "compiled": how the pass was run
     path_reason: str = ""  # why it was not faster, where that is known
 

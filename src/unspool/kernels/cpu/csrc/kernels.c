@@ -137,18 +137,19 @@ typedef struct {
 #endif
 /* N rows of weights times M of activations. Every pair has two running sums, whatever N and M are, so that a row has the
  * same bits alone and in a batch. One row of activations reads weights as fast as memory gives them, in one stream.
- * Several are bound by instructions, and each of `turns` groups of them brings its share of the next N rows of weights
- * into the cache meanwhile. */
+ * Several are bound by instructions, and each of `turns` groups of them brings its share of the weights that come next
+ * into the second-level cache meanwhile: the first level is full of activations. */
 INLINE void rows_f32(const float *w, int32_t columns, const float *x, size_t stride, const int N, const int M, int32_t turn,
                      int32_t turns, float *out) {
     vec even[FLOAT_N][FLOAT_M], odd[FLOAT_N][FLOAT_M];
     const size_t share = (size_t)N * 2 * LANES / (size_t)turns;
-    const float *ahead = w + (size_t)FLOAT_N * (size_t)columns + (size_t)turn * share * ((size_t)columns / (2 * LANES));
+    const float *ahead = w + (size_t)FLOAT_N * (size_t)columns + 1024 + (size_t)turn * share * ((size_t)columns / (2 * LANES));
     UNROLLED for (int n = 0; n < N; n++) EACH_ROW even[n][m] = odd[n][m] = fill(0);
     int32_t k = 0;
     for (; k + 2 * LANES <= columns; k += 2 * LANES) {
         vec first[FLOAT_N], second[FLOAT_N];
-        __builtin_prefetch(M == 1 ? w + k + 256 : ahead);
+        if (M == 1) __builtin_prefetch(w + k + 256);
+        else __builtin_prefetch(ahead, 0, 2);
         ahead += share;
         UNROLLED for (int n = 0; n < N; n++) {
             first[n] = load(w + (size_t)n * columns + k);
