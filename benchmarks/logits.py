@@ -21,7 +21,7 @@ import transformers
 
 import unspool
 from unspool.decoding.randomness import Uniforms
-from unspool.decoding.tails import TailDraws
+from unspool.decoding.tails import draw_from_tail
 from unspool.logits.fused import split_tail
 
 CHAIN = "repetition 1.1 → temperature 0.7 → top-k 50 → top-p 0.9 → draw"
@@ -96,10 +96,9 @@ def make_chain(sheet: Sheet) -> tuple[Callable[[], Any], Callable[[], Any]]:
     seeds = torch.arange(rows, device=sheet.ids.device)
     uniforms, positions = Uniforms(), iter(range(10**9))
     assert tail is not None
-    draws = TailDraws()
 
     def mine() -> torch.Tensor:
-        return draws.draw(tail, head(sheet.ids, sheet.scores), uniforms.take(seeds, [next(positions)] * rows))
+        return draw_from_tail(tail, head(sheet.ids, sheet.scores), uniforms.take(seeds, [next(positions)] * rows))
 
     def other() -> torch.Tensor:
         scores = theirs(sheet.ids, sheet.scores)

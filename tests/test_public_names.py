@@ -251,7 +251,7 @@ def find_imports() -> list[tuple[str, str]]:
 
 
 def test_the_source_is_read() -> None:
-    assert len(read_source()) > 40 and ("plan.py", "unspool.errors") in find_imports()
+    assert len(read_source()) > 40 and ("plan/lengths.py", "unspool.errors") in find_imports()
 
 
 def test_transformers_is_imported_only_by_its_adapter() -> None:

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 
+from unspool.kernels.contests import Contest, Won
+from unspool.kernels.readings import Contrast, Guide
+
 if TYPE_CHECKING:
     from unspool.cache import Cache
     from unspool.config import CompileConfig
@@ -50,6 +53,11 @@ class Want:
     last_states: bool = False  # the final states that the head reads, of every new position
     early: tuple[int, ...] = ()  # layers whose states are to be read by the head too; 0 is the embeddings
     exit_layer: int | None = None  # only the first so many layers run, then the head (models that can "early_exit")
+    # What is to become of the logits: a pass that can do it on its way gives `Forward.given` and not `early_logits`.
+    reading: Guide | Contrast | None = None
+    contest: Contest | None = (
+        None  # which of the candidates read is kept: a pass that can decide it gives `Forward.won`
+    )
 
 
 LAST = Want()
@@ -67,6 +75,9 @@ class Forward:
     early_logits: tuple[torch.Tensor, ...] | None = None  # a layer of `Want.early` each: (rows, vocab), last position
     # (rows,) or (rows, new), as the logits are: the first token of the highest one, where the pass found it
     likeliest: torch.Tensor | None = None
+    given: torch.Tensor | None = None  # (rows, vocab): what `Want.reading` makes of the logits; `likeliest` is by these
+    chosen: torch.Tensor | None = None  # (rows,): the place in `Want.early` of the layer contrasted with
+    won: Won | None = None  # how `Want.contest` ended: the logits are then those of the kept candidates (rows, vocab)
     path: str = "eager"  # or "captured" (a CUDA graph), "library" (one call of C), "compiled": how the pass was run
     path_reason: str = ""  # why it was not faster, where that is known
 

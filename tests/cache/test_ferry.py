@@ -39,15 +39,14 @@ class LateLane:
 
 
 class BesideALateLane:
-    """What makes a kind behave as beside a GPU: keys at home lie position by position, layers are brought and sent."""
+    """What makes a kind behave as beside a GPU: layers are brought and sent."""
 
     def _move_to(self, device: torch.device) -> None:
         self._device = device
         self._ferry = Ferry(device, LateLane())
 
     def _take(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        rows, positions, *rest = shape
-        return torch.zeros(positions, rows, *rest, dtype=dtype, device=device).transpose(0, 1)
+        return torch.zeros(shape, dtype=dtype, device=device)
 
 
 class LateCache(BesideALateLane, OffloadedCache):
@@ -96,16 +95,16 @@ def test_late_copies_change_no_token(name: str, kind: Any, way: str) -> None:
 
 def test_a_layer_is_fetched_again_where_more_is_asked_for_than_was_fetched() -> None:
     ferry = Ferry(torch.device("cpu"), LateLane())
-    home = torch.arange(6.0).view(6, 1)
-    ferry.fetch_ahead(0, home, 2)
-    assert ferry.bring(0, home, 5)[:5].tolist() == home[:5].tolist()
+    home = torch.arange(6.0).view(1, 6, 1)
+    ferry.fetch_ahead(0, home, 2, 1)
+    assert ferry.bring(0, home, 5, 1)[:, :5].tolist() == home[:, :5].tolist()
     assert not ferry.is_under_way
 
 
 def test_what_no_copy_reached_is_zero() -> None:
     """Places past a short row's end are masked, and masks can't hide a NaN."""
     ferry = Ferry(torch.device("cpu"), LateLane())
-    assert ferry.bring(0, torch.ones(4, 2), 1).tolist() == [[1, 1], [0, 0], [0, 0], [0, 0]]
+    assert ferry.bring(0, torch.ones(2, 4, 1), 1, 2).squeeze(-1).tolist() == [[1, 0, 0, 0], [1, 0, 0, 0]]
 
 
 def test_the_host_reads_and_writes_what_has_come_home() -> None:

@@ -47,6 +47,12 @@ class Case:
         return f"{self.model}-{self.name}"
 
     @property
+    def sequences(self) -> list[list[int]]:
+        """The tokens expected, without those past `max_new_tokens`."""
+        longest = len(self.inputs["input_ids"][0]) + self.max_new_tokens if str(self) in TOO_LONG else None
+        return [row[:longest] for row in self.expected["sequences"]]
+
+    @property
     def to_come(self) -> str | None:
         """What must be built before this case can run; None for a case that runs."""
         if self.model in MODELS_TO_COME:

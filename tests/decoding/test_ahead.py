@@ -91,3 +91,51 @@ def test_forward_passes_do_not_count_the_forgotten(ahead: list[AheadTurns]) -> N
 def test_no_token_left_is_explained_at_its_own_step(ahead: list[AheadTurns]) -> None:
     with pytest.raises(NoTokenLeftError, match=r"row 0, at position 6\b"):
         generate(IDS, suppress_tokens=list(range(load_model("llama").model.info.vocab_size)), max_new_tokens=5)
+
+
+CONTRASTIVE: list[dict[str, Any]] = [
+    {"eos_token_id": None},
+    {"eos_token_id": list(range(0, 160, 9))},
+    {"low_memory": True, "eos_token_id": None},
+    {"repetition_penalty": 1.4, "eos_token_id": 5},
+]
+
+
+@pytest.mark.parametrize("settings", CONTRASTIVE, ids=str)
+@pytest.mark.parametrize("count", [1, 2, 11])
+def test_candidates_are_tried_ahead_too(settings: dict[str, Any], count: int, request: Any) -> None:
+    asked = {"penalty_alpha": 0.6, "top_k": 4, "max_new_tokens": count, **settings}
+    ids = IDS.clone()
+    ids[1, :3] = 0
+    asked["attention_mask"] = (ids != 0).long()
+    expected = generate(ids, return_dict_in_generate=True, **asked)
+    made = request.getfixturevalue("ahead")
+    found = generate(ids, return_dict_in_generate=True, **asked)
+    assert found.sequences.tolist() == expected.sequences.tolist()
+    assert found.stats.forward_passes == expected.stats.forward_passes
+    assert len(made) == 1 and not made[0].flights
+
+
+def test_a_cache_is_left_as_candidates_one_by_one_leave_it(ahead: list[AheadTurns]) -> None:
+    cache = unspool.DynamicCache()
+    asked = {"penalty_alpha": 0.6, "top_k": 4, "eos_token_id": None}
+    first = generate(IDS[:1], max_new_tokens=4, past_key_values=cache, **asked)
+    assert cache.lengths == [first.shape[1] - 1]
+    second = generate(first, max_new_tokens=4, past_key_values=cache, eos_token_id=None)
+    assert second.tolist() == generate(first, max_new_tokens=4, eos_token_id=None).tolist()
+    assert len(ahead) == 3
+
+
+def test_no_token_left_is_explained_at_the_step_of_its_candidates(ahead: list[AheadTurns]) -> None:
+    model = load_model("llama").model
+    asked = {"penalty_alpha": 0.6, "top_k": 4, "max_new_tokens": 6}
+
+    class Silence(unspool.LogitsProcessor):
+        """Leaves no token from the third place on."""
+
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            return torch.full_like(scores, -torch.inf) if input_ids.shape[1] > IDS.shape[1] + 1 else scores
+
+    with pytest.raises(NoTokenLeftError, match=r"row 0, at position 8\b"):
+        unspool.generate(model, IDS[:2], pad_token_id=0, eos_token_id=None, logits_processor=[Silence()], **asked)
+    assert len(ahead) == 1

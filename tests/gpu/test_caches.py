@@ -34,6 +34,7 @@ def _dirty_memory() -> None:
         ("offloaded", None),
         ("offloaded", {"resident_layers": 2}),
         ("offloaded_static", None),
+        ("offloaded_hybrid", None),
         ("sink", {"window_length": 100, "num_sink_tokens": 4}),
     ],
 )
@@ -47,13 +48,49 @@ def test_kinds_agree(model: Any, kind: str, told: dict[str, Any] | None, way: di
     common = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 20, "eos_token_id": None, **way}
     expected = unspool.generate(model, **common)
     more = {"cache_implementation": kind, **({"cache_config": told} if told else {})}
-    assert torch.equal(unspool.generate(model, **common, **more), expected)
+    found = unspool.generate(model, **common, **more, return_dict_in_generate=True)
+    assert torch.equal(found.sequences, expected)
+    if kind in ("static", "offloaded", "offloaded_static") and "num_beams" not in way:
+        assert found.stats.path == "captured"
+
+
+def test_passes_carried_and_passes_by_address_follow_each_other(model: Any) -> None:
+    """A prompt's pass carries keys over, a step reads them at home, the next prompt's pass carries what steps wrote."""
+    ids = torch.randint(3, model.info.vocab_size, (1, 40), generator=torch.Generator().manual_seed(6)).cuda()
+    caches = [unspool.DynamicCache(), unspool.OffloadedCache()]
+    for first, last in ((0, 15), (15, 16), (16, 17), (17, 30), (30, 31), (31, 40)):
+        logits = [model.forward(ids[:, first:last], cache).logits for cache in caches]
+        assert float((logits[0] - logits[1]).abs().max()) < 2e-5 * float(logits[0].abs().max())
+        if last == 31:  # what was read ahead must not be taken for what is there now
+            for cache in caches:
+                cache.truncate([29])
+                model.forward(ids[:, :1], cache)
+                model.forward(ids[:, 1:2], cache)
+
+
+@pytest.mark.parametrize("way", [{}, {"num_beams": 3}])
+def test_packed_keys_answer_alike_where_they_lie_elsewhere(model: Any, way: dict[str, Any]) -> None:
+    ids = torch.randint(3, model.info.vocab_size, (2, 40), generator=torch.Generator().manual_seed(4))
+    told = {"nbits": 8, "q_group_size": 16, "residual_length": 16}
+    asked = {"max_new_tokens": 20, "eos_token_id": None, "cache_config": told, **way}
+    near = unspool.generate(model, ids, cache_implementation="quantized_hybrid", **asked)
+    assert torch.equal(unspool.generate(model, ids, cache_implementation="offloaded_quantized_hybrid", **asked), near)
+
+
+def test_linked_memory_is_the_hosts(model: Any) -> None:
+    from unspool.cache.linked import take_linked
+
+    before = torch.cuda.memory_allocated()
+    linked = take_linked((1024, 1024), torch.bfloat16, torch.device("cuda"))
+    assert linked.is_cuda and torch.cuda.memory_allocated() - before < 1 << 20
+    linked.copy_(torch.arange(1024, device="cuda").bfloat16().expand(1024, 1024))
+    assert linked.float().sum(dim=0).eq(linked[0].float() * 1024).all()
 
 
 def test_only_two_layers_are_on_the_device(model: Any) -> None:
     cache = unspool.OffloadedCache()
     unspool.generate(model, torch.full((2, 30), 5), max_new_tokens=20, eos_token_id=None, past_key_values=cache)
-    assert all(buffer.device.type == "cpu" and buffer.transpose(0, 1).is_pinned() for buffer in cache._buffers)
+    assert all(buffer.device.type == "cpu" and buffer.is_pinned() for buffer in cache._buffers)
     assert cache.device_bytes <= 2 * cache.nbytes // len(cache)
     other = cache.clone()
     assert torch.equal(other[0][0], cache[0][0])

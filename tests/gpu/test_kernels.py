@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -43,35 +44,48 @@ def check(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> No
     assert error < (1e-5 if dtype == torch.float32 else 6e-3), float(error)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rows", [1, 2, 3, 16])
-@pytest.mark.parametrize(
-    ("outputs", "inputs"), [(96, 64), (48, 200), (33, 2048)], ids=["even", "odd inputs", "odd outputs"]
-)
-@pytest.mark.parametrize("manner", ["plain", "norm and bias", "gated", "adds"])
-def test_products(dtype: torch.dtype, rows: int, outputs: int, inputs: int, manner: str) -> None:
-    from unspool.kernels.gpu.activations import CODES
-    from unspool.kernels.gpu.product import multiply
-    from unspool.kernels.gpu.row_product import RowTiling, multiply_row
-    from unspool.kernels.gpu.tilings import MOST_ROWS
+MANNERS = ["plain", "norm and bias", "gated", "adds"]
 
-    is_gated = manner == "gated"
-    weight, x = random(outputs * (2 if is_gated else 1), inputs, dtype=dtype), random(rows, inputs, dtype=dtype)
-    norm, bias = random(inputs, dtype=dtype), random(weight.shape[0], dtype=dtype)
-    out = random(rows, outputs, dtype=dtype)
-    settings, wide = {}, x.double()
+
+def surround(
+    manner: str, exact: torch.Tensor, x: torch.Tensor, out: torch.Tensor
+) -> tuple[dict[str, Any], torch.Tensor]:
+    """What stands around the product of a matrix (outputs, inputs; float64) and x, and what must come out."""
+    from unspool.kernels.gpu.activations import CODES
+
+    norm, bias = random(x.shape[1], dtype=x.dtype), random(exact.shape[0], dtype=x.dtype)
+    settings: dict[str, Any] = {}
+    wide = x.double()
     if manner in ("norm and bias", "gated"):
         settings = {"norm": norm, "eps": 1e-5, "bias": bias}
         wide = rms_norm(wide, norm.double(), 1e-5)
-    expected = F.linear(wide, weight.double(), bias.double() if "bias" in settings else None)
-    if is_gated:
+    expected = F.linear(wide, exact, bias.double() if "bias" in settings else None)
+    if manner == "gated":
         settings |= {"activation": CODES["silu"], "is_gated": True}
-        expected = F.silu(expected[:, :outputs]) * expected[:, outputs:]
+        gate, value = expected.chunk(2, dim=1)
+        expected = F.silu(gate) * value
     if manner == "adds":
         settings["adds"] = True
         expected = expected + out.double()
     if manner == "plain":
         out.fill_(torch.nan)  # every number must be written
+    return settings, expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 3, 16])
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(96, 64), (48, 200), (33, 2048)], ids=["even", "odd inputs", "odd outputs"]
+)
+@pytest.mark.parametrize("manner", MANNERS)
+def test_products(dtype: torch.dtype, rows: int, outputs: int, inputs: int, manner: str) -> None:
+    from unspool.kernels.gpu.product import multiply
+    from unspool.kernels.gpu.row_product import RowTiling, multiply_row
+    from unspool.kernels.gpu.tilings import MOST_ROWS
+
+    weight = random(outputs * (2 if manner == "gated" else 1), inputs, dtype=dtype)
+    x, out = random(rows, inputs, dtype=dtype), random(rows, outputs, dtype=dtype)
+    settings, expected = surround(manner, weight.double(), x, out)
     if rows <= MOST_ROWS:
         multiply_row(weight, x, out, RowTiling(4, 256, 4), **settings)
     else:
@@ -80,34 +94,49 @@ def test_products(dtype: torch.dtype, rows: int, outputs: int, inputs: int, mann
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("inputs", [200, 2048])
+@pytest.mark.parametrize("manner", MANNERS)
+def test_products_of_rows_that_are_held(dtype: torch.dtype, inputs: int, manner: str) -> None:
+    from unspool.kernels.gpu.held_product import HeldTiling, multiply_held
+
+    weight = random(64 * (2 if manner == "gated" else 1), inputs, dtype=dtype)
+    x, out = random(2, inputs, dtype=dtype), random(2, 64, dtype=dtype)
+    settings, expected = surround(manner, weight.double(), x, out)
+    multiply_held(weight, x, out, HeldTiling(2, 8, 4), **settings)
+    check(out, expected, dtype)
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="too wide for the interpreter")
+@pytest.mark.parametrize(("manner", "outputs"), [("gated", 8192), ("norm and bias", 65536)])
+def test_wide_products_of_two_rows_are_held(manner: str, outputs: int) -> None:
+    """The shapes that it was measured for, through the way that a step takes."""
+    from unspool.kernels.gpu.product import multiply
+    from unspool.kernels.gpu.tilings import choose_held_tiling
+
+    dtype, is_gated = torch.bfloat16, manner == "gated"
+    weight = random(outputs * (2 if is_gated else 1), 2048, dtype=dtype)
+    assert choose_held_tiling(weight.shape[0], 2048, 2, dtype, is_gated=is_gated) is not None
+    x, out = random(2, 2048, dtype=dtype), torch.empty(2, outputs, device=DEVICE)
+    settings, expected = surround(manner, weight.double(), x, out)
+    multiply(weight, x, out, **settings)
+    check(out, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", ["int4", "int8"])
 @pytest.mark.parametrize("rows", [1, 2, 5, 9])
-@pytest.mark.parametrize("manner", ["plain", "norm and bias", "gated", "adds"])
+@pytest.mark.parametrize("manner", MANNERS)
 def test_products_of_quantised_matrices(dtype: torch.dtype, kind: Kind, rows: int, manner: str) -> None:
     """From words, and from what they are unpacked to where there are many rows."""
     from unspool.kernels.cpu.blocks import quantise_rows
-    from unspool.kernels.gpu.activations import CODES
     from unspool.kernels.gpu.product import multiply
     from unspool.kernels.gpu.words import lay_out_words
 
-    outputs, inputs, is_gated = 45, 32 * 67, manner == "gated"
-    blocks = quantise_rows(torch.randn(outputs * (2 if is_gated else 1), inputs), kind)
+    outputs, inputs = 45, 32 * 67
+    blocks = quantise_rows(torch.randn(outputs * (2 if manner == "gated" else 1), inputs), kind)
     weight, exact = lay_out_words(blocks, DEVICE), blocks.dequantise().to(DEVICE).double()
-    x, norm = random(rows, inputs, dtype=dtype), random(inputs, dtype=dtype)
-    bias, out = random(exact.shape[0], dtype=dtype), random(rows, outputs, dtype=dtype)
-    settings, wide = {}, x.double()
-    if manner in ("norm and bias", "gated"):
-        settings = {"norm": norm, "eps": 1e-5, "bias": bias}
-        wide = rms_norm(wide, norm.double(), 1e-5)
-    expected = F.linear(wide, exact, bias.double() if "bias" in settings else None)
-    if is_gated:
-        settings |= {"activation": CODES["silu"], "is_gated": True}
-        expected = F.silu(expected[:, :outputs]) * expected[:, outputs:]
-    if manner == "adds":
-        settings["adds"] = True
-        expected = expected + out.double()
-    if manner == "plain":
-        out.fill_(torch.nan)
+    x, out = random(rows, inputs, dtype=dtype), random(rows, outputs, dtype=dtype)
+    settings, expected = surround(manner, exact, x, out)
     multiply(weight, x, out, **settings)
     expected = expected.double()
     error = (out.double() - expected).norm() / expected.norm()

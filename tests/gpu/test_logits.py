@@ -16,7 +16,6 @@ from unspool import (
 )
 from unspool.decoding.randomness import draw_uniform
 from unspool.decoding.select import draw, take_likeliest
-from unspool.decoding.tails import TailDraws
 from unspool.logits.fused import split_tail
 
 pytestmark = [
@@ -72,21 +71,3 @@ def test_the_fused_tail_and_the_draw(vocab: int, refuse_waiting) -> None:
     take_likeliest(scores)
     torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(found, expected)
-
-
-def test_a_captured_draw_is_a_draw() -> None:
-    chain = LogitsProcessorList(
-        [TemperatureLogitsWarper([0.5, 0.7, 1.0, 2.0]), TopKLogitsWarper(7), TopPLogitsWarper(0.9)]
-    )
-    _, tail = split_tail(chain)
-    assert tail is not None
-    draws, seeds = TailDraws(steps_before_capture=2), torch.arange(4, device="cuda")
-    for step in range(12):
-        if step == 8:  # a row leaves
-            index = torch.tensor([3, 0, 1], device="cuda")
-            tail, seeds = tail.select_rows(index), seeds[index]
-        scores = random_scores(step, rows=len(seeds), vocab=500).cuda()
-        uniforms = draw_uniform(seeds, seeds + step)
-        expected = draw(tail.run_plainly(scores), uniforms)
-        assert torch.equal(draws.draw(tail, scores, uniforms), expected)
-        assert (draws._captured is not None) == (2 <= step < 8 or step >= 10)

@@ -117,3 +117,30 @@ def test_strategies_run_on_captured_passes(settings: dict[str, Any]) -> None:
     here = unspool.generate(unspool.load(GOLDENS / "models" / "llama", device="cpu").model, ids, **asked)
     assert there.sequences.tolist() == here.sequences.tolist()
     assert there.stats.path == "captured"
+
+
+@pytest.mark.parametrize(("alpha", "top_k"), [(0.6, 4), (1.0, 5), (0.3, 2)])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_contests_are_decided_in_the_pass(name: str, alpha: float, top_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of different lengths that leave one by one, and more positions than the past's first room."""
+    model = load(name)
+    ids = torch.randint(3, 90, (5, 9), generator=torch.Generator().manual_seed(7)).cuda()
+    mask = torch.ones_like(ids)
+    mask[1, :4] = mask[3, :7] = 0
+    asked = {"attention_mask": mask, "penalty_alpha": alpha, "top_k": top_k, "pad_token_id": 0}
+    for ends in ({"eos_token_id": None}, {"eos_token_id": list(range(0, 160, 9))}):
+        captured = unspool.generate(model, ids, max_new_tokens=20, **asked, **ends)
+        with monkeypatch.context() as patch:
+            patch.setattr(model, "_captured", None)
+            assert captured.tolist() == unspool.generate(model, ids, max_new_tokens=20, **asked, **ends).tolist()
+
+
+def test_a_contest_outgrows_the_room_of_its_past(monkeypatch: pytest.MonkeyPatch) -> None:
+    from unspool.decoding import past_states
+
+    monkeypatch.setattr(past_states, "CHUNK", 8)
+    model, ids = load("llama"), make_tokens(1, 5)
+    asked = {"penalty_alpha": 0.6, "top_k": 4, "max_new_tokens": 40, "eos_token_id": None}
+    captured = unspool.generate(model, ids, **asked)
+    monkeypatch.setattr(model, "_captured", None)
+    assert captured.tolist() == unspool.generate(model, ids, **asked).tolist()

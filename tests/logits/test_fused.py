@@ -115,3 +115,17 @@ def test_nothing_possible_stays_nothing_possible(scores: torch.Tensor) -> None:
     found = tail.find_candidates(scores)
     assert found is not None
     assert draw(found[1], torch.tensor([0.5], dtype=torch.float64)).tolist() == [-1]
+
+
+def test_one_score_that_is_no_number_leaves_nothing_as_in_the_plain_chain() -> None:
+    scores = torch.randn(2, 60, generator=torch.Generator().manual_seed(0))
+    scores[0, 7] = float("nan")
+    uniforms = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    for processors in (chain(0.7, 5), chain(0.7, 5, 0.9), chain(0.7, 5, None, 0.1)):
+        _, tail = split_tail(processors)
+        assert tail is not None
+        tokens, values = tail.find_candidates(scores) or (None, None)
+        assert tokens is not None and values is not None
+        found = draw(values, uniforms, tokens)
+        assert found.tolist() == draw(processors(IDS[:2], scores), uniforms).tolist()
+        assert found[0] == -1 and found[1] >= 0

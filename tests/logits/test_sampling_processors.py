@@ -200,3 +200,13 @@ def test_highest_in_two_levels_are_the_highest(vocab: int) -> None:
 def test_what_cannot_be_is_refused(make, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         make()
+
+
+def test_rows_that_hold_no_number_are_cut_as_a_sort_cuts_them() -> None:
+    """And the rows beside them, which are read by the histogram."""
+    scores = torch.randn(4, 2_000, generator=torch.Generator().manual_seed(3)) * 0.1
+    scores[1, 7], scores[2] = torch.nan, torch.nan
+    warper = TopPLogitsWarper(0.9)
+    torch.testing.assert_close(warper(IDS, scores), warper._cut_sorted(scores), equal_nan=True, rtol=0, atol=0)
+    _, is_open = warper._cut_binned(scores)
+    assert is_open.tolist()[1:3] == [True, True]

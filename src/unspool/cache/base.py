@@ -13,6 +13,7 @@ import torch
 
 from unspool.cache.places import Places
 from unspool.errors import SettingError, UnsupportedError
+from unspool.kernels.sending import send
 
 Mask = torch.Tensor | Literal["causal"] | None
 """What a layer's queries may see: a boolean tensor (rows or 1, 1, new, keys), plain causal, or everything."""
@@ -46,7 +47,7 @@ class Span:
             if self.is_uniform:
                 self.placed = (column + self.starts[0]).expand(len(self.starts), self.num_new)
             else:
-                self.placed = torch.tensor(self.starts, device=self.device)[:, None] + column
+                self.placed = send(self.starts, torch.device(self.device))[:, None] + column
         return self.placed
 
 

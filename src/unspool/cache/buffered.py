@@ -68,9 +68,12 @@ class BufferedCache(Cache):
     def places(self) -> Places | None:
         if type(self).write is not BufferedCache.write:
             return None  # a kind that stores in a way of its own
+        return self._find_places()
+
+    def _find_places(self, *, is_pinned: bool = False) -> Places:
         known = self._places
         if known is None or len(known.buffers) != len(self._buffers) or not all(map(is_, known.buffers, self._buffers)):
-            self._places = known = Places(list(self._buffers))
+            self._places = known = Places(list(self._buffers), is_pinned=is_pinned)
         return known
 
     def advance(self, rows: int) -> None:

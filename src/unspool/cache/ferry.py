@@ -54,6 +54,7 @@ class StreamLane:
         torch.cuda.current_stream(self._device).wait_event(mark)
 
     def finish(self) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))  # captured steps write home by themselves
         self._stream.synchronize()
 
 
@@ -77,55 +78,51 @@ class Ferry:
     def __init__(self, device: torch.device, lane: Lane | None = None) -> None:
         self._device = device
         self._lane: Lane = lane if lane is not None else StreamLane(device)
-        self._landing: list[torch.Tensor | None] = [None, None]  # (positions, rows, 2, heads, width)
+        self._landing: list[torch.Tensor | None] = [None, None]  # (rows, positions, 2, heads, width)
         self._fetched: _Fetched | None = None
         self._turn = 0
+        self.is_idle = True  # nothing was given to the lane since it was waited for
 
     @property
     def is_under_way(self) -> bool:
         """Whether a layer was fetched that nobody has read yet."""
         return self._fetched is not None
 
-    def bring(self, layer: int, home: torch.Tensor, held: int) -> torch.Tensor:
-        """A layer's memory on the GPU, with the first `held` positions of its home (positions, rows, …) in it."""
+    def bring(self, layer: int, home: torch.Tensor, held: int, rows: int) -> torch.Tensor:
+        """A layer's memory on the GPU, with the first `held` positions of its home's first rows in it."""
         fetched = self._fetched
         if fetched is None or fetched.layer != layer or fetched.held < held:
-            fetched = self._fetch(layer, home, held)
+            fetched = self._fetch(layer, home, held, rows)
         self._lane.hold_for(fetched.mark)
         self._fetched, self._turn = None, 1 - fetched.place
         landed = self._landing[fetched.place]
         assert landed is not None
         return landed
 
-    def fetch_ahead(self, layer: int, home: torch.Tensor, held: int) -> None:
+    def fetch_ahead(self, layer: int, home: torch.Tensor, held: int, rows: int) -> None:
         """Start bringing a layer that is read next."""
-        self._fetched = self._fetch(layer, home, held)
+        self._fetched = self._fetch(layer, home, held, rows)
 
-    def _fetch(self, layer: int, home: torch.Tensor, held: int) -> _Fetched:
+    def _fetch(self, layer: int, home: torch.Tensor, held: int, rows: int) -> _Fetched:
         landing = self._landing[self._turn]
         if landing is None or landing.shape != home.shape or landing.dtype != home.dtype:
             # Zeros: what lies past a short row's end is masked, and what memory held before (a NaN, say) can't be.
             landing = self._landing[self._turn] = torch.zeros(home.shape, dtype=home.dtype, device=self._device)
-        mark = self._lane.carry([(landing[:held], home[:held])])
+        # Row by row: only what lies in one piece is copied without the host waiting for it.
+        self.is_idle = False
+        mark = self._lane.carry([(landing[row, :held], home[row, :held]) for row in range(rows)])
         return _Fetched(layer, self._turn, held, mark)
 
     def send_home(self, home: torch.Tensor, landed: torch.Tensor, span: Span) -> None:
-        """Copy what a pass wrote back: one run of positions, or each row's own."""
-        if span.is_uniform:
-            part = slice(span.starts[0], span.stop)
-            self._lane.carry([(home[part], landed[part])])
-            return
-        # One position of a row at a time: only what lies in one piece is copied without the host waiting for it.
-        self._lane.carry(
-            (home[position, row], landed[position, row])
-            for row, (start, count) in enumerate(zip(span.starts, span.counts, strict=True))
-            for position in range(start, start + count)
-        )
+        """Copy what a pass wrote back: each row's own positions."""
+        parts = [slice(start, start + count) for start, count in zip(span.starts, span.counts, strict=True)]
+        self.is_idle = False
+        self._lane.carry([(home[row, part], landed[row, part]) for row, part in enumerate(parts)])
 
     def finish(self) -> None:
         """Have everything at home, and nothing on its way, before the host reads or moves it."""
         self._lane.finish()
-        self._fetched = None
+        self._fetched, self.is_idle = None, True
 
     @property
     def nbytes(self) -> int:

@@ -43,20 +43,20 @@ class ForkedCache(Cache):
     ) -> Span:
         if num_new != 1 or (counts is not None and min(counts) != 1):
             raise SettingError(f"a fork is one token, and {num_new} were given")
-        span = super().begin(rows, 1, None, device)
-        if not span.is_uniform:
-            by_row = span.positions.view(-1, self.num_forks)
-            self._slots = by_row + torch.arange(self._first, self._first + self.num_forks, device=device)
-        return span
+        self._slots = None
+        return super().begin(rows, 1, None, device)
 
     def write(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Store the forks' keys and values; return those of the rows (rows, heads, keys in view, width)."""
         span = self._require_span()
         buffer = self._held.rows_of(layer)
         forks = kv.view(-1, self.num_forks, *kv.shape[2:])  # (rows, forks, 2, heads, width)
-        if self._slots is None:
+        if span.is_uniform:
             buffer.narrow(1, span.starts[0] + self._first, self.num_forks).copy_(forks)
         else:
+            if self._slots is None:  # a captured pass, which writes by address, needs none
+                own = torch.arange(self._first, self._first + self.num_forks, device=kv.device)
+                self._slots = span.positions.view(-1, self.num_forks) + own
             rows = torch.arange(forks.shape[0], device=kv.device)
             buffer.index_put_((rows[:, None], self._slots), forks)
         keys, values = buffer.narrow(1, 0, self._num_keys).unbind(2)

@@ -17,6 +17,7 @@ import torch
 from unspool.cache.base import Cache
 from unspool.cache.config import CacheConfig
 from unspool.cache.dynamic import DynamicCache
+from unspool.cache.linked import take_linked
 from unspool.cache.mamba import MambaCache, refuse_without_states
 from unspool.cache.mapped import take_mapped
 from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
@@ -152,14 +153,16 @@ def _make_hybrid(shape: KeyShape, rows: int, capacity: int | None, options: Opti
 
 
 def _make_offloaded_hybrid(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
-    take = _choose_file(shape, options, "'hybrid', or 'offloaded' for every key")
+    take = _choose_memory(shape, options)
     return HybridCache(shape.as_config(), rows, capacity, shape.device, shape.dtype, allocate=take)
 
 
-def _choose_file(shape: KeyShape, options: Options, instead: str) -> Allocate:
-    """Memory in files, for caches whose layers go to one."""
+def _choose_memory(shape: KeyShape, options: Options) -> Allocate:
+    """Where caches of several kinds of layers put keys: beside a GPU in pinned memory, on a CPU in files."""
+    if shape.device.type == "cuda":
+        return take_linked
     if shape.device.type != "cpu":
-        raise UnsupportedError(f"a hybrid cache is offloaded to a file, on a CPU; beside a GPU use {instead}")
+        raise UnsupportedError(f"keys on {shape.device} can't be offloaded; use a CPU or a CUDA device, or 'hybrid'")
 
     def take(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:  # noqa: ARG001
         return take_mapped(size, dtype, options.get("folder"))
@@ -233,8 +236,7 @@ def _make_quantized_hybrid(
 
 
 def _make_offloaded_quantized_hybrid(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
-    take = _choose_file(shape, options, "'quantized_hybrid', which is small")
-    return _make_quantized_hybrid(shape, rows, capacity, options, take)
+    return _make_quantized_hybrid(shape, rows, capacity, options, _choose_memory(shape, options))
 
 
 def _read_packing(options: Options) -> QuantizedCacheConfig:

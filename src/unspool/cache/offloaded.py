@@ -13,6 +13,7 @@ from unspool.cache.buffered import BufferedCache
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.ferry import Ferry
 from unspool.cache.mapped import take_mapped
+from unspool.cache.places import Places
 from unspool.cache.static import StaticCache
 from unspool.cache.stores import split
 from unspool.errors import SettingError
@@ -50,9 +51,7 @@ class OffloadingCache(BufferedCache):
             return take_mapped(shape, dtype, self._folder)
         if device.type != "cpu":
             return torch.zeros(shape, dtype=dtype, device=device)  # a layer that stays
-        rows, positions, *rest = shape
-        # Positions come first, so that what a pass writes is one run of memory.
-        return torch.zeros(positions, rows, *rest, dtype=dtype, pin_memory=True).transpose(0, 1)
+        return torch.zeros(shape, dtype=dtype, pin_memory=True)
 
     def _stays(self, layer: int) -> bool:
         """Whether a layer lives on the GPU for good: such layers are spread, to hide the copies between them."""
@@ -83,9 +82,9 @@ class OffloadingCache(BufferedCache):
             self._fetch_after(layer)
             return super().write(layer, kv)
         span, rows = self._require_span(), kv.shape[0]
-        home = self._buffers[layer].transpose(0, 1)  # (positions, rows, 2, heads, width)
-        landed = self._ferry.bring(layer, home, max(span.starts))
-        buffer = landed.transpose(0, 1).narrow(0, 0, rows)
+        home = self._buffers[layer]
+        landed = self._ferry.bring(layer, home, max(span.starts), rows)
+        buffer = landed.narrow(0, 0, rows)
         if span.is_uniform:
             buffer.narrow(1, span.starts[0], span.num_new).copy_(kv)
         else:
@@ -115,8 +114,16 @@ class OffloadingCache(BufferedCache):
                     return  # the layers of this pass are not all there yet
                 held = span.stop if is_next_pass else max(span.starts)
                 if held:
-                    self._ferry.fetch_ahead(index, self._buffers[index].transpose(0, 1), held)
+                    self._ferry.fetch_ahead(index, self._buffers[index], held, len(span.starts))
                 return
+
+    def places(self) -> Places | None:
+        """Beside a GPU: captured steps read keys through the link where they lie, with nothing carried ahead."""
+        if self._ferry is None or self._device.type != "cuda":
+            return None
+        if not self._ferry.is_idle:
+            self._settle()
+        return self._find_places(is_pinned=True)
 
     # --- the host reads or moves what the ferry may still carry -----------------------------------------
     def _settle(self) -> None:
@@ -165,7 +172,7 @@ class OffloadingCache(BufferedCache):
         """Start bringing a layer to the GPU; without one there is nothing to do."""
         if self._ferry is not None and layer_idx < len(self._buffers) and self.lengths:
             self._settle()
-            self._ferry.fetch_ahead(layer_idx, self._buffers[layer_idx].transpose(0, 1), max(self.lengths))
+            self._ferry.fetch_ahead(layer_idx, self._buffers[layer_idx], max(self.lengths), len(self.lengths))
 
     def evict_previous_layer(self, layer_idx: int) -> None:
         """Nothing to do: a layer goes home with the pass that wrote it."""

@@ -33,3 +33,4 @@ class Places:
     prompt_lengths: list[int] | None = None  # shared positions, a row each
     ancestry: torch.Tensor | None = None  # (rows, own capacity) int32
     packed: PackedPlaces | None = None
+    is_pinned: bool = False  # some buffers lie in the host's memory, which the device reads through the link

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from unspool.cache import ROLL_BACK
 from unspool.decoding.finish import Finish
 from unspool.decoding.loop import Emitted
 from unspool.decoding.rows import Rows
@@ -78,7 +77,7 @@ class AheadTurns(TokenTurns):
 
     def _launch(self) -> None:
         chosen = self.strategy.step(self.rows).tokens  # (rows, 1)
-        self.rows.append(chosen.clamp(min=0))  # where nothing could be chosen the call ends when this is read
+        self.rows.append(chosen)
         self.flights.append(Flight.launch(chosen[:, 0], self.rows))
 
     def forget_flights(self) -> None:
@@ -112,5 +111,5 @@ def can_run_ahead(step: Step, rows: Rows, finish: Finish, *, rows_may_leave: boo
         and not step.record.keeps_any
         and not step.has_custom_processors
         and (rows_may_leave or len(rows) == 1)
-        and ROLL_BACK in step.cache.can
+        and step.can_forget
     )

@@ -64,13 +64,10 @@ def make_turns(
             do_sample=plan.do_sample,
             rows_may_leave=rows_may_leave,
         )
-    if plan.strategy == "tokens":
-        strategy: Strategy = Sample(step, do_sample=plan.do_sample)
+    if plan.strategy in ("tokens", "contrastive"):
+        strategy = _make_strategy(step, plan)
         if can_run_ahead(step, rows, finish, rows_may_leave=rows_may_leave):
             return AheadTurns(rows, strategy, finish, step.record, rows_may_leave=rows_may_leave, step=step)
-        return TokenTurns(rows, strategy, finish, step.record, rows_may_leave=rows_may_leave)
-    if plan.strategy == "contrastive":
-        strategy = ContrastiveSearch(step, penalty_alpha=float(plan.settings.penalty_alpha), top_k=plan.settings.top_k)
         return TokenTurns(rows, strategy, finish, step.record, rows_may_leave=rows_may_leave)
     settings = _read_beams(plan)
     trace = BeamTrace(plan.num_beams, settings.num_groups) if plan.settings.return_beam_trace else None
@@ -106,6 +103,14 @@ def make_turns(
         end_ids=plan.eos_token_ids,
     )
     return ConstrainedBeams(step, rows, finish, settings, constrained, **more)
+
+
+def _make_strategy(step: Step, plan: Plan) -> Strategy:
+    """What chooses one token a row a turn."""
+    if plan.strategy == "contrastive":
+        settings = plan.settings
+        return ContrastiveSearch(step, penalty_alpha=float(settings.penalty_alpha), top_k=settings.top_k)
+    return Sample(step, do_sample=plan.do_sample)
 
 
 def _read_beams(plan: Plan) -> BeamSettings:

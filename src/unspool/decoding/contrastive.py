@@ -11,7 +11,7 @@ import torch
 
 from unspool.decoding.rows import Rows
 from unspool.decoding.select import NO_TOKEN
-from unspool.decoding.step import Step
+from unspool.decoding.step import Scores, Step
 from unspool.decoding.strategy import Choice
 from unspool.errors import NoTokenLeftError
 from unspool.logits.highest import take_highest
@@ -31,18 +31,22 @@ class ContrastiveSearch:
     def step(self, rows: Rows) -> Choice:
         """Choose every row's next token, and read it: what follows it is known at the next step."""
         result = self._step.next_logits(rows)
+        tokens, weights = self._find_candidates(result)  # (rows, k) each
+        chosen = self._step.take_candidate(tokens, weights, self._alpha)  # (rows,)
+        taken = tokens.gather(1, chosen[:, None])
+        return Choice(torch.where(weights[:, :1] > -torch.inf, taken, NO_TOKEN), result.logits)
+
+    def _find_candidates(self, result: Scores) -> tuple[torch.Tensor, torch.Tensor]:
+        """The likeliest tokens of every row, and their probabilities; -inf where one may not be taken."""
+        if result.won is not None and self._nums is None:
+            return result.won.tokens, result.won.weights
         scores, tokens = take_highest(result.scores, self._num)  # (rows, k), falling
-        probabilities = torch.exp(scores - result.scores.logsumexp(dim=-1, keepdim=True))
-        likeness = self._step.try_candidates(tokens)  # (rows, k)
-        values = (1.0 - self._alpha) * probabilities - self._alpha * likeness
+        weights = torch.exp(scores - result.scores.logsumexp(dim=-1, keepdim=True))
         is_out = scores == -torch.inf  # what a processor forbids stays forbidden, however new it would be
         if self._nums is not None:
             self._nums = self._nums.to(scores.device)
             is_out |= torch.arange(self._num, device=scores.device) >= self._nums
-        chosen = values.masked_fill(is_out, -torch.inf).argmax(dim=-1)  # (rows,)
-        self._step.keep_candidate(chosen)
-        taken = tokens.gather(1, chosen[:, None])
-        return Choice(torch.where(scores[:, :1] > -torch.inf, taken, NO_TOKEN), result.logits)
+        return tokens, weights.masked_fill(is_out, -torch.inf)
 
     def keep_rows(self, index: list[int]) -> None:
         """Let the step follow rows that stay."""

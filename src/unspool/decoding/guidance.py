@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,8 @@ import torch.nn.functional as F
 from unspool.decoding.prompts import Prompts
 from unspool.decoding.readout import Reading, Readout
 from unspool.decoding.rows import Rows
-from unspool.protocols import Forward
+from unspool.kernels.readings import Guide
+from unspool.protocols import Forward, Want
 
 
 class Guidance(Readout):
@@ -23,7 +25,7 @@ class Guidance(Readout):
     num_sets = 2
 
     def __init__(self, scale: float, others: torch.Tensor, lengths: Sequence[int], prompt_lengths: Sequence[int]):
-        self._scale = scale
+        self._guide = Guide(scale)
         self._others = others  # (rows, width), right-filled
         self._lengths = list(lengths)
         self._prompt_lengths = list(prompt_lengths)
@@ -37,6 +39,10 @@ class Guidance(Readout):
             return cls(scale, prompts.ids[:, -1:], [1] * prompts.num_rows, prompts.lengths)
         assert prompts.negative.tokens is not None
         return cls(scale, prompts.negative.tokens, prompts.negative.lengths, prompts.lengths)
+
+    def widen(self, want: Want) -> Want:
+        """What becomes of the logits, where the pass can do it."""
+        return replace(want, reading=self._guide)
 
     def longest_prompt(self, rows: Sequence[int]) -> int:
         """Positions of the longest prompt, those of the other rows among them."""
@@ -73,6 +79,7 @@ class Guidance(Readout):
 
     def read(self, forward: Forward, rows: Rows, *, normalise: bool) -> Reading:  # noqa: ARG002 - they are, for both
         """Guided log-probabilities, not normalised again: as in the reference, `renormalize_logits` does that."""
-        logits = forward.logits.float()  # (2 * rows, vocab)
-        own, other = torch.log_softmax(logits, dim=-1).chunk(2)
-        return Reading(logits[: len(rows)], torch.lerp(other, own, self._scale))
+        logits, num_rows = forward.logits.float(), len(rows)  # (2 * rows, vocab)
+        if forward.given is not None and forward.likeliest is not None:
+            return Reading(logits[:num_rows], forward.given, forward.likeliest[:num_rows])
+        return Reading(logits[:num_rows], self._guide.read(logits))

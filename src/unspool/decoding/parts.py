@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ def run_in_parts(
     given = tokens if tokens is not None else embeds
     assert given is not None
     parts = cache.divide(num_parts, given.shape[1])
+    want = replace(want, reading=None)  # it may need rows of several parts
     answers = [
         model.forward(
             None if tokens is None else tokens[first::num_parts],

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from unspool.kernels.sending import send
+
 CHUNK = 256  # positions by which the buffer grows
 
 
@@ -36,17 +38,34 @@ class PastStates:
             self._units[torch.arange(rows, device=states.device)[:, None], columns] = units
         self._set_lengths([start + count for start, count in zip(starts, counts, strict=True)])
 
-    def append(self, states: torch.Tensor) -> None:
-        """Take one state a row (rows, hidden) for the position that follows."""
+    def offer(self) -> torch.Tensor:
+        """The directions (rows, room, hidden), with room for one more a row: a pass may write it after a row's last."""
         assert self._units is not None
         self._reserve(max(self._lengths) + 1)
+        return self._units
+
+    def take_over(self) -> None:
+        """Count one more direction a row, which a pass has written into what was offered."""
+        self._lengths = [length + 1 for length in self._lengths]
+        if self._ends is not None:
+            self._ends = self._ends + 1
+
+    def append(self, states: torch.Tensor) -> None:
+        """Take one state a row (rows, hidden) for the position that follows."""
+        self.offer()
+        assert self._units is not None
         units = F.normalize(states.float(), dim=-1)
         if self._ends is None:
             self._units[:, self._lengths[0]] = units
         else:
             self._units[torch.arange(len(units), device=units.device), self._ends] = units
-            self._ends = self._ends + 1  # on the device: nothing waits for the host
-        self._lengths = [length + 1 for length in self._lengths]
+        self.take_over()
+
+    def drop(self, count: int) -> None:
+        """Take each row's last `count` states away again."""
+        self._lengths = [length - count for length in self._lengths]
+        if self._ends is not None:
+            self._ends = self._ends - count
 
     def find_likeness(self, states: torch.Tensor) -> torch.Tensor:
         """The highest cosine of each state (rows, candidates, hidden) and one of its row's past: (rows, candidates)."""
@@ -61,14 +80,14 @@ class PastStates:
     def select_rows(self, index: Sequence[int]) -> None:
         """Keep rows, or let them change places."""
         assert self._units is not None
-        self._units = self._units[torch.tensor(list(index), device=self._units.device)]
+        self._units = self._units[send(index, self._units.device)]
         self._set_lengths([self._lengths[row] for row in index])
 
     def _set_lengths(self, lengths: list[int]) -> None:
         assert self._units is not None
         self._lengths = lengths
         is_ragged = min(lengths) != max(lengths)
-        self._ends = torch.tensor(lengths, device=self._units.device) if is_ragged else None
+        self._ends = send(lengths, self._units.device) if is_ragged else None
 
     def _reserve(self, stop: int) -> None:
         assert self._units is not None

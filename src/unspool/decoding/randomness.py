@@ -9,7 +9,9 @@ from collections.abc import Sequence
 
 import torch
 
-AHEAD = 64  # positions whose numbers are worked out at once
+from unspool.kernels.sending import send
+
+AHEAD = 256  # positions whose numbers are worked out at once
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
@@ -51,7 +53,7 @@ class Uniforms:
             ):
                 return self._table[ahead]
         self._seeds, self._first = seeds, list(positions)
-        first = torch.tensor(self._first, device=seeds.device)
+        first = send(self._first, seeds.device)
         ahead_of_it = torch.arange(AHEAD, device=seeds.device)[:, None]
         self._table = draw_uniform(seeds, first + ahead_of_it, self._stream)
         return self._table[0]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from unspool.decoding.rows import Rows
+from unspool.kernels.contests import Won
 from unspool.protocols import Forward, Want
 
 
@@ -18,6 +19,7 @@ class Reading:
     logits: torch.Tensor
     given: torch.Tensor
     likeliest: torch.Tensor | None = None  # (rows,): of the highest score given, where the model found it on its way
+    won: Won | None = None  # how a contest of candidates ended in the pass
 
 
 class Readout:
@@ -48,4 +50,4 @@ class Readout:
         logits = forward.logits.float()
         if normalise:
             return Reading(logits, torch.log_softmax(logits, dim=-1))
-        return Reading(logits, logits, forward.likeliest)
+        return Reading(logits, logits, forward.likeliest, forward.won)

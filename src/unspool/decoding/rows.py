@@ -90,7 +90,8 @@ class Rows:
             grown = max(ends) + num_new + CHUNK
             self._ids = torch.nn.functional.pad(self._ids, (0, grown - room), value=self.pad_token_id)
         if min(ends) == max(ends):
-            self._ids[:, ends[0] : ends[0] + num_new] = tokens
+            # Where no token could be chosen one that can be read stands in: the call ends when that is seen.
+            torch.clamp(tokens, min=0, out=self._ids[:, ends[0] : ends[0] + num_new])
         else:
             column = torch.tensor(ends, device=self._ids.device)[:, None] + torch.arange(
                 num_new, device=self._ids.device

@@ -6,7 +6,7 @@ from unspool.decoding.rows import Rows
 from unspool.decoding.select import draw, take_likeliest
 from unspool.decoding.step import Step
 from unspool.decoding.strategy import Choice
-from unspool.decoding.tails import TailDraws
+from unspool.decoding.tails import draw_from_tail
 from unspool.errors import NoTokenLeftError
 
 
@@ -16,7 +16,6 @@ class Sample:
     def __init__(self, step: Step, *, do_sample: bool) -> None:
         self._step = step
         self._do_sample = do_sample
-        self._draws = TailDraws()
 
     def step(self, rows: Rows) -> Choice:
         """Choose every row's next token."""
@@ -27,7 +26,7 @@ class Sample:
         if result.tail is None:
             tokens = draw(result.scores, rows.uniforms())
         else:
-            tokens = self._draws.draw(result.tail, result.scores, rows.uniforms())
+            tokens = draw_from_tail(result.tail, result.scores, rows.uniforms())
         return Choice(tokens[:, None], result.logits)
 
     def keep_rows(self, index: list[int]) -> None:

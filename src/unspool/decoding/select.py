@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from unspool.kernels.presence import runs_kernels
+
 NO_TOKEN = -1  # what is chosen where nothing can be
 BELOW_ONE = 1 - 2.0**-52  # the largest number whose product with a total stays below it
 
@@ -21,6 +23,15 @@ def draw(scores: torch.Tensor, uniforms: torch.Tensor, tokens: torch.Tensor | No
     decides, nothing synchronises, and a token of probability zero is never drawn; NO_TOKEN stands where no token
     has a probability.
     """
+    if tokens is None and scores.dtype == torch.float32 and runs_kernels(scores.device):
+        from unspool.kernels.gpu.row_draw import draw_row  # Triton is imported where a GPU is used
+
+        return draw_row(scores, uniforms)
+    return draw_plainly(scores, uniforms, tokens)
+
+
+def draw_plainly(scores: torch.Tensor, uniforms: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
+    """`draw` operator by operator."""
     cumulated = torch.softmax(scores, dim=-1, dtype=torch.float64).cumsum(dim=-1)  # (rows, tokens)
     total = cumulated[:, -1:]
     places = torch.searchsorted(cumulated, uniforms[:, None].clamp(max=BELOW_ONE) * total, right=True)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 
-from unspool.cache import BranchingCache, Cache, DynamicCache, EncoderDecoderCache
+from unspool.cache import ROLL_BACK, BranchingCache, Cache, DynamicCache, EncoderDecoderCache
 from unspool.decoding.parts import run_in_parts
 from unspool.decoding.past_states import PastStates
 from unspool.decoding.prompts import fill_right
 from unspool.decoding.readout import Reading, Readout
 from unspool.decoding.record import Record, read_logprobs
 from unspool.decoding.rows import Rows
-from unspool.decoding.tries import Tries, make_tries
+from unspool.decoding.tries import CopiedTries, Tries, make_tries
 from unspool.errors import NoTokenLeftError
+from unspool.kernels.contests import Contest, Won
+from unspool.kernels.sending import send
 from unspool.logits import LogitsProcessorList
 from unspool.logits.blame import explain_no_token
 from unspool.logits.fused import FusedTail, split_tail
@@ -24,6 +27,7 @@ from unspool.outputs import TokenLogprob
 from unspool.protocols import Forward, Model, Want
 
 PROMPT_LOGPROBS_CHUNK = 64  # positions whose full logits are held at a time
+MOST_FORGOTTEN = 2  # steps with candidates that can be undone
 
 
 @dataclass(slots=True)
@@ -34,6 +38,7 @@ class Scores:
     scores: torch.Tensor
     tail: FusedTail | None = None  # what is still to be done to them, and can be with the draw
     likeliest: torch.Tensor | None = None  # (rows,): where the model found the highest score on its way
+    won: Won | None = None  # and the highest few, where it has kept a candidate
 
 
 @dataclass(slots=True)
@@ -86,11 +91,17 @@ class Step:
         self._ready: Forward | None = None  # a pass that waits for its processors: the prompt's, or a candidate's
         self._past = PastStates() if want.last_states else None
         self._reads_prompt = False
-        self._tried: Forward | None = None  # what the candidates lead to
+        self._taken: deque[tuple[Forward, int]] = deque(maxlen=MOST_FORGOTTEN)  # what `forget` goes back to
         self._tries: Tries | None = None
         if want.last_states:
             can_fork = "forks" in model.info.can
-            self._tries = make_tries(self._read_token, cache, can_fork=can_fork, one_by_one=tries_one_by_one)
+            self._tries = make_tries(
+                self._read_token,
+                cache,
+                can_fork=can_fork,
+                one_by_one=tries_one_by_one,
+                likes_steps=model.device.type == "cuda",
+            )
 
     def prefill(self, rows: Rows, prompt_logprobs: int | None = None) -> list[list[TokenLogprob | None]] | None:
         """Read the prompts once, before rows are repeated; optionally tell their tokens' log-probabilities."""
@@ -111,7 +122,7 @@ class Step:
         logits = reading.logits
         if not self.processors and not normalise:
             self.record.keep_scores(logits, reading.given)
-            return Scores(logits, reading.given, likeliest=reading.likeliest)
+            return Scores(logits, reading.given, likeliest=reading.likeliest, won=reading.won)
         given = reading.given.clone() if self._copies_logits else reading.given
         if not whole and not self.record.keeps_scores and self._tail is not None:
             scores = self._head(rows.history(), given, **self._find_extra(rows))
@@ -144,30 +155,36 @@ class Step:
         self.record.keep_scores(logits, whole)
 
     # --- candidates ----------------------------------------------------------------------------------
-    def try_candidates(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Read candidates (rows, k) for every row's next token: how like its past each one's state is (rows, k)."""
-        assert self._tries is not None and self._past is not None
-        self._starts, self._counts = list(self.cache.lengths), [1] * len(tokens)
-        self._tried = self._tries.read(tokens)
-        assert self._tried.last_states is not None
-        return self._past.find_likeness(self._tried.last_states.view(*tokens.shape, -1))
+    def take_candidate(self, tokens: torch.Tensor, weights: torch.Tensor, alpha: float) -> torch.Tensor:
+        """Read candidates (rows, k) for every row's next token, and go on from the best: its place (rows,).
 
-    def keep_candidate(self, chosen: torch.Tensor) -> None:
-        """Go on from candidate `chosen[row]` (rows,): it is read already, so the next logits take no pass."""
-        tried, tries, past = self._tried, self._tries, self._past
-        assert tried is not None and tries is not None and past is not None
-        rows = len(chosen)
-        first = torch.arange(rows, device=chosen.device) * (len(tried.logits) // rows)
+        Likely ones (`weights`, rows and k: probabilities, -inf where one may not be taken) win, less `alpha` times how
+        like the row's past they are. The best is read already, so the next logits take no pass.
+        """
+        tries, past = self._tries, self._past
+        assert tries is not None and past is not None
+        self._starts, self._counts = list(self.cache.lengths), [1] * len(tokens)
+        contest = Contest(alpha, weights, past.offer())
+        tried = tries.read(tokens, contest if self._keeps_cache else None)
+        if tried.won is not None:
+            past.take_over()
+            self.cache.advance(len(tokens))
+            self._ready = tried
+            return tried.won.chosen
+        assert tried.last_states is not None
+        chosen = contest.judge(past.find_likeness(tried.last_states.view(*tokens.shape, -1)))
+        first = torch.arange(len(chosen), device=chosen.device) * tokens.shape[1]
         kept = _select(tried, first + chosen)
         assert kept.last_states is not None
         past.append(kept.last_states[:, 0])
         tries.keep(chosen)
-        self._tried = None
         self._ready = kept if self._keeps_cache else None
+        return chosen
 
-    def _read_token(self, tokens: torch.Tensor, cache: Cache) -> Forward:
+    def _read_token(self, tokens: torch.Tensor, cache: Cache, contest: Contest | None = None) -> Forward:
         self.num_forward_passes += 1
-        forward = self.model.forward(tokens, cache, want=self._want)
+        want = self._want if contest is None else replace(self._want, contest=contest)
+        forward = self.model.forward(tokens, cache, want=want)
         self.path, self.path_reason = forward.path, forward.path_reason
         return forward
 
@@ -269,6 +286,8 @@ class Step:
         """The logits for every row's next token, as the readout makes them of a pass."""
         forward = self._ready if self._ready is not None else self._read(rows)
         self._ready = None
+        if self._past is not None:
+            self._taken.append((forward, self.num_forward_passes))
         starts, counts = self._starts[: len(rows)], self._counts[: len(rows)]
         self.record.keep_forward(
             _take_first(forward, starts, counts) if self._readout.num_sets > 1 else forward, rows.pads(), starts, counts
@@ -279,9 +298,21 @@ class Step:
         return reading
 
     def forget(self, num_steps: int) -> None:
-        """Undo the last steps, of one token a row each."""
+        """Undo the last steps, of one token a row each; of steps with candidates at most `MOST_FORGOTTEN`."""
         self.cache.truncate([length - num_steps for length in self.cache.lengths])
-        self.num_forward_passes -= num_steps
+        if self._past is None:
+            self.num_forward_passes -= num_steps
+            return
+        self._past.drop(num_steps)
+        for _ in range(num_steps):
+            self._ready, self.num_forward_passes = self._taken.pop()
+
+    @property
+    def can_forget(self) -> bool:
+        """Whether `forget` can undo a step, and no step waits for the host."""
+        if ROLL_BACK not in self.cache.can:
+            return False
+        return self._tries is None or (not isinstance(self._tries, CopiedTries) and self._keeps_cache)
 
     @property
     def has_custom_processors(self) -> bool:
@@ -353,6 +384,8 @@ class Step:
         self._select_ready(index)
         if self._past is not None:
             self._past.select_rows(index)
+            chosen = send(index, self.model.device)
+            self._taken = deque(((_select(one, chosen), count) for one, count in self._taken), maxlen=MOST_FORGOTTEN)
         self._follow_processors(self.processors.select_rows(torch.tensor(list(index))))
 
     def _open_sets(self) -> None:
@@ -463,7 +496,8 @@ def _join(before: Forward, after: Forward, real: Sequence[int]) -> Forward:
     if before.early_logits is not None and after.early_logits is not None:
         pairs = zip(after.early_logits, before.early_logits, strict=True)
         early = tuple(torch.where(is_read, later, earlier) for later, earlier in pairs)
-    return replace(after, logits=torch.where(is_read, after.logits, before.logits), early_logits=early)
+    logits = torch.where(is_read, after.logits, before.logits)
+    return replace(after, logits=logits, early_logits=early, likeliest=None, given=None, chosen=None)
 
 
 def _take_first(forward: Forward, starts: Sequence[int], counts: Sequence[int]) -> Forward:
@@ -496,5 +530,8 @@ def _select(forward: Forward, index: torch.Tensor) -> Forward:
         cross_attentions=pick(forward.cross_attentions),
         early_logits=pick(forward.early_logits),
         last_states=pick_one(forward.last_states),
-        likeliest=pick_one(forward.likeliest),
+        likeliest=pick_one(forward.likeliest) if forward.given is None else None,
+        given=None,  # of other rows than the logits, where those come twice: it can be made again
+        chosen=None,
+        won=None,
     )

@@ -5,23 +5,30 @@ Part of the one step (`step.py`): the ways in which a cache lets several tokens 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
 from unspool.cache import FORK, ROLL_BACK, SELECT_ROWS, TRIAL, Cache
+from unspool.kernels.contests import Contest
 from unspool.protocols import Forward
 
-Read = Callable[[torch.Tensor, Cache], Forward]
-"""One pass over (rows, 1) tokens after what a cache holds."""
+
+class Read(Protocol):
+    """One pass over (rows, 1) tokens after what a cache holds, and a contest of candidates that it may decide."""
+
+    def __call__(self, tokens: torch.Tensor, cache: Cache, contest: Contest | None = None) -> Forward: ...
 
 
 class Tries(Protocol):
     """Reads candidates after every row, and lets the cache follow one of them."""
 
-    def read(self, tokens: torch.Tensor) -> Forward:
-        """What a pass gives for each candidate of (rows, candidates): those of the first row, then of the second, …"""
+    def read(self, tokens: torch.Tensor, contest: Contest | None) -> Forward:
+        """What a pass gives for each candidate of (rows, candidates): those of the first row, then of the second, …
+
+        Where the pass decides the contest (`Forward.won`), what it gives for the kept ones; nothing is left to keep.
+        """
         ...
 
     def keep(self, chosen: torch.Tensor) -> None:
@@ -29,9 +36,12 @@ class Tries(Protocol):
         ...
 
 
-def make_tries(read: Read, cache: Cache, *, can_fork: bool, one_by_one: bool) -> Tries:
-    """The cheapest way that the cache offers, or the error that says what it can't do."""
-    if can_fork and FORK in cache.can:
+def make_tries(read: Read, cache: Cache, *, can_fork: bool, one_by_one: bool, likes_steps: bool = False) -> Tries:
+    """The cheapest way that the cache offers, or the error that says what it can't do.
+
+    A model that `likes_steps` reads one token a row much faster than a lone fork: a GPU's, whose steps are captured.
+    """
+    if can_fork and FORK in cache.can and not (one_by_one and likes_steps and ROLL_BACK in cache.can):
         return ForkedTries(read, cache, one_by_one=one_by_one)
     if one_by_one:
         if ROLL_BACK not in cache.can:
@@ -47,15 +57,15 @@ class ForkedTries:
     def __init__(self, read: Read, cache: Cache, *, one_by_one: bool) -> None:
         self._read, self._cache, self._one_by_one = read, cache, one_by_one
 
-    def read(self, tokens: torch.Tensor) -> Forward:
+    def read(self, tokens: torch.Tensor, contest: Contest | None) -> Forward:
         num = tokens.shape[1]
         if not self._one_by_one:
-            return self._read_forks(tokens, range(num))
+            return self._read_forks(tokens, range(num), contest)
         return interleave([self._read_forks(tokens[:, j : j + 1], range(j, j + 1)) for j in range(num)])
 
-    def _read_forks(self, tokens: torch.Tensor, forks: range) -> Forward:
+    def _read_forks(self, tokens: torch.Tensor, forks: range, contest: Contest | None = None) -> Forward:
         view = self._cache.fork(forks)
-        forward = self._read(tokens.reshape(-1, 1), view)
+        forward = self._read(tokens.reshape(-1, 1), view, contest)
         if forward.attentions is not None:
             forward.attentions = tuple(view.order_weights(weights) for weights in forward.attentions)
         return forward
@@ -71,7 +81,7 @@ class CopiedTries:
         self._read, self._cache = read, cache
         self._num = 0
 
-    def read(self, tokens: torch.Tensor) -> Forward:
+    def read(self, tokens: torch.Tensor, contest: Contest | None) -> Forward:  # noqa: ARG002 - copies are no forks
         rows, self._num = tokens.shape
         self._cache.select_rows([row for row in range(rows) for _ in range(self._num)])
         try:
@@ -91,7 +101,7 @@ class RepeatedTries:
         self._read, self._cache = read, cache
         self._tokens: torch.Tensor | None = None
 
-    def read(self, tokens: torch.Tensor) -> Forward:
+    def read(self, tokens: torch.Tensor, contest: Contest | None) -> Forward:  # noqa: ARG002 - they are read one by one
         self._tokens, lengths, forwards = tokens, list(self._cache.lengths), []
         for place in range(tokens.shape[1]):
             self._cache.begin_trial()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
@@ -24,15 +26,28 @@ def attend(
     rows, heads, num_new, width = queries.shape
     kv_heads = keys.shape[1]
     if heads == kv_heads:
-        return F.scaled_dot_product_attention(queries, keys, values, mask, 0.0, is_causal, scale=scale), None
+        return _attend_fused(queries, keys, values, mask, scale=scale, is_causal=is_causal), None
     if num_new == 1:  # the heads that share a key become its queries: keys are read once, not once a head
         if mask is not None and mask.shape[1] > 1:
             mask = mask.reshape(mask.shape[0], kv_heads, heads // kv_heads, mask.shape[-1])
         grouped = queries.reshape(rows, kv_heads, heads // kv_heads, width)
-        read = F.scaled_dot_product_attention(grouped, keys, values, mask, scale=scale)
+        read = _attend_fused(grouped, keys, values, mask, scale=scale)
         return read.reshape(rows, heads, 1, width), None
-    read = F.scaled_dot_product_attention(queries, keys, values, mask, 0.0, is_causal, scale=scale, enable_gqa=True)
-    return read, None
+    return _attend_fused(queries, keys, values, mask, scale=scale, is_causal=is_causal, enable_gqa=True), None
+
+
+def _attend_fused(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, **settings: Any
+) -> torch.Tensor:
+    """torch's own attention. On a GPU without cuDNN's, which plans anew, for 60 ms, whenever a length is new."""
+    has_cudnn: bool = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]  # torch's own
+    if not queries.is_cuda or torch.compiler.is_compiling() or not has_cudnn:
+        return F.scaled_dot_product_attention(queries, keys, values, mask, **settings)
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        return F.scaled_dot_product_attention(queries, keys, values, mask, **settings)
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
 
 
 def _attend_explicitly(

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.util import find_spec
+from typing import Final
+
+import torch
+
+SMALLEST_CAPABILITY: Final = (8, 0)  # Ampere: what our kernels are written for
 
 
 @cache
 def has_triton() -> bool:
     """Whether Triton is installed; it is imported only where a GPU is used."""
     return find_spec("triton") is not None
+
+
+@cache
+def runs_kernels(device: torch.device) -> bool:
+    """Whether our Triton kernels run on a device."""
+    return device.type == "cuda" and has_triton() and torch.cuda.get_device_capability(device) >= SMALLEST_CAPABILITY

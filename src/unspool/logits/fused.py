@@ -45,7 +45,7 @@ class FusedTail:
                 return None
         tokens, order = tokens.sort(dim=-1)
         values = values.gather(-1, order)
-        values = torch.where(values >= threshold, values, -INF)
+        values = torch.where(values < threshold, -INF, values)  # what is no number stays, as in the plain chain
         if self.top_p is not None:
             ordered, places = values.sort(dim=-1, descending=True, stable=True)
             is_kept = self.top_p.find_kept(ordered.softmax(dim=-1))

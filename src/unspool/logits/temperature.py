@@ -26,7 +26,11 @@ class TemperatureLogitsWarper(LogitsProcessor):
         """The scores divided by each row's temperature."""
         # A tensor, also for one number: CUDA multiplies by a plain number's reciprocal instead, and the same
         # request must give the same scores alone and among rows with other temperatures.
-        return (scores / self._values.column(scores, exact_dtype(scores))).to(scores.dtype)
+        return (scores / self.column(scores)).to(scores.dtype)
+
+    def column(self, scores: torch.Tensor) -> torch.Tensor:
+        """What the scores are divided by: (rows, 1), or (1, 1) for all rows."""
+        return self._values.column(scores, exact_dtype(scores))
 
 
 class DynamicTemperatureLogitsWarper(LogitsProcessor):

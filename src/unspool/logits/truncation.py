@@ -54,9 +54,13 @@ class TopKLogitsWarper(LogitsProcessor):
         """Each row's k-th score (rows, 1), out of its highest ones in falling order."""
         if not self._values.is_per_row:
             return highest[:, min(self.largest, highest.shape[-1]) - 1, None]
-        k = self._values.column(scores, torch.int64)  # (rows, 1)
+        k = self.column(scores)
         threshold = highest.gather(-1, (k - 1).clamp(0, highest.shape[-1] - 1))
         return threshold.masked_fill(k == 0, -INF)
+
+    def column(self, scores: torch.Tensor) -> torch.Tensor:
+        """How many scores are kept: (rows, 1), or (1, 1) for all rows."""
+        return self._values.column(scores, torch.int64)
 
 
 class TopPLogitsWarper(LogitsProcessor):
@@ -125,18 +129,19 @@ class TopPLogitsWarper(LogitsProcessor):
         # The end of the head must lie inside, with all that ties with it: a sort would drop the last of equals.
         lowest = values.masked_fill(~is_kept, INF).amin(dim=-1)  # (rows,)
         is_open = is_kept[:, -1] | (lowest == values[:, -1]) | ~lowest.isfinite()
-        is_open |= self._reached.column(scores, torch.float64)[:, 0] > ALMOST_ALL
+        is_open |= self.column(scores)[:, 0] > ALMOST_ALL
         kept = values.masked_fill(~is_kept, self.filter_value)
         return torch.full_like(scores, self.filter_value).scatter_(-1, tokens, kept), is_open
 
     def _cut_binned(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The result by a histogram: only the bin that the head ends in is sorted. And the rows where it can't be."""
         below = scores.amax(dim=-1, keepdim=True) - scores  # (rows, vocab)
-        bins = (below * (NUM_BINS / BINNED_RANGE)).clamp_(max=NUM_BINS - 1).long()
+        # What is no number as an integer differs from machine to machine: it goes to the last bin.
+        bins = (below * (NUM_BINS / BINNED_RANGE)).nan_to_num_(NUM_BINS - 1).clamp_(max=NUM_BINS - 1).long()
         probabilities = scores.softmax(dim=-1)
         mass = torch.zeros(scores.shape[0], NUM_BINS).scatter_add_(-1, bins, probabilities)
         reached = mass.cumsum(dim=-1, dtype=torch.float64)  # (rows, bins)
-        wanted = self._reached.column(scores, torch.float64)
+        wanted = self.column(scores)
         last = (reached < wanted).sum(dim=-1, keepdim=True).clamp(max=NUM_BINS - 1)  # (rows, 1)
         is_last = bins == last
         values, tokens = take_highest(torch.where(is_last, scores, -INF), LARGEST_BIN)
@@ -147,16 +152,20 @@ class TopPLogitsWarper(LogitsProcessor):
         result = torch.where(bins < last, scores, self.filter_value)
         kept = torch.where(is_kept, values, self.filter_value)
         result.scatter_(-1, tokens, torch.where(values > -INF, kept, result.gather(-1, tokens)))
-        is_open = (is_last.sum(dim=-1) > LARGEST_BIN) | (last == NUM_BINS - 1).squeeze(-1)
+        is_open = (is_last.sum(dim=-1) > LARGEST_BIN) | (last == NUM_BINS - 1).squeeze(-1) | reached[:, -1].isnan()
         return result, is_open | (wanted > ALMOST_ALL).squeeze(-1)
 
     def find_kept(self, probabilities: torch.Tensor) -> torch.Tensor:
         """Which of a row's tokens, likeliest first, make up its head: (rows, tokens)."""
         reached = probabilities.cumsum(dim=-1, dtype=torch.float64) - probabilities
-        is_kept = reached < self._reached.column(probabilities, torch.float64)
+        is_kept = reached < self.column(probabilities)
         if self._needs_few:
             is_kept[:, : self.min_tokens_to_keep] = True
         return is_kept
+
+    def column(self, scores: torch.Tensor) -> torch.Tensor:
+        """What the tokens above one must reach for it to go, float64: (rows, 1), or (1, 1) for all rows."""
+        return self._reached.column(scores, torch.float64)
 
 
 class MinPLogitsWarper(LogitsProcessor):
@@ -184,8 +193,11 @@ class MinPLogitsWarper(LogitsProcessor):
 
     def find_threshold(self, scores: torch.Tensor) -> torch.Tensor:
         """The lowest score that is kept: (rows, 1)."""
-        exact = exact_dtype(scores)
-        return scores.amax(dim=-1, keepdim=True).to(exact) + self._below.column(scores, exact)
+        return scores.amax(dim=-1, keepdim=True).to(exact_dtype(scores)) + self.column(scores)
+
+    def column(self, scores: torch.Tensor) -> torch.Tensor:
+        """How far below the highest score the lowest kept one lies, as a sum: (rows, 1), or (1, 1) for all rows."""
+        return self._below.column(scores, exact_dtype(scores))
 
 
 class TopALogitsWarper(LogitsProcessor):

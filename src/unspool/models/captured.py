@@ -18,7 +18,10 @@ import torch
 
 from unspool.cache import Cache
 from unspool.cache.places import Places
-from unspool.kernels.presence import has_triton
+from unspool.kernels.contests import Contest
+from unspool.kernels.presence import SMALLEST_CAPABILITY, has_triton
+from unspool.kernels.readings import Guide
+from unspool.kernels.sending import send
 from unspool.models.captured_shape import PassShape
 from unspool.models.layers import DecoderWeights
 from unspool.models.spec import DecoderSpec
@@ -26,6 +29,8 @@ from unspool.models.weights import iterate_tensors
 from unspool.protocols import Forward, Want
 
 if TYPE_CHECKING:
+    from unspool.kernels.gpu.contests import CapturedContest
+    from unspool.kernels.gpu.readings import CapturedReading
     from unspool.models.captured_blocks import Body
 
 # A step is captured for so many rows; fewer rows ride along with some that are not there.
@@ -34,7 +39,6 @@ MOST_NEW: Final = 16  # tokens a row
 _MOST_KEPT: Final = 24  # steps that wait to be used again
 _UNIT: Final = 8  # numbers: addresses are told as multiples of so many
 _NOT_THERE: Final = -1
-_SMALLEST_CAPABILITY: Final = (8, 0)
 
 
 def explain_no_capture(spec: DecoderSpec, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -43,7 +47,7 @@ def explain_no_capture(spec: DecoderSpec, device: torch.device, dtype: torch.dty
         return f"the model is on a device of type {device.type}"
     if not has_triton():
         return "triton is not installed"
-    if torch.cuda.get_device_capability(device) < _SMALLEST_CAPABILITY:
+    if torch.cuda.get_device_capability(device) < SMALLEST_CAPABILITY:
         return f"{torch.cuda.get_device_name(device)} is older than Ampere"
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"there are no kernels for {dtype}"
@@ -88,7 +92,7 @@ class CapturedSteps:
         if len(places.buffers) != self._spec.num_layers:
             return "the cache has no buffers yet"
         first, device = places.buffers[0], self._numbered
-        if first.device != device or first.dtype != self._dtype:
+        if (first.device != device and not places.is_pinned) or first.dtype != self._dtype:
             return f"the cache is kept in {first.dtype} on {first.device}"
         if not first.is_contiguous():
             return "the cache's rows lie between others"
@@ -115,12 +119,14 @@ class CapturedSteps:
             early=tuple(want.early),
             wants_states=want.last_states,
             packing=places.packed.schemes if places.packed is not None else None,
+            reading=want.reading if num_new == 1 else None,
+            alpha=want.contest.alpha if want.contest is not None and num_forks > 1 else None,
         )
         with torch.cuda.device(self._device):
             # A step's inputs are written again for the next one, which only its own stream puts after this one's work.
             key = (shape, torch.cuda.current_stream().cuda_stream)
             step = self._borrow(key)
-            forward = step.run(tokens, starts, places)
+            forward = step.run(tokens, starts, places, want.contest)
         with self._lock:
             if sum(map(len, self._waiting.values())) >= _MOST_KEPT:
                 self._waiting.clear()
@@ -170,13 +176,29 @@ class CapturedStep:
             self._tops = torch.empty(rows, count_tiles(spec.vocab_size), dtype=torch.float32, device=device)
             self._likeliest = torch.zeros(rows, dtype=torch.int64, device=device)
             self._body: Body = make_body(spec, weights, device, dtype, shape)
-        self._rows, self._shape = rows, shape
+            self._reading: CapturedReading | None = None
+            if shape.reading is not None:
+                from unspool.kernels.gpu.readings import CapturedReading
+
+                self._reading = CapturedReading(shape.reading, rows, len(shape.early), spec.vocab_size, device)
+            self._contest: CapturedContest | None = None
+            if shape.alpha is not None:
+                from unspool.kernels.gpu.contests import CapturedContest
+
+                position = 2 * spec.num_kv_heads * spec.head_dim
+                hidden = self._body.states.shape[1]
+                self._contest = CapturedContest(
+                    shape.alpha, rows, shape.num_new, hidden, spec.vocab_size, position, device
+                )
+        self._rows, self._shape, self._num_layers = rows, shape, spec.num_layers
         self._cap = spec.logit_softcap
         self._places: Places | None = None  # what the table tells
         self._lengths: list[int] = []  # what the device's lengths are by now
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def run(self, tokens: torch.Tensor, starts: Sequence[int], places: Places) -> Forward:
+    def run(
+        self, tokens: torch.Tensor, starts: Sequence[int], places: Places, contest: Contest | None = None
+    ) -> Forward:
         """What the pass gives: logits (tokens, vocab) in float32, and what else its shape says."""
         shape, count = self._shape, len(starts) * self._shape.num_new
         with torch.inference_mode():
@@ -185,14 +207,25 @@ class CapturedStep:
             if self._lengths != starts:
                 self._tell_lengths(starts)
             self._inputs.tokens[:count].copy_(tokens.reshape(-1))
+            if self._contest is not None and contest is not None:
+                self._contest.tell(contest)
             if self._graph is None:
                 self._graph = self._capture(starts)
             self._graph.replay()
-        self._lengths = [start + 1 for start in starts] if shape.num_new == 1 else list(starts)
+        if self._contest is not None:
+            self._lengths = [start + 1 for start in starts]
+            logits, won = self._contest.take(len(starts))
+            return Forward(logits, won=won, path="captured")
+        is_advanced = shape.num_new == 1 or shape.is_forked
+        self._lengths = [start + 1 for start in starts] if is_advanced else list(starts)
         forward = Forward(self._logits[:count].clone(), path="captured")
         if shape.num_new == 1:
             forward.likeliest = self._likeliest[:count].clone()
-        if shape.early:
+        if self._reading is not None:
+            num_given = count // 2 if isinstance(shape.reading, Guide) else count
+            forward.given = self._reading.scores[:num_given].clone()
+            forward.chosen = self._reading.chosen[:num_given].clone() if shape.early else None
+        elif shape.early:
             layers = self._logits.view(-1, shape.num_tokens, self._logits.shape[1])[1:]
             forward.early_logits = tuple(layer[:count].clone() for layer in layers)
         if shape.wants_states:
@@ -213,7 +246,7 @@ class CapturedStep:
             packed = places.packed
             absent = [0] * (self._rows - len(packed.num_packed))
             told += tell_packed(self._inputs.base, packed.layers, packed.num_places, [*packed.num_packed, *absent])
-        self._inputs.table[: len(told)].copy_(torch.tensor(told))
+        self._inputs.table[: len(told)].copy_(send(told, self._inputs.table.device))
         self._places = places
 
     def _tell_buffers(self, buffers: Sequence[torch.Tensor]) -> list[int]:
@@ -222,13 +255,14 @@ class CapturedStep:
 
     def _tell_lengths(self, starts: Sequence[int]) -> None:
         told = [*starts, *[_NOT_THERE] * (self._rows - len(starts))]
-        self._inputs.lengths.copy_(torch.tensor(told, dtype=torch.int32))
+        self._inputs.lengths.copy_(send(told, self._inputs.lengths.device, torch.int32))
 
     def _capture(self, starts: Sequence[int]) -> torch.cuda.CUDAGraph:
         from unspool.kernels.gpu.launching import compile_ahead
 
         with compile_ahead():
             self._launch()
+        self._tell_lengths(starts)
         self._launch()  # what kernels and libraries set up once must not be captured
         self._tell_lengths(starts)
         graph = torch.cuda.CUDAGraph()
@@ -240,8 +274,16 @@ class CapturedStep:
         from unspool.kernels.gpu.tokens import take_highest
 
         self._body.run(self._inputs, self._logits)
-        own = self._logits[: self._shape.num_tokens]  # early logits have no cap
-        if self._shape.num_new == 1:
-            take_highest(own, self._tops, self._likeliest, self._inputs.lengths, self._cap)
-        elif self._cap is not None:
+        own, lengths = self._logits[: self._shape.num_tokens], self._inputs.lengths
+        if self._shape.num_new == 1 and self._reading is None:
+            take_highest(own, self._tops, self._likeliest, lengths, self._cap)
+            return
+        if self._cap is not None:  # early logits have none
             own.div_(self._cap).tanh_().mul_(self._cap)
+        if self._reading is not None:
+            self._reading.run(self._logits, self._likeliest, lengths)
+        elif self._contest is not None:
+            inputs, states = self._inputs, self._body.states
+            self._contest.run(states, own, inputs.base, inputs.table, lengths, num_layers=self._num_layers, unit=_UNIT)
+        elif self._shape.is_forked:  # one of the candidates will be kept
+            lengths.add_(lengths.ge(0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unspool.kernels.packing import Scheme
+from unspool.kernels.readings import Contrast, Guide
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,8 @@ class PassShape:
     early: tuple[int, ...] = ()  # layers whose states the head reads too
     wants_states: bool = False  # the states that the head reads are wanted
     packing: tuple[Scheme, Scheme] | None = None  # how the cache's first keys and values are packed
+    alpha: float | None = None  # the candidates are judged, and one of them is kept: by `Contest.alpha`
+    reading: Guide | Contrast | None = None  # what becomes of the logits
 
     @property
     def num_tokens(self) -> int:

@@ -39,8 +39,8 @@ _ACTIVATIONS: Final = {
 }
 _WIDEST_HEAD: Final = 256
 _KEYS_AHEAD: Final = 1024  # positions by which working memory grows
-# Tokens of a pass; for more of them torch's products of plain floats may be faster. Measured on Arm alone.
-_MOST_FLOAT: Final = {"neon_dot": 256, "neon_i8mm": 256}
+# Tokens of a pass; for many more of them torch's products of plain floats are as fast. Measured on Arm alone.
+_MOST_FLOAT: Final = {"neon_dot": CHUNK, "neon_i8mm": CHUNK}
 _MOST_FLOAT_ELSEWHERE: Final = 16
 Piece = tuple[int, int, int]  # a row, and the first and the last (exclusive) of its tokens
 _NAMES: Final = ("tokens", "positions", "own_rows", "own_places", "shared_rows", "shared_counts", "wanted")

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from unspool.kernels.sending import send
+
 BLOCK = 1024  # numbers a program moves
 
 
@@ -35,6 +37,6 @@ class ForkKeeper:
     def keep(self, chosen: torch.Tensor, lengths: Sequence[int]) -> None:
         """Move fork `chosen[row]` (rows,), which lies so many places past the row's end, to the end itself."""
         first = self._base
-        ends = torch.tensor(list(lengths), dtype=torch.int64, device=first.device)
+        ends = send(lengths, first.device)
         grid = (len(lengths), self._table.numel(), triton.cdiv(first.stride(1), BLOCK))
         _keep[grid](first, self._table, ends, chosen.to(torch.int64), first.stride(0), first.stride(1), BLOCK=BLOCK)

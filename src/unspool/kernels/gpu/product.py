@@ -9,9 +9,10 @@ import torch.nn.functional as F
 
 from unspool.kernels.gpu.activations import NONE
 from unspool.kernels.gpu.gating import gate
+from unspool.kernels.gpu.held_product import multiply_held
 from unspool.kernels.gpu.norms import normalise
 from unspool.kernels.gpu.row_product import multiply_row
-from unspool.kernels.gpu.tilings import choose_tiling, choose_words_tiling
+from unspool.kernels.gpu.tilings import choose_held_tiling, choose_tiling, choose_words_tiling
 from unspool.kernels.gpu.words import Words
 from unspool.kernels.gpu.words_product import MOST_ROWS, multiply_words, unpack_words
 
@@ -35,6 +36,10 @@ def multiply(
     around: dict[str, Any] = {"norm": norm, "eps": eps, "bias": bias, "activation": activation, "adds": adds}
     if isinstance(weight, Words):
         _multiply_words(weight, x, out, is_gated=is_gated, **around)
+        return
+    held = choose_held_tiling(weight.shape[0], weight.shape[1], x.shape[0], weight.dtype, is_gated=is_gated)
+    if held is not None:
+        multiply_held(weight, x, out, held, is_gated=is_gated, **around)
         return
     tiling = choose_tiling(weight.shape[0], weight.shape[1], x.shape[0], weight.dtype, is_gated=is_gated)
     if tiling is not None:

@@ -98,10 +98,17 @@ def take_highest(
         num_warps=8,
         **launch_options(),
     )
+    take_found(logits, tops, tokens, lengths)
+
+
+def take_found(scores: torch.Tensor, tops: torch.Tensor, tokens: torch.Tensor, lengths: torch.Tensor) -> None:
+    """`take_highest` of scores (rows, vocab) whose highest of every tile is found (rows, tiles)."""
+    rows, vocab = scores.shape
+    num_tiles = tops.shape[1]
     launch(
         _take_highest,
         (rows,),
-        logits,
+        scores,
         tops,
         tokens,
         lengths,

@@ -20,7 +20,8 @@ from unspool.config import PARAMETERS
 from unspool.decoding.run import Run
 from unspool.errors import InputError, SettingError, UnspoolError, UnsupportedError
 from unspool.logits.pipeline import ENTRY_OF, ORDER
-from unspool.plan import _OFF, Plan, PromptShape, as_token_ids, merge, settle
+from unspool.plan import Plan, PromptShape, as_token_ids, merge, settle
+from unspool.plan.refusals import OFF
 from unspool.protocols import ModelInfo
 
 INFO = ModelInfo("fake", 23, 4, 1, 1)
@@ -417,13 +418,13 @@ def test_no_setting_passes_silently(name: str) -> None:
 
 
 @pytest.mark.parametrize("origin", ["call", "config", "model"])
-@pytest.mark.parametrize("name", _OFF)
+@pytest.mark.parametrize("name", OFF)
 def test_what_is_not_built_is_refused_with_its_value_and_origin(name: str, origin: str) -> None:
     value = EXAMPLES[name]
     extra = {"cache_implementation": "static"} if name == "cache_config" else {}
     with pytest.raises(UnsupportedError) as error:
         plan_for(origin, **extra, **{name: value})
-    off, feature = _OFF[name]
+    off, feature = OFF[name]
     for part in (f"`{name}`={value!r}", SPOKEN[origin], feature, f"pass {name}={off!r}"):
         assert part in str(error.value)
     for neutral in (off, None):  # the way out that the message names
@@ -439,7 +440,7 @@ def test_other_ways_to_say_off(name: str, value: Any) -> None:
 
 def test_the_call_can_switch_off_what_a_models_file_asks_for() -> None:
     model = FakeModel()
-    name, (off, _) = next(iter(_OFF.items()))
+    name, (off, _) = next(iter(OFF.items()))
     model.generation_config = assign(**{name: EXAMPLES[name]}, max_length=8)
     with pytest.raises(UnsupportedError, match=rf"`{name}`=.*, set by the model's generation_config\.json"):
         generate(model, [[1, 2]])

@@ -1,0 +1,109 @@
+"""A draw from whole rows of scores in two kernels: tiles are weighed side by side, then a program a row finds the tile
+at which the cumulated probability passes the number, and the token in it. The reference is `select.draw_plainly`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+
+TILE: Final = 1_024  # scores a program of the first kernel weighs
+
+
+@triton.jit
+def _weigh_tiles(SCORES, TOPS, WEIGHTS, V, row_stride, TILE: tl.constexpr, PDL: tl.constexpr):
+    """Every tile's highest score (infinity where one is no number), and the weight of all where that weighs one."""
+    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = tile * TILE + tl.arange(0, TILE)
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
+    scores = tl.where(scores == scores, scores, float("inf"))
+    top = tl.max(scores, 0)
+    shares = tl.exp(scores.to(tl.float64) - top.to(tl.float64))
+    weight = tl.sum(tl.where(scores > float("-inf"), shares, 0.0), 0)
+    tl.store(TOPS + row * tl.num_programs(1) + tile, top)
+    tl.store(WEIGHTS + row * tl.num_programs(1) + tile, weight)
+
+
+@triton.jit
+def _find_token(
+    SCORES, TOPS, WEIGHTS, UNIFORMS, OUT, V, row_stride, num_tiles,
+    TILE: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    tile = tl.arange(0, TILES)
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    uniform = tl.load(UNIFORMS + row)
+    tops = tl.load(TOPS + row * num_tiles + tile, mask=tile < num_tiles, other=float("-inf"))
+    weights = tl.load(WEIGHTS + row * num_tiles + tile, mask=tile < num_tiles, other=0.0)
+    highest = tl.max(tops, 0)
+    chosen = tl.full((), -1, tl.int64)
+    if (highest > float("-inf")) & (highest < float("inf")):
+        scales = tl.exp(tops.to(tl.float64) - highest.to(tl.float64))
+        weights = tl.where(tops > float("-inf"), weights * scales, 0.0)
+        passed = tl.cumsum(weights, 0)
+        target = uniform * tl.max(passed, 0)
+        drawn = tl.min(tl.where((weights > 0.0) & (passed > target), tile, TILES), 0)
+        drawn = tl.minimum(drawn, tl.max(tl.where(weights > 0.0, tile, 0), 0))  # in case rounding lets none pass
+        before = tl.sum(tl.where(tile < drawn, weights, 0.0), 0)
+        at = tl.arange(0, TILE)
+        token = drawn * TILE + at
+        scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
+        shares = tl.exp(scores.to(tl.float64) - highest.to(tl.float64))
+        shares = tl.where(scores > float("-inf"), shares, 0.0)
+        passed = before + tl.cumsum(shares, 0)
+        found = tl.min(tl.where((shares > 0.0) & (passed > target), at, TILE), 0)
+        found = tl.minimum(found, tl.max(tl.where(shares > 0.0, at, 0), 0))
+        chosen = (drawn * TILE + found).to(tl.int64)
+    tl.store(OUT + row, chosen)
+
+
+def draw_row(scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """The tokens (rows,) at which scores (rows, vocab) float32 pass uniforms (rows,) float64.
+
+    -1 stands where there is none: where no score is possible, or one of them is no number.
+    """
+    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    uniforms = uniforms.contiguous()
+    rows, vocab = scores.shape
+    num_tiles = triton.cdiv(vocab, TILE)
+    tops = torch.empty(rows, num_tiles, dtype=torch.float32, device=scores.device)
+    weights = torch.empty(rows, num_tiles, dtype=torch.float64, device=scores.device)
+    tokens = torch.empty(rows, dtype=torch.int64, device=scores.device)
+    options = launch_options()
+    launch(
+        _weigh_tiles,
+        (rows, num_tiles),
+        scores,
+        tops,
+        weights,
+        vocab,
+        scores.stride(0),
+        TILE=TILE,
+        num_warps=8,
+        **options,
+    )
+    launch(
+        _find_token,
+        (rows,),
+        scores,
+        tops,
+        weights,
+        uniforms,
+        tokens,
+        vocab,
+        scores.stride(0),
+        num_tiles,
+        TILE=TILE,
+        TILES=max(2, triton.next_power_of_2(num_tiles)),
+        num_warps=8,
+        **options,
+    )
+    return tokens

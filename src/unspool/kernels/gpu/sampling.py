@@ -1,0 +1,380 @@
+"""A sampling tail in two kernels: temperature, top-k, top-p, min-p and the draw, without a sort.
+
+The reference is `decoding.tails.draw_by_operators`, some twenty operators. Here the first kernel finds the maxima of
+groups of scores. The k-th largest score is no lower than the k-th largest maximum, so the second one, a program a row,
+reads only the groups whose maximum is that high, and ranks the few scores it finds there by comparing them with each
+other. Scores that tie in such numbers that there is no room for them are weighed in passes over the whole row instead:
+slowly, and with the same result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+
+FEWEST_GROUPS: Final = 1_024  # where the vocabulary has as many tokens
+LARGEST_GROUP: Final = 128
+RUN: Final = 8  # tokens of a group that lie side by side: 32 bytes, the least that is read
+TILE: Final = 1_024  # scores a program of the first kernel looks at
+CHUNK: Final = 4_096  # scores that the second kernel looks at together
+SLOW_CHUNK: Final = 1_024  # where it needs many passes
+PAIRS: Final = 4_096  # that it compares together
+FEWEST_PLACES: Final = 128  # for candidates
+SPARE_PLACES: Final = 40  # groups may hold more than one
+
+
+@dataclass(frozen=True, slots=True)
+class TailSettings:
+    """A tail's numbers, one for all rows or one a row: (rows or 1, 1) each, where the scores are."""
+
+    top_k: torch.Tensor  # int64, above 0
+    largest_k: int
+    temperature: torch.Tensor | None = None  # float32
+    top_p: torch.Tensor | None = None  # float64: a token stays while those above it have less
+    fewest: int = 1  # tokens that top-p leaves at least
+    min_p: torch.Tensor | None = None  # float32: logarithms
+
+
+@triton.jit
+def _find_tops(
+    SCORES, TOPS, V, G, row_stride,
+    STRIPS: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The highest of every group's scores; infinity where one of them is no number."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK * RUN + tl.arange(0, BLOCK * RUN)
+    token = tl.arange(0, STRIPS)[:, None] * (G * RUN) + column[None, :]
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    is_there = (column < G * RUN)[None, :] & (token < V)
+    scores = tl.load(SCORES + row * row_stride + token, mask=is_there, other=float("-inf"))
+    scores = tl.where(scores == scores, scores, float("inf"))
+    tops = tl.max(tl.reshape(tl.max(scores, 0), (BLOCK, RUN)), 1)
+    group = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(TOPS + row * G + group, tops, mask=group < G)
+
+
+@triton.jit
+def _temper(scores, temperature, IS_TEMPERED: tl.constexpr):
+    """Scores over the temperature, rounded as torch rounds them; infinity where that is no number."""
+    if IS_TEMPERED:
+        scores = tl.div_rn(scores, tl.zeros_like(scores) + temperature)
+        scores = tl.where(scores == scores, scores, float("inf"))
+    return scores
+
+
+@triton.jit
+def _find_bound(tops, highest, k):
+    """A number that at least k scores reach; minus infinity where fewer groups are finite."""
+    low = tl.min(tl.where(tops > float("-inf"), tops, highest), 0)
+    num_chosen = tl.sum((tops >= low).to(tl.int32), 0)
+    low = tl.where(num_chosen >= k, low, float("-inf"))
+    high = highest
+    num_steps = 0
+    while (num_chosen > k + k // 8 + 8) & (num_steps < 32):
+        middle = low * 0.5 + high * 0.5
+        count = tl.sum((tops >= middle).to(tl.int32), 0)
+        low = tl.where(count >= k, middle, low)
+        num_chosen = tl.where(count >= k, count, num_chosen)
+        high = tl.where(count >= k, high, middle)
+        num_steps += 1
+    return low
+
+
+@triton.jit
+def _order(value):
+    """A whole number that rises with a float."""
+    bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
+
+
+@triton.jit
+def _unorder(order):
+    bits = order.to(tl.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _load(
+    SCORES, GROUPS, V, G, num_chosen, temperature, strip, column, RUN: tl.constexpr, IS_TEMPERED: tl.constexpr
+):  # fmt: skip
+    """Scores of the chosen groups: by strip, then by column, their tokens rise."""
+    is_there = column < num_chosen * RUN
+    group = tl.load(GROUPS + column // RUN, mask=is_there, other=0)
+    token = strip * (G * RUN) + group * RUN + column % RUN
+    is_there = is_there & (token < V)
+    value = _temper(tl.load(SCORES + token, mask=is_there, other=float("-inf")), temperature, IS_TEMPERED)
+    return tl.where(is_there, value, float("-inf")), token
+
+
+@triton.jit
+def _weigh(
+    SCORES, GROUPS, V, G, num_chosen, temperature, highest, least,
+    STRIPS: tl.constexpr, RUN: tl.constexpr, COLUMNS: tl.constexpr, IS_TEMPERED: tl.constexpr,
+):  # fmt: skip
+    """How many of a row's scores are not below `least`, and their weights' sum; the highest weighs one."""
+    counts = tl.zeros((COLUMNS,), tl.int32)
+    weights = tl.zeros((COLUMNS,), tl.float64)
+    for strip in range(STRIPS):
+        for first in range(0, num_chosen * RUN, COLUMNS):
+            column = first + tl.arange(0, COLUMNS)
+            value, _ = _load(SCORES, GROUPS, V, G, num_chosen, temperature, strip, column, RUN, IS_TEMPERED)
+            is_in = (value >= least) & (value > float("-inf"))
+            counts += is_in.to(tl.int32)
+            weights += tl.where(is_in, tl.exp(value - highest), 0.0).to(tl.float64)
+    return tl.sum(counts, 0), tl.sum(weights, 0)
+
+
+@triton.jit
+def _find_cut(
+    SCORES, GROUPS, V, G, num_chosen, temperature, highest, low, least_count, least_weight,
+    STRIPS: tl.constexpr, RUN: tl.constexpr, COLUMNS: tl.constexpr, IS_TEMPERED: tl.constexpr,
+):  # fmt: skip
+    """The highest number, not below `low`, that so many scores of so much weight reach (in `_order`)."""
+    high = _order(highest) + 1
+    while high - low > 1:
+        middle = low + (high - low) // 2
+        count, weight = _weigh(
+            SCORES, GROUPS, V, G, num_chosen, temperature, highest, _unorder(middle),
+            STRIPS, RUN, COLUMNS, IS_TEMPERED,
+        )  # fmt: skip
+        is_enough = (count >= least_count) & (weight >= least_weight)
+        low = tl.where(is_enough, middle, low)
+        high = tl.where(is_enough, high, middle)
+    return low
+
+
+@triton.jit
+def _draw_slowly(
+    SCORES, GROUPS, V, G, num_chosen, temperature, highest, bound, k, top_p, fewest, floor, uniform,
+    STRIPS: tl.constexpr, RUN: tl.constexpr, COLUMNS: tl.constexpr, IS_TEMPERED: tl.constexpr,
+    HAS_TOP_P: tl.constexpr,
+):  # fmt: skip
+    """A row's token by passes over the chosen groups: thresholds are found by bisection, and of ties the first stay."""
+    low = _find_cut(
+        SCORES, GROUPS, V, G, num_chosen, temperature, highest, _order(bound), k, 0.0,
+        STRIPS, RUN, COLUMNS, IS_TEMPERED,
+    )  # fmt: skip
+    cut = _unorder(low)  # what is below it goes, and of what is equal all but the first `num_ties`
+    num_ties = tl.zeros((), tl.int32) + V
+    if HAS_TOP_P:  # noqa: SIM102 - decided when the kernel is compiled
+        if top_p <= 1.0:
+            _, whole = _weigh(
+                SCORES, GROUPS, V, G, num_chosen, temperature, highest, cut, STRIPS, RUN, COLUMNS, IS_TEMPERED
+            )
+            wanted = top_p * whole
+            low = _find_cut(
+                SCORES, GROUPS, V, G, num_chosen, temperature, highest, low, fewest, wanted,
+                STRIPS, RUN, COLUMNS, IS_TEMPERED,
+            )  # fmt: skip
+            cut = _unorder(low)
+            num_above, above = _weigh(
+                SCORES, GROUPS, V, G, num_chosen, temperature, highest, _unorder(low + 1),
+                STRIPS, RUN, COLUMNS, IS_TEMPERED,
+            )  # fmt: skip
+            num_needed = tl.ceil((wanted - above) / tl.exp(cut - highest).to(tl.float64))
+            num_needed = tl.where(wanted > above, num_needed, 0.0).to(tl.int32)
+            num_ties = tl.maximum(num_needed, fewest - num_above)
+    total = tl.zeros((), tl.float64)
+    chosen = tl.full((), -1, tl.int64)
+    is_open = tl.full((), 1, tl.int32)
+    for turn in range(2):  # the first time round only the total is found
+        target = uniform * total
+        reached = tl.zeros((), tl.float64)
+        num_before = tl.zeros((), tl.int32)
+        for strip in range(STRIPS):
+            for first in range(0, num_chosen * RUN, COLUMNS):
+                column = first + tl.arange(0, COLUMNS)
+                value, token = _load(SCORES, GROUPS, V, G, num_chosen, temperature, strip, column, RUN, IS_TEMPERED)
+                is_tie = (value == cut).to(tl.int32)
+                is_kept = (value > cut) | ((is_tie > 0) & (num_before + tl.cumsum(is_tie, 0) <= num_ties))
+                is_kept = is_kept & (value >= floor) & (value > float("-inf"))
+                share = tl.where(is_kept, tl.exp(value.to(tl.float64) - highest.to(tl.float64)), 0.0)
+                passed = reached + tl.cumsum(share, 0)
+                drawn = tl.min(tl.where((share > 0.0) & (passed > target), token, V), 0)
+                last = tl.max(tl.where(share > 0.0, token, -1), 0)  # in case rounding lets none pass
+                if (turn == 1) & (is_open > 0):
+                    chosen = tl.where(drawn < V, drawn, tl.where(last >= 0, last, chosen)).to(tl.int64)
+                    is_open = tl.where(drawn < V, 0, 1)
+                num_before += tl.sum(is_tie, 0)
+                reached += tl.sum(share, 0)
+        total = reached
+    return chosen
+
+
+@triton.jit
+def _draw(
+    SCORES, TOPS, GROUPS, VALUES, TOKENS, UNIFORMS, TEMPERATURE, TOP_K, TOP_P, MIN_P, OUT,
+    V, G, row_stride, temperature_stride, k_stride, p_stride, min_p_stride, fewest,
+    IS_TEMPERED: tl.constexpr, HAS_TOP_P: tl.constexpr, HAS_MIN_P: tl.constexpr,
+    STRIPS: tl.constexpr, RUN: tl.constexpr, ALL: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr, TOGETHER: tl.constexpr, SLOW_COLUMNS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    SCORES += row * row_stride
+    GROUPS += row * G
+    VALUES += row * ROOM
+    TOKENS += row * ROOM
+    let_next_start(PDL)
+    temperature = 1.0
+    if IS_TEMPERED:
+        temperature = tl.load(TEMPERATURE + row * temperature_stride)
+    k = tl.minimum(tl.load(TOP_K + row * k_stride), V).to(tl.int32)
+    top_p = 2.0
+    if HAS_TOP_P:
+        top_p = tl.load(TOP_P + row * p_stride)
+    group = tl.arange(0, ALL)
+    wait_for_input(PDL)
+    uniform = tl.load(UNIFORMS + row)
+    tops = tl.load(TOPS + row * G + group, mask=group < G, other=float("-inf"))
+    tops = tl.where(group < G, _temper(tops, temperature, IS_TEMPERED), float("-inf"))
+    highest = tl.max(tops, 0)
+    chosen = tl.full((), -1, tl.int64)
+    if (highest > float("-inf")) & (highest < float("inf")):
+        floor = float("-inf")
+        if HAS_MIN_P:
+            floor = highest + tl.load(MIN_P + row * min_p_stride)
+        bound = _find_bound(tops, highest, k)
+        is_chosen = (tops >= bound) & (tops > float("-inf"))
+        number = tl.cumsum(is_chosen.to(tl.int32), 0)
+        tl.store(GROUPS + number - 1, group, mask=is_chosen)
+        num_chosen = tl.max(number, 0)
+        tl.debug_barrier()
+        # Candidates are written down in rising order of their tokens.
+        num_found = tl.zeros((), tl.int32)
+        for first in range(0, STRIPS, TOGETHER):
+            at = tl.arange(0, TOGETHER * COLUMNS)
+            values, tokens = _load(
+                SCORES, GROUPS, V, G, num_chosen, temperature, first + at // COLUMNS, at % COLUMNS, RUN, IS_TEMPERED
+            )
+            is_found = (values >= bound) & (values > float("-inf"))
+            place = num_found + tl.cumsum(is_found.to(tl.int32), 0)
+            has_room = is_found & (place <= ROOM)
+            tl.store(VALUES + place - 1, values, mask=has_room)
+            tl.store(TOKENS + place - 1, tokens, mask=has_room)
+            num_found = tl.max(place, 0)
+        tl.debug_barrier()
+        if (num_found <= ROOM) & (num_chosen * RUN <= COLUMNS):
+            at = tl.arange(0, ROOM)
+            value = tl.load(VALUES + at, mask=at < num_found, other=float("-inf"))
+            rank = tl.zeros((ROOM,), tl.int32)  # of equals the earlier token comes first
+            above = tl.zeros((ROOM,), tl.float64)  # the weight of what comes before
+            for first in range(0, num_found, BLOCK):
+                other = first + tl.arange(0, BLOCK)
+                its_value = tl.load(VALUES + other, mask=other < num_found, other=float("-inf"))
+                is_tie = its_value[None, :] == value[:, None]
+                is_before = (its_value[None, :] > value[:, None]) | (is_tie & (other[None, :] < at[:, None]))
+                rank += tl.sum(is_before.to(tl.int32), 1)
+                if HAS_TOP_P:
+                    its_weight = tl.exp(its_value - highest).to(tl.float64)
+                    above += tl.sum(tl.where(is_before, its_weight[None, :], 0.0), 1)
+            threshold = tl.max(tl.where(rank == k - 1, value, float("-inf")), 0)
+            is_kept = (value >= threshold) & (at < num_found)
+            if HAS_TOP_P:
+                whole = tl.sum(tl.where(is_kept, tl.exp(value - highest), 0.0).to(tl.float64), 0)
+                is_kept = is_kept & ((above < top_p * whole) | (rank < fewest))
+            is_kept = is_kept & (value >= floor)
+            share = tl.where(is_kept, tl.exp(value.to(tl.float64) - highest.to(tl.float64)), 0.0)
+            passed = tl.cumsum(share, 0)
+            target = uniform * tl.max(passed, 0)
+            drawn = tl.min(tl.where((share > 0.0) & (passed > target), at, ROOM), 0)
+            last = tl.max(tl.where(share > 0.0, at, 0), 0)  # in case rounding lets none pass
+            chosen = tl.load(TOKENS + tl.minimum(drawn, last)).to(tl.int64)
+        else:
+            chosen = _draw_slowly(
+                SCORES, GROUPS, V, G, num_chosen, temperature, highest, bound, k, top_p, fewest, floor, uniform,
+                STRIPS, RUN, SLOW_COLUMNS, IS_TEMPERED, HAS_TOP_P,
+            )  # fmt: skip
+    tl.store(OUT + row, chosen)
+
+
+def draw_tail(scores: torch.Tensor, uniforms: torch.Tensor, settings: TailSettings) -> torch.Tensor:
+    """The tokens (rows,) drawn by uniforms (rows,) float64 from what a tail leaves of scores (rows, vocab) float32.
+
+    -1 stands where there is none: where no score is possible, or one of them is no number.
+    """
+    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    uniforms = uniforms.contiguous()
+    rows, vocab = scores.shape
+    group = choose_group(vocab, settings.largest_k)
+    run, num_groups = min(RUN, group), triton.cdiv(vocab, group)
+    most_chosen = triton.next_power_of_2(count_chosen(settings.largest_k))
+    room = max(FEWEST_PLACES, triton.next_power_of_2(count_chosen(settings.largest_k) + SPARE_PLACES))
+    columns = min(most_chosen, triton.next_power_of_2(num_groups)) * run
+    floats = torch.empty(rows * (num_groups + room), dtype=torch.float32, device=scores.device)
+    numbers = torch.empty(rows * (num_groups + room), dtype=torch.int32, device=scores.device)
+    tokens = torch.empty(rows, dtype=torch.int64, device=scores.device)
+    options = launch_options()
+    block = TILE // group
+    launch(
+        _find_tops,
+        (rows, triton.cdiv(num_groups, block)),
+        scores,
+        floats,
+        vocab,
+        num_groups,
+        scores.stride(0),
+        STRIPS=group // run,
+        RUN=run,
+        BLOCK=block,
+        **options,
+    )
+    launch(
+        _draw,
+        (rows,),
+        scores,
+        floats,
+        numbers,
+        floats[rows * num_groups :],
+        numbers[rows * num_groups :],
+        uniforms,
+        uniforms if settings.temperature is None else settings.temperature,
+        settings.top_k,
+        uniforms if settings.top_p is None else settings.top_p,
+        uniforms if settings.min_p is None else settings.min_p,
+        tokens,
+        vocab,
+        num_groups,
+        scores.stride(0),
+        _find_stride(settings.temperature),
+        _find_stride(settings.top_k),
+        _find_stride(settings.top_p),
+        _find_stride(settings.min_p),
+        settings.fewest,
+        IS_TEMPERED=settings.temperature is not None,
+        HAS_TOP_P=settings.top_p is not None,
+        HAS_MIN_P=settings.min_p is not None,
+        STRIPS=group // run,
+        RUN=run,
+        ALL=triton.next_power_of_2(num_groups),
+        ROOM=room,
+        BLOCK=max(2, PAIRS // room),
+        COLUMNS=columns,
+        TOGETHER=max(1, min(group // run, CHUNK // columns)),
+        SLOW_COLUMNS=SLOW_CHUNK,
+        num_warps=8 if columns <= CHUNK else 16,
+        **options,
+    )
+    return tokens
+
+
+def choose_group(vocab: int, k: int) -> int:
+    """How many tokens a group has: so few that there are many more groups than are looked into."""
+    fewest_groups = max(FEWEST_GROUPS, 4 * k)
+    largest = min(LARGEST_GROUP, vocab // fewest_groups)
+    return int(triton.next_power_of_2(largest + 1)) // 2 if largest else 1
+
+
+def count_chosen(k: int) -> int:
+    """How many groups the bound lets through at most, but for ties: looking for a closer one costs more."""
+    return k + k // 8 + 8
+
+
+def _find_stride(values: torch.Tensor | None) -> int:
+    return 0 if values is None or values.shape[0] == 1 else 1

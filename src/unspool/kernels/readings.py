@@ -1,0 +1,57 @@
+"""What guidance and DoLa make of a pass's logits, in torch; `gpu/readings.py` does it at a captured pass's end."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+RELATIVE_TOP = 0.1  # tokens less likely than this share of the likeliest are left out
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """Rows come twice, and the first half is led away from the second (Sanchez et al. 2023, arXiv 2306.17806)."""
+
+    scale: float
+
+    def read(self, logits: torch.Tensor) -> torch.Tensor:
+        """Guided log-probabilities (rows, vocab) of logits (2 * rows, vocab), not normalised again."""
+        own, other = torch.log_softmax(logits, dim=-1).chunk(2)
+        return torch.lerp(other, own, self.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """The last layer's prediction beside an earlier layer's (Chuang et al. 2023, arXiv 2309.03883).
+
+    One layer is chosen for the whole batch, as the reference does, or for each row by itself.
+    """
+
+    by_row: bool
+    relative_top: float = RELATIVE_TOP
+
+    def read(self, logits: torch.Tensor, early: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """DoLa's scores (rows, vocab) of logits (rows, vocab) and early logits (layers, rows, vocab).
+
+        Also the place of the layer chosen, a row each: the one whose distribution is farthest from the last layer's by
+        Jensen-Shannon divergence. Nothing synchronises with the device.
+        """
+        mature = torch.log_softmax(logits, dim=-1)
+        premature = torch.log_softmax(early, dim=-1)
+        chosen = self._find_farthest(mature, premature)  # (rows,)
+        base = premature.gather(0, chosen[None, :, None].expand(1, *logits.shape)).squeeze(0)
+        least = mature.amax(dim=-1, keepdim=True) + math.log(self.relative_top)
+        return (mature - base).masked_fill(mature < least, -torch.inf), chosen
+
+    def _find_farthest(self, mature: torch.Tensor, premature: torch.Tensor) -> torch.Tensor:
+        num_layers, num_rows, _ = premature.shape
+        if num_layers == 1:
+            return torch.zeros(num_rows, dtype=torch.int64, device=premature.device)
+        middle = (mature.exp() + premature.exp()) / 2
+        # Divergences of the middle from both, averaged over the vocabulary: the reference's order of arguments.
+        divergence = (torch.xlogy(middle, middle) - middle * (mature + premature) / 2).mean(dim=-1)  # (layers, rows)
+        if self.by_row:
+            return divergence.argmax(dim=0)
+        return divergence.mean(dim=1).argmax().expand(num_rows)

@@ -1,0 +1,101 @@
+"""A call, settled: what the plan must know of the prompts, and what it says to everyone after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from unspool.config import GenerationConfig
+from unspool.config.compiling import Compiling
+from unspool.config.contrastive import find_num_candidates
+from unspool.config.drafting import Drafting
+from unspool.plan.origins import Origin, find_asked
+
+StrategyName = Literal["tokens", "contrastive", "beams", "beam_groups", "constrained"]
+
+
+@dataclass(frozen=True)
+class PromptShape:
+    """What the plan must know of the prompts."""
+
+    num_rows: int
+    width: int  # columns of ids, padding included
+    longest: int  # positions of the longest row
+    has_embeds: bool = False
+    has_cache: bool = False  # the caller gave past_key_values
+    is_endless: bool = False  # and they hold what they hold, however long a text gets
+    cache_is_filled: bool = False  # and they hold a part of the prompt
+    cache_is_plain: bool = True  # and their keys lie in one buffer a layer
+    is_ragged: bool = False  # rows of different lengths, the encoder's among them
+    has_negative: bool = False  # a negative prompt was given
+    longest_negative: int = 0  # positions it takes in the decoder
+
+    @property
+    def longest_read(self) -> int:
+        """Positions of the longest row that is read, guidance's other rows among them."""
+        return max(self.longest, self.longest_negative)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One call, settled: every value decided, every conflict ruled out."""
+
+    settings: GenerationConfig
+    origins: Mapping[str, Origin]
+    do_sample: bool
+    max_length: int  # columns, as the reference counts: prompt, padding and new tokens
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int
+    num_beams: int
+    num_return_sequences: int
+    seeds: tuple[int, ...] | None  # one for all or one a prompt; None: drawn for this call
+    cache_kind: str
+    prompt_width: int
+    dola_layers: tuple[int, ...] = ()  # the layers that DoLa chooses among; none without it
+    cache_config: Mapping[str, Any] = field(default_factory=dict)  # what the kind is told, checked
+    drafting: Drafting | None = None
+    compiling: Compiling | None = None
+
+    @property
+    def guidance_scale(self) -> float | None:
+        """The weight of guidance; None where there is none, as at 1."""
+        scale = self.settings.guidance_scale
+        return None if scale is None or scale == 1 else float(scale)
+
+    @property
+    def max_new_tokens(self) -> int:
+        """The most tokens a row can get."""
+        return self.max_length - self.prompt_width
+
+    @property
+    def strategy(self) -> StrategyName:
+        """Which way of decoding the settings ask for."""
+        settings = self.settings
+        if self.num_beams == 1:
+            return "contrastive" if self.num_candidates else "tokens"
+        if settings.constraints is not None or settings.force_words_ids is not None:
+            return "constrained"
+        return "beam_groups" if (settings.num_beam_groups or 1) > 1 else "beams"
+
+    @property
+    def num_candidates(self) -> int:
+        """The most tokens that are read ahead for a row, to choose one of them; 0 where none is."""
+        return find_num_candidates(self.settings)
+
+    @property
+    def copies(self) -> int:
+        """Rows that one prompt is continued in."""
+        return self.num_beams if self.num_beams > 1 else self.num_return_sequences
+
+    @property
+    def fill_token_id(self) -> int:
+        """What follows a sequence that ended before others; beam search takes an end token where padding is id 0,
+        as the reference does."""
+        is_plain = self.strategy == "beams" and self.eos_token_ids and not self.pad_token_id
+        return self.eos_token_ids[0] if is_plain else self.pad_token_id
+
+    @property
+    def asked(self) -> frozenset[str]:
+        """The settings that the caller set, in the call or in a config given to it."""
+        return find_asked(self.origins)

@@ -1,0 +1,94 @@
+"""How long a call's texts may get."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from unspool.config import GenerationConfig
+from unspool.errors import InputError, SettingError
+from unspool.plan.call import PromptShape
+from unspool.plan.origins import SPOKEN, Origin
+from unspool.protocols import ModelInfo
+
+
+def decide_length(
+    settings: GenerationConfig, origins: Mapping[str, Origin], info: ModelInfo, shape: PromptShape, is_endless: bool
+) -> int:
+    order = ("default", "model", "config", "call")
+    rank = {name: order.index(origins[name]) for name in ("max_length", "max_new_tokens")}
+    counts_new = settings.max_new_tokens is not None and (
+        rank["max_new_tokens"] >= rank["max_length"] or settings.max_length is None
+    )
+    hidden = shape.longest if shape.has_embeds and shape.width == 0 else 0  # positions that no column stands for
+    limits = []
+    if counts_new:
+        limits.append(shape.width + int(settings.max_new_tokens))
+    if settings.max_length is not None and (
+        not counts_new or (rank["max_length"] == rank["max_new_tokens"] and rank["max_length"] > 0)
+    ):
+        limits.append(int(settings.max_length) - hidden)
+    if not limits:
+        raise SettingError("neither `max_length` nor `max_new_tokens` is set; a generation needs an end")
+    longest = min(limits)
+    if longest <= shape.width:
+        prompt = shape.width or shape.longest
+        how = SPOKEN[origins["max_length"]]
+        raise SettingError(
+            f"the prompt has {prompt} tokens and `max_length` is {settings.max_length} ({how}), prompt included; "
+            "set `max_new_tokens` to say how many tokens to add"
+        )
+    return longest if is_endless else _fit_context(longest, settings, origins, info, shape)
+
+
+def _fit_context(
+    longest: int, settings: GenerationConfig, origins: Mapping[str, Origin], info: ModelInfo, shape: PromptShape
+) -> int:
+    """Cut a default at the model's context; refuse what was asked for and can't be."""
+    if info.max_context is None:
+        return longest
+    which = "prompt" if shape.longest_read == shape.longest else "negative prompt"
+    if shape.longest_read >= info.max_context:
+        raise InputError(
+            f"the {which} has {shape.longest_read} tokens and the model's context ends at {info.max_context}; "
+            "shorten the prompt, or use a model with a longer context"
+        )
+    room = info.max_context - shape.longest_read
+    if longest - shape.width <= room:
+        return longest
+    asked = [
+        name
+        for name in ("max_new_tokens", "max_length")
+        if origins[name] in ("config", "call") and getattr(settings, name) is not None
+    ]
+    if asked:
+        raise SettingError(
+            f"`{asked[0]}` asks for {longest - shape.width} new tokens after a {which} of {shape.longest_read}, and "
+            f"the model's context ends at {info.max_context}; at most max_new_tokens={room} fit"
+        )
+    return shape.width + room
+
+
+def check_reachable(settings: GenerationConfig, origins: Mapping[str, Origin], width: int, max_length: int) -> None:
+    """Refuse a place that the caller names and no row gets to; what a model's file says of longer texts may stay."""
+    for name, most, counted in (
+        ("min_new_tokens", max_length - width, "new tokens"),
+        ("min_length", max_length, "tokens, prompt included"),
+    ):
+        value = getattr(settings, name)
+        fewest = max(value) if isinstance(value, (list, tuple)) else value or 0
+        if fewest > most and origins[name] in ("config", "call"):
+            raise SettingError(
+                f"`{name}`={value!r} asks for more than a row can get: this call ends at {most} {counted}; "
+                f"lower it, or raise `max_new_tokens`"
+            )
+    decays = settings.exponential_decay_length_penalty is not None
+    if decays and settings.eos_token_id is None and origins["exponential_decay_length_penalty"] in ("config", "call"):
+        raise SettingError(
+            "`exponential_decay_length_penalty` makes the end token likelier, and there is none; set `eos_token_id`"
+        )
+    forced = settings.forced_bos_token_id
+    if forced is not None and forced >= 0 and width != 1 and origins["forced_bos_token_id"] in ("config", "call"):
+        raise SettingError(
+            f"`forced_bos_token_id`={forced} forces the second token of a text, and the prompt has {width} already; "
+            "leave it out, or begin with one token"
+        )

@@ -1,0 +1,81 @@
+"""Which cache a call makes, and whether it suffices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from unspool.cache.kinds import KINDS, find_kind, read_options
+from unspool.config import GenerationConfig
+from unspool.errors import SettingError, UnsupportedError
+from unspool.plan.call import PromptShape
+from unspool.plan.origins import SPOKEN, Origin
+from unspool.protocols import ModelInfo
+
+
+def name_cache(settings: GenerationConfig, origins: Mapping[str, Origin], info: ModelInfo, shape: PromptShape) -> str:
+    """Which kind of cache a call is to make, once the model is known to be served by it."""
+    keeps_states = "state" in info.layer_kinds
+    usual = "mamba" if keeps_states else "dynamic"
+    name, origin = str(settings.cache_implementation or usual), origins["cache_implementation"]
+    if origin == "model" and name in ("hybrid", "sliding_window"):
+        return "dynamic"  # a model's file says how to save memory, not what to answer: the windows are kept
+    kind = KINDS.get(name)
+    if kind is None:
+        raise UnsupportedError(
+            f"`cache_implementation`={name!r}, set {SPOKEN[origin]}, is a kind of cache that this version of unspool "
+            f"does not have; use one of {', '.join(map(repr, KINDS))}"
+        )
+    if keeps_states and name == "dynamic":
+        return usual  # what a model takes where nobody chooses
+    if keeps_states and name != usual:
+        raise UnsupportedError(
+            f"`cache_implementation`={name!r}, set {SPOKEN[origin]}: it holds keys, and a {info.family} model keeps "
+            f"states; leave it out, or use {usual!r}"
+        )
+    reason = kind.refuse(info) if kind.refuse is not None and not shape.has_cache else None
+    if reason is not None:
+        raise UnsupportedError(f"`cache_implementation`={name!r}, set {SPOKEN[origin]}: {reason}")
+    return name
+
+
+def check_cache(
+    name: str, settings: GenerationConfig, origins: Mapping[str, Origin], shape: PromptShape, num_new: int
+) -> dict[str, Any]:
+    """What the cache is told, once it is known to suffice for the call."""
+    kind, options = find_kind(name), read_options(name, settings.cache_config)
+    for told, room in (
+        ("max_cache_len", settings.max_cache_len),
+        ("cache_config['max_cache_len']", options.get("max_cache_len")),
+    ):
+        if room is not None and not kind.is_sized:
+            raise SettingError(
+                f"`{told}` is the room of a static cache and the cache is {name}; add cache_implementation='static'"
+            )
+        needed = shape.longest_read + num_new
+        if room is not None and room < needed:
+            raise SettingError(
+                f"`{told}`={room} is too little for a prompt of {shape.longest_read} tokens and {num_new} new ones; "
+                f"at least {needed} are needed, {needed - room} more, or fewer new tokens"
+            )
+    if settings.output_attentions and not kind.holds_every_key and not shape.has_cache:
+        raise SettingError(
+            f"`output_attentions` tells weights by position, and a {name!r} cache lets positions go; "
+            "use cache_implementation='dynamic'"
+        )
+    if settings.return_legacy_cache and (name != "dynamic" or shape.is_ragged):
+        what = f"a {name} cache" if name != "dynamic" else "rows of different lengths"
+        raise SettingError(f"`return_legacy_cache` gives tuples, which can't hold {what}; leave it out")
+    if shape.has_cache:
+        _refuse_beside_cache(settings, origins)
+    return options
+
+
+def _refuse_beside_cache(settings: GenerationConfig, origins: Mapping[str, Origin]) -> None:
+    if settings.use_cache is False:
+        raise SettingError("past_key_values were given and `use_cache` is False; leave one of them out")
+    for name in ("cache_implementation", "cache_config", "max_cache_len"):
+        if origins[name] in ("config", "call") and getattr(settings, name) is not None:
+            raise SettingError(
+                f"`{name}` says what cache to make and past_key_values is one already; leave one of them out"
+            )

@@ -1,0 +1,115 @@
+"""From a call's merged settings to its plan: every conflict is found before the first forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from unspool.beams.rules import check_beams, check_constraints
+from unspool.cache.kinds import KINDS
+from unspool.composition import Call, check_composition
+from unspool.config import GenerationConfig
+from unspool.config.contrastive import check_contrastive
+from unspool.config.drafting import Relation
+from unspool.config.layers import find_candidate_layers
+from unspool.errors import SettingError
+from unspool.plan.call import Plan, PromptShape
+from unspool.plan.lengths import check_reachable, decide_length
+from unspool.plan.memory import check_cache, name_cache
+from unspool.plan.origins import SPOKEN, Origin, find_asked
+from unspool.plan.refusals import check_low_memory, check_rows, refuse_by_model, refuse_unbuilt, refuse_unused
+from unspool.plan.speed import decide_compiling, decide_drafting
+from unspool.protocols import ModelInfo
+
+
+def settle(
+    settings: GenerationConfig,
+    origins: Mapping[str, Origin],
+    info: ModelInfo,
+    shape: PromptShape,
+    assistant: ModelInfo | None = None,
+    relation: Relation = "same",
+) -> Plan:
+    """Decide a call's merged settings for a model, its drafter and prompts, or raise the error that names what can't
+    be."""
+    refuse_unbuilt(settings, origins)
+    refuse_unused(settings, origins)
+    check_low_memory(settings, origins)
+    refuse_by_model(settings, origins, info, shape)
+    check_composition(
+        Call(
+            settings,
+            info,
+            has_ids=shape.width > 0,
+            has_embeds=shape.has_embeds,
+            has_cache=shape.has_cache,
+            has_negative=shape.has_negative,
+            asked=find_asked(origins),
+        )
+    )
+    check_beams(settings, find_asked(origins))
+    check_contrastive(
+        settings,
+        find_asked(origins),
+        {name: SPOKEN[origin] for name, origin in origins.items()},
+        vocab_size=info.vocab_size,
+        num_rows=shape.num_rows,
+        cache_is_filled=shape.cache_is_filled,
+    )
+    check_rows(settings, shape)
+    eos = as_token_ids(settings.eos_token_id, "eos_token_id", info)
+    cache_kind = name_cache(settings, origins, info, shape)
+    is_endless = shape.is_endless if shape.has_cache else KINDS[cache_kind].is_endless
+    max_length = decide_length(settings, origins, info, shape, is_endless)
+    check_reachable(settings, origins, shape.width, max_length)
+    check_constraints(settings, vocab_size=info.vocab_size, end_ids=eos, max_new_tokens=max_length - shape.width)
+    drafting = decide_drafting(settings, origins, info, shape, assistant, relation)
+    return Plan(
+        settings=settings,
+        origins=origins,
+        do_sample=bool(settings.do_sample),
+        max_length=max_length,
+        eos_token_ids=eos,
+        pad_token_id=_decide_padding(settings, eos, info),
+        num_beams=settings.num_beams or 1,
+        num_return_sequences=settings.num_return_sequences or 1,
+        seeds=_decide_seeds(settings),
+        cache_kind=cache_kind,
+        cache_config=check_cache(cache_kind, settings, origins, shape, max_length - shape.width),
+        prompt_width=shape.width,
+        dola_layers=_decide_layers(settings, info),
+        drafting=drafting,
+        compiling=decide_compiling(settings, origins, info, shape, cache_kind),
+    )
+
+
+def _decide_layers(settings: GenerationConfig, info: ModelInfo) -> tuple[int, ...]:
+    if settings.dola_layers is None:
+        return ()
+    return find_candidate_layers(settings.dola_layers, info.num_layers, is_tied=info.has_tied_embeddings)
+
+
+def as_token_ids(value: Any, name: str, info: ModelInfo) -> tuple[int, ...]:
+    """One token id, a list or a tensor of them, as a tuple; checked against the vocabulary."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    ids = () if value is None else (value,) if isinstance(value, int) else tuple(value)
+    for token in ids:
+        # Negative ids are a known way to say "none"; they match nothing.
+        if token >= info.vocab_size:
+            raise SettingError(f"`{name}`={token} is outside the model's vocabulary of {info.vocab_size} tokens")
+    return ids
+
+
+def _decide_padding(settings: GenerationConfig, eos: tuple[int, ...], info: ModelInfo) -> int:
+    pad = settings.pad_token_id
+    if pad is not None and pad >= 0:
+        return as_token_ids(pad, "pad_token_id", info)[0]
+    return next((token for token in eos if token >= 0), 0)
+
+
+def _decide_seeds(settings: GenerationConfig) -> tuple[int, ...] | None:
+    seed = settings.seed
+    if seed is None:
+        return None
+    return tuple(seed) if isinstance(seed, (list, tuple)) else (int(seed),)
