@@ -135,6 +135,7 @@ typedef struct {
 #else
 #define FLOAT_N 1
 #endif
+
 /* N rows of weights times M of activations. Every pair has two running sums, whatever N and M are, so that a row has the
  * same bits alone and in a batch. One row of activations reads weights as fast as memory gives them, in one stream.
  * Several are bound by instructions, and each of `turns` groups of them brings its share of the weights that come next
