@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from unspool.kernels.gpu.activations import CODES
 from unspool.kernels.gpu.attention import AttentionTiling, HeadShape, StepAttention
+from unspool.kernels.gpu.nibble_product import NibbleTiling, multiply_nibbles
 from unspool.kernels.gpu.row_product import RowTiling, multiply_row
 from unspool.kernels.gpu.tilings import write_measured
 from unspool.kernels.gpu.words import Words
@@ -36,7 +37,9 @@ PRODUCTS = {
     "8B down": (4096, 14336, "adds"),
     "8B head": (128256, 4096, "head"),
 }
-
+# bits a number takes, its factors counted; "halves" and "bytes" are two ways of one row of int4
+BITS = {None: 16, "int4": 5, "int8": 8.5, "halves": 5, "bytes": 5}
+NIBBLES = ("halves", "bytes")
 
 # width, rows, keys, layers
 ATTENTIONS = [
@@ -71,6 +74,8 @@ def list_few_tilings(manner: str, inputs: int, num_rows: int, kind: str | None) 
             if 32 <= each <= 128 and columns <= inputs:
                 found.append(RowTiling(rows, columns, warps, manner != "head"))
         return found
+    if kind in NIBBLES:
+        return list_nibble_tilings(manner, inputs, kind)
     whole = 1 << (inputs // (8 if kind == "int4" else 4) - 1).bit_length()
     found = []
     for rows, words, warps in itertools.product((2, 4, 8, 16), (256, 512, 1024), (2, 4, 8)):
@@ -78,6 +83,28 @@ def list_few_tilings(manner: str, inputs: int, num_rows: int, kind: str | None) 
         if 16 <= each <= 64 and 128 * warps <= words <= whole:
             found.append(WordsTiling(rows, words, warps))
     return found
+
+
+def list_nibble_tilings(manner: str, inputs: int, kind: str) -> list[NibbleTiling]:
+    """Tilings for one row of 4-bit words that are worth a try: near those that were best on an H200."""
+    if inputs > 8192:
+        shapes = [
+            (4, 1024, 4, 8),
+            (2, 1024, 8, 8),
+            (2, 2048, 8, 8),
+            (4, 2048, 8, 16),
+            (8, 1024, 4, 16),
+            (4, 1024, 8, 8),
+        ]
+    elif manner == "gated":
+        shapes = [(4, 512, 8, 4), (4, 512, 7, 4), (8, 512, 8, 8), (8, 512, 7, 8), (4, 512, 4, 4), (4, 256, 7, 4)]
+    elif manner == "head":
+        shapes = [(8, 512, 8, 4), (8, 512, 4, 4), (8, 256, 8, 4)]
+    else:
+        shapes = [(8, 512, 2, 8), (8, 512, 2, 4), (4, 512, 2, 4), (16, 512, 1, 8), (8, 512, 1, 8)]
+    if kind == "halves" and inputs > 8192:
+        shapes = shapes[:4]
+    return [NibbleTiling(*shape, ahead=ahead) for shape in shapes for ahead in (0, 1) if ahead < shape[2]]
 
 
 def prepare_few(name: str, num_rows: int, kind: str | None, tiling: Any, outputs: int | None = None) -> Any:
@@ -89,6 +116,8 @@ def prepare_few(name: str, num_rows: int, kind: str | None, tiling: Any, outputs
     out = torch.zeros(num_rows, narrow, device="cuda", dtype=torch.float32 if manner == "head" else torch.bfloat16)
     settings = settings_of(manner, inputs)
     multiply: Any = multiply_row if kind is None else multiply_words
+    if kind in NIBBLES:
+        multiply, settings["rounds"] = multiply_nibbles, kind == "bytes"
     return lambda weight: multiply(weight, x, out, tiling, **settings)
 
 
@@ -96,9 +125,10 @@ def make_weight(outputs: int, inputs: int, kind: str | None) -> Any:
     """A matrix of random numbers, or of random words."""
     if kind is None:
         return torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16) * 0.02
-    words = torch.randint(-(2**31), 2**31 - 1, (outputs, inputs // (8 if kind == "int4" else 4)), device="cuda")
-    factors = torch.zeros(outputs, inputs // 32, device="cuda", dtype=torch.int32 if kind == "int4" else torch.int16)
-    return Words(words.int(), factors, kind)
+    is_short = kind != "int8"
+    words = torch.randint(-(2**31), 2**31 - 1, (outputs, inputs // (8 if is_short else 4)), device="cuda")
+    factors = torch.zeros(outputs, inputs // 32, device="cuda", dtype=torch.int32 if is_short else torch.int16)
+    return Words(words.int(), factors, "int4" if is_short else "int8")
 
 
 def compile_few(share: list[tuple[str, int, str | None, Any]]) -> int:
@@ -116,7 +146,7 @@ def compile_few(share: list[tuple[str, int, str | None, Any]]) -> int:
 def measure_few(name: str, all_rows: list[int], kind: str | None) -> None:
     """Print cuBLAS' time and the best tilings' for one product of a few rows."""
     outputs, inputs, manner = PRODUCTS[name]
-    bits = {None: 16, "int4": 5, "int8": 8.5}[kind]
+    bits = BITS[kind]
     count = max(2, min(64, int(6e8 / (outputs * inputs * bits / 8))))
     weights = [make_weight(outputs, inputs, kind) for _ in range(count)]
     floor = outputs * inputs * bits / 8 / 4.2e6
@@ -253,7 +283,9 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="keep the best for later processes on this machine")
     parser.add_argument("--rows", type=int, nargs="+", help="products of so many rows instead of one")
     parser.add_argument("--only", default="", help="products whose name holds this")
-    parser.add_argument("--kinds", nargs="+", default=["plain"], help="plain, int4, int8: of products of a few rows")
+    parser.add_argument(
+        "--kinds", nargs="+", default=["plain"], help="plain, int4, int8; halves, bytes: int4 and one row"
+    )
     options = parser.parse_args()
     if options.rows:
         names = [name for name in PRODUCTS if options.only in name]
@@ -261,12 +293,13 @@ def main() -> None:
         jobs = [
             (name, rows, kind, tiling)
             for name, rows, kind in itertools.product(names, options.rows, kinds)
+            if rows == 1 or kind not in NIBBLES
             for tiling in list_few_tilings(PRODUCTS[name][2], PRODUCTS[name][1], rows, kind)
         ]
         with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
             pool.map(compile_few, [jobs[first :: options.processes] for first in range(options.processes)])
         for kind, name in itertools.product(kinds, names):
-            measure_few(name, options.rows, kind)
+            measure_few(name, [1] if kind in NIBBLES else options.rows, kind)
         return
     for width, num_rows, held, layers in ATTENTIONS:
         measure_attention(width, num_rows, held, layers)

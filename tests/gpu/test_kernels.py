@@ -31,6 +31,7 @@ pytestmark = [
 ]
 # Triton's interpreter knows no bfloat16 in every operation; a GPU does.
 DTYPES = [torch.float32] if not torch.cuda.is_available() else [torch.float32, torch.bfloat16, torch.float16]
+HALF_DTYPES = [torch.float16] + ([torch.bfloat16] if torch.cuda.is_available() else [])
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -126,8 +127,11 @@ def test_wide_products_of_two_rows_are_held(manner: str, outputs: int) -> None:
 @pytest.mark.parametrize("kind", ["int4", "int8"])
 @pytest.mark.parametrize("rows", [1, 2, 5, 9])
 @pytest.mark.parametrize("manner", MANNERS)
-def test_products_of_quantised_matrices(dtype: torch.dtype, kind: Kind, rows: int, manner: str) -> None:
-    """From words, and from what they are unpacked to where there are many rows."""
+def test_products_of_quantised_matrices(
+    dtype: torch.dtype, kind: Kind, rows: int, manner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From words, and from what they are unpacked to where there are many rows; no input is rounded."""
+    monkeypatch.setenv("UNSPOOL_GPU_ROUNDING", "off")
     from unspool.kernels.cpu.blocks import quantise_rows
     from unspool.kernels.gpu.product import multiply
     from unspool.kernels.gpu.words import lay_out_words
@@ -141,6 +145,72 @@ def test_products_of_quantised_matrices(dtype: torch.dtype, kind: Kind, rows: in
     expected = expected.double()
     error = (out.double() - expected).norm() / expected.norm()
     assert error < (2e-4 if dtype == torch.float32 else 8e-3), float(error)
+
+
+def round_blocks(x: torch.Tensor) -> torch.Tensor:
+    """Blocks of 32 numbers as whole numbers from -127 to 127 of their greatest."""
+    blocks = x.float().view(-1, 32)
+    step = blocks.abs().amax(1, keepdim=True) / 127
+    return ((blocks / step).round() * step).view(x.shape)
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
+@pytest.mark.parametrize("rounds", [False, True], ids=["halves", "bytes"])
+@pytest.mark.parametrize("tiling", [(8, 512, 2, 4), (4, 128, 3, 4, 1), (2, 256, 8, 8, 2)], ids=str)
+@pytest.mark.parametrize("manner", ["plain", "norm and bias", "gated", "adds"])
+def test_one_row_of_nibbles(dtype: torch.dtype, rounds: bool, tiling: tuple[int, ...], manner: str) -> None:
+    """As the numbers say; where the input is rounded, exactly as the rounded input says."""
+    from unspool.kernels.cpu.blocks import quantise_rows
+    from unspool.kernels.gpu.activations import CODES
+    from unspool.kernels.gpu.nibble_product import NibbleTiling, multiply_nibbles
+    from unspool.kernels.gpu.words import lay_out_words
+
+    outputs, inputs, is_gated = 45, 32 * 67, manner == "gated"
+    blocks = quantise_rows(torch.randn(outputs * (2 if is_gated else 1), inputs) + 0.1, "int4")
+    weight, exact = lay_out_words(blocks, DEVICE), blocks.dequantise().to(DEVICE).double()
+    x, norm = random(1, inputs, dtype=dtype), 1 + 0.2 * random(inputs).to(dtype)
+    x[0, 32:64] = 0.0  # a block of nothing
+    x[0, 64:96] *= 1e-4
+    bias, before = random(exact.shape[0], dtype=dtype), random(1, outputs, dtype=dtype)
+    out = before.clone()
+    settings, wide, root = {}, x.float(), 1.0
+    if manner in ("norm and bias", "gated"):
+        settings = {"norm": norm, "eps": 1e-5, "bias": bias}
+        root = float(torch.rsqrt(x.double().square().mean() + 1e-5))
+        wide = wide * norm.float()
+    if is_gated:
+        settings |= {"activation": CODES["silu"], "is_gated": True}
+    if manner == "adds":
+        settings["adds"] = True
+    if manner == "plain":
+        out.fill_(torch.nan)
+    multiply_nibbles(weight, x, out, NibbleTiling(*tiling), rounds=rounds, **settings)
+
+    def expect(given: torch.Tensor) -> torch.Tensor:
+        made = F.linear(given.double().nan_to_num() * root, exact, bias.double() if "bias" in settings else None)
+        if is_gated:
+            made = F.silu(made[:, :outputs]) * made[:, outputs:]
+        return made + (before.double() if manner == "adds" else 0.0)
+
+    expected = expect(wide)
+    size = expected.norm()
+    if rounds:
+        assert (out.double() - expect(round_blocks(wide))).norm() / size < 4e-3
+    assert (out.double() - expected).norm() / size < (2e-2 if rounds else 5e-3)
+
+
+@pytest.mark.parametrize("rounds", [False, True], ids=["halves", "bytes"])
+def test_nibbles_hide_no_number_that_is_none(rounds: bool) -> None:
+    from unspool.kernels.cpu.blocks import quantise_rows
+    from unspool.kernels.gpu.nibble_product import NibbleTiling, multiply_nibbles
+    from unspool.kernels.gpu.words import lay_out_words
+
+    weight = lay_out_words(quantise_rows(torch.randn(8, 256), "int4"), DEVICE)
+    for bad in (torch.nan, torch.inf):
+        x, out = random(1, 256, dtype=torch.float16), random(1, 8, dtype=torch.float16)
+        x[0, 77] = bad
+        multiply_nibbles(weight, x, out, NibbleTiling(8, 128, 1, 4), rounds=rounds)
+        assert not out.isfinite().any()
 
 
 @pytest.mark.parametrize("kind", ["int4", "int8"])

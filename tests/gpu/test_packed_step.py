@@ -28,6 +28,8 @@ SHAPES: list[dict[str, Any]] = [
     {"keys_by_channel": False, "group": 16, "width": 64},
     {"values_by_channel": True, "nbits": 8, "group": 16},
     {"heads": 6, "kv_heads": 1, "pairs": 0},
+    {"width": 64, "group": 32, "pairs": 32},  # values in two groups
+    {"heads": 3, "kv_heads": 3, "width": 64, "group": 16},  # in four: not by halves
 ]
 
 
@@ -52,7 +54,8 @@ def test_attention_over_packed_keys(shape: dict[str, Any], manner: str, dtype: t
         for name, default in (("keys_by_channel", True), ("values_by_channel", False))
     ]
     assert explain_no_tiles(*schemes) is None
-    held, num_packed = [0, 63, 64, 300, 448, -1], [0, 0, 64, 128, 384, 0]
+    # The last row's last part begins behind all packed places, where nothing may be read.
+    held, num_packed = [0, 63, 64, 300, 448, -1, 500], [0, 0, 64, 128, 384, 0, 448]
     rows, slots, places, window, eps = len(held), 180, 448, 150, 1e-6
     has_norm, softcap = manner == "softcap and norm", 5.0 if manner == "softcap and norm" else None
     layers = [[make_packed(scheme, rows, kv_heads, places) for scheme in schemes] for _ in range(2)]

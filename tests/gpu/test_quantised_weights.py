@@ -10,6 +10,7 @@ import torch
 from tests.conformance.cases import GOLDENS
 
 import unspool
+from unspool.kernels.gpu.words import SWITCH
 from unspool.loading.catalogue import find_model
 from unspool.models.weights import Embedding, Linear, WordEmbedding, WordLinear
 
@@ -42,6 +43,31 @@ def test_words_and_numbers_agree(name: str, kind: str, rows: int) -> None:
     plain = unspool.generate(lm.model, ids, **common)
     for mine, exact in zip(packed.logits[:4], plain.logits[:4], strict=True):
         assert (mine - exact).abs().max() < 2e-3 * exact.abs().max()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_rounded_inputs_change_little(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of one row in 16-bit floats round inputs to 8 bits unless that is switched off."""
+    ids = torch.randint(3, 90, (1, 12), generator=torch.Generator().manual_seed(0)).cuda()
+
+    def step(model: Any) -> torch.Tensor:
+        cache = model.new_cache("dynamic", 1, 16)
+        model.forward(ids[:, :11], cache)
+        forward = model.forward(ids[:, 11:], cache)
+        assert forward.path == "captured"
+        return forward.logits.float()
+
+    found = {}
+    for way in ("on", "off"):
+        monkeypatch.setenv(SWITCH, way)
+        lm = unspool.load(GOLDENS / "models" / name, device="cuda", dtype=dtype, quantize="int4")
+        found[way] = step(lm.model)
+    unpack_model(lm.model)
+    exact = step(lm.model)
+    assert not torch.equal(found["on"], found["off"])
+    assert (found["off"] - exact).norm() < 3e-2 * exact.norm()
+    assert (found["on"] - exact).norm() < 8e-2 * exact.norm()
 
 
 def test_a_gguf_stays_packed() -> None:

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unspool.errors import SettingError
 from unspool.kernels.cpu.blocks import Kind, quantise_rows
-from unspool.kernels.gpu.words import lay_out_words
+from unspool.kernels.gpu.words import SWITCH, lay_out_words, rounds_inputs
 
 CPU = torch.device("cpu")
 
@@ -32,3 +33,13 @@ def test_rows_can_be_chosen(kind: Kind) -> None:
     whole = words.dequantise(torch.float32)
     assert torch.equal(words.narrow(3, 4).dequantise(torch.float32), whole[3:7])
     assert torch.equal(words.select(torch.tensor([11, 0, 0]), torch.float32), whole[[11, 0, 0]])
+
+
+def test_rounding_is_switched_by_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SWITCH, raising=False)
+    assert rounds_inputs()
+    monkeypatch.setenv(SWITCH, "off")
+    assert not rounds_inputs()
+    monkeypatch.setenv(SWITCH, "maybe")
+    with pytest.raises(SettingError, match="neither 'on' nor 'off'"):  # while weights are loaded
+        lay_out_words(quantise_rows(torch.randn(2, 32), "int4"), torch.device("cpu"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.fakes import FakeLayers, FakeModel, make_tokenizer
 
 import unspool
-from tests.fakes import FakeLayers, FakeModel, make_tokenizer
 from unspool import (
     CompileConfig,
     GenerationConfig,

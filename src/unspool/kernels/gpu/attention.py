@@ -16,11 +16,19 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.launching import (
+    LINE_BYTES,
+    ask_for,
+    launch,
+    launch_options,
+    let_next_start,
+    wait_for_input,
+)
 
 UNIT: Final = 8  # numbers: addresses are told as multiples of so many, so that loads are known to be aligned
 SMALLEST_DOT: Final = 16
 MOST_SPLITS: Final = 32
+ASKED: Final = 256  # keys: so few of a program are asked for before its queries are there
 NARROW: Final = 64  # numbers a head
 LARGEST_BLOCK_BYTES: Final = 32_768  # of keys; there are as many of values
 USUAL_SHARED_BYTES: Final = 98_304  # where the GPU does not say how much a program may have
@@ -57,16 +65,24 @@ class HeadShape:
 
 @triton.jit
 def put_together(
-    read, highest, total, target, is_query, is_head, PARTS, STATS, COUNTS, slot, split, used, num_splits,
-    GP: tl.constexpr, DP: tl.constexpr, MOST_SPLITS: tl.constexpr,
+    read, highest, total, OUT, PARTS, STATS, COUNTS, slot, split, used, num_splits,
+    QUERIES: tl.constexpr, G: tl.constexpr, TOKEN: tl.constexpr, D: tl.constexpr,
+    GP: tl.constexpr, DP: tl.constexpr, GJ: tl.constexpr, MOST_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Write what a head's queries read; where its keys are split, the program that ends last adds the parts up."""
+    """Write what a key head's queries read; where its keys are split, the program that ends last adds the parts up.
+
+    Query `q` of `QUERIES` belongs to head `q % G` of token `q // G`; tokens lie `TOKEN` numbers apart at `OUT`. A tile
+    for the tensor cores has room for more queries (GP) than there are: parts are added up over GJ, as few as can be.
+    """
     rg, rd = tl.arange(0, GP), tl.arange(0, DP)
+    is_head = rg < QUERIES
+    is_number = is_head[:, None] & (rd < D)[None, :]
     if used == 1:
-        tl.store(target, (read / total[:, None]).to(target.dtype.element_ty), mask=is_query)
+        target = OUT + (rg // G * TOKEN + rg % G * D)[:, None] + rd[None, :]
+        tl.store(target, (read / total[:, None]).to(OUT.dtype.element_ty), mask=is_number)
     else:
         part = (slot * num_splits + split) * GP
-        tl.store(PARTS + (part + rg)[:, None] * DP + rd[None, :], read, mask=is_query)
+        tl.store(PARTS + (part + rg)[:, None] * DP + rd[None, :], read, mask=is_number)
         tl.store(STATS + 2 * (part + rg), highest, mask=is_head)
         tl.store(STATS + 2 * (part + rg) + 1, total, mask=is_head)
         tl.debug_barrier()  # every thread's part is written before the count says so
@@ -74,23 +90,25 @@ def put_together(
         if num_before == used - 1:
             tl.debug_barrier()
             # How much each part counts is known at once; what they read is then added up, several loads at a time.
+            rq = tl.arange(0, GJ)
+            is_one = rq < QUERIES
+            is_its = is_one[:, None] & (rd < D)[None, :]
             parts = tl.arange(0, MOST_SPLITS)
-            place = (slot * num_splits + parts)[:, None] * GP + rg[None, :]
-            is_part = (parts < used)[:, None] & is_head[None, :]
+            place = (slot * num_splits + parts)[:, None] * GP + rq[None, :]
+            is_part = (parts < used)[:, None] & is_one[None, :]
             tops = tl.load(STATS + 2 * place, mask=is_part, other=float("-inf"), cache_modifier=".cg")
             sums = tl.load(STATS + 2 * place + 1, mask=is_part, other=0.0, cache_modifier=".cg")
-            highest = tl.where(is_head, tl.max(tops, 0), 0.0)
-            total = tl.sum(sums * tl.exp(tops - highest[None, :]), 0)
-            read = tl.full((GP, DP), 0.0, tl.float32)
-            for number in tl.range(0, used, loop_unroll_factor=4):
-                one = (slot * num_splits + number) * GP + rg
-                weight = tl.exp(tl.load(STATS + 2 * one, mask=is_head, other=0.0, cache_modifier=".cg") - highest)
-                its_read = tl.load(
-                    PARTS + one[:, None] * DP + rd[None, :], mask=is_query, other=0.0, cache_modifier=".cg"
-                )
-                read += its_read * weight[:, None]
-            total = tl.where(is_head, total, 1.0)
-            tl.store(target, (read / total[:, None]).to(target.dtype.element_ty), mask=is_query)
+            peak = tl.where(is_one, tl.max(tops, 0), 0.0)
+            whole = tl.sum(sums * tl.exp(tops - peak[None, :]), 0)
+            joined = tl.full((GJ, DP), 0.0, tl.float32)
+            for number in tl.range(0, used, loop_unroll_factor=8 if GJ * DP <= 1024 else 4):
+                one = (slot * num_splits + number) * GP + rq
+                weight = tl.exp(tl.load(STATS + 2 * one, mask=is_one, other=0.0, cache_modifier=".cg") - peak)
+                its = tl.load(PARTS + one[:, None] * DP + rd[None, :], mask=is_its, other=0.0, cache_modifier=".cg")
+                joined += its * weight[:, None]
+            whole = tl.where(is_one, whole, 1.0)
+            target = OUT + (rq // G * TOKEN + rq % G * D)[:, None] + rd[None, :]
+            tl.store(target, (joined / whole[:, None]).to(OUT.dtype.element_ty), mask=is_its)
             tl.store(COUNTS + slot, 0)
 
 
@@ -100,8 +118,8 @@ def _attend(
     PARTS, STATS, COUNTS,
     layer, num_layers, scale, softcap, eps, window, num_splits, smallest_chunk,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    G: tl.constexpr, GP: tl.constexpr, PAIRS: tl.constexpr,
-    BLOCK: tl.constexpr, UNIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
+    G: tl.constexpr, GP: tl.constexpr, GJ: tl.constexpr, PAIRS: tl.constexpr,
+    BLOCK: tl.constexpr, UNIT: tl.constexpr, MOST_SPLITS: tl.constexpr, ASKED: tl.constexpr, LINE_BYTES: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SLOPES: tl.constexpr,
     BRANCHES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -125,6 +143,16 @@ def _attend(
     num_keys = tl.maximum(length - first, 0)
     chunk = tl.maximum(tl.cdiv(tl.cdiv(num_keys, num_splits), BLOCK) * BLOCK, smallest_chunk)
     used = tl.maximum(tl.cdiv(num_keys, chunk), 1)
+    begin = first + split * chunk
+    end = tl.minimum(begin + chunk, length)
+    if BRANCHES == 0:  # a few keys can be on their way while the queries are still made
+        LINE: tl.constexpr = LINE_BYTES * 8 // QKV.dtype.element_ty.primitive_bitwidth  # numbers
+        LINES: tl.constexpr = (DP + LINE - 1) // LINE
+        number, asked = tl.arange(0, LINES) * LINE, begin + tl.arange(0, ASKED)
+        lines = own + row * own_row + head * D + asked.to(tl.int64)[:, None] * POSITION + number[None, :]
+        is_asked = ((asked < end) & (chunk <= ASKED))[:, None] & (number < D)[None, :]
+        ask_for(lines, is_asked, PDL)
+        ask_for(lines + KV_HEADS * D, is_asked, PDL)
     let_next_start(PDL)
     wait_for_input(PDL)
     if (length >= 0) & (split < used):
@@ -167,8 +195,6 @@ def _attend(
         highest = tl.full((GP,), float("-inf"), tl.float32)
         total = tl.full((GP,), 0.0, tl.float32)
         read = tl.full((GP, DP), 0.0, tl.float32)
-        begin = first + split * chunk
-        end = tl.minimum(begin + chunk, length)
         for start in tl.range(begin, end, BLOCK):
             place = start + tl.arange(0, BLOCK)
             is_key = place < end
@@ -216,10 +242,9 @@ def _attend(
             tl.store(into, k_new, mask=is_number)
             tl.store(into + KV_HEADS * D, v_new, mask=is_number)
         # --- the parts together
-        target = OUT + row.to(tl.int64) * (HEADS * D) + (head * G + rg)[:, None] * D + rd[None, :]
         put_together(
-            read, highest, total, target, is_query, is_head, PARTS, STATS, COUNTS,
-            row * KV_HEADS + head, split, used, num_splits, GP, DP, MOST_SPLITS,
+            read, highest, total, OUT + row.to(tl.int64) * (HEADS * D) + head * G * D, PARTS, STATS, COUNTS,
+            row * KV_HEADS + head, split, used, num_splits, G, G, HEADS * D, D, GP, DP, GJ, MOST_SPLITS,
         )  # fmt: skip
 
 
@@ -227,11 +252,12 @@ class SplitAttention:
     """What every attention of captured passes has: room for the parts of split keys, and the launch of its kernel."""
 
     def __init__(
-        self, rows: int, num_queries: int, width: int, shape: HeadShape, device: torch.device, wanted_splits: int
+        self, rows: int, num_queries: int, width: int, shape: HeadShape, device: torch.device, splits: int
     ) -> None:
         self._rows, self._shape, self._width = rows, shape, width
         self._queries = max(SMALLEST_DOT, triton.next_power_of_2(num_queries))  # of one key head
-        self.splits = min(MOST_SPLITS, 1 << (wanted_splits.bit_length() - 1))
+        self._joined = triton.next_power_of_2(num_queries)
+        self.splits = splits
         num_parts = rows * shape.kv_heads * self.splits * self._queries
         self._parts = torch.empty(num_parts, width, dtype=torch.float32, device=device)
         self._stats = torch.empty(num_parts, 2, dtype=torch.float32, device=device)
@@ -277,9 +303,10 @@ class SplitAttention:
             D=shape.width,
             G=shape.heads // shape.kv_heads,
             GP=self._queries,
+            GJ=self._joined,
             PAIRS=turns.shape[2] if turns is not None else 0,
             UNIT=UNIT,
-            MOST_SPLITS=max(2, self.splits),
+            MOST_SPLITS=triton.next_power_of_2(max(2, self.splits)),
             HAS_NORM=q_norm is not None,
             HAS_CAP=shape.softcap is not None,
             HAS_WINDOW=is_windowed,
@@ -296,8 +323,8 @@ class StepAttention(SplitAttention):
         self, rows: int, shape: HeadShape, device: torch.device, tiling: AttentionTiling | None = None
     ) -> None:
         self._tiling = tiling or _choose_tiling(rows, shape)
-        wanted = max(1, self._tiling.programs // (rows * shape.kv_heads))
-        super().__init__(rows, shape.heads // shape.kv_heads, pad_width(shape), shape, device, wanted)
+        splits = count_splits(self._tiling.programs // (rows * shape.kv_heads))
+        super().__init__(rows, shape.heads // shape.kv_heads, pad_width(shape), shape, device, splits)
 
     def __call__(
         self,
@@ -323,8 +350,14 @@ class StepAttention(SplitAttention):
             _attend, qkv, out, base, table, lengths,
             layer=layer, num_layers=num_layers, chunk=self._tiling.chunk,
             turns=turns, scale=scale, is_windowed=is_windowed, q_norm=q_norm, k_norm=k_norm, slopes=slopes,
-            DP=self._width, BLOCK=block, BRANCHES=branches, num_warps=self._tiling.warps, num_stages=stages,
+            DP=self._width, BLOCK=block, ASKED=ASKED, LINE_BYTES=LINE_BYTES, BRANCHES=branches,
+            num_warps=self._tiling.warps, num_stages=stages,
         )  # fmt: skip
+
+
+def count_splits(wanted: int) -> int:
+    """Among how many programs a row's keys are split: a power of two."""
+    return min(MOST_SPLITS, 1 << (max(1, wanted).bit_length() - 1))
 
 
 def pad_width(shape: HeadShape) -> int:

@@ -18,6 +18,7 @@ import triton.language as tl
 from triton.language.extra import cuda as tlx
 
 HOPPER: Final = (9, 0)
+LINE_BYTES: Final = 128  # of a cache
 _MOST_COMPILERS: Final = 12  # threads
 _state = threading.local()
 
@@ -70,3 +71,21 @@ def let_next_start(PDL: tl.constexpr):
     """Let the kernel after this one start, up to where it waits."""
     if PDL:
         tlx.gdc_launch_dependents()
+
+
+@triton.jit
+def ask_for(at, is_asked, PDL: tl.constexpr):
+    """Have the cache lines at some addresses brought into the second-level cache, and wait for nothing.
+
+    What a kernel will read and the one before it does not write can be on its way while that one still runs.
+    """
+    if PDL:
+        tl.inline_asm_elementwise(
+            """{
+            .reg .pred asked;
+            setp.ne.s32 asked, $2, 0;
+            @asked prefetch.global.L2 [$1];
+            mov.b32 $0, 0;
+            }""",
+            "=r,l,r", [at.to(tl.int64), is_asked.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip

@@ -8,6 +8,7 @@ are and where everything lies is read on the device, so one captured step serves
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -16,13 +17,29 @@ import triton.language as tl
 
 from unspool.kernels.gpu.attention import SMALLEST_DOT, HeadShape, SplitAttention, put_together
 from unspool.kernels.gpu.launching import let_next_start, wait_for_input
+from unspool.kernels.gpu.packed_halves import read_in_halves
 from unspool.kernels.packing import Scheme
 
 ALIGNED: Final = 16  # bytes: addresses of packed blocks are told as multiples of so many
-PROGRAMS: Final = 256  # about two for each processor of an H200
 SMALLEST_CHUNK: Final = 128  # positions that a program is started for
 TILES: Final = (64, 32, 16)  # positions unpacked at once, the largest that parts a block evenly
+MOST_RECENT: Final = 32  # positions that are not packed, read at once
+MOST_SPLITS: Final = 64
+_HALVED_BITS: Final = 4
 _TENSORS: Final = 6  # a layer's: codes, scales and zero points of keys, then of values
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTiling:
+    """For how many programs packed positions are cut; a program's warps, and how many tiles are on their way."""
+
+    programs: int
+    warps: int
+    stages: int
+    registers: int | None = None  # most of a thread
+
+
+USUAL: Final = PackedTiling(256, 4, 3)  # about two programs for each processor of an H200
 
 
 @triton.jit
@@ -87,13 +104,15 @@ def _attend(
     QKV, OUT, BASE, BYTES, SCALES, TABLE, LENGTHS, TURNS, Q_NORM, K_NORM, SLOPES,
     PARTS, STATS, COUNTS,
     layer, num_layers, scale, softcap, eps, window, num_splits, smallest_chunk,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, G: tl.constexpr, GP: tl.constexpr,
-    PAIRS: tl.constexpr, TILE: tl.constexpr, UNIT: tl.constexpr, ALIGNED: tl.constexpr, MOST_SPLITS: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, GJ: tl.constexpr,
+    PAIRS: tl.constexpr, TILE: tl.constexpr, RECENT: tl.constexpr,
+    UNIT: tl.constexpr, ALIGNED: tl.constexpr, MOST_SPLITS: tl.constexpr,
     NBITS: tl.constexpr, BLOCK: tl.constexpr, SCALE_BYTES: tl.constexpr,
     KEY_GROUP: tl.constexpr, KEYS_BY_CHANNEL: tl.constexpr,
     VALUE_GROUP: tl.constexpr, VALUES_BY_CHANNEL: tl.constexpr,
+    IN_HALVES: tl.constexpr, STAGES: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SLOPES: tl.constexpr,
-    PDL: tl.constexpr,
+    HAS_ASM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     POSITION: tl.constexpr = 2 * KV_HEADS * D  # numbers that a position takes where it is not packed
@@ -142,23 +161,31 @@ def _attend(
         slopes = tl.full((GP,), 0.0, tl.float32)
         if HAS_SLOPES:
             slopes = tl.load(SLOPES + head * G + rg, mask=is_head, other=0.0)
-        highest = tl.full((GP,), float("-inf"), tl.float32)
-        total = tl.full((GP,), 0.0, tl.float32)
-        read = tl.full((GP, D), 0.0, tl.float32)
         # --- what is packed
         begin = first_tile + split * chunk
         end = tl.where(split == used - 1, begin, tl.minimum(begin + chunk, num_packed))
-        for start in tl.range(begin, end, TILE):
-            k = _unpack(
-                key_codes, key_scales, key_zeros, start, NBITS, D, BLOCK, KEY_GROUP, KEYS_BY_CHANNEL, TILE
-            ).to(query.dtype)  # fmt: skip
-            v = _unpack(
-                value_codes, value_scales, value_zeros, start, NBITS, D, BLOCK, VALUE_GROUP, VALUES_BY_CHANNEL, TILE
-            ).to(query.dtype)  # fmt: skip
-            place = start + tl.arange(0, TILE)
-            highest, total, read = _read_tile(
-                query, k, v, place, place >= first, slopes, scale, softcap, highest, total, read, HAS_CAP, HAS_SLOPES
-            )
+        if IN_HALVES:
+            highest, total, read = read_in_halves(
+                query, key_codes, key_scales, key_zeros, value_codes, value_scales, value_zeros, slopes,
+                begin, end, first, scale, softcap,
+                GP, D, TILE, BLOCK, D != VALUE_GROUP, STAGES, HAS_CAP, HAS_WINDOW, HAS_SLOPES, HAS_ASM,
+            )  # fmt: skip
+        else:
+            highest = tl.full((GP,), float("-inf"), tl.float32)
+            total = tl.full((GP,), 0.0, tl.float32)
+            read = tl.full((GP, D), 0.0, tl.float32)
+            for start in tl.range(begin, end, TILE):
+                k = _unpack(
+                    key_codes, key_scales, key_zeros, start, NBITS, D, BLOCK, KEY_GROUP, KEYS_BY_CHANNEL, TILE
+                ).to(query.dtype)  # fmt: skip
+                v = _unpack(
+                    value_codes, value_scales, value_zeros, start, NBITS, D, BLOCK, VALUE_GROUP, VALUES_BY_CHANNEL, TILE
+                ).to(query.dtype)  # fmt: skip
+                place = start + tl.arange(0, TILE)
+                highest, total, read = _read_tile(
+                    query, k, v, place, place >= first, slopes, scale, softcap, highest, total, read,
+                    HAS_CAP, HAS_SLOPES,
+                )  # fmt: skip
         # --- what is not, and the new key, which the last part writes before it reads
         if split == used - 1:
             k_new = _take_turned(
@@ -170,9 +197,9 @@ def _attend(
             into = recent + slot * POSITION + rd[None, :]
             tl.store(into, k_new)
             tl.store(into + KV_HEADS * D, v_new)
-            seen = tl.maximum(first - num_packed, 0) // TILE * TILE
-            for start in tl.range(seen, slot + 1, TILE, num_stages=1):
-                here = start + tl.arange(0, TILE)
+            seen = tl.maximum(first - num_packed, 0) // RECENT * RECENT
+            for start in tl.range(seen, slot + 1, RECENT, num_stages=1):
+                here = start + tl.arange(0, RECENT)
                 at = recent + here[:, None] * POSITION + rd[None, :]
                 is_old = (here < slot)[:, None]
                 k = tl.load(at, mask=is_old, other=0.0)
@@ -185,10 +212,9 @@ def _attend(
                 highest, total, read = _read_tile(
                     query, k, v, place, is_key, slopes, scale, softcap, highest, total, read, HAS_CAP, HAS_SLOPES
                 )
-        target = OUT + row.to(tl.int64) * (HEADS * D) + (head * G + rg)[:, None] * D + rd[None, :]
         put_together(
-            read, highest, total, target, is_query, is_head, PARTS, STATS, COUNTS,
-            pair, split, used, num_splits, GP, D, MOST_SPLITS,
+            read, highest, total, OUT + row.to(tl.int64) * (HEADS * D) + head * G * D, PARTS, STATS, COUNTS,
+            pair, split, used, num_splits, G, G, HEADS * D, D, GP, D, GJ, MOST_SPLITS,
         )  # fmt: skip
 
 
@@ -202,6 +228,18 @@ def explain_no_tiles(keys: Scheme, values: Scheme) -> str | None:
     if keys.nbits != values.nbits or keys.dtype != values.dtype:
         return "keys and values are packed in other numbers of bits"
     return None
+
+
+def can_halve(keys: Scheme, values: Scheme, dtype: torch.dtype) -> bool:
+    """Whether queries of a dtype can read what is packed so half by half: `packed_halves`."""
+    is_told = keys.by_channel and not values.by_channel and values.width // values.group <= 2
+    return (
+        is_told
+        and keys.nbits == values.nbits == _HALVED_BITS
+        and keys.dtype == values.dtype == torch.float16
+        and keys.width >= 2 * SMALLEST_DOT
+        and dtype in (torch.bfloat16, torch.float16)
+    )
 
 
 def tell_packed(
@@ -222,11 +260,18 @@ def count_packed(num_layers: int, rows: int) -> int:
 class PackedStepAttention(SplitAttention):
     """The attention of captured steps over packed keys."""
 
-    def __init__(self, rows: int, shape: HeadShape, packing: tuple[Scheme, Scheme], device: torch.device) -> None:
-        self._packing = packing
+    def __init__(
+        self,
+        rows: int,
+        shape: HeadShape,
+        packing: tuple[Scheme, Scheme],
+        device: torch.device,
+        tiling: PackedTiling = USUAL,
+    ) -> None:
+        self._packing, self._tiling = packing, tiling
         self._tile = next(tile for tile in TILES if packing[0].block % tile == 0)
-        wanted = max(2, PROGRAMS // (rows * shape.kv_heads))
-        super().__init__(rows, shape.heads // shape.kv_heads, shape.width, shape, device, wanted)
+        splits = min(MOST_SPLITS, max(2, tiling.programs // (rows * shape.kv_heads)))
+        super().__init__(rows, shape.heads // shape.kv_heads, shape.width, shape, device, splits)
 
     def __call__(
         self,
@@ -256,5 +301,7 @@ class PackedStepAttention(SplitAttention):
             TILE=self._tile, ALIGNED=ALIGNED, NBITS=keys.nbits, BLOCK=keys.block, SCALE_BYTES=keys.dtype.itemsize,
             KEY_GROUP=keys.group, KEYS_BY_CHANNEL=keys.by_channel,
             VALUE_GROUP=values.group, VALUES_BY_CHANNEL=values.by_channel,
-            num_warps=4, num_stages=3,
+            RECENT=min(MOST_RECENT, self._tile), IN_HALVES=can_halve(keys, values, qkv.dtype),
+            STAGES=self._tiling.stages, HAS_ASM=qkv.is_cuda,
+            num_warps=self._tiling.warps, num_stages=self._tiling.stages, maxnreg=self._tiling.registers,
         )  # fmt: skip

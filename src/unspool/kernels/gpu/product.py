@@ -10,10 +10,16 @@ import torch.nn.functional as F
 from unspool.kernels.gpu.activations import NONE
 from unspool.kernels.gpu.gating import gate
 from unspool.kernels.gpu.held_product import multiply_held
+from unspool.kernels.gpu.nibble_product import multiply_nibbles
 from unspool.kernels.gpu.norms import normalise
 from unspool.kernels.gpu.row_product import multiply_row
-from unspool.kernels.gpu.tilings import choose_held_tiling, choose_tiling, choose_words_tiling
-from unspool.kernels.gpu.words import Words
+from unspool.kernels.gpu.tilings import (
+    choose_held_tiling,
+    choose_nibble_tiling,
+    choose_tiling,
+    choose_words_tiling,
+)
+from unspool.kernels.gpu.words import Words, rounds_inputs
 from unspool.kernels.gpu.words_product import MOST_ROWS, multiply_words, unpack_words
 
 FEW_ROWS: Final = 6  # for which a quantised matrix is read again for every two rows
@@ -60,8 +66,14 @@ def multiply(
 
 
 def _multiply_words(weight: Words, x: torch.Tensor, out: torch.Tensor, *, is_gated: bool, **around: Any) -> None:
-    """One or two rows from the words themselves; more from the numbers that they stand for, unpacked for the moment."""
+    """A few rows from the words themselves; more from the numbers that they stand for, unpacked for the moment."""
     outputs, inputs = weight.shape
+    if x.shape[0] == 1 and weight.kind == "int4" and x.dtype != torch.float32:
+        rounds = rounds_inputs()
+        found = choose_nibble_tiling(outputs, inputs, rounds=rounds, is_gated=is_gated)
+        if found is not None:
+            multiply_nibbles(weight, x, out, found, rounds=rounds, is_gated=is_gated, **around)
+            return
     if x.shape[0] <= FEW_ROWS:
         tiling = choose_words_tiling(outputs, weight.words.shape[1], weight.kind)
         for first in range(0, x.shape[0], MOST_ROWS):

@@ -15,6 +15,7 @@ import torch
 
 from unspool.kernels.cpu.blocks import Kind
 from unspool.kernels.gpu.held_product import HeldTiling
+from unspool.kernels.gpu.nibble_product import MOST_CHUNKS, NibbleTiling
 from unspool.kernels.gpu.row_product import RowTiling
 from unspool.kernels.gpu.words_product import WordsTiling
 
@@ -52,6 +53,38 @@ _MEASURED_OF_TWO: Final[dict[tuple[int, int], RowTiling]] = {
     (4096, 4096): RowTiling(8, 512, 2),
     (6144, 4096): RowTiling(8, 1024, 4),
 }
+
+# (outputs, inputs): of 4-bit words and one row, measured on an H200, 2026-11-15
+_MEASURED_OF_HALVES: Final[dict[tuple[int, int], NibbleTiling]] = {
+    (6144, 4096): NibbleTiling(8, 512, 2, 8),
+    (4096, 4096): NibbleTiling(16, 512, 1, 8),
+    (28672, 4096): NibbleTiling(8, 512, 8, 8),
+    (4096, 14336): NibbleTiling(2, 1024, 8, 8),
+    (128256, 4096): NibbleTiling(8, 512, 8, 4),
+}
+_MEASURED_OF_BYTES: Final[dict[tuple[int, int], NibbleTiling]] = {
+    (6144, 4096): NibbleTiling(8, 512, 2, 8),
+    (4096, 4096): NibbleTiling(8, 512, 2, 8, ahead=1),
+    (28672, 4096): NibbleTiling(4, 512, 8, 4),
+    (4096, 14336): NibbleTiling(4, 1024, 4, 8),
+    (128256, 4096): NibbleTiling(8, 512, 8, 4),
+}
+_MANY_OUTPUTS: Final = 16_384
+_LONG_ROW: Final = 1024  # words
+
+
+def choose_nibble_tiling(outputs: int, inputs: int, *, rounds: bool, is_gated: bool = False) -> NibbleTiling | None:
+    """The tiling for one row and a matrix of 4-bit words, both halves counted where it is gated; None: too wide."""
+    found = (_MEASURED_OF_BYTES if rounds else _MEASURED_OF_HALVES).get((outputs, inputs))
+    if found is not None:
+        return found
+    num_words = inputs // 8
+    words = min(_LONG_ROW if num_words > _LONG_ROW else 512, 1 << max(7, (num_words - 1).bit_length()))
+    chunks = -(-num_words // words)
+    if chunks > MOST_CHUNKS:
+        return None
+    rows = max(1, 8 // chunks // (2 if is_gated else 1))
+    return NibbleTiling(rows, words, 8 if outputs >= _MANY_OUTPUTS else 2, 8 if words > 512 else 4)
 
 
 def choose_held_tiling(

@@ -16,6 +16,7 @@ from unspool.kernels.gpu.attention import (
     SMALLEST_DOT,
     HeadShape,
     SplitAttention,
+    count_splits,
     fit_memory,
     pad_width,
     put_together,
@@ -40,7 +41,7 @@ def _attend_wide(
     PARTS, STATS, COUNTS,
     layer, num_layers, scale, softcap, eps, window, num_splits, smallest_chunk,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    G: tl.constexpr, GP: tl.constexpr, NEW: tl.constexpr, NP: tl.constexpr, PAIRS: tl.constexpr,
+    G: tl.constexpr, GP: tl.constexpr, GJ: tl.constexpr, NEW: tl.constexpr, NP: tl.constexpr, PAIRS: tl.constexpr,
     BLOCK: tl.constexpr, UNIT: tl.constexpr, MOST_SPLITS: tl.constexpr, IS_FORKED: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SLOPES: tl.constexpr,
     PDL: tl.constexpr,
@@ -150,10 +151,9 @@ def _attend_wide(
             tl.store(into, k_new, mask=is_key_number)
             tl.store(into + KV_HEADS * D, v_new, mask=is_key_number)
         # --- the parts together
-        target = OUT + ((row * NEW + token).to(tl.int64) * (HEADS * D) + (head * G + rg % G) * D)[:, None] + rd[None, :]
         put_together(
-            read, highest, total, target, is_query, is_head, PARTS, STATS, COUNTS,
-            row * KV_HEADS + head, split, used, num_splits, GP, DP, MOST_SPLITS,
+            read, highest, total, OUT + row.to(tl.int64) * (NEW * HEADS * D) + head * G * D, PARTS, STATS, COUNTS,
+            row * KV_HEADS + head, split, used, num_splits, G * NEW, G, HEADS * D, D, GP, DP, GJ, MOST_SPLITS,
         )  # fmt: skip
 
 
@@ -162,8 +162,8 @@ class WideAttention(SplitAttention):
 
     def __init__(self, rows: int, num_new: int, shape: HeadShape, device: torch.device, *, is_forked: bool) -> None:
         self._new, self._is_forked = num_new, is_forked
-        wanted = max(1, SEVERAL_ROWS.programs // (rows * shape.kv_heads))
-        super().__init__(rows, num_new * shape.heads // shape.kv_heads, pad_width(shape), shape, device, wanted)
+        splits = count_splits(SEVERAL_ROWS.programs // (rows * shape.kv_heads))
+        super().__init__(rows, num_new * shape.heads // shape.kv_heads, pad_width(shape), shape, device, splits)
 
     def __call__(
         self,

@@ -6,11 +6,27 @@ thread needs of the input for one place of all its words then lies side by side.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
+from unspool.errors import SettingError
 from unspool.kernels.cpu.blocks import BLOCK, Blocks, Kind
+
+SWITCH: Final = "UNSPOOL_GPU_ROUNDING"  # "on" or "off"
+
+
+def rounds_inputs() -> bool:
+    """Whether one row is rounded to 8 bits, block by block, before 4-bit numbers are multiplied by it.
+
+    Only in models of 16-bit floats; those of float32 are exact in any case.
+    """
+    asked = os.environ.get(SWITCH, "on")
+    if asked not in ("on", "off"):
+        raise SettingError(f"{SWITCH}={asked[:40]!r} is neither 'on' nor 'off'")
+    return asked == "on"
 
 
 @dataclass(slots=True)
@@ -51,6 +67,7 @@ class Words:
 
 def lay_out_words(blocks: Blocks, device: torch.device) -> Words:
     """Blocks as words on a device. Numbers of 8 bits are counted from 0."""
+    rounds_inputs()  # a setting that is none is told while weights are loaded, not in the first pass
     rows, columns = blocks.quants.shape
     bits = 4 if blocks.kind == "int4" else 8
     numbers = blocks.quants.to(device).to(torch.int32) + (0 if bits == 4 else 128)
