@@ -38,8 +38,8 @@ class ModelInfo:
     decoder_start_token_id: int | None = None
     # "branches": attention reads a BranchingCache, whose rows share their prompt's keys; "forks": it reads a cache
     # whose `num_forks` is above 1; "last_states", "early_logits", "early_exit": what `Want` asks for under these names;
-    # "compile": it is `Compilable`; "shifted_keys": keys can be moved to other positions once they were made (rotary,
-    # ALiBi)
+    # "compile": it is `Compilable`; "stretches": it is `Stretching`; "shifted_keys": keys can be moved to other
+    # positions once they were made (rotary, ALiBi)
     can: frozenset[str] = frozenset({"hidden_states", "attentions", "inputs_embeds", "last_states"})
 
 
@@ -143,6 +143,27 @@ class Model(Protocol):
         embeds: torch.Tensor | None = None,
     ) -> Encoded:
         """Run the encoder over right-filled rows (encoder-decoder models only)."""
+        ...
+
+
+@dataclass(slots=True)
+class Stretch:
+    """What several greedy steps in one call chose."""
+
+    steps: list[list[int]]  # the likeliest token of every row, a step each; -1 where a row has none, in the last alone
+    path: str  # as in `Forward`
+
+
+class Stretching(Model, Protocol):
+    """A model that says "stretches" in `info.can`: it can take several greedy steps in one call."""
+
+    def take_steps(self, tokens: Sequence[int], cache: Cache, num_steps: int, ends: tuple[int, ...]) -> Stretch | None:
+        """Read each row's last token after what the cache holds, then each step's likeliest one.
+
+        It ends after `num_steps`, or with the step in which a row gets one of the `ends`. Keys are written past the
+        rows' lengths, which stay as they are: `cache.advance` counts a step's as held. None where steps must be taken
+        one by one.
+        """
         ...
 
 

@@ -37,10 +37,10 @@ PROMPTS = [[1, 2, 3], [4, 5, 6]]
 EXPECTED = [write_on(row, 5) for row in PROMPTS]
 
 
-def make(tmp_path: Path, **files: Path) -> Task:
+def make(tmp_path: Path) -> Task:
     path = tmp_path / "model.gguf"
     path.touch()
-    return Task("model.gguf", path, "gguf", device="cpu", threads=2, batch=2, files=files)
+    return Task("model.gguf", path, "gguf", device="cpu", threads=2, batch=2)
 
 
 # --- what can't be is told before anything is loaded ------------------------------------------------------
@@ -49,12 +49,15 @@ def test_unknown_peers_are_refused(tmp_path: Path) -> None:
         make_peers(["llama"], make(tmp_path))
     with pytest.raises(SettingError, match="no peer 'vllm'; they are transformers, llama-cpp"):
         make_peers(["vllm"], make(tmp_path))
-    with pytest.raises(SettingError, match="each engine once"):
+    with pytest.raises(SettingError, match="each engine once, and two would be called 'transformers'"):
         make_peers(["transformers", "transformers"], make(tmp_path))
-    with pytest.raises(
-        SettingError, match="names a model for ctranslate2, which takes no part; add --peer ctranslate2"
-    ):
-        make_peers([], make(tmp_path, ctranslate2=tmp_path))
+    with pytest.raises(SettingError, match="17 peers are asked for, and at most 16"):
+        make_peers(["llama-cpp"] * 17, make(tmp_path))
+    with pytest.raises(SettingError, match="transformers reads the model that is measured, not"):
+        make_peers([f"transformers={tmp_path}"], make(tmp_path))
+    for path in ("", str(tmp_path / "missing.gguf")):
+        with pytest.raises(SettingError, match=f"--peer llama-cpp={path}: there is no such file"):
+            make_peers([f"llama-cpp={path}"], make(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -79,21 +82,19 @@ def test_a_peer_says_which_form_of_the_model_it_needs(tmp_path: Path, monkeypatc
     for package in ("llama_cpp", "onnxruntime", "ctranslate2"):
         monkeypatch.setitem(sys.modules, package, SimpleNamespace())
     folder = Task("folder", tmp_path, "folder", device="cpu")
-    with pytest.raises(SettingError, match=r"llama-cpp reads a GGUF file, .* --peer-model llama-cpp=FILE.gguf"):
+    with pytest.raises(SettingError, match=r"llama-cpp reads a GGUF file, .* --peer llama-cpp=FILE.gguf"):
         make_peers(["llama-cpp"], folder)
-    with pytest.raises(SettingError, match=r"onnxruntime reads an ONNX file .* --peer-model onnxruntime=PATH"):
+    with pytest.raises(SettingError, match=r"onnxruntime reads an ONNX file .* --peer onnxruntime=PATH"):
         make_peers(["onnxruntime"], folder)
     with pytest.raises(SettingError, match=r"ctranslate2 reads a converted model.*ct2-transformers-converter"):
         make_peers(["ctranslate2"], folder)
-    with pytest.raises(SettingError, match="there is no such file"):
-        make_peers(["onnxruntime"], make(tmp_path, onnxruntime=tmp_path / "missing.onnx"))
     with pytest.raises(LoadError, match=r"holds no model\.bin"):
-        make_peers(["ctranslate2"], make(tmp_path, ctranslate2=tmp_path))
+        make_peers([f"ctranslate2={tmp_path}"], make(tmp_path))
     with pytest.raises(LoadError, match="holds 0 ONNX files"):
-        make_peers(["onnxruntime"], make(tmp_path, onnxruntime=tmp_path))
-    on_gpu = Task("folder", tmp_path, "folder", device="cuda", files={"onnxruntime": tmp_path})
+        make_peers([f"onnxruntime={tmp_path}"], make(tmp_path))
+    on_gpu = Task("folder", tmp_path, "folder", device="cuda")
     with pytest.raises(UnsupportedError, match="run on a CPU, and --device is cuda"):
-        make_peers(["onnxruntime"], on_gpu)
+        make_peers([f"onnxruntime={tmp_path}"], on_gpu)
 
 
 # --- transformers and ours are here -----------------------------------------------------------------------
@@ -217,9 +218,34 @@ def test_llama_cpp_refuses_what_it_cant_read(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "llama_cpp", StubLlama())
     path = tmp_path / "damaged.gguf"
     path.touch()
-    task = Task("other", tmp_path, "folder", device="cpu", files={"llama-cpp": path})
+    task = Task("other", tmp_path, "folder", device="cpu")
     with pytest.raises(LoadError, match="can't read"):
-        make_peers(["llama-cpp"], task)[0].load()
+        make_peers([f"llama-cpp={path}"], task)[0].load()
+
+
+def test_a_peer_runs_on_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is an engine of its own, called by its file where there are several."""
+    read: list[bytes] = []
+
+    class Noting(StubLlama):
+        def llama_model_load_from_file(self, path: bytes, params: Any) -> Any:
+            read.append(path)
+            return super().llama_model_load_from_file(path, params)
+
+    monkeypatch.setitem(sys.modules, "llama_cpp", Noting())
+    paths = [tmp_path / "q4_0.gguf", tmp_path / "q8_0.gguf"]
+    for path in paths:
+        path.touch()
+    words = [f"llama-cpp={path}" for path in paths]
+    engines = make_peers(["llama-cpp", *words], make(tmp_path))
+    assert [engine.name for engine in engines] == ["llama-cpp", "llama-cpp q4_0", "llama-cpp q8_0"]
+    for engine in engines:
+        engine.load()
+        assert engine.generate(PROMPTS, 5).tokens == EXPECTED
+    assert read == [str(path).encode() for path in (tmp_path / "model.gguf", *paths)]
+    assert [engine.name for engine in make_peers(words[:1], make(tmp_path))] == ["llama-cpp"]
+    with pytest.raises(SettingError, match="two would be called 'llama-cpp q4_0'"):
+        make_peers([words[0], words[0]], make(tmp_path))
 
 
 class StubSession:
@@ -257,7 +283,7 @@ def test_onnxruntime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stub = SimpleNamespace(__version__="0.0", SessionOptions=SimpleNamespace, InferenceSession=StubSession)
     monkeypatch.setitem(sys.modules, "onnxruntime", stub)
     (tmp_path / "decoder.onnx").touch()
-    engine = make_peers(["onnxruntime"], make(tmp_path, onnxruntime=tmp_path))[0]
+    engine = make_peers([f"onnxruntime={tmp_path}"], make(tmp_path))[0]
     engine.load()
     timing = engine.generate(PROMPTS, 5)
     assert timing.tokens == EXPECTED and len(timing.ends) == 5
@@ -289,7 +315,7 @@ def test_ctranslate2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ctranslate2", SimpleNamespace(__version__="0.0", Generator=StubGenerator))
     (tmp_path / "model.bin").touch()
     (tmp_path / "vocabulary.json").write_text(json.dumps([f"w{token}" for token in range(VOCABULARY)]))
-    engine = make_peers(["ctranslate2"], make(tmp_path, ctranslate2=tmp_path))[0]
+    engine = make_peers([f"ctranslate2={tmp_path}"], make(tmp_path))[0]
     engine.load()
     timing = engine.generate(PROMPTS, 5)
     assert timing.tokens == EXPECTED and len(timing.ends) == 5
@@ -297,4 +323,4 @@ def test_ctranslate2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine.describe() == "CTranslate2 0.0, int8"
     (tmp_path / "vocabulary.json").write_text('{"w": 1}')
     with pytest.raises(LoadError, match="no list of tokens"):
-        make_peers(["ctranslate2"], make(tmp_path, ctranslate2=tmp_path))
+        make_peers([f"ctranslate2={tmp_path}"], make(tmp_path))

@@ -76,7 +76,7 @@ def test_figures() -> None:
         "beam 4": 1e3 * (2.0 + 4 * 0.5) / 5,
         "batch 3": 15 / 4.0,
     }
-    assert len(results["a", "decode ×1"].values) == 2 * 4  # the prompt's step is none of them
+    assert results["a", "decode ×1"].values == [500.0] * 2  # the prompt's step is none of them
     assert len(results["a", "prefill 9"].values) == 2
 
 
@@ -136,5 +136,5 @@ def test_the_clock_leaves_the_prompt_out() -> None:
     for value in ("prompt", "one", "two", "three"):
         clock.put(value)
     clock.end()
-    assert len(timing.ends) == 3 and len(timing.gaps) == 2
+    assert len(timing.ends) == 3
     assert timing.started <= timing.ends[0] <= timing.ends[-1] and timing.first <= timing.total

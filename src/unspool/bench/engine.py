@@ -38,11 +38,6 @@ class Timing:
         """Seconds to the first step's end: the prompts' reading."""
         return self.ends[0] - self.started
 
-    @property
-    def gaps(self) -> list[float]:
-        """Seconds of every step after the first."""
-        return [later - earlier for earlier, later in zip(self.ends, self.ends[1:], strict=False)]
-
 
 class Engine(Protocol):
     """One way to run the model. Making it checks that it can be; `load` reads the weights."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -39,7 +39,6 @@ class Task:
     batch: int = 16
     rounds: int = 3
     only: tuple[str, ...] = WORKS
-    files: Mapping[str, Path] = field(default_factory=dict)  # a peer's own form of the model, by the peer's name
 
     @property
     def longest(self) -> int:

@@ -49,7 +49,10 @@ def list_works(task: Task) -> list[Work]:
 
 
 def _read_steps(timing: Timing) -> list[float]:
-    return [1e3 * gap for gap in timing.gaps] or _read_mean(timing)
+    """The mean of a call's steps after the prompt's: an engine may tell several of them at once."""
+    if len(timing.ends) < 2:
+        return _read_mean(timing)
+    return [1e3 * (timing.total - timing.first) / (len(timing.ends) - 1)]
 
 
 def _read_prompt(timing: Timing) -> list[float]:

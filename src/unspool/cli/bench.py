@@ -6,12 +6,11 @@ import argparse
 import platform
 import sys
 from datetime import date
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unspool._version import __version__
 from unspool.cli.console import DIM, ProgressLine, can_colour, say
-from unspool.cli.parser import Parser, UsageError
+from unspool.cli.parser import Parser
 from unspool.cli.targets import find_targets, write_target
 from unspool.errors import SettingError
 from unspool.loading.catalogue import DEFAULT_MODEL
@@ -40,7 +39,7 @@ def build_parser() -> Parser:
             "unspool bench",
             "unspool bench --peer transformers --peer llama-cpp --plot bench.svg",
             "unspool bench --quantize auto int8 none --only decode prefill --rounds 5",
-            "unspool bench --peer ctranslate2 --peer-model ctranslate2=FOLDER",
+            "unspool bench --peer llama-cpp --peer llama-cpp=q4_0.gguf --peer ctranslate2=FOLDER",
         ),
     )
     parser.add_argument(
@@ -53,17 +52,11 @@ def build_parser() -> Parser:
     group = parser.add_argument_group("engines")
     group.add_argument(
         "--peer",
-        metavar="NAME",
+        metavar="NAME[=PATH]",
         action="append",
         default=[],
-        help="Measure beside it: transformers, llama-cpp, onnxruntime or ctranslate2. May be said again.",
-    )
-    group.add_argument(
-        "--peer-model",
-        metavar="NAME=PATH",
-        action="append",
-        default=[],
-        help="The model in a peer's own form: a GGUF, an ONNX file, a converted folder.",
+        help="Measure beside it: transformers, llama-cpp, onnxruntime or ctranslate2; with a path, on the model in the "
+        "peer's own form (a GGUF, an ONNX file, a converted folder). May be said again.",
     )
     group.add_argument(
         "--quantize",
@@ -91,10 +84,9 @@ def build_parser() -> Parser:
 def execute(arguments: argparse.Namespace) -> int:
     """Check, load, measure, print, write."""
     targets = find_targets(arguments, FILES)
-    files = _read_files(arguments.peer_model)
     with ProgressLine() as line:
         line.show("starting …")
-        report = _measure(arguments, files, line)
+        report = _measure(arguments, line)
     _print(report)
     from unspool.bench import draw_chart, to_json
 
@@ -104,17 +96,7 @@ def execute(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _read_files(given: list[str]) -> dict[str, Path]:
-    files: dict[str, Path] = {}
-    for word in given:
-        name, is_pair, path = word.partition("=")
-        if not is_pair or not name or not path or name in files:
-            raise UsageError(f"--peer-model {word[:80]!r} is not NAME=PATH, once a peer: --peer-model llama-cpp=X.gguf")
-        files[name] = Path(path).expanduser()
-    return files
-
-
-def _measure(arguments: argparse.Namespace, files: dict[str, Path], line: ProgressLine) -> Report:
+def _measure(arguments: argparse.Namespace, line: ProgressLine) -> Report:
     from unspool.bench import (
         Report,
         find_floors,
@@ -128,7 +110,7 @@ def _measure(arguments: argparse.Namespace, files: dict[str, Path], line: Progre
 
     names = ("device", "threads", "quantize", "only", "new", "prompt", "prefill", "batch", "rounds")
     asked: dict[str, Any] = {name: getattr(arguments, name) for name in names}
-    task = make_task(arguments.model, offline=True if arguments.offline else None, files=files, **asked)
+    task = make_task(arguments.model, offline=True if arguments.offline else None, **asked)
     own = make_native_engines(task)
     engines: list[Engine] = [*own, *make_peers(arguments.peer, task)]  # what can't be is told before any is loaded
     for engine in engines:

@@ -25,6 +25,7 @@ from unspool.decoding.speculative.making import make_policy
 from unspool.decoding.speculative.turns import SpeculativeTurns
 from unspool.decoding.step import Step
 from unspool.decoding.strategy import Strategy
+from unspool.decoding.stretch import StretchTurns, can_stretch
 from unspool.decoding.tokens import TokenTurns
 from unspool.outputs import Speculation
 from unspool.plan import Plan
@@ -68,6 +69,8 @@ def make_turns(
         strategy = _make_strategy(step, plan)
         if can_run_ahead(step, rows, finish, rows_may_leave=rows_may_leave):
             return AheadTurns(rows, strategy, finish, step.record, rows_may_leave=rows_may_leave, step=step)
+        if not plan.do_sample and can_stretch(step, rows):
+            return StretchTurns(rows, strategy, finish, step.record, rows_may_leave=rows_may_leave, step=step)
         return TokenTurns(rows, strategy, finish, step.record, rows_may_leave=rows_may_leave)
     settings = _read_beams(plan)
     trace = BeamTrace(plan.num_beams, settings.num_groups) if plan.settings.return_beam_trace else None

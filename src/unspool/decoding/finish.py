@@ -38,6 +38,7 @@ class Finish:
         self._ends = frozenset(
             int(token) for one, _ in self._criteria if isinstance(one, EosTokenCriteria) for token in one.eos_token_id
         )
+        self.end_tokens = tuple(sorted(self._ends))
 
     def explain(self, history: torch.Tensor, scores: StepTensors | None) -> list[str | None]:
         """The reason why each row of (rows, width) is done, or None."""
@@ -63,6 +64,11 @@ class Finish:
     def explain_token(self, token: int, width: int) -> str | None:
         """The same for one row."""
         return self.explain_tokens([token], width)[0]
+
+    def count_left(self, width: int) -> int | None:
+        """How many columns more rows of that width may get; None where no length ends them."""
+        limits = [one.max_length for one, _ in self._criteria if isinstance(one, MaxLengthCriteria)]
+        return max(0, min(limits) - width) if limits else None
 
     def ends_at(self, width: int) -> bool:
         """Whether all rows are done at that width, whatever their tokens are."""

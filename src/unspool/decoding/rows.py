@@ -23,7 +23,8 @@ class Rows:
         self.offsets = [prompts.width - length for length in prompts.lengths]
         self.pad_token_id = pad_token_id
         self.seeds = torch.zeros(prompts.num_rows, dtype=torch.int64, device=device)
-        self._ids = prompts.ids
+        self._table = prompts.ids  # (rows, columns); `_ids` has all of it
+        self._late: list[list[int]] = []  # columns that nobody has asked for yet
         self._hides_padding = prompts.hides_padding
         self._columns: list[int] = []
         self._padding: torch.Tensor | None = None
@@ -54,7 +55,7 @@ class Rows:
         if not any(columns):
             return None
         if columns != self._columns or self._padding is None:  # kept: a copy to the device makes the host wait
-            self._columns, self._padding = columns, torch.tensor(columns, device=self._ids.device)
+            self._columns, self._padding = columns, torch.tensor(columns, device=self.device)
         return self._padding
 
     def history(self, width: int | None = None) -> torch.Tensor:
@@ -67,8 +68,8 @@ class Rows:
         width = max(ends) if width is None else width
         if min(ends) >= width:
             return self._ids[:, :width]
-        shift = torch.tensor([max(0, width - end) for end in ends], device=self._ids.device)[:, None]
-        column = torch.arange(width, device=self._ids.device) - shift
+        shift = torch.tensor([max(0, width - end) for end in ends], device=self.device)[:, None]
+        column = torch.arange(width, device=self.device) - shift
         return self._ids.gather(1, column.clamp(min=0)).masked_fill(column < 0, self.pad_token_id)
 
     def unread(self, held: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
@@ -77,37 +78,53 @@ class Rows:
         num_new, ends = max(counts), self.ends
         if min(counts) == num_new and min(ends) == max(ends):
             return self._ids[:, ends[0] - num_new : ends[0]], counts
-        first = torch.tensor([end - count for end, count in zip(ends, counts, strict=True)], device=self._ids.device)
-        column = first[:, None] + torch.arange(num_new, device=self._ids.device)
+        first = torch.tensor([end - count for end, count in zip(ends, counts, strict=True)], device=self.device)
+        column = first[:, None] + torch.arange(num_new, device=self.device)
         return self._ids.gather(1, column.clamp_(max=max(ends) - 1)), counts
 
     def append(self, tokens: torch.Tensor, counts: Sequence[int] | None = None) -> None:
         """Add each row's first `counts[row]` tokens of (rows, new); all of them without counts."""
         num_new = tokens.shape[1]
+        self._enter_late()
         ends = self.ends
-        room = self._ids.shape[1]
+        room = self._table.shape[1]
         if max(ends) + num_new > room:
             grown = max(ends) + num_new + CHUNK
-            self._ids = torch.nn.functional.pad(self._ids, (0, grown - room), value=self.pad_token_id)
+            self._table = torch.nn.functional.pad(self._table, (0, grown - room), value=self.pad_token_id)
         if min(ends) == max(ends):
             # Where no token could be chosen one that can be read stands in: the call ends when that is seen.
-            torch.clamp(tokens, min=0, out=self._ids[:, ends[0] : ends[0] + num_new])
+            torch.clamp(tokens, min=0, out=self._table[:, ends[0] : ends[0] + num_new])
         else:
-            column = torch.tensor(ends, device=self._ids.device)[:, None] + torch.arange(
-                num_new, device=self._ids.device
-            )
-            self._ids.scatter_(1, column, tokens)
+            column = torch.tensor(ends, device=self.device)[:, None] + torch.arange(num_new, device=self.device)
+            self._table.scatter_(1, column, tokens)
         added = counts if counts is not None else [num_new] * len(self)
         self.lengths = [length + count for length, count in zip(self.lengths, added, strict=True)]
 
+    def append_late(self, tokens: list[int]) -> None:
+        """Add a token to each row, on the host: it is entered into the history once somebody looks there."""
+        self._late.append(tokens)
+        self.lengths = [length + 1 for length in self.lengths]
+
+    def _enter_late(self) -> None:
+        if self._late:
+            late, self._late = self._late, []
+            self.lengths = [length - len(late) for length in self.lengths]
+            self.append(torch.tensor(late, device=self.device).t())
+
+    @property
+    def _ids(self) -> torch.Tensor:
+        self._enter_late()
+        return self._table
+
     def drop(self, count: int) -> None:
         """Take each row's last `count` tokens away again."""
+        self._enter_late()
         self.lengths = [length - count for length in self.lengths]
 
     def select(self, index: Sequence[int]) -> None:
         """Keep, repeat or reorder rows."""
-        chosen = torch.tensor(list(index), dtype=torch.int64, device=self._ids.device)
-        self._ids = self._ids.index_select(0, chosen)
+        chosen = torch.tensor(list(index), dtype=torch.int64, device=self.device)
+        self._table = self._ids.index_select(0, chosen)
         self.seeds = self.seeds.index_select(0, chosen)
         self.numbers = [self.numbers[i] for i in index]
         self.lengths = [self.lengths[i] for i in index]
@@ -115,12 +132,12 @@ class Rows:
 
     def reorder(self, index: Sequence[int]) -> None:
         """Let beams go on from others of their prompt: histories move, what belongs to the place stays."""
-        self._ids = self._ids[torch.tensor(list(index), device=self._ids.device)]
+        self._table = self._ids[torch.tensor(list(index), device=self.device)]
 
     @property
     def device(self) -> torch.device:
         """Where the histories are."""
-        return self._ids.device
+        return self._table.device
 
     def repeat(self, index: Sequence[int]) -> None:
         """Continue prompts more than once: each copy is a row of the call of its own."""
@@ -133,12 +150,13 @@ class Rows:
 
     def uniforms_from(self, first: Sequence[int], num_positions: int, stream: int = 0) -> torch.Tensor:
         """A number in [0, 1) for each of the positions from `first[row]` on: (rows, positions)."""
-        start = torch.tensor(list(first), device=self._ids.device)[:, None]
-        return draw_uniform(self.seeds[:, None], start + torch.arange(num_positions, device=self._ids.device), stream)
+        start = torch.tensor(list(first), device=self.device)[:, None]
+        return draw_uniform(self.seeds[:, None], start + torch.arange(num_positions, device=self.device), stream)
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Take tokens back: rows get the given lengths, which are not above those they have."""
         assert all(new <= held for new, held in zip(lengths, self.lengths, strict=True))
+        self._enter_late()
         self.lengths = list(lengths)
 
     def tokens_from(self, place: int, first: int) -> list[int]:
@@ -146,6 +164,15 @@ class Rows:
         end = self.lengths[place] + self.offsets[place]
         return self._ids[place, max(0, first + self.offsets[place]) : end].tolist()
 
+    def last_tokens(self) -> list[int]:
+        """Every row's last token."""
+        if self._late:
+            return self._late[-1]
+        ends = self.ends
+        if min(ends) == max(ends):
+            return self._ids[:, ends[0] - 1].tolist()
+        return [int(self._ids[place, end - 1]) for place, end in enumerate(ends)]
+
     def positions(self) -> torch.Tensor:
         """The position of each row's next token: (rows,)."""
-        return torch.tensor(self.lengths, device=self._ids.device)
+        return torch.tensor(self.lengths, device=self.device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,7 @@ from unspool.logits import LogitsProcessorList
 from unspool.logits.blame import explain_no_token
 from unspool.logits.fused import FusedTail, split_tail
 from unspool.outputs import TokenLogprob
-from unspool.protocols import Forward, Model, Want
+from unspool.protocols import LAST, Forward, Model, Stretching, Want
 
 PROMPT_LOGPROBS_CHUNK = 64  # positions whose full logits are held at a time
 MOST_FORGOTTEN = 2  # steps with candidates that can be undone
@@ -75,6 +76,7 @@ class Step:
         self.record = record
         self.num_forward_passes = 0
         self.path, self.path_reason = "eager", ""  # how the last pass was run
+        self._stretch_path = ""  # and the last steps that were taken at once
         self._readout = readout or Readout()
         self._want = self._readout.widen(want)
         self._chunk = prefill_chunk_size
@@ -187,6 +189,44 @@ class Step:
         forward = self.model.forward(tokens, cache, want=want)
         self.path, self.path_reason = forward.path, forward.path_reason
         return forward
+
+    # --- several steps at once -----------------------------------------------------------------------
+    @property
+    def is_plain(self) -> bool:
+        """Whether a greedy step is a pass and its likeliest token, and nothing else."""
+        return (
+            not self.processors
+            and not self.record.keeps_any
+            and self._keeps_cache
+            and self._num_parts == 1
+            and type(self._readout) is Readout
+            and self._want == LAST
+        )
+
+    def take_steps(self, rows: Rows, num_steps: int, ends: tuple[int, ...]) -> list[list[int]]:
+        """What up to so many greedy steps choose, a row each, as far as every row has a token to choose; the last is
+        the first in which a row gets one of the `ends`.
+
+        None of them counts before it is told of by `accept_step`: the cache holds what it held, with keys past it.
+        Empty where steps must be taken one by one.
+        """
+        room, held = self.cache.room, self.cache.lengths
+        if room is not None:
+            num_steps = min(num_steps, room - max(held))
+        if num_steps < 1 or any(length != n + 1 for length, n in zip(rows.lengths, held, strict=True)):
+            return []
+        stretch = cast(Stretching, self.model).take_steps(rows.last_tokens(), self.cache, num_steps, ends)
+        if stretch is None:
+            return []
+        self._stretch_path = stretch.path
+        steps = stretch.steps
+        return steps[:-1] if min(steps[-1]) < 0 else steps  # taken again alone, it says why there is none
+
+    def accept_step(self, rows: Rows) -> None:
+        """Count one of the steps that were taken at once."""
+        self.cache.advance(len(rows))
+        self.num_forward_passes += 1
+        self.path, self.path_reason = self._stretch_path, ""
 
     # --- several positions at once -------------------------------------------------------------------
     @property

@@ -45,13 +45,18 @@ class TokenTurns:
         emitted = Emitted({}, {})
         if self.record.num_top is not None:
             told = read_logprobs(choice.logits, tokens[:, -1], self.record.num_top)
+            emitted.logprobs = {
+                number: [told[place]] for place, number in enumerate(rows.numbers) if number not in self.reasons
+            }
+        return self._tell(new_tokens, emitted)
+
+    def _tell(self, new_tokens: list[list[int]], emitted: Emitted) -> Emitted:
+        """Enter what the rows just got, see who is done with it, and let them leave."""
         reasons = self._find_reasons(new_tokens)
-        for place, (number, reason) in enumerate(zip(rows.numbers, reasons, strict=True)):
-            if done[place]:
-                continue
-            emitted.tokens[number] = new_tokens[place]
-            if self.record.num_top is not None:
-                emitted.logprobs[number] = [told[place]]
+        for number, chosen, reason in zip(self.rows.numbers, new_tokens, reasons, strict=True):
+            if number in self.reasons:
+                continue  # it ended before, and goes on as padding
+            emitted.tokens[number] = chosen
             if reason is not None:
                 emitted.finished[number] = self.reasons[number] = reason
         if self.rows_may_leave and emitted.finished:

@@ -25,7 +25,8 @@ from unspool.protocols import LAST, Encoded, Forward, Model, Want
 
 MOST_NEW: Final = 16  # tokens a row
 _STRIDE: Final = 256  # positions by which the keys in view grow
-_UNREAD: Final = frozenset({"branches", "forks"})  # forms of keys that the compiled step does not read
+# Forms of keys that the compiled step does not read, and steps that would not be compiled ones.
+_UNREAD: Final = frozenset({"branches", "forks", "stretches"})
 
 
 def explain_no_compile(spec: DecoderSpec, weights: DecoderWeights) -> str | None:

@@ -26,7 +26,7 @@ from unspool.models.step import MOST_POSITIONS, PACKING_LIMIT, Steps, can_prepar
 from unspool.models.weights import AnyEmbedding, AnyLinear
 from unspool.models.whole_step import WholeStep, can_run_whole, find_stores
 from unspool.outputs import Output
-from unspool.protocols import LAST, Encoded, Forward, Want
+from unspool.protocols import LAST, Encoded, Forward, Stretch, Want
 
 
 @dataclass
@@ -197,6 +197,21 @@ class Decoder(NativeModel):
         made = whole.forward(tokens, span, stores, want)
         cache.end()
         return made
+
+    def take_steps(self, tokens: Sequence[int], cache: Cache, num_steps: int, ends: tuple[int, ...]) -> Stretch | None:
+        """Several greedy steps in one call of the CPU library, which writes keys past the rows' lengths."""
+        whole, rows = self._whole, len(tokens)
+        if whole is None or rows > whole.most_rows or cache.places() is None:
+            return None
+        span = self._begin(cache, rows, num_steps, [0] * rows)  # room for all of them; no length changes
+        try:
+            stores = find_stores(cache, self.spec, rows)
+            if stores is None:
+                return None
+            self._check_positions(span.stop)
+            return Stretch(whole.take_steps(tokens, span, stores, ends), path="library")
+        finally:
+            cache.end()
 
     def _explain_eager(
         self, tokens: torch.Tensor | None, cache: Cache, counts: Sequence[int] | None, want: Want

@@ -18,6 +18,7 @@ _CAN = frozenset(
         "early_logits",
         "early_exit",
         "compile",
+        "stretches",
     }
 )
 

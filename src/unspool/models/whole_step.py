@@ -13,7 +13,7 @@ import torch
 from unspool.cache import Cache, Span, Stores
 from unspool.kernels.alibi import alibi_slopes
 from unspool.kernels.cpu import Library
-from unspool.kernels.cpu.library import CHUNK, Job, Model, Store, describe_matrix, point
+from unspool.kernels.cpu.library import CHUNK, Job, Model, Steps, Store, describe_matrix, point
 from unspool.kernels.cpu.library import Layer as CLayer
 from unspool.kernels.cpu.library import Matrix as CMatrix
 from unspool.kernels.cpu.library import Norm as CNorm
@@ -61,6 +61,57 @@ def can_run_whole(spec: DecoderSpec, weights: DecoderWeights, device: torch.devi
     )
 
 
+class StretchCall:
+    """The arguments of a call that takes several steps, kept from one to the next: making them anew costs more than a
+    layer."""
+
+    def __init__(self, num_rows: int, most_steps: int, vocab_size: int) -> None:
+        self.num_rows, self.most_steps = num_rows, most_steps
+        self._logits = torch.empty(num_rows, vocab_size)  # every step's in turn
+        self._likeliest = (ctypes.c_int64 * num_rows)()
+        self._chosen = (ctypes.c_int32 * (most_steps * num_rows))()
+        self._numbers: list[Any] = [(ctypes.c_int32 * num_rows)() for _ in _NAMES]
+        self._tokens, self._positions, self._own_rows, self._own_places, self._shared_rows, self._shared_counts = (
+            self._numbers[:-1]
+        )
+        self._numbers[-1][:] = range(num_rows)
+        self._vocab_size = vocab_size
+        self._ends: tuple[int, ...] = ()
+        addresses = [ctypes.addressof(numbers) for numbers in self._numbers]
+        self.job = Job(
+            *(num_rows, num_rows, 0, 0, *addresses, None, Store(), Store()),
+            *(self._logits.data_ptr(), ctypes.addressof(self._likeliest)),
+        )
+        self.steps = Steps(0, 0, None, *(addresses[place] for place in (0, 1, 3)), ctypes.addressof(self._chosen))
+
+    def prepare(
+        self,
+        tokens: Sequence[int],
+        span: Span,
+        stores: Stores,
+        addresses: tuple[Store, Store, Any],
+        scratch: int,
+        ends: tuple[int, ...],
+    ) -> None:
+        """Let it begin with the rows' last tokens, where the span begins."""
+        self.job.own, self.job.shared = addresses[:2]
+        self._own_rows[:] = range(self.num_rows) if stores.own_rows is None else stores.own_rows
+        self._shared_rows[:], self._shared_counts[:] = stores.shared_rows, stores.shared_counts
+        if ends != self._ends:
+            self._ends = ends
+            known = [end for end in ends if 0 <= end < self._vocab_size]
+            self._kept_ends = (ctypes.c_int32 * len(known))(*known)
+            self.steps.num_ends, self.steps.ends = len(known), ctypes.addressof(self._kept_ends)
+        self._tokens[:], self._positions[:] = tokens, span.starts
+        self._own_places[:] = [start - shared for start, shared in zip(span.starts, stores.shared_counts, strict=True)]
+        self.job.most_keys, self.job.scratch, self.steps.num_steps = span.stop, scratch, span.num_new
+
+    def read(self) -> list[list[int]]:
+        """What the steps that were taken chose, a row each."""
+        chosen, rows = self._chosen, self.num_rows
+        return [chosen[first : first + rows] for first in range(0, self.steps.num_done * rows, rows)]
+
+
 class WholeStep:
     """The description of a decoder that the library works from, and the working memory of its calls."""
 
@@ -92,6 +143,7 @@ class WholeStep:
         self._addressed: tuple[Any, tuple[Store, Store, Any]] | None = (
             None  # the last stores, as the library knows them
         )
+        self._stretch: StretchCall | None = None
         self._room = 0
 
     # --- the description -------------------------------------------------------------------------------
@@ -191,6 +243,36 @@ class WholeStep:
                 self._run(model, pieces, outputs, span, addresses, made, want.early if outputs else ())
         return made
 
+    @property
+    def most_rows(self) -> int:
+        """Rows whose steps may be taken several at a time."""
+        return CHUNK if self.most_tokens is None else self.most_tokens
+
+    def take_steps(self, tokens: Sequence[int], span: Span, stores: Stores, ends: tuple[int, ...]) -> list[list[int]]:
+        """The likeliest tokens of up to `span.num_new` steps, a row each, from the rows' last tokens on."""
+        rows = len(tokens)
+        with self._lock:
+            self._reach(span.stop)
+            self._prepare_scratch(rows, rows, span.stop)
+            call = self._stretch
+            if call is None or call.num_rows != rows or call.most_steps < span.num_new:
+                call = self._stretch = StretchCall(rows, span.num_new, self._spec.vocab_size)
+            assert self._scratch is not None
+            call.prepare(tokens, span, stores, self._address(stores), self._scratch.data_ptr(), ends)
+            self._library.run_steps(ctypes.byref(self._model), call.job, call.steps, self._library.threads)
+            return call.read()
+
+    def _fill_step(self, tokens: Any, starts: Sequence[int], stores: Stores) -> None:
+        """Write the numbers of a step of all rows into the table."""
+        table, rows = self._numbers, len(starts)
+        table[0, :rows] = tokens
+        table[1, :rows] = starts
+        table[2, :rows] = range(rows) if stores.own_rows is None else stores.own_rows
+        table[4, :rows] = stores.shared_rows
+        table[5, :rows] = stores.shared_counts
+        table[3, :rows] = table[1, :rows] - table[5, :rows]
+        table[6, :rows] = range(rows)
+
     def _model_of(self, num_layers: int | None) -> Model:
         """The description, of all layers or of the first few."""
         if num_layers is None:
@@ -243,15 +325,8 @@ class WholeStep:
         """Write the numbers of a call's tokens into the table; which (row, place) each wanted one is."""
         table, at = self._numbers, 0
         if span.num_new == 1 and len(pieces) == len(span.counts):  # a step of all rows
-            rows = len(pieces)
-            table[0, :rows] = tokens.reshape(-1).numpy()
-            table[1, :rows] = span.starts
-            table[2, :rows] = range(rows) if stores.own_rows is None else stores.own_rows
-            table[4, :rows] = stores.shared_rows
-            table[5, :rows] = stores.shared_counts
-            table[3, :rows] = table[1, :rows] - table[5, :rows]
-            table[6, :rows] = range(rows)
-            return [(row, 0) for row in range(rows)]
+            self._fill_step(tokens.reshape(-1).numpy(), span.starts, stores)
+            return [(row, 0) for row in range(len(pieces))]
         outputs: list[tuple[int, int]] = []
         for row, first, last in pieces:
             part = slice(at, at + last - first)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Final, cast
 
 from unspool.bench.engine import Engine
@@ -17,23 +19,43 @@ PEERS: Final = {  # the module and the class of each
     "onnxruntime": ("onnxruntime", "OnnxruntimePeer"),
     "ctranslate2": ("ctranslate2", "CTranslate2Peer"),
 }
+MOST_PEERS: Final = 16
 
 
-def make_peers(names: Sequence[str], task: Task) -> list[Engine]:
-    """The peers of these names, each known to be able to run the task's model here; nothing is loaded yet."""
-    for name in (*names, *task.files):
-        if name not in PEERS:
-            near = difflib.get_close_matches(name, PEERS, n=1)
-            hint = f"; did you mean {near[0]}?" if near else f"; they are {', '.join(PEERS)}"
-            raise SettingError(f"there is no peer {name[:40]!r}{hint}")
-    for name in task.files:
-        if name not in names:
-            raise SettingError(f"--peer-model names a model for {name}, which takes no part; add --peer {name}")
-    if len(set(names)) < len(names):
-        raise SettingError("--peer names each engine once")
-    return [_make_peer(name, task) for name in names]
+def make_peers(asked: Sequence[str], task: Task) -> list[Engine]:
+    """The peers asked for, each known to be able to run its model here; nothing is loaded yet.
+
+    Each is `NAME`, on the task's model, or `NAME=PATH`, on the model in the peer's own form. One that is asked for
+    more than once is called by its file as well.
+    """
+    if len(asked) > MOST_PEERS:
+        raise SettingError(f"{len(asked)} peers are asked for, and at most {MOST_PEERS} can be measured in one run")
+    pairs = [_read_pair(word) for word in asked]
+    times = Counter(name for name, _ in pairs)
+    engines: dict[str, Engine] = {}
+    for name, path in pairs:
+        label = f"{name} {path.stem}" if path is not None and times[name] > 1 else name
+        if label in engines:
+            raise SettingError(f"--peer names each engine once, and two would be called {label!r:.80}")
+        engines[label] = _make_peer(name, task, path)
+        engines[label].name = label
+    return list(engines.values())
 
 
-def _make_peer(name: str, task: Task) -> Engine:
+def _read_pair(word: str) -> tuple[str, Path | None]:
+    name, has_path, path = word.partition("=")
+    if name not in PEERS:
+        near = difflib.get_close_matches(name, PEERS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else f"; they are {', '.join(PEERS)}"
+        raise SettingError(f"there is no peer {name[:40]!r}{hint}")
+    if not has_path:
+        return name, None
+    found = Path(path).expanduser()
+    if not path or not found.exists():
+        raise SettingError(f"--peer {name}={path[:200]}: there is no such file or folder")
+    return name, found
+
+
+def _make_peer(name: str, task: Task, path: Path | None) -> Engine:
     module, kind = PEERS[name]
-    return cast(Engine, getattr(import_module(f"unspool.bench.peers.{module}"), kind)(task))
+    return cast(Engine, getattr(import_module(f"unspool.bench.peers.{module}"), kind)(task, path))

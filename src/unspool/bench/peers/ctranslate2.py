@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unspool.bench.engine import Prompts, Timing
-from unspool.bench.peers.packages import import_package, require_file
+from unspool.bench.peers.packages import import_package, require_path
 from unspool.bench.task import Task
 from unspool.bench.work import WORKS
 from unspool.errors import LoadError
@@ -16,15 +16,15 @@ _MOST_BYTES = 64 * 2**20
 
 
 class CTranslate2Peer:
-    """A folder that its converter wrote (`--peer-model ctranslate2=FOLDER`)."""
+    """A folder that its converter wrote (`--peer ctranslate2=FOLDER`)."""
 
     name = "ctranslate2"
     can = frozenset(WORKS)
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, path: Path | None) -> None:
         self._library = import_package("ctranslate2", self.name, "pip install ctranslate2")
-        self._folder = require_file(
-            task, self.name, "a converted model", "ct2-transformers-converter --model FOLDER --output_dir OUT"
+        self._folder = require_path(
+            path, task, self.name, "a converted model", "ct2-transformers-converter --model FOLDER --output_dir OUT"
         )
         if not (self._folder / "model.bin").is_file():
             raise LoadError(f"{self._folder} holds no model.bin: it was not made by CTranslate2's converter")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,18 +18,18 @@ _ALL_LAYERS = 999
 
 
 class LlamaCppPeer:
-    """llama.cpp on the task's GGUF file, or on another one (`--peer-model llama-cpp=FILE`). It has no beam search."""
+    """llama.cpp on the task's GGUF file, or on another one (`--peer llama-cpp=FILE`). It has no beam search."""
 
     name = "llama-cpp"
     can = frozenset({"decode", "prefill", "batch"})
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, path: Path | None) -> None:
         self._llama = import_package("llama_cpp", self.name, "pip install llama-cpp-python")
-        path = task.files.get(self.name, task.location)
+        path = path or task.location
         if not path.is_file() or path.suffix.lower() != ".gguf":
             raise SettingError(
                 f"the peer {self.name} reads a GGUF file, and {path.name} is none; convert the model (llama.cpp's "
-                f"convert_hf_to_gguf.py) and name it: --peer-model {self.name}=FILE.gguf"
+                f"convert_hf_to_gguf.py) and name it: --peer {self.name}=FILE.gguf"
             )
         self._task, self._path = task, path
         self._threads = task.threads or _count_cores()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from unspool.bench.engine import Prompts, Timing
-from unspool.bench.peers.packages import import_package, refuse_device, require_file
+from unspool.bench.peers.packages import import_package, refuse_device, require_path
 from unspool.bench.task import Task
 from unspool.errors import LoadError
 
@@ -16,18 +16,16 @@ _PAST, _PRESENT = "past_key_values.", "present."
 
 
 class OnnxruntimePeer:
-    """An ONNX file (`--peer-model onnxruntime=FILE.onnx`), on a CPU. Its loop is greedy; it has no beam search here."""
+    """An ONNX file (`--peer onnxruntime=FILE.onnx`), on a CPU. Its loop is greedy; it has no beam search here."""
 
     name = "onnxruntime"
     can = frozenset({"decode", "prefill", "batch"})
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, path: Path | None) -> None:
         self._library = import_package("onnxruntime", self.name, "pip install onnxruntime")
         refuse_device(task, self.name)
-        path = require_file(
-            task, self.name, "an ONNX file with past keys", "optimum-cli export onnx --task text-generation-with-past"
-        )
-        self._path = _find_file(path)
+        example = "optimum-cli export onnx --task text-generation-with-past"
+        self._path = _find_file(require_path(path, task, self.name, "an ONNX file with past keys", example))
         self._threads = task.threads
         self._session: Any = None
 
@@ -94,7 +92,5 @@ def _find_file(path: Path) -> Path:
         return path
     found = sorted(path.glob("*.onnx"))
     if len(found) != 1:
-        raise LoadError(
-            f"{path} holds {len(found)} ONNX files; name the one to run: --peer-model onnxruntime=FILE.onnx"
-        )
+        raise LoadError(f"{path} holds {len(found)} ONNX files; name the one to run: --peer onnxruntime=FILE.onnx")
     return found[0]

@@ -21,17 +21,20 @@ def import_package(module: str, peer: str, install: str) -> Any:
         ) from error
 
 
-def require_file(task: Task, peer: str, what: str, example: str) -> Path:
-    """What `--peer-model` names for a peer that can't read the task's own model."""
-    path = task.files.get(peer)
+def require_path(path: Path | None, task: Task, peer: str, what: str, example: str) -> Path:
+    """What `--peer NAME=PATH` names for a peer that can't read the task's own model."""
     if path is None:
         raise SettingError(
             f"the peer {peer} reads {what}, and {task.location.name} is none; make one ({example}) and name it: "
-            f"--peer-model {peer}=PATH"
+            f"--peer {peer}=PATH"
         )
-    if not path.exists():
-        raise SettingError(f"--peer-model {peer}={path}: there is no such file or folder")
     return path
+
+
+def refuse_path(path: Path | None, peer: str) -> None:
+    """Refuse a model of its own for a peer that reads the task's."""
+    if path is not None:
+        raise SettingError(f"the peer {peer} reads the model that is measured, not {path}; say --peer {peer}")
 
 
 def refuse_device(task: Task, peer: str) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from contextlib import redirect_stderr
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from unspool.bench.engine import Clock, Prompts, Timing
-from unspool.bench.peers.packages import import_package
+from unspool.bench.peers.packages import import_package, refuse_path
 from unspool.bench.task import Task
 from unspool.bench.work import WORKS
 
@@ -20,8 +21,9 @@ class TransformersPeer:
     name = "transformers"
     can = frozenset(WORKS)
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, path: Path | None) -> None:
         self._transformers = import_package("transformers", self.name, "pip install 'unspool[bench]'")
+        refuse_path(path, self.name)
         if task.kind == "gguf":  # it reads those through two more packages
             for package in ("gguf", "accelerate"):
                 import_package(package, self.name, "pip install 'unspool[bench]'")

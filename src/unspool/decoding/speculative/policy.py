@@ -28,6 +28,11 @@ class Policy(Protocol):
         """Whether this turn goes by without a look at what could be drafted, and without being measured."""
         ...
 
+    @property
+    def num_resting(self) -> int:
+        """How many turns more are certain to rest."""
+        ...
+
     def choose(self, limits: Sequence[int]) -> list[int]:
         """The guesses to ask a drafter for, a row each, where at most `limits` can help."""
         ...
@@ -51,6 +56,11 @@ class Scheduled:
     def rests(self) -> bool:
         """Never."""
         return False
+
+    @property
+    def num_resting(self) -> int:
+        """None."""
+        return 0
 
     def choose(self, limits: Sequence[int]) -> list[int]:
         """As many as the schedule says."""

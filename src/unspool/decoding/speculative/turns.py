@@ -18,6 +18,7 @@ from unspool.decoding.speculative.drafter import ACCEPT_STREAM, Draft, Drafter
 from unspool.decoding.speculative.policy import Policy, Turn
 from unspool.decoding.speculative.verify import choose_against, choose_token
 from unspool.decoding.step import Step, Tried
+from unspool.decoding.stretch import StretchTurns, can_stretch
 from unspool.decoding.tokens import TokenTurns
 from unspool.logits.fused import FusedTail
 from unspool.outputs import Speculation
@@ -50,7 +51,7 @@ class SpeculativeTurns:
     def turn(self) -> Emitted:
         """Guess, check all guesses in one pass, and let each row take what is right and one token more."""
         if not self.step.is_fresh and self._can_step_plainly() and self.policy.rests():
-            return self._step_plainly()
+            return self._step_plainly(1 + self.policy.num_resting)
         started = time.perf_counter()
         rows = self.rows
         is_live = [number not in self.reasons for number in rows.numbers]
@@ -58,7 +59,7 @@ class SpeculativeTurns:
         draft = self._propose(is_live)
         drafted = time.perf_counter()
         if not is_fresh and not any(draft.counts) and self._can_step_plainly():
-            emitted, accepted = self._step_plainly(), [0]
+            emitted, accepted = self._step_plainly(1), [0]
         else:
             tried = self.step.try_tokens(rows, draft.tokens, draft.counts, is_live)
             emitted, accepted = self._take(draft, tried, is_live)
@@ -83,10 +84,15 @@ class SpeculativeTurns:
             and not self.step.has_custom_processors
         )
 
-    def _step_plainly(self) -> Emitted:
+    def _step_plainly(self, most_steps: int) -> Emitted:
+        """A turn without guesses, of so many that are certain to follow each other."""
         if self.plain is None:
             sample = Sample(self.step, do_sample=self.do_sample)
-            self.plain = TokenTurns(self.rows, sample, self.finish, self.record, False, self.reasons)
+            parts = (self.rows, sample, self.finish, self.record, False, self.reasons)
+            is_stretched = not self.do_sample and can_stretch(self.step, self.rows)
+            self.plain = StretchTurns(*parts, step=self.step) if is_stretched else TokenTurns(*parts)
+        if isinstance(self.plain, StretchTurns):
+            self.plain.most_steps = most_steps
         emitted = self.plain.turn()
         for number in emitted.tokens:
             self.told.add(number, 0, 0)

@@ -127,6 +127,11 @@ class Weighed:
         self._elapsed += self._costs.plain
         return True
 
+    @property
+    def num_resting(self) -> int:
+        """How many turns more go by without a look."""
+        return self._rest
+
     def choose(self, limits: Sequence[int]) -> list[int]:
         """A free drafter is asked for all it may find; a model only for what is worth its own time."""
         if self.rests():  # rows that can't be stepped plainly

@@ -15,7 +15,7 @@ from unspool.errors import SettingError
 from unspool.kernels.cpu.blocks import BLOCK
 from unspool.kernels.cpu.tiles import BYTES, TILE
 
-ABI: Final = 2
+ABI: Final = 3
 CHUNK: Final = 64  # most tokens of one call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
@@ -114,6 +114,18 @@ class Job(ctypes.Structure):
     ]
 
 
+class Steps(ctypes.Structure):
+    """us_steps."""
+
+    _fields_ = [
+        ("num_steps", ctypes.c_int32),
+        ("num_ends", ctypes.c_int32),
+        *((name, ctypes.c_void_p) for name in ("ends", "tokens", "positions", "own_places", "chosen")),
+        ("num_done", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+    ]
+
+
 def point(tensor: torch.Tensor | None) -> int | None:
     """The address of a contiguous tensor."""
     if tensor is None:
@@ -145,6 +157,8 @@ class Library:
         handle.us_scratch_bytes.restype = ctypes.c_int64
         handle.us_run.argtypes = [ctypes.POINTER(Model), ctypes.POINTER(Job), ctypes.c_int32]
         handle.us_run.restype = None
+        handle.us_run_steps.argtypes = [*handle.us_run.argtypes[:2], ctypes.POINTER(Steps), ctypes.c_int32]
+        handle.us_run_steps.restype = None
         handle.us_product_bytes.argtypes = [ctypes.POINTER(Matrix), ctypes.c_int32]
         handle.us_product_bytes.restype = ctypes.c_int64
         handle.us_product.argtypes = [
@@ -156,6 +170,7 @@ class Library:
         handle.us_read_rows.restype = None
         self.threads = count_threads()
         self.run = handle.us_run
+        self.run_steps = handle.us_run_steps
 
     @property
     def instructions(self) -> str:

@@ -157,6 +157,67 @@ static void run(void *argument, const char *set, float *out) {
     free(w->job.scratch);
 }
 
+/* Steps in one call must be those of calls one by one, bit by bit: what they choose, and the keys they leave. */
+static void check_steps(whole *w, int32_t rows, int32_t room) {
+    enum { MOST = 6 };
+    us_job job = {.num_tokens = rows, .num_wanted = rows, .own = w->job.own, .shared = w->job.shared};
+    int32_t numbers[7][US_CHUNK], first[3][US_CHUNK], num_steps = MOST, ends[2], chosen[MOST * 3], expected[MOST * 3];
+    for (int32_t token = 0, row = 0; token < w->job.num_tokens; token++) {
+        if (token && w->job.own_rows[token] == w->job.own_rows[token - 1]) continue;
+        const int32_t *given[] = {w->job.tokens, w->job.positions, w->job.own_rows, w->job.own_places, w->job.shared_rows, w->job.shared_counts};
+        for (int i = 0; i < 6; i++) numbers[i][row] = given[i][token];
+        numbers[6][row] = row;
+        if (room - numbers[3][row] < num_steps) num_steps = room - numbers[3][row];
+        row++;
+    }
+    num_steps = 1 + below(num_steps);
+    for (int32_t row = 0; row < rows; row++)
+        if (numbers[1][row] + num_steps > job.most_keys) job.most_keys = numbers[1][row] + num_steps;
+    const int moving[] = {0, 1, 3};
+    for (int i = 0; i < 3; i++) memcpy(first[i], numbers[moving[i]], sizeof first[i]);
+    job.tokens = numbers[0], job.positions = numbers[1], job.own_rows = numbers[2], job.own_places = numbers[3];
+    job.shared_rows = numbers[4], job.shared_counts = numbers[5], job.wanted = numbers[6];
+    job.scratch = get((size_t)us_scratch_bytes(&w->model, rows, rows, w->threads, job.most_keys));
+    job.logits = get(sizeof(float) * (size_t)rows * w->model.vocab);
+    job.likeliest = get(sizeof(int64_t) * (size_t)rows);
+    float **left = get(sizeof(float *) * (size_t)w->model.num_layers);
+    for (int32_t l = 0; l < w->model.num_layers; l++) {
+        left[l] = get(w->store_size * sizeof(float));
+        memcpy(w->own[l], w->start[l], w->store_size * sizeof(float));
+    }
+    for (int32_t step = 0; step < num_steps; step++) {
+        us_run(&w->model, &job, w->threads);
+        for (int32_t row = 0; row < rows; row++) {
+            numbers[0][row] = expected[step * rows + row] = (int32_t)job.likeliest[row];
+            numbers[1][row]++;
+            numbers[3][row]++;
+        }
+    }
+    for (int has_end = 0; has_end < 2; has_end++) { /* then with an end among what is chosen */
+        int32_t done = num_steps;
+        us_steps steps = {num_steps, 2 * has_end, ends, numbers[0], numbers[1], numbers[3], chosen, 0, 0};
+        ends[0] = -5, ends[1] = expected[below(num_steps * rows)];
+        for (int32_t i = num_steps * rows - 1; has_end && i >= 0; i--)
+            if (expected[i] == ends[1]) done = i / rows + 1;
+        for (int i = 0; i < 3; i++) memcpy(numbers[moving[i]], first[i], sizeof first[i]);
+        for (int32_t l = 0; l < w->model.num_layers; l++) {
+            if (!has_end) memcpy(left[l], w->own[l], w->store_size * sizeof(float));
+            memcpy(w->own[l], w->start[l], w->store_size * sizeof(float));
+        }
+        us_run_steps(&w->model, &job, &steps, w->threads);
+        int is_wrong = steps.num_done != done || memcmp(chosen, expected, sizeof(int32_t) * (size_t)(done * rows));
+        for (int32_t l = 0; !has_end && l < w->model.num_layers; l++)
+            is_wrong |= memcmp(left[l], w->own[l], w->store_size * sizeof(float)) != 0;
+        if (is_wrong) printf("%d steps of %d rows: %d done, %d expected\n", num_steps, rows, steps.num_done, done);
+        num_wrong += is_wrong;
+    }
+    for (int32_t l = 0; l < w->model.num_layers; l++) free(left[l]);
+    free(left);
+    free(job.scratch);
+    free(job.logits);
+    free(job.likeliest);
+}
+
 static void check_run(void) {
     whole w = {.threads = 1 + below(3)};
     us_model *m = &w.model;
@@ -250,6 +311,7 @@ static void check_run(void) {
     job->states = below(2) ? keep(floats((size_t)count * m->hidden, 1.0f)) : NULL;
     /* Where a number lies between two of 8 bits, sets may round it to different sides. */
     for_each_set(run, &w, "a run", (size_t)((1 + job->num_early) * job->num_wanted) * m->vocab, kind == US_F32 ? 1e-3f : 0.1f);
+    check_steps(&w, rows, room);
     let_go();
 }
 

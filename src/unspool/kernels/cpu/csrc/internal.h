@@ -15,6 +15,7 @@ typedef void (*us_task)(const void *argument, int32_t thread, us_team *team);
 typedef struct {
     const char *name;
     us_task run;     /* argument: us_run_task */
+    us_task steps;   /* argument: us_steps_task */
     us_task product; /* argument: us_product_task */
 } us_kernels;
 
@@ -22,6 +23,12 @@ typedef struct {
     const us_model *model;
     const us_job *job;
 } us_run_task;
+
+typedef struct {
+    const us_model *model;
+    const us_job *job;
+    us_steps *steps;
+} us_steps_task;
 
 typedef struct {
     const us_matrix *matrix;

@@ -776,14 +776,12 @@ static void keep_early(run *r, int32_t l) {
                    sizeof(float) * H);
 }
 
-static void run_all(const void *argument, int32_t thread, us_team *team) {
-    const us_run_task *task = argument;
-    const us_job *job = task->job;
-    const int32_t KV = task->model->num_kv_heads, tokens = job->num_tokens;
+static void run_pass(const us_model *model, const us_job *job, int32_t thread, us_team *team) {
+    const int32_t KV = model->num_kv_heads, tokens = job->num_tokens;
     run r = {
-        .model = task->model,
+        .model = model,
         .job = job,
-        .scratch = us_lay_out(task->model, tokens, count_read(job), team->size, job->most_keys, job->scratch),
+        .scratch = us_lay_out(model, tokens, count_read(job), team->size, job->most_keys, job->scratch),
         .team = team,
         .thread = thread,
         .threads = team->size,
@@ -796,6 +794,44 @@ static void run_all(const void *argument, int32_t thread, us_team *team) {
         run_layer(&r, l);
     }
     finish(&r);
+}
+
+static void run_once(const void *argument, int32_t thread, us_team *team) {
+    const us_run_task *task = argument;
+    run_pass(task->model, task->job, thread, team);
+}
+
+/* Whether no step follows one that chose these tokens. */
+static int ends_here(const us_steps *steps, const int64_t *chosen, int32_t count) {
+    for (int32_t row = 0; row < count; row++) {
+        if (chosen[row] < 0) return 1;
+        for (int32_t i = 0; i < steps->num_ends; i++)
+            if (chosen[row] == steps->ends[i]) return 1;
+    }
+    return 0;
+}
+
+static void run_steps(const void *argument, int32_t thread, us_team *team) {
+    const us_steps_task *task = argument;
+    const us_job *job = task->job;
+    us_steps *steps = task->steps;
+    for (int32_t step = 1;; step++) {
+        run_pass(task->model, job, thread, team);
+        us_meet(team); /* the tokens are chosen */
+        const int is_last = step == steps->num_steps || ends_here(steps, job->likeliest, job->num_tokens);
+        if (!thread)
+            for (int32_t row = 0; row < job->num_tokens; row++) {
+                const int32_t token = (int32_t)job->likeliest[row];
+                steps->chosen[(int64_t)(step - 1) * job->num_tokens + row] = token;
+                steps->num_done = step;
+                if (is_last) continue;
+                steps->tokens[row] = token;
+                steps->positions[row]++;
+                steps->own_places[row]++;
+            }
+        if (is_last) return;
+        us_meet(team); /* they stand where the next step reads them */
+    }
 }
 
 static void run_product(const void *argument, int32_t thread, us_team *team) {
@@ -817,4 +853,4 @@ static void run_product(const void *argument, int32_t thread, us_team *team) {
 
 #define TEXT(a) #a
 #define QUOTED(a) TEXT(a)
-const us_kernels NAMED(us_, US_NAME) = {QUOTED(US_NAME), run_all, run_product};
+const us_kernels NAMED(us_, US_NAME) = {QUOTED(US_NAME), run_once, run_steps, run_product};

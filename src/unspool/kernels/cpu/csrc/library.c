@@ -156,6 +156,11 @@ void us_run(const us_model *model, const us_job *job, int32_t threads) {
     us_do(kernels()->run, &(us_run_task){model, job});
 }
 
+void us_run_steps(const us_model *model, const us_job *job, us_steps *steps, int32_t threads) {
+    us_gather(threads);
+    us_do(kernels()->steps, &(us_steps_task){model, job, steps});
+}
+
 void us_product(const us_matrix *matrix, const float *x, int32_t num_rows, float *y, void *scratch, int32_t threads) {
     us_gather(threads);
     us_do(kernels()->product, &(us_product_task){matrix, x, num_rows, y, scratch});

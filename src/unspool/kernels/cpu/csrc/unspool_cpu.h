@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define US_ABI 2
+#define US_ABI 3
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
 #define US_PART 64     /* keys that attention reads at once: with their values they stay in the first-level cache */
@@ -81,6 +81,16 @@ typedef struct {
     void *scratch; /* us_scratch_bytes of it, aligned to 64 */
 } us_job;
 
+/* Several steps of one token a row: the likeliest token of a step is what the next one reads. */
+typedef struct {
+    int32_t num_steps, num_ends;
+    const int32_t *ends; /* tokens after which no step follows, whichever row gets one */
+    int32_t *tokens, *positions, *own_places; /* the job's own: they move on with every step */
+    int32_t *chosen;  /* (num_steps, num_tokens): what every step found likeliest; -1 where there is nothing: the last */
+    int32_t num_done; /* out: steps that were taken */
+    int32_t unused;
+} us_steps;
+
 int32_t us_abi(void);
 const char *us_instructions(void);           /* the set in use */
 int32_t us_use_instructions(const char *set); /* choose one by name; 0 if this machine has it */
@@ -89,6 +99,8 @@ const char *us_available(void);              /* all that this machine can run, b
 /* num_read: rows that the head reads, (1 + num_early) * num_wanted. */
 int64_t us_scratch_bytes(const us_model *model, int32_t num_tokens, int32_t num_read, int32_t threads, int32_t most_keys);
 void us_run(const us_model *model, const us_job *job, int32_t threads);
+/* `job` is the first step's: a token a row, all of them wanted, likeliest ones too; most_keys is the last step's. */
+void us_run_steps(const us_model *model, const us_job *job, us_steps *steps, int32_t threads);
 
 /* y (num_rows, matrix rows) = x (num_rows, columns) times the matrix, and its bias. */
 int64_t us_product_bytes(const us_matrix *matrix, int32_t num_rows);

@@ -1,0 +1,277 @@
+"""Greedy steps taken several at a time give what steps one by one give, at every turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import unspool
+from tests.conformance.cases import load_model
+from tests.fakes import FakeModel, pad_left
+from unspool.api.calls import start
+from unspool.cache import Cache
+from unspool.decoding import choice, stretch
+from unspool.errors import NoTokenLeftError
+from unspool.kernels.cpu import find_library
+from unspool.protocols import Stretch
+from unspool.stopping import MaxTimeCriteria, StoppingCriteria
+
+needs_library = pytest.mark.skipif(find_library() is None, reason="the C library is not built")
+
+
+class Stretching(FakeModel):
+    """A fake that takes several steps in a call, by passes of its own."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self.info = type(self.info)(**{**vars(self.info), "can": self.info.can | {"stretches"}})
+        self.sizes: list[int] = []  # steps asked for, a call each
+
+    def take_steps(self, tokens: Sequence[int], cache: Cache, num_steps: int, ends: tuple[int, ...]) -> Stretch | None:
+        self.sizes.append(num_steps)
+        held, passes, steps = list(cache.lengths), self.num_passes, []
+        for _ in range(num_steps):
+            logits = self.forward(torch.tensor(tokens)[:, None], cache).logits
+            tokens = [int(row.argmax()) if row.isfinite().all() else -1 for row in logits]
+            steps.append(list(tokens))
+            if min(tokens) < 0 or set(tokens) & set(ends):
+                break
+        cache.truncate(held)
+        self.num_passes = passes
+        return Stretch(steps, path="stretched")
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time limits nothing, so that calls are as long as they may be."""
+    monkeypatch.setattr(stretch, "SECONDS_AT_ONCE", 1e9)
+
+
+def one_by_one(call: Any) -> Any:
+    """What a call gives whose steps are taken one by one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choice, "can_stretch", lambda step, rows: False)
+        return call()
+
+
+def follow(model: Any, inputs: dict[str, Any], **more: Any) -> list[Any]:
+    """Every turn of a stream: what it told, what the cache then held, and the figures."""
+    cache, told = unspool.DynamicCache(), []
+    run = start(model, **inputs, past_key_values=cache, pad_token_id=0, **more)
+    for emitted in run:
+        told.append((emitted.tokens, emitted.finished, list(cache.lengths), run.stats.forward_passes))
+    return [*told, list(cache.lengths), [layer.tolist() for layer in cache.key_cache]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=7), min_size=1, max_size=4),
+    ends=st.lists(st.integers(0, 22), max_size=3),
+    num_new=st.integers(1, 20),
+    most=st.integers(1, 9),
+    stop=st.none() | st.integers(0, 22),
+)
+def test_every_turn_is_that_of_single_steps(
+    rows: list[list[int]], ends: list[int], num_new: int, most: int, stop: int | None
+) -> None:
+    class Stops(StoppingCriteria):
+        """Ends the rows whose last token this is: what a model does not know of."""
+
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+            return input_ids[:, -1] == stop
+
+    model, inputs = Stretching(), pad_left(rows)
+    more: dict[str, Any] = {"max_new_tokens": num_new, "eos_token_id": ends or None}
+    if stop is not None:
+        more["stopping_criteria"] = [Stops()]
+    expected = one_by_one(lambda: follow(model, inputs, **more))
+    generated = one_by_one(lambda: unspool.generate(model, **inputs, **more))
+    assert not model.sizes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stretch.StretchTurns, "__init__", _limited(most))
+        assert follow(model, inputs, **more) == expected
+        assert unspool.generate(model, **inputs, **more).tolist() == generated.tolist()
+    assert max(model.sizes, default=0) <= most
+
+
+START = stretch.StretchTurns.__init__
+
+
+def _limited(most: int) -> Any:
+    def start(self: stretch.StretchTurns, *args: Any, **more: Any) -> None:
+        START(self, *args, **more)
+        self.most_steps = most
+
+    return start
+
+
+def test_a_call_takes_as_many_steps_as_time_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Stretching()
+    unspool.generate(model, torch.tensor([[1, 2]]), max_new_tokens=200, eos_token_id=None)
+    assert model.sizes[0] == 64 and sum(model.sizes) == 199  # the first token is the prompt's
+    monkeypatch.setattr(stretch, "SECONDS_AT_ONCE", 1e-12)
+    model.sizes.clear()
+    unspool.generate(model, torch.tensor([[1, 2]]), max_new_tokens=8, eos_token_id=None)
+    assert model.sizes == [1] * 7
+    monkeypatch.setattr(stretch, "SECONDS_AT_ONCE", 0.02)
+    turns = stretch.StretchTurns(None, None, None, None, False)  # type: ignore[arg-type]
+    assert stretch.SECONDS_AT_ONCE / turns.seconds >= 1, "the first call measures"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"do_sample": True},
+        {"repetition_penalty": 1.3},
+        {"min_new_tokens": 3},
+        {"output_scores": True, "return_dict_in_generate": True},
+        {"logprobs": 1, "return_dict_in_generate": True},
+        {"output_hidden_states": True, "return_dict_in_generate": True},
+        {"use_cache": False},
+        {"num_beams": 2},
+        {"guidance_scale": 1.5},
+    ],
+    ids=str,
+)
+def test_what_must_be_seen_in_between_is(more: dict[str, Any]) -> None:
+    model = Stretching()
+    unspool.generate(model, torch.tensor([[1, 2]]), max_new_tokens=6, eos_token_id=3, **more)
+    assert not model.sizes
+
+
+def test_time_is_asked_for_at_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(MaxTimeCriteria, "is_over", lambda self: asked.append(0) or len(asked) == 5)
+    model, cache = Stretching(), unspool.DynamicCache()
+    output = unspool.generate(
+        model,
+        torch.tensor([[1, 2]]),
+        max_new_tokens=30,
+        max_time=100.0,
+        eos_token_id=None,
+        past_key_values=cache,
+        return_dict_in_generate=True,
+    )
+    assert output.sequences.shape == (1, 7) and cache.lengths == [6] and output.stats.forward_passes == 5
+
+
+def test_a_stream_that_is_closed_leaves_what_single_steps_leave() -> None:
+    model, ids = Stretching(), torch.tensor([[1, 2, 3]])
+
+    def begin() -> tuple[list[int], Any]:
+        cache = unspool.DynamicCache()
+        run = unspool.stream(model, ids, max_new_tokens=30, eos_token_id=None, past_key_values=cache)
+        tokens = [next(run).tokens[0][0] for _ in range(4)]
+        run.close()
+        return tokens, cache
+
+    (tokens, cache), (expected, other) = begin(), one_by_one(begin)
+    assert tokens == expected and cache.lengths == other.lengths == [6]
+    assert model.sizes == [29]
+    whole = torch.tensor([[*ids[0].tolist(), *tokens]])
+    found = unspool.generate(model, whole, max_new_tokens=9, eos_token_id=None, past_key_values=cache)
+    assert (
+        found.tolist()
+        == one_by_one(lambda: unspool.generate(model, ids, max_new_tokens=13, eos_token_id=None)).tolist()
+    )
+
+
+def test_no_token_left_is_explained_at_its_own_step() -> None:
+    class Failing(Stretching):
+        def forward(self, *args: Any, **more: Any) -> Any:
+            forward = super().forward(*args, **more)
+            if max(args[1].lengths) > 6:
+                forward.logits.fill_(float("nan"))
+            return forward
+
+    errors = []
+    for call in (one_by_one, lambda call: call()):
+        model = Failing()
+        with pytest.raises(NoTokenLeftError) as caught:
+            call(
+                lambda model=model: unspool.generate(
+                    model, torch.tensor([[1, 2, 3]]), max_new_tokens=9, eos_token_id=None
+                )
+            )
+        errors.append((str(caught.value), model.sizes))
+    assert errors[0][0] == errors[1][0] and "position 7" in errors[0][0] and errors[1][1] == [8, 5]
+
+
+# --- the library -------------------------------------------------------------------------------------------
+IDS = torch.randint(3, 90, (5, 6), generator=torch.Generator().manual_seed(2))
+MASK = torch.tensor([[1] * 6, [0] * 2 + [1] * 4, [0] * 5 + [1], [1] * 6, [0] + [1] * 5])
+
+
+@needs_library
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mistral", "gpt_neox", "qwen3"])
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("ends", [None, list(range(0, 160, 9))], ids=["no ends", "ends"])
+def test_the_library_takes_the_steps_of_single_calls(
+    name: str, kind: str, ends: list[int] | None, request: Any
+) -> None:
+    """Same tokens, and keys that are the same bit by bit."""
+    model = load_model(name).model
+    calls: list[int] = []
+    take = type(model).take_steps
+
+    def note(self: Any, tokens: Any, *args: Any) -> Any:
+        calls.append(len(tokens))
+        return take(self, tokens, *args)
+
+    request.getfixturevalue("monkeypatch").setattr(type(model), "take_steps", note)
+
+    def call(rows: int) -> Any:
+        output = unspool.generate(
+            model,
+            IDS[:rows],
+            attention_mask=MASK[:rows],
+            max_new_tokens=24,
+            eos_token_id=ends,
+            pad_token_id=0,
+            cache_implementation=kind,
+            return_dict_in_generate=True,
+        )
+        keys = [
+            [buffer[row, :length].tolist() for row, length in enumerate(output.past_key_values.lengths)]
+            for buffer in output.past_key_values.plain_buffers()
+        ]
+        return output.sequences.tolist(), output.stats.forward_passes, output.stats.path, keys
+
+    for rows in (1, 5):
+        expected = one_by_one(lambda rows=rows: call(rows))
+        assert not calls
+        assert call(rows) == expected
+        assert ends or calls[0] == rows
+        calls.clear()
+
+
+@needs_library
+def test_rows_that_leave_are_left_out() -> None:
+    model = load_model("llama").model
+    more: dict[str, Any] = {"max_new_tokens": 40, "eos_token_id": list(range(0, 160, 9)), "pad_token_id": 0}
+    expected = one_by_one(lambda: unspool.generate(model, IDS, attention_mask=MASK, **more))
+    assert len({row.index(0) for row in expected[:, 6:].tolist() if 0 in row}) > 1, "choose other ends"
+    assert unspool.generate(model, IDS, attention_mask=MASK, **more).tolist() == expected.tolist()
+
+
+@needs_library
+@pytest.mark.parametrize("kind", ["sliding_window", "quantized", "sink", "offloaded"])
+def test_kinds_that_keep_keys_otherwise_take_single_steps(kind: str) -> None:
+    model = load_model("mistral").model
+    more: dict[str, Any] = {"max_new_tokens": 12, "eos_token_id": None, "cache_implementation": kind}
+    expected = one_by_one(lambda: unspool.generate(model, IDS[:1], **more))
+    assert unspool.generate(model, IDS[:1], **more).tolist() == expected.tolist()
+
+
+@needs_library
+def test_a_drafter_that_rests_stretches() -> None:
+    model = load_model("llama").model
+    more: dict[str, Any] = {"max_new_tokens": 90, "eos_token_id": None}
+    expected = unspool.generate(model, IDS[:1], **more)
+    found = unspool.generate(model, IDS[:1], speculate="auto", return_dict_in_generate=True, **more)
+    assert found.sequences.tolist() == expected.tolist() and found.stats.forward_passes <= 90
