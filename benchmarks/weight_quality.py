@@ -2,15 +2,12 @@
 
     python benchmarks/weight_quality.py [--text FILE] [--tokens 1000] [--device cuda]
 
-<<<<<<< HEAD
-"Exact products" multiply the numbers that the blocks stand for, as a GPU does; the CPU library also rounds what is
-multiplied by them to 8 bits, block by block. A change is told with its standard error: on the short text of this folder
-it is a quarter of a per cent, so changes below half a per cent need a longer one (4,000 tokens of any prose).
-=======
 "Exact products" multiply the numbers that the blocks stand for. "4-bit products of rounded inputs" are what a GPU does
 for one row of 16-bit floats: what 4-bit numbers are multiplied by is rounded to 8 bits, block by block (reckoned here
 with torch, in float32). The CPU library does that for 8-bit numbers too.
->>>>>>> main
+
+A change is told with its standard error: on the short text of this folder it is a quarter of a per cent, so changes
+below half a per cent need a longer one (4,000 tokens of any prose).
 """
 
 from __future__ import annotations
@@ -63,33 +60,19 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1000)
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
-<<<<<<< HEAD
-    print("| weights | MB | exact products | change | CPU library | change |\n|---|---|---|---|---|---|")
-    text, exact = options.text.read_text(encoding="utf-8"), None
-=======
     print(
         "| weights | MB | exact products | change | 4-bit products of rounded inputs | change | CPU library | change |",
         "|---|---|---|---|---|---|---|---|",
         sep="\n",
     )
-    exact = 0.0
+    text, exact = options.text.read_text(encoding="utf-8"), None
     call = weights.PackedLinear.__call__
->>>>>>> main
     for name, quantize in (("plain", None), ("the file's blocks", "auto"), ("int8", "int8"), ("int4", "int4")):
         lm = unspool.load(device=options.device, quantize=quantize)
         cells = [name, f"{lm.model.weights_bytes / 1e6:.0f}"]
         for way in ("exact", "rounded", "library"):
             if way != "exact" and (options.device != "cpu" or quantize is None):
                 continue
-<<<<<<< HEAD
-            if not has_library and options.device == "cpu":
-                weights.find_library, whole, lm.model._whole = lambda: None, lm.model._whole, None
-            found = measure(lm, text, options.tokens)
-            if not has_library and options.device == "cpu":
-                weights.find_library, lm.model._whole = find_library, whole
-            exact = found if exact is None else exact
-            cells += tell(found, exact)
-=======
             if way == "library" and find_library() is None:
                 continue
             whole = lm.model._whole
@@ -97,11 +80,10 @@ def main() -> None:
                 weights.find_library, lm.model._whole = lambda: None, None
             if way == "rounded":
                 weights.PackedLinear.__call__ = multiply_rounded
-            found = measure(lm, options.tokens)
+            found = measure(lm, text, options.tokens)
             weights.find_library, lm.model._whole, weights.PackedLinear.__call__ = find_library, whole, call
-            exact = exact or found
-            cells += [f"{found:.3f}", f"{100 * (found / exact - 1):+.2f} %"]
->>>>>>> main
+            exact = found if exact is None else exact
+            cells += tell(found, exact)
         print("| " + " | ".join(cells) + " |", flush=True)
 
 
