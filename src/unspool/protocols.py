@@ -73,7 +73,8 @@ class Forward:
     cross_attentions: tuple[torch.Tensor, ...] | None = None  # a layer each: (rows, heads, new, source)
     last_states: torch.Tensor | None = None  # (rows, new, hidden)
     early_logits: tuple[torch.Tensor, ...] | None = None  # a layer of `Want.early` each: (rows, vocab), last position
-    likeliest: torch.Tensor | None = None  # (rows,): the first token of the highest logit, where the pass found it
+    # (rows,) or (rows, new), as the logits are: the first token of the highest one, where the pass found it
+    likeliest: torch.Tensor | None = None
     given: torch.Tensor | None = None  # (rows, vocab): what `Want.reading` makes of the logits; `likeliest` is by these
     chosen: torch.Tensor | None = None  # (rows,): the place in `Want.early` of the layer contrasted with
     won: Won | None = None  # how `Want.contest` ended: the logits are then those of the kept candidates (rows, vocab)

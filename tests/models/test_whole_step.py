@@ -73,6 +73,19 @@ def test_passes_equal_those_of_operators(
                 assert_close(made, expected)
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+@pytest.mark.parametrize("wanted", ["last", "all"])
+def test_a_pass_tells_the_likeliest_token_of_every_position(
+    pair_of: Callable[[str], Any], name: str, wanted: Any
+) -> None:
+    model = make(pair_of(name))
+    for rows, length in ((1, 1), (1, 11), (3, 5), (3, 40)):  # the last takes two calls
+        made = model.forward(make_tokens(rows, length), model.new_cache("dynamic", rows, 48), want=Want(logits=wanted))
+        assert made.likeliest is not None and torch.equal(made.likeliest, made.logits.argmax(-1))
+    ragged = model.forward(make_tokens(2, 4), model.new_cache("dynamic", 2, 8), counts=[4, 2], want=Want(logits="all"))
+    assert ragged.likeliest is None  # what lies past a row's end is nothing
+
+
 @pytest.mark.parametrize("name", ["llama", "mistral", "bloom", "gemma2"])
 def test_branches_read_what_they_share(
     pair_of: Callable[[str], Any], name: str, monkeypatch: pytest.MonkeyPatch

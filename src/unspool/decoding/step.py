@@ -42,6 +42,14 @@ class Scores:
     won: Won | None = None  # and the highest few, where it has kept a candidate
 
 
+@dataclass(slots=True)
+class Tried:
+    """What a pass says of several positions of every row."""
+
+    logits: torch.Tensor  # (rows, positions, vocab), float32
+    likeliest: torch.Tensor | None = None  # (rows, positions): where the model found the highest logits on its way
+
+
 class Step:
     """The model, its cache and the processors of one call, behind `next_logits`."""
 
@@ -238,15 +246,15 @@ class Step:
 
     def try_tokens(
         self, rows: Rows, tokens: torch.Tensor | None, counts: Sequence[int], is_live: Sequence[bool]
-    ) -> torch.Tensor:
-        """The model's logits after each row's last token and after each of its drafts: (rows, positions, vocab).
+    ) -> Tried:
+        """The model's logits after each row's last token and after each of its drafts.
 
         `counts` of the drafted `tokens` (rows, drafts) belong to each row. The cache has read them all when this
         returns: `settle_tokens` takes back what was not accepted. Rows that are not live read nothing.
         """
         if self._ready is not None:
             ready, self._ready = self._ready, None
-            return ready.logits.float()[:, None]
+            return Tried(ready.logits.float()[:, None])
         lengths = rows.lengths
         held = [n if live else length for n, live, length in zip(self.cache.lengths, is_live, lengths, strict=True)]
         last, num_unread = rows.unread(held)
@@ -262,7 +270,9 @@ class Step:
         forward = self.model.forward(last, self.cache, counts=None if min(real) == num_new else real, want=want)
         self.path, self.path_reason = forward.path, forward.path_reason
         self.num_forward_passes += 1
-        return forward.logits.float() if num_new > 1 else forward.logits.float()[:, None]
+        if num_new > 1:
+            return Tried(forward.logits.float(), forward.likeliest)
+        return Tried(forward.logits.float()[:, None])
 
     def settle_tokens(self, rows: Rows) -> None:
         """Roll the cache back to what the rows have: all of it is read but the last token."""

@@ -39,7 +39,9 @@ _ACTIVATIONS: Final = {
 }
 _WIDEST_HEAD: Final = 256
 _KEYS_AHEAD: Final = 1024  # positions by which working memory grows
-_MOST_FLOAT: Final = 16  # tokens; for more of them torch's products of plain floats are faster
+# Tokens of a pass; for many more of them torch's products of plain floats are as fast. Measured on Arm alone.
+_MOST_FLOAT: Final = {"neon_dot": CHUNK, "neon_i8mm": CHUNK}
+_MOST_FLOAT_ELSEWHERE: Final = 16
 Piece = tuple[int, int, int]  # a row, and the first and the last (exclusive) of its tokens
 _NAMES: Final = ("tokens", "positions", "own_rows", "own_places", "shared_rows", "shared_counts", "wanted")
 
@@ -121,7 +123,9 @@ class WholeStep:
         self._outlook = outlook
         self._library = library
         self._kept: list[Any] = list(iterate_tensors(weights))  # what the description points to, wherever it goes
-        self.most_tokens = None if isinstance(weights.layers[0].up, PackedLinear) else _MOST_FLOAT
+        self.most_tokens = None
+        if not isinstance(weights.layers[0].up, PackedLinear):
+            self.most_tokens = _MOST_FLOAT.get(library.instructions, _MOST_FLOAT_ELSEWHERE)
         self._layers = (CLayer * spec.num_layers)(
             *(self._describe_layer(index, layer) for index, layer in enumerate(weights.layers))
         )
@@ -227,8 +231,8 @@ class WholeStep:
             made.last_states = torch.empty(rows, num_new, spec.hidden_size)
         if want.early:
             made.early_logits = tuple(torch.zeros(shape) for _ in want.early)
-        elif is_whole and not wants_all:
-            made.likeliest = torch.empty(rows, dtype=torch.int64)
+        elif is_whole:
+            made.likeliest = torch.empty(shape[:-1], dtype=torch.int64)
         model, num_tokens = self._model_of(want.exit_layer), min(CHUNK, sum(span.counts))
         with self._lock:
             self._reach(span.stop)
@@ -360,8 +364,9 @@ class WholeStep:
         made = logits.view(-1, self._spec.vocab_size)
         if is_whole and outputs:  # they follow each other: made where they belong
             row, place = outputs[0]
-            made = made[row * span.num_new + place if wants_all else row :]
-            likeliest = likeliest[row:] if likeliest is not None else None
+            first = row * span.num_new + place if wants_all else row
+            made = made[first:]
+            likeliest = likeliest.view(-1)[first:] if likeliest is not None else None
         elif not is_whole:
             made = torch.empty((1 + len(early)) * len(outputs), self._spec.vocab_size)
         final = torch.empty(num_tokens, hidden) if forward.last_states is not None else None

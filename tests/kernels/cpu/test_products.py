@@ -53,15 +53,19 @@ def test_products_agree_with_torch(
         assert ((made - expected).abs() <= bound + 2e-4).all(), name
 
 
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_alone_is_a_row_in_a_batch(library: Library, kind: str) -> None:
-    matrix, _, _kept = make(kind, 96, 192, 0, True)
-    x = torch.randn(7, 192, generator=torch.Generator().manual_seed(1))
+def test_a_row_alone_is_a_row_in_a_batch(library: Library, kind: str, threads: int) -> None:
+    """To the bit, whatever the number of rows makes of panels, and at a matrix's uneven end."""
+    columns = 192 if kind != "float32" else 197
+    matrix, _, _kept = make(kind, 93, columns, 0, True)
+    x = torch.randn(34, columns, generator=torch.Generator().manual_seed(1))
+    library.threads = threads
     for name in library.available:
         library.use_instructions(name)
-        together = library.multiply(matrix, x)
         alone = torch.cat([library.multiply(matrix, row[None]) for row in x])
-        assert torch.equal(together, alone), name
+        for count in (*range(2, 18), 23, 34):
+            assert torch.equal(library.multiply(matrix, x[:count]), alone[:count]), (name, count)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -17,7 +17,7 @@ from unspool.decoding.select import NO_TOKEN
 from unspool.decoding.speculative.drafter import ACCEPT_STREAM, Draft, Drafter
 from unspool.decoding.speculative.policy import Policy, Turn
 from unspool.decoding.speculative.verify import choose_against, choose_token
-from unspool.decoding.step import Step
+from unspool.decoding.step import Step, Tried
 from unspool.decoding.stretch import StretchTurns, can_stretch
 from unspool.decoding.tokens import TokenTurns
 from unspool.logits.fused import FusedTail
@@ -61,8 +61,8 @@ class SpeculativeTurns:
         if not is_fresh and not any(draft.counts) and self._can_step_plainly():
             emitted, accepted = self._step_plainly(1), [0]
         else:
-            logits = self.step.try_tokens(rows, draft.tokens, draft.counts, is_live)  # (rows, positions, vocab)
-            emitted, accepted = self._take(draft, logits, is_live)
+            tried = self.step.try_tokens(rows, draft.tokens, draft.counts, is_live)
+            emitted, accepted = self._take(draft, tried, is_live)
             self.step.settle_tokens(rows)
         self.drafter.observe(rows, draft, accepted)
         now = time.perf_counter()
@@ -118,11 +118,11 @@ class SpeculativeTurns:
         ]
 
     # --- what the pass says --------------------------------------------------------------------------
-    def _take(self, draft: Draft, logits: torch.Tensor, is_live: Sequence[bool]) -> tuple[Emitted, list[int]]:
+    def _take(self, draft: Draft, tried: Tried, is_live: Sequence[bool]) -> tuple[Emitted, list[int]]:
         """Walk down the drafts: rows go on while the token chosen is the one guessed, and nothing ends them."""
-        rows, guesses = self.rows, draft.tokens.tolist()
+        rows, guesses, logits = self.rows, draft.tokens.tolist(), tried.logits
         needs_history = self.finish.needs_history or self.step.looks_back or self.record.keeps_steps
-        choose = self._choose_by_depth(draft, logits) if needs_history else self._choose_at_once(draft, logits)
+        choose = self._choose_by_depth(draft, logits) if needs_history else self._choose_at_once(draft, tried)
         emitted = Emitted({}, {})
         taken: list[list[int]] = [[] for _ in is_live]
         accepted = [0] * len(is_live)
@@ -172,14 +172,16 @@ class SpeculativeTurns:
         return [reasons[place] for place in places]
 
     # --- choosing ------------------------------------------------------------------------------------
-    def _choose_at_once(self, draft: Draft, logits: torch.Tensor) -> Choose:
+    def _choose_at_once(self, draft: Draft, tried: Tried) -> Choose:
         """Every position's token in one go, where no processor looks at the history."""
-        num_rows, num_positions, vocab = logits.shape
+        num_rows, num_positions, vocab = tried.logits.shape
         tail, uniforms = self.step.tail, None
         if self.do_sample:
             uniforms = self.rows.uniforms_from(self.rows.lengths, num_positions).flatten()
-        flat = logits.reshape(-1, vocab)
-        if draft.distributions is not None and self.do_sample:
+        flat = tried.logits.reshape(-1, vocab)
+        if tried.likeliest is not None and not self.do_sample:
+            chosen = tried.likeliest
+        elif draft.distributions is not None and self.do_sample:
             assert uniforms is not None
             scores = flat if tail is None else _spread(tail, num_rows, num_positions).run_plainly(flat)
             numbers = self.rows.uniforms_from(self.rows.lengths, num_positions, ACCEPT_STREAM).flatten()

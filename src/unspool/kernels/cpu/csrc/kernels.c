@@ -72,9 +72,28 @@ INLINE void store_some(float *p, vec v, int n) {
     memcpy(p, some, sizeof(float) * (size_t)n);
 }
 
-static void quantise(const float *x, int32_t columns, int8_t *quants, float *scales, float *sums) {
+#define FLOAT_M 4 /* rows of floats that are multiplied together */
+
+/* Rows that take their turn with a tile of weights: near-even parts of all rows, of at most MOST_M. */
+typedef struct {
+    int32_t first, count;
+} panel;
+
+static panel find_panel(const us_matrix *w, int32_t row, int32_t num_rows) {
+    const int32_t most = w->kind == US_F32 ? FLOAT_M : MOST_M, parts = (num_rows + most - 1) / most, joined = MOST_M / most;
+    const int32_t begin = ((row + 1) * parts - 1) / num_rows / joined * joined;
+    const int32_t end = begin + joined < parts ? begin + joined : parts, first = num_rows * begin / parts;
+    return (panel){first, num_rows * end / parts - first};
+}
+
+/* One row of `columns` numbers as int8, to its place in its panel. */
+static void quantise(const float *x, int32_t columns, int32_t row, panel p, int8_t *quants, float *scales, float *sums) {
     enum { VECTORS = US_BLOCK / LANES };
-    for (int32_t b = 0; b < columns / US_BLOCK; b++, x += US_BLOCK, quants += US_BLOCK) {
+    const size_t blocks = (size_t)(columns / US_BLOCK), at = (size_t)p.first * blocks + (size_t)(row - p.first);
+    quants += at * US_BLOCK;
+    scales += at;
+    sums += at;
+    for (size_t b = 0; b < blocks; b++, x += US_BLOCK, quants += US_BLOCK * p.count, scales += p.count, sums += p.count) {
         vec v[VECTORS], most[2] = {fill(0), fill(0)};
         UNROLLED for (int i = 0; i < VECTORS; i++) {
             v[i] = load(x + i * LANES);
@@ -90,16 +109,16 @@ static void quantise(const float *x, int32_t columns, int8_t *quants, float *sca
             quants[i] = (int8_t)whole[i];
             total += whole[i];
         }
-        scales[b] = size / 127.0f;
-        sums[b] = scales[b] * (float)total;
+        *scales = size / 127.0f;
+        *sums = *scales * (float)total;
     }
 }
 
 /* --- products ---------------------------------------------------------------------------------------------------- */
 typedef struct {
     const float *x; /* rows of floats, `stride` apart */
-    activations quantised;
     size_t stride;
+    activations quantised; /* of all panels, one after the other */
 } input;
 
 /* Where results go: y = result, y += result, or y += result + extra; with `gate`, y = activation(gate) * result. */
@@ -111,68 +130,102 @@ typedef struct {
     int32_t adds;
 } output;
 
-/* N rows of weights times M of activations. From memory one row at a time is best: one stream reads fastest; rows that
- * are in the cache already are taken by twos. Every pair has two running sums, whatever N and M are, so that a row has
- * the same bits alone and in a batch. */
-INLINE void rows_f32(const float *w, int32_t columns, const float *x, size_t stride, const int N, const int M, float *out) {
-    vec even[2][4], odd[2][4];
+#if defined(__aarch64__) || defined(US_AVX512)
+#define FLOAT_N 3 /* rows of weights that are multiplied together: with 4 of activations their sums fit 32 registers */
+#else
+#define FLOAT_N 1
+#endif
+
+/* N rows of weights times M of activations. Every pair has two running sums, whatever N and M are, so that a row has the
+ * same bits alone and in a batch. One row of activations reads weights as fast as memory gives them, in one stream.
+ * Several are bound by instructions, and each of `turns` groups of them brings its share of the weights that come next
+ * into the second-level cache meanwhile: the first level is full of activations. */
+INLINE void rows_f32(const float *w, int32_t columns, const float *x, size_t stride, const int N, const int M, int32_t turn,
+                     int32_t turns, float *out) {
+    vec even[FLOAT_N][FLOAT_M], odd[FLOAT_N][FLOAT_M];
+    const size_t share = (size_t)N * 2 * LANES / (size_t)turns;
+    const float *ahead = w + (size_t)FLOAT_N * (size_t)columns + 1024 + (size_t)turn * share * ((size_t)columns / (2 * LANES));
     UNROLLED for (int n = 0; n < N; n++) EACH_ROW even[n][m] = odd[n][m] = fill(0);
     int32_t k = 0;
     for (; k + 2 * LANES <= columns; k += 2 * LANES) {
-        if (N == 1) __builtin_prefetch(w + k + 256);
+        vec first[FLOAT_N], second[FLOAT_N];
+        if (M == 1) __builtin_prefetch(w + k + 256);
+        else __builtin_prefetch(ahead, 0, 2);
+        ahead += share;
         UNROLLED for (int n = 0; n < N; n++) {
-            const vec first = load(w + (size_t)n * columns + k), second = load(w + (size_t)n * columns + k + LANES);
-            EACH_ROW {
-                even[n][m] += first * load(x + m * stride + k);
-                odd[n][m] += second * load(x + m * stride + k + LANES);
+            first[n] = load(w + (size_t)n * columns + k);
+            second[n] = load(w + (size_t)n * columns + k + LANES);
+        }
+        EACH_ROW {
+            const vec left = load(x + m * stride + k), right = load(x + m * stride + k + LANES);
+            UNROLLED for (int n = 0; n < N; n++) even[n][m] += first[n] * left;
+            UNROLLED for (int n = 0; n < N; n++) odd[n][m] += second[n] * right;
+        }
+    }
+    UNROLLED for (int n = 0; n < N; n++) {
+        vec both[FLOAT_M];
+        UNROLLED for (int m = 0; m < FLOAT_M; m++) both[m] = m < M ? even[n][m] + odd[n][m] : fill(0);
+        const quad results = sums(both);
+        EACH_ROW {
+            float result = results[m];
+            for (int32_t i = k; i < columns; i++) result += w[(size_t)n * columns + i] * x[m * stride + i];
+            out[8 * m + n] = result;
+        }
+    }
+}
+
+/* Eight rows of plain floats (fewer at a matrix's end) times the rows of a panel: out[row][n]. */
+static void multiply_f32(const float *w, int32_t columns, int32_t count, const float *x, size_t stride, int32_t num_rows,
+                         float *out) {
+    const int32_t turns = (num_rows + FLOAT_M - 1) / FLOAT_M;
+    for (int32_t n = 0, N; n < count; n += N, w += (size_t)N * columns) {
+        N = num_rows == 1 ? 1 : count - n < FLOAT_N ? count - n : FLOAT_N;
+        for (int32_t turn = 0; turn < turns; turn++) {
+            const int32_t row = num_rows * turn / turns, M = num_rows * (turn + 1) / turns - row;
+            const float *from = x + (size_t)row * stride;
+            float *to = out + 8 * row + n;
+#define ROWS(N, M) case 8 * N + M: rows_f32(w, columns, from, stride, N, M, turn, turns, to); break
+#define ROWS_OF(N) ROWS(N, 1); ROWS(N, 2); ROWS(N, 3); ROWS(N, 4)
+            switch (8 * N + M) {
+                ROWS_OF(1);
+#if FLOAT_N == 3
+                ROWS_OF(2);
+                ROWS_OF(3);
+#endif
             }
         }
     }
-    UNROLLED for (int n = 0; n < N; n++) EACH_ROW {
-        float result = sum(even[n][m] + odd[n][m]);
-        for (int32_t i = k; i < columns; i++) result += w[(size_t)n * columns + i] * x[m * stride + i];
-        out[8 * m + n] = result;
-    }
 }
 
-#define MOST_M 4
-
-/* Eight output rows (fewer at a matrix's end) from `first`, for M rows of activations: out[m][row]. */
-static void multiply(const us_matrix *w, int32_t first, int32_t count, const input *in, int32_t row, int M, float *out) {
-    const int32_t blocks = w->columns / US_BLOCK;
+/* Eight output rows (fewer at a matrix's end) from `first`, for a panel of activations: out[row][8]. */
+static void multiply(const us_matrix *w, int32_t first, int32_t count, const input *in, panel p, float *out) {
+    const size_t blocks = (size_t)(w->columns / US_BLOCK), at = (size_t)p.first * blocks;
     if (w->kind == US_F32) {
-        const float *x = in->x + (size_t)row * in->stride, *rows = (const float *)w->data;
-        int32_t n = 0;
-        if (row && M == 4) /* the first rows of activations brought these weights into the cache */
-            for (; n + 2 <= count; n += 2)
-                rows_f32(rows + (size_t)(first + n) * w->columns, w->columns, x, in->stride, 2, 4, out + n);
-        for (; n < count; n++) {
-            const float *part = rows + (size_t)(first + n) * w->columns;
-            if (M == 4) rows_f32(part, w->columns, x, in->stride, 1, 4, out + n);
-            else if (M == 2) rows_f32(part, w->columns, x, in->stride, 1, 2, out + n);
-            else rows_f32(part, w->columns, x, in->stride, 1, 1, out + n);
-        }
+        multiply_f32((const float *)w->data + (size_t)first * w->columns, w->columns, count, in->x + (size_t)p.first * in->stride,
+                     in->stride, p.count, out);
         return;
     }
-    activations a = in->quantised;
-    a.quants += row * a.stride;
-    a.scales += row * a.scale_stride;
-    a.sums += row * a.scale_stride;
-    const uint8_t *tile = (const uint8_t *)w->data;
-    if (w->kind == US_Q8) {
-        tile += (size_t)(first / US_TILE) * blocks * Q8_BYTES;
-        if (M == 4) tile_q8(tile, blocks, a, 4, out);
-        else if (M == 2) tile_q8(tile, blocks, a, 2, out);
-        else tile_q8(tile, blocks, a, 1, out);
-    } else {
-        tile += (size_t)(first / US_TILE) * blocks * Q4_BYTES;
-        if (M == 4) tile_q4(tile, blocks, a, 4, out);
-        else if (M == 2) tile_q4(tile, blocks, a, 2, out);
-        else tile_q4(tile, blocks, a, 1, out);
+    const int is_q8 = w->kind == US_Q8;
+    const activations a = {in->quantised.quants + at * US_BLOCK, in->quantised.scales + at, in->quantised.sums + at};
+    const uint8_t *tile = (const uint8_t *)w->data + (size_t)(first / US_TILE) * blocks * (is_q8 ? Q8_BYTES : Q4_BYTES);
+#define TILE(M)                                              \
+    case M:                                                  \
+        if (is_q8) tile_q8(tile, (int)blocks, a, M, out);     \
+        else tile_q4(tile, (int)blocks, a, M, out);           \
+        break;
+    switch (p.count) {
+        TILE(1)
+        TILE(2)
+        TILE(3)
+        TILE(4)
+#if MOST_M == 8
+        TILE(5)
+        TILE(6)
+        TILE(7)
+        TILE(8)
+#endif
     }
 }
-
-INLINE int most_rows(int32_t left) { return left >= MOST_M ? MOST_M : left >= 2 ? 2 : 1; }
 
 static void put(const us_matrix *w, int32_t first, int32_t count, const float *made, int32_t row, const output *to) {
     float *y = to->y + row * to->stride + first;
@@ -189,14 +242,14 @@ static void multiply_part(const us_matrix *w, int32_t num_rows, const input *in,
                           int32_t threads) {
     int64_t first, last;
     split((w->rows + US_TILE - 1) / US_TILE, thread, threads, &first, &last);
-    float made[4 * 8];
+    float made[MOST_M * 8];
     for (int64_t tile = first; tile < last; tile++) {
         int32_t begin = (int32_t)tile * US_TILE, count = w->rows - begin < US_TILE ? w->rows - begin : US_TILE;
         for (int32_t row = 0; row < num_rows;) {
-            int M = most_rows(num_rows - row);
-            multiply(w, begin, count, in, row, M, made);
-            for (int m = 0; m < M; m++) put(w, begin, count, made + 8 * m, row + m, to);
-            row += M;
+            const panel p = find_panel(w, row, num_rows);
+            multiply(w, begin, count, in, p, made);
+            for (int m = 0; m < p.count; m++) put(w, begin, count, made + 8 * m, row + m, to);
+            row += p.count;
         }
     }
 }
@@ -206,14 +259,14 @@ static void feed_part(const us_model *model, const us_matrix *w, int32_t num_row
                       int32_t thread, int32_t threads) {
     int64_t first, last;
     split((model->ffn + US_TILE - 1) / US_TILE, thread, threads, &first, &last);
-    float gates[4 * 8], values[4 * 8];
+    float gates[MOST_M * 8], values[MOST_M * 8];
     for (int64_t tile = first; tile < last; tile++) {
         int32_t begin = (int32_t)tile * US_TILE, count = model->ffn - begin < US_TILE ? model->ffn - begin : US_TILE;
         for (int32_t row = 0; row < num_rows;) {
-            int M = most_rows(num_rows - row);
-            multiply(w, begin, count, in, row, M, gates);
-            if (model->is_gated) multiply(w, model->ffn + begin, count, in, row, M, values);
-            for (int m = 0; m < M; m++)
+            const panel p = find_panel(w, row, num_rows);
+            multiply(w, begin, count, in, p, gates);
+            if (model->is_gated) multiply(w, model->ffn + begin, count, in, p, values);
+            for (int m = 0; m < p.count; m++)
                 for (int32_t n = 0; n < count; n += LANES) {
                     const int some = count - n < LANES ? count - n : LANES;
                     vec gate = load_some(gates + 8 * m + n, some);
@@ -226,7 +279,7 @@ static void feed_part(const us_model *model, const us_matrix *w, int32_t num_row
                     }
                     store_some(to->y + (row + m) * to->stride + begin + n, result, some);
                 }
-            row += M;
+            row += p.count;
         }
     }
 }
@@ -571,11 +624,11 @@ static input prepare(run *r, const us_matrix *w, enum source source, const us_no
     const us_scratch *s = &r->scratch;
     const us_job *job = r->job;
     const int32_t rows = source == CHOSEN ? count_read(job) : job->num_tokens, K = w->columns, H = r->model->hidden;
-    const size_t at = r->is_private ? (size_t)r->thread : 0, blocks = (size_t)K / US_BLOCK;
+    const size_t at = r->is_private ? (size_t)r->thread : 0;
     float *normed = s->normed + at * s->normed_size, *scales = s->scales + at * s->scales_size;
     float *sums = s->sums + at * s->scales_size;
     int8_t *quants = s->quants + at * s->quants_size;
-    input in = {.stride = (size_t)K, .x = normed, .quantised = {quants, scales, sums, (size_t)K, blocks}};
+    input in = {.stride = (size_t)K, .x = normed, .quantised = {quants, scales, sums}};
     int64_t first = 0, last = rows;
     if (!r->is_private) split(rows, r->thread, r->threads, &first, &last);
     if (source == FED) in.x = s->fed;
@@ -588,7 +641,7 @@ static input prepare(run *r, const us_matrix *w, enum source source, const us_no
             memcpy(normed + row * K, job->early_states + (row - job->num_wanted) * H, sizeof(float) * (size_t)H);
         if (source == READ && r->max_parts) join_parts(r, layer, (int32_t)row, normed + row * K);
         if (w->kind != US_F32)
-            quantise(in.x + row * K, K, quants + row * K, scales + row * (int64_t)blocks, sums + row * (int64_t)blocks);
+            quantise(in.x + row * K, K, (int32_t)row, find_panel(w, (int32_t)row, rows), quants, scales, sums);
     }
     if (!r->is_private) us_meet(r->team);
     return in;
@@ -791,10 +844,10 @@ static void run_product(const void *argument, int32_t thread, us_team *team) {
     if (w->kind != US_F32) {
         split(rows, thread, team->size, &first, &last);
         for (int64_t row = first; row < last; row++)
-            quantise(task->x + row * K, K, quants + row * K, scales + row * blocks, sums + row * blocks);
+            quantise(task->x + row * K, K, (int32_t)row, find_panel(w, (int32_t)row, rows), quants, scales, sums);
         us_meet(team);
     }
-    input in = {.stride = (size_t)K, .x = task->x, .quantised = {quants, scales, sums, (size_t)K, (size_t)blocks}};
+    input in = {.stride = (size_t)K, .x = task->x, .quantised = {quants, scales, sums}};
     multiply_part(w, rows, &in, &(output){.y = task->y, .stride = (size_t)w->rows}, thread, team->size);
 }
 

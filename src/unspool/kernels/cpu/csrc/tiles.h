@@ -1,4 +1,5 @@
-/* Products of one tile: 8 output rows, times 1, 2 or 4 rows of activations. What differs by instruction set is here.
+/* Products of one tile: 8 output rows, times a panel of 1 to MOST_M rows of activations. What differs by instruction set
+ * is here.
  *
  * A block is 32 columns. Its bytes: the scales of 8 rows, (4 bits: their minimums,) then groups of 4 columns of
  * all 8 rows, so that one instruction multiplies four columns of several rows and adds them up. With 4 bits, group
@@ -21,28 +22,23 @@
 #endif
 #define EACH_ROW UNROLLED for (int m = 0; m < M; m++)
 
-/* Rows of activations: int8, their scales a block, and scale times the block's sum. */
+/* A panel of M rows of activations, block after block: 32 int8 of each row; their scales; and scale times the block's sum. */
 typedef struct {
-    const int8_t *quants;
-    const float *scales, *sums;
-    size_t stride, scale_stride;
+    const int8_t *quants;       /* (blocks, M, 32) */
+    const float *scales, *sums; /* (blocks, M) */
 } activations;
+
+/* Rows of a panel: unpacked weights serve them all, as long as their sums fit the registers. */
+#if defined(US_NEON_DOT)
+#define MOST_M 8
+#else
+#define MOST_M 4
+#endif
 
 #if defined(US_NEON_DOT)
 #include <arm_neon.h>
 
 INLINE float32x4_t halves(const uint8_t *p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
-
-/* Four columns by four of one vector of activations, for all M rows of them: lanes are outside, so that sums that follow
- * each other belong to different rows. */
-#define DOT_LANE(lane, w) \
-    EACH_ROW dot[m] = vdotq_laneq_s32(dot[m], w, x[m], lane)
-#define DOT16(w0, w1, w2, w3, columns)                                                           \
-    EACH_ROW x[m] = vld1q_s8(a.quants + m * a.stride + 32 * b + (columns));   \
-    DOT_LANE(0, w0);                                                                             \
-    DOT_LANE(1, w1);                                                                             \
-    DOT_LANE(2, w2);                                                                             \
-    DOT_LANE(3, w3)
 
 /* Converting integers is slow (an instruction in two cycles), subtracting is not: sums begin at the bits of 1.5 * 2^23,
  * where a float counts in ones, so that the sum's bits are that number plus the sum. Exact up to 2^22; a block's dot
@@ -50,9 +46,11 @@ INLINE float32x4_t halves(const uint8_t *p) { return vcvt_f32_f16(vreinterpret_f
 INLINE int32x4_t begin_dot(void) { return vdupq_n_s32(0x4b400000); }
 INLINE float32x4_t end_dot(int32x4_t dot) { return vsubq_f32(vreinterpretq_f32_s32(dot), vdupq_n_f32(12582912.0f)); }
 
+#define TOGETHER 4 /* rows whose sums are made side by side: enough to keep both pipes busy */
+
 #if defined(US_NEON_I8MM)
-/* Two rows of weights times two rows of activations, 8 columns at a time. `groups` holds 8 vectors: groups of 4
- * columns for 4 rows; x0 and x1 are rows of 32 activations. Adds up into what two rows of activations have. */
+/* Sums of 4 rows of weights and two of activations, 8 columns at a time. `groups` holds 8 vectors: groups of 4
+ * columns for 4 rows; x0 and x1 are rows of 32 activations. */
 INLINE void add_pairs(const int8x16_t *groups, const int8_t *x0, const int8_t *x1, int32x4_t *first, int32x4_t *second) {
     int32x4_t upper = begin_dot(), lower = upper;
     for (int j = 0; j < 4; j++) {
@@ -64,84 +62,105 @@ INLINE void add_pairs(const int8x16_t *groups, const int8_t *x0, const int8_t *x
     *first = vuzp1q_s32(upper, lower);
     *second = vuzp2q_s32(upper, lower);
 }
+
+/* Sums of one block: 4 rows of weights, `count` of activations. A lone last row stands in for its neighbour too. */
+INLINE void dot_rows(const int8x16_t *groups, const int8_t *x, const int count, int32x4_t *dot) {
+    UNROLLED for (int r = 0; r < count; r += 2) {
+        const int next = r + 1 < count;
+        int32x4_t unwanted;
+        add_pairs(groups, x + 32 * r, x + 32 * (r + next), &dot[r], next ? &dot[r + 1] : &unwanted);
+    }
+}
+#else
+/* The compiler must keep the order that is written here: sums that follow each other belong to different rows. What they
+ * begin at is loaded, for the pipes that could copy it are the ones that multiply. */
+static const int32_t beginning[4] __attribute__((aligned(16))) = {0x4b400000, 0x4b400000, 0x4b400000, 0x4b400000};
+#define DOT_LANE(lane)                                         \
+    UNROLLED for (int r = 0; r < count; r++)                   \
+        __asm__ volatile("sdot %0.4s, %1.16b, %2.4b[" #lane "]" \
+                         : "+w"(dot[r])                        \
+                         : "w"(groups[4 * half + lane]), "w"(v[r]))
+
+INLINE void dot_rows(const int8x16_t *groups, const int8_t *x, const int count, int32x4_t *dot) {
+    int8x16_t v[TOGETHER];
+    UNROLLED for (int r = 0; r < count; r++) __asm__ volatile("ldr %q0, %1" : "=w"(dot[r]) : "m"(beginning));
+    UNROLLED for (int half = 0; half < 2; half++) {
+        UNROLLED for (int r = 0; r < count; r++) v[r] = vld1q_s8(x + 32 * r + 16 * half);
+        DOT_LANE(0);
+        DOT_LANE(1);
+        DOT_LANE(2);
+        DOT_LANE(3);
+    }
+}
 #endif
 
-/* Rows 0 to 3 of a tile are summed up before rows 4 to 7, so that all numbers at hand fit the registers. */
-INLINE void tile_q8(const uint8_t *w, int blocks, activations a, const int M, float *out) {
-    float32x4_t total[4][2];
-    EACH_ROW total[m][0] = total[m][1] = vdupq_n_f32(0);
-    for (int b = 0; b < blocks; b++, w += Q8_BYTES) {
-        for (int i = 0; i < 5; i++) __builtin_prefetch(w + 4 * Q8_BYTES + 64 * i);
-        UNROLLED for (int side = 0; side < 2; side++) {
-            const int8_t *p = (const int8_t *)w + 16 + 16 * side;
-            int32x4_t dot[4];
-            EACH_ROW dot[m] = begin_dot();
-#if defined(US_NEON_I8MM)
-            if (M > 1) {
-                int8x16_t groups[8];
-                for (int g = 0; g < 8; g++) groups[g] = vld1q_s8(p + 32 * g);
-                for (int m = 0; m < M; m += 2) {
-                    const int8_t *x = a.quants + m * a.stride + 32 * b;
-                    add_pairs(groups, x, x + a.stride, &dot[m], &dot[m + 1]);
-                }
-            } else
-#endif
-            UNROLLED for (int half = 0; half < 2; half++, p += 128) {
-                int8x16_t w0 = vld1q_s8(p), w1 = vld1q_s8(p + 32), w2 = vld1q_s8(p + 64), w3 = vld1q_s8(p + 96), x[4];
-                DOT16(w0, w1, w2, w3, 16 * half);
-            }
+/* A tile has two sides: rows 0 to 3 and rows 4 to 7. The sums of more than 2 rows fit the registers for one side at a
+ * time only. One row takes what memory gives, in the order in which it lies; several are bound by instructions, and bring
+ * the tile after this one into the cache meanwhile. */
+#define SIDES_AT_ONCE (M > 2 ? 1 : 2)
+#define LOW(v) vreinterpretq_s8_u8(vandq_u8(v, vdupq_n_u8(15)))
+#define HIGH(v) vreinterpretq_s8_u8(vshrq_n_u8(v, 4))
+
+INLINE void part_q8(const uint8_t *w, int blocks, activations a, const int M, const int begin, float *out) {
+    const uint8_t *ahead = w + (M > 2 ? blocks : 4) * Q8_BYTES;
+    float32x4_t total[2][MOST_M];
+    EACH_ROW total[0][m] = total[1][m] = vdupq_n_f32(0);
+    for (int b = 0; b < blocks; b++, w += Q8_BYTES, ahead += Q8_BYTES, a.quants += 32 * M, a.scales += M) {
+        UNROLLED for (int i = begin; i < 5; i += 3 - SIDES_AT_ONCE) __builtin_prefetch(ahead + 64 * i);
+        UNROLLED for (int side = begin; side < begin + SIDES_AT_ONCE; side++) {
+            int8x16_t groups[8];
+            UNROLLED for (int g = 0; g < 8; g++) groups[g] = vld1q_s8((const int8_t *)w + 16 + 16 * side + 32 * g);
             const float32x4_t d = halves(w + 8 * side);
-            EACH_ROW {
-                const float s = a.scales[m * a.scale_stride + b];
-                total[m][side] = vfmaq_f32(total[m][side], end_dot(dot[m]), vmulq_n_f32(d, s));
+            UNROLLED for (int m = 0; m < M; m += TOGETHER) {
+                const int count = M - m < TOGETHER ? M - m : TOGETHER;
+                int32x4_t dot[TOGETHER];
+                dot_rows(groups, a.quants + 32 * m, count, dot);
+                UNROLLED for (int r = m; r < m + count; r++)
+                    total[side][r] = vfmaq_f32(total[side][r], end_dot(dot[r - m]), vmulq_n_f32(d, a.scales[r]));
             }
         }
     }
-    EACH_ROW {
-        vst1q_f32(out + 8 * m, total[m][0]);
-        vst1q_f32(out + 8 * m + 4, total[m][1]);
+    UNROLLED for (int side = begin; side < begin + SIDES_AT_ONCE; side++)
+        EACH_ROW vst1q_f32(out + 8 * m + 4 * side, total[side][m]);
+}
+
+INLINE void part_q4(const uint8_t *w, int blocks, activations a, const int M, const int begin, float *out) {
+    const uint8_t *ahead = w + (M > 2 ? blocks : 6) * Q4_BYTES;
+    float32x4_t total[2][MOST_M];
+    EACH_ROW total[0][m] = total[1][m] = vdupq_n_f32(0);
+    for (int b = 0; b < blocks; b++, w += Q4_BYTES, ahead += Q4_BYTES, a.quants += 32 * M, a.scales += M, a.sums += M) {
+        UNROLLED for (int i = begin; i < 3; i += 3 - SIDES_AT_ONCE) __builtin_prefetch(ahead + 64 * i);
+        UNROLLED for (int side = begin; side < begin + SIDES_AT_ONCE; side++) {
+            int8x16_t groups[8];
+            UNROLLED for (int g = 0; g < 4; g++) {
+                const uint8x16_t both = vld1q_u8(w + 32 + 16 * side + 32 * g);
+                groups[g] = LOW(both);
+                groups[4 + g] = HIGH(both);
+            }
+            const float32x4_t d = halves(w + 8 * side), least = halves(w + 16 + 8 * side);
+            UNROLLED for (int m = 0; m < M; m += TOGETHER) {
+                const int count = M - m < TOGETHER ? M - m : TOGETHER;
+                int32x4_t dot[TOGETHER];
+                dot_rows(groups, a.quants + 32 * m, count, dot);
+                UNROLLED for (int r = m; r < m + count; r++) {
+                    total[side][r] = vfmaq_f32(total[side][r], end_dot(dot[r - m]), vmulq_n_f32(d, a.scales[r]));
+                    total[side][r] = vfmaq_n_f32(total[side][r], least, a.sums[r]);
+                }
+            }
+        }
     }
+    UNROLLED for (int side = begin; side < begin + SIDES_AT_ONCE; side++)
+        EACH_ROW vst1q_f32(out + 8 * m + 4 * side, total[side][m]);
+}
+
+INLINE void tile_q8(const uint8_t *w, int blocks, activations a, const int M, float *out) {
+    part_q8(w, blocks, a, M, 0, out);
+    if (SIDES_AT_ONCE == 1) part_q8(w, blocks, a, M, 1, out);
 }
 
 INLINE void tile_q4(const uint8_t *w, int blocks, activations a, const int M, float *out) {
-    const uint8x16_t low = vdupq_n_u8(15);
-    float32x4_t total[4][2];
-    EACH_ROW total[m][0] = total[m][1] = vdupq_n_f32(0);
-    for (int b = 0; b < blocks; b++, w += Q4_BYTES) {
-        for (int i = 0; i < 3; i++) __builtin_prefetch(w + 6 * Q4_BYTES + 64 * i);
-        UNROLLED for (int side = 0; side < 2; side++) {
-            const uint8_t *p = w + 32 + 16 * side;
-            const uint8x16_t v0 = vld1q_u8(p), v1 = vld1q_u8(p + 32), v2 = vld1q_u8(p + 64), v3 = vld1q_u8(p + 96);
-            int32x4_t dot[4];
-            EACH_ROW dot[m] = begin_dot();
-#define LOW(v) vreinterpretq_s8_u8(vandq_u8(v, low))
-#define HIGH(v) vreinterpretq_s8_u8(vshrq_n_u8(v, 4))
-#if defined(US_NEON_I8MM)
-            if (M > 1) {
-                int8x16_t groups[8] = {LOW(v0), LOW(v1), LOW(v2), LOW(v3), HIGH(v0), HIGH(v1), HIGH(v2), HIGH(v3)};
-                for (int m = 0; m < M; m += 2) {
-                    const int8_t *x = a.quants + m * a.stride + 32 * b;
-                    add_pairs(groups, x, x + a.stride, &dot[m], &dot[m + 1]);
-                }
-            } else
-#endif
-            {
-                int8x16_t x[4];
-                DOT16(LOW(v0), LOW(v1), LOW(v2), LOW(v3), 0);
-                DOT16(HIGH(v0), HIGH(v1), HIGH(v2), HIGH(v3), 16);
-            }
-            const float32x4_t d = halves(w + 8 * side), least = halves(w + 16 + 8 * side);
-            EACH_ROW {
-                const float s = a.scales[m * a.scale_stride + b], t = a.sums[m * a.scale_stride + b];
-                total[m][side] = vfmaq_f32(total[m][side], end_dot(dot[m]), vmulq_n_f32(d, s));
-                total[m][side] = vfmaq_n_f32(total[m][side], least, t);
-            }
-        }
-    }
-    EACH_ROW {
-        vst1q_f32(out + 8 * m, total[m][0]);
-        vst1q_f32(out + 8 * m + 4, total[m][1]);
-    }
+    part_q4(w, blocks, a, M, 0, out);
+    if (SIDES_AT_ONCE == 1) part_q4(w, blocks, a, M, 1, out);
 }
 
 #elif defined(US_AVX2) || defined(US_AVX512)
@@ -171,32 +190,32 @@ INLINE __m256i add_dots(__m256i dot, __m256i w, __m256i x) { /* w without sign *
 #endif
 
 INLINE void tile_q8(const uint8_t *w, int blocks, activations a, const int M, float *out) {
-    __m256 total[4];
+    __m256 total[MOST_M];
     for (int m = 0; m < M; m++) total[m] = _mm256_setzero_ps();
     for (int b = 0; b < blocks; b++, w += Q8_BYTES) {
         __m256 d = halves(w);
 #if defined(US_AVX512)
-        __m512i dot[4];
+        __m512i dot[MOST_M];
         for (int m = 0; m < M; m++) dot[m] = _mm512_setzero_si512();
         for (int g = 0; g < 4; g++) { /* moved by 128 to lose the sign: taken back below */
             __m512i v = _mm512_xor_si512(_mm512_loadu_si512(w + 16 + 64 * g), _mm512_set1_epi8((char)0x80));
-            for (int m = 0; m < M; m++) dot[m] = add_dots(dot[m], v, a.quants + m * a.stride + 32 * b + 8 * g);
+            for (int m = 0; m < M; m++) dot[m] = add_dots(dot[m], v, a.quants + 32 * (b * M + m) + 8 * g);
         }
         for (int m = 0; m < M; m++) {
-            __m256 s = _mm256_set1_ps(a.scales[m * a.scale_stride + b]);
-            __m256 moved = _mm256_set1_ps(128.0f * a.sums[m * a.scale_stride + b]);
+            __m256 s = _mm256_set1_ps(a.scales[b * M + m]);
+            __m256 moved = _mm256_set1_ps(128.0f * a.sums[b * M + m]);
             total[m] = _mm256_fmadd_ps(d, _mm256_fmsub_ps(as_eight(dot[m]), s, moved), total[m]);
         }
 #else
-        __m256i dot[4];
+        __m256i dot[MOST_M];
         for (int m = 0; m < M; m++) dot[m] = _mm256_setzero_si256();
         for (int g = 0; g < 8; g++) {
             __m256i v = _mm256_loadu_si256((const __m256i *)(w + 16 + 32 * g)), size = _mm256_abs_epi8(v);
             for (int m = 0; m < M; m++)
-                dot[m] = add_dots(dot[m], size, _mm256_sign_epi8(four(a.quants + m * a.stride + 32 * b + 4 * g), v));
+                dot[m] = add_dots(dot[m], size, _mm256_sign_epi8(four(a.quants + 32 * (b * M + m) + 4 * g), v));
         }
         for (int m = 0; m < M; m++) {
-            __m256 s = _mm256_mul_ps(d, _mm256_set1_ps(a.scales[m * a.scale_stride + b]));
+            __m256 s = _mm256_mul_ps(d, _mm256_set1_ps(a.scales[b * M + m]));
             total[m] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[m]), s, total[m]);
         }
 #endif
@@ -205,41 +224,41 @@ INLINE void tile_q8(const uint8_t *w, int blocks, activations a, const int M, fl
 }
 
 INLINE void tile_q4(const uint8_t *w, int blocks, activations a, const int M, float *out) {
-    __m256 total[4];
+    __m256 total[MOST_M];
     for (int m = 0; m < M; m++) total[m] = _mm256_setzero_ps();
     for (int b = 0; b < blocks; b++, w += Q4_BYTES) {
         __m256 d = halves(w), least = halves(w + 16);
 #if defined(US_AVX512)
         const __m512i low = _mm512_set1_epi8(15);
-        __m512i dot[4];
+        __m512i dot[MOST_M];
         for (int m = 0; m < M; m++) dot[m] = _mm512_setzero_si512();
         for (int g = 0; g < 2; g++) {
             __m512i v = _mm512_loadu_si512(w + 32 + 64 * g);
             __m512i l = _mm512_and_si512(v, low), h = _mm512_and_si512(_mm512_srli_epi16(v, 4), low);
             for (int m = 0; m < M; m++) {
-                const int8_t *x = a.quants + m * a.stride + 32 * b + 8 * g;
+                const int8_t *x = a.quants + 32 * (b * M + m) + 8 * g;
                 dot[m] = add_dots(add_dots(dot[m], l, x), h, x + 16);
             }
         }
 #define EIGHT(m) as_eight(dot[m])
 #else
         const __m256i low = _mm256_set1_epi8(15);
-        __m256i dot[4];
+        __m256i dot[MOST_M];
         for (int m = 0; m < M; m++) dot[m] = _mm256_setzero_si256();
         for (int g = 0; g < 4; g++) {
             __m256i v = _mm256_loadu_si256((const __m256i *)(w + 32 + 32 * g));
             __m256i l = _mm256_and_si256(v, low), h = _mm256_and_si256(_mm256_srli_epi16(v, 4), low);
             for (int m = 0; m < M; m++) {
-                const int8_t *x = a.quants + m * a.stride + 32 * b + 4 * g;
+                const int8_t *x = a.quants + 32 * (b * M + m) + 4 * g;
                 dot[m] = add_dots(add_dots(dot[m], l, four(x)), h, four(x + 16));
             }
         }
 #define EIGHT(m) _mm256_cvtepi32_ps(dot[m])
 #endif
         for (int m = 0; m < M; m++) {
-            __m256 s = _mm256_mul_ps(d, _mm256_set1_ps(a.scales[m * a.scale_stride + b]));
+            __m256 s = _mm256_mul_ps(d, _mm256_set1_ps(a.scales[b * M + m]));
             total[m] = _mm256_fmadd_ps(EIGHT(m), s, total[m]);
-            total[m] = _mm256_fmadd_ps(least, _mm256_set1_ps(a.sums[m * a.scale_stride + b]), total[m]);
+            total[m] = _mm256_fmadd_ps(least, _mm256_set1_ps(a.sums[b * M + m]), total[m]);
         }
     }
     for (int m = 0; m < M; m++) _mm256_storeu_ps(out + 8 * m, total[m]);
@@ -257,12 +276,12 @@ INLINE void tile_q8(const uint8_t *w, int blocks, activations a, const int M, fl
     memset(out, 0, sizeof(float) * 8 * (size_t)M);
     for (int b = 0; b < blocks; b++, w += Q8_BYTES)
         for (int m = 0; m < M; m++) {
-            const int8_t *x = a.quants + m * a.stride + 32 * b, *p = (const int8_t *)w + 16;
+            const int8_t *x = a.quants + 32 * (b * M + m), *p = (const int8_t *)w + 16;
             int32_t dot[8] = {0};
             for (int g = 0; g < 8; g++)
                 for (int r = 0; r < 8; r++)
                     for (int k = 0; k < 4; k++) dot[r] += p[32 * g + 4 * r + k] * x[4 * g + k];
-            float s = a.scales[m * a.scale_stride + b];
+            float s = a.scales[b * M + m];
             for (int r = 0; r < 8; r++) out[8 * m + r] += (float)dot[r] * (half_at(w, r) * s);
         }
 }
@@ -271,7 +290,7 @@ INLINE void tile_q4(const uint8_t *w, int blocks, activations a, const int M, fl
     memset(out, 0, sizeof(float) * 8 * (size_t)M);
     for (int b = 0; b < blocks; b++, w += Q4_BYTES)
         for (int m = 0; m < M; m++) {
-            const int8_t *x = a.quants + m * a.stride + 32 * b;
+            const int8_t *x = a.quants + 32 * (b * M + m);
             const uint8_t *p = w + 32;
             int32_t dot[8] = {0};
             for (int g = 0; g < 4; g++)
@@ -280,7 +299,7 @@ INLINE void tile_q4(const uint8_t *w, int blocks, activations a, const int M, fl
                         int32_t both = p[32 * g + 4 * r + k];
                         dot[r] += (both & 15) * x[4 * g + k] + (both >> 4) * x[16 + 4 * g + k];
                     }
-            float s = a.scales[m * a.scale_stride + b], t = a.sums[m * a.scale_stride + b];
+            float s = a.scales[b * M + m], t = a.sums[b * M + m];
             for (int r = 0; r < 8; r++)
                 out[8 * m + r] += (float)dot[r] * (half_at(w, r) * s) + half_at(w + 16, r) * t;
         }
