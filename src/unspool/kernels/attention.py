@@ -40,14 +40,17 @@ def _attend_fused(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, **settings: Any
 ) -> torch.Tensor:
     """torch's own attention. On a GPU without cuDNN's, which plans anew, for 60 ms, whenever a length is new."""
-    has_cudnn: bool = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]  # torch's own
-    if not queries.is_cuda or torch.compiler.is_compiling() or not has_cudnn:
+    if not queries.is_cuda or torch.compiler.is_compiling() or not _has_cudnn():
         return F.scaled_dot_product_attention(queries, keys, values, mask, **settings)
     torch.backends.cuda.enable_cudnn_sdp(False)
     try:
         return F.scaled_dot_product_attention(queries, keys, values, mask, **settings)
     finally:
         torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+def _has_cudnn() -> bool:
+    return bool(torch.backends.cuda.cudnn_sdp_enabled())  # type: ignore[no-untyped-call]  # torch's own
 
 
 def _attend_explicitly(
