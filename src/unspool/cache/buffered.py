@@ -14,6 +14,7 @@ from unspool.cache.forked import ForkedCache
 from unspool.cache.places import Places
 from unspool.errors import SettingError
 from unspool.kernels.presence import has_triton
+from unspool.kernels.sending import send
 
 if TYPE_CHECKING:
     from unspool.kernels.gpu.forks import ForkKeeper
@@ -138,11 +139,16 @@ class BufferedCache(Cache):
         moved = [row for row, source in enumerate(index) if row != source]
         held = max(self.lengths, default=0)
         if moved and first < held:
+            told: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
             for buffer in self._buffers:
-                into = torch.tensor(moved, device=buffer.device)
-                source = torch.tensor([index[row] for row in moved], device=buffer.device)
+                if buffer.device not in told:
+                    told[buffer.device] = (
+                        send(moved, buffer.device),
+                        send([index[row] for row in moved], buffer.device),
+                    )
+                into, source = told[buffer.device]
                 part = buffer.narrow(1, first, held - first)
-                part[into] = part[source]  # gathered before it is written
+                part.index_copy_(0, into, part.index_select(0, source))  # gathered before it is written
         self.lengths = [self.lengths[row] for row in index]
 
     def fork(self, forks: range) -> Cache:

@@ -16,6 +16,7 @@ from unspool.decoding.randomness import draw_gumbel
 from unspool.decoding.rows import Rows
 from unspool.decoding.step import Step
 from unspool.errors import NoTokenLeftError
+from unspool.logits.highest import take_highest
 
 NEVER = -1e9  # the score of a beam that does not exist (yet); what the reference uses, so that ties fall alike
 
@@ -145,7 +146,7 @@ class BeamSearch:
             index = (total + noise).topk(settings.num_candidates, dim=1).indices
             best = total.gather(1, index)
         else:
-            best, index = total.topk(settings.num_candidates, dim=1)
+            best, index = take_highest(total, settings.num_candidates)
         found = index.tolist()  # (prompts, candidates)
         tokens = [[place % vocab for place in places] for places in found]
         parents = [[place // vocab for place in places] for places in found]

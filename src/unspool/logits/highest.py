@@ -12,7 +12,7 @@ def take_highest(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
     """The k highest scores of each row, falling, and their tokens: (rows, k) each."""
     vocab = scores.shape[-1]
     num_chunks = vocab // CHUNK
-    if scores.device.type != "cpu" or vocab < WIDE or k > num_chunks // 8 or scores.shape[0] < 4:
+    if scores.device.type != "cpu" or vocab < WIDE or k > num_chunks // 8:
         found = torch.topk(scores, k)
         return found.values, found.indices
     # The k highest lie in the k chunks with the highest maxima, and in what no whole chunk holds.
@@ -26,4 +26,7 @@ def take_highest(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
         few = torch.cat((few, scores[:, rest]), dim=-1)
         tokens = torch.cat((tokens, rest.expand(scores.shape[0], -1)), dim=-1)
     values, places = few.topk(k)
+    if bool((values[:, -1] == -torch.inf).any()):  # chunks without a number tie: the places are as good as any
+        found = torch.topk(scores, k)
+        return found.values, found.indices
     return values, tokens.gather(1, places)
