@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from unspool.cache import ROLL_BACK, BranchingCache, Cache, DynamicCache, EncoderDecoderCache
+from unspool.decoding.forwards import join_chunks, select_rows, take_first_rows
 from unspool.decoding.parts import run_in_parts
 from unspool.decoding.past_states import PastStates
 from unspool.decoding.prompts import fill_right
@@ -176,7 +177,7 @@ class Step:
         assert tried.last_states is not None
         chosen = contest.judge(past.find_likeness(tried.last_states.view(*tokens.shape, -1)))
         first = torch.arange(len(chosen), device=chosen.device) * tokens.shape[1]
-        kept = _select(tried, first + chosen)
+        kept = select_rows(tried, first + chosen)
         assert kept.last_states is not None
         past.append(kept.last_states[:, 0])
         tries.keep(chosen)
@@ -330,7 +331,10 @@ class Step:
             self._taken.append((forward, self.num_forward_passes))
         starts, counts = self._starts[: len(rows)], self._counts[: len(rows)]
         self.record.keep_forward(
-            _take_first(forward, starts, counts) if self._readout.num_sets > 1 else forward, rows.pads(), starts, counts
+            take_first_rows(forward, starts, counts) if self._readout.num_sets > 1 else forward,
+            rows.pads(),
+            starts,
+            counts,
         )
         self.path, self.path_reason = forward.path, forward.path_reason
         reading = self._readout.read(forward, rows, normalise=normalise)
@@ -404,7 +408,7 @@ class Step:
         if self._ready is not None:
             self._starts = [self._starts[i] for i in index]
             self._counts = [self._counts[i] for i in index]
-            self._ready = _select(self._ready, torch.tensor(list(index), device=self._ready.logits.device))
+            self._ready = select_rows(self._ready, torch.tensor(list(index), device=self._ready.logits.device))
 
     def _can_branch(self) -> bool:
         if "branches" not in self.model.info.can:
@@ -425,7 +429,9 @@ class Step:
         if self._past is not None:
             self._past.select_rows(index)
             chosen = send(index, self.model.device)
-            self._taken = deque(((_select(one, chosen), count) for one, count in self._taken), maxlen=MOST_FORGOTTEN)
+            self._taken = deque(
+                ((select_rows(one, chosen), count) for one, count in self._taken), maxlen=MOST_FORGOTTEN
+            )
         self._follow_processors(self.processors.select_rows(torch.tensor(list(index))))
 
     def _open_sets(self) -> None:
@@ -468,7 +474,7 @@ class Step:
         if before is not None and not any(counts):
             return before
         forward = self._pass(tokens, None, counts)
-        return forward if before is None else _join(before, forward, counts)
+        return forward if before is None else join_chunks(before, forward, counts)
 
     def _pass(self, tokens: torch.Tensor | None, embeds: torch.Tensor | None, counts: Sequence[int]) -> Forward:
         """One forward pass over new positions, or several over chunks of them."""
@@ -493,7 +499,7 @@ class Step:
             )
             self.num_forward_passes += self._num_parts
             self._keep_states(piece, starts, real)
-            forward = piece if forward is None else _join(forward, piece, real)
+            forward = piece if forward is None else join_chunks(forward, piece, real)
             first = part.stop
         assert forward is not None
         return forward
@@ -525,53 +531,3 @@ class Step:
         if self._past is not None and self._reads_prompt:
             assert forward.last_states is not None
             self._past.read(forward.last_states, starts, counts)
-
-
-def _join(before: Forward, after: Forward, real: Sequence[int]) -> Forward:
-    """Two chunks of one reading: a row keeps its earlier logits where the later chunk has none of its tokens."""
-    if all(real):
-        return after
-    is_read = torch.tensor([count > 0 for count in real], device=after.logits.device)[:, None]
-    early = None
-    if before.early_logits is not None and after.early_logits is not None:
-        pairs = zip(after.early_logits, before.early_logits, strict=True)
-        early = tuple(torch.where(is_read, later, earlier) for later, earlier in pairs)
-    logits = torch.where(is_read, after.logits, before.logits)
-    return replace(after, logits=logits, early_logits=early, likeliest=None, given=None, chosen=None)
-
-
-def _take_first(forward: Forward, starts: Sequence[int], counts: Sequence[int]) -> Forward:
-    """What the first rows of a pass returned, without keys that only others hold."""
-    rows, num_keys = len(counts), max(start + count for start, count in zip(starts, counts, strict=True))
-
-    def pick(tensors: tuple[torch.Tensor, ...] | None) -> tuple[torch.Tensor, ...] | None:
-        return None if tensors is None else tuple(tensor[:rows] for tensor in tensors)
-
-    return replace(
-        forward,
-        hidden_states=pick(forward.hidden_states),
-        attentions=None if forward.attentions is None else tuple(w[:rows, ..., :num_keys] for w in forward.attentions),
-        cross_attentions=pick(forward.cross_attentions),
-    )
-
-
-def _select(forward: Forward, index: torch.Tensor) -> Forward:
-    def pick(tensors: tuple[torch.Tensor, ...] | None) -> tuple[torch.Tensor, ...] | None:
-        return None if tensors is None else tuple(tensor.index_select(0, index) for tensor in tensors)
-
-    def pick_one(tensor: torch.Tensor | None) -> torch.Tensor | None:
-        return None if tensor is None else tensor.index_select(0, index)
-
-    return replace(
-        forward,
-        logits=forward.logits.index_select(0, index),
-        hidden_states=pick(forward.hidden_states),
-        attentions=pick(forward.attentions),
-        cross_attentions=pick(forward.cross_attentions),
-        early_logits=pick(forward.early_logits),
-        last_states=pick_one(forward.last_states),
-        likeliest=pick_one(forward.likeliest) if forward.given is None else None,
-        given=None,  # of other rows than the logits, where those come twice: it can be made again
-        chosen=None,
-        won=None,
-    )

@@ -64,7 +64,7 @@ _MEASURED_OF_HALVES: Final[dict[tuple[int, int], NibbleTiling]] = {
 }
 _MEASURED_OF_BYTES: Final[dict[tuple[int, int], NibbleTiling]] = {
     (6144, 4096): NibbleTiling(8, 512, 2, 4),
-    (4096, 4096): NibbleTiling(8, 512, 2, 8, ahead=1),
+    (4096, 4096): NibbleTiling(8, 512, 2, 8),
     (28672, 4096): NibbleTiling(8, 512, 7, 8),
     (4096, 14336): NibbleTiling(8, 1024, 4, 16),
     (128256, 4096): NibbleTiling(8, 512, 8, 4),

@@ -1,0 +1,62 @@
+"""What forward passes returned: chunks of one reading joined, and rows of a pass picked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from unspool.protocols import Forward
+
+
+def join_chunks(before: Forward, after: Forward, real: Sequence[int]) -> Forward:
+    """Two chunks of one reading: a row keeps its earlier logits where the later chunk has none of its tokens."""
+    if all(real):
+        return after
+    is_read = torch.tensor([count > 0 for count in real], device=after.logits.device)[:, None]
+    early = None
+    if before.early_logits is not None and after.early_logits is not None:
+        pairs = zip(after.early_logits, before.early_logits, strict=True)
+        early = tuple(torch.where(is_read, later, earlier) for later, earlier in pairs)
+    logits = torch.where(is_read, after.logits, before.logits)
+    return replace(after, logits=logits, early_logits=early, likeliest=None, given=None, chosen=None)
+
+
+def take_first_rows(forward: Forward, starts: Sequence[int], counts: Sequence[int]) -> Forward:
+    """What the first rows of a pass returned, without keys that only others hold."""
+    rows, num_keys = len(counts), max(start + count for start, count in zip(starts, counts, strict=True))
+
+    def pick(tensors: tuple[torch.Tensor, ...] | None) -> tuple[torch.Tensor, ...] | None:
+        return None if tensors is None else tuple(tensor[:rows] for tensor in tensors)
+
+    return replace(
+        forward,
+        hidden_states=pick(forward.hidden_states),
+        attentions=None if forward.attentions is None else tuple(w[:rows, ..., :num_keys] for w in forward.attentions),
+        cross_attentions=pick(forward.cross_attentions),
+    )
+
+
+def select_rows(forward: Forward, index: torch.Tensor) -> Forward:
+    """What a pass returned for the rows at `index`."""
+
+    def pick(tensors: tuple[torch.Tensor, ...] | None) -> tuple[torch.Tensor, ...] | None:
+        return None if tensors is None else tuple(tensor.index_select(0, index) for tensor in tensors)
+
+    def pick_one(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else tensor.index_select(0, index)
+
+    return replace(
+        forward,
+        logits=forward.logits.index_select(0, index),
+        hidden_states=pick(forward.hidden_states),
+        attentions=pick(forward.attentions),
+        cross_attentions=pick(forward.cross_attentions),
+        early_logits=pick(forward.early_logits),
+        last_states=pick_one(forward.last_states),
+        likeliest=pick_one(forward.likeliest) if forward.given is None else None,
+        given=None,  # of other rows than the logits, where those come twice: it can be made again
+        chosen=None,
+        won=None,
+    )
