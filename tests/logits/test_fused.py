@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from unspool import (
@@ -36,6 +36,7 @@ def chain(temperature: Any = None, top_k: Any = None, top_p: Any = None, min_p: 
 
 
 @settings(max_examples=120, deadline=None)
+@example(45005750, 20_000, True, None, 1, [0.2, 1.0, 0.5, 0.99], None)  # two tie, and half of them is asked for
 @given(
     seed=st.integers(0, 2**31),
     vocab=st.sampled_from([60, 300, 20_000]),

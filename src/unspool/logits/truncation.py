@@ -13,6 +13,7 @@ from unspool.logits.rows import Numbers, RowValues, as_finite_float, as_positive
 from unspool.logits.temperature import exact_dtype
 
 INF = float("inf")
+EDGE = 1e-6  # of probability: what lies nearer to where a head ends is left to a sort
 ALMOST_ALL = 0.9999  # beyond it, rounding decides where the head ends
 HEAD = 256  # tokens among which the end of a top-p head is looked for first
 NUM_BINS, BINNED_RANGE = 4_096, 32.0  # of the histogram for longer heads, which reaches so far below the highest score
@@ -125,10 +126,10 @@ class TopPLogitsWarper(LogitsProcessor):
         values, tokens = take_highest(scores, HEAD)  # (rows, head)
         whole = torch.logsumexp(scores, dim=-1, keepdim=True)  # (rows, 1)
         values, tokens = order_ties(values, tokens)
-        is_kept = self.find_kept((values - whole).exp())
+        is_kept, is_open = self._find_kept_surely((values - whole).exp())
         # The end of the head must lie inside, with all that ties with it: a sort would drop the last of equals.
         lowest = values.masked_fill(~is_kept, INF).amin(dim=-1)  # (rows,)
-        is_open = is_kept[:, -1] | (lowest == values[:, -1]) | ~lowest.isfinite()
+        is_open |= is_kept[:, -1] | (lowest == values[:, -1]) | ~lowest.isfinite()
         is_open |= self.column(scores)[:, 0] > ALMOST_ALL
         kept = values.masked_fill(~is_kept, self.filter_value)
         return torch.full_like(scores, self.filter_value).scatter_(-1, tokens, kept), is_open
@@ -148,12 +149,20 @@ class TopPLogitsWarper(LogitsProcessor):
         values, tokens = order_ties(values, tokens)
         own = probabilities.gather(-1, tokens).masked_fill(values == -INF, 0.0)
         before = reached.gather(-1, last) - mass.gather(-1, last)
-        is_kept = before + own.cumsum(dim=-1, dtype=torch.float64) - own < wanted
+        passed = before + own.cumsum(dim=-1, dtype=torch.float64) - own
+        is_kept, is_near = passed < wanted, ((passed - wanted).abs() < EDGE).any(dim=-1)
         result = torch.where(bins < last, scores, self.filter_value)
         kept = torch.where(is_kept, values, self.filter_value)
         result.scatter_(-1, tokens, torch.where(values > -INF, kept, result.gather(-1, tokens)))
-        is_open = (is_last.sum(dim=-1) > LARGEST_BIN) | (last == NUM_BINS - 1).squeeze(-1) | reached[:, -1].isnan()
+        is_open = is_near | (is_last.sum(dim=-1) > LARGEST_BIN) | (last == NUM_BINS - 1).squeeze(-1)
+        is_open |= reached[:, -1].isnan()
         return result, is_open | (wanted > ALMOST_ALL).squeeze(-1)
+
+    def _find_kept_surely(self, probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`find_kept`, and the rows (rows,) where what is added up comes so near that rounding decides: equals do."""
+        reached = probabilities.cumsum(dim=-1, dtype=torch.float64) - probabilities
+        is_near = ((reached - self.column(probabilities)).abs() < EDGE)[:, 1:].any(dim=-1)
+        return self.find_kept(probabilities), is_near
 
     def find_kept(self, probabilities: torch.Tensor) -> torch.Tensor:
         """Which of a row's tokens, likeliest first, make up its head: (rows, tokens)."""

@@ -32,14 +32,14 @@ def make_peers(asked: Sequence[str], task: Task) -> list[Engine]:
         raise SettingError(f"{len(asked)} peers are asked for, and at most {MOST_PEERS} can be measured in one run")
     pairs = [_read_pair(word) for word in asked]
     times = Counter(name for name, _ in pairs)
-    engines: dict[str, Engine] = {}
-    for name, path in pairs:
-        label = f"{name} {path.stem}" if path is not None and times[name] > 1 else name
-        if label in engines:
+    labels = [f"{name} {path.stem}" if path is not None and times[name] > 1 else name for name, path in pairs]
+    for place, label in enumerate(labels):
+        if label in labels[:place]:
             raise SettingError(f"--peer names each engine once, and two would be called {label!r:.80}")
-        engines[label] = _make_peer(name, task, path)
-        engines[label].name = label
-    return list(engines.values())
+    engines = [_make_peer(name, task, path) for name, path in pairs]
+    for engine, label in zip(engines, labels, strict=True):
+        engine.name = label
+    return engines
 
 
 def _read_pair(word: str) -> tuple[str, Path | None]:
