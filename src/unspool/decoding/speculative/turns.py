@@ -58,18 +58,22 @@ class SpeculativeTurns:
         is_fresh = self.step.is_fresh
         draft = self._propose(is_live)
         drafted = time.perf_counter()
+        check_seconds: float | None = None
         if not is_fresh and not any(draft.counts) and self._can_step_plainly():
-            emitted, accepted = self._step_plainly(1), [0]
+            emitted, accepted = self._step_plainly(1 + self.policy.num_resting), [0]
+            if isinstance(self.plain, StretchTurns):  # of which the first turn took all
+                check_seconds = self.plain.seconds
         else:
             tried = self.step.try_tokens(rows, draft.tokens, draft.counts, is_live)
             emitted, accepted = self._take(draft, tried, is_live)
             self.step.settle_tokens(rows)
         self.drafter.observe(rows, draft, accepted)
-        now = time.perf_counter()
+        if check_seconds is None:
+            check_seconds = time.perf_counter() - drafted
         if not is_fresh:  # the prompt's pass is none that a draft could have saved
             num_tokens = sum(map(len, emitted.tokens.values()))
             self.policy.observe(
-                Turn(draft.counts, accepted, sum(is_live), num_tokens, drafted - started, now - drafted)
+                Turn(draft.counts, accepted, sum(is_live), num_tokens, drafted - started, check_seconds)
             )
         if self.rows_may_leave and emitted.finished:
             self._let_leave()

@@ -16,8 +16,8 @@ CREDIT = 0.5  # passes that may be lost on top, at the start
 MOST_CREDIT = 8.0  # gains that stand for losses later, in passes
 PROBE = 2  # tokens of a draft that is only to see what a check costs, or whether it pays by now
 TURNS_BEFORE_REFRESH = 128  # with drafts, after which a plain one is measured again: texts get longer
-TURNS_OF_REST = 12  # without a draft, after one that was not worth its check: weighing takes its time too
-MOST_TURNS_OF_LEAVE = 8  # without a look, after several that found nothing to guess: 1, 2, 4, … turns
+TURNS_OF_REST = 15  # without a draft, after one that was not worth its check: weighing takes its time too
+MOST_TURNS_OF_LEAVE = 7  # without a look, after several that found nothing to guess: 1, 3, 7 turns
 GUESSED_SLOPE = 0.1  # of a pass, what one more token costs where nothing is known yet
 
 
@@ -149,7 +149,7 @@ class Weighed:
     def trim(self, counts: Sequence[int], num_live: int) -> list[int]:
         """Cut what came to the length that is worth a check; what a model made is paid for already."""
         if self._is_free and not any(counts):  # looking takes little, but what does not look goes on several steps
-            self._rest, self._leave = self._leave, min(2 * self._leave, MOST_TURNS_OF_LEAVE)
+            self._rest, self._leave = self._leave, min(2 * self._leave + 1, MOST_TURNS_OF_LEAVE)
             return list(counts)
         self._leave = 1
         most = self._weigh(counts, num_live) if self._is_free else self._most
