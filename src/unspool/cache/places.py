@@ -19,7 +19,7 @@ class PackedPlaces:
     num_packed: list[int]  # a row each
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Places:
     """The buffers (rows, capacity, 2, heads, width) of all layers; another object once anything has moved.
 

@@ -11,6 +11,7 @@ once Triton has its kernels, and it serves every later cache.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -192,7 +193,7 @@ class CapturedStep:
                 )
         self._rows, self._shape, self._num_layers = rows, shape, spec.num_layers
         self._cap = spec.logit_softcap
-        self._places: Places | None = None  # what the table tells
+        self._places: weakref.ref[Places] | None = None  # what the table tells; a step that waits holds no keys
         self._lengths: list[int] = []  # what the device's lengths are by now
         self._graph: torch.cuda.CUDAGraph | None = None
 
@@ -202,7 +203,7 @@ class CapturedStep:
         """What the pass gives: logits (tokens, vocab) in float32, and what else its shape says."""
         shape, count = self._shape, len(starts) * self._shape.num_new
         with torch.inference_mode():
-            if places is not self._places:
+            if self._places is None or self._places() is not places:
                 self._tell_places(places)
             if self._lengths != starts:
                 self._tell_lengths(starts)
@@ -247,7 +248,7 @@ class CapturedStep:
             absent = [0] * (self._rows - len(packed.num_packed))
             told += tell_packed(self._inputs.base, packed.layers, packed.num_places, [*packed.num_packed, *absent])
         self._inputs.table[: len(told)].copy_(send(told, self._inputs.table.device))
-        self._places = places
+        self._places = weakref.ref(places)
 
     def _tell_buffers(self, buffers: Sequence[torch.Tensor]) -> list[int]:
         base, unit = self._inputs.base.data_ptr(), _UNIT * self._inputs.base.element_size()

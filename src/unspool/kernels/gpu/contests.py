@@ -6,6 +6,7 @@ the row goes on, and the likeliest tokens to follow. So a turn of the search is 
 
 from __future__ import annotations
 
+import weakref
 from typing import Final
 
 import torch
@@ -169,16 +170,16 @@ class CapturedContest:
         self._tops, self._tokens = make(rows, tiles, num), make(rows, tiles, num, dtype=torch.int32)
         self._chosen = make(rows, dtype=torch.int64)
         self._next, self._next_weights = make(rows, num, dtype=torch.int64), make(rows, num)
-        self._told: torch.Tensor | None = None  # the past that the table tells
+        self._told: weakref.ref[torch.Tensor] | None = None  # the past that the table tells
 
     def tell(self, contest: Contest) -> None:
         """Take what the next pass needs."""
         self._weights[: len(contest.weights)].copy_(contest.weights)
-        if contest.past is not self._told:
+        if self._told is None or self._told() is not contest.past:
             unit = _UNIT * contest.past.element_size()
             address = (contest.past.data_ptr() - self._weights.data_ptr()) // unit
             self._table.copy_(send([address, contest.past.shape[1]], self._table.device))
-            self._told = contest.past
+            self._told = weakref.ref(contest.past)
 
     def run(
         self,
