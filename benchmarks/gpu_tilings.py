@@ -104,7 +104,7 @@ def list_nibble_tilings(manner: str, inputs: int, kind: str) -> list[NibbleTilin
         shapes = [(8, 512, 2, 8), (8, 512, 2, 4), (4, 512, 2, 4), (16, 512, 1, 8), (8, 512, 1, 8)]
     if kind == "halves" and inputs > 8192:
         shapes = shapes[:4]
-    return [NibbleTiling(*shape, ahead=ahead) for shape in shapes for ahead in (0, 1) if ahead < shape[2]]
+    return [NibbleTiling(*shape) for shape in shapes]
 
 
 def prepare_few(name: str, num_rows: int, kind: str | None, tiling: Any, outputs: int | None = None) -> Any:

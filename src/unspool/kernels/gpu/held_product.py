@@ -7,13 +7,15 @@ part itself; here it is read once for several parts, and the next part is on its
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.activations import NONE, activate
-from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.activations import activate
+from unspool.kernels.gpu.launching import let_next_start, wait_for_input
+from unspool.kernels.gpu.result import Around, launch_product
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,41 +77,24 @@ def _multiply_held(
 
 
 def multiply_held(
-    weight: torch.Tensor,  # (outputs, inputs); gate above value where gated; outputs are whole programs
+    weight: torch.Tensor,  # (outputs, inputs): whole programs
     x: torch.Tensor,  # (rows, inputs)
-    out: torch.Tensor,  # (rows, outputs), half as many where gated; any dtype
+    out: torch.Tensor,  # (rows, outputs)
     tiling: HeldTiling,
-    *,
-    norm: torch.Tensor | None = None,
-    eps: float = 0.0,
-    bias: torch.Tensor | None = None,
-    activation: int = NONE,
-    is_gated: bool = False,
-    adds: bool = False,
+    **around: Unpack[Around],
 ) -> None:
     """As `multiply_row`."""
-    outputs, inputs = weight.shape
-    outputs = outputs // 2 if is_gated else outputs
-    launch(
+    launch_product(
         _multiply_held,
-        (outputs // (tiling.rows * tiling.tiles),),
-        weight,
+        (weight,),
+        weight.shape,
         x,
-        norm if norm is not None else x,
-        bias if bias is not None else x,
         out,
-        eps,
-        outputs,
+        tiling.rows * tiling.tiles,
+        around,
         R=x.shape[0],
-        K=inputs,
-        KP=triton.next_power_of_2(inputs),
+        KP=triton.next_power_of_2(weight.shape[1]),
         BN=tiling.rows,
         TILES=tiling.tiles,
-        ACT=activation,
-        IS_GATED=is_gated,
-        ADDS=adds,
-        HAS_NORM=norm is not None,
-        HAS_BIAS=bias is not None,
         num_warps=tiling.warps,
-        **launch_options(),
     )

@@ -9,15 +9,14 @@ multiplied, four at a time.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Unpack
 
 import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.activations import NONE
-from unspool.kernels.gpu.launching import ask_for, launch, launch_options, let_next_start, wait_for_input
-from unspool.kernels.gpu.result import write_result
+from unspool.kernels.gpu.launching import let_next_start, wait_for_input
+from unspool.kernels.gpu.result import Around, launch_product, write_result
 from unspool.kernels.gpu.words import Words
 
 MOST_CHUNKS: Final = 8  # of words of a row: all of the input is held in registers
@@ -31,7 +30,6 @@ class NibbleTiling:
     words: int
     tiles: int
     warps: int
-    ahead: int = 0  # tiles after the first that are asked for before the input is there
 
 
 @triton.jit
@@ -294,15 +292,6 @@ def _round_input(xs, BW: tl.constexpr, HAS_ASM: tl.constexpr):
 
 
 @triton.jit
-def _ask_for_rows(AT, rows, is_row, WIDTH: tl.constexpr, PDL: tl.constexpr):
-    """Ask for rows of so many words."""
-    LINE: tl.constexpr = 32  # words
-    LINES: tl.constexpr = triton.next_power_of_2((WIDTH + LINE - 1) // LINE)
-    word = tl.arange(0, LINES) * LINE
-    ask_for(AT + rows.to(tl.int64)[:, None] * WIDTH + word[None, :], is_row[:, None] & (word < WIDTH)[None, :], PDL)
-
-
-@triton.jit
 def _multiply_blocks(
     words, factors, x, power, sums,
     BN: tl.constexpr, BW: tl.constexpr, ROUNDS: tl.constexpr, HAS_ASM: tl.constexpr,
@@ -322,7 +311,7 @@ def _multiply_blocks(
 @triton.jit(do_not_specialize=["num_tiles"])
 def _multiply_nibbles(
     W, FACTORS, X, NORM, BIAS, Y, eps, N, num_tiles,
-    K: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, ROUNDS: tl.constexpr, AHEAD: tl.constexpr,
+    K: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, ROUNDS: tl.constexpr,
     ACT: tl.constexpr, IS_GATED: tl.constexpr, ADDS: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ASM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -346,12 +335,6 @@ def _multiply_nibbles(
             w = tl.load(at + beside + c * BW, mask=is_word, other=0, eviction_policy="evict_first")
             f = tl.load(factors_at + factors_beside + c * BLOCKS, mask=is_block, other=0, eviction_policy="evict_first")
         others, other_factors = others + (w,), other_factors + (f,)
-    for tile in tl.static_range(1, AHEAD + 1):
-        _ask_for_rows(W, rn + tile * BN, (rn + tile * BN < N) & (tile < num_tiles), KW, PDL)
-        _ask_for_rows(FACTORS, rn + tile * BN, (rn + tile * BN < N) & (tile < num_tiles), KB, PDL)
-        if IS_GATED:
-            _ask_for_rows(W + beside, rn + tile * BN, (rn + tile * BN < N) & (tile < num_tiles), KW, PDL)
-            _ask_for_rows(FACTORS + factors_beside, rn + tile * BN, (rn + tile * BN < N) & (tile < num_tiles), KB, PDL)
     let_next_start(PDL)
     wait_for_input(PDL)
     # --- the input
@@ -400,45 +383,27 @@ def _multiply_nibbles(
 
 
 def multiply_nibbles(
-    weight: Words,  # (outputs, inputs) of 4 bits; gate above value where gated
+    weight: Words,  # (outputs, inputs) of 4 bits
     x: torch.Tensor,  # (1, inputs)
-    out: torch.Tensor,  # (1, outputs), half as many where gated; any dtype
+    out: torch.Tensor,  # (1, outputs)
     tiling: NibbleTiling,
     *,
     rounds: bool,  # the input to 8 bits, block by block
-    norm: torch.Tensor | None = None,
-    eps: float = 0.0,
-    bias: torch.Tensor | None = None,
-    activation: int = NONE,
-    is_gated: bool = False,
-    adds: bool = False,
+    **around: Unpack[Around],
 ) -> None:
-    """out = activation(weight @ norm(x) + bias), times the gated half, plus what was there."""
-    outputs, inputs = weight.shape
-    outputs = outputs // 2 if is_gated else outputs
-    launch(
+    """As `multiply_words`, of one row."""
+    launch_product(
         _multiply_nibbles,
-        (triton.cdiv(outputs, tiling.rows * tiling.tiles),),
-        weight.words,
-        weight.factors,
+        (weight.words, weight.factors),
+        weight.shape,
         x,
-        norm if norm is not None else x,
-        bias if bias is not None else x,
         out,
-        eps,
-        outputs,
+        tiling.rows * tiling.tiles,
+        around,
         tiling.tiles,
-        K=inputs,
         BN=tiling.rows,
         BW=min(tiling.words, max(128, triton.next_power_of_2(weight.words.shape[1]))),
         ROUNDS=rounds,
-        AHEAD=min(tiling.ahead, tiling.tiles - 1),
-        ACT=activation,
-        IS_GATED=is_gated,
-        ADDS=adds,
-        HAS_NORM=norm is not None,
-        HAS_BIAS=bias is not None,
         HAS_ASM=x.is_cuda,
         num_warps=tiling.warps,
-        **launch_options(),
     )

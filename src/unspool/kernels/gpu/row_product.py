@@ -7,14 +7,14 @@ a few of its rows whole; what it reads first is on its way before the kernel tha
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.activations import NONE
-from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
-from unspool.kernels.gpu.result import write_result
+from unspool.kernels.gpu.launching import let_next_start, wait_for_input
+from unspool.kernels.gpu.result import Around, count_outputs, launch_product, write_result
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,42 +98,25 @@ def _multiply_row(
 
 
 def multiply_row(
-    weight: torch.Tensor,  # (outputs, inputs); gate above value where gated
+    weight: torch.Tensor,  # (outputs, inputs)
     x: torch.Tensor,  # (rows, inputs)
-    out: torch.Tensor,  # (rows, outputs), half as many where gated; any dtype
+    out: torch.Tensor,  # (rows, outputs)
     tiling: RowTiling,
-    *,
-    norm: torch.Tensor | None = None,  # x is normalised by its root mean square and scaled by this first
-    eps: float = 0.0,
-    bias: torch.Tensor | None = None,
-    activation: int = NONE,
-    is_gated: bool = False,
-    adds: bool = False,  # into what `out` holds already
+    **around: Unpack[Around],
 ) -> None:
-    """out = activation(weight @ norm(x) + bias), times the gated half, plus what was there."""
-    outputs, inputs = weight.shape
-    outputs = outputs // 2 if is_gated else outputs
-    launch(
+    """A product and what stands around it."""
+    launch_product(
         _multiply_row,
-        (triton.cdiv(outputs, tiling.rows),),
-        weight,
+        (weight,),
+        weight.shape,
         x,
-        norm if norm is not None else x,
-        bias if bias is not None else x,
         out,
-        eps,
-        outputs,
+        tiling.rows,
+        around,
         R=x.shape[0],
-        K=inputs,
         BN=tiling.rows,
-        BK=min(tiling.columns, triton.next_power_of_2(inputs)),
-        ACT=activation,
-        IS_GATED=is_gated,
-        ADDS=adds,
-        HAS_NORM=norm is not None,
-        HAS_BIAS=bias is not None,
-        IS_EVEN=outputs % tiling.rows == 0,
+        BK=min(tiling.columns, triton.next_power_of_2(weight.shape[1])),
+        IS_EVEN=count_outputs(weight.shape, around) % tiling.rows == 0,
         EARLY=tiling.starts_next_early,
         num_warps=tiling.warps,
-        **launch_options(),
     )

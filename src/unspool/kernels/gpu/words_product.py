@@ -7,15 +7,14 @@ float where it stands, as low bits of a power of two's mantissa, and what that a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Unpack
 
 import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.activations import NONE
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
-from unspool.kernels.gpu.result import write_result
+from unspool.kernels.gpu.result import Around, launch_product, write_result
 from unspool.kernels.gpu.words import Words
 
 MOST_ROWS: Final = 2  # at once: sums of all of them are held in registers
@@ -258,43 +257,25 @@ def _multiply_words(
 
 
 def multiply_words(
-    weight: Words,  # (outputs, inputs); gate above value where gated
+    weight: Words,  # (outputs, inputs)
     x: torch.Tensor,  # (rows, inputs)
-    out: torch.Tensor,  # (rows, outputs), half as many where gated; any dtype
+    out: torch.Tensor,  # (rows, outputs)
     tiling: WordsTiling,
-    *,
-    norm: torch.Tensor | None = None,
-    eps: float = 0.0,
-    bias: torch.Tensor | None = None,
-    activation: int = NONE,
-    is_gated: bool = False,
-    adds: bool = False,
+    **around: Unpack[Around],
 ) -> None:
-    """out = activation(weight @ norm(x) + bias), times the gated half, plus what was there."""
-    outputs, inputs = weight.shape
-    outputs = outputs // 2 if is_gated else outputs
-    launch(
+    """As `multiply_row`, of a matrix of words."""
+    launch_product(
         _multiply_words,
-        (triton.cdiv(outputs, tiling.rows),),
-        weight.words,
-        weight.factors,
+        (weight.words, weight.factors),
+        weight.shape,
         x,
-        norm if norm is not None else x,
-        bias if bias is not None else x,
         out,
-        eps,
-        outputs,
+        tiling.rows,
+        around,
         R=x.shape[0],
-        K=inputs,
         BN=tiling.rows,
         BW=min(tiling.words, triton.next_power_of_2(weight.words.shape[1])),
         IS_SHORT=weight.kind == "int4",
-        ACT=activation,
-        IS_GATED=is_gated,
-        ADDS=adds,
-        HAS_NORM=norm is not None,
-        HAS_BIAS=bias is not None,
         HAS_ASM=x.is_cuda,
         num_warps=tiling.warps,
-        **launch_options(),
     )
