@@ -175,7 +175,9 @@ class BufferedCache(Cache):
     def _find_keeper(self) -> ForkKeeper | None:
         """What moves forks in all layers by one kernel; None where there is no Triton, or buffers are not alike."""
         places, first = self.places(), self._buffers[0]
-        if places is None or not has_triton() or any(buffer.stride() != first.stride() for buffer in self._buffers):
+        if places is None or not has_triton() or not first.is_contiguous():
+            return None
+        if any(buffer.stride() != first.stride() for buffer in self._buffers):
             return None
         if self._keeper is None or self._keeper[0] is not places:
             from unspool.kernels.gpu.forks import ForkKeeper  # Triton is imported where a GPU is used

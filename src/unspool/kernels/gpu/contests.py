@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from unspool.kernels.contests import Contest, Won
+from unspool.kernels.gpu.forks import keep_keys
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.readings import join_parts
 from unspool.kernels.gpu.tokens import TILE, count_tiles
@@ -23,7 +24,6 @@ POSITIONS: Final = 16  # of the past that a program compares at a time
 SPLITS: Final = 64  # programs that share a row's past
 _NUMBERS: Final = 8192  # products that a program holds
 _UNIT: Final = 4  # numbers: the past's address is told as a multiple of so many
-_MOVED: Final = 1024  # numbers of a position that a program moves
 
 
 @triton.jit
@@ -84,24 +84,6 @@ def _judge(
     unit = state / tl.maximum(tl.sqrt(tl.sum(state * state, 0)), 1e-12)
     past = BASE + tl.load(TABLE) * UNIT + (row * tl.load(TABLE + 1) + length) * HIDDEN
     tl.store(past + at, unit, mask=is_state)
-
-
-@triton.jit
-def _keep_keys(
-    BASE, TABLE, LENGTHS, CHOSEN, num_layers,
-    POSITION: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """A layer's keys of the kept candidate, from where they were tried to the row's end."""
-    row, layer, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
-    at = part * BLOCK + tl.arange(0, BLOCK)
-    let_next_start(PDL)
-    wait_for_input(PDL)
-    length, chosen = tl.load(LENGTHS + row), tl.load(CHOSEN + row)
-    capacity = tl.load(TABLE + num_layers)
-    into = BASE + tl.load(TABLE + layer) * UNIT + (row * capacity + length) * POSITION + at
-    is_moved = (at < POSITION) & (chosen > 0) & (length >= 0)
-    kept = tl.load(into + chosen * POSITION, mask=is_moved, other=0.0)
-    tl.store(into, kept, mask=is_moved)
 
 
 @triton.jit
@@ -234,18 +216,8 @@ class CapturedContest:
             num_warps=8,
             **options,
         )
-        launch(
-            _keep_keys,
-            (rows, num_layers, triton.cdiv(self._position, _MOVED)),
-            base,
-            table,
-            lengths,
-            self._chosen,
-            num_layers,
-            POSITION=self._position,
-            BLOCK=_MOVED,
-            UNIT=unit,
-            **options,
+        keep_keys(
+            base, table, lengths, self._chosen, num_layers=num_layers, position=self._position, unit=unit, **options
         )
         launch(
             _keep_logits,
