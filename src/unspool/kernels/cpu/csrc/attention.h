@@ -49,10 +49,14 @@ INLINE void score_few(const float *q, const int32_t G, const int32_t D, segment 
 INLINE void score(const float *q, const int32_t G, const int32_t D, segment s, int32_t values, float (*scores)[US_PART]) {
     for (int32_t j = 0; j < s.count; j += AT_ONCE) {
         int32_t g = 0;
-        for (int32_t k = j; k < j + AT_ONCE && s.ahead; k++)
+        for (int32_t k = j; k < j + AT_ONCE; k++)
             for (int32_t i = 0; i < D; i += 16) {
-                __builtin_prefetch(s.ahead + k * s.stride + i, 0, 2);
-                __builtin_prefetch(s.ahead + k * s.stride + values + i, 0, 2);
+                if (s.ahead) {
+                    __builtin_prefetch(s.ahead + k * s.stride + i, 0, 2);
+                    __builtin_prefetch(s.ahead + k * s.stride + values + i, 0, 2);
+                }
+                __builtin_prefetch(s.keys + (k + 2 * AT_ONCE) * s.stride + i);
+                __builtin_prefetch(s.keys + k * s.stride + values + i);
             }
         for (; g + AT_ONCE <= G; g += AT_ONCE) score_few(q + g * D, AT_ONCE, D, s, j, scores + g);
         if (G - g == 3) score_few(q + g * D, 3, D, s, j, scores + g);
@@ -120,15 +124,22 @@ static void weight_scores(const us_model *model, const float *slopes, int32_t G,
             for (int32_t j = 0; j < n; j++) scores[g][j] = cap * tanhf(scores[g][j] / cap);
         if (slopes)
             for (int32_t j = 0; j < n; j++) scores[g][j] += slopes[g] * (float)(position + j);
-        for (int32_t j = n; j % LANES; j++) scores[g][j] = -INFINITY; /* whole vectors */
+        for (int32_t j = n; j % (4 * LANES) && j < US_PART; j++) scores[g][j] = -INFINITY; /* whole vectors, four at once */
         vec highest = load(scores[g]), total = fill(0);
         for (int32_t j = LANES; j < n; j += LANES) highest = larger(highest, load(&scores[g][j]));
         const float most = largest(highest);
-        for (int32_t j = 0; j < n; j += LANES) {
-            const vec s = load(&scores[g][j]);
-            const vec e = choose(s > fill(-INFINITY), exponential(s - most), fill(0));
-            store(&scores[g][j], e);
-            total += e;
+        for (int32_t j = 0; j < n; j += 4 * LANES) {
+            vec s[4], e[4];
+            UNROLLED for (int i = 0; i < 4; i++) {
+                s[i] = load(&scores[g][j + i * LANES]);
+                e[i] = s[i] - most;
+            }
+            exponentials(e, 4);
+            UNROLLED for (int i = 0; i < 4; i++) {
+                e[i] = choose(s[i] > fill(-INFINITY), e[i], fill(0));
+                store(&scores[g][j + i * LANES], e[i]);
+                total += e[i];
+            }
         }
         r->total[g] = sum(total);
         r->most[g] = most;
