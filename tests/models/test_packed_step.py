@@ -26,9 +26,7 @@ pytestmark = pytest.mark.skipif(find_library() is None, reason=f"no CPU library:
 KINDS = ["quantized", "quantized_static", "quantized_hybrid"]
 
 
-def make_model(
-    width: int = 16, kv_heads: int = 2, share: int = 2, window: int | None = None, **more: Any
-) -> Decoder:
+def make_model(width: int = 16, kv_heads: int = 2, share: int = 2, window: int | None = None, **more: Any) -> Decoder:
     """A random Llama, or a Mistral where there is a window."""
     hidden, heads, ffn = 32, kv_heads * share, 32
     name = "Llama" if window is None else "Mistral"
