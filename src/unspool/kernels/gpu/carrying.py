@@ -69,7 +69,7 @@ class Carrier:
         self._num_tensors, self._chunks, self._positions = num_tensors, chunks, positions
         self._num_chunks = rows * chunks
         self._told = torch.zeros(len(away) * num_tensors * _TOLD, dtype=torch.int64, device=device)
-        self._stream: Any = torch.cuda.Stream(device)
+        self._stream: Any = torch.cuda.Stream(device, priority=-1)  # its few programs go before those that fill the GPU
         self._marks: list[Any] = []
 
     def tell(
