@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--packing", choices=["int4", "int8"], help="quantised weights")
     parser.add_argument("--rows", type=int, default=1)
     parser.add_argument("--contexts", type=int, nargs="+", default=[256, 1024, 4096, 16384])
-    parser.add_argument("--blocks", type=int, nargs="+", default=[32, 64, 128])
+    parser.add_argument("--blocks", type=int, nargs="*", default=[32, 64, 128])
     parser.add_argument("--chunks", type=int, nargs="+", default=[32, 64, 128, 256])
     parser.add_argument("--programs", type=int, nargs="+", default=[128, 256])
     parser.add_argument("--warps", type=int, nargs="+", default=[2, 4])
