@@ -19,8 +19,8 @@ test: $(VENV)/.test $(VENV)/.model  ## run the tests
 	@echo "==> running the tests"
 	@$(BIN)/python -m pytest $(TESTS)
 
-gpu:  ## run the tests that need a GPU, with the python at hand (its own torch and triton)
-	@PYTHONPATH=src:. $(PYTHON) -m pytest tests/gpu -q -p no:cacheprovider -o addopts=--import-mode=importlib -o filterwarnings=
+gpu:  ## run the tests that need a GPU, with the python at hand: its own torch and triton (JOBS=, TESTS=)
+	@$(PYTHON) tools/gpu_tests.py $(if $(JOBS),--jobs $(JOBS)) $(TESTS)
 
 check: $(VENV)/.check  ## formatter, linter, strict types, import contracts
 	@echo "==> ruff format" && $(BIN)/ruff format --check .
