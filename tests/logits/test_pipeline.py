@@ -13,7 +13,9 @@ from tests.fakes import FakeModel, pad_left
 import unspool
 from unspool import GenerationConfig, LogitsProcessor, NoTokenLeftError, SettingError, generate
 from unspool.config.parameters import PARAMETERS
-from unspool.logits.pipeline import ORDER, Context, build_processors
+from unspool.logits.building import Context
+from unspool.logits.order import ORDER
+from unspool.logits.pipeline import build_processors
 
 VOCAB, EOS = 23, 2
 ROWS = [[1, 2, 3], [4, 5, 6, 7, 8], [9]]

@@ -19,7 +19,7 @@ from unspool.api.calls import start
 from unspool.config import PARAMETERS
 from unspool.decoding.run import Run
 from unspool.errors import InputError, SettingError, UnspoolError, UnsupportedError
-from unspool.logits.pipeline import ENTRY_OF, ORDER
+from unspool.logits.order import ENTRY_OF, ORDER
 from unspool.plan import Plan, PromptShape, as_token_ids, merge, settle
 from unspool.plan.refusals import OFF
 from unspool.protocols import ModelInfo

@@ -29,7 +29,8 @@ from unspool.decoding.speculative.turns import SpeculativeTurns
 from unspool.decoding.speculative.vocabulary import Vocabularies
 from unspool.decoding.step import Step
 from unspool.logits import LogitsProcessor
-from unspool.logits.pipeline import Context, build_processors
+from unspool.logits.building import Context
+from unspool.logits.pipeline import build_processors
 from unspool.outputs import Output, Stats, TokenLogprob
 from unspool.plan import Plan
 from unspool.protocols import Encoded, Model, Want
