@@ -484,5 +484,5 @@ def test_numbers_of_thousands_of_digits_are_refused(tmp_path: Path) -> None:
         PARAMETERS["max_new_tokens"].parse("9" * 5000)
     assert len(str(caught.value)) < 300
     (tmp_path / "generation_config.json").write_text('{"max_new_tokens": ' + "9" * 5000 + "}")
-    with pytest.raises(LoadError, match="not a valid JSON"):
+    with pytest.raises(LoadError, match="not valid JSON"):
         GenerationConfig.from_pretrained(tmp_path)

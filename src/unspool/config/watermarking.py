@@ -12,8 +12,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
-from unspool.config.files import write_text
 from unspool.errors import SettingError, UnsupportedError
+from unspool.small_files import write_text
 
 LARGEST_TABLE = 2**24
 LARGEST_KEY = 2**63 - 1
