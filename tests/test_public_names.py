@@ -96,7 +96,7 @@ REFERENCE = """
 | `BayesianDetectorConfig` | `watermarking_depth=None`, `base_rate=0.5`, `**kwargs` | `set_detector_information` |
 | `BayesianDetectorModel` | `config` | `config_class`, `forward` |
 | `SynthIDTextWatermarkDetector` | `detector_module`, `logits_processor`, `tokenizer` | `__call__` |
-"""  # noqa: E501
+"""  # noqa: E501 - lines of a table
 ROWS: dict[str, tuple[list[str], list[str]]] = {}
 for _line in REFERENCE.strip().splitlines():
     _name, _parameters, _methods = (re.findall(r"`([^`]+)`", cell) for cell in _line.split("|")[1:4])

@@ -90,7 +90,7 @@ def test_the_plan_is_settled() -> None:
     assert plan.asked == {"do_sample", "seed", "eos_token_id", "max_new_tokens", "num_return_sequences"}
     assert plan_for("model", max_length=9).asked == frozenset()
     with pytest.raises(AttributeError):
-        plan.max_length = 5  # type: ignore[misc]
+        plan.max_length = 5
 
 
 @pytest.mark.parametrize(

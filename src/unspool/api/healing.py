@@ -26,7 +26,7 @@ class GrowingTokens(LogitsProcessor):
     def __init__(self, tails: Sequence[Tail]) -> None:
         self._tails = tails
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - the tails are known
         """The scores with all but those tokens at -inf."""
         result = torch.full_like(scores, float("-inf"))
         for row, tail in enumerate(self._tails):

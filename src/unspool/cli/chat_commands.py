@@ -30,7 +30,7 @@ class Command:
     execute: Callable[[Session, str], None]
 
 
-class Quit(Exception):  # noqa: N818 (not an error: the way out)
+class Quit(Exception):  # noqa: N818 - no error: the way out
     """The chat is to end."""
 
 
