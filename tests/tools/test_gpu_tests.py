@@ -27,6 +27,7 @@ def runner() -> ModuleType:
 def _as_if_there_were_a_gpu(monkeypatch: pytest.MonkeyPatch, runner: ModuleType, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # logs go there
     monkeypatch.setattr(runner, "has_gpu", lambda: True)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take a second, and nothing here needs them
 
 
 def test_every_test_is_in_one_share(runner: ModuleType) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from unspool.config import GenerationConfig
+from unspool.decoding.preparation import Hooks
 from unspool.decoding.prompts import Prompts
-from unspool.decoding.run import Hooks, Run
+from unspool.decoding.run import Run
 from unspool.errors import SettingError
 from unspool.logits import LogitsProcessor
 from unspool.plan import PromptShape, merge, settle
