@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +16,10 @@ from unspool.cache.forked import ForkedCache
 from unspool.cache.places import Places
 from unspool.cache.pool import BLOCK_SIZE, MOST_BLOCKS, BlockPool, BlockTable
 from unspool.errors import SettingError
+from unspool.kernels.presence import has_triton
+
+if TYPE_CHECKING:
+    from unspool.kernels.gpu.forks import ForkKeeper
 
 
 @dataclass(slots=True)
@@ -62,6 +66,7 @@ class PagedCache(Cache):
         self._filled: list[int] = []  # positions held, a layer each (they differ only amid a pass)
         self._move: _Move | None = None
         self._places: Places | None = None
+        self._keeper: tuple[Places, ForkKeeper] | None = None  # for as long as the places are these
 
     # --- a forward pass ------------------------------------------------------------------------------
     def begin(
@@ -196,6 +201,18 @@ class PagedCache(Cache):
 
     def keep_fork(self, chosen: torch.Tensor) -> None:
         """Move every row's chosen fork to the row's end."""
+        if chosen.is_cuda and has_triton() and (places := self.places()) is not None:
+            if self._keeper is None or self._keeper[0] is not places:
+                from unspool.kernels.gpu.forks import ForkKeeper  # Triton is imported where a GPU is used
+
+                self._keeper = (places, ForkKeeper(places.buffers, places.block_table))
+            self._keeper[1].keep(chosen, self.lengths)
+        else:
+            self._keep_plainly(chosen)
+        self.lengths = [length + 1 for length in self.lengths]
+        self._note_filled()
+
+    def _keep_plainly(self, chosen: torch.Tensor) -> None:
         ends = torch.tensor(self.lengths, device=chosen.device)[:, None]  # (rows, 1)
         index, size = self._tell_index(chosen.device), self.pool.block_size
         source = index.find_slots(ends + chosen[:, None], size)[:, 0]
@@ -203,8 +220,6 @@ class PagedCache(Cache):
         for buffer in self.pool.buffers:
             places = buffer.flatten(0, 1)
             places[target] = places[source]
-        self.lengths = [length + 1 for length in self.lengths]
-        self._note_filled()
 
     def reserve_forks(self, count: int) -> None:
         """Make sure that `count` candidates can be written past every row's end."""
@@ -232,7 +247,8 @@ class PagedCache(Cache):
             part.lengths = self.lengths[first::num_parts]
             # The very lists of this cache: what a part takes or copies, this one has.
             part._table = BlockTable(self.pool, self._table.rows[first::num_parts], owns=False)
-            part._index, part._places, part._filled = None, None, list(self._filled)
+            part._index = part._places = part._keeper = None
+            part._filled = list(self._filled)
             parts.append(part)
         return parts
 
@@ -260,7 +276,8 @@ class PagedCache(Cache):
         copied = copy(self)
         memo[id(self)] = copied
         copied.lengths, copied._filled = list(self.lengths), list(self._filled)
-        copied._table, copied._index, copied._places, copied._move = self._table.clone(), None, None, None
+        copied._table = self._table.clone()
+        copied._index = copied._places = copied._keeper = copied._move = None
         return copied
 
     def _pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

@@ -1,7 +1,7 @@
 """Blocks of positions that rows take from one pool, share and give back: what a paged cache is made of.
 
-As in *Efficient Memory Management for Large Language Model Serving with PagedAttention* (Kwon et al., 2023). A block has
-the same number in every layer. Block 0 is nobody's: it stays zero, and stands in tables where a row has no block.
+As in *Efficient Memory Management for Large Language Model Serving with PagedAttention* (Kwon et al., 2023). A block
+has the same number in every layer. Block 0 is nobody's: it stays zero, and stands in tables where a row has no block.
 """
 
 from __future__ import annotations
