@@ -12,9 +12,10 @@ import torch
 
 from unspool.cache.base import DIVIDE, FIXED_SHAPE, FORK, RAGGED, ROLL_BACK, SELECT_ROWS, Cache, Span
 from unspool.cache.block_index import BlockIndex
-from unspool.cache.forked import ForkedCache
+from unspool.cache.block_table import BlockTable
+from unspool.cache.paged_fork import PagedFork
 from unspool.cache.places import Places
-from unspool.cache.pool import BLOCK_SIZE, MOST_BLOCKS, BlockPool, BlockTable
+from unspool.cache.pool import BLOCK_SIZE, MOST_BLOCKS, BlockPool
 from unspool.errors import SettingError
 from unspool.kernels.presence import has_triton
 
@@ -63,6 +64,7 @@ class PagedCache(Cache):
             self.can = type(self).can | {FIXED_SHAPE}
         self._table = BlockTable(self.pool)
         self._index: BlockIndex | None = None  # the table on a device
+        self._told_version = -1  # of the table, that the index was told
         self._filled: list[int] = []  # positions held, a layer each (they differ only amid a pass)
         self._move: _Move | None = None
         self._places: Places | None = None
@@ -84,7 +86,7 @@ class PagedCache(Cache):
         """Blocks for what each row really gets: what a short row has past its end is written nowhere."""
         self._check_room(max(stops))
         if not self.lengths:
-            self._table.rows = [[] for _ in starts]
+            self._table.open(len(starts))
         self._table.make_room(starts, stops)
 
     def _reserve(self, stop: int) -> None:
@@ -148,10 +150,14 @@ class PagedCache(Cache):
 
     def _tell_index(self, device: torch.device, num_blocks: int = 0) -> BlockIndex:
         """The table on a device, as it is now, with room for so many blocks a row."""
-        if self._index is None or self._index.device != device:
-            self._index = BlockIndex(device)
-        self._index.tell(self._table.rows, num_blocks)
-        return self._index
+        index = self._index
+        if index is None or index.device != device:
+            self._index = index = BlockIndex(device)
+        elif self._told_version == self._table.version and num_blocks <= index.table.shape[1]:
+            return index
+        index.tell(self._table.rows, num_blocks)
+        self._told_version = self._table.version
+        return index
 
     def end(self) -> None:
         super().end()
@@ -221,19 +227,22 @@ class PagedCache(Cache):
             places = buffer.flatten(0, 1)
             places[target] = places[source]
 
-    def reserve_forks(self, count: int) -> None:
+    def open_forks(self, count: int) -> None:
         """Make sure that `count` candidates can be written past every row's end."""
+        self._move = None
         self._table.make_room(self.lengths, [length + count for length in self.lengths])
 
-    def write_forks(self, layer: int, kv: torch.Tensor, positions: torch.Tensor, stop: int) -> torch.Tensor:
-        """Store candidates (rows, forks, 2, heads, width) at positions (rows, forks); return (rows, stop, 2, …)."""
+    def write_forks(
+        self, layer: int, kv: torch.Tensor, positions: torch.Tensor, stop: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store candidates (rows, forks, 2, heads, width) at positions (rows, forks); return the first `stop` keys."""
         with self.pool.lock:
             buffer = self._open_layer(layer, kv)
             if self._move is None:
                 slots = self._tell_index(kv.device).find_slots(positions, self.pool.block_size).flatten()
                 self._move = self._plan_view(slots, None, stop, kv.device)
             buffer.flatten(0, 1).index_copy_(0, self._move.slots, kv.flatten(0, 1))
-            return self._view(buffer, self._move, len(self.lengths), stop)
+            return _as_heads(self._view(buffer, self._move, len(self.lengths), stop))
 
     def close_forks(self) -> None:
         """Forget where candidates were written: rows are written to again."""
@@ -254,6 +263,7 @@ class PagedCache(Cache):
 
     def rejoin(self, parts: Sequence[Cache]) -> None:
         super().rejoin(parts)
+        self._table.version += 1  # the parts may have taken blocks for its rows
         self._note_filled()
 
     # --- what it takes -------------------------------------------------------------------------------
@@ -373,34 +383,6 @@ class PagedCache(Cache):
     def value_cache(self) -> list[torch.Tensor]:
         """The values held, a layer each: (rows, heads, positions, width)."""
         return [values for _, values in self]
-
-
-class PagedFork(ForkedCache):
-    """Candidates after the rows of a paged cache: they lie in blocks as what follows a row does."""
-
-    _held: PagedCache  # type: ignore[assignment]  # what is asked of it beside lengths is asked here
-
-    def __init__(self, held: PagedCache, forks: range) -> None:
-        super().__init__(held, forks)  # type: ignore[arg-type]  # as above
-
-    def _reserve_rows(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:  # noqa: ARG002
-        self._held.reserve_forks(self._first + self.num_forks)
-        self._held.close_forks()
-
-    def write(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        span = self._require_span()
-        forks = kv.view(-1, self.num_forks, *kv.shape[2:])  # (rows, forks, 2, heads, width)
-        if self._slots is None:
-            own = torch.arange(self._first, self._first + self.num_forks, device=kv.device)
-            self._slots = span.positions.view(-1, self.num_forks) + own
-        return _as_heads(self._held.write_forks(layer, forks, self._slots, self._num_keys))
-
-    def end(self) -> None:
-        super().end()
-        self._held.close_forks()
-
-    def find_stores(self, *_: Any) -> None:
-        """Blocks are not read by address on a CPU."""
 
 
 def _as_heads(kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
