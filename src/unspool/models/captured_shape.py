@@ -21,6 +21,7 @@ class PassShape:
     early: tuple[int, ...] = ()  # layers whose states the head reads too
     wants_states: bool = False  # the states that the head reads are wanted
     packing: tuple[Scheme, Scheme] | None = None  # how the cache's first keys and values are packed
+    away: tuple[int, ...] = ()  # layers whose keys are brought to the device while those before them compute
     alpha: float | None = None  # the candidates are judged, and one of them is kept: by `Contest.alpha`
     reading: Guide | Contrast | None = None  # what becomes of the logits
 

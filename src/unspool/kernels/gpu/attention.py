@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.key_lookup import find_keys, find_new, find_row, find_tile
+from unspool.kernels.gpu.key_lookup import find_home, find_keys, find_new, find_row, find_tile
 from unspool.kernels.gpu.launching import LINE_BYTES, ask_for, let_next_start, wait_for_input
 from unspool.kernels.gpu.split_attention import (
     SMALLEST_DOT,
@@ -45,9 +45,11 @@ class AttentionTiling:
     stages: int
 
 
-ONE_ROW: Final = AttentionTiling(128, 256, 128, 4, 3)  # about one program for each processor of an H200
-ONE_ROW_OF_NARROW_HEADS: Final = AttentionTiling(64, 128, 128, 4, 2)
+# Measured inside whole passes (`benchmarks/gpu_attention.py`): a program that takes much shared memory keeps the next
+# kernel's out, which a measurement of attention alone doesn't show.
+ONE_ROW: Final = AttentionTiling(64, 64, 256, 4, 2)
 SEVERAL_ROWS: Final = AttentionTiling(64, 128, 256, 4, 2)
+SEVERAL_ROWS_OF_NARROW_HEADS: Final = AttentionTiling(64, 64, 256, 4, 3)
 
 
 @triton.jit(do_not_specialize=["layer", "num_layers", "window", "num_splits", "smallest_chunk"])
@@ -59,7 +61,7 @@ def _attend(
     G: tl.constexpr, GP: tl.constexpr, GJ: tl.constexpr, PAIRS: tl.constexpr,
     BLOCK: tl.constexpr, UNIT: tl.constexpr, MOST_SPLITS: tl.constexpr, ASKED: tl.constexpr, LINE_BYTES: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SLOPES: tl.constexpr,
-    BRANCHES: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
+    BRANCHES: tl.constexpr, PAGE: tl.constexpr, IS_AWAY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     POSITION: tl.constexpr = 2 * KV_HEADS * D  # numbers a position takes
@@ -160,7 +162,8 @@ def _attend(
             total = total * fade + weight
             read = read * fade[:, None] + weight[:, None] * v_new.to(tl.float32)[None, :]
             highest = higher
-            into, _ = find_new(row, length, length >= 0, own, apart, num_shared, listed, POSITION, PAGE)
+            home = find_home(BASE, TABLE, own, layer, num_layers, UNIT, IS_AWAY)
+            into, _ = find_new(row, length, length >= 0, home, apart, num_shared, listed, POSITION, PAGE)
             into += head * D + rd
             tl.store(into, k_new, mask=is_number)
             tl.store(into + KV_HEADS * D, v_new, mask=is_number)
@@ -190,6 +193,7 @@ class StepAttention(SplitAttention):
             "LINE_BYTES": LINE_BYTES,
             "BRANCHES": layout.branches,
             "PAGE": layout.block_size,
+            "IS_AWAY": layout.is_away,
             "num_warps": self._tiling.warps,
             "num_stages": stages,
         }
@@ -207,10 +211,10 @@ def pad_width(shape: HeadShape) -> int:
 
 
 def _choose_tiling(rows: int, shape: HeadShape) -> AttentionTiling:
-    """What `benchmarks/gpu_tilings.py` found best on an H200."""
-    if rows > 1:
-        return SEVERAL_ROWS
-    return ONE_ROW if shape.width > NARROW else ONE_ROW_OF_NARROW_HEADS
+    """What was found best on an H200."""
+    if rows == 1:
+        return ONE_ROW
+    return SEVERAL_ROWS if shape.width > NARROW else SEVERAL_ROWS_OF_NARROW_HEADS
 
 
 def fit_memory(tiling: AttentionTiling, head_bytes: int, layout: KeyLayout) -> tuple[int, int]:

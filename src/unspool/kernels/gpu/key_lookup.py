@@ -31,6 +31,15 @@ def find_row(
 
 
 @triton.jit
+def find_home(BASE, TABLE, own, layer, num_layers, UNIT: tl.constexpr, IS_AWAY: tl.constexpr):
+    """Where a layer's keys live, and so where its new ones go: elsewhere, if what is read was brought from there."""
+    home = own
+    if IS_AWAY:
+        home = BASE + tl.load(TABLE + num_layers + 1 + layer) * UNIT
+    return home
+
+
+@triton.jit
 def find_keys(
     row, place, is_there, own, apart, shared, shared_apart, num_shared, listed,
     POSITION: tl.constexpr, BRANCHES: tl.constexpr, PAGE: tl.constexpr,
@@ -70,14 +79,14 @@ def find_tile(
 
 @triton.jit
 def find_new(
-    row, place, is_there, own, apart, num_shared, listed,
+    row, place, is_there, home, apart, num_shared, listed,
     POSITION: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
     """Where a row's new keys go, and which of them: where the row has no block, nowhere."""
     if PAGE > 0:
         block = tl.load(listed + place // PAGE, mask=is_there, other=0).to(tl.int64)
-        into = own + (block * PAGE + place % PAGE) * POSITION
+        into = home + (block * PAGE + place % PAGE) * POSITION
         is_there = is_there & (block > 0)
     else:
-        into = own + row * apart + (place - num_shared).to(tl.int64) * POSITION
+        into = home + row * apart + (place - num_shared).to(tl.int64) * POSITION
     return into, is_there

@@ -26,7 +26,7 @@ from unspool.kernels.gpu.split_attention import (
     read_values,
     score_keys,
 )
-from unspool.kernels.key_layout import PLAIN, KeyLayout
+from unspool.kernels.key_layout import KeyLayout
 from unspool.kernels.packing import Scheme
 
 ALIGNED: Final = 16  # bytes: addresses of packed blocks are told as multiples of so many
@@ -35,7 +35,7 @@ TILES: Final = (64, 32, 16)  # positions unpacked at once, the largest that part
 MOST_RECENT: Final = 32  # positions that are not packed, read at once
 MOST_SPLITS: Final = 64
 _HALVED_BITS: Final = 4
-_TENSORS: Final = 6  # a layer's: codes, scales and zero points of keys, then of values
+NUM_TENSORS: Final = 6  # a layer's: codes, scales and zero points of keys, then of values
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,14 +248,14 @@ def tell_packed(
 ) -> list[int]:
     """What the table says after the recent positions: the packed tensors of all layers, counted from `base`."""
     told = [num_places]
-    for which in range(_TENSORS):
+    for which in range(NUM_TENSORS):
         told += [(tensors[which].data_ptr() - base.data_ptr()) // ALIGNED for tensors in layers]
     return [*told, *num_packed]
 
 
 def count_packed(num_layers: int, rows: int) -> int:
     """How many numbers `tell_packed` tells."""
-    return 1 + _TENSORS * num_layers + rows
+    return 1 + NUM_TENSORS * num_layers + rows
 
 
 class PackedStepAttention(SplitAttention):
@@ -275,7 +275,7 @@ class PackedStepAttention(SplitAttention):
         super().__init__(rows, shape.heads // shape.kv_heads, shape.width, shape, device, splits)
 
     def _prepare(self, qkv: torch.Tensor, base: torch.Tensor, layout: KeyLayout) -> Launch:
-        assert layout == PLAIN, "rows over packed keys share none, and lie whole"
+        assert not layout.branches and not layout.block_size, "rows over packed keys share none, and lie whole"
         keys, values = self._packing
         constants = {
             "TILE": self._tile,

@@ -201,5 +201,6 @@ class SplitAttention(ABC):
             HAS_WINDOW=is_windowed,
             HAS_SLOPES=slopes is not None,
             **started.constants,
-            **launch_options(),
+            # What waits for a copy as well as for the product before it can't start early.
+            **({"PDL": False} if layout.is_away else launch_options()),
         )

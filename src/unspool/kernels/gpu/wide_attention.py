@@ -157,7 +157,7 @@ class WideAttention(SplitAttention):
         super().__init__(rows, num_new * shape.heads // shape.kv_heads, pad_width(shape), shape, device, splits)
 
     def _prepare(self, qkv: torch.Tensor, base: torch.Tensor, layout: KeyLayout) -> Launch:  # noqa: ARG002
-        assert not layout.branches, "rows that share keys read one token at a time"
+        assert not layout.branches and not layout.is_away, "keys that are shared or away are read one token at a time"
         block, stages = fit_memory(SEVERAL_ROWS, self._width * qkv.element_size(), layout)
         constants = {
             "DP": self._width,
