@@ -18,7 +18,7 @@ import torch
 from unspool.kernels.attention import attend
 from unspool.kernels.sending import send
 
-_BLOCK: Final = 1024  # queries that read at once where what they see must be told by a mask
+BLOCK: Final = 1024  # queries that read at once where what they see must be told by a mask
 _WIDEST_FLASH_HEAD: Final = 256
 
 
@@ -125,7 +125,7 @@ class Ragged:
                 self._make_piece(row, place, min(place + size, count), window)
                 for row, (start, count) in enumerate(zip(self.starts, self.counts, strict=True))
                 if count
-                for size in (_BLOCK if in_blocks or start or (window is not None and window < count) else count,)
+                for size in (BLOCK if in_blocks or start or (window is not None and window < count) else count,)
                 for place in range(0, count, size)
             ]
             self._cuts[key] = Cut(pieces, window, self._device)
