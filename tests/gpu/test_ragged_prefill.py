@@ -1,4 +1,4 @@
-"""Prompts of different lengths on a GPU: real tokens alone beside filled rows, and torch's kernel beside its definition."""
+"""Prompts of different lengths on a GPU: real tokens alone beside filled rows, torch's kernel beside its definition."""
 
 from __future__ import annotations
 
@@ -201,9 +201,7 @@ def test_the_kernel_beside_rows_read_one_by_one(
     assert has_flash(qkv.device, dtype, width)
     read = attend_ragged(qkv[:, :heads], keys, values, ragged, scale=scale, window=window)
     monkeypatch.setattr(ragged_module, "find_flash", lambda: None)
-    expected = attend_ragged(
-        qkv[:, :heads].float(), keys.float(), values.float(), ragged, scale=scale, window=window
-    )
+    expected = attend_ragged(qkv[:, :heads].float(), keys.float(), values.float(), ragged, scale=scale, window=window)
     assert read.shape == expected.shape and not read.isnan().any()
     assert float((read.float() - expected).abs().max()) <= 0.02
 
