@@ -15,8 +15,9 @@ from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, MambaCache
 from unspool.config import GenerationConfig
 from unspool.decoding.inputs import Inputs, read_prompts
 from unspool.decoding.loop import Emitted
+from unspool.decoding.preparation import Hooks
 from unspool.decoding.prompts import Prompts
-from unspool.decoding.run import Hooks, Run
+from unspool.decoding.run import Run
 from unspool.errors import SettingError, UnsupportedError
 from unspool.logits import UnbatchedClassifierFreeGuidanceLogitsProcessor
 from unspool.outputs import Output

@@ -153,7 +153,7 @@ class Cache(ABC):
         """Whether layers with that window (None: without one) find every key at the index of its position."""
         return self.is_in_order
 
-    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:  # noqa: ARG002
+    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:  # noqa: ARG002 - likewise
         """The position of every key in view of layers with that window: (rows or 1, keys)."""
         return torch.arange(span.stop, device=span.positions.device)[None]
 
@@ -180,7 +180,7 @@ class Cache(ABC):
         """Bytes that keys and values take."""
         return 0
 
-    def find_stores(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> Stores | None:  # noqa: ARG002
+    def find_stores(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> Stores | None:  # noqa: ARG002 - kinds that have some
         """The open pass's buffers, for a model that computes by address; None for kinds that keep keys otherwise."""
         return None
 
@@ -221,7 +221,7 @@ class Cache(ABC):
         Where a row can be rolled back there is nothing to do.
         """
 
-    def take_back(self) -> None:  # noqa: B027
+    def take_back(self) -> None:  # noqa: B027 - likewise
         """Return the rows that were put aside to where they were then."""
 
     def select_rows(self, index: Sequence[int]) -> None:
@@ -241,7 +241,7 @@ class Cache(ABC):
         self.require(FORK)
         raise NotImplementedError(f"{type(self).__name__} says that it can fork")
 
-    def keep_fork(self, chosen: torch.Tensor) -> None:  # noqa: ARG002
+    def keep_fork(self, chosen: torch.Tensor) -> None:  # noqa: ARG002 - likewise
         """Let every row grow by its fork `chosen[row]`, a number out of the views' `forks`."""
         self.require(FORK)
         raise NotImplementedError(f"{type(self).__name__} says that it can fork")

@@ -37,7 +37,7 @@ class BufferedCache(Cache):
         self._told: Stores | None = None  # the buffers as they were last told, if they still are these
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_told": None}  # addresses are not a copy's
+        return self.__dict__ | {"_told": None, "_places": None}  # addresses are not a copy's
 
     # --- a forward pass ------------------------------------------------------------------------------
     def write(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -82,11 +82,14 @@ class BufferedCache(Cache):
             return None  # a kind that stores in a way of its own
         return self._find_places()
 
-    def _find_places(self, *, is_pinned: bool = False) -> Places:
+    def _find_places(self) -> Places:
         known = self._places
         if known is None or len(known.buffers) != len(self._buffers) or not all(map(is_, known.buffers, self._buffers)):
-            self._places = known = Places(list(self._buffers), is_pinned=is_pinned)
+            self._places = known = self._make_places()
         return known
+
+    def _make_places(self) -> Places:
+        return Places(list(self._buffers))
 
     def advance(self, rows: int) -> None:
         starts = list(self.lengths) or [0] * rows

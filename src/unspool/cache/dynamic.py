@@ -119,7 +119,7 @@ class DynamicCache(BufferedCache):
         self.select_rows([int(i) for i in indices])
 
     @classmethod
-    def _unpack(cls, facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: list[int]) -> DynamicCache:  # noqa: ARG003
+    def _unpack(cls, facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: list[int]) -> DynamicCache:  # noqa: ARG003 - it needs none
         cache = cls()
         cache._room = _round_up(max(lengths, default=1))
         cache._fill(tensors, lengths)

@@ -119,7 +119,7 @@ def read_options(name: str, config: Any) -> dict[str, Any]:
 # --- the kinds -------------------------------------------------------------------------------------------
 
 
-def _make_dynamic(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:  # noqa: ARG001
+def _make_dynamic(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
     return DynamicCache(capacity=capacity)
 
 
@@ -139,16 +139,16 @@ def _check_static(options: Options) -> None:
             raise SettingError(f"`{name}` of a static cache must be a whole number above 0, not {value!r}")
 
 
-def _make_mamba(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:  # noqa: ARG001
+def _make_mamba(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
     return MambaCache(shape.config, rows, shape.dtype, shape.device)
 
 
-def _make_sliding(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:  # noqa: ARG001
+def _make_sliding(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
     # What a text of that length can fill is all that a ring takes.
     return SlidingWindowCache(shape.as_config(), rows, capacity, shape.device, shape.dtype)
 
 
-def _make_hybrid(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:  # noqa: ARG001
+def _make_hybrid(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
     return HybridCache(shape.as_config(), rows, capacity, shape.device, shape.dtype)
 
 
@@ -164,13 +164,13 @@ def _choose_memory(shape: KeyShape, options: Options) -> Allocate:
     if shape.device.type != "cpu":
         raise UnsupportedError(f"keys on {shape.device} can't be offloaded; use a CPU or a CUDA device, or 'hybrid'")
 
-    def take(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:  # noqa: ARG001
+    def take(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return take_mapped(size, dtype, options.get("folder"))
 
     return take
 
 
-def _make_offloaded(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:  # noqa: ARG001
+def _make_offloaded(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
     return OffloadedCache(capacity=capacity, num_layers=shape.num_layers, **options)
 
 
@@ -190,7 +190,7 @@ def _check_offloading(options: Options) -> None:
         raise SettingError(f"`folder` is where keys are offloaded to, and {str(folder)!r} is no folder")
 
 
-def _make_sink(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:  # noqa: ARG001
+def _make_sink(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
     return SinkCache(**_fill_sink(options))
 
 
@@ -212,7 +212,7 @@ SINK_WINDOW: Final = 1024  # positions that a sink cache keeps unless it is told
 NUM_SINKS: Final = 4  # first tokens among them: what the paper found enough
 
 
-def _make_quantized(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:  # noqa: ARG001
+def _make_quantized(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
     config = read_quantized_config(options)
     config.make_schemes(shape.head_dim)  # refuses heads that can't be cut into its groups
     return QUANTIZED_CACHES[config.backend](config, capacity=capacity)

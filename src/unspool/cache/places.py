@@ -19,6 +19,15 @@ class PackedPlaces:
     num_packed: list[int]  # a row each
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Landing:
+    """Layers whose keys live beside the device, and where on it they are brought before they are read: in turn."""
+
+    away: tuple[int, ...]  # layers
+    homes: list[tuple[torch.Tensor, ...]]  # what is brought of each of them
+    pieces: tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]  # device memory for two layers
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Places:
     """The buffers (rows, capacity, 2, heads, width) of all layers; another object once anything has moved.
@@ -34,3 +43,4 @@ class Places:
     ancestry: torch.Tensor | None = None  # (rows, own capacity) int32
     packed: PackedPlaces | None = None
     is_pinned: bool = False  # some buffers lie in the host's memory, which the device reads through the link
+    landing: Landing | None = None  # where a step may bring those first

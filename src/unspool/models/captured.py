@@ -119,6 +119,7 @@ class CapturedSteps:
             early=tuple(want.early),
             wants_states=want.last_states,
             packing=places.packed.schemes if places.packed is not None else None,
+            away=places.landing.away if places.landing is not None and num_new == 1 else (),
             reading=want.reading.form if want.reading is not None and num_new == 1 else None,
             is_contest=want.contest is not None and num_forks > 1,
         )
@@ -164,12 +165,17 @@ class CapturedStep:
         size = spec.num_layers + 1 + (spec.num_layers + 3 + rows if shape.branches else 0)
         if shape.packing is not None:
             size += count_packed(spec.num_layers, rows)
+        elif shape.away:
+            size += spec.num_layers
         with torch.inference_mode():
+            table = torch.zeros(size, dtype=torch.int64, device=device)
+            lengths = torch.full((rows,), _NOT_THERE, dtype=torch.int32, device=device)
             self._inputs = StepInputs(
                 tokens=torch.zeros(shape.num_tokens, dtype=torch.int64, device=device),
-                lengths=torch.full((rows,), _NOT_THERE, dtype=torch.int32, device=device),
-                table=torch.zeros(size, dtype=torch.int64, device=device),
+                lengths=lengths,
+                table=table,
                 base=torch.zeros(_UNIT, dtype=dtype, device=device),
+                counts=table[-rows:] if shape.packing is not None else lengths,
                 branches=shape.branches,
             )
             self._logits = torch.empty(num_logits, spec.vocab_size, dtype=torch.float32, device=device)
@@ -231,7 +237,16 @@ class CapturedStep:
         return forward
 
     def _tell_places(self, places: Places) -> None:
-        told = self._tell_buffers(places.buffers)
+        landing = places.landing if self._shape.away else None
+        buffers, layers = list(places.buffers), places.packed.layers if places.packed is not None else []
+        if landing is not None:
+            brought = {layer: landing.pieces[nth % 2] for nth, layer in enumerate(landing.away)}
+            if places.packed is None:
+                buffers = [brought[layer][0] if layer in brought else held for layer, held in enumerate(buffers)]
+            layers = [brought.get(layer, held) for layer, held in enumerate(layers)]
+        told = self._tell_buffers(buffers)
+        if landing is not None and places.packed is None:
+            told += self._tell_buffers(places.buffers)[:-1]
         if places.branches:
             assert places.shared is not None and places.prompt_lengths is not None and places.ancestry is not None
             told += self._tell_buffers(places.shared)
@@ -243,7 +258,10 @@ class CapturedStep:
 
             packed = places.packed
             absent = [0] * (self._rows - len(packed.num_packed))
-            told += tell_packed(self._inputs.base, packed.layers, packed.num_places, [*packed.num_packed, *absent])
+            told += tell_packed(self._inputs.base, layers, packed.num_places, [*packed.num_packed, *absent])
+        if landing is not None and self._body.carrier is not None:
+            num_positions = places.packed.num_places if places.packed is not None else buffers[0].shape[1]
+            self._body.carrier.tell(self._inputs.base, landing.homes, landing.pieces, num_positions)
         self._inputs.table[: len(told)].copy_(send(told, self._inputs.table.device))
         self._places = weakref.ref(places)
 

@@ -45,9 +45,11 @@ class AttentionTiling:
     stages: int
 
 
-ONE_ROW: Final = AttentionTiling(128, 256, 128, 4, 3)  # about one program for each processor of an H200
-ONE_ROW_OF_NARROW_HEADS: Final = AttentionTiling(64, 128, 128, 4, 2)
+# Measured inside whole passes (`benchmarks/gpu_attention.py`): a program that takes much shared memory keeps the next
+# kernel's out, which a measurement of attention alone doesn't show.
+ONE_ROW: Final = AttentionTiling(64, 64, 256, 4, 2)
 SEVERAL_ROWS: Final = AttentionTiling(64, 128, 256, 4, 2)
+SEVERAL_ROWS_OF_NARROW_HEADS: Final = AttentionTiling(64, 64, 256, 4, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +123,15 @@ def _attend(
     G: tl.constexpr, GP: tl.constexpr, GJ: tl.constexpr, PAIRS: tl.constexpr,
     BLOCK: tl.constexpr, UNIT: tl.constexpr, MOST_SPLITS: tl.constexpr, ASKED: tl.constexpr, LINE_BYTES: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SLOPES: tl.constexpr,
-    BRANCHES: tl.constexpr, PDL: tl.constexpr,
+    BRANCHES: tl.constexpr, IS_AWAY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     POSITION: tl.constexpr = 2 * KV_HEADS * D  # numbers a position takes
     WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
     length = tl.load(LENGTHS + row)  # keys held; where the new one goes
     # The table: the layers' buffers and the positions a row has room for; for branches the same again of the prompts,
-    # then where the ancestry lies, its width, and each row's number of shared keys.
+    # then where the ancestry lies, its width, and each row's number of shared keys. Where layers are away, the first
+    # buffers are those that they were brought into, and behind the room is where they live.
     own = BASE + tl.load(TABLE + layer) * UNIT
     own_row = tl.load(TABLE + num_layers) * POSITION
     shared, shared_row, num_shared, ancestry = own, own_row, 0, LENGTHS
@@ -238,7 +241,10 @@ def _attend(
             total = total * fade + weight
             read = read * fade[:, None] + weight[:, None] * v_new.to(tl.float32)[None, :]
             highest = higher
-            into = own + row * own_row + (length - num_shared).to(tl.int64) * POSITION + head * D + rd
+            home = own
+            if IS_AWAY:
+                home = BASE + tl.load(TABLE + num_layers + 1 + layer) * UNIT
+            into = home + row * own_row + (length - num_shared).to(tl.int64) * POSITION + head * D + rd
             tl.store(into, k_new, mask=is_number)
             tl.store(into + KV_HEADS * D, v_new, mask=is_number)
         # --- the parts together
@@ -276,6 +282,7 @@ class SplitAttention:
         q_norm: torch.Tensor | None,
         k_norm: torch.Tensor | None,
         slopes: torch.Tensor | None,
+        is_away: bool = False,
         **more: Any,  # what the kernel is compiled for, beside what all are
     ) -> None:
         shape, unused = self._shape, self._stats
@@ -312,7 +319,8 @@ class SplitAttention:
             HAS_WINDOW=is_windowed,
             HAS_SLOPES=slopes is not None,
             **more,
-            **launch_options(),
+            # What waits for a copy as well as for the product before it can't start early.
+            **({"PDL": False} if is_away else launch_options()),
         )
 
 
@@ -343,6 +351,7 @@ class StepAttention(SplitAttention):
         k_norm: torch.Tensor | None = None,
         slopes: torch.Tensor | None = None,  # (heads,) float32: ALiBi
         branches: int = 0,  # rows a prompt that share its keys
+        is_away: bool = False,  # the layer's keys were brought here, and the new one is written where they live
     ) -> None:
         """Turn queries and keys, write keys and values at each row's length, and read what the queries see."""
         block, stages = fit_memory(self._tiling, self._width * qkv.element_size())
@@ -350,7 +359,8 @@ class StepAttention(SplitAttention):
             _attend, qkv, out, base, table, lengths,
             layer=layer, num_layers=num_layers, chunk=self._tiling.chunk,
             turns=turns, scale=scale, is_windowed=is_windowed, q_norm=q_norm, k_norm=k_norm, slopes=slopes,
-            DP=self._width, BLOCK=block, ASKED=ASKED, LINE_BYTES=LINE_BYTES, BRANCHES=branches,
+            is_away=is_away, DP=self._width, BLOCK=block, ASKED=ASKED, LINE_BYTES=LINE_BYTES, BRANCHES=branches,
+            IS_AWAY=is_away,
             num_warps=self._tiling.warps, num_stages=stages,
         )  # fmt: skip
 
@@ -366,10 +376,10 @@ def pad_width(shape: HeadShape) -> int:
 
 
 def _choose_tiling(rows: int, shape: HeadShape) -> AttentionTiling:
-    """What `benchmarks/gpu_tilings.py` found best on an H200."""
-    if rows > 1:
-        return SEVERAL_ROWS
-    return ONE_ROW if shape.width > NARROW else ONE_ROW_OF_NARROW_HEADS
+    """What was found best on an H200."""
+    if rows == 1:
+        return ONE_ROW
+    return SEVERAL_ROWS if shape.width > NARROW else SEVERAL_ROWS_OF_NARROW_HEADS
 
 
 def fit_memory(tiling: AttentionTiling, head_bytes: int) -> tuple[int, int]:

@@ -26,7 +26,7 @@ TILES: Final = (64, 32, 16)  # positions unpacked at once, the largest that part
 MOST_RECENT: Final = 32  # positions that are not packed, read at once
 MOST_SPLITS: Final = 64
 _HALVED_BITS: Final = 4
-_TENSORS: Final = 6  # a layer's: codes, scales and zero points of keys, then of values
+NUM_TENSORS: Final = 6  # a layer's: codes, scales and zero points of keys, then of values
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,14 +247,14 @@ def tell_packed(
 ) -> list[int]:
     """What the table says after the recent positions: the packed tensors of all layers, counted from `base`."""
     told = [num_places]
-    for which in range(_TENSORS):
+    for which in range(NUM_TENSORS):
         told += [(tensors[which].data_ptr() - base.data_ptr()) // ALIGNED for tensors in layers]
     return [*told, *num_packed]
 
 
 def count_packed(num_layers: int, rows: int) -> int:
     """How many numbers `tell_packed` tells."""
-    return 1 + _TENSORS * num_layers + rows
+    return 1 + NUM_TENSORS * num_layers + rows
 
 
 class PackedStepAttention(SplitAttention):
@@ -290,6 +290,7 @@ class PackedStepAttention(SplitAttention):
         k_norm: torch.Tensor | None = None,
         slopes: torch.Tensor | None = None,  # (heads,) float32: ALiBi
         branches: int = 0,
+        is_away: bool = False,  # what is packed of the layer was brought here
     ) -> None:
         """Turn queries and keys, write keys and values at each row's length, and read what the queries see."""
         assert not branches, "rows over packed keys share none"
@@ -298,7 +299,8 @@ class PackedStepAttention(SplitAttention):
             _attend, qkv, out, base, base.view(torch.uint8), base.view(keys.dtype), table, lengths,
             layer=layer, num_layers=num_layers, chunk=SMALLEST_CHUNK,
             turns=turns, scale=scale, is_windowed=is_windowed, q_norm=q_norm, k_norm=k_norm, slopes=slopes,
-            TILE=self._tile, ALIGNED=ALIGNED, NBITS=keys.nbits, BLOCK=keys.block, SCALE_BYTES=keys.dtype.itemsize,
+            is_away=is_away, TILE=self._tile, ALIGNED=ALIGNED,
+            NBITS=keys.nbits, BLOCK=keys.block, SCALE_BYTES=keys.dtype.itemsize,
             KEY_GROUP=keys.group, KEYS_BY_CHANNEL=keys.by_channel,
             VALUE_GROUP=values.group, VALUES_BY_CHANNEL=values.by_channel,
             RECENT=min(MOST_RECENT, self._tile), IN_HALVES=can_halve(keys, values, qkv.dtype),
