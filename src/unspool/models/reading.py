@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from unspool.cache import BranchedKeys, Cache
+from unspool.cache import FLAT, BranchedKeys, Cache
 from unspool.errors import UnsupportedError
 from unspool.kernels.attention import attend
 from unspool.kernels.branched import attend_branches
@@ -77,7 +77,10 @@ def read_ragged(
     ragged = sight.ragged
     assert ragged is not None
     if sight.reads_rows:
-        keys, values = cache.write_flat(layer, kv, ragged)
+        if FLAT in cache.can:
+            keys, values = cache.write_flat(layer, kv, ragged)
+        else:
+            keys, values = (part.transpose(1, 2) for part in cache.write(layer, ragged.fill(kv)))
         return attend_ragged(queries, keys, values, ragged, scale=scale, window=sight.window, softcap=softcap)
     written = cache.write(layer, ragged.fill(kv))
     read, _ = read_keys(ragged.fill(queries).transpose(1, 2), *written, sight, scale=scale, softcap=softcap)

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from unspool.cache import FLAT, Cache, Span
+from unspool.cache import Cache, Span
 from unspool.kernels.alibi import alibi_bias
 from unspool.kernels.forked import fold_mask
 from unspool.kernels.ragged import Ragged
 from unspool.kernels.rotary import RotaryTable
+from unspool.models.ragged import can_read_rows
 from unspool.models.spec import DecoderSpec, RopeSpec
 from unspool.protocols import LayerKind
 
@@ -71,10 +72,10 @@ class Outlook:
 
         Where keys are plain and nothing is added to scores, attention reads row by row; else it alone is filled.
         """
-        reads_rows = FLAT in cache.can and self._spec.alibi is None
         sights: dict[LayerKind, Sight] = {}
         for kind in self._kinds:
             window = self._spec.window if kind == "sliding" else None
+            reads_rows = can_read_rows(cache, self._spec, window)
             sight = Sight(0, None, False, None, window) if reads_rows else self._look(kind, cache, span, False)
             sight.ragged, sight.reads_rows = ragged, reads_rows
             if kind in self._ropes:
