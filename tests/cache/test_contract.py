@@ -29,6 +29,7 @@ from unspool.cache import (
     Mask,
     OffloadedCache,
     OffloadedStaticCache,
+    PagedCache,
     QuantizedCache,
     QuantizedCacheConfig,
     QuantizedHybridCache,
@@ -89,7 +90,10 @@ IN_ORDER: dict[str, Callable[[], Cache]] = {
     "offloaded static": lambda: OffloadedStaticCache(SIZES, MOST_ROWS, ROOM, "cpu"),
     "quantized": lambda: QuantizedCache(LOSSLESS),
     "quantized static": lambda: QuantizedStaticCache(LOSSLESS, SIZES, MOST_ROWS, ROOM),
+    "paged": PagedCache,
+    "paged in small blocks": lambda: PagedCache(block_size=16, num_blocks=MOST_ROWS * 40, max_cache_len=600),
     "pair": lambda: EncoderDecoderCache(DynamicCache(), DynamicCache()),
+    "pair of paged": lambda: EncoderDecoderCache(PagedCache(), DynamicCache()),
     "pair of static": lambda: EncoderDecoderCache(StaticCache(SIZES, MOST_ROWS, ROOM), DynamicCache()),
 }
 KINDS: dict[str, Callable[[], Cache]] = {
@@ -469,6 +473,8 @@ def test_capabilities() -> None:
     assert KINDS["dynamic"]().can == both
     assert KINDS["static"]().can == both | {FIXED_SHAPE}
     assert KINDS["pair of static"]().can == both
+    assert KINDS["paged"]().can == both
+    assert KINDS["paged in small blocks"]().can == both | {FIXED_SHAPE}
     assert KINDS["offloaded"]().can == both - {FORK, DIVIDE}
     assert KINDS["quantized"]().can == {ROLL_BACK, TRIAL, SELECT_ROWS, RAGGED}
     assert KINDS["quantized static"]().can == {ROLL_BACK, TRIAL, SELECT_ROWS, RAGGED, FIXED_SHAPE}
@@ -614,10 +620,14 @@ def test_bytes_are_those_of_the_memory(cache: Cache) -> None:
     }
     own = getattr(cache, "self_attention_cache", cache)
     name = type(own).__name__
+    if isinstance(own, PagedCache):  # whole blocks, as many as the rows need
+        places[name] = 2 * 2 * -(-20 // own.pool.block_size) * own.pool.block_size
     assert cache.nbytes == (bytes_packed[name] if name in bytes_packed else places.get(name, 2 * 2 * 64) * each)
     before = cache.nbytes
     for _ in range(30):
         plain.read(1)
+    if isinstance(own, PagedCache):
+        before = 2 * 2 * -(-50 // own.pool.block_size) * own.pool.block_size * each
     assert cache.nbytes == before
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -106,7 +107,7 @@ class Cache(ABC):
             raise SettingError(f"counts {real} do not fit {rows} rows of {num_new} new positions")
         stop = max(starts) + num_new
         is_uniform = min(starts) == stop - num_new
-        self._reserve(stop)
+        self._reserve_rows(starts, [start + count for start, count in zip(starts, real, strict=True)], stop)
         self.lengths = starts
         self._span = Span(starts, num_new, real, stop, is_uniform, device=device)
         return self._span
@@ -185,6 +186,10 @@ class Cache(ABC):
         return None
 
     # --- a captured step -----------------------------------------------------------------------------
+    def steady(self) -> AbstractContextManager[Any]:
+        """Inside it nothing moves that another thread could move: from `places` until a step has been launched."""
+        return nullcontext()
+
     def places(self) -> Places | None:
         """Where the keys lie, for a step that reads and writes them by address; None for kinds that need `write`."""
         return None
@@ -271,6 +276,10 @@ class Cache(ABC):
         if self._span is None:
             raise RuntimeError("write() and end() belong between begin() and end() of one forward pass")
         return self._span
+
+    def _reserve_rows(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:  # noqa: ARG002
+        """Make sure that every row can be written from its start to its stop; `stop` is where the pass ends."""
+        self._reserve(stop)
 
     @abstractmethod
     def _reserve(self, stop: int) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unspool.cache.base import DIVIDE, FLAT, FORK, Cache, Stores
-from unspool.cache.forked import ForkedCache
+from unspool.cache.forked import BufferedFork
 from unspool.cache.places import Places
 from unspool.errors import SettingError
 from unspool.kernels.presence import has_triton
@@ -167,7 +167,7 @@ class BufferedCache(Cache):
 
     def fork(self, forks: range) -> Cache:
         self.require(FORK)
-        return ForkedCache(self, forks)
+        return BufferedFork(self, forks)
 
     def keep_fork(self, chosen: torch.Tensor) -> None:
         self.require(FORK)

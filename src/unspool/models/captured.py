@@ -19,6 +19,7 @@ import torch
 
 from unspool.cache import Cache
 from unspool.cache.places import Places
+from unspool.kernels.key_layout import KeyLayout
 from unspool.kernels.presence import SMALLEST_CAPABILITY, has_triton
 from unspool.kernels.readings import Guide
 from unspool.kernels.sending import send
@@ -103,31 +104,20 @@ class CapturedSteps:
         num_forks, num_new = cache.num_forks, max(tokens.shape[1], cache.num_forks)
         rows = tokens.shape[0] // num_forks
         starts = (list(cache.lengths) or [0] * rows)[::num_forks]
-        if num_new == 1:
-            cache.advance(rows)
-        else:
-            cache.begin(tokens.shape[0], tokens.shape[1], counts, self._device)
-            cache.end()
-        places = cache.places()
-        assert places is not None
-        shape = PassShape(
-            rows=next(size for size in BUCKETS if size >= rows),
-            branches=places.branches,
-            num_new=num_new,
-            is_forked=num_forks > 1,
-            num_layers=want.exit_layer,
-            early=tuple(want.early),
-            wants_states=want.last_states,
-            packing=places.packed.schemes if places.packed is not None else None,
-            away=places.landing.away if places.landing is not None and num_new == 1 else (),
-            reading=want.reading.form if want.reading is not None and num_new == 1 else None,
-            is_contest=want.contest is not None and num_forks > 1,
-        )
-        with torch.cuda.device(self._device):
-            # A step's inputs are written again for the next one, which only its own stream puts after this one's work.
-            key = (shape, torch.cuda.current_stream().cuda_stream)
-            step = self._borrow(key)
-            forward = step.run(tokens, starts, places, want)
+        with cache.steady():
+            if num_new == 1:
+                cache.advance(rows)
+            else:
+                cache.begin(tokens.shape[0], tokens.shape[1], counts, self._device)
+                cache.end()
+            places = cache.places()
+            assert places is not None
+            shape = _shape_pass(places, want, rows, num_new, num_forks)
+            with torch.cuda.device(self._device):
+                # A step's inputs are written again for the next one, which only its own stream puts after this work.
+                key = (shape, torch.cuda.current_stream().cuda_stream)
+                step = self._borrow(key)
+                forward = step.run(tokens, starts, places, want)
         with self._lock:
             if sum(map(len, self._waiting.values())) >= _MOST_KEPT:
                 self._waiting.clear()
@@ -146,6 +136,23 @@ class CapturedSteps:
         return CapturedStep(self._spec, self._weights, self._device, self._dtype, key[0])
 
 
+def _shape_pass(places: Places, want: Want, rows: int, num_new: int, num_forks: int) -> PassShape:
+    """The graph that a pass needs."""
+    return PassShape(
+        rows=next(size for size in BUCKETS if size >= rows),
+        layout=KeyLayout(places.branches, places.block_size),
+        num_new=num_new,
+        is_forked=num_forks > 1,
+        num_layers=want.exit_layer,
+        early=tuple(want.early),
+        wants_states=want.last_states,
+        packing=places.packed.schemes if places.packed is not None else None,
+        away=places.landing.away if places.landing is not None and num_new == 1 else (),
+        reading=want.reading.form if want.reading is not None and num_new == 1 else None,
+        is_contest=want.contest is not None and num_forks > 1,
+    )
+
+
 class CapturedStep:
     """A step for a fixed number of rows: its inputs on the device, and the graph that reads them."""
 
@@ -162,7 +169,7 @@ class CapturedStep:
         from unspool.models.captured_blocks import StepInputs, make_body
 
         rows, num_logits = shape.rows, (1 + len(shape.early)) * shape.num_tokens
-        size = spec.num_layers + 1 + (spec.num_layers + 3 + rows if shape.branches else 0)
+        size = shape.layout.count_entries(spec.num_layers, rows)
         if shape.packing is not None:
             size += count_packed(spec.num_layers, rows)
         elif shape.away:
@@ -176,7 +183,7 @@ class CapturedStep:
                 table=table,
                 base=torch.zeros(_UNIT, dtype=dtype, device=device),
                 counts=table[-rows:] if shape.packing is not None else lengths,
-                branches=shape.branches,
+                layout=shape.layout,
             )
             self._logits = torch.empty(num_logits, spec.vocab_size, dtype=torch.float32, device=device)
             self._tops = torch.empty(rows, count_tiles(spec.vocab_size), dtype=torch.float32, device=device)
@@ -249,10 +256,9 @@ class CapturedStep:
             told += self._tell_buffers(places.buffers)[:-1]
         if places.branches:
             assert places.shared is not None and places.prompt_lengths is not None and places.ancestry is not None
-            told += self._tell_buffers(places.shared)
-            told.append((places.ancestry.data_ptr() - self._inputs.lengths.data_ptr()) // 4)
-            told.append(places.ancestry.shape[1])
-            told += places.prompt_lengths
+            told += [*self._tell_buffers(places.shared), *self._tell_index(places.ancestry), *places.prompt_lengths]
+        if places.block_table is not None:
+            told += self._tell_index(places.block_table)
         if places.packed is not None:
             from unspool.kernels.gpu.packed_attention import tell_packed
 
@@ -268,6 +274,9 @@ class CapturedStep:
     def _tell_buffers(self, buffers: Sequence[torch.Tensor]) -> list[int]:
         base, unit = self._inputs.base.data_ptr(), _UNIT * self._inputs.base.element_size()
         return [*((buffer.data_ptr() - base) // unit for buffer in buffers), buffers[0].shape[1]]
+
+    def _tell_index(self, index: torch.Tensor) -> list[int]:
+        return [(index.data_ptr() - self._inputs.lengths.data_ptr()) // index.element_size(), index.shape[1]]
 
     def _tell_lengths(self, starts: Sequence[int]) -> None:
         told = [*starts, *[_NOT_THERE] * (self._rows - len(starts))]
@@ -300,6 +309,15 @@ class CapturedStep:
             self._reading.run(self._logits, self._likeliest, lengths)
         elif self._contest is not None:
             inputs, states = self._inputs, self._body.states
-            self._contest.run(states, own, inputs.base, inputs.table, lengths, num_layers=self._num_layers, unit=_UNIT)
+            self._contest.run(
+                states,
+                own,
+                inputs.base,
+                inputs.table,
+                lengths,
+                num_layers=self._num_layers,
+                unit=_UNIT,
+                layout=inputs.layout,
+            )
         elif self._shape.is_forked:  # one of the candidates will be kept
             lengths.add_(lengths.ge(0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from unspool.kernels.key_layout import PLAIN, KeyLayout
 from unspool.kernels.packing import Scheme
 from unspool.kernels.readings import Contrast, Guide
 
@@ -13,7 +14,7 @@ class PassShape:
     """What a captured pass reads and gives."""
 
     rows: int
-    branches: int = 0  # rows a prompt that share its keys; 0 where none do
+    layout: KeyLayout = PLAIN  # how keys are found
     num_new: int = 1  # tokens a row
     is_forked: bool = False  # they are candidates for one position
     num_layers: int | None = None  # the pass ends after so many

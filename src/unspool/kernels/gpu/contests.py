@@ -18,6 +18,7 @@ from unspool.kernels.gpu.forks import keep_keys
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.readings import join_parts
 from unspool.kernels.gpu.tokens import TILE, count_tiles
+from unspool.kernels.key_layout import PLAIN, KeyLayout
 from unspool.kernels.sending import send
 
 POSITIONS: Final = 16  # of the past that a program compares at a time
@@ -170,11 +171,12 @@ class CapturedContest:
         states: torch.Tensor,  # (rows * candidates, hidden): what the head read
         logits: torch.Tensor,  # (rows * candidates, vocab)
         base: torch.Tensor,
-        table: torch.Tensor,  # where the cache's buffers lie, counted from `base` in units
+        table: torch.Tensor,  # int64: see `kernels.key_layout`
         lengths: torch.Tensor,  # (rows,) int32: one more afterwards
         *,
         num_layers: int,
         unit: int,
+        layout: KeyLayout = PLAIN,
     ) -> None:
         """Launch the contest of a pass."""
         rows, num, hidden = self._rows, self._num, self._hidden
@@ -219,7 +221,15 @@ class CapturedContest:
             **options,
         )
         keep_keys(
-            base, table, lengths, self._chosen, num_layers=num_layers, position=self._position, unit=unit, **options
+            base,
+            table,
+            lengths,
+            self._chosen,
+            num_layers=num_layers,
+            position=self._position,
+            unit=unit,
+            layout=layout,
+            **options,
         )
         launch(
             _keep_logits,
