@@ -303,7 +303,7 @@ def test_a_stretch_ends_where_a_block_is_packed(
 
 
 @needs_library
-@pytest.mark.parametrize("kind", ["sliding_window", "sink", "offloaded"])
+@pytest.mark.parametrize("kind", ["sliding_window", "sink", "offloaded", "paged"])
 def test_kinds_that_keep_keys_otherwise_take_single_steps(kind: str) -> None:
     model = load_model("mistral").model
     more: dict[str, Any] = {"max_new_tokens": 12, "eos_token_id": None, "cache_implementation": kind}

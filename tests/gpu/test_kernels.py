@@ -298,7 +298,8 @@ def tell_addresses(base: torch.Tensor, *caches: list[torch.Tensor]) -> list[int]
 @pytest.mark.parametrize("manner", ["plain", "window", "softcap and norm", "slopes"])
 def test_attention(dtype: torch.dtype, heads: int, kv_heads: int, width: int, pairs: int, manner: str) -> None:
     """Ragged rows from nothing held to many splits; one of them is not there."""
-    from unspool.kernels.gpu.attention import HeadShape, StepAttention
+    from unspool.kernels.gpu.attention import StepAttention
+    from unspool.kernels.gpu.split_attention import HeadShape
     from unspool.kernels.gpu.turning import find_turns
 
     if not torch.cuda.is_available() and width > 80:
@@ -360,7 +361,9 @@ def test_attention(dtype: torch.dtype, heads: int, kv_heads: int, width: int, pa
 @pytest.mark.parametrize("window", [None, 100])
 def test_attention_of_branches(dtype: torch.dtype, window: int | None) -> None:
     """Rows share their prompt's keys, and find their own at the rows that wrote them."""
-    from unspool.kernels.gpu.attention import HeadShape, StepAttention
+    from unspool.kernels.gpu.attention import StepAttention
+    from unspool.kernels.gpu.split_attention import HeadShape
+    from unspool.kernels.key_layout import KeyLayout
 
     heads, kv_heads, width, branches, prompts = 8, 2, 64, 3, [5, 200]
     num_own, capacity, rows = 70, 90, branches * len(prompts)
@@ -381,7 +384,7 @@ def test_attention_of_branches(dtype: torch.dtype, window: int | None) -> None:
     step = StepAttention(rows, HeadShape(heads, kv_heads, width, 0.1, None, window), DEVICE)
     step(
         qkv, out, base, table, lengths, 0, 2,
-        is_windowed=window is not None, branches=branches,
+        is_windowed=window is not None, layout=KeyLayout(branches),
     )  # fmt: skip
     for row, first in enumerate(firsts):
         new = qkv[row].view(1, -1, width)

@@ -7,7 +7,7 @@ number on the host.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -15,15 +15,17 @@ import torch
 from unspool.kernels.activations import find_activation
 from unspool.kernels.alibi import alibi_slopes
 from unspool.kernels.gpu.activations import CODES
-from unspool.kernels.gpu.attention import HeadShape, StepAttention
+from unspool.kernels.gpu.attention import StepAttention
 from unspool.kernels.gpu.carrying import Carrier
 from unspool.kernels.gpu.norms import normalise
 from unspool.kernels.gpu.packed_attention import NUM_TENSORS, PackedStepAttention
 from unspool.kernels.gpu.product import multiply
+from unspool.kernels.gpu.split_attention import HeadShape, SplitAttention
 from unspool.kernels.gpu.tokens import embed
 from unspool.kernels.gpu.turning import find_turns
 from unspool.kernels.gpu.wide_attention import WideAttention
 from unspool.kernels.gpu.words_product import unpack_words
+from unspool.kernels.key_layout import KeyLayout
 from unspool.models.captured_shape import PassShape
 from unspool.models.layers import DecoderWeights, Layer
 from unspool.models.plain_block import embed as embed_plainly
@@ -38,12 +40,10 @@ class StepInputs:
 
     tokens: torch.Tensor  # (rows * new,) int64
     lengths: torch.Tensor  # (rows,) int32: positions held, -1 where there is no row
-    table: torch.Tensor  # int64: where the buffers lie, counted from `base`
+    table: torch.Tensor  # int64: where keys lie, counted from `base`: see `kernels.key_layout`
     base: torch.Tensor  # of the buffers' dtype
-    counts: (
-        torch.Tensor
-    )  # (rows,): positions that are held where keys may be away; the first `lengths`, or what is packed
-    branches: int  # rows a prompt that share its keys; 0 where none do
+    counts: torch.Tensor  # (rows,): positions that are held where keys may be away: `lengths`, or what is packed
+    layout: KeyLayout
 
 
 def can_fuse(spec: DecoderSpec) -> bool:
@@ -142,8 +142,7 @@ class Body(ABC):
             q_norm=_weight_of(layer.q_norm),
             k_norm=_weight_of(layer.k_norm),
             slopes=self._slopes,
-            branches=inputs.branches,
-            **({"is_away": True} if is_away else {}),
+            layout=replace(inputs.layout, is_away=True) if is_away else inputs.layout,
         )
         if self.carrier is not None and is_away:
             self.carrier.go_on(inputs.base, inputs.counts)
@@ -234,9 +233,7 @@ class PlainBody(Body):
         logits.copy_(weights.head(self.states))
 
 
-def _make_attention(
-    form: PassShape, shape: HeadShape, device: torch.device
-) -> StepAttention | WideAttention | PackedStepAttention:
+def _make_attention(form: PassShape, shape: HeadShape, device: torch.device) -> SplitAttention:
     """The attention that reads what a pass finds in its cache."""
     if form.packing is not None:
         return PackedStepAttention(form.rows, shape, form.packing, device)
