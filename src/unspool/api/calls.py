@@ -19,6 +19,7 @@ from unspool.decoding.prompts import Prompts
 from unspool.decoding.run import Hooks, Run
 from unspool.errors import SettingError, UnsupportedError
 from unspool.logits import UnbatchedClassifierFreeGuidanceLogitsProcessor
+from unspool.models.adapters import find_settings
 from unspool.outputs import Output
 from unspool.plan import Plan, PromptShape, merge, settle
 from unspool.protocols import Compilable, Model
@@ -145,13 +146,15 @@ def start(
         if value is not None and value is not False:
             raise UnsupportedError(f"`{name}` needs {feature}, which this version of unspool does not have yet")
     if generation_config is not None and not isinstance(generation_config, GenerationConfig):
+        generation_config = find_settings(generation_config) or generation_config  # transformers' own
+    if generation_config is not None and not isinstance(generation_config, GenerationConfig):
         raise SettingError(f"generation_config must be a GenerationConfig, not a {type(generation_config).__name__}")
     given = Inputs(**{name: kwargs.pop(name) for name in _INPUT_NAMES if name in kwargs})
     if inputs is not None:
         if given.input_ids is not None:
             raise SettingError("`inputs` and `input_ids` are two names of the same argument; pass one")
         given.input_ids = inputs
-    model_config = None if use_model_defaults is False else getattr(model, "generation_config", None)
+    model_config = None if use_model_defaults is False else getattr(core, "generation_config", None)
     settings, origins = merge(model_config, generation_config, kwargs, defaults)
     assistant = _read_assistant(assistant_model, core, tokenizer, assistant_tokenizer)
     if assistant is not None:
