@@ -28,6 +28,7 @@ class Description:
     why_aligned: str | None
     mask_names: dict[LayerKind, str] = field(default_factory=dict)  # where layers of two kinds take a mask each
     rotation: Rotation | None = None
+    asks_for_mask: bool = False  # it looks for padding where it is given no mask, and makes the host wait for that
     can_switch: bool = False  # attention weights can be had though its attention returns none
 
 
@@ -73,7 +74,8 @@ def describe(model: nn.Module) -> Description:
         decoder_start_token_id=_read_id(config, "decoder_start_token_id"),
         can=frozenset(can),
     )
-    return Description(info, config, arguments, why_aligned, mask_names, rotation, can_switch)
+    asks = "warn_if_padding_and_no_attention_mask" in names["all"]
+    return Description(info, config, arguments, why_aligned, mask_names, rotation, asks, can_switch)
 
 
 def refuse(model: nn.Module, config: Any) -> None:

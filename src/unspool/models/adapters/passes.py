@@ -115,7 +115,8 @@ class PlacedPass(Pass):
         windows = {kind: self._window_of(kind) for kind in kinds}
         masks = {kind: self._cache.mask(self._span, window) for kind, window in windows.items()}
         is_plain = all(mask is None or isinstance(mask, str) for mask in masks.values())
-        if is_plain and all(map(self._cache.stands_in_order, windows.values())):
+        is_known = is_plain and all(map(self._cache.stands_in_order, windows.values()))
+        if is_known and not self._description.asks_for_mask:
             return None
         made = {kind: self._add_up(kind, mask, dtype) for kind, mask in masks.items()}
         names = self._description.mask_names
