@@ -32,10 +32,12 @@ class Description:
     can_switch: bool = False  # attention weights can be had though its attention returns none
 
 
-def describe(model: nn.Module) -> Description:
+def describe(model: Any) -> Description:
     """Everything that can be known of a model before it has run; raises for models that can't be decoded from here."""
     config = _find_text_config(model)
     refuse(model, config)
+    if getattr(model.config, "is_encoder_decoder", False):
+        return _describe_pair(model, config)
     names, arguments = _find_names(model), _find_arguments(model)
     kinds = _find_kinds(config, names)
     why_aligned = _explain_alignment(model, config, names, arguments, kinds)
@@ -43,42 +45,67 @@ def describe(model: nn.Module) -> Description:
     mask_names: dict[LayerKind, str] = {}
     if len(set(kinds)) > 1:
         mask_names = {kind: name for name, kind in KIND_NAMES.items()}
-    head = _find_head(model)
-    hidden = int(config.hidden_size)
-    can = {"hidden_states", "last_states"}
-    if "inputs_embeds" in arguments:
-        can.add("inputs_embeds")
-    if head is not None and int(getattr(head, "in_features", 0)) == hidden:
-        can.add("early_logits")
     can_switch = bool(getattr(model, "_supports_attention_backend", False))
-    if _name_attention(model) == "eager" or can_switch:
-        can.add("attentions")
-    if rotation is not None:
-        can.add("shifted_keys")
-    if "num_hidden_layers" in names["slicing"]:
-        can.add("early_exit")
+    can = {"hidden_states", "last_states"}
+    for capability, is_there in (
+        ("inputs_embeds", "inputs_embeds" in arguments),
+        ("early_logits", int(getattr(_find_head(model), "in_features", 0)) == int(config.hidden_size)),
+        ("attentions", can_switch or _name_attention(model) == "eager"),
+        ("shifted_keys", rotation is not None),
+        ("early_exit", "num_hidden_layers" in names["masking"]),
+    ):
+        if is_there:
+            can.add(capability)
     info = ModelInfo(
-        family=str(config.model_type),
-        vocab_size=int(getattr(head, "out_features", 0) or config.vocab_size),
-        hidden_size=hidden,
+        **_read_sizes(model, config),
         num_layers=int(config.num_hidden_layers),
         num_heads=int(config.num_attention_heads),
         max_context=None if _has_alibi(config) else _find_context(config),
         window=int(config.sliding_window) if "sliding" in kinds else None,
         layer_kinds=kinds,
-        is_encoder_decoder=bool(getattr(model.config, "is_encoder_decoder", False)),
-        has_tied_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
-        bos_token_id=_read_id(config, "bos_token_id"),
-        eos_token_id=_read_ids(config, "eos_token_id"),
-        pad_token_id=_read_id(config, "pad_token_id"),
-        decoder_start_token_id=_read_id(config, "decoder_start_token_id"),
         can=frozenset(can),
     )
     asks = "warn_if_padding_and_no_attention_mask" in names["all"]
     return Description(info, config, arguments, why_aligned, mask_names, rotation, asks, can_switch)
 
 
-def refuse(model: nn.Module, config: Any) -> None:
+def _describe_pair(model: Any, config: Any) -> Description:
+    """The same for an encoder-decoder, whose rows are told positions by the cache alone."""
+    num_layers = int(getattr(config, "num_decoder_layers", None) or getattr(config, "decoder_layers", 0))
+    num_layers = num_layers or int(config.num_hidden_layers)
+    heads = getattr(config, "decoder_attention_heads", None) or config.num_attention_heads
+    is_relative = hasattr(config, "relative_attention_num_buckets")
+    can_switch = bool(getattr(model, "_supports_attention_backend", False))
+    can = {"hidden_states", "last_states", "inputs_embeds"}
+    if can_switch or _name_attention(model) == "eager":
+        can.add("attentions")
+    info = ModelInfo(
+        **_read_sizes(model, config),
+        num_layers=num_layers,
+        num_heads=int(heads),
+        max_context=None if is_relative else _find_context(config),
+        layer_kinds=("full",) * num_layers,
+        is_encoder_decoder=True,
+        can=frozenset(can),
+    )
+    return Description(info, config, _find_arguments(model), None, can_switch=can_switch)
+
+
+def _read_sizes(model: Any, config: Any) -> dict[str, Any]:
+    """What every model's config says."""
+    return {
+        "family": str(config.model_type),
+        "vocab_size": int(getattr(_find_head(model), "out_features", 0) or config.vocab_size),
+        "hidden_size": int(config.hidden_size),
+        "has_tied_embeddings": bool(getattr(config, "tie_word_embeddings", False)),
+        "bos_token_id": _read_id(config, "bos_token_id"),
+        "eos_token_id": _read_ids(config, "eos_token_id"),
+        "pad_token_id": _read_id(config, "pad_token_id"),
+        "decoder_start_token_id": _read_id(config, "decoder_start_token_id"),
+    }
+
+
+def refuse(model: Any, config: Any) -> None:
     """Raise for a model that no adapter can decode from, with what to use instead."""
     kind, family = type(model).__name__, str(getattr(config, "model_type", "unknown"))
     types = set(getattr(config, "layer_types", None) or ())
@@ -96,18 +123,16 @@ def refuse(model: nn.Module, config: Any) -> None:
         raise UnsupportedError(
             f"{kind} has no head that gives logits for a next token; load the model with AutoModelForCausalLM"
         )
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise UnsupportedError(
-            f"{kind} is an encoder-decoder, and transformers' are not adapted. T5 runs natively: save it with "
-            "save_pretrained(folder) and load it with unspool.load(folder)"
-        )
+    main = str(getattr(model, "main_input_name", "input_ids"))
+    if main != "input_ids":
+        raise UnsupportedError(f"{kind} reads `{main}`, and the adapter hands a model tokens; use its own generate()")
     if "past_key_values" not in _find_arguments(model):
         raise UnsupportedError(
             f"{kind} takes no `past_key_values`, so there is no place to keep what it has read; use its own generate()"
         )
 
 
-def explain_training(model: nn.Module) -> str | None:
+def explain_training(model: Any) -> str | None:
     """Why a model in training mode would answer at random; None where it would not, or is not in it."""
     if not model.training:
         return None
@@ -120,17 +145,17 @@ def explain_training(model: nn.Module) -> str | None:
     return "gradient checkpointing keeps no keys" if getattr(model, "is_gradient_checkpointing", False) else None
 
 
-def _find_text_config(model: nn.Module) -> Any:
-    config: Any = model.config
+def _find_text_config(model: Any) -> Any:
+    config = model.config
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def _find_arguments(model: nn.Module) -> frozenset[str]:
+def _find_arguments(model: Any) -> frozenset[str]:
     return frozenset(inspect.signature(type(model).forward).parameters)
 
 
-def _find_names(model: nn.Module) -> dict[str, frozenset[str]]:
-    """The names that the code of its parts uses: of all parts, and of the one that makes masks ("slicing")."""
+def _find_names(model: Any) -> dict[str, frozenset[str]]:
+    """The names that the code of its parts uses: of all parts, and of the one that makes masks ("masking")."""
     everything: set[str] = set()
     masking: set[str] = set()
     for kind in {type(part) for part in model.modules()}:
@@ -139,7 +164,7 @@ def _find_names(model: nn.Module) -> dict[str, frozenset[str]]:
         everything |= names
         if names & _MASK_MAKERS:
             masking |= names
-    return {"all": frozenset(everything), "slicing": frozenset(masking)}
+    return {"all": frozenset(everything), "masking": frozenset(masking)}
 
 
 def _find_kinds(config: Any, names: dict[str, frozenset[str]]) -> tuple[LayerKind, ...]:
@@ -148,15 +173,16 @@ def _find_kinds(config: Any, names: dict[str, frozenset[str]]) -> tuple[LayerKin
     listed = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
     if listed:
-        return tuple(KIND_NAMES.get(name, "full") if window else "full" for name in listed)
-    is_used = getattr(config, "use_sliding_window", True) and "create_causal_mask" in names["slicing"]
-    if window and is_used and "create_sliding_window_causal_mask" in names["slicing"]:
+        known: list[LayerKind] = [KIND_NAMES.get(name, "full") for name in listed]
+        return tuple(known) if window else ("full",) * num_layers
+    is_used = getattr(config, "use_sliding_window", True) and "create_causal_mask" in names["masking"]
+    if window and is_used and "create_sliding_window_causal_mask" in names["masking"]:
         return ("sliding",) * num_layers
     return ("full",) * num_layers
 
 
 def _explain_alignment(
-    model: nn.Module,
+    model: Any,
     config: Any,
     names: dict[str, frozenset[str]],
     arguments: frozenset[str],
@@ -171,18 +197,18 @@ def _explain_alignment(
         return "its ALiBi is made from a 2-D mask"
     if "position_ids" not in arguments:
         return "it takes no position_ids"
-    if not names["slicing"]:
+    if not names["masking"]:
         return "it makes its masks in a way of its own"
     if "local" in (getattr(config, "attention_layers", None) or ()):
         return "its local layers count keys from the last column"
     if listed - set(KIND_NAMES):
         return f"it has layers of another kind ({', '.join(sorted(listed - set(KIND_NAMES)))})"
-    if len(set(kinds)) > 1 and "dict" not in names["slicing"]:
+    if len(set(kinds)) > 1 and "dict" not in names["masking"]:
         return "it has layers of two kinds and takes one mask"
     return None
 
 
-def _name_attention(model: nn.Module) -> str:
+def _name_attention(model: Any) -> str:
     return str(getattr(model.config, "_attn_implementation", None) or "eager")
 
 
@@ -199,7 +225,7 @@ def _find_context(config: Any) -> int | None:
     return next((int(value) for value in found if value), None)
 
 
-def _find_head(model: nn.Module) -> Any:
+def _find_head(model: Any) -> Any:
     return model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
 
 

@@ -8,6 +8,7 @@ from unspool.config import GenerationConfig
 from unspool.errors import SettingError
 from unspool.models.adapters.decoder import AdaptedDecoder
 from unspool.models.adapters.description import describe, explain_training
+from unspool.models.adapters.pair import AdaptedPair
 from unspool.models.adapters.settings import convert_settings
 
 _PLACE = "_unspool_adapter"  # where a model keeps its adapter, which lives and dies with it
@@ -18,7 +19,7 @@ def is_transformers_model(model: Any) -> bool:
     return any(kind.__name__ == "PreTrainedModel" and _is_theirs(kind) for kind in type(model).__mro__)
 
 
-def adapt(model: Any) -> AdaptedDecoder:
+def adapt(model: Any) -> AdaptedDecoder | AdaptedPair:
     """The adapter of a transformers model: the same one every time, until its way of attending is changed."""
     reason = explain_training(model)
     if reason is not None:
@@ -29,9 +30,10 @@ def adapt(model: Any) -> AdaptedDecoder:
     attention = getattr(model.config, "_attn_implementation", None)
     known = model.__dict__.get(_PLACE)
     if known is None or known[0] != attention:
-        known = (attention, AdaptedDecoder(model, describe(model)))
-        model.__dict__[_PLACE] = known
-    adapter: AdaptedDecoder = known[1]
+        description = describe(model)
+        kind = AdaptedPair if description.info.is_encoder_decoder else AdaptedDecoder
+        known = model.__dict__[_PLACE] = (attention, kind(model, description))
+    adapter: AdaptedDecoder | AdaptedPair = known[1]
     return adapter
 
 

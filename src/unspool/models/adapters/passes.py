@@ -51,13 +51,16 @@ class Pass:
         if turns is not None:
             keys = turns.pair_up(layer, keys)
         kv = torch.stack((keys.transpose(1, 2), values.transpose(1, 2)), dim=2)  # (rows, new, 2, heads, width)
-        read_keys, read_values = (self._show(part, layer) for part in self._cache.write(layer, kv))
+        read_keys, read_values = (self._show(part, layer) for part in self._write_all(layer, kv))
         self.num_written += 1
         if turns is not None:
             read_keys = turns.part(layer, read_keys)
         if widths[0] != widths[1]:
             return read_keys[..., : widths[0]], read_values[..., : widths[1]]
         return read_keys, read_values
+
+    def _write_all(self, layer: int, kv: torch.Tensor) -> tuple[Any, Any]:
+        return self._cache.write(layer, kv)
 
     def _show(self, part: Any, layer: int) -> torch.Tensor:
         """Keys (or values) in whatever form, as a tensor (rows, heads, keys, width)."""
@@ -225,6 +228,31 @@ class AlignedPass(Pass):
     def find_last(self) -> list[int]:
         """The column of each row's last new token."""
         return [self._span.num_new - 1] * self.num_rows
+
+
+class Measurement(Pass):
+    """A pass over one token that keeps nothing and notes the shape of every layer's keys."""
+
+    def __init__(self, description: Description, cache: Cache, span: Span) -> None:
+        super().__init__(description, cache, span)
+        self.shapes: list[tuple[int, int]] = []  # heads and width
+
+    def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002
+        self.shapes.append((keys.shape[1], max(keys.shape[3], values.shape[3])))
+        self.num_written += 1
+        return keys, values
+
+
+class Harvest(Measurement):
+    """A measurement that also takes what a decoder makes of its encoder's states."""
+
+    def __init__(self, description: Description, cache: Cache, span: Span) -> None:
+        super().__init__(description, cache, span)
+        self.source: list[tuple[torch.Tensor, torch.Tensor]] = []  # keys and values (rows, heads, source, width)
+
+    def take_source(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Keep what a layer's cross-attention reads."""
+        self.source.append((keys, values))
 
 
 def make_pass(description: Description, cache: Cache, span: Span) -> PlacedPass | AlignedPass:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import nn
 
 Layout = Literal["halves", "neighbours"]
 _STEADY = ("default", "linear", "llama3", "yarn")  # others change their frequencies with the length of a text
@@ -36,7 +35,7 @@ class Rotation:
         if self.layout == "neighbours":
             return keys
         width = 2 * len(self.frequencies[layer])
-        halves = keys[..., :width].unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+        halves = keys[..., :width].reshape(*keys.shape[:-1], 2, -1).transpose(-1, -2).flatten(-2)
         return torch.cat((halves, keys[..., width:]), dim=-1)
 
     def part(self, layer: int, keys: torch.Tensor) -> torch.Tensor:
@@ -44,11 +43,11 @@ class Rotation:
         if self.layout == "neighbours":
             return keys
         width = 2 * len(self.frequencies[layer])
-        pairs = keys[..., :width].unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+        pairs = keys[..., :width].reshape(*keys.shape[:-1], -1, 2).transpose(-1, -2).flatten(-2)
         return torch.cat((pairs, keys[..., width:]), dim=-1)
 
 
-def find_rotation(model: nn.Module, config: Any) -> Rotation | None:
+def find_rotation(model: Any, config: Any) -> Rotation | None:
     """A model's rotation, where all of it is known; None where keys can't be moved."""
     if hasattr(config, "qk_rope_head_dim"):
         return None  # only the end of such keys is turned
@@ -73,7 +72,7 @@ def find_rotation(model: nn.Module, config: Any) -> Rotation | None:
     return Rotation(known, layout) if len(known) == num_layers else None
 
 
-def _find_layout(model: nn.Module) -> Layout | None:
+def _find_layout(model: Any) -> Layout | None:
     """Which numbers its code turns together: its own function is asked, on a key of eight numbers."""
     apply = getattr(sys.modules.get(type(model).__module__), "apply_rotary_pos_emb", None)
     if apply is None or list(inspect.signature(apply).parameters)[:4] != ["q", "k", "cos", "sin"]:
@@ -83,7 +82,7 @@ def _find_layout(model: nn.Module) -> Layout | None:
     turns = torch.polar(torch.ones(4), angles)
     for layout, spread in (("halves", torch.cat((angles, angles))), ("neighbours", angles.repeat_interleave(2))):
         rotation = Rotation((angles,), "halves" if layout == "halves" else "neighbours")
-        pairs = torch.view_as_complex(rotation.pair_up(0, key).unflatten(-1, (-1, 2)))
+        pairs = torch.view_as_complex(rotation.pair_up(0, key).reshape(1, 1, 1, 4, 2))
         expected = rotation.part(0, torch.view_as_real(pairs * turns).flatten(-2))
         for told in (spread, torch.cat((angles, angles))):  # some spread the angles themselves
             try:
