@@ -10,7 +10,7 @@ from unspool.protocols import Model
 
 
 def as_model(model: Any) -> Model:
-    """The model that decodes: a native one, out of a LanguageModel or as it is, or the adapter of a transformers one."""
+    """The model that decodes: a native one, as it is or out of a LanguageModel, or a transformers one's adapter."""
     core = getattr(model, "model", model) if hasattr(model, "tokenizer") else model
     if hasattr(core, "info") and hasattr(core, "new_cache"):
         return core  # type: ignore[no-any-return]  # satisfies the protocol

@@ -39,8 +39,8 @@ class LanguageModel:
     @property
     def generation_config(self) -> GenerationConfig:
         """The model's own settings; change them to change every later call."""
-        config: GenerationConfig = self.model.generation_config
-        return config
+        config: GenerationConfig | None = self.model.generation_config
+        return config if config is not None else GenerationConfig()
 
     @generation_config.setter
     def generation_config(self, config: GenerationConfig) -> None:

@@ -16,7 +16,7 @@ from unspool.kernels.cpu import find_library
 from unspool.kernels.cpu.library import MOST_THREADS
 from unspool.kernels.presence import has_triton
 from unspool.loading.source import Source, open_source
-from unspool.models.adapters.decoder import AdaptedDecoder
+from unspool.models.adapters import Adapted
 from unspool.models.adapters.folder import load_adapted
 from unspool.models.assembly import Packing
 from unspool.models.native import NativeModel
@@ -40,7 +40,7 @@ class LoadedParts:
 
     name: str
     location: Path
-    model: NativeModel | AdaptedDecoder
+    model: NativeModel | Adapted
     tokenizer: Tokenizer | None
     generation_config: GenerationConfig
 
@@ -66,7 +66,7 @@ def load_parts(
     packing = None if is_adapted else _choose_packing(quantize, source, where, asked)
     _use_threads(threads)
     kept = asked or _choose_dtype(source, where)
-    model: NativeModel | AdaptedDecoder
+    model: NativeModel | Adapted
     with ThreadPoolExecutor(1) as beside:  # a fifth of the time: the tokenizer is built while weights are read
         reading = beside.submit(_read_tokenizer, source)
         if is_adapted:
@@ -92,7 +92,9 @@ def load_parts(
 def _choose_adapter(native: bool | None, source: Source, quantize: str | None) -> bool:
     """Whether transformers is to read and run the model: where there is no native one, or where it is asked for."""
     if native not in (None, True, False):
-        raise SettingError(f"native={native!r:.40} is neither True nor False, nor None for a native model if there is one")
+        raise SettingError(
+            f"native={native!r:.40} is neither True nor False, nor None for a native model if there is one"
+        )
     if source.kind == "gguf":
         if native is False:
             raise UnsupportedError("native=False has transformers read a folder, and this is a GGUF file; leave it out")

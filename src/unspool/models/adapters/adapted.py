@@ -17,7 +17,6 @@ from unspool.models.adapters.passes import Pass
 from unspool.models.adapters.settings import read_settings
 from unspool.protocols import Want
 
-
 OWN_FORWARD = "a transformers model runs its own forward"
 
 
@@ -138,6 +137,11 @@ class AdaptedModel:
         sample = table[:: max(1, table.shape[0] // 64), :: max(1, table.shape[1] // 16)].detach().float().cpu()
         told = (self.info, str(self.dtype), [f"{value:.4e}" for value in sample.flatten().tolist()])
         return f"{self.info.family}-{hashlib.sha256(repr(told).encode()).hexdigest()[:16]}"
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether matrices are kept as whole numbers."""
+        return any(not parameter.is_floating_point() for parameter in self.inner.parameters())
 
     def num_parameters(self) -> int:
         """How many numbers the model has; a tied head is counted once."""

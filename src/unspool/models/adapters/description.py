@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
 
@@ -12,7 +12,7 @@ from unspool.errors import UnsupportedError
 from unspool.models.adapters.rotation import Rotation, find_rotation
 from unspool.protocols import LayerKind, ModelInfo
 
-KIND_NAMES: dict[str, LayerKind] = {"full_attention": "full", "sliding_attention": "sliding"}
+KIND_NAMES: Final[dict[str, LayerKind]] = {"full_attention": "full", "sliding_attention": "sliding"}
 _MASK_MAKERS = {"create_causal_mask", "_update_causal_mask"}  # both hand a 4-D mask on as it is
 _CONTEXTS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
@@ -24,7 +24,7 @@ class Description:
     info: ModelInfo
     config: Any  # of the part that writes text
     arguments: frozenset[str]  # of its forward
-    # Why keys can't stay where they are in ragged batches, so that rows are shifted to end in one column; None: they can
+    # Why keys of ragged rows can't stay where they are, and are shifted to end in one column; None where they can.
     why_aligned: str | None
     mask_names: dict[LayerKind, str] = field(default_factory=dict)  # where layers of two kinds take a mask each
     rotation: Rotation | None = None
@@ -71,8 +71,8 @@ def describe(model: Any) -> Description:
 
 def _describe_pair(model: Any, config: Any) -> Description:
     """The same for an encoder-decoder, whose rows are told positions by the cache alone."""
-    num_layers = int(getattr(config, "num_decoder_layers", None) or getattr(config, "decoder_layers", 0))
-    num_layers = num_layers or int(config.num_hidden_layers)
+    told = (getattr(config, name, None) for name in ("num_decoder_layers", "decoder_layers", "num_hidden_layers"))
+    num_layers = next(int(number) for number in told if number)
     heads = getattr(config, "decoder_attention_heads", None) or config.num_attention_heads
     is_relative = hasattr(config, "relative_attention_num_buckets")
     can_switch = bool(getattr(model, "_supports_attention_backend", False))
@@ -84,7 +84,7 @@ def _describe_pair(model: Any, config: Any) -> Description:
         num_layers=num_layers,
         num_heads=int(heads),
         max_context=None if is_relative else _find_context(config),
-        layer_kinds=("full",) * num_layers,
+        layer_kinds=_repeat("full", num_layers),
         is_encoder_decoder=True,
         can=frozenset(can),
     )
@@ -169,16 +169,19 @@ def _find_names(model: Any) -> dict[str, frozenset[str]]:
 
 def _find_kinds(config: Any, names: dict[str, frozenset[str]]) -> tuple[LayerKind, ...]:
     """Every layer's kind; other ones than known are left to the model, which makes its masks itself then."""
-    num_layers = int(config.num_hidden_layers)
+    full = _repeat("full", int(config.num_hidden_layers))
     listed = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
     if listed:
-        known: list[LayerKind] = [KIND_NAMES.get(name, "full") for name in listed]
-        return tuple(known) if window else ("full",) * num_layers
+        return tuple(KIND_NAMES.get(name, "full") for name in listed) if window else full
     is_used = getattr(config, "use_sliding_window", True) and "create_causal_mask" in names["masking"]
     if window and is_used and "create_sliding_window_causal_mask" in names["masking"]:
-        return ("sliding",) * num_layers
-    return ("full",) * num_layers
+        return _repeat("sliding", len(full))
+    return full
+
+
+def _repeat(kind: LayerKind, num_layers: int) -> tuple[LayerKind, ...]:
+    return tuple(kind for _ in range(num_layers))
 
 
 def _explain_alignment(

@@ -11,6 +11,7 @@ from unspool.models.adapters.description import describe, explain_training
 from unspool.models.adapters.pair import AdaptedPair
 from unspool.models.adapters.settings import convert_settings
 
+Adapted = AdaptedDecoder | AdaptedPair
 _PLACE = "_unspool_adapter"  # where a model keeps its adapter, which lives and dies with it
 
 
@@ -19,7 +20,7 @@ def is_transformers_model(model: Any) -> bool:
     return any(kind.__name__ == "PreTrainedModel" and _is_theirs(kind) for kind in type(model).__mro__)
 
 
-def adapt(model: Any) -> AdaptedDecoder | AdaptedPair:
+def adapt(model: Any) -> Adapted:
     """The adapter of a transformers model: the same one every time, until its way of attending is changed."""
     reason = explain_training(model)
     if reason is not None:
@@ -33,7 +34,7 @@ def adapt(model: Any) -> AdaptedDecoder | AdaptedPair:
         description = describe(model)
         kind = AdaptedPair if description.info.is_encoder_decoder else AdaptedDecoder
         known = model.__dict__[_PLACE] = (attention, kind(model, description))
-    adapter: AdaptedDecoder | AdaptedPair = known[1]
+    adapter: Adapted = known[1]
     return adapter
 
 

@@ -10,9 +10,7 @@ from typing import Any
 import torch
 
 from unspool.errors import LoadError, MissingExtraError
-from unspool.models.adapters.decoder import AdaptedDecoder
-from unspool.models.adapters.door import adapt
-from unspool.models.adapters.pair import AdaptedPair
+from unspool.models.adapters.door import Adapted, adapt
 
 EXTRA = "transformers"
 
@@ -21,7 +19,7 @@ logger = logging.getLogger("unspool.models")
 
 def load_adapted(
     folder: Path, config: Mapping[str, Any], *, device: torch.device, dtype: torch.dtype, name: str
-) -> AdaptedDecoder | AdaptedPair:
+) -> Adapted:
     """The model of a folder, read by transformers from safetensors alone; code from the folder is never run."""
     try:
         import transformers

@@ -200,7 +200,7 @@ class AdaptedPair(AdaptedModel):
         from transformers.modeling_outputs import BaseModelOutput
 
         return self.inner(
-            encoder_outputs=BaseModelOutput(last_hidden_state=states),
+            encoder_outputs=BaseModelOutput(last_hidden_state=states),  # type: ignore[arg-type]  # any kind of float
             attention_mask=_mark(lengths, states.shape[1], self.device),
             past_key_values=make_pair_keys(told, source),
             use_cache=True,

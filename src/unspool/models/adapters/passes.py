@@ -44,9 +44,7 @@ class Pass:
         widths = keys.shape[-1], values.shape[-1]
         if widths[0] != widths[1]:  # a cache keeps both side by side
             widest = max(widths)
-            keys, values = (
-                torch.nn.functional.pad(part, (0, widest - part.shape[-1])) for part in (keys, values)
-            )
+            keys, values = (torch.nn.functional.pad(part, (0, widest - part.shape[-1])) for part in (keys, values))
         turns = self._description.rotation if self._cache.is_endless else None
         if turns is not None:
             keys = turns.pair_up(layer, keys)
