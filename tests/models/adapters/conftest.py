@@ -92,7 +92,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "codegen": ("CodeGen", {**SIZES, "rotary_dim": 4}),
     "gpt_bigcode": ("GPTBigCode", SIZES),
     "gpt_neo": ("GPTNeo", {**NEO, "window_size": 5}),
-    "mpt": ("Mpt", MPT),
+    "mpt": ("Mpt", {**MPT, "use_cache": True}),
     "deepseek_v3": ("DeepseekV3", DEEPSEEK),
 }
 PAIRS: dict[str, tuple[str, dict[str, Any]]] = {

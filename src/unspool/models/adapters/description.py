@@ -13,7 +13,7 @@ from unspool.models.adapters.rotation import Rotation, find_rotation
 from unspool.protocols import LayerKind, ModelInfo
 
 KIND_NAMES: Final[dict[str, LayerKind]] = {"full_attention": "full", "sliding_attention": "sliding"}
-_MASK_MAKERS = {"create_causal_mask", "_update_causal_mask"}  # both hand a 4-D mask on as it is
+_MASK_MAKER = "create_causal_mask"  # since 4.53; it hands a 4-D mask on as it is
 _CONTEXTS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
 
@@ -162,7 +162,7 @@ def _find_names(model: Any) -> dict[str, frozenset[str]]:
         code = getattr(inspect.unwrap(kind.forward), "__code__", None)
         names = set(code.co_names) if code is not None else set()
         everything |= names
-        if names & _MASK_MAKERS:
+        if _MASK_MAKER in names:
             masking |= names
     return {"all": frozenset(everything), "masking": frozenset(masking)}
 
@@ -174,8 +174,7 @@ def _find_kinds(config: Any, names: dict[str, frozenset[str]]) -> tuple[LayerKin
     window = getattr(config, "sliding_window", None)
     if listed:
         return tuple(KIND_NAMES.get(name, "full") for name in listed) if window else full
-    is_used = getattr(config, "use_sliding_window", True) and "create_causal_mask" in names["masking"]
-    if window and is_used and "create_sliding_window_causal_mask" in names["masking"]:
+    if window and getattr(config, "use_sliding_window", True) and "create_sliding_window_causal_mask" in names["masking"]:
         return _repeat("sliding", len(full))
     return full
 

@@ -162,10 +162,9 @@ class AdaptedPair(AdaptedModel):
         if rows is not None or num_branches > 1:
             index = torch.tensor(sources, device=self.device)
             source = {layer: (keys[index], values[index]) for layer, (keys, values) in source.items()}
-        lengths = [cache.source_lengths[row] for row in sources]
+        lengths, width = [cache.source_lengths[row] for row in sources], source[0][0].shape[2]
         # The encoder's states are in the cache already: only their shape is looked at.
-        shape = (len(lengths), max(cache.source_lengths), self.info.hidden_size)
-        states = torch.zeros(1, dtype=self.dtype, device=self.device).expand(shape)
+        states = torch.zeros(1, dtype=self.dtype, device=self.device).expand(len(lengths), width, self.info.hidden_size)
         new, said = told.tell(new if name == "decoder_input_ids" else new.to(self.dtype), self.dtype)
         more = {"decoder_attention_mask": said["attention_mask"]}
         if "decoder_position_ids" in self._description.arguments:
