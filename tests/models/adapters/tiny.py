@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -138,37 +135,9 @@ def make(name: str, attention: str | None = None) -> Any:
 make_once = cache(make)
 
 
-@pytest.fixture(params=DECODERS)
-def decoder(request: pytest.FixtureRequest) -> Any:
-    """Every decoder in turn; each is made once, and not changed."""
-    return make_once(request.param)
-
-
-@pytest.fixture(params=PAIRS)
-def pair(request: pytest.FixtureRequest) -> Any:
-    """Every encoder-decoder in turn."""
-    return make_once(request.param)
-
-
-@pytest.fixture(scope="session")
-def new_model() -> Callable[..., Any]:
-    """Makes a model that a test may change."""
-    return make
-
-
-@pytest.fixture
-def saved(tmp_path: Path) -> Callable[[str], Path]:
-    """The folder of a saved model."""
-
-    def save(name: str) -> Path:
-        make_once(name).save_pretrained(tmp_path / name)
-        return tmp_path / name
-
-    return save
-
-
-def make_inputs(rows: int = 3, width: int = 12, pads: tuple[int, ...] = (5, 9, 0)) -> dict[str, torch.Tensor]:
-    """Left-padded rows of different lengths."""
-    ids = torch.randint(3, 97, (rows, width), generator=torch.Generator().manual_seed(4))
-    mask = (torch.arange(width) >= torch.tensor(pads)[:, None]).long()
+def make_inputs(*, is_left: bool = True, width: int = 12) -> dict[str, torch.Tensor]:
+    """Rows of different lengths, padded on the left as decoders want them, or on the right as encoders do."""
+    ids = torch.randint(3, 97, (3, width), generator=torch.Generator().manual_seed(4))
+    column, pads = torch.arange(width), torch.tensor([[5], [9], [0]])
+    mask = (column >= pads if is_left else column < width - pads).long()
     return {"input_ids": ids * mask, "attention_mask": mask}
