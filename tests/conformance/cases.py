@@ -79,8 +79,8 @@ def read_corrections(model: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=32)
 def load_model(name: str) -> unspool.LanguageModel:
-    """A reference model, loaded once."""
-    return unspool.load(GOLDENS / "models" / name)
+    """A reference model in its native form, loaded once."""
+    return unspool.load(GOLDENS / "models" / name, native=True)
 
 
 @lru_cache(maxsize=32)

@@ -45,7 +45,7 @@ def describe(model: Any) -> Description:
     mask_names: dict[LayerKind, str] = {}
     if len(set(kinds)) > 1:
         mask_names = {kind: name for name, kind in KIND_NAMES.items()}
-    can_switch = bool(getattr(model, "_supports_attention_backend", False))
+    can_switch = "ALL_ATTENTION_FUNCTIONS" in names["all"]  # chosen at every call, by what the config says then
     can = {"hidden_states", "last_states"}
     for capability, is_there in (
         ("inputs_embeds", "inputs_embeds" in arguments),
@@ -75,7 +75,7 @@ def _describe_pair(model: Any, config: Any) -> Description:
     num_layers = next(int(number) for number in told if number)
     heads = getattr(config, "decoder_attention_heads", None) or config.num_attention_heads
     is_relative = hasattr(config, "relative_attention_num_buckets")
-    can_switch = bool(getattr(model, "_supports_attention_backend", False))
+    can_switch = "ALL_ATTENTION_FUNCTIONS" in _find_names(model)["all"]
     can = {"hidden_states", "last_states", "inputs_embeds"}
     if can_switch or _name_attention(model) == "eager":
         can.add("attentions")

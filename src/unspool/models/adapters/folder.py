@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,40 @@ def load_adapted(
     auto = transformers.AutoModelForSeq2SeqLM if is_pair else transformers.AutoModelForCausalLM
     word = "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
     try:
-        model = auto.from_pretrained(
-            folder, trust_remote_code=False, use_safetensors=True, local_files_only=True, **{word: dtype}
-        )
+        with _silence(transformers):
+            model, told = auto.from_pretrained(
+                folder,
+                trust_remote_code=False,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+                **{word: dtype},
+            )
     except (ValueError, OSError, KeyError, ImportError, RuntimeError, AttributeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise LoadError(
             f"{folder} has the architecture {name}, which has no native form, and transformers "
             f"{transformers.__version__} can't load it: {reason}"
         ) from error
+    missing = sorted(told["missing_keys"])
+    if missing:
+        raise LoadError(
+            f"{folder} has the architecture {name} and lacks {len(missing)} of the tensors that {type(model).__name__} "
+            f"needs ({', '.join(missing[:3])}): its weights are not those of a model that writes text"
+        )
     adapted = adapt(model.eval().to(device=device))
     logger.warning("%s has no native form: it runs through transformers %s", name, transformers.__version__)
     return adapted
+
+
+@contextmanager
+def _silence(transformers: Any) -> Iterator[None]:
+    """No bar of transformers' own while weights are read."""
+    logs = transformers.utils.logging
+    was_on = logs.is_progress_bar_enabled()
+    logs.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            logs.enable_progress_bar()

@@ -198,12 +198,12 @@ class AlignedPass(Pass):
         rows, heads, num_keys, width = keys.shape
         positions = self._cache.key_positions(span, window).expand(rows, num_keys)
         ends = torch.tensor(self._ends, device=positions.device)[:, None]
-        starts = torch.tensor(span.starts, device=positions.device)[:, None]
-        # A ring's place may be empty (-1), and its old keys stand beside the new ones that will take their places.
-        is_held = (positions >= 0) & (positions < ends)
-        if num_keys > span.num_new and window is not None:
-            is_old = torch.arange(num_keys, device=positions.device) < num_keys - span.num_new
-            is_held &= ~(is_old & (positions >= starts)) | (span.num_new == 1)
+        is_held = positions < ends
+        mask = self._cache.mask(span, window)
+        if isinstance(mask, torch.Tensor):  # a ring may have empty places: what nobody sees is left out
+            counts = torch.tensor(span.counts, device=positions.device)[:, None]
+            is_asked = torch.arange(span.num_new, device=positions.device) < counts  # (rows, new)
+            is_held = is_held & (mask[:, 0] & is_asked[:, :, None]).any(1)
         columns = torch.where(is_held, positions + self.num_columns - ends, self.num_columns)
         laid = keys.new_zeros(rows, self.num_columns + 1, heads, width)
         laid[torch.arange(rows, device=keys.device)[:, None], columns] = keys.transpose(1, 2)
