@@ -299,7 +299,7 @@ def test_settings_of_transformers_are_taken() -> None:
     theirs = transformers.GenerationConfig(max_new_tokens=6, repetition_penalty=1.4, num_beams=2, eos_token_id=96)
     found = unspool.generate(model, **inputs, generation_config=theirs)
     assert torch.equal(found, model.generate(**inputs, generation_config=theirs))
-    assert list(unspool.stream(model, **inputs, generation_config=theirs, num_beams=1))[0].tokens.keys() == {0, 1, 2}
+    assert next(iter(unspool.stream(model, **inputs, generation_config=theirs, num_beams=1))).tokens.keys() == {0, 1, 2}
     with pytest.raises(SettingError, match="must be a GenerationConfig, not a dict"):
         unspool.generate(model, **inputs, generation_config={"max_new_tokens": 3})
 
@@ -312,8 +312,8 @@ def make_others() -> dict[str, Any]:
     sizes = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 2, "intermediate_size": 16}
     pair = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "num_mel_bins": 8, "vocab_size": 40}
-    pair |= {name: 2 for name in ("encoder_attention_heads", "decoder_attention_heads")}
-    pair |= {name: 0 for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")}
+    pair |= dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2)
+    pair |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 0)
     return {
         "mamba": transformers.MambaForCausalLM(transformers.MambaConfig(**sizes, state_size=4)).eval(),
         "mamba2": transformers.Mamba2ForCausalLM(

@@ -37,7 +37,9 @@ def test_greedy_tokens_are_the_references(name: str) -> None:
     assert torch.equal(make_once(name).generate(**inputs_of(name), **NEW, do_sample=False), answer(name))
 
 
-@pytest.mark.parametrize("name", ["gemma2", "cohere2", "phi3", "mixtral", "gpt_neo", "mpt", "deepseek_v3", "bart", "t5"])
+@pytest.mark.parametrize(
+    "name", ["gemma2", "cohere2", "phi3", "mixtral", "gpt_neo", "mpt", "deepseek_v3", "bart", "t5"]
+)
 def test_beams_are_the_references(name: str) -> None:
     model, inputs = make_once(name), inputs_of(name)
     settings = {**NEW, "num_beams": 3, "return_dict_in_generate": True, "output_scores": True}

@@ -62,7 +62,9 @@ def test_the_choice_is_the_callers(tmp_path: Path, folder: Path) -> None:
     assert isinstance(native.model, NativeModel) and isinstance(adapted.model, AdaptedDecoder)
     inputs = make_inputs()
     assert torch.equal(unspool.generate(native, **inputs, **NEW), unspool.generate(adapted, **inputs, **NEW))
-    with pytest.raises(UnsupportedError, match=r"StableLmForCausalLM, which has no native model.*leave native=True out"):
+    with pytest.raises(
+        UnsupportedError, match=r"StableLmForCausalLM, which has no native model.*leave native=True out"
+    ):
         unspool.load(folder, native=True)
     with pytest.raises(SettingError, match="native='no' is neither"):
         unspool.load(folder, native="no")  # type: ignore[arg-type]
@@ -83,7 +85,7 @@ def test_architectures_that_nobody_knows(folder: Path) -> None:
     unknown = {**config, "architectures": ["WhoForCausalLM"], "model_type": "who", "auto_map": {"AutoConfig": "a.B"}}
     (folder / "config.json").write_text(json.dumps(unknown))
     (folder / "a.py").write_text("raise SystemExit('code of a folder was run')")
-    with pytest.raises(LoadError, match="WhoForCausalLM, which has no native form, and transformers .* can't load it"):
+    with pytest.raises(LoadError, match=r"WhoForCausalLM, which has no native form, and transformers .* can't load it"):
         unspool.load(folder)
 
 

@@ -174,7 +174,11 @@ def _find_kinds(config: Any, names: dict[str, frozenset[str]]) -> tuple[LayerKin
     window = getattr(config, "sliding_window", None)
     if listed:
         return tuple(KIND_NAMES.get(name, "full") for name in listed) if window else full
-    if window and getattr(config, "use_sliding_window", True) and "create_sliding_window_causal_mask" in names["masking"]:
+    if (
+        window
+        and getattr(config, "use_sliding_window", True)
+        and "create_sliding_window_causal_mask" in names["masking"]
+    ):
         return _repeat("sliding", len(full))
     return full
 

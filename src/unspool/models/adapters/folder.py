@@ -27,7 +27,7 @@ def load_adapted(
     except ImportError as error:
         raise MissingExtraError("transformers", EXTRA, f"{name}, which unspool has no native form of,") from error
     is_pair = bool(config.get("is_encoder_decoder"))
-    auto = transformers.AutoModelForSeq2SeqLM if is_pair else transformers.AutoModelForCausalLM
+    auto: Any = transformers.AutoModelForSeq2SeqLM if is_pair else transformers.AutoModelForCausalLM
     word = "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
     try:
         with _silence(transformers):
