@@ -27,7 +27,8 @@ TOLD: dict[str, dict[str, Any]] = {
     **{kind: LOSSLESS for kind in KINDS if "quantized" in kind},
     "sink": {"window_length": 200, "num_sink_tokens": 3},  # as long as nothing is let go, it is exact too
 }
-MODELS = {  # all layers see all, all a window, both; ALiBi, which an adapted model takes from a 2-D mask; learned places
+# All layers see all, all a window, some one; ALiBi, which an adapted model takes from a 2-D mask; learned positions.
+MODELS = {
     "llama": [kind for kind in KINDS if kind not in ("mamba", "sliding_window")],
     "mistral": ["dynamic", "sliding_window", "hybrid", "quantized_hybrid"],
     "gemma2": ["dynamic", "hybrid", "offloaded_quantized_hybrid"],
@@ -91,8 +92,7 @@ def open_batch(source: str, name: str, kind: str, rows: int) -> Batch:
 
 @pytest.mark.parametrize(("source", "name", "kind"), CASES)
 def test_rows_answer_as_without_a_cache(source: str, name: str, kind: str, tmp_path: Path) -> None:
-    """Ragged prompts past a window of 8, steps, drafts taken back, rows repeated, reordered and dropped, then a copy and
-    a file of it all."""
+    """Ragged prompts past a window of 8, steps, drafts taken back, rows repeated, reordered and dropped, a copy, a file."""
     batch = open_batch(source, name, kind, 3)
     batch.read(13, [13, 4, 9])
     batch.read(1)
@@ -118,7 +118,7 @@ def test_rows_answer_as_without_a_cache(source: str, name: str, kind: str, tmp_p
 
 @pytest.mark.parametrize("kind", ["dynamic", "static", "offloaded", "quantized", "hybrid", "sink"])
 def test_a_failed_pass_leaves_the_cache_as_it_was(kind: str) -> None:
-    """Also where the model breaks amid its layers, and where the cache was fresh: then any number of rows may follow."""
+    """Also where the model breaks amid its layers, and where the cache was fresh: any number of rows may follow then."""
     batch = open_batch("adapted", "llama", kind, 2)
     layer = batch.model.inner.model.layers[1]
 

@@ -38,7 +38,7 @@ def draw_inputs(vocab_size: int = 160, width: int = 22) -> dict[str, torch.Tenso
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_pass_returns_what_the_native_one_does(name: str) -> None:
-    """Prompts of different lengths and a ragged pass after them: logits, states of all layers, early logits, weights."""
+    """Prompts of different lengths and a ragged pass after them: logits, all layers' states, early logits, weights."""
     native, adapted = load_model(name).model, as_model(load_adapted(name))
     info = adapted.info
     assert (info.vocab_size, info.num_layers, info.num_heads) == (
