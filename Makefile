@@ -15,12 +15,12 @@ run: $(VENV)/.model  ## ask the default model something (PROMPT="…")
 chat: $(VENV)/.model  ## talk with the default model
 	@$(BIN)/unspool chat
 
-test: $(VENV)/.test $(VENV)/.model  ## run the tests
+test: $(VENV)/.test $(VENV)/.model  ## run the tests, two processes at once (JOBS=, TESTS=)
 	@echo "==> running the tests"
-	@$(BIN)/python -m pytest $(TESTS)
+	@$(BIN)/python -m pytest -n $(or $(JOBS),2) --dist worksteal $(TESTS)
 
-gpu:  ## run the tests that need a GPU, with the python at hand (its own torch and triton)
-	@PYTHONPATH=src:. $(PYTHON) -m pytest tests/gpu -q -p no:cacheprovider -o addopts=--import-mode=importlib -o filterwarnings=
+gpu:  ## run the tests that need a GPU, with the python at hand: its own torch and triton (JOBS=, TESTS=)
+	@$(PYTHON) tools/gpu_tests.py $(if $(JOBS),--jobs $(JOBS)) $(TESTS)
 
 check: $(VENV)/.check  ## formatter, linter, strict types, import contracts
 	@echo "==> ruff format" && $(BIN)/ruff format --check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _two_threads() -> None:
-    torch.set_num_threads(2)
+def _two_threads_in_all() -> None:
+    """Two for one process, one each for two that share the machine (pytest-xdist tells how many there are)."""
+    num_processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    torch.set_num_threads(max(1, 2 // num_processes))
 
 
 @pytest.fixture(scope="session")

@@ -113,7 +113,7 @@ class Output(OrderedDict[str, Any]):
         raise TypeError(f"{type(self).__name__} is not pickled; save its tensors with safetensors")
 
     def __copy__(self) -> Output:
-        return type(self)(**{item.name: getattr(self, item.name) for item in fields(self)})  # type: ignore[arg-type]
+        return type(self)(**{item.name: getattr(self, item.name) for item in fields(self)})  # type: ignore[arg-type]  # likewise
 
     @property
     def speculation(self) -> Speculation | None:

@@ -188,7 +188,7 @@ def test_a_constraint_that_a_user_wrote() -> None:
 
     class Library:
         @staticmethod
-        def PhrasalConstraint(word: list[int]) -> AnyOrder:  # noqa: N802  stands for the class
+        def PhrasalConstraint(word: list[int]) -> AnyOrder:  # noqa: N802 - stands for the class
             return AnyOrder([3, 5, 9])
 
         DisjunctiveConstraint = PhrasalConstraint
@@ -212,7 +212,7 @@ def test_what_was_asked_for_is_returned_where_it_was_found(number: int) -> None:
         PhrasalConstraint = PhrasalConstraint
 
         @staticmethod
-        def ConstrainedBeamSearchScorer(**given: Any) -> Any:  # noqa: N802  stands for the class
+        def ConstrainedBeamSearchScorer(**given: Any) -> Any:  # noqa: N802 - stands for the class
             scorers.append(ConstrainedBeamSearchScorer(**given))
             return scorers[0]
 

@@ -173,4 +173,4 @@ def test_inputs_of_the_wrong_size(step: dict[str, torch.Tensor]) -> None:
 
 def test_the_base_class_is_abstract() -> None:
     with pytest.raises(TypeError, match="abstract"):
-        BeamScorer()  # type: ignore[abstract]
+        BeamScorer()

@@ -33,7 +33,7 @@ def make_report(**changes: object) -> Report:
         "floors": {one.label: 3.0, eight.label: 3.3},
         "bandwidth": 31.25e9,
     }
-    return Report(**{**fields, **changes})  # type: ignore[arg-type]
+    return Report(**{**fields, **changes})
 
 
 def test_table() -> None:

@@ -92,7 +92,7 @@ def open_batch(source: str, name: str, kind: str, rows: int) -> Batch:
 
 @pytest.mark.parametrize(("source", "name", "kind"), CASES)
 def test_rows_answer_as_without_a_cache(source: str, name: str, kind: str, tmp_path: Path) -> None:
-    """Ragged prompts past a window of 8, steps, drafts taken back, rows repeated, reordered and dropped, a copy, a file."""
+    """Ragged prompts past a window of 8, steps, drafts taken back, rows repeated and dropped, a copy, a file."""
     batch = open_batch(source, name, kind, 3)
     batch.read(13, [13, 4, 9])
     batch.read(1)
@@ -118,7 +118,7 @@ def test_rows_answer_as_without_a_cache(source: str, name: str, kind: str, tmp_p
 
 @pytest.mark.parametrize("kind", ["dynamic", "static", "offloaded", "quantized", "hybrid", "sink"])
 def test_a_failed_pass_leaves_the_cache_as_it_was(kind: str) -> None:
-    """Also where the model breaks amid its layers, and where the cache was fresh: any number of rows may follow then."""
+    """Also where the model breaks amid its layers, and where the cache was fresh: other rows may follow then."""
     batch = open_batch("adapted", "llama", kind, 2)
     layer = batch.model.inner.model.layers[1]
 

@@ -36,7 +36,7 @@ class Plain:
     """What the cache must amount to: each row's whole past, read again from nothing whenever it is asked for."""
 
     def __init__(self, cache: MambaCache, rows: int) -> None:
-        self.cache, self.rows, self.written = cache, [[] for _ in range(rows)], 0.0  # type: ignore[var-annotated]
+        self.cache, self.rows, self.written = cache, [[] for _ in range(rows)], 0.0
 
     def read(self, num_new: int, counts: list[int] | None = None) -> None:
         """One forward pass of distinct numbers."""

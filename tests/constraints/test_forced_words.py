@@ -10,7 +10,7 @@ from unspool.errors import SettingError
 
 
 def test_a_word_is_a_phrase_or_alternatives() -> None:
-    made = make_constraints([[130], [[101, 124], [127, 156]], [7, 8]])  # type: ignore[list-item]
+    made = make_constraints([[130], [[101, 124], [127, 156]], [7, 8]])
     assert [type(constraint) for constraint in made] == [PhrasalConstraint, DisjunctiveConstraint, PhrasalConstraint]
     assert [constraint.token_ids for constraint in made] == [[130], [[101, 124], [127, 156]], [7, 8]]
 

@@ -21,7 +21,7 @@ class Arrived:
 
 
 def launch(_: type[Flight], tokens: torch.Tensor, rows: Rows) -> Flight:
-    return Flight(list(rows.numbers), max(rows.ends), tokens.clone(), Arrived())  # type: ignore[arg-type]
+    return Flight(list(rows.numbers), max(rows.ends), tokens.clone(), Arrived())
 
 
 @pytest.fixture

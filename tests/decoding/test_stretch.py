@@ -120,7 +120,7 @@ def test_a_call_takes_as_many_steps_as_time_allows(monkeypatch: pytest.MonkeyPat
     unspool.generate(model, torch.tensor([[1, 2]]), max_new_tokens=8, eos_token_id=None)
     assert model.sizes == [1] * 7
     monkeypatch.setattr(stretch, "SECONDS_AT_ONCE", 0.02)
-    turns = stretch.StretchTurns(None, None, None, None, False)  # type: ignore[arg-type]
+    turns = stretch.StretchTurns(None, None, None, None, False)
     assert stretch.SECONDS_AT_ONCE / turns.seconds >= 1, "the first call measures"
 
 
@@ -261,7 +261,7 @@ def test_rows_that_leave_are_left_out() -> None:
 
 
 @needs_library
-@pytest.mark.parametrize("kind", ["sliding_window", "quantized", "sink", "offloaded"])
+@pytest.mark.parametrize("kind", ["sliding_window", "quantized", "sink", "offloaded", "paged"])
 def test_kinds_that_keep_keys_otherwise_take_single_steps(kind: str) -> None:
     model = load_model("mistral").model
     more: dict[str, Any] = {"max_new_tokens": 12, "eos_token_id": None, "cache_implementation": kind}

@@ -33,11 +33,11 @@ SHAPES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_kernel_reads_what_the_reference_reads(shape: dict[str, Any], dtype: torch.dtype) -> None:
-    from unspool.kernels import packed_triton
+    from unspool.kernels.gpu import packed_reading
 
     case = Case(**{"block": 64, **shape}, device="cuda", dtype=dtype)
     queries, keys, values = case.make()
-    assert packed_triton.can_read(queries, keys, values)
+    assert packed_reading.can_read(queries, keys, values)
     for window, softcap, is_masked in ((None, None, False), (70, None, False), (None, 5.0, False), (90, None, True)):
         options: dict[str, Any] = {"scale": case.width**-0.5, "window": window, "softcap": softcap}
         wide = dict(options)
@@ -47,7 +47,7 @@ def test_the_kernel_reads_what_the_reference_reads(shape: dict[str, Any], dtype:
             wide |= {"mask": mask.float(), "window": None}  # torch's attention wants the dtype of its queries
         expected, _ = attend_plainly(queries.float(), *(_widen(each) for each in (keys, values)), **wide)
         window, softcap = options["window"], options["softcap"]
-        read = packed_triton.attend(queries, keys, values, options["scale"], options.get("mask"), window, softcap)
+        read = packed_reading.attend(queries, keys, values, options["scale"], options.get("mask"), window, softcap)
         blocks = attend_in_blocks(queries, keys, values, **options)
         tolerance = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
         torch.testing.assert_close(read.float(), expected, atol=tolerance, rtol=tolerance)

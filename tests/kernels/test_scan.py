@@ -31,7 +31,7 @@ def make(rows: int, new: int, inner: int, width: int, seed: int, pace: float) ->
     }
 
 
-def define(state, dt, a, u, b, c):  # type: ignore[no-untyped-def]  # tensors, all of them
+def define(state, dt, a, u, b, c):  # tensors, all of them
     """h_t = exp(dt_t a) h_{t-1} + dt_t u_t b_t and y_t = c_t h_t, a number at a time in float64."""
     state, dt, a, u, b, c = (part.double() for part in (state, dt, a, u, b, c))
     outputs = []

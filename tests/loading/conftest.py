@@ -71,7 +71,7 @@ def gguf_bytes() -> Callable[..., bytes]:
 def write_gguf(tmp_path: Path) -> Callable[..., Path]:
     def write(*args: object, **kwargs: object) -> Path:
         path = tmp_path / "model.gguf"
-        path.write_bytes(build_gguf(*args, **kwargs))  # type: ignore[arg-type]
+        path.write_bytes(build_gguf(*args, **kwargs))
         return path
 
     return write

@@ -211,9 +211,9 @@ def test_a_large_vocabulary_is_parsed_quickly(tmp_path: Path, gguf_bytes: Callab
     tokens = [f"token {index}" for index in range(150_000)]
     path = tmp_path / "large.gguf"
     path.write_bytes(gguf_bytes({"tokenizer.ggml.tokens": tokens, "scores": [0.5] * len(tokens)}))
-    started = time.perf_counter()
+    started = time.process_time()
     file = GGUFFile(path)
-    assert time.perf_counter() - started < 1.0
+    assert time.process_time() - started < 1.0
     assert file.metadata["tokenizer.ggml.tokens"] == tokens
 
 

@@ -53,7 +53,7 @@ BAD_CONFIGS = {
     "nan": ('{"a": NaN}', "NaN"),
     "infinity": ('{"a": -Infinity}', "Infinity"),
     "twice": ('{"a": 1, "a": 2}', "'a' occurs twice"),
-    "large": ('{"a": "' + "x" * (10 << 20) + '"}', "larger than 10485760 bytes"),
+    "large": ('{"a": "' + "x" * (16 << 20) + '"}', "larger than 16777216 bytes"),
 }
 
 

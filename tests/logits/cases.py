@@ -45,7 +45,7 @@ class Pair:
 def _same(name: str, *args: Any, equals_bits: bool = True, **kwargs: Any) -> Pair:
     return Pair(
         lambda: getattr(unspool, name)(*args, **kwargs),
-        lambda: getattr(reference, name, None)(*args, **kwargs),  # type: ignore[misc]
+        lambda: getattr(reference, name, None)(*args, **kwargs),
         equals_bits=equals_bits,
     )
 

@@ -9,8 +9,8 @@ import torch
 from tests.fakes import FakeModel
 
 import unspool
+from unspool.logits.order import ORDER
 from unspool.logits.order_table import make_table, put_table
-from unspool.logits.pipeline import ORDER
 
 PAGE = Path(__file__).parents[2] / "docs" / "processors.md"
 

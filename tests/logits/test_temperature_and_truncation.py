@@ -75,7 +75,7 @@ def test_equals_the_reference_bit_for_bit(dtype: torch.dtype, ties: bool) -> Non
     for ours, theirs in pairs:
         result = ours(IDS, scores)
         assert result.dtype == dtype
-        expected = theirs(IDS, scores)  # type: ignore[operator]
+        expected = theirs(IDS, scores)
         if isinstance(
             ours, TopPLogitsWarper
         ):  # which of equal scores goes is not the reference's to say: it sorts unstably
@@ -99,7 +99,7 @@ def test_row_alone_equals_row_in_a_batch(
     for kind, values in ((TemperatureLogitsWarper, temperatures), (TopKLogitsWarper, ks), (TopPLogitsWarper, ps)):
         batch = kind(values)(IDS, scores)
         for row, value in enumerate(values):
-            alone = kind(value)(IDS, scores[row : row + 1])  # type: ignore[arg-type]
+            alone = kind(value)(IDS, scores[row : row + 1])
             assert torch.equal(batch[row], alone[0])
             assert torch.equal(kind([value])(IDS, scores[row : row + 1])[0], alone[0])
     assert torch.equal(scores, before)
@@ -128,25 +128,25 @@ def test_select_rows_of_one_number_is_the_same_processor() -> None:
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), INF, "0.5", True, None, [], [1.0, 0.0], [[1.0]]])
 def test_temperature_refuses(bad: object) -> None:
     with pytest.raises(ValueError, match="temperature"):
-        TemperatureLogitsWarper(bad)  # type: ignore[arg-type]
+        TemperatureLogitsWarper(bad)
 
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, float("nan"), "3", True, None, [1, -1], [1.0]])
 def test_top_k_refuses(bad: object) -> None:
     with pytest.raises(ValueError, match="top_k"):
-        TopKLogitsWarper(bad)  # type: ignore[arg-type]
+        TopKLogitsWarper(bad)
 
 
 @pytest.mark.parametrize("bad", [-0.1, 1.1, float("nan"), INF, "0.5", None, [0.5, 1.5]])
 def test_top_p_refuses(bad: object) -> None:
     with pytest.raises(ValueError, match="top_p"):
-        TopPLogitsWarper(bad)  # type: ignore[arg-type]
+        TopPLogitsWarper(bad)
     with pytest.raises(ValueError, match="min_tokens_to_keep"):
         TopPLogitsWarper(0.5, min_tokens_to_keep=0)
 
 
 class AddsBias(LogitsProcessor):
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, bias: float) -> torch.Tensor:  # type: ignore[override]
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, bias: float) -> torch.Tensor:
         return scores + bias
 
 

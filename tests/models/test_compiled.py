@@ -247,10 +247,10 @@ def test_what_no_step_could_follow_is_refused(
         (CompileConfig(backend="inductr"), "inductr.*not known to torch"),
         (CompileConfig(mode="fastest"), "fastest.*use one of default"),
         (CompileConfig(options={"no_such_thing": 1}), "no_such_thing"),
-        (CompileConfig(fullgraph=1), "fullgraph=1"),  # type: ignore[arg-type]
-        (CompileConfig(dynamic="yes"), "dynamic='yes'"),  # type: ignore[arg-type]
+        (CompileConfig(fullgraph=1), "fullgraph=1"),
+        (CompileConfig(dynamic="yes"), "dynamic='yes'"),
         (CompileConfig(backend=3), "backend=3"),
-        (CompileConfig(options={1: 2}), "options"),  # type: ignore[dict-item]
+        (CompileConfig(options={1: 2}), "options"),
     ],
 )
 def test_arguments_are_checked_before_the_first_pass(

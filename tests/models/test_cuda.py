@@ -24,7 +24,7 @@ CLOSE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1.5e-1}  # me
 
 def load(name: str, **where: object) -> NativeModel:
     config = json.loads((MODELS / name / "config.json").read_text())
-    return build_model(config, MemorySource(load_file(MODELS / name / "model.safetensors")), **where)  # type: ignore[arg-type]
+    return build_model(config, MemorySource(load_file(MODELS / name / "model.safetensors")), **where)
 
 
 def error(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -56,8 +56,8 @@ def test_t5_equals_the_cpus(dtype: torch.dtype) -> None:
     target = torch.randint(3, 160, (2, 5), generator=torch.Generator().manual_seed(1))
     mask = torch.ones(2, 9, dtype=torch.int64)
     mask[1, 6:] = 0
-    expected = load("t5")(source, mask, target).logits  # type: ignore[operator]
-    found = load("t5", device="cuda", dtype=dtype)(source, mask, target).logits.float().cpu()  # type: ignore[operator]
+    expected = load("t5")(source, mask, target).logits
+    found = load("t5", device="cuda", dtype=dtype)(source, mask, target).logits.float().cpu()
     assert error(found, expected) < CLOSE[dtype]
 
 
@@ -78,8 +78,8 @@ def test_mamba_equals_the_cpus(dtype: torch.dtype) -> None:
     model = load("mamba", device="cuda", dtype=dtype)
     assert error(decode(model, "mamba"), expected) < CLOSE[dtype]
     tokens = torch.randint(3, 160, (2, 150), generator=torch.Generator().manual_seed(1))  # several chunks of the scan
-    found = model(tokens.cuda()).logits.float().cpu()  # type: ignore[operator]
-    assert error(found, load("mamba")(tokens).logits) < CLOSE[dtype]  # type: ignore[operator]
+    found = model(tokens.cuda()).logits.float().cpu()
+    assert error(found, load("mamba")(tokens).logits) < CLOSE[dtype]
     cache, clean = model.new_cache("mamba", rows=2), model.new_cache("mamba", rows=2)
     for one in (cache, clean):
         model.forward(tokens[:, :9].cuda(), one, counts=[9, 4])
@@ -87,5 +87,5 @@ def test_mamba_equals_the_cpus(dtype: torch.dtype) -> None:
     model.forward(tokens[:, 9:15].cuda(), cache)
     cache.truncate([12, 4])
     model.forward(tokens[:, 9:12].cuda(), clean, counts=[3, 0])
-    torch.testing.assert_close(cache.ssm_states, clean.ssm_states, rtol=1e-2, atol=1e-3)  # type: ignore[attr-defined]
+    torch.testing.assert_close(cache.ssm_states, clean.ssm_states, rtol=1e-2, atol=1e-3)
     assert cache.lengths == clean.lengths

@@ -24,7 +24,7 @@ MANY_ENDS = list(range(100, 160))  # rows end early, and at different steps
 
 @pytest.fixture
 def model() -> NativeModel:
-    return load_model("mamba").model  # type: ignore[return-value]
+    return load_model("mamba").model
 
 
 def generate(model: Any, ids: torch.Tensor = IDS, mask: Any = MASK, **settings: Any) -> Any:

@@ -19,7 +19,7 @@ from unspool.api.calls import start
 from unspool.config import PARAMETERS
 from unspool.decoding.run import Run
 from unspool.errors import InputError, SettingError, UnspoolError, UnsupportedError
-from unspool.logits.pipeline import ENTRY_OF, ORDER
+from unspool.logits.order import ENTRY_OF, ORDER
 from unspool.plan import Plan, PromptShape, as_token_ids, merge, settle
 from unspool.plan.refusals import OFF
 from unspool.protocols import ModelInfo
@@ -90,7 +90,7 @@ def test_the_plan_is_settled() -> None:
     assert plan.asked == {"do_sample", "seed", "eos_token_id", "max_new_tokens", "num_return_sequences"}
     assert plan_for("model", max_length=9).asked == frozenset()
     with pytest.raises(AttributeError):
-        plan.max_length = 5  # type: ignore[misc]
+        plan.max_length = 5
 
 
 @pytest.mark.parametrize(

@@ -209,9 +209,9 @@ def test_bad_stop_strings_are_refused(bad: Any) -> None:
 def test_set_up_takes_no_time_on_a_large_vocabulary() -> None:
     tokenizer = byte_level(num_fillers=128_000)
     ids = ids_of(tokenizer, ["Ġ", "st", "opera"])
-    start = time.perf_counter()
+    start = time.process_time()
     flags = StopStringCriteria(tokenizer, ["stop", "\n\nUser:"])(ids, None)
-    assert time.perf_counter() - start < 0.05
+    assert time.process_time() - start < 0.05
     assert flags.tolist() == [True]
 
 

@@ -248,6 +248,6 @@ def test_a_transformers_tokenizer(tokenizer: Tokenizer) -> None:
 def test_put_is_quick(tokenizer: Tokenizer) -> None:
     streamer = TextIteratorStreamer(tokenizer)
     ids = tokenizer.encode("The quick brown fox jumps over the lazy dog.\n" * 30)
-    start = time.perf_counter()
+    start = time.process_time()
     put_all(streamer, ids, [])
-    assert (time.perf_counter() - start) / len(ids) < 0.005
+    assert (time.process_time() - start) / len(ids) < 0.005

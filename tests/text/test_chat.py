@@ -233,11 +233,11 @@ REASONS = (
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_templates_are_stopped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unspool.text.chat.budget.MAX_SECONDS", 1.5)
-    start = time.perf_counter()
+    monkeypatch.setattr("unspool.text.chat.budget.MAX_SECONDS", 0.4)
+    start = time.process_time()
     with pytest.raises((InputError, SettingError)) as caught:
         render(HOSTILE[name])
-    assert time.perf_counter() - start < 8, "too slow"
+    assert time.process_time() - start < 8, "too slow"
     message = str(caught.value)
     assert any(reason in message for reason in REASONS), message
 

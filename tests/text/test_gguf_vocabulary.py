@@ -90,9 +90,9 @@ def test_smollm2_chat_equals_transformers(smollm2: Tokenizer, reference: Any) ->
 def test_smollm2_is_built_quickly(smollm2_metadata: dict[str, Any]) -> None:
     times = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         tokenizer_from_gguf(smollm2_metadata)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     assert min(times) < 0.5
 
 

@@ -15,8 +15,9 @@ from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, MambaCache
 from unspool.config import GenerationConfig
 from unspool.decoding.inputs import Inputs, read_prompts
 from unspool.decoding.loop import Emitted
+from unspool.decoding.preparation import Hooks
 from unspool.decoding.prompts import Prompts
-from unspool.decoding.run import Hooks, Run
+from unspool.decoding.run import Run
 from unspool.errors import SettingError, UnsupportedError
 from unspool.logits import UnbatchedClassifierFreeGuidanceLogitsProcessor
 from unspool.models.adapters import find_settings
@@ -234,7 +235,7 @@ def _shape(prompts: Prompts, cache: Cache | None) -> PromptShape:
         has_cache=cache is not None,
         is_endless=cache is not None and cache.is_endless,
         cache_is_filled=cache is not None and any(cache.lengths),
-        cache_is_plain=cache is None or cache.places() is not None,
+        cache_is_plain=cache is None or ((places := cache.places()) is not None and places.is_plain),
         is_ragged=any(len(set(each)) > 1 for each in lengths),
         has_negative=prompts.negative is not None,
         longest_negative=max(prompts.negative.lengths) if prompts.negative and prompts.source is None else 0,

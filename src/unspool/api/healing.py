@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from unspool.config import GenerationConfig
+from unspool.decoding.preparation import Hooks
 from unspool.decoding.prompts import Prompts
-from unspool.decoding.run import Hooks, Run
+from unspool.decoding.run import Run
 from unspool.errors import SettingError
 from unspool.logits import LogitsProcessor
 from unspool.plan import PromptShape, merge, settle
@@ -26,7 +27,7 @@ class GrowingTokens(LogitsProcessor):
     def __init__(self, tails: Sequence[Tail]) -> None:
         self._tails = tails
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - the tails are known
         """The scores with all but those tokens at -inf."""
         result = torch.full_like(scores, float("-inf"))
         for row, tail in enumerate(self._tails):

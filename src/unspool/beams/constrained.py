@@ -137,8 +137,8 @@ class ConstrainedBeamSearchScorer(HypothesisScorer):
         self,
         input_ids: torch.Tensor,
         final_beam_scores: torch.Tensor,
-        final_beam_tokens: torch.Tensor,  # noqa: ARG002  both are part of the contract
-        final_beam_indices: torch.Tensor,  # noqa: ARG002
+        final_beam_tokens: torch.Tensor,  # noqa: ARG002 - the reference's arguments
+        final_beam_indices: torch.Tensor,  # noqa: ARG002 - likewise
         max_length: int | None,
         pad_token_id: int | torch.Tensor | None = None,
         eos_token_id: Ids | None = None,

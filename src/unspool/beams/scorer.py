@@ -107,7 +107,7 @@ class HypothesisScorer(BeamScorer):
             self._done[place] = True
         return going_on
 
-    def _may_end(self, step: BeamStep, candidate: Candidate) -> bool:  # noqa: ARG002  for those who restrict it
+    def _may_end(self, step: BeamStep, candidate: Candidate) -> bool:  # noqa: ARG002 - for those who restrict it
         """Whether a beam may be finished by this end token."""
         return True
 
@@ -204,8 +204,8 @@ class BeamSearchScorer(HypothesisScorer):
         self,
         input_ids: torch.Tensor,
         final_beam_scores: torch.Tensor,
-        final_beam_tokens: torch.Tensor,  # noqa: ARG002  both are part of the contract
-        final_beam_indices: torch.Tensor,  # noqa: ARG002
+        final_beam_tokens: torch.Tensor,  # noqa: ARG002 - the reference's arguments
+        final_beam_indices: torch.Tensor,  # noqa: ARG002 - likewise
         max_length: int | None,
         pad_token_id: int | torch.Tensor | None = None,
         eos_token_id: Ids | None = None,

@@ -91,7 +91,7 @@ class BranchingCache(Cache):
                 self._num_written += 1
                 origins.append(self._num_written)
 
-    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:  # noqa: ARG002
+    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:  # noqa: ARG002 - all keys are in view
         """The shared positions and, after them, the row's own: (rows, keys)."""
         device = span.positions.device
         num_shared, num_own = self._prompt.get_seq_length(), max(self._own.lengths, default=0) + span.num_new

@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 
 from unspool.errors import SettingError
+from unspool.small_files import write_text
 
 
 @dataclass(repr=False)
@@ -45,7 +46,7 @@ class CacheConfig:
     def to_json_file(self, json_file_path: str | os.PathLike[str]) -> None:
         """Write the values to a file."""
         text = json.dumps(self.to_dict(), indent=2, sort_keys=True, default=str) + "\n"
-        Path(json_file_path).write_text(text, encoding="utf-8")
+        write_text(Path(json_file_path), text)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} {self.to_json_string()}"

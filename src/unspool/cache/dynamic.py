@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from unspool.cache.base import DIVIDE, FORK, RAGGED, ROLL_BACK, SELECT_ROWS
+from unspool.cache.base import DIVIDE, FLAT, FORK, RAGGED, ROLL_BACK, SELECT_ROWS
 from unspool.cache.buffered import BufferedCache
 from unspool.errors import SettingError
 
@@ -19,7 +19,7 @@ LegacyCache = tuple[tuple[torch.Tensor, torch.Tensor], ...]
 class DynamicCache(BufferedCache):
     """A cache that grows as tokens arrive, in chunks: no concatenation per token."""
 
-    can = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED, FORK, DIVIDE})
+    can = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED, FORK, DIVIDE, FLAT})
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class DynamicCache(BufferedCache):
         self.select_rows([int(i) for i in indices])
 
     @classmethod
-    def _unpack(cls, facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: list[int]) -> DynamicCache:  # noqa: ARG003
+    def _unpack(cls, facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: list[int]) -> DynamicCache:  # noqa: ARG003 - it needs none
         cache = cls()
         cache._room = _round_up(max(lengths, default=1))
         cache._fill(tensors, lengths)

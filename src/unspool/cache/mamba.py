@@ -271,7 +271,7 @@ class MambaCache(Cache):
         return {}, {"conv": self._conv, "ssm": self._ssm}
 
     @classmethod
-    def _unpack(cls, facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: list[int]) -> MambaCache:  # noqa: ARG003
+    def _unpack(cls, facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: list[int]) -> MambaCache:  # noqa: ARG003 - the shapes say it all
         conv, ssm = tensors["conv"], tensors["ssm"]
         layers, rows, kernel, inner = conv.shape
         if ssm.shape[:2] != (layers, rows) or ssm.shape[3:] != (inner,) or (lengths and len(lengths) != rows):

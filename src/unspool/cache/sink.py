@@ -163,7 +163,7 @@ class SinkCache(Cache):
         assert self._real is not None
         return self._ring.mask(self._real, window)
 
-    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:  # noqa: ARG002
+    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:  # noqa: ARG002 - likewise
         """Where every key in view stands for the pass's queries: (rows, keys)."""
         assert self._real is not None
         real = self._ring.key_positions(self._real)

@@ -16,9 +16,9 @@ from unspool.cli.reading import check_text
 from unspool.cli.report import count, format_stats
 from unspool.cli.session import Session
 from unspool.cli.settings import find_setting, read_value
-from unspool.config.files import write_text
 from unspool.config.parameters import PARAMETERS
 from unspool.errors import InputError, SettingError, UnspoolError
+from unspool.small_files import write_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Command:
     execute: Callable[[Session, str], None]
 
 
-class Quit(Exception):  # noqa: N818 (not an error: the way out)
+class Quit(Exception):  # noqa: N818 - no error: the way out
     """The chat is to end."""
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from unspool.cli.reading import LARGEST_TEXT, check_text
 from unspool.cli.settings import find_setting
-from unspool.config.files import read_json_object
 from unspool.config.values import check_value
 from unspool.errors import InputError
+from unspool.small_files import read_json_object
 
 FORMAT = "unspool chat 1"
 MOST_EXCHANGES = 8192
@@ -70,7 +70,7 @@ def read_chat(path: Path) -> SavedChat:
     """Read a file made by /save; whatever in it can't be is an error that names it."""
     if not path.is_file():  # neither a folder nor something without an end
         raise InputError(f"there is no file {str(path)!r}")
-    content = read_json_object(path)
+    content = read_json_object(path, is_strict=False)  # a bias may be -Infinity; every value is checked below
     if content.get("format") != FORMAT:
         raise InputError(f"{path} is not a saved chat: its 'format' is not {FORMAT!r}. /save makes such files")
     model, settings = content.get("model"), content.get("settings")

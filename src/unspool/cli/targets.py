@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from unspool.cli.parser import UsageError
-from unspool.config.files import write_text
 from unspool.errors import InputError
+from unspool.small_files import write_text
 
 
 def find_targets(arguments: argparse.Namespace, kinds: Sequence[str]) -> dict[str, Path]:

@@ -1,17 +1,14 @@
-"""Reading and writing the small JSON files that hold settings."""
+"""Where a file of settings lies: a folder, a path, or the hub."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import secrets
 from pathlib import Path
 from typing import Any
 
-from unspool.errors import LoadError, MissingExtraError, ModelNotFoundError
+from unspool.errors import MissingExtraError, ModelNotFoundError
 
-LARGEST_FILE = 16 * 2**20
 HUB_ID = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
 HUB_OPTIONS = (
     "cache_dir",
@@ -22,34 +19,6 @@ HUB_OPTIONS = (
     "subfolder",
     "repo_type",
 )
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file whole or not at all."""
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
-    try:
-        with unfinished.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds one object; anything else is a LoadError."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(LARGEST_FILE + 1)
-        if len(data) > LARGEST_FILE:
-            raise LoadError(f"{path} is larger than {LARGEST_FILE} bytes, the most that a settings file has.")
-        content = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or a number of thousands of digits
-        raise LoadError(f"{path} is not a valid JSON file: {error}") from error
-    if not isinstance(content, dict):
-        raise LoadError(f"{path} holds a {type(content).__name__}, where an object of settings is expected.")
-    return content
 
 
 def find_config_file(source: str | os.PathLike[str], file_name: str, options: dict[str, Any]) -> Path:

@@ -11,12 +11,13 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
-from unspool.config.files import HUB_OPTIONS, find_config_file, read_json_object, write_text
+from unspool.config.files import HUB_OPTIONS, find_config_file
 from unspool.config.modes import GenerationMode, choose_mode
 from unspool.config.parameters import OURS, PARAMETERS
 from unspool.config.rules import EXTRA_OUTPUTS, check_settings, find_unused
 from unspool.config.watermarking import read_watermarking_config
 from unspool.errors import InputError, SettingError, UnsupportedError
+from unspool.small_files import read_json_object, write_text
 
 FILE_NAME = "generation_config.json"
 METADATA = ("_from_model_config", "_commit_hash", "_original_object_hash", "transformers_version")
@@ -165,7 +166,8 @@ class GenerationConfig:
         """
         options = {name: kwargs.pop(name) for name in HUB_OPTIONS if name in kwargs}
         file_name = str(config_file_name or config_name or FILE_NAME)
-        settings = read_json_object(find_config_file(pretrained_model_name, file_name, options))
+        path = find_config_file(pretrained_model_name, file_name, options)
+        settings = read_json_object(path, is_strict=False)  # a bias may be -Infinity; every value is checked below
         if return_unused_kwargs:
             return cls.from_dict(settings, return_unused_kwargs=True, **kwargs)
         return cls.from_dict(settings, **kwargs)

@@ -196,7 +196,7 @@ def _check_forced_ids(parameter: Parameter, value: Any) -> None:
                 _check_id(parameter, one)
 
 
-def _accept(parameter: Parameter, value: Any) -> None:  # noqa: ARG001  objects are checked by `rules`
+def _accept(parameter: Parameter, value: Any) -> None:  # noqa: ARG001 - objects are checked by `rules`
     return
 
 

@@ -12,8 +12,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
-from unspool.config.files import write_text
 from unspool.errors import SettingError, UnsupportedError
+from unspool.small_files import write_text
 
 LARGEST_TABLE = 2**24
 LARGEST_KEY = 2**63 - 1
@@ -114,7 +114,7 @@ class WatermarkingConfig(BaseWatermarkingConfig):
         _check_integer("hashing_key", self.hashing_key, -LARGEST_KEY, LARGEST_KEY)
         _check_integer("context_width", self.context_width, 1, LONGEST_CONTEXT)
 
-    def construct_processor(self, vocab_size: int, device: Any) -> Any:  # noqa: ARG002
+    def construct_processor(self, vocab_size: int, device: Any) -> Any:  # noqa: ARG002 - the reference's arguments
         """The processor that puts the watermark in."""
         raise UnsupportedError(
             "The green-list watermark's processor arrives with watermarking; this version can't write one. "
@@ -145,7 +145,7 @@ class SynthIDTextWatermarkingConfig(BaseWatermarkingConfig):
         _check_integer("sampling_table_seed", self.sampling_table_seed, -LARGEST_KEY, LARGEST_KEY)
         _check_integer("sampling_table_size", self.sampling_table_size, 1, LARGEST_TABLE)
 
-    def construct_processor(self, vocab_size: int, device: Any) -> Any:  # noqa: ARG002
+    def construct_processor(self, vocab_size: int, device: Any) -> Any:  # noqa: ARG002 - the reference's arguments
         """The processor that puts the watermark in."""
         raise UnsupportedError(
             "SynthID-Text's processor arrives with watermarking; this version can't write one. "

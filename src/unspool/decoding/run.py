@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,46 +18,22 @@ from unspool.decoding.dola import Dola
 from unspool.decoding.finish import Finish
 from unspool.decoding.loan import Loan
 from unspool.decoding.loop import Emitted, Turns, run_turns
+from unspool.decoding.preparation import Hooks, build_criteria, describe_call, make_seeds
 from unspool.decoding.prompts import Prompts, join_encoded
-from unspool.decoding.randomness import derive_seed, draw_seed
 from unspool.decoding.record import Record
 from unspool.decoding.returns import append_rows, build_output
 from unspool.decoding.rows import Rows
 from unspool.decoding.speculative.making import check_cache, check_processors, make_drafter, remember_length
 from unspool.decoding.speculative.turns import SpeculativeTurns
-from unspool.decoding.speculative.vocabulary import Vocabularies
 from unspool.decoding.step import Step
-from unspool.logits import LogitsProcessor
-from unspool.logits.pipeline import Context, build_processors
+from unspool.logits.pipeline import build_processors
 from unspool.outputs import Output, Stats, TokenLogprob
 from unspool.plan import Plan
 from unspool.protocols import Encoded, Model, Want
-from unspool.stopping import (
-    EosTokenCriteria,
-    MaxLengthCriteria,
-    MaxTimeCriteria,
-    StoppingCriteria,
-    StoppingCriteriaList,
-    StopStringCriteria,
-)
+from unspool.stopping import MaxTimeCriteria
 
 CAPACITY_AHEAD = 256  # new positions a dynamic cache makes room for at once
 CAPACITY_AHEAD_ON_GPU = 2048  # there growing costs more, for a step ahead waits for it
-
-
-@dataclass(slots=True)
-class Hooks:
-    """What a caller plugs into a call."""
-
-    processors: list[LogitsProcessor] = field(default_factory=list)
-    criteria: list[StoppingCriteria] = field(default_factory=list)
-    tokenizer: Any = None
-    cache: Cache | None = None
-    prefix_allowed_tokens_fn: Callable[[int, torch.Tensor], Sequence[int]] | None = None
-    assistant: Model | None = None  # a model that drafts
-    vocabularies: Vocabularies | None = None  # the model's and the assistant's, where they are not one
-    shows_beams: bool = False  # the whole table of beams is wanted at every step
-    owns_cache: bool = False  # the cache that was given is this call's alone
 
 
 class Run:
@@ -92,8 +67,8 @@ class Run:
             last_states=plan.strategy == "contrastive",
         )
         # Built now, so that what can't be is told before the first forward pass.
-        self._criteria = self._build_criteria()
-        self._processors = build_processors(settings, self._describe())
+        self._criteria = build_criteria(plan, hooks)
+        self._processors = build_processors(settings, describe_call(model, prompts, plan, hooks))
         if plan.drafting is not None:
             check_processors(self._processors)
 
@@ -229,51 +204,6 @@ class Run:
             return [] if tokens is None else [tokens[row, :n].tolist() for row, n in enumerate(lengths)]
         return [prompts.ids[row, max(0, prompts.width - n) :].tolist() for row, n in enumerate(prompts.lengths)]
 
-    # --- before the first forward pass -------------------------------------------------------------------
-    def _build_criteria(self) -> StoppingCriteriaList:
-        settings, plan = self._settings, self._plan
-        criteria = StoppingCriteriaList([MaxLengthCriteria(plan.max_length)])
-        if settings.stop_strings is not None:
-            criteria.append(StopStringCriteria(self._hooks.tokenizer, settings.stop_strings))
-        if plan.eos_token_ids:
-            criteria.append(EosTokenCriteria(list(plan.eos_token_ids)))
-        criteria.extend(self._hooks.criteria)
-        return criteria
-
-    def _describe(self) -> Context:
-        """What the processors must know of this call."""
-        plan, prompts = self._plan, self._prompts
-        read = prompts.ids if prompts.width else None
-        if prompts.source is not None:
-            read = prompts.source.tokens
-            if read is not None:  # what a short row holds past its end is no token of it
-                column = torch.arange(read.shape[1], device=read.device)
-                ends = torch.tensor(prompts.source.lengths, device=read.device)[:, None]
-                read = read.masked_fill(column >= ends, -1 if prompts.hides_padding else plan.pad_token_id)
-        elif read is not None and prompts.hides_padding:
-            column = torch.arange(read.shape[1], device=read.device)
-            firsts = torch.tensor([prompts.width - length for length in prompts.lengths], device=read.device)
-            read = read.masked_fill(column < firsts[:, None], -1)
-        return Context(
-            num_rows=prompts.num_rows * plan.copies,
-            vocab_size=self._model.info.vocab_size,
-            prompt_width=prompts.width,
-            max_length=plan.max_length,
-            eos_token_ids=plan.eos_token_ids,
-            encoder_input_ids=None if read is None else read.repeat_interleave(plan.copies, dim=0),
-            prefix_allowed_tokens_fn=self._hooks.prefix_allowed_tokens_fn,
-            custom=tuple(self._hooks.processors),
-            asked=plan.asked,
-        )
-
-    def _seeds(self) -> list[int]:
-        plan = self._plan
-        given = plan.seeds or (draw_seed() if plan.do_sample else 0,)
-        if len(given) == self._prompts.num_rows:
-            return [derive_seed(seed, copy) for seed in given for copy in range(plan.copies)]
-        # Numbered through, not derived twice: the second copy of one prompt must not share the seed of the next.
-        return [derive_seed(given[0], row) for row in range(self._prompts.num_rows * plan.copies)]
-
     # --- the prompts -----------------------------------------------------------------------------------
     def _read_prompts(self) -> tuple[Step, Rows]:
         plan, prompts, settings = self._plan, self._prompts, self._settings
@@ -306,7 +236,7 @@ class Run:
             rows.repeat(index)
             step.repeat_rows(index, branches=plan.num_beams)
             self._cache = step.cache
-        rows.seeds = torch.tensor(self._seeds(), dtype=torch.int64, device=rows.seeds.device)
+        rows.seeds = torch.tensor(make_seeds(plan, prompts.num_rows), dtype=torch.int64, device=rows.seeds.device)
         return step, rows
 
     @property
@@ -323,8 +253,12 @@ class Run:
         longest = self._readout.longest_prompt(prompts.lengths)
         last = longest + plan.max_new_tokens
         kind = find_kind(plan.cache_kind)
-        if kind.is_sized:
-            capacity = max(settings.max_cache_len or 0, last + plan.num_candidates)  # they lie past the row's end
+        told = dict(plan.cache_config or {})
+        room = settings.max_cache_len or told.get("max_cache_len") or 0
+        if kind.is_sized or (kind.may_be_sized and room):
+            capacity = max(room, last + plan.num_candidates)  # they lie past the row's end
+            if kind.may_be_sized:
+                told["max_cache_len"] = capacity
             rows = prompts.num_rows * plan.copies * self._readout.num_sets
             if not settings.low_memory and not (kind.forks and "forks" in self._model.info.can):
                 rows *= max(1, plan.num_candidates)  # they are read in copies of their row
@@ -333,8 +267,8 @@ class Run:
             ahead = CAPACITY_AHEAD_ON_GPU if self._model.device.type == "cuda" else CAPACITY_AHEAD
             capacity = longest if plan.num_beams > 1 else min(last, longest + ahead)
             rows = prompts.num_rows * self._readout.num_sets
-        told = {"config": plan.cache_config} if plan.cache_config else {}
-        return self._model.new_cache(plan.cache_kind, rows, capacity, encoded=self._encode_all(), **told)
+        given = {"config": told} if told else {}
+        return self._model.new_cache(plan.cache_kind, rows, capacity, encoded=self._encode_all(), **given)
 
     def _encode_all(self) -> Encoded | None:
         """What the decoder's rows read: the sources and, beside them, the negative prompts of guidance."""

@@ -1,7 +1,7 @@
 """Attention over keys that are packed in few bits: read block by block, never unpacked as a whole.
 
 Three implementations of one thing: `attend_plainly` unpacks everything and is what the others are tested against,
-`attend_in_blocks` keeps a running softmax over blocks (any device), `packed_triton` is the kernel of decoding steps.
+`attend_in_blocks` keeps a running softmax over blocks (any device), `gpu/packed_reading.py` is a kernel for steps.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ def attend_packed(
             queries, keys, values, scale=scale, mask=mask, window=window, softcap=softcap, want_weights=True
         )
     if queries.device.type == "cuda" and has_triton():
-        from unspool.kernels import packed_triton
+        from unspool.kernels.gpu import packed_reading
 
-        if packed_triton.can_read(queries, keys, values):
-            return packed_triton.attend(queries, keys, values, scale, mask, window, softcap), None
+        if packed_reading.can_read(queries, keys, values):
+            return packed_reading.attend(queries, keys, values, scale, mask, window, softcap), None
     return attend_in_blocks(queries, keys, values, scale=scale, mask=mask, window=window, softcap=softcap), None
 
 

@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 
 from unspool.errors import LoadError, ModelNotFoundError
 from unspool.loading.dequantize import find_stored_type
-from unspool.loading.json_files import parse_json_object, read_json_object
 from unspool.loading.mapping import MappedFile, MappedTensors, Place
 from unspool.loading.tensors import TensorInfo
+from unspool.small_files import parse_json_object, read_json_object
 
 SAFETENSORS_TYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")
 WEIGHTS_NAME = "model.safetensors"

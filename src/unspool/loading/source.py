@@ -12,9 +12,9 @@ from unspool.errors import LoadError, ModelNotFoundError, SettingError
 from unspool.loading.catalogue import describe_unknown, find_entry, find_model
 from unspool.loading.gguf import GGUFFile
 from unspool.loading.hub import fetch, parse_hub_name
-from unspool.loading.json_files import read_json_object
 from unspool.loading.safetensors_files import PICKLE_SUFFIXES, SafetensorsFiles, refuse_pickle
 from unspool.loading.tensors import TensorFile
+from unspool.small_files import read_json_object
 
 SMALL_FILES = (
     "tokenizer.json",

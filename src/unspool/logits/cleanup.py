@@ -10,7 +10,7 @@ from unspool.logits.base import LogitsProcessor
 class InfNanRemoveLogitsProcessor(LogitsProcessor):
     """Replaces NaN by 0 and infinite scores by the largest finite ones."""
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores, all finite."""
         limits = torch.finfo(scores.dtype)
         return torch.nan_to_num(scores, nan=0.0, posinf=limits.max, neginf=limits.min)
@@ -19,6 +19,6 @@ class InfNanRemoveLogitsProcessor(LogitsProcessor):
 class LogitNormalization(LogitsProcessor):
     """Turns scores into log-probabilities."""
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The logarithm of the scores' softmax."""
         return scores.log_softmax(dim=-1)

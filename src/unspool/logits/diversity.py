@@ -29,7 +29,7 @@ class HammingDiversityLogitsProcessor(LogitsProcessor):
 
     def __call__(  # type: ignore[override]  # the list passes what a signature asks for
         self,
-        input_ids: torch.Tensor,  # noqa: ARG002
+        input_ids: torch.Tensor,
         scores: torch.Tensor,  # (batch * beams of one group, vocab)
         current_tokens: torch.Tensor,  # (batch * beams,), what earlier groups chose at this step
         beam_group_idx: int,

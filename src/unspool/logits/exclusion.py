@@ -24,7 +24,7 @@ class XTCLogitsWarper(LogitsProcessor):
 
     def __call__(  # type: ignore[override]  # the list passes what a signature asks for
         self,
-        input_ids: torch.Tensor,  # noqa: ARG002
+        input_ids: torch.Tensor,
         scores: torch.Tensor,
         uniforms: torch.Tensor,  # (rows,)
     ) -> torch.Tensor:

@@ -47,7 +47,7 @@ class SuppressTokensLogitsProcessor(LogitsProcessor):
         self._tokens = TokenIds("suppress_tokens", suppress_tokens)
         self.suppress_tokens = torch.tensor(self._tokens.ids, device=device)
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores with the tokens at -inf."""
         return scores.index_fill(-1, self._tokens.index(scores), -INF)
 

@@ -64,7 +64,8 @@ class FusedTail:
     def select_rows(self, index: torch.Tensor) -> FusedTail:
         """The tail for the rows at `index`."""
         parts = (self.top_k, self.temperature, self.top_p, self.min_p)
-        return FusedTail(*(None if part is None else part.select_rows(index) for part in parts))  # type: ignore[arg-type]
+        chosen = (None if part is None else part.select_rows(index) for part in parts)
+        return FusedTail(*chosen)  # type: ignore[arg-type]  # each of the type it was
 
 
 def split_tail(processors: LogitsProcessorList) -> tuple[LogitsProcessorList, FusedTail | None]:
@@ -85,7 +86,7 @@ def split_tail(processors: LogitsProcessorList) -> tuple[LogitsProcessorList, Fu
     tail = FusedTail(
         top_k,
         found.get(TemperatureLogitsWarper),  # type: ignore[arg-type]  # found by its type
-        found.get(TopPLogitsWarper),  # type: ignore[arg-type]
-        min_p,  # type: ignore[arg-type]
+        found.get(TopPLogitsWarper),  # type: ignore[arg-type]  # likewise
+        min_p,  # type: ignore[arg-type]  # likewise
     )
     return LogitsProcessorList(processors[:num_before]), tail

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from unspool.config import PARAMETERS
-from unspool.logits.pipeline import ORDER, Entry, Stage
+from unspool.logits.order import ORDER, Entry, Stage
 
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 _STAGES: dict[Stage, str] = {

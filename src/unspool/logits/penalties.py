@@ -52,7 +52,7 @@ class EncoderRepetitionPenaltyLogitsProcessor(LogitsProcessor):
         """The inverse of the penalty given, or a tensor with one a row."""
         return self._values.given
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores with those of the encoder's tokens made larger."""
         return _penalise(self._ids.match(scores), scores, self._values.column(scores, exact_dtype(scores)))
 

@@ -22,7 +22,7 @@ class TemperatureLogitsWarper(LogitsProcessor):
         """The temperature, or a tensor with one a row."""
         return self._values.given
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores divided by each row's temperature."""
         # A tensor, also for one number: CUDA multiplies by a plain number's reciprocal instead, and the same
         # request must give the same scores alone and among rows with other temperatures.
@@ -52,7 +52,7 @@ class DynamicTemperatureLogitsWarper(LogitsProcessor):
                 "temperature, their difference, must stay above 0."
             )
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores divided by a temperature that each row's own entropy decides."""
         exact = exact_dtype(scores)
         logprobs = torch.log_softmax(scores, dim=-1, dtype=exact)  # (rows, vocab)

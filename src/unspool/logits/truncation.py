@@ -46,7 +46,7 @@ class TopKLogitsWarper(LogitsProcessor):
         """How many are kept, or a tensor with one number a row."""
         return self._values.given
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores with all but the top k of each row set to `filter_value`."""
         highest, _ = take_highest(scores, min(max(self.largest, 1), scores.shape[-1]))  # (rows, largest k)
         return scores.masked_fill(scores < self.find_threshold(scores, highest), self.filter_value)
@@ -92,7 +92,7 @@ class TopPLogitsWarper(LogitsProcessor):
         """The probability to reach, or a tensor with one a row."""
         return self._values.given
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores with the tail of each row set to `filter_value`."""
         if scores.device.type == "cpu" and scores.dtype == torch.float32 and scores.shape[-1] >= 4 * HEAD:
             return self._cut_without_sorting(scores)
@@ -191,7 +191,7 @@ class MinPLogitsWarper(LogitsProcessor):
         """The share of the likeliest token's probability, or a tensor with one a row."""
         return self._values.given
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores with all that is too unlikely set to `filter_value`."""
         # A ratio of probabilities is a difference of scores: no softmax is needed.
         is_low = scores < self.find_threshold(scores)
@@ -217,7 +217,7 @@ class TopALogitsWarper(LogitsProcessor):
         self._values = RowValues.read("top_a", top_a, in_range("top_a", 0, 1))
         self._below = self._values.map(torch.log)
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores with all that is too unlikely set to `filter_value`."""
         exact = exact_dtype(scores)
         highest = scores.amax(dim=-1, keepdim=True).to(exact)
@@ -238,7 +238,7 @@ class TopNSigmaLogitsWarper(LogitsProcessor):
         check = in_range("top_n_sigma", 0, with_low=False, neutral=neutral)
         self._values = RowValues.read("top_n_sigma", top_n_sigma, check)
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores with all that is too low set to `filter_value`."""
         exact = exact_dtype(scores)
         n = self._values.column(scores, exact)

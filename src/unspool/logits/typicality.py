@@ -35,7 +35,7 @@ class TypicalLogitsWarper(LogitsProcessor):
         """The probability to reach, or a tensor with one a row."""
         return self._values.given
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores with all that is untypical set to `filter_value`."""
         logprobs = scores.log_softmax(dim=-1)  # (rows, vocab)
         probabilities = logprobs.exp()
@@ -77,7 +77,7 @@ class EpsilonLogitsWarper(LogitsProcessor):
         """The lowest probability that is kept, or a tensor with one a row."""
         return self._values.given
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores with all that is too unlikely set to `filter_value`."""
         exact = exact_dtype(scores)
         floor = self._find_floor(scores.to(exact))  # (rows, 1), as a log-probability
@@ -122,7 +122,7 @@ class TopHLogitsWarper(LogitsProcessor):
         """The share of the entropy, or a tensor with one a row."""
         return self._values.given
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores with all but the head of each row set to `filter_value`."""
         values, tokens = take_highest(scores, min(TOP_H_TOKENS, scores.shape[-1]))  # (rows, head)
         parts = torch.special.entr(values.softmax(dim=-1)).cumsum(dim=-1)  # each token's part of the entropy, added up

@@ -24,7 +24,7 @@ class EosTokenCriteria(StoppingCriteria):
             raise SettingError(f"`eos_token_id` must be a token id or several, but is {eos_token_id!r}.")
         self.eos_token_id = ids.to(torch.int64)  # (ends,)
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ARG002
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         """The rows that end in an end token."""
         if self.eos_token_id.device != input_ids.device:
             self.eos_token_id = self.eos_token_id.to(input_ids.device)

@@ -47,7 +47,7 @@ class StopStringCriteria(StoppingCriteria):
         self.target_lens = torch.tensor([len(target) for target in self._targets], dtype=torch.int32)
         self._can_end: dict[int, bool] = {}
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ARG002
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         """The rows that a stop string ends."""
         tails = input_ids[:, -self.maximum_token_len :].tolist()
         flags = [self.match(tail) is not None for tail in tails]

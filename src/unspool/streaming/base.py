@@ -19,7 +19,7 @@ class DecodingTokenizer(Protocol):
         ...
 
 
-class StreamCancelled(Exception):  # noqa: N818 (it is a signal to stop cleanly, not an error)
+class StreamCancelled(Exception):  # noqa: N818 - a signal to stop cleanly, no error
     """The reader of a stream has gone: whoever puts tokens into it stops, and that is a clean stop."""
 
 

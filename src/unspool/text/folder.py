@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import tokenizers
 
 from unspool.errors import LoadError, ModelNotFoundError
+from unspool.small_files import read_bytes, read_json_object, read_text, write_text
 from unspool.text.backend import add_ends, build_byte_level, refusing_damage
 from unspool.text.special_tokens import NAMED_TOKENS
 
@@ -66,13 +66,13 @@ def write_folder(parts: TokenizerParts, folder: Path) -> None:
         "additional_special_tokens": [token.content for token in added if token.special and token.content not in named],
         **({} if template is None else {"chat_template": template}),
     }
-    _write_whole(folder / "tokenizer.json", parts.backend.to_str(pretty=False))
-    _write_whole(folder / "tokenizer_config.json", json.dumps(config, ensure_ascii=False, indent=2) + "\n")
+    write_text(folder / "tokenizer.json", parts.backend.to_str(pretty=False))
+    write_text(folder / "tokenizer_config.json", json.dumps(config, ensure_ascii=False, indent=2) + "\n")
 
 
 def _read_backend(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
     if (folder / "tokenizer.json").is_file():
-        data = _read_bytes(folder / "tokenizer.json", MAX_TOKENIZER_BYTES)
+        data = read_bytes(folder / "tokenizer.json", MAX_TOKENIZER_BYTES)
         try:
             with refusing_damage():
                 backend = tokenizers.Tokenizer.from_buffer(data)
@@ -99,7 +99,7 @@ def _read_vocabulary_and_merges(folder: Path, config: Mapping[str, Any]) -> toke
     vocabulary = _read_json(folder / "vocab.json", MAX_TOKENIZER_BYTES)
     if not vocabulary or not all(isinstance(index, int) and index >= 0 for index in vocabulary.values()):
         raise LoadError(f"{folder / 'vocab.json'} must map every token to an id of 0 or more")
-    text = _decode_utf8(folder / "merges.txt", _read_bytes(folder / "merges.txt", MAX_TOKENIZER_BYTES))
+    text = read_text(folder / "merges.txt", MAX_TOKENIZER_BYTES)
     lines = [line for line in text.split("\n") if line and not line.startswith("#version")]
     merges = [tuple(line.split(" ")) for line in lines]
     if bad := next((line for line, pair in zip(lines, merges, strict=True) if len(pair) != 2), None):
@@ -181,12 +181,12 @@ def _token_text(value: Any, name: str) -> str | None:
 def _read_chat_template(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
     """The template file where there is one, which holds over the template in the configuration."""
     named = {
-        path.stem: _decode_utf8(path, _read_bytes(path, MAX_TEMPLATE_BYTES))
+        path.stem: read_text(path, MAX_TEMPLATE_BYTES)
         for path in sorted(folder.glob("additional_chat_templates/*.jinja"))[:100]
     }
     path = folder / "chat_template.jinja"
     if path.is_file():
-        main = _decode_utf8(path, _read_bytes(path, MAX_TEMPLATE_BYTES))
+        main = read_text(path, MAX_TEMPLATE_BYTES)
         return {"default": main, **named} if named else main
     found = _read_json(folder / "chat_template.json", MAX_CONFIG_BYTES).get("chat_template")
     template = config.get("chat_template") if found is None else found
@@ -206,37 +206,5 @@ def _is_bpe(backend: tokenizers.Tokenizer) -> bool:
 
 
 def _read_json(path: Path, max_bytes: int) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        data = json.loads(_read_bytes(path, max_bytes))
-    except (ValueError, RecursionError) as error:
-        raise LoadError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise LoadError(f"{path} must hold a JSON object, not a {type(data).__name__}")
-    return data
-
-
-def _read_bytes(path: Path, max_bytes: int) -> bytes:
-    with path.open("rb") as file:
-        data = file.read(max_bytes + 1)
-    if len(data) > max_bytes:
-        raise LoadError(f"{path} has more than {max_bytes} bytes, the most that is read of such a file")
-    return data
-
-
-def _decode_utf8(path: Path, data: bytes) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise LoadError(f"{path} is not UTF-8 text: {error}") from error
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write beside the file and move it there, so that nothing half-written is ever found."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    # Tokenizers' files are edited by hand a lot: a key that stands there twice counts as others count it, the last one.
+    return read_json_object(path, max_bytes, is_strict=False) if path.is_file() else {}

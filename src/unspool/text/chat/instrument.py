@@ -32,30 +32,30 @@ class _Instrument(jinja2.visitor.NodeTransformer):
         self._num_nodes += 1
         return super().generic_visit(node, *args, **kwargs)
 
-    def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:  # noqa: N802 (jinja2 names it)
+    def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:
         cost = self._visit_and_count(node)
         node.iter = _apply(cast(jinja2.nodes.Expr, node.iter), _COUNTED, jinja2.nodes.Const(cost))
         return node
 
-    def visit_Macro(self, node: jinja2.nodes.Macro) -> jinja2.nodes.Node:  # noqa: N802 (jinja2 names it)
+    def visit_Macro(self, node: jinja2.nodes.Macro) -> jinja2.nodes.Node:
         return self._charge_body(node)
 
-    def visit_CallBlock(self, node: jinja2.nodes.CallBlock) -> jinja2.nodes.Node:  # noqa: N802 (jinja2 names it)
+    def visit_CallBlock(self, node: jinja2.nodes.CallBlock) -> jinja2.nodes.Node:
         return self._charge_body(node)
 
-    def visit_List(self, node: jinja2.nodes.List) -> jinja2.nodes.Node:  # noqa: N802 (jinja2 names it)
+    def visit_List(self, node: jinja2.nodes.List) -> jinja2.nodes.Node:
         self.generic_visit(node)
         return _apply(node, _MEASURED)
 
-    def visit_Dict(self, node: jinja2.nodes.Dict) -> jinja2.nodes.Node:  # noqa: N802 (jinja2 names it)
+    def visit_Dict(self, node: jinja2.nodes.Dict) -> jinja2.nodes.Node:
         self.generic_visit(node)
         return _apply(node, _MEASURED)
 
-    def visit_Tuple(self, node: jinja2.nodes.Tuple) -> jinja2.nodes.Node:  # noqa: N802 (jinja2 names it)
+    def visit_Tuple(self, node: jinja2.nodes.Tuple) -> jinja2.nodes.Node:
         self.generic_visit(node)
         return _apply(node, _MEASURED) if node.ctx == "load" else node
 
-    def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:  # noqa: N802 (jinja2 names it)
+    def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:
         self.generic_visit(node)
         return _apply(jinja2.nodes.List(node.nodes, lineno=node.lineno), _CONCATENATED)
 

@@ -42,7 +42,7 @@ _FILTERS = (
 class _GenerationTag(jinja2.ext.Extension):
     """`{% generation %}`, which marks the assistant's words for training: its body is rendered as it is."""
 
-    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
@@ -94,7 +94,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         current_budget().charge_value(result)
         return result
 
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - names that a template's own can't meet
         """Check what is called with which sizes, and pay for the result."""
         current_budget().charge(1)
         if isinstance(__obj, jinja2.runtime.LoopContext) and args:  # {% for … recursive %} called again

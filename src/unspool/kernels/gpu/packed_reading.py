@@ -1,12 +1,10 @@
-"""The kernel of decoding steps over packed keys: tiles are unpacked in registers, long rows are split.
+"""Passes of a few tokens over packed keys: tiles are unpacked in registers, long rows are split.
 
 One program reads a part of one row's keys for all queries that share a key head. Its last part is what lies there
 in full precision. A second kernel weighs the parts. A tile is worked on in slices of channels: one slice has one
-scale a position, and one shift unpacks it.
+scale a position, and one shift unpacks it. (Captured steps of one token have a kernel of their own:
+`packed_attention.py`.)
 """
-
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-incomplete-defs, allow-untyped-decorators
-# (Triton reads the annotations of its functions itself, and knows only its own.)
 
 from __future__ import annotations
 
@@ -14,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from unspool.kernels.gpu.packed_tiles import multiply_tile, pick, unpack_tile, weigh_tile
 from unspool.kernels.packed import PackedKeys
 from unspool.kernels.packing import Scheme
 
@@ -64,55 +63,21 @@ def attend(
     slice_width = _slice_width(key_scheme, value_scheme)
     masked = mask if mask is not None else read  # any pointer will do where none is read
     _read_part[(num_parts, kv_heads, rows)](
-        queries,
-        read,
-        logs,
-        keys.packed.codes,
-        keys.packed.scale,
-        keys.packed.zero,
-        values.packed.codes,
-        values.packed.scale,
-        values.packed.zero,
-        keys.recent,
-        values.recent,
-        keys.view.counts,
-        positions,
-        masked,
-        scale,
-        softcap if softcap is not None else 1.0,
-        window if window is not None else 0,
-        part,
-        num_recent,
-        share,
-        num_new,
-        *queries.stride()[:3],
-        *keys.packed.codes.stride()[:2],
-        *keys.packed.scale.stride()[:2],
-        *values.packed.codes.stride()[:2],
-        *values.packed.scale.stride()[:2],
-        *keys.recent.stride()[:3],
-        *values.recent.stride()[:3],
-        positions.stride(0),
-        *(_mask_strides(mask) if mask is not None else (0, 0, 0)),
+        queries, read, logs, keys.packed.codes, keys.packed.scale, keys.packed.zero, values.packed.codes,
+        values.packed.scale, values.packed.zero, keys.recent, values.recent, keys.view.counts, positions, masked,
+        scale, softcap if softcap is not None else 1.0, window if window is not None else 0, part, num_recent,
+        share, num_new,
+        *queries.stride()[:3], *keys.packed.codes.stride()[:2], *keys.packed.scale.stride()[:2],
+        *values.packed.codes.stride()[:2], *values.packed.scale.stride()[:2], *keys.recent.stride()[:3],
+        *values.recent.stride()[:3], positions.stride(0), *(_mask_strides(mask) if mask is not None else (0, 0, 0)),
         mask.shape[-1] if mask is not None else 0,
-        NBITS=key_scheme.nbits,
-        WIDTH=width,
-        NUM_BYTES=key_scheme.num_bytes,
-        BLOCK=key_scheme.block,
-        SLICE=slice_width,
-        KEYS_BY_CHANNEL=key_scheme.by_channel,
-        KEY_GROUP=key_scheme.group,
-        VALUES_BY_CHANNEL=value_scheme.by_channel,
-        VALUE_GROUP=value_scheme.group,
-        TILE=tile,
-        ASKED=max(16, triton.next_power_of_2(asked)),
-        HAS_MASK=mask is not None,
-        HAS_WINDOW=window is not None,
-        HAS_CAP=softcap is not None,
-        IS_WIDE=queries.dtype == torch.float32,
-        num_warps=4,
+        NBITS=key_scheme.nbits, WIDTH=width, NUM_BYTES=key_scheme.num_bytes, BLOCK=key_scheme.block,
+        SLICE=slice_width, KEYS_BY_CHANNEL=key_scheme.by_channel, KEY_GROUP=key_scheme.group,
+        VALUES_BY_CHANNEL=value_scheme.by_channel, VALUE_GROUP=value_scheme.group, TILE=tile,
+        ASKED=max(16, triton.next_power_of_2(asked)), HAS_MASK=mask is not None, HAS_WINDOW=window is not None,
+        HAS_CAP=softcap is not None, IS_WIDE=queries.dtype == torch.float32, num_warps=4,
         num_stages=3 if queries.element_size() == 2 else 2,
-    )
+    )  # fmt: skip
     out = torch.empty(rows, heads, num_new, width, dtype=queries.dtype, device=queries.device)
     _join_parts[(rows * kv_heads, asked)](
         read, logs, out, num_parts, asked, WIDTH=width, PARTS=triton.next_power_of_2(num_parts), num_warps=2
@@ -155,143 +120,18 @@ def _mask_strides(mask: torch.Tensor) -> tuple[int, int, int]:
 
 
 @triton.jit
-def _pick(index: tl.constexpr, first, second, third, fourth):
-    if index == 0:
-        return first
-    if index == 1:
-        return second
-    if index == 2:
-        return third
-    return fourth
-
-
-@triton.jit
-def _unpack(
-    raw,  # (TILE, SLICE) bytes
-    scale,
-    zero,
-    places,  # (TILE,) positions of one block
-    channels,  # (SLICE,)
-    SHIFT: tl.constexpr,
-    CODES: tl.constexpr,
-    BY_CHANNEL: tl.constexpr,
-    FIRST: tl.constexpr,  # the first of the channels
-    GROUP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    codes = ((raw >> SHIFT) & CODES).to(tl.float32)
-    if BY_CHANNEL:
-        at = (tl.min(places, 0) // BLOCK) * WIDTH + channels
-        factor = tl.load(scale + at).to(tl.float32)[None, :]
-        shift = tl.load(zero + at).to(tl.float32)[None, :]
-    else:
-        at = places * (WIDTH // GROUP) + FIRST // GROUP
-        factor = tl.load(scale + at).to(tl.float32)[:, None]
-        shift = tl.load(zero + at).to(tl.float32)[:, None]
-    return codes * factor + shift
-
-
-@triton.jit
-def _multiply(left, right, IS_WIDE: tl.constexpr):
-    if IS_WIDE:
-        return tl.dot(left, right, input_precision="ieee")
-    return tl.dot(left, right)
-
-
-@triton.jit
-def _weigh(
-    scores,  # (ASKED, TILE), scaled
-    places,  # (TILE,)
-    is_held,  # (TILE,)
-    asked,  # (ASKED,) positions of the queries
-    is_asked,
-    mask,  # at the query's row, head and new position: (ASKED,) pointers
-    mask_stop,
-    softcap,
-    window,
-    peak,
-    HAS_MASK: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-):
-    """The tile's weights, the new peak, and how much what was read before fades."""
-    if HAS_CAP:
-        doubled = 2.0 * scores / softcap
-        scores = softcap * (1.0 - 2.0 / (tl.exp(doubled) + 1.0))  # tanh; an infinite exponential gives 1
-    visible = is_held[None, :] & (places[None, :] <= asked[:, None])
-    if HAS_WINDOW:
-        visible = visible & (places[None, :] > asked[:, None] - window)
-    if HAS_MASK:
-        inside = is_asked[:, None] & (places[None, :] < mask_stop)
-        scores += tl.load(mask[:, None] + places[None, :], mask=inside, other=0.0).to(tl.float32)
-    scores = tl.where(visible, scores, float("-inf"))
-    higher = tl.maximum(peak, tl.max(scores, 1))
-    base = tl.where(higher == float("-inf"), 0.0, higher)
-    return tl.exp(scores - base[:, None]), higher, tl.exp(peak - base)
-
-
-@triton.jit
 def _read_part(
-    queries,
-    read,
-    logs,
-    key_codes,
-    key_scale,
-    key_zero,
-    value_codes,
-    value_scale,
-    value_zero,
-    recent_keys,
-    recent_values,
-    counts,
-    positions,
-    mask,
-    scale,
-    softcap,
-    window,
-    part,
-    num_recent,
-    share,
-    num_new,
-    query_row,
-    query_head,
-    query_new,
-    key_codes_row,
-    key_codes_head,
-    key_scale_row,
-    key_scale_head,
-    value_codes_row,
-    value_codes_head,
-    value_scale_row,
-    value_scale_head,
-    recent_key_row,
-    recent_key_head,
-    recent_key_slot,
-    recent_value_row,
-    recent_value_head,
-    recent_value_slot,
-    positions_row,
-    mask_row,
-    mask_head,
-    mask_new,
-    mask_stop,
-    NBITS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    NUM_BYTES: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SLICE: tl.constexpr,
-    KEYS_BY_CHANNEL: tl.constexpr,
-    KEY_GROUP: tl.constexpr,
-    VALUES_BY_CHANNEL: tl.constexpr,
-    VALUE_GROUP: tl.constexpr,
-    TILE: tl.constexpr,
-    ASKED: tl.constexpr,
-    HAS_MASK: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    IS_WIDE: tl.constexpr,
-):
+    queries, read, logs, key_codes, key_scale, key_zero, value_codes, value_scale, value_zero, recent_keys,
+    recent_values, counts, positions, mask,
+    scale, softcap, window, part, num_recent, share, num_new,
+    query_row, query_head, query_new, key_codes_row, key_codes_head, key_scale_row, key_scale_head, value_codes_row,
+    value_codes_head, value_scale_row, value_scale_head, recent_key_row, recent_key_head, recent_key_slot,
+    recent_value_row, recent_value_head, recent_value_slot, positions_row, mask_row, mask_head, mask_new, mask_stop,
+    NBITS: tl.constexpr, WIDTH: tl.constexpr, NUM_BYTES: tl.constexpr, BLOCK: tl.constexpr, SLICE: tl.constexpr,
+    KEYS_BY_CHANNEL: tl.constexpr, KEY_GROUP: tl.constexpr, VALUES_BY_CHANNEL: tl.constexpr,
+    VALUE_GROUP: tl.constexpr, TILE: tl.constexpr, ASKED: tl.constexpr, HAS_MASK: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, IS_WIDE: tl.constexpr,
+):  # fmt: skip
     PARTS: tl.constexpr = 8 // NBITS
     CODES: tl.constexpr = (1 << NBITS) - 1
     RUNS: tl.constexpr = NUM_BYTES // SLICE  # slices of a row of bytes; each is PARTS slices of channels
@@ -353,37 +193,16 @@ def _read_part(
         for r in tl.static_range(RUNS):
             raw = tl.load(key_codes + places[:, None] * NUM_BYTES + (r * SLICE + column)[None, :]).to(tl.int32)
             for p in tl.static_range(PARTS):
-                tile_keys = _unpack(
-                    raw,
-                    key_scale,
-                    key_zero,
-                    places,
-                    p * NUM_BYTES + r * SLICE + column,
-                    p * NBITS,
-                    CODES,
-                    KEYS_BY_CHANNEL,
-                    p * NUM_BYTES + r * SLICE,
-                    KEY_GROUP,
-                    BLOCK,
-                    WIDTH,
-                )
-                q = _pick(p * RUNS + r, q0, q1, q2, q3)
-                scores += _multiply(q, tl.trans(tile_keys.to(q.dtype)), IS_WIDE)
-        weights, peak, fade = _weigh(
-            scores * scale,
-            places,
-            places < num_packed,
-            asked,
-            is_asked,
-            mask_at,
-            mask_stop,
-            softcap,
-            window,
-            peak,
-            HAS_MASK,
-            HAS_WINDOW,
-            HAS_CAP,
-        )
+                tile_keys = unpack_tile(
+                    raw, key_scale, key_zero, places, p * NUM_BYTES + r * SLICE + column, p * NBITS, CODES,
+                    KEYS_BY_CHANNEL, p * NUM_BYTES + r * SLICE, KEY_GROUP, BLOCK, WIDTH,
+                )  # fmt: skip
+                q = pick(p * RUNS + r, q0, q1, q2, q3)
+                scores += multiply_tile(q, tl.trans(tile_keys.to(q.dtype)), IS_WIDE)
+        weights, peak, fade = weigh_tile(
+            scores * scale, places, places < num_packed, asked, is_asked, mask_at, mask_stop, softcap, window, peak,
+            HAS_MASK, HAS_WINDOW, HAS_CAP,
+        )  # fmt: skip
         total = total * fade + tl.sum(weights, 1)
         acc0 = acc0 * fade[:, None]
         acc1 = acc1 * fade[:, None]
@@ -393,21 +212,11 @@ def _read_part(
         for r in tl.static_range(RUNS):
             raw = tl.load(value_codes + places[:, None] * NUM_BYTES + (r * SLICE + column)[None, :]).to(tl.int32)
             for p in tl.static_range(PARTS):
-                tile_values = _unpack(
-                    raw,
-                    value_scale,
-                    value_zero,
-                    places,
-                    p * NUM_BYTES + r * SLICE + column,
-                    p * NBITS,
-                    CODES,
-                    VALUES_BY_CHANNEL,
-                    p * NUM_BYTES + r * SLICE,
-                    VALUE_GROUP,
-                    BLOCK,
-                    WIDTH,
-                )
-                got = _multiply(narrow, tile_values.to(q0.dtype), IS_WIDE)
+                tile_values = unpack_tile(
+                    raw, value_scale, value_zero, places, p * NUM_BYTES + r * SLICE + column, p * NBITS, CODES,
+                    VALUES_BY_CHANNEL, p * NUM_BYTES + r * SLICE, VALUE_GROUP, BLOCK, WIDTH,
+                )  # fmt: skip
+                got = multiply_tile(narrow, tile_values.to(q0.dtype), IS_WIDE)
                 if p * RUNS + r == 0:
                     acc0 += got
                 elif p * RUNS + r == 1:
@@ -426,23 +235,12 @@ def _read_part(
         for i in tl.static_range(SLICES):
             at = slots[:, None] * recent_key_slot + (i // RUNS * NUM_BYTES + i % RUNS * SLICE + column)[None, :]
             tile_keys = tl.load(recent_keys + at, mask=is_held[:, None], other=0.0)
-            q = _pick(i, q0, q1, q2, q3)
-            scores += _multiply(q, tl.trans(tile_keys), IS_WIDE)
-        weights, peak, fade = _weigh(
-            scores * scale,
-            places,
-            is_held,
-            asked,
-            is_asked,
-            mask_at,
-            mask_stop,
-            softcap,
-            window,
-            peak,
-            HAS_MASK,
-            HAS_WINDOW,
-            HAS_CAP,
-        )
+            q = pick(i, q0, q1, q2, q3)
+            scores += multiply_tile(q, tl.trans(tile_keys), IS_WIDE)
+        weights, peak, fade = weigh_tile(
+            scores * scale, places, is_held, asked, is_asked, mask_at, mask_stop, softcap, window, peak, HAS_MASK,
+            HAS_WINDOW, HAS_CAP,
+        )  # fmt: skip
         total = total * fade + tl.sum(weights, 1)
         acc0 = acc0 * fade[:, None]
         acc1 = acc1 * fade[:, None]
@@ -452,7 +250,7 @@ def _read_part(
         for i in tl.static_range(SLICES):
             at = slots[:, None] * recent_value_slot + (i // RUNS * NUM_BYTES + i % RUNS * SLICE + column)[None, :]
             tile_values = tl.load(recent_values + at, mask=is_held[:, None], other=0.0)
-            got = _multiply(narrow, tile_values, IS_WIDE)
+            got = multiply_tile(narrow, tile_values, IS_WIDE)
             if i == 0:
                 acc0 += got
             elif i == 1:

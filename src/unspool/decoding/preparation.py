@@ -1,0 +1,92 @@
+"""What a call has before its first forward pass: the caller's hooks, its stops, what processors know, its seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from unspool.cache import Cache
+from unspool.decoding.prompts import Prompts
+from unspool.decoding.randomness import derive_seed, draw_seed
+from unspool.decoding.speculative.vocabulary import Vocabularies
+from unspool.logits import LogitsProcessor
+from unspool.logits.building import Context
+from unspool.plan import Plan
+from unspool.protocols import Model
+from unspool.stopping import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+
+
+@dataclass(slots=True)
+class Hooks:
+    """What a caller plugs into a call."""
+
+    processors: list[LogitsProcessor] = field(default_factory=list)
+    criteria: list[StoppingCriteria] = field(default_factory=list)
+    tokenizer: Any = None
+    cache: Cache | None = None
+    prefix_allowed_tokens_fn: Callable[[int, torch.Tensor], Sequence[int]] | None = None
+    assistant: Model | None = None  # a model that drafts
+    vocabularies: Vocabularies | None = None  # the model's and the assistant's, where they are not one
+    shows_beams: bool = False  # the whole table of beams is wanted at every step
+    owns_cache: bool = False  # the cache that was given is this call's alone
+
+
+def build_criteria(plan: Plan, hooks: Hooks) -> StoppingCriteriaList:
+    """The stops of a call, but for its time, which begins when it does."""
+    criteria = StoppingCriteriaList([MaxLengthCriteria(plan.max_length)])
+    if plan.settings.stop_strings is not None:
+        criteria.append(StopStringCriteria(hooks.tokenizer, plan.settings.stop_strings))
+    if plan.eos_token_ids:
+        criteria.append(EosTokenCriteria(list(plan.eos_token_ids)))
+    criteria.extend(hooks.criteria)
+    return criteria
+
+
+def describe_call(model: Model, prompts: Prompts, plan: Plan, hooks: Hooks) -> Context:
+    """What the processors must know of a call."""
+    read = _find_read_ids(prompts, plan.pad_token_id)
+    return Context(
+        num_rows=prompts.num_rows * plan.copies,
+        vocab_size=model.info.vocab_size,
+        prompt_width=prompts.width,
+        max_length=plan.max_length,
+        eos_token_ids=plan.eos_token_ids,
+        encoder_input_ids=None if read is None else read.repeat_interleave(plan.copies, dim=0),
+        prefix_allowed_tokens_fn=hooks.prefix_allowed_tokens_fn,
+        custom=tuple(hooks.processors),
+        asked=plan.asked,
+    )
+
+
+def _find_read_ids(prompts: Prompts, pad_token_id: int) -> torch.Tensor | None:
+    """What the encoder reads, or the prompt, without what is no token of a row: (rows, length)."""
+    source = prompts.source
+    if source is not None and source.tokens is not None:
+        column = torch.arange(source.tokens.shape[1], device=source.tokens.device)
+        ends = torch.tensor(source.lengths, device=source.tokens.device)[:, None]
+        return source.tokens.masked_fill(column >= ends, -1 if prompts.hides_padding else pad_token_id)
+    if source is not None or not prompts.width:
+        return None
+    if not prompts.hides_padding:
+        return prompts.ids
+    column = torch.arange(prompts.width, device=prompts.ids.device)
+    firsts = torch.tensor([prompts.width - length for length in prompts.lengths], device=prompts.ids.device)
+    return prompts.ids.masked_fill(column < firsts[:, None], -1)
+
+
+def make_seeds(plan: Plan, num_prompts: int) -> list[int]:
+    """A seed for each row, copies included."""
+    given = plan.seeds or (draw_seed() if plan.do_sample else 0,)
+    if len(given) == num_prompts:
+        return [derive_seed(seed, copy) for seed in given for copy in range(plan.copies)]
+    # Numbered through, not derived twice: the second copy of one prompt must not share the seed of the next.
+    return [derive_seed(given[0], row) for row in range(num_prompts * plan.copies)]

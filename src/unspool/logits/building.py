@@ -1,0 +1,79 @@
+"""What processors are built from: the settings as one call's rows read them, and what the call knows besides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from unspool.config import PARAMETERS, GenerationConfig
+from unspool.errors import SettingError
+from unspool.logits.base import LogitsProcessor
+
+
+@dataclass(frozen=True)
+class Context:
+    """What processors are built from besides the settings."""
+
+    num_rows: int
+    vocab_size: int
+    prompt_width: int  # columns of the prompt, padding included
+    max_length: int  # columns, prompt included
+    eos_token_ids: tuple[int, ...] = ()
+    encoder_input_ids: torch.Tensor | None = None  # (rows, length): what is read; the prompt where nothing else is
+    prefix_allowed_tokens_fn: Callable[[int, torch.Tensor], Sequence[int]] | None = None
+    custom: tuple[LogitsProcessor, ...] = ()
+    asked: frozenset[str] = frozenset()  # settings that the caller set, not the model's file
+
+
+@dataclass(frozen=True)
+class Build:
+    """One building of the processors: the settings, read for the call's rows, and the context."""
+
+    settings: GenerationConfig
+    context: Context
+
+    def get(self, name: str) -> Any:
+        """A setting: one value, or a list with one for each row of the call."""
+        value = getattr(self.settings, name)
+        if not PARAMETERS[name].may_be_per_row or not isinstance(value, (list, tuple)):
+            return value
+        return [item for item in value for _ in range(self.context.num_rows // len(value))]
+
+    def ids(self, name: str) -> Any:
+        """A setting that names tokens, all of them in the vocabulary."""
+        value = getattr(self.settings, name)
+        for token in _flatten(value):
+            if not 0 <= token < self.context.vocab_size:
+                raise SettingError(
+                    f"`{name}` names the token {token}, outside the model's vocabulary of "
+                    f"{self.context.vocab_size} tokens; use ids from 0 to {self.context.vocab_size - 1}"
+                )
+        return value
+
+    @property
+    def eos(self) -> list[int]:
+        """The end tokens."""
+        return [token for token in self.context.eos_token_ids if token >= 0]
+
+    @property
+    def read_ids(self) -> torch.Tensor:
+        """What the encoder reads, or the prompt."""
+        if self.context.encoder_input_ids is None:
+            raise SettingError("it compares with tokens that were read, and there are none: pass input_ids")
+        return self.context.encoder_input_ids
+
+    @property
+    def fewest(self) -> int:
+        """Tokens that no cut goes below: beams need one more than may end them."""
+        return len(self.eos or (0,)) + 1 if (self.settings.num_beams or 1) > 1 else 1
+
+
+def _flatten(value: Any) -> list[int]:
+    if isinstance(value, dict):
+        return [token for key in value for token in _flatten(int(key) if isinstance(key, str) else key)]
+    if isinstance(value, (list, tuple)):
+        return [token for part in value for token in _flatten(part)]
+    return [int(value)]
