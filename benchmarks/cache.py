@@ -2,12 +2,14 @@
 
     python benchmarks/cache.py                          # CPU: a small shape, contexts of 1k, 8k and 32k
     python benchmarks/cache.py --device cuda --fill     # the 8B shape in bfloat16, up to 128k
+    python benchmarks/cache.py --ragged --batch 8 --kinds dynamic,static,paged  # rows of different lengths
     python benchmarks/cache.py --contexts 64,128 --batch 1 --steps 3 --tiny     # a smoke run
 
 Weights are random. A context is read in chunks, then `--steps` tokens are decoded one by one; with `--fill` random
 keys are put into the cache instead of reading a text, for contexts that take long to read. `ratio` is the bytes of the
 cache over those of the keys and values themselves, in the model's dtype; `peak` is the GPU's allocated peak without
-the weights; `path` says how decoding steps ran.
+the weights; `path` says how decoding steps ran. With `--ragged` the last row has the whole context, the first one its
+batch's part of it, and the others what lies between; for a paged cache bytes are those that its pool has taken.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any
 
 import torch
 
-from unspool.cache import KINDS, Cache
+from unspool.cache import KINDS, Cache, PagedCache
 from unspool.models.registry import build_model
 from unspool.models.weights import MemorySource
 
@@ -42,6 +44,7 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=1024)
     parser.add_argument("--fill", action="store_true", help="fill caches with random keys instead of reading a text")
     parser.add_argument("--resident", type=int, default=0, help="layers of offloaded kinds that stay on the GPU")
+    parser.add_argument("--ragged", action="store_true", help="rows of different lengths, up to the context")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--no-reference", action="store_true")
     arguments = parser.parse_args()
@@ -58,7 +61,7 @@ def main() -> None:
             longest = max(contexts)
             for kind in kinds:
                 _measure_ours(kind, sizes, dtype, batch, context, longest, arguments)
-            for name in () if arguments.no_reference else THEIRS:
+            for name in () if arguments.no_reference or arguments.ragged else THEIRS:
                 if not on_gpu and "offloaded" in name:
                     continue  # theirs needs CUDA
                 try:
@@ -134,20 +137,23 @@ def _measure_ours(
     caches: list[Cache] = []
     path = ""
 
-    def read(tokens: torch.Tensor) -> None:
+    def read(tokens: torch.Tensor, counts: list[int] | None = None) -> None:
         nonlocal path
+        if counts is not None:
+            model.forward(tokens, caches[0], counts=counts)
+            return
         first = 0
         while first < tokens.shape[1]:
             size = min(tokens.shape[1] - first, caches[0].longest_pass or tokens.shape[1])
             path = model.forward(tokens[:, first : first + size], caches[0]).path
             first += size
 
-    def fill(num_new: int) -> None:
+    def fill(num_new: int, counts: list[int] | None = None) -> None:
         cache, heads, width = caches[0], sizes["kv"], sizes["hidden_size"] // sizes["num_attention_heads"]
         cache.attach(model._outlook)  # as a pass does: a sink must know how the model enters positions
         while num_new and not (cache.is_endless and cache.seen_tokens >= 2 * WINDOW):  # it holds no more from there on
             size = min(num_new, cache.longest_pass or num_new)
-            cache.begin(batch, size, device=arguments.device)
+            cache.begin(batch, size, counts, device=arguments.device)
             for layer in range(sizes["num_hidden_layers"]):
                 kv = torch.randn(batch, size, 2, heads, width, device=arguments.device, dtype=dtype)
                 cache.write(layer, kv)
@@ -158,7 +164,12 @@ def _measure_ours(
         caches.append(model.new_cache(kind, batch, room, config=told))
 
     label = f"{kind}, {arguments.resident} resident" if told and "resident_layers" in told else kind
-    _report(label, start, read, fill, lambda: caches[0].nbytes, lambda: path, sizes, dtype, batch, context, arguments)
+
+    def count_bytes() -> int:
+        cache = caches[0]
+        return cache.pool.nbytes if isinstance(cache, PagedCache) else cache.nbytes
+
+    _report(label, start, read, fill, count_bytes, lambda: path, sizes, dtype, batch, context, arguments)
 
 
 @lru_cache(maxsize=1)
@@ -194,10 +205,10 @@ def _measure_theirs(
         else:
             caches.append(transformers.DynamicCache(config=model.config, offloading=True))
 
-    def read(tokens: torch.Tensor) -> None:
+    def read(tokens: torch.Tensor, counts: list[int] | None = None) -> None:  # noqa: ARG001 - its rows are alike
         model(tokens, past_key_values=caches[0], use_cache=True, logits_to_keep=1)
 
-    def fill(num_new: int) -> None:
+    def fill(num_new: int, counts: list[int] | None = None) -> None:  # noqa: ARG001
         cache, width = caches[0], sizes["hidden_size"] // sizes["num_attention_heads"]
         first = cache.get_seq_length()
         told = {"cache_position": torch.arange(first, first + num_new, device=arguments.device)}
@@ -218,8 +229,8 @@ def _measure_theirs(
 def _report(
     label: str,
     start: Callable[[], None],
-    read: Callable[[torch.Tensor], None],
-    fill: Callable[[int], None],
+    read: Callable[..., None],
+    fill: Callable[..., None],
     size: Callable[[], int],
     path: Callable[[], str],
     sizes: dict[str, int],
@@ -230,6 +241,7 @@ def _report(
 ) -> None:
     on_gpu = arguments.device.startswith("cuda")
     tokens = torch.randint(0, 1024, (batch, context), device=arguments.device)
+    lengths = [context * (row + 1) // batch if arguments.ragged else context for row in range(batch)]
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -238,7 +250,8 @@ def _report(
         began = _now(on_gpu)
         for first in range(0, context, arguments.chunk):
             some = tokens[:, first : first + arguments.chunk]
-            fill(some.shape[1]) if arguments.fill else read(some)
+            counts = [min(max(0, length - first), some.shape[1]) for length in lengths] if arguments.ragged else None
+            fill(some.shape[1], counts) if arguments.fill else read(some, counts)
         middle = _now(on_gpu)
         read(tokens[:, :1])  # what a first step prepares is no part of the others
         decoding = _now(on_gpu)
@@ -249,9 +262,11 @@ def _report(
         print(f"{label:<36} out of memory", flush=True)
         return
     width = sizes["hidden_size"] // sizes["num_attention_heads"]
-    own = batch * (context + arguments.steps) * 2 * sizes["kv"] * width * sizes["num_hidden_layers"] * dtype.itemsize
+    own = (
+        (sum(lengths) + batch * arguments.steps) * 2 * sizes["kv"] * width * sizes["num_hidden_layers"] * dtype.itemsize
+    )
     peak = (torch.cuda.max_memory_allocated() - before) / 2**20 if on_gpu else float("nan")
-    prefill = "" if arguments.fill else f"{batch * context / (middle - began):.0f}"
+    prefill = "" if arguments.fill else f"{sum(lengths) / (middle - began):.0f}"
     print(
         f"{label:<36}{size() / 2**20:>9.1f}{size() / own:>7.2f}{prefill:>11}"
         f"{batch * (arguments.steps - 1) / (end - decoding):>10.1f}{peak:>10.0f}  {path()}",

@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F
 
 from unspool.kernels.gpu.activations import CODES
-from unspool.kernels.gpu.attention import AttentionTiling, HeadShape, StepAttention
+from unspool.kernels.gpu.attention import AttentionTiling, StepAttention
 from unspool.kernels.gpu.nibble_product import NibbleTiling, multiply_nibbles
 from unspool.kernels.gpu.row_product import RowTiling, multiply_row
+from unspool.kernels.gpu.split_attention import HeadShape
 from unspool.kernels.gpu.tilings import write_measured
 from unspool.kernels.gpu.words import Words
 from unspool.kernels.gpu.words_product import WordsTiling, multiply_words

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOMES says
     from unspool.api import Answer, LanguageModel, Piece, generate, load, stream
     from unspool.beams import BeamHypotheses, BeamScorer, BeamSearchScorer, ConstrainedBeamSearchScorer
     from unspool.cache import (
+        BlockPool,
         Cache,
         CacheConfig,
         DynamicCache,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOMES says
         MambaCache,
         OffloadedCache,
         OffloadedStaticCache,
+        PagedCache,
         QuantizedCache,
         QuantizedCacheConfig,
         QuantizedHybridCache,
@@ -125,6 +127,7 @@ __all__ = [
     "BeamScorer",
     "BeamSearchScorer",
     "BeamTrace",
+    "BlockPool",
     "Cache",
     "CacheConfig",
     "ClassifierFreeGuidanceLogitsProcessor",
@@ -177,6 +180,7 @@ __all__ = [
     "NoTokenLeftError",
     "OffloadedCache",
     "OffloadedStaticCache",
+    "PagedCache",
     "PhrasalConstraint",
     "Piece",
     "PrefixConstrainedLogitsProcessor",
@@ -246,6 +250,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "MambaCache",
         "OffloadedCache",
         "OffloadedStaticCache",
+        "BlockPool",
+        "PagedCache",
         "SinkCache",
         "SlidingWindowCache",
     ),

@@ -40,7 +40,7 @@ def count_read(lm: unspool.LanguageModel, monkeypatch: pytest.MonkeyPatch) -> li
     "way",
     [{}, {"num_beams": 3}, {"do_sample": True, "seed": 3, "num_return_sequences": 2}, {"prefill_chunk_size": 1}],
 )
-@pytest.mark.parametrize("kind", ["dynamic", "offloaded", "sink"])
+@pytest.mark.parametrize("kind", ["dynamic", "offloaded", "sink", "paged"])
 def test_answers_are_those_of_whole_prompts(lm: unspool.LanguageModel, way: dict[str, Any], kind: str) -> None:
     prefix = lm.prefix(IDS, cache_implementation=kind)
     for prompt in (MORE, MORE[1]):
@@ -58,8 +58,9 @@ def test_only_what_is_new_is_read(lm: unspool.LanguageModel, monkeypatch: pytest
     assert read[:2] == [7, 7] and len(prefix) == 7  # 2 + 4 + 1 tokens
 
 
-def test_several_go_on_at_once(lm: unspool.LanguageModel) -> None:
-    prefix = lm.prefix(IDS)
+@pytest.mark.parametrize("kind", ["dynamic", "paged"])
+def test_several_go_on_at_once(lm: unspool.LanguageModel, kind: str) -> None:
+    prefix = lm.prefix(IDS, cache_implementation=kind)
     with ThreadPoolExecutor(3) as pool:
         found = list(pool.map(lambda row: prefix.generate(row, max_new_tokens=8).token_ids, MORE))
     assert found == [lm.generate(IDS + row, max_new_tokens=8).token_ids for row in MORE]

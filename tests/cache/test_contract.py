@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from unspool.cache import (
     DIVIDE,
     FIXED_SHAPE,
+    FLAT,
     FORK,
     RAGGED,
     ROLL_BACK,
@@ -28,6 +29,7 @@ from unspool.cache import (
     Mask,
     OffloadedCache,
     OffloadedStaticCache,
+    PagedCache,
     QuantizedCache,
     QuantizedCacheConfig,
     QuantizedHybridCache,
@@ -40,6 +42,7 @@ from unspool.cache import (
 from unspool.cache.mapped import take_mapped
 from unspool.errors import LoadError, ResourceError, SettingError, UnspoolError, UnsupportedError
 from unspool.kernels.packed import PackedKeys
+from unspool.kernels.ragged import Ragged
 
 LAYERS, HEADS, WIDTH = 2, 2, 3
 ROOM, MOST_ROWS = 300, 6
@@ -87,7 +90,10 @@ IN_ORDER: dict[str, Callable[[], Cache]] = {
     "offloaded static": lambda: OffloadedStaticCache(SIZES, MOST_ROWS, ROOM, "cpu"),
     "quantized": lambda: QuantizedCache(LOSSLESS),
     "quantized static": lambda: QuantizedStaticCache(LOSSLESS, SIZES, MOST_ROWS, ROOM),
+    "paged": PagedCache,
+    "paged in small blocks": lambda: PagedCache(block_size=16, num_blocks=MOST_ROWS * 40, max_cache_len=600),
     "pair": lambda: EncoderDecoderCache(DynamicCache(), DynamicCache()),
+    "pair of paged": lambda: EncoderDecoderCache(PagedCache(), DynamicCache()),
     "pair of static": lambda: EncoderDecoderCache(StaticCache(SIZES, MOST_ROWS, ROOM), DynamicCache()),
 }
 KINDS: dict[str, Callable[[], Cache]] = {
@@ -244,6 +250,33 @@ def test_growth_keeps_what_is_held(cache: Cache) -> None:
     for _ in range(9):  # across the border of the first chunk, for both rows
         plain.read(1)
     plain.read(30, [30, 3])
+    plain.read(1)
+
+
+def test_flat_tokens_are_stored_where_filled_ones_are(cache: Cache) -> None:
+    plain = Plain(cache, [[], [], []])
+    plain.read(3, [3, 1, 2])
+    if FLAT not in cache.can:
+        with pytest.raises(UnsupportedError, match="take flat tokens"):
+            cache.write_flat(0, torch.zeros(1, 2, HEADS, WIDTH), None)  # type: ignore[arg-type]  # never looked at
+        return
+    counts, new = [2, 0, 5], torch.arange(15.0).view(3, 5) + plain.written
+    plain.written += new.numel()
+    held: Any = getattr(cache, "self_attention_cache", cache)
+    span = cache.begin(3, 5, counts)
+    ragged = Ragged(span.starts, counts, span.positions)
+    for row, count in enumerate(counts):
+        plain.rows[row] = plain.rows[row] + new[row, :count].tolist()
+    for layer in range(LAYERS):
+        before = held.rows_of(layer).clone()
+        keys, values = cache.write_flat(layer, ragged.take(fill(new, layer)), ragged)
+        for row, numbers in enumerate(plain.rows):
+            expected = fill(torch.tensor([numbers]), layer)[0]  # (positions, 2, heads, width)
+            assert torch.equal(keys[row, : len(numbers)], expected[:, 0])
+            assert torch.equal(values[row, : len(numbers)], expected[:, 1])
+            left = (held.rows_of(layer)[row, len(numbers) :], before[row, len(numbers) :])
+            assert torch.equal(*(part.nan_to_num(nan=-1.0) for part in left))  # nothing is written past a row's end
+    cache.end()
     plain.read(1)
 
 
@@ -440,6 +473,8 @@ def test_capabilities() -> None:
     assert KINDS["dynamic"]().can == both
     assert KINDS["static"]().can == both | {FIXED_SHAPE}
     assert KINDS["pair of static"]().can == both
+    assert KINDS["paged"]().can == both
+    assert KINDS["paged in small blocks"]().can == both | {FIXED_SHAPE}
     assert KINDS["offloaded"]().can == both - {FORK, DIVIDE}
     assert KINDS["quantized"]().can == {ROLL_BACK, TRIAL, SELECT_ROWS, RAGGED}
     assert KINDS["quantized static"]().can == {ROLL_BACK, TRIAL, SELECT_ROWS, RAGGED, FIXED_SHAPE}
@@ -585,10 +620,14 @@ def test_bytes_are_those_of_the_memory(cache: Cache) -> None:
     }
     own = getattr(cache, "self_attention_cache", cache)
     name = type(own).__name__
+    if isinstance(own, PagedCache):  # whole blocks, as many as the rows need
+        places[name] = 2 * 2 * -(-20 // own.pool.block_size) * own.pool.block_size
     assert cache.nbytes == (bytes_packed[name] if name in bytes_packed else places.get(name, 2 * 2 * 64) * each)
     before = cache.nbytes
     for _ in range(30):
         plain.read(1)
+    if isinstance(own, PagedCache):
+        before = 2 * 2 * -(-50 // own.pool.block_size) * own.pool.block_size * each
     assert cache.nbytes == before
 
 

@@ -17,6 +17,7 @@ from unspool.cache import (
     DynamicCache,
     HybridCache,
     OffloadedStaticCache,
+    PagedCache,
     QuantizedHybridCache,
     SinkCache,
     SlidingWindowCache,
@@ -26,7 +27,7 @@ from unspool.cache.sink import BLOCK
 from unspool.errors import InputError, NoTokenLeftError, SettingError, UnsupportedError
 from unspool.protocols import Want
 
-EXACT = {"llama": ("dynamic", "static", "offloaded", "offloaded_static", "hybrid", "offloaded_hybrid")}
+EXACT = {"llama": ("dynamic", "static", "paged", "offloaded", "offloaded_static", "hybrid", "offloaded_hybrid")}
 EXACT["gemma2"] = EXACT["bloom"] = EXACT["gpt2"] = EXACT["llama"]
 EXACT["mistral"] = (*EXACT["llama"], "sliding_window")
 WAYS: dict[str, dict[str, Any]] = {
@@ -323,7 +324,7 @@ def test_caches_of_another_model_are_refused() -> None:
 
 SMALL_BLOCKS = {"q_group_size": 4, "residual_length": 3}
 TOLD: dict[str, dict[str, Any] | None] = {
-    **dict.fromkeys(("dynamic", "static", "offloaded", "offloaded_static", "hybrid")),
+    **dict.fromkeys(("dynamic", "static", "paged", "offloaded", "offloaded_static", "hybrid")),
     **dict.fromkeys(("quantized", "quantized_static", "quantized_hybrid", "offloaded_quantized_hybrid"), SMALL_BLOCKS),
     "sink": {"window_length": 12, "num_sink_tokens": 2},
 }
@@ -367,6 +368,7 @@ def test_given_caches_are_gone_on_with() -> None:
         SlidingWindowCache(model.config, 3),
         model.new_cache("hybrid", 3, 60),
         OffloadedStaticCache(model.config, 3, 60, "cpu"),
+        PagedCache(block_size=16),
         DynamicCache(),
     ):
         found = unspool.generate(model, ids, past_key_values=cache, max_new_tokens=9, **settings)

@@ -261,7 +261,7 @@ def test_rows_that_leave_are_left_out() -> None:
 
 
 @needs_library
-@pytest.mark.parametrize("kind", ["sliding_window", "quantized", "sink", "offloaded"])
+@pytest.mark.parametrize("kind", ["sliding_window", "quantized", "sink", "offloaded", "paged"])
 def test_kinds_that_keep_keys_otherwise_take_single_steps(kind: str) -> None:
     model = load_model("mistral").model
     more: dict[str, Any] = {"max_new_tokens": 12, "eos_token_id": None, "cache_implementation": kind}

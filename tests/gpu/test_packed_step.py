@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.gpu.models import make_model
 from tests.gpu.test_kernels import DEVICE, check, make_rope, pytestmark, random, tell_addresses
 
 from unspool.kernels.alibi import alibi_slopes
@@ -43,8 +44,8 @@ def make_packed(scheme: Scheme, rows: int, heads: int, places: int) -> Packed:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_attention_over_packed_keys(shape: dict[str, Any], manner: str, dtype: torch.dtype) -> None:
     """Ragged rows from nothing held to many parts, with nothing packed and with all but a few; one is not there."""
-    from unspool.kernels.gpu.attention import HeadShape
     from unspool.kernels.gpu.packed_attention import PackedStepAttention, explain_no_tiles, tell_packed
+    from unspool.kernels.gpu.split_attention import HeadShape
     from unspool.kernels.gpu.turning import find_turns
 
     told = {"heads": 4, "kv_heads": 2, "width": 32, "pairs": 16, "nbits": 4, "group": 64, **shape}
@@ -108,44 +109,6 @@ def test_attention_over_packed_keys(shape: dict[str, Any], manner: str, dtype: t
         check(recent[1][row, length - packed], new[:, :, heads:].reshape(2, kv_heads, width), dtype)
         rest = [at for at in range(slots) if at != length - packed]
         assert torch.equal(recent[1][row, rest], before[row, rest])
-
-
-def make_model(window: int | None, dtype: torch.dtype) -> Any:
-    """A decoder of Llama's shape with heads of 32 numbers, and random weights."""
-    from unspool.models.registry import build_model
-    from unspool.models.weights import MemorySource
-
-    hidden, inner, heads, kv_heads, vocab, width = 128, 192, 4, 2, 96, 32
-    generator = torch.Generator().manual_seed(3)
-    name = "Mistral" if window else "Llama"
-    config: dict[str, Any] = {
-        "model_type": name.lower(),
-        "architectures": [f"{name}ForCausalLM"],
-        "vocab_size": vocab,
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": 2,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "max_position_embeddings": 1024,
-        "sliding_window": window,
-    }
-    shapes = {
-        "input_layernorm": (hidden,),
-        "post_attention_layernorm": (hidden,),
-        "self_attn.q_proj": (heads * width, hidden),
-        "self_attn.k_proj": (kv_heads * width, hidden),
-        "self_attn.v_proj": (kv_heads * width, hidden),
-        "self_attn.o_proj": (hidden, heads * width),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-    }
-    named = {f"model.layers.{layer}.{part}.weight": shape for layer in range(2) for part, shape in shapes.items()}
-    named |= {"model.embed_tokens.weight": (vocab, hidden), "lm_head.weight": (vocab, hidden)}
-    named["model.norm.weight"] = (hidden,)
-    weights = {part: torch.randn(shape, generator=generator) * 0.1 for part, shape in named.items()}
-    return build_model(config, MemorySource(weights)).to("cuda", dtype)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are captured on a GPU")

@@ -227,7 +227,7 @@ def _shape(prompts: Prompts, cache: Cache | None) -> PromptShape:
         has_cache=cache is not None,
         is_endless=cache is not None and cache.is_endless,
         cache_is_filled=cache is not None and any(cache.lengths),
-        cache_is_plain=cache is None or cache.places() is not None,
+        cache_is_plain=cache is None or ((places := cache.places()) is not None and places.is_plain),
         is_ragged=any(len(set(each)) > 1 for each in lengths),
         has_negative=prompts.negative is not None,
         longest_negative=max(prompts.negative.lengths) if prompts.negative and prompts.source is None else 0,

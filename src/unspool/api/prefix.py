@@ -164,11 +164,11 @@ def _read_kind(lm: LanguageModel, settings: Mapping[str, Any]) -> tuple[str, dic
     reason = kind.refuse(lm.model.info) if kind.refuse is not None else None
     if reason is not None:
         raise UnsupportedError(f"`cache_implementation`={name!r}: {reason}")
-    if kind.is_sized:
-        raise UnsupportedError(
-            f"a {name!r} cache takes its room at once, and a prefix can't know what follows; use 'dynamic'"
-        )
-    return name, read_options(name, settings.get("cache_config"))
+    options = read_options(name, settings.get("cache_config"))
+    if kind.is_sized or (kind.may_be_sized and "max_cache_len" in options):
+        told = f"a {name!r} cache" if kind.is_sized else f"a {name!r} cache with `max_cache_len`"
+        raise UnsupportedError(f"{told} takes its room at once, and a prefix can't know what follows; use 'dynamic'")
+    return name, options
 
 
 def load_prefix(lm: LanguageModel, path: str | Path) -> Prefix:

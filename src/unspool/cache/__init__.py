@@ -3,6 +3,7 @@
 from unspool.cache.base import (
     DIVIDE,
     FIXED_SHAPE,
+    FLAT,
     FORK,
     RAGGED,
     ROLL_BACK,
@@ -23,6 +24,8 @@ from unspool.cache.kinds import KINDS, CacheKind, KeyShape, find_kind, make_cach
 from unspool.cache.layered import LayeredCache
 from unspool.cache.mamba import MambaCache
 from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
+from unspool.cache.paged import PagedCache
+from unspool.cache.pool import BlockPool
 from unspool.cache.quantized import HQQQuantizedCache, QuantizedCache, QuantoQuantizedCache
 from unspool.cache.quantized_config import QuantizedCacheConfig
 from unspool.cache.quantized_hybrid import QuantizedHybridCache
@@ -34,12 +37,14 @@ from unspool.cache.static import StaticCache
 __all__ = [
     "DIVIDE",
     "FIXED_SHAPE",
+    "FLAT",
     "FORK",
     "KINDS",
     "RAGGED",
     "ROLL_BACK",
     "SELECT_ROWS",
     "TRIAL",
+    "BlockPool",
     "BranchedKeys",
     "BranchingCache",
     "Cache",
@@ -56,6 +61,7 @@ __all__ = [
     "Mask",
     "OffloadedCache",
     "OffloadedStaticCache",
+    "PagedCache",
     "QuantizedCache",
     "QuantizedCacheConfig",
     "QuantizedHybridCache",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -13,6 +14,7 @@ import torch
 
 from unspool.cache.places import Places
 from unspool.errors import SettingError, UnsupportedError
+from unspool.kernels.ragged import Ragged
 from unspool.kernels.sending import send
 
 Mask = torch.Tensor | Literal["causal"] | None
@@ -24,6 +26,7 @@ SELECT_ROWS: Final = "select_rows"  # rows can leave, be repeated and be reorder
 DIVIDE: Final = "divide_rows"  # a pass can run over some of the rows at a time
 RAGGED: Final = "ragged"  # rows can have different lengths
 FORK: Final = "fork_rows"  # several tokens can be tried after a row, over one copy of its keys
+FLAT: Final = "take_flat_tokens"  # a pass may bring its real tokens alone, one row's behind the other's
 FIXED_SHAPE: Final = "fixed_shape"  # buffers never move, so a step over them can be captured
 
 
@@ -104,7 +107,7 @@ class Cache(ABC):
             raise SettingError(f"counts {real} do not fit {rows} rows of {num_new} new positions")
         stop = max(starts) + num_new
         is_uniform = min(starts) == stop - num_new
-        self._reserve(stop)
+        self._reserve_rows(starts, [start + count for start, count in zip(starts, real, strict=True)], stop)
         self.lengths = starts
         self._span = Span(starts, num_new, real, stop, is_uniform, device=device)
         return self._span
@@ -118,6 +121,12 @@ class Cache(ABC):
 
         A cache whose rows share keys returns both as `BranchedKeys`, to models that say they can read them.
         """
+
+    def write_flat(self, layer: int, kv: torch.Tensor, ragged: Ragged) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002
+        """Store a ragged pass's real tokens `kv` (tokens, 2, heads, width), and nothing past a row's end; return keys
+        and values (rows, room, heads, width), each at the index of its position. For kinds that say `FLAT`."""
+        self.require(FLAT)
+        raise NotImplementedError(f"{type(self).__name__} says that it can take flat tokens")
 
     def end(self) -> None:
         """Close the pass: every row grows by the number of its real new tokens."""
@@ -177,6 +186,10 @@ class Cache(ABC):
         return None
 
     # --- a captured step -----------------------------------------------------------------------------
+    def steady(self) -> AbstractContextManager[Any]:
+        """Inside it nothing moves that another thread could move: from `places` until a step has been launched."""
+        return nullcontext()
+
     def places(self) -> Places | None:
         """Where the keys lie, for a step that reads and writes them by address; None for kinds that need `write`."""
         return None
@@ -263,6 +276,10 @@ class Cache(ABC):
         if self._span is None:
             raise RuntimeError("write() and end() belong between begin() and end() of one forward pass")
         return self._span
+
+    def _reserve_rows(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:  # noqa: ARG002
+        """Make sure that every row can be written from its start to its stop; `stop` is where the pass ends."""
+        self._reserve(stop)
 
     @abstractmethod
     def _reserve(self, stop: int) -> None:

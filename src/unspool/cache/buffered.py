@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unspool.cache.base import DIVIDE, FORK, Cache, Stores
-from unspool.cache.forked import ForkedCache
+from unspool.cache.base import DIVIDE, FLAT, FORK, Cache, Stores
+from unspool.cache.forked import BufferedFork
 from unspool.cache.places import Places
 from unspool.errors import SettingError
 from unspool.kernels.presence import has_triton
+from unspool.kernels.ragged import Ragged
 from unspool.kernels.sending import send
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class BufferedCache(Cache):
         self._told: Stores | None = None  # the buffers as they were last told, if they still are these
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_told": None}  # addresses are not a copy's
+        return self.__dict__ | {"_told": None, "_places": None}  # addresses are not a copy's
 
     # --- a forward pass ------------------------------------------------------------------------------
     def write(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,6 +52,16 @@ class BufferedCache(Cache):
             buffer.index_put_((rows[:, None], span.positions), kv)
         keys, values = buffer.narrow(1, 0, span.stop).unbind(2)
         return keys.transpose(1, 2), values.transpose(1, 2)
+
+    def write_flat(self, layer: int, kv: torch.Tensor, ragged: Ragged) -> tuple[torch.Tensor, torch.Tensor]:
+        self.require(FLAT)
+        span = self._require_span()
+        if layer >= len(self._buffers):
+            self._add_layer(layer, len(span.starts), kv.shape[2], kv.shape[3], kv.dtype, kv.device)
+        buffer = self.rows_of(layer)
+        buffer.index_put_((ragged.rows, ragged.positions), kv)
+        keys, values = buffer.unbind(2)
+        return keys, values
 
     def rows_of(self, layer: int) -> torch.Tensor:
         """A layer's buffer, without rows that are kept for later (a static cache may have some)."""
@@ -71,11 +82,14 @@ class BufferedCache(Cache):
             return None  # a kind that stores in a way of its own
         return self._find_places()
 
-    def _find_places(self, *, is_pinned: bool = False) -> Places:
+    def _find_places(self) -> Places:
         known = self._places
         if known is None or len(known.buffers) != len(self._buffers) or not all(map(is_, known.buffers, self._buffers)):
-            self._places = known = Places(list(self._buffers), is_pinned=is_pinned)
+            self._places = known = self._make_places()
         return known
+
+    def _make_places(self) -> Places:
+        return Places(list(self._buffers))
 
     def advance(self, rows: int) -> None:
         starts = list(self.lengths) or [0] * rows
@@ -153,7 +167,7 @@ class BufferedCache(Cache):
 
     def fork(self, forks: range) -> Cache:
         self.require(FORK)
-        return ForkedCache(self, forks)
+        return BufferedFork(self, forks)
 
     def keep_fork(self, chosen: torch.Tensor) -> None:
         self.require(FORK)

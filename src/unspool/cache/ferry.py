@@ -103,11 +103,19 @@ class Ferry:
         """Start bringing a layer that is read next."""
         self._fetched = self._fetch(layer, home, held, rows)
 
-    def _fetch(self, layer: int, home: torch.Tensor, held: int, rows: int) -> _Fetched:
-        landing = self._landing[self._turn]
+    def show_landings(self, home: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both pieces of device memory, for a captured step that brings layers by itself; nothing may be on its way."""
+        return self._find_landing(0, home), self._find_landing(1, home)
+
+    def _find_landing(self, place: int, home: torch.Tensor) -> torch.Tensor:
+        landing = self._landing[place]
         if landing is None or landing.shape != home.shape or landing.dtype != home.dtype:
             # Zeros: what lies past a short row's end is masked, and what memory held before (a NaN, say) can't be.
-            landing = self._landing[self._turn] = torch.zeros(home.shape, dtype=home.dtype, device=self._device)
+            landing = self._landing[place] = torch.zeros(home.shape, dtype=home.dtype, device=self._device)
+        return landing
+
+    def _fetch(self, layer: int, home: torch.Tensor, held: int, rows: int) -> _Fetched:
+        landing = self._find_landing(self._turn, home)
         # Row by row: only what lies in one piece is copied without the host waiting for it.
         self.is_idle = False
         mark = self._lane.carry([(landing[row, :held], home[row, :held]) for row in range(rows)])

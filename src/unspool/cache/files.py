@@ -15,6 +15,7 @@ from unspool.cache.dynamic import DynamicCache
 from unspool.cache.encoder_decoder import EncoderDecoderCache
 from unspool.cache.mamba import MambaCache
 from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
+from unspool.cache.paged import PagedCache
 from unspool.cache.quantized import HQQQuantizedCache, QuantizedCache, QuantoQuantizedCache
 from unspool.cache.quantized_hybrid import QuantizedHybridCache
 from unspool.cache.quantized_static import QuantizedStaticCache
@@ -38,6 +39,7 @@ SAVED: Final[dict[str, type[Cache]]] = {
         MambaCache,
         OffloadedCache,
         OffloadedStaticCache,
+        PagedCache,
         QuantizedCache,
         QuantoQuantizedCache,
         HQQQuantizedCache,

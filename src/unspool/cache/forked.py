@@ -19,13 +19,14 @@ class ForkedCache(Cache):
     """A view of a cache for one pass of one token a fork, `num_forks` forks a row.
 
     All forks of a row stand at the position that follows it. Fork `j` writes its keys `j` places past the row's end,
-    where nothing is held, and sees the row and itself. `keep_fork` of the cache below takes one of them over.
+    where nothing is held, and sees the row and itself. `keep_fork` of the cache below takes one of them over. How a
+    kind of cache stores them is said by a class of its own.
     """
 
     can = frozenset({RAGGED})
     is_in_order = False
 
-    def __init__(self, held: BufferedCache, forks: range) -> None:
+    def __init__(self, held: Cache, forks: range) -> None:
         super().__init__()
         self.num_forks = len(forks)
         self._held, self._first = held, forks.start
@@ -46,21 +47,12 @@ class ForkedCache(Cache):
         self._slots = None
         return super().begin(rows, 1, None, device)
 
-    def write(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store the forks' keys and values; return those of the rows (rows, heads, keys in view, width)."""
-        span = self._require_span()
-        buffer = self._held.rows_of(layer)
-        forks = kv.view(-1, self.num_forks, *kv.shape[2:])  # (rows, forks, 2, heads, width)
-        if span.is_uniform:
-            buffer.narrow(1, span.starts[0] + self._first, self.num_forks).copy_(forks)
-        else:
-            if self._slots is None:  # a captured pass, which writes by address, needs none
-                own = torch.arange(self._first, self._first + self.num_forks, device=kv.device)
-                self._slots = span.positions.view(-1, self.num_forks) + own
-            rows = torch.arange(forks.shape[0], device=kv.device)
-            buffer.index_put_((rows[:, None], self._slots), forks)
-        keys, values = buffer.narrow(1, 0, self._num_keys).unbind(2)
-        return keys.transpose(1, 2), values.transpose(1, 2)
+    def find_slots(self, span: Span) -> torch.Tensor:
+        """Where the forks of ragged rows are written: (rows, forks), found once a pass."""
+        if self._slots is None:  # a captured pass, which writes by address, needs none
+            own = torch.arange(self._first, self._first + self.num_forks, device=span.positions.device)
+            self._slots = span.positions.view(-1, self.num_forks) + own
+        return self._slots
 
     def places(self) -> Places | None:
         """Those of the rows: forks write past their ends. One fork alone, or later ones, are read by `write`."""
@@ -97,10 +89,44 @@ class ForkedCache(Cache):
     def holds_buffers(self, num_layers: int) -> bool:
         return self._held.holds_buffers(num_layers)
 
+    # --- what a view does not do -----------------------------------------------------------------------
+    def select_rows(self, index: Sequence[int]) -> None:  # noqa: ARG002 - the contract's argument
+        raise UnsupportedError("a fork's rows don't move; keep_fork() of the cache below ends it")
+
+    def _select(self, index: torch.Tensor) -> None:
+        self.select_rows(index.tolist())
+
+    def update(self, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        raise UnsupportedError("a fork is written by unspool's own models")
+
+    def get_seq_length(self, layer_idx: int | None = 0) -> int:
+        return self._held.get_seq_length(layer_idx)
+
+
+class BufferedFork(ForkedCache):
+    """Forks of rows that lie whole in one buffer a layer."""
+
+    def __init__(self, held: BufferedCache, forks: range) -> None:
+        super().__init__(held, forks)
+        self._whole = held
+
+    def write(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store the forks' keys and values; return those of the rows (rows, heads, keys in view, width)."""
+        span = self._require_span()
+        buffer = self._whole.rows_of(layer)
+        forks = kv.view(-1, self.num_forks, *kv.shape[2:])  # (rows, forks, 2, heads, width)
+        if span.is_uniform:
+            buffer.narrow(1, span.starts[0] + self._first, self.num_forks).copy_(forks)
+        else:
+            rows = torch.arange(forks.shape[0], device=kv.device)
+            buffer.index_put_((rows[:, None], self.find_slots(span)), forks)
+        keys, values = buffer.narrow(1, 0, self._num_keys).unbind(2)
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
     def find_stores(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> Stores | None:
         """The row is what forks share; each fork's own keys are one position, told as a row of its own."""
-        lengths, num_forks = self._held.lengths, self.num_forks
-        held = self._held.find_buffers(num_layers, rows // num_forks, self._num_keys, heads, width, dtype)
+        lengths, num_forks = self._whole.lengths, self.num_forks
+        held = self._whole.find_buffers(num_layers, rows // num_forks, self._num_keys, heads, width, dtype)
         if held is None or not all(buffer.is_contiguous() for buffer in held):
             return None
         capacity = held[0].shape[1]
@@ -113,18 +139,5 @@ class ForkedCache(Cache):
             [slot + fork for slot in slots for fork in range(num_forks)],
         )
 
-    # --- what a view does not do -----------------------------------------------------------------------
     def _reserve(self, stop: int) -> None:  # noqa: ARG002 - the forks need more room than the longest row's next token
-        self._held._reserve(self._num_keys)
-
-    def select_rows(self, index: Sequence[int]) -> None:  # noqa: ARG002 - the contract's argument
-        raise UnsupportedError("a fork's rows don't move; keep_fork() of the cache below ends it")
-
-    def _select(self, index: torch.Tensor) -> None:
-        self.select_rows(index.tolist())
-
-    def update(self, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        raise UnsupportedError("a fork is written by unspool's own models")
-
-    def get_seq_length(self, layer_idx: int | None = 0) -> int:
-        return self._held.get_seq_length(layer_idx)
+        self._whole._reserve(self._num_keys)

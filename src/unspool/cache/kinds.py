@@ -21,6 +21,8 @@ from unspool.cache.linked import take_linked
 from unspool.cache.mamba import MambaCache, refuse_without_states
 from unspool.cache.mapped import take_mapped
 from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
+from unspool.cache.paged import PagedCache
+from unspool.cache.pool import BLOCK_SIZE, check_pool
 from unspool.cache.quantized import QUANTIZED_CACHES
 from unspool.cache.quantized_config import OPTIONS, QuantizedCacheConfig, read_quantized_config
 from unspool.cache.quantized_hybrid import QuantizedHybridCache
@@ -71,11 +73,13 @@ class CacheKind:
     make: Callable[[KeyShape, int, int | None, Options], Cache]  # shape, rows, capacity, options
     options: tuple[str, ...] = ()  # the keys of `cache_config` that it reads
     is_sized: bool = False  # takes all its memory at once, for every row and position that a call may need
+    may_be_sized: bool = False  # does so where it is told `max_cache_len`, and grows where not
     is_endless: bool = False  # holds what it holds however long a text gets, so that no context ends it
     holds_every_key: bool = True  # each position's own keys are held, so attention weights can be told by position
     forks: bool = False  # candidates for a row's next token can be read over the row's own keys
     is_plain: bool = False  # keys lie in one buffer a layer, where a compiled step finds them
     check: Callable[[Options], None] | None = None  # raises for values of options that can't be
+    count_room: Callable[[Options], int | None] | None = None  # positions that all rows together have room for
     refuse: Callable[[Any], str | None] | None = None  # why a model (its `info`) can't be served, or None
 
 
@@ -137,6 +141,24 @@ def _check_static(options: Options) -> None:
         value = options.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**24):
             raise SettingError(f"`{name}` of a static cache must be a whole number above 0, not {value!r}")
+
+
+def _make_paged(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
+    size, room = options.get("block_size") or BLOCK_SIZE, options.get("max_cache_len")
+    num_blocks = options.get("num_blocks")
+    if num_blocks is None and room is not None:  # what its rows can need, and so all there is
+        num_blocks = max(rows, options.get("batch_size") or 0) * -(-room // size)
+    return PagedCache(block_size=size, num_blocks=num_blocks, max_cache_len=room)
+
+
+def _check_paged(options: Options) -> None:
+    _check_static(options)
+    check_pool(options.get("block_size") or BLOCK_SIZE, options.get("num_blocks"))
+
+
+def _count_pages(options: Options) -> int | None:
+    num_blocks = options.get("num_blocks")
+    return None if num_blocks is None else num_blocks * (options.get("block_size") or BLOCK_SIZE)
 
 
 def _make_mamba(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
@@ -258,6 +280,14 @@ KINDS: Final[dict[str, CacheKind]] = {
         forks=True,
         is_plain=True,
         check=_check_static,
+    ),
+    "paged": CacheKind(
+        _make_paged,
+        options=("block_size", "num_blocks", *SIZES),
+        may_be_sized=True,
+        forks=True,
+        check=_check_paged,
+        count_room=_count_pages,
     ),
     "mamba": CacheKind(_make_mamba, is_endless=True, holds_every_key=False, refuse=refuse_without_states),
     "sliding_window": CacheKind(_make_sliding, is_sized=True, holds_every_key=False, refuse=refuse_without_window),

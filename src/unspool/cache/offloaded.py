@@ -8,12 +8,12 @@ from typing import Any, Self
 
 import torch
 
-from unspool.cache.base import DIVIDE, FORK, Span
+from unspool.cache.base import DIVIDE, FLAT, FORK, Span
 from unspool.cache.buffered import BufferedCache
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.ferry import Ferry
 from unspool.cache.mapped import take_mapped
-from unspool.cache.places import Places
+from unspool.cache.places import Landing, Places
 from unspool.cache.static import StaticCache
 from unspool.cache.stores import split
 from unspool.errors import SettingError
@@ -54,10 +54,13 @@ class OffloadingCache(BufferedCache):
         return torch.zeros(shape, dtype=dtype, pin_memory=True)
 
     def _stays(self, layer: int) -> bool:
-        """Whether a layer lives on the GPU for good: such layers are spread, to hide the copies between them."""
-        return (layer + 1) * self._num_resident // max(self._num_layers, 1) > layer * self._num_resident // max(
-            self._num_layers, 1
-        )
+        """Whether a layer lives on the GPU for good.
+
+        Those that don't are spread, each after some that do: what computes there hides the copy.
+        """
+        num_layers = max(self._num_layers, 1)
+        num_away = max(num_layers - self._num_resident, 0)
+        return (layer + 1) * num_away // num_layers == layer * num_away // num_layers
 
     def begin(
         self,
@@ -118,12 +121,21 @@ class OffloadingCache(BufferedCache):
                 return
 
     def places(self) -> Places | None:
-        """Beside a GPU: captured steps read keys through the link where they lie, with nothing carried ahead."""
+        """Beside a GPU: captured steps find keys by their address there, and bring them over by themselves."""
         if self._ferry is None or self._device.type != "cuda":
             return None
         if not self._ferry.is_idle:
             self._settle()
-        return self._find_places(is_pinned=True)
+        return self._find_places()
+
+    def _make_places(self) -> Places:
+        away = tuple(layer for layer, buffer in enumerate(self._buffers) if buffer.device.type == "cpu")
+        landing = None
+        if away and self._ferry is not None:
+            homes = [self._buffers[layer] for layer in away]
+            first, second = self._ferry.show_landings(homes[0])
+            landing = Landing(away, [(home,) for home in homes], ((first,), (second,)))
+        return Places(list(self._buffers), is_pinned=True, landing=landing)
 
     # --- the host reads or moves what the ferry may still carry -----------------------------------------
     def _settle(self) -> None:
@@ -187,7 +199,7 @@ class OffloadingCache(BufferedCache):
 class OffloadedCache(OffloadingCache, DynamicCache):
     """A dynamic cache whose keys live in pinned host memory, or in a temporary file on a machine without a GPU."""
 
-    can = DynamicCache.can - {FORK, DIVIDE}  # keys that are on their way belong to all rows
+    can = DynamicCache.can - {FORK, DIVIDE, FLAT}  # keys that are on their way belong to all rows
 
     def __init__(
         self,
@@ -237,7 +249,7 @@ class OffloadedCache(OffloadingCache, DynamicCache):
 class OffloadedStaticCache(OffloadingCache, StaticCache):
     """A static cache whose keys live in host memory: fixed room, on the device only two layers at a time."""
 
-    can = StaticCache.can - {FORK, DIVIDE}
+    can = StaticCache.can - {FORK, DIVIDE, FLAT}
 
     def __init__(
         self,

@@ -72,12 +72,13 @@ class PackedStore:
         """Everything that has a row each."""
         return (*self.keys.tensors(), *self.values.tensors(), self.recent)
 
-    def move(self, place: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Keep everything in the memory that `place` puts a tensor into."""
+    def move(self, place: Callable[[torch.Tensor], torch.Tensor], *, with_recent: bool = True) -> None:
+        """Keep everything, or what is packed alone, in the memory that `place` puts a tensor into."""
         self.keys, self.values = (
             Packed(packed.scheme, *map(place, packed.tensors())) for packed in (self.keys, self.values)
         )
-        self.recent = place(self.recent)
+        if with_recent:
+            self.recent = place(self.recent)
 
     def restart(self, rows: int) -> None:
         """Forget everything; go on with so many rows."""

@@ -19,12 +19,24 @@ class PackedPlaces:
     num_packed: list[int]  # a row each
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Landing:
+    """Layers whose keys live beside the device, and where on it they are brought before they are read: in turn."""
+
+    away: tuple[int, ...]  # layers
+    homes: list[tuple[torch.Tensor, ...]]  # what is brought of each of them
+    pieces: tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]  # device memory for two layers
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Places:
     """The buffers (rows, capacity, 2, heads, width) of all layers; another object once anything has moved.
 
     Rows that share a prompt's keys have those in `shared`, and find their own position `j` in the row that
-    `ancestry[row, j]` names. Where the first positions are `packed`, the buffers hold those that follow.
+    `ancestry[row, j]` names. Where the first positions are `packed`, the buffers hold those that follow. With a
+    `block_table` the buffers are (blocks, block size, 2, heads, width), and position `j` of a row lies at place
+    `j % block size` of block `block_table[row, j // block size]`; a row has no block where that is 0. Its entries may
+    change from step to step.
     """
 
     buffers: list[torch.Tensor]
@@ -33,4 +45,16 @@ class Places:
     prompt_lengths: list[int] | None = None  # shared positions, a row each
     ancestry: torch.Tensor | None = None  # (rows, own capacity) int32
     packed: PackedPlaces | None = None
+    block_table: torch.Tensor | None = None  # (rows or more, blocks) int32
     is_pinned: bool = False  # some buffers lie in the host's memory, which the device reads through the link
+    landing: Landing | None = None  # where a step may bring those first
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the buffers hold every row's keys at the indices of their positions, and nothing else is to know."""
+        return not self.branches and self.packed is None and self.block_table is None
+
+    @property
+    def block_size(self) -> int:
+        """Positions of a block; 0 where rows lie whole."""
+        return self.buffers[0].shape[1] if self.block_table is not None and self.buffers else 0

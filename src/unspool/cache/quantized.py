@@ -15,7 +15,7 @@ import torch
 
 from unspool.cache.base import FIXED_SHAPE, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache, Span
 from unspool.cache.packed_store import PackedStore, settle_together
-from unspool.cache.places import PackedPlaces, Places
+from unspool.cache.places import Landing, PackedPlaces, Places
 from unspool.cache.quantized_config import QuantizedCacheConfig
 from unspool.errors import SettingError
 from unspool.kernels.packed import PackedView
@@ -144,8 +144,15 @@ class QuantizedCache(Cache):
         first = stores[0]
         layers: list[tuple[torch.Tensor, ...]] = [(*store.keys.tensors(), *store.values.tensors()) for store in stores]
         packed = PackedPlaces(layers, (first.keys.scheme, first.values.scheme), self._places, list(first.num_packed))
-        self._known_places = Places([store.recent for store in stores], packed=packed)
+        landing = known.landing if known is not None else None
+        if landing is None or any(home[0] is not layer[0] for home, layer in zip(landing.homes, layers, strict=True)):
+            landing = self._make_landing(packed)
+        self._known_places = Places([store.recent for store in stores], packed=packed, landing=landing)
         return self._known_places
+
+    def _make_landing(self, packed: PackedPlaces) -> Landing | None:  # noqa: ARG002 - for kinds whose blocks are away
+        """Where captured steps bring what is packed before they read it; None where they read it as it lies."""
+        return None
 
     def advance(self, rows: int) -> None:
         starts = list(self.lengths) or [0] * rows

@@ -10,7 +10,9 @@ import torch
 
 from unspool.cache.base import FIXED_SHAPE, RAGGED, SELECT_ROWS, TRIAL, Mask, Span
 from unspool.cache.layered import find_layer_misfit
+from unspool.cache.linked import take_linked
 from unspool.cache.packed_window import PackedWindowStore
+from unspool.cache.places import Landing, PackedPlaces, Places
 from unspool.cache.quantized_config import QuantizedCacheConfig
 from unspool.cache.quantized_static import TRIAL_ROOM, QuantizedStaticCache
 from unspool.cache.sliding import read_kinds, read_window
@@ -65,11 +67,19 @@ class QuantizedHybridCache(QuantizedStaticCache):
             )
         self._house(layer)
 
-    def places(self) -> None:
-        """None: windows that slide are packed where no captured step looks for them."""
+    def places(self) -> Places | None:
+        """None where layers slide: their windows are packed where no captured step looks for them."""
+        return None if "sliding" in self.kinds else super().places()
+
+    def _make_landing(self, packed: PackedPlaces) -> Landing | None:
+        if not self._is_linked:
+            return None
+        first, second = (tuple(map(torch.zeros_like, packed.layers[0])) for _ in range(2))
+        return Landing(tuple(range(len(packed.layers))), packed.layers, (first, second))
 
     def _settle_steps(self) -> None:
-        """Nothing is left behind where no step is captured."""
+        if "sliding" not in self.kinds:  # nothing is left behind where no step is captured
+            super()._settle_steps()
 
     def _find_window_places(self) -> int:
         """Packed positions that a window needs: those in view, those that a trial may leave, and some to slide in."""
@@ -78,12 +88,18 @@ class QuantizedHybridCache(QuantizedStaticCache):
         most = in_view + self._round_up(slack)
         return min(most, self._places) if "full" in self.kinds else most
 
+    @property
+    def _is_linked(self) -> bool:
+        """Whether packed positions lie in the host's memory, beside the GPU that reads them."""
+        return self._allocate is take_linked
+
     def _house(self, layer: int) -> None:
-        """Move a layer into the memory that was asked for."""
+        """Move a layer into the memory that was asked for; what is not packed, and little, stays beside a GPU."""
         allocate = self._allocate
         if allocate is not None:
             self._stores[layer].move(
-                lambda held: allocate(tuple(held.shape), held.dtype, held.device).copy_(held) if held.numel() else held
+                lambda held: allocate(tuple(held.shape), held.dtype, held.device).copy_(held) if held.numel() else held,
+                with_recent=not self._is_linked,
             )
 
     def _find_window_store(self) -> PackedWindowStore | None:

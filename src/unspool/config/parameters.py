@@ -52,6 +52,7 @@ CACHE_IMPLEMENTATIONS = (
     "offloaded_hybrid",
     "offloaded_hybrid_chunked",
     "mamba",
+    "paged",
     "quantized",
     "quantized_static",
     "quantized_hybrid",

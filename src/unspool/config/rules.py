@@ -64,6 +64,7 @@ CONFIGURABLE_CACHES = (
     "quantized",
     "quantized_static",
     "static",
+    "paged",
     "sink",
     "offloaded",
     "offloaded_static",

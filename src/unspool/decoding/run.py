@@ -253,8 +253,12 @@ class Run:
         longest = self._readout.longest_prompt(prompts.lengths)
         last = longest + plan.max_new_tokens
         kind = find_kind(plan.cache_kind)
-        if kind.is_sized:
-            capacity = max(settings.max_cache_len or 0, last + plan.num_candidates)  # they lie past the row's end
+        told = dict(plan.cache_config or {})
+        room = settings.max_cache_len or told.get("max_cache_len") or 0
+        if kind.is_sized or (kind.may_be_sized and room):
+            capacity = max(room, last + plan.num_candidates)  # they lie past the row's end
+            if kind.may_be_sized:
+                told["max_cache_len"] = capacity
             rows = prompts.num_rows * plan.copies * self._readout.num_sets
             if not settings.low_memory and not (kind.forks and "forks" in self._model.info.can):
                 rows *= max(1, plan.num_candidates)  # they are read in copies of their row
@@ -263,8 +267,8 @@ class Run:
             ahead = CAPACITY_AHEAD_ON_GPU if self._model.device.type == "cuda" else CAPACITY_AHEAD
             capacity = longest if plan.num_beams > 1 else min(last, longest + ahead)
             rows = prompts.num_rows * self._readout.num_sets
-        told = {"config": plan.cache_config} if plan.cache_config else {}
-        return self._model.new_cache(plan.cache_kind, rows, capacity, encoded=self._encode_all(), **told)
+        given = {"config": told} if told else {}
+        return self._model.new_cache(plan.cache_kind, rows, capacity, encoded=self._encode_all(), **given)
 
     def _encode_all(self) -> Encoded | None:
         """What the decoder's rows read: the sources and, beside them, the negative prompts of guidance."""

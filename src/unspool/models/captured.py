@@ -19,7 +19,7 @@ import torch
 
 from unspool.cache import Cache
 from unspool.cache.places import Places
-from unspool.kernels.contests import Contest
+from unspool.kernels.key_layout import KeyLayout
 from unspool.kernels.presence import SMALLEST_CAPABILITY, has_triton
 from unspool.kernels.readings import Guide
 from unspool.kernels.sending import send
@@ -104,30 +104,20 @@ class CapturedSteps:
         num_forks, num_new = cache.num_forks, max(tokens.shape[1], cache.num_forks)
         rows = tokens.shape[0] // num_forks
         starts = (list(cache.lengths) or [0] * rows)[::num_forks]
-        if num_new == 1:
-            cache.advance(rows)
-        else:
-            cache.begin(tokens.shape[0], tokens.shape[1], counts, self._device)
-            cache.end()
-        places = cache.places()
-        assert places is not None
-        shape = PassShape(
-            rows=next(size for size in BUCKETS if size >= rows),
-            branches=places.branches,
-            num_new=num_new,
-            is_forked=num_forks > 1,
-            num_layers=want.exit_layer,
-            early=tuple(want.early),
-            wants_states=want.last_states,
-            packing=places.packed.schemes if places.packed is not None else None,
-            reading=want.reading if num_new == 1 else None,
-            alpha=want.contest.alpha if want.contest is not None and num_forks > 1 else None,
-        )
-        with torch.cuda.device(self._device):
-            # A step's inputs are written again for the next one, which only its own stream puts after this one's work.
-            key = (shape, torch.cuda.current_stream().cuda_stream)
-            step = self._borrow(key)
-            forward = step.run(tokens, starts, places, want.contest)
+        with cache.steady():
+            if num_new == 1:
+                cache.advance(rows)
+            else:
+                cache.begin(tokens.shape[0], tokens.shape[1], counts, self._device)
+                cache.end()
+            places = cache.places()
+            assert places is not None
+            shape = _shape_pass(places, want, rows, num_new, num_forks)
+            with torch.cuda.device(self._device):
+                # A step's inputs are written again for the next one, which only its own stream puts after this work.
+                key = (shape, torch.cuda.current_stream().cuda_stream)
+                step = self._borrow(key)
+                forward = step.run(tokens, starts, places, want)
         with self._lock:
             if sum(map(len, self._waiting.values())) >= _MOST_KEPT:
                 self._waiting.clear()
@@ -146,6 +136,23 @@ class CapturedSteps:
         return CapturedStep(self._spec, self._weights, self._device, self._dtype, key[0])
 
 
+def _shape_pass(places: Places, want: Want, rows: int, num_new: int, num_forks: int) -> PassShape:
+    """The graph that a pass needs."""
+    return PassShape(
+        rows=next(size for size in BUCKETS if size >= rows),
+        layout=KeyLayout(places.branches, places.block_size),
+        num_new=num_new,
+        is_forked=num_forks > 1,
+        num_layers=want.exit_layer,
+        early=tuple(want.early),
+        wants_states=want.last_states,
+        packing=places.packed.schemes if places.packed is not None else None,
+        away=places.landing.away if places.landing is not None and num_new == 1 else (),
+        reading=want.reading.form if want.reading is not None and num_new == 1 else None,
+        is_contest=want.contest is not None and num_forks > 1,
+    )
+
+
 class CapturedStep:
     """A step for a fixed number of rows: its inputs on the device, and the graph that reads them."""
 
@@ -162,16 +169,21 @@ class CapturedStep:
         from unspool.models.captured_blocks import StepInputs, make_body
 
         rows, num_logits = shape.rows, (1 + len(shape.early)) * shape.num_tokens
-        size = spec.num_layers + 1 + (spec.num_layers + 3 + rows if shape.branches else 0)
+        size = shape.layout.count_entries(spec.num_layers, rows)
         if shape.packing is not None:
             size += count_packed(spec.num_layers, rows)
+        elif shape.away:
+            size += spec.num_layers
         with torch.inference_mode():
+            table = torch.zeros(size, dtype=torch.int64, device=device)
+            lengths = torch.full((rows,), _NOT_THERE, dtype=torch.int32, device=device)
             self._inputs = StepInputs(
                 tokens=torch.zeros(shape.num_tokens, dtype=torch.int64, device=device),
-                lengths=torch.full((rows,), _NOT_THERE, dtype=torch.int32, device=device),
-                table=torch.zeros(size, dtype=torch.int64, device=device),
+                lengths=lengths,
+                table=table,
                 base=torch.zeros(_UNIT, dtype=dtype, device=device),
-                branches=shape.branches,
+                counts=table[-rows:] if shape.packing is not None else lengths,
+                layout=shape.layout,
             )
             self._logits = torch.empty(num_logits, spec.vocab_size, dtype=torch.float32, device=device)
             self._tops = torch.empty(rows, count_tiles(spec.vocab_size), dtype=torch.float32, device=device)
@@ -183,23 +195,19 @@ class CapturedStep:
 
                 self._reading = CapturedReading(shape.reading, rows, len(shape.early), spec.vocab_size, device)
             self._contest: CapturedContest | None = None
-            if shape.alpha is not None:
+            if shape.is_contest:
                 from unspool.kernels.gpu.contests import CapturedContest
 
                 position = 2 * spec.num_kv_heads * spec.head_dim
                 hidden = self._body.states.shape[1]
-                self._contest = CapturedContest(
-                    shape.alpha, rows, shape.num_new, hidden, spec.vocab_size, position, device
-                )
+                self._contest = CapturedContest(rows, shape.num_new, hidden, spec.vocab_size, position, device)
         self._rows, self._shape, self._num_layers = rows, shape, spec.num_layers
         self._cap = spec.logit_softcap
         self._places: weakref.ref[Places] | None = None  # what the table tells; a step that waits holds no keys
         self._lengths: list[int] = []  # what the device's lengths are by now
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def run(
-        self, tokens: torch.Tensor, starts: Sequence[int], places: Places, contest: Contest | None = None
-    ) -> Forward:
+    def run(self, tokens: torch.Tensor, starts: Sequence[int], places: Places, want: Want) -> Forward:
         """What the pass gives: logits (tokens, vocab) in float32, and what else its shape says."""
         shape, count = self._shape, len(starts) * self._shape.num_new
         with torch.inference_mode():
@@ -208,8 +216,10 @@ class CapturedStep:
             if self._lengths != starts:
                 self._tell_lengths(starts)
             self._inputs.tokens[:count].copy_(tokens.reshape(-1))
-            if self._contest is not None and contest is not None:
-                self._contest.tell(contest)
+            if self._contest is not None and want.contest is not None:
+                self._contest.tell(want.contest)
+            if self._reading is not None and want.reading is not None:
+                self._reading.tell(want.reading)
             if self._graph is None:
                 self._graph = self._capture(starts)
             self._graph.replay()
@@ -234,25 +244,39 @@ class CapturedStep:
         return forward
 
     def _tell_places(self, places: Places) -> None:
-        told = self._tell_buffers(places.buffers)
+        landing = places.landing if self._shape.away else None
+        buffers, layers = list(places.buffers), places.packed.layers if places.packed is not None else []
+        if landing is not None:
+            brought = {layer: landing.pieces[nth % 2] for nth, layer in enumerate(landing.away)}
+            if places.packed is None:
+                buffers = [brought[layer][0] if layer in brought else held for layer, held in enumerate(buffers)]
+            layers = [brought.get(layer, held) for layer, held in enumerate(layers)]
+        told = self._tell_buffers(buffers)
+        if landing is not None and places.packed is None:
+            told += self._tell_buffers(places.buffers)[:-1]
         if places.branches:
             assert places.shared is not None and places.prompt_lengths is not None and places.ancestry is not None
-            told += self._tell_buffers(places.shared)
-            told.append((places.ancestry.data_ptr() - self._inputs.lengths.data_ptr()) // 4)
-            told.append(places.ancestry.shape[1])
-            told += places.prompt_lengths
+            told += [*self._tell_buffers(places.shared), *self._tell_index(places.ancestry), *places.prompt_lengths]
+        if places.block_table is not None:
+            told += self._tell_index(places.block_table)
         if places.packed is not None:
             from unspool.kernels.gpu.packed_attention import tell_packed
 
             packed = places.packed
             absent = [0] * (self._rows - len(packed.num_packed))
-            told += tell_packed(self._inputs.base, packed.layers, packed.num_places, [*packed.num_packed, *absent])
+            told += tell_packed(self._inputs.base, layers, packed.num_places, [*packed.num_packed, *absent])
+        if landing is not None and self._body.carrier is not None:
+            num_positions = places.packed.num_places if places.packed is not None else buffers[0].shape[1]
+            self._body.carrier.tell(self._inputs.base, landing.homes, landing.pieces, num_positions)
         self._inputs.table[: len(told)].copy_(send(told, self._inputs.table.device))
         self._places = weakref.ref(places)
 
     def _tell_buffers(self, buffers: Sequence[torch.Tensor]) -> list[int]:
         base, unit = self._inputs.base.data_ptr(), _UNIT * self._inputs.base.element_size()
         return [*((buffer.data_ptr() - base) // unit for buffer in buffers), buffers[0].shape[1]]
+
+    def _tell_index(self, index: torch.Tensor) -> list[int]:
+        return [(index.data_ptr() - self._inputs.lengths.data_ptr()) // index.element_size(), index.shape[1]]
 
     def _tell_lengths(self, starts: Sequence[int]) -> None:
         told = [*starts, *[_NOT_THERE] * (self._rows - len(starts))]
@@ -285,6 +309,15 @@ class CapturedStep:
             self._reading.run(self._logits, self._likeliest, lengths)
         elif self._contest is not None:
             inputs, states = self._inputs, self._body.states
-            self._contest.run(states, own, inputs.base, inputs.table, lengths, num_layers=self._num_layers, unit=_UNIT)
+            self._contest.run(
+                states,
+                own,
+                inputs.base,
+                inputs.table,
+                lengths,
+                num_layers=self._num_layers,
+                unit=_UNIT,
+                layout=inputs.layout,
+            )
         elif self._shape.is_forked:  # one of the candidates will be kept
             lengths.add_(lengths.ge(0))

@@ -7,7 +7,7 @@ number on the host.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -15,14 +15,17 @@ import torch
 from unspool.kernels.activations import find_activation
 from unspool.kernels.alibi import alibi_slopes
 from unspool.kernels.gpu.activations import CODES
-from unspool.kernels.gpu.attention import HeadShape, StepAttention
+from unspool.kernels.gpu.attention import StepAttention
+from unspool.kernels.gpu.carrying import Carrier
 from unspool.kernels.gpu.norms import normalise
-from unspool.kernels.gpu.packed_attention import PackedStepAttention
+from unspool.kernels.gpu.packed_attention import NUM_TENSORS, PackedStepAttention
 from unspool.kernels.gpu.product import multiply
+from unspool.kernels.gpu.split_attention import HeadShape, SplitAttention
 from unspool.kernels.gpu.tokens import embed
 from unspool.kernels.gpu.turning import find_turns
 from unspool.kernels.gpu.wide_attention import WideAttention
 from unspool.kernels.gpu.words_product import unpack_words
+from unspool.kernels.key_layout import KeyLayout
 from unspool.models.captured_shape import PassShape
 from unspool.models.layers import DecoderWeights, Layer
 from unspool.models.plain_block import embed as embed_plainly
@@ -37,9 +40,10 @@ class StepInputs:
 
     tokens: torch.Tensor  # (rows * new,) int64
     lengths: torch.Tensor  # (rows,) int32: positions held, -1 where there is no row
-    table: torch.Tensor  # int64: where the buffers lie, counted from `base`
+    table: torch.Tensor  # int64: where keys lie, counted from `base`: see `kernels.key_layout`
     base: torch.Tensor  # of the buffers' dtype
-    branches: int  # rows a prompt that share its keys; 0 where none do
+    counts: torch.Tensor  # (rows,): positions that are held where keys may be away: `lengths`, or what is packed
+    layout: KeyLayout
 
 
 def can_fuse(spec: DecoderSpec) -> bool:
@@ -77,6 +81,7 @@ class Body(ABC):
         )
         num_tokens = form.num_tokens
         self._attend_rows = _make_attention(form, shape, device)
+        self.carrier = _make_carrier(form, spec, device) if form.away else None
         self._read = torch.zeros(num_tokens, spec.num_heads * spec.head_dim, dtype=dtype, device=device)
         width = spec.embedding_size or spec.hidden_size if weights.project_out is not None else spec.hidden_size
         self.states = torch.zeros((1 + len(form.early)) * num_tokens, width, dtype=dtype, device=device)
@@ -97,8 +102,10 @@ class Body(ABC):
     def _local_rope(self) -> RopeSpec | None:
         return self._spec.local_rope if self._spec.local_rope is not None else self._spec.rope
 
-    def _find_turns(self, inputs: StepInputs) -> None:
-        """How far rope turns this pass's tokens."""
+    def _begin(self, inputs: StepInputs) -> None:
+        """What comes before the first layer: keys that are away start coming, and how far rope turns the tokens."""
+        if self.carrier is not None:
+            self.carrier.begin(inputs.base, inputs.counts)
         for rope, frequencies, turns in self._ropes.values():
             find_turns(inputs.lengths, frequencies, rope.gain, turns, is_forked=self._shape.is_forked)
 
@@ -118,6 +125,9 @@ class Body(ABC):
     def _attend(self, index: int, layer: Layer, qkv: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
         """What a layer's queries read (rows, heads * width), valid until the next layer's."""
         spec, kind = self._spec, self._spec.kind_of(index)
+        is_away = index in self._shape.away
+        if self.carrier is not None and is_away:
+            self.carrier.hold_for(index)
         self._attend_rows(
             qkv,
             self._read,
@@ -132,8 +142,10 @@ class Body(ABC):
             q_norm=_weight_of(layer.q_norm),
             k_norm=_weight_of(layer.k_norm),
             slopes=self._slopes,
-            branches=inputs.branches,
+            layout=replace(inputs.layout, is_away=True) if is_away else inputs.layout,
         )
+        if self.carrier is not None and is_away:
+            self.carrier.go_on(inputs.base, inputs.counts)
         return self._read
 
 
@@ -157,7 +169,7 @@ class FusedBody(Body):
 
     def run(self, inputs: StepInputs, logits: torch.Tensor) -> None:
         spec, weights, x, eps = self._spec, self._weights, self._x, self._spec.norm.eps
-        self._find_turns(inputs)
+        self._begin(inputs)
         if isinstance(weights.embedding, WordEmbedding):
             unpack_words(weights.embedding.operand, x, rows=inputs.tokens, scale=self._scale)
         else:
@@ -208,7 +220,7 @@ class PlainBody(Body):
 
     def run(self, inputs: StepInputs, logits: torch.Tensor) -> None:
         shape, weights = self._shape, self._weights
-        self._find_turns(inputs)
+        self._begin(inputs)
         places = inputs.lengths
         if shape.num_new > 1:
             places = places.repeat_interleave(shape.num_new, output_size=shape.num_tokens) + self._ahead
@@ -221,15 +233,23 @@ class PlainBody(Body):
         logits.copy_(weights.head(self.states))
 
 
-def _make_attention(
-    form: PassShape, shape: HeadShape, device: torch.device
-) -> StepAttention | WideAttention | PackedStepAttention:
+def _make_attention(form: PassShape, shape: HeadShape, device: torch.device) -> SplitAttention:
     """The attention that reads what a pass finds in its cache."""
     if form.packing is not None:
         return PackedStepAttention(form.rows, shape, form.packing, device)
     if form.num_new == 1:
         return StepAttention(form.rows, shape, device)
     return WideAttention(form.rows, form.num_new, shape, device, is_forked=form.is_forked)
+
+
+def _make_carrier(form: PassShape, spec: DecoderSpec, device: torch.device) -> Carrier:
+    """What brings the keys that are away: whole layers, or what is packed of them."""
+    away = form.away if form.num_layers is None else [layer for layer in form.away if layer < form.num_layers]
+    if form.packing is not None:
+        block = form.packing[0].block
+        return Carrier(away, form.rows, device, num_tensors=NUM_TENSORS, chunks=spec.num_kv_heads, positions=block)
+    windows = {layer: spec.window for layer in away if spec.kind_of(layer) == "sliding" and spec.window is not None}
+    return Carrier(away, form.rows, device, windows=windows)
 
 
 def make_body(

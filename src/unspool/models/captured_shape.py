@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from unspool.kernels.key_layout import PLAIN, KeyLayout
 from unspool.kernels.packing import Scheme
 from unspool.kernels.readings import Contrast, Guide
 
@@ -13,15 +14,16 @@ class PassShape:
     """What a captured pass reads and gives."""
 
     rows: int
-    branches: int = 0  # rows a prompt that share its keys; 0 where none do
+    layout: KeyLayout = PLAIN  # how keys are found
     num_new: int = 1  # tokens a row
     is_forked: bool = False  # they are candidates for one position
     num_layers: int | None = None  # the pass ends after so many
     early: tuple[int, ...] = ()  # layers whose states the head reads too
     wants_states: bool = False  # the states that the head reads are wanted
     packing: tuple[Scheme, Scheme] | None = None  # how the cache's first keys and values are packed
-    alpha: float | None = None  # the candidates are judged, and one of them is kept: by `Contest.alpha`
-    reading: Guide | Contrast | None = None  # what becomes of the logits
+    away: tuple[int, ...] = ()  # layers whose keys are brought to the device while those before them compute
+    is_contest: bool = False  # the candidates are judged, and one of them is kept
+    reading: Guide | Contrast | None = None  # what becomes of the logits: a reading's `form`
 
     @property
     def num_tokens(self) -> int:

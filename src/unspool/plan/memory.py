@@ -44,15 +44,21 @@ def check_cache(
 ) -> dict[str, Any]:
     """What the cache is told, once it is known to suffice for the call."""
     kind, options = find_kind(name), read_options(name, settings.cache_config)
+    needed = shape.longest_read + num_new
+    most = kind.count_room(options) if kind.count_room is not None else None
+    if most is not None and most < needed and not shape.has_cache:
+        raise SettingError(
+            f"`cache_config` gives all rows of a {name} cache {most} positions together, and one alone may need "
+            f"{needed}: {needed - most} are missing. Give it more, ask for fewer new tokens, or let it grow"
+        )
     for told, room in (
         ("max_cache_len", settings.max_cache_len),
         ("cache_config['max_cache_len']", options.get("max_cache_len")),
     ):
-        if room is not None and not kind.is_sized:
+        if room is not None and not (kind.is_sized or kind.may_be_sized):
             raise SettingError(
                 f"`{told}` is the room of a static cache and the cache is {name}; add cache_implementation='static'"
             )
-        needed = shape.longest_read + num_new
         if room is not None and room < needed:
             raise SettingError(
                 f"`{told}`={room} is too little for a prompt of {shape.longest_read} tokens and {num_new} new ones; "

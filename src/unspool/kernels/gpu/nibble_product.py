@@ -16,7 +16,7 @@ import triton.language as tl
 from unspool.kernels.gpu.byte_blocks import multiply_bytes, round_input
 from unspool.kernels.gpu.half_blocks import halve_input, multiply_halves
 from unspool.kernels.gpu.launching import let_next_start, wait_for_input
-from unspool.kernels.gpu.result import Around, launch_product, write_result
+from unspool.kernels.gpu.result import Around, launch_product, load_held, write_result
 from unspool.kernels.gpu.word_parts import half_of, part_words
 from unspool.kernels.gpu.words import Words
 
@@ -77,21 +77,26 @@ def _multiply_nibbles(
             w = tl.load(at + beside + c * BW, mask=is_word, other=0, eviction_policy="evict_first")
             f = tl.load(factors_at + factors_beside + c * BLOCKS, mask=is_block, other=0, eviction_policy="evict_first")
         others, other_factors = others + (w,), other_factors + (f,)
+    column = word // 4 * 32 + word % 4  # of a word's first number; the next ones are 4 further each
+    norms = ()
+    for c in tl.static_range(CHUNKS):
+        for i in tl.static_range(8):
+            norm = column
+            if HAS_NORM:
+                norm = tl.load(NORM + c * BW * 8 + column + i * 4, mask=c * BW + word < KW, other=0.0)
+            norms = norms + (norm,)
     let_next_start(PDL)
     wait_for_input(PDL)
     # --- the input
-    column = word // 4 * 32 + word % 4  # of a word's first number; the next ones are 4 further each
     squares = tl.zeros((BW,), tl.float32)
     inputs = ()
     for c in tl.static_range(CHUNKS):
-        has_word = c * BW + word < KW
         xs = ()
         for i in tl.static_range(8):
-            here = c * BW * 8 + column + i * 4
-            x = tl.load(X + here, mask=has_word, other=0.0).to(tl.float32)
+            x = tl.load(X + c * BW * 8 + column + i * 4, mask=c * BW + word < KW, other=0.0).to(tl.float32)
             squares += x * x
             if HAS_NORM:
-                x *= tl.load(NORM + here, mask=has_word, other=0.0).to(tl.float32)
+                x *= norms[c * 8 + i].to(tl.float32)
             xs = xs + (x,)
         if ROUNDS:
             inputs = inputs + (round_input(xs, BW, HAS_ASM),)
@@ -101,6 +106,7 @@ def _multiply_nibbles(
     for tile in tl.range(num_tiles):
         part = tl.zeros((BN, BLOCKS), tl.float32)
         other = part
+        held = load_held(Y, 0, rn, rn < N, N, ADDS)
         is_more = (rn + BN < N) & (tile + 1 < num_tiles)
         step = (tile + 1) * BN
         so_far = (words, factors, others, other_factors)
@@ -120,7 +126,9 @@ def _multiply_nibbles(
                 f = tl.load(next_factors + factors_beside, mask=is_block, other=0, eviction_policy="evict_first")
                 other += _multiply_blocks(so_far[2][c], so_far[3][c], parted, power, sums, BN, BW, ROUNDS, HAS_ASM)
             others, other_factors = others + (w,), other_factors + (f,)
-        write_result(part, other, squares, 0, rn, rn < N, BIAS, Y, eps, N, K, ACT, IS_GATED, ADDS, HAS_NORM, HAS_BIAS)
+        write_result(
+            part, other, squares, held, 0, rn, rn < N, BIAS, Y, eps, N, K, ACT, IS_GATED, ADDS, HAS_NORM, HAS_BIAS
+        )
         rn += BN
 
 

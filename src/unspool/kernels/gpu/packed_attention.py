@@ -15,9 +15,18 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.attention import SMALLEST_DOT, HeadShape, SplitAttention, put_together
 from unspool.kernels.gpu.launching import let_next_start, wait_for_input
 from unspool.kernels.gpu.packed_halves import read_in_halves
+from unspool.kernels.gpu.split_attention import (
+    SMALLEST_DOT,
+    HeadShape,
+    Launch,
+    SplitAttention,
+    put_together,
+    read_values,
+    score_keys,
+)
+from unspool.kernels.key_layout import KeyLayout
 from unspool.kernels.packing import Scheme
 
 ALIGNED: Final = 16  # bytes: addresses of packed blocks are told as multiples of so many
@@ -26,7 +35,7 @@ TILES: Final = (64, 32, 16)  # positions unpacked at once, the largest that part
 MOST_RECENT: Final = 32  # positions that are not packed, read at once
 MOST_SPLITS: Final = 64
 _HALVED_BITS: Final = 4
-_TENSORS: Final = 6  # a layer's: codes, scales and zero points of keys, then of values
+NUM_TENSORS: Final = 6  # a layer's: codes, scales and zero points of keys, then of values
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +78,9 @@ def _read_tile(
     HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
 ):  # fmt: skip
     """Go on with a running softmax over a tile of keys; at least one of them is seen."""
-    scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
-    if HAS_CAP:
-        scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
-    if HAS_SLOPES:
-        scores += slopes[:, None] * place.to(tl.float32)[None, :]
+    scores = score_keys(query, k, place, slopes, scale, softcap, HAS_CAP, HAS_SLOPES)
     scores = tl.where(is_key[None, :], scores, float("-inf"))
-    higher = tl.maximum(highest, tl.max(scores, 1))
-    fade = tl.exp(highest - higher)
-    weights = tl.exp(scores - higher[:, None])
-    total = total * fade + tl.sum(weights, 1)
-    read = read * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    higher, total, read = read_values(scores, v, highest, total, read, False)
     return higher, total, read
 
 
@@ -247,14 +248,14 @@ def tell_packed(
 ) -> list[int]:
     """What the table says after the recent positions: the packed tensors of all layers, counted from `base`."""
     told = [num_places]
-    for which in range(_TENSORS):
+    for which in range(NUM_TENSORS):
         told += [(tensors[which].data_ptr() - base.data_ptr()) // ALIGNED for tensors in layers]
     return [*told, *num_packed]
 
 
 def count_packed(num_layers: int, rows: int) -> int:
     """How many numbers `tell_packed` tells."""
-    return 1 + _TENSORS * num_layers + rows
+    return 1 + NUM_TENSORS * num_layers + rows
 
 
 class PackedStepAttention(SplitAttention):
@@ -273,35 +274,26 @@ class PackedStepAttention(SplitAttention):
         splits = min(MOST_SPLITS, max(2, tiling.programs // (rows * shape.kv_heads)))
         super().__init__(rows, shape.heads // shape.kv_heads, shape.width, shape, device, splits)
 
-    def __call__(
-        self,
-        qkv: torch.Tensor,  # (rows, (heads + 2 * kv_heads) * width), as the product left it
-        out: torch.Tensor,  # (rows, heads * width)
-        base: torch.Tensor,  # where addresses are counted from
-        table: torch.Tensor,  # int64: see `_attend`
-        lengths: torch.Tensor,  # (rows,) int32; -1 for a row that is not there
-        layer: int,
-        num_layers: int,
-        *,
-        turns: torch.Tensor | None = None,  # (rows, 2, pairs) float32: `turning.find_turns`
-        scale: float | None = None,
-        is_windowed: bool = False,
-        q_norm: torch.Tensor | None = None,
-        k_norm: torch.Tensor | None = None,
-        slopes: torch.Tensor | None = None,  # (heads,) float32: ALiBi
-        branches: int = 0,
-    ) -> None:
-        """Turn queries and keys, write keys and values at each row's length, and read what the queries see."""
-        assert not branches, "rows over packed keys share none"
+    def _prepare(self, qkv: torch.Tensor, base: torch.Tensor, layout: KeyLayout) -> Launch:
+        assert not layout.branches and not layout.block_size, "rows over packed keys share none, and lie whole"
         keys, values = self._packing
-        self._launch(
-            _attend, qkv, out, base, base.view(torch.uint8), base.view(keys.dtype), table, lengths,
-            layer=layer, num_layers=num_layers, chunk=SMALLEST_CHUNK,
-            turns=turns, scale=scale, is_windowed=is_windowed, q_norm=q_norm, k_norm=k_norm, slopes=slopes,
-            TILE=self._tile, ALIGNED=ALIGNED, NBITS=keys.nbits, BLOCK=keys.block, SCALE_BYTES=keys.dtype.itemsize,
-            KEY_GROUP=keys.group, KEYS_BY_CHANNEL=keys.by_channel,
-            VALUE_GROUP=values.group, VALUES_BY_CHANNEL=values.by_channel,
-            RECENT=min(MOST_RECENT, self._tile), IN_HALVES=can_halve(keys, values, qkv.dtype),
-            STAGES=self._tiling.stages, HAS_ASM=qkv.is_cuda,
-            num_warps=self._tiling.warps, num_stages=self._tiling.stages, maxnreg=self._tiling.registers,
-        )  # fmt: skip
+        constants = {
+            "TILE": self._tile,
+            "RECENT": min(MOST_RECENT, self._tile),
+            "ALIGNED": ALIGNED,
+            "NBITS": keys.nbits,
+            "BLOCK": keys.block,
+            "SCALE_BYTES": keys.dtype.itemsize,
+            "KEY_GROUP": keys.group,
+            "KEYS_BY_CHANNEL": keys.by_channel,
+            "VALUE_GROUP": values.group,
+            "VALUES_BY_CHANNEL": values.by_channel,
+            "IN_HALVES": can_halve(keys, values, qkv.dtype),
+            "STAGES": self._tiling.stages,
+            "HAS_ASM": qkv.is_cuda,
+            "num_warps": self._tiling.warps,
+            "num_stages": self._tiling.stages,
+            "maxnreg": self._tiling.registers,
+        }
+        views = (base.view(torch.uint8), base.view(keys.dtype))
+        return Launch(_attend, SMALLEST_CHUNK, constants, views)

@@ -25,12 +25,22 @@ class Around(TypedDict, total=False):
 
 
 @triton.jit
+def load_held(Y, row, rn, is_output, N, ADDS: tl.constexpr):
+    """What a row's outputs `rn` hold already, where a product is added to it: asked for long before it is needed."""
+    held = 0.0
+    if ADDS:
+        held = tl.load(Y + row * N.to(tl.int64) + rn, mask=is_output, other=0.0).to(tl.float32)
+    return held
+
+
+@triton.jit
 def write_result(
-    total, other, squares, row, rn, is_output, BIAS, Y, eps, N,
+    total, other, squares, held, row, rn, is_output, BIAS, Y, eps, N,
     K: tl.constexpr, ACT: tl.constexpr, IS_GATED: tl.constexpr, ADDS: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """One row's outputs `rn` from its products (outputs, columns), those of the gated half and the input's squares."""
+    """One row's outputs `rn` from its products (outputs, columns), those of the gated half, the input's squares, and
+    what `load_held` found."""
     y = tl.sum(total, 1)  # before the squares: fewer numbers are held at the same time
     root = 1.0
     if HAS_NORM:
@@ -44,10 +54,9 @@ def write_result(
         if HAS_BIAS:
             z += tl.load(BIAS + N + rn, mask=is_output, other=0.0).to(tl.float32)
         y *= z
-    into = Y + row * N.to(tl.int64) + rn
     if ADDS:
-        y += tl.load(into, mask=is_output, other=0.0).to(tl.float32)
-    tl.store(into, y.to(Y.dtype.element_ty), mask=is_output)
+        y += held
+    tl.store(Y + row * N.to(tl.int64) + rn, y.to(Y.dtype.element_ty), mask=is_output)
 
 
 def count_outputs(shape: tuple[int, ...], around: Around) -> int:

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from unspool.kernels.gpu.launching import let_next_start, wait_for_input
-from unspool.kernels.gpu.result import Around, count_outputs, launch_product, write_result
+from unspool.kernels.gpu.result import Around, count_outputs, launch_product, load_held, write_result
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,9 @@ def _multiply_row(
     if EARLY:
         let_next_start(PDL)
     wait_for_input(PDL)
-    totals, others, squares = (), (), ()
+    totals, others, squares, held = (), (), (), ()
     for row in tl.static_range(R):
+        held = held + (load_held(Y, row, rn, is_row, N, ADDS),)
         x = tl.load(X + row * K + rk, mask=rk < K, other=0.0).to(tl.float32)
         squares = squares + (x * x,)
         if HAS_NORM:
@@ -92,7 +93,7 @@ def _multiply_row(
         let_next_start(PDL)
     for row in tl.static_range(R):
         write_result(
-            totals[row], others[row], squares[row], row, rn, is_row, BIAS, Y, eps, N,
+            totals[row], others[row], squares[row], held[row], row, rn, is_row, BIAS, Y, eps, N,
             K, ACT, IS_GATED, ADDS, HAS_NORM, HAS_BIAS,
         )  # fmt: skip
 

@@ -11,17 +11,19 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.attention import (
-    SEVERAL_ROWS,
+from unspool.kernels.gpu.attention import SEVERAL_ROWS, count_splits, fit_memory, pad_width
+from unspool.kernels.gpu.key_lookup import find_new, find_row, find_tile
+from unspool.kernels.gpu.launching import let_next_start, wait_for_input
+from unspool.kernels.gpu.split_attention import (
     SMALLEST_DOT,
     HeadShape,
+    Launch,
     SplitAttention,
-    count_splits,
-    fit_memory,
-    pad_width,
     put_together,
+    read_values,
+    score_keys,
 )
-from unspool.kernels.gpu.launching import let_next_start, wait_for_input
+from unspool.kernels.key_layout import KeyLayout
 
 
 @triton.jit
@@ -44,17 +46,20 @@ def _attend_wide(
     G: tl.constexpr, GP: tl.constexpr, GJ: tl.constexpr, NEW: tl.constexpr, NP: tl.constexpr, PAIRS: tl.constexpr,
     BLOCK: tl.constexpr, UNIT: tl.constexpr, MOST_SPLITS: tl.constexpr, IS_FORKED: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SLOPES: tl.constexpr,
-    PDL: tl.constexpr,
+    PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     POSITION: tl.constexpr = 2 * KV_HEADS * D  # numbers a position takes
     WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
     length = tl.load(LENGTHS + row)  # keys held; where the first new one goes
-    own = BASE + tl.load(TABLE + layer) * UNIT
-    own_row = tl.load(TABLE + num_layers) * POSITION
+    own, apart, shared, shared_apart, num_shared, listed = find_row(
+        BASE, TABLE, LENGTHS, layer, num_layers, row, POSITION, UNIT, 0, PAGE
+    )  # fmt: skip
     first = 0
     if HAS_WINDOW:
         first = tl.maximum(length + 1 - window, 0)
+        if PAGE > 0:
+            first = first // BLOCK * BLOCK  # tiles begin where they do without a window, so that none crosses a block
     num_keys = tl.maximum(length - first, 0)
     chunk = tl.maximum(tl.cdiv(tl.cdiv(num_keys, num_splits), BLOCK) * BLOCK, smallest_chunk)
     used = tl.maximum(tl.cdiv(num_keys, chunk), 1)
@@ -107,33 +112,22 @@ def _attend_wide(
         end = tl.minimum(begin + chunk, length)
         for start in tl.range(begin, end, BLOCK):
             place = start + tl.arange(0, BLOCK)
-            at = (own + row * own_row + place.to(tl.int64) * POSITION)[:, None] + head * D + rd[None, :]
+            keys_at = find_tile(
+                row, start, place, place < end, own, apart, shared, shared_apart, num_shared, listed, POSITION, 0, PAGE
+            )  # fmt: skip
+            at = keys_at[:, None] + head * D + rd[None, :]
             is_held = (place < end)[:, None] & is_number[None, :]
             k = tl.load(at, mask=is_held, other=0.0)
             v = tl.load(at + KV_HEADS * D, mask=is_held, other=0.0)
-            scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
-            if HAS_CAP:
-                scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
-            if HAS_SLOPES:
-                scores += slopes[:, None] * place.to(tl.float32)[None, :]
+            scores = score_keys(query, k, place, slopes, scale, softcap, HAS_CAP, HAS_SLOPES)
             is_seen = (place < end)[None, :] & (rg >= 0)[:, None]
             if HAS_WINDOW:
                 is_seen = is_seen & (place[None, :] > (length + ahead)[:, None] - window)
             scores = tl.where(is_seen, scores, float("-inf"))
-            higher = tl.maximum(highest, tl.max(scores, 1))
-            base = tl.where(higher == float("-inf"), 0.0, higher)  # a window may have passed all keys so far
-            fade = tl.exp(highest - base)
-            weights = tl.exp(scores - base[:, None])
-            total = total * fade + tl.sum(weights, 1)
-            read = read * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-            highest = higher
+            highest, total, read = read_values(scores, v, highest, total, read, True)  # a window may have passed all
         # --- the new keys, which the last part sees and writes
         if split == used - 1:
-            scores = tl.dot(query, tl.trans(k_new), input_precision="ieee") * scale  # (queries, new)
-            if HAS_CAP:
-                scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
-            if HAS_SLOPES:
-                scores += slopes[:, None] * (length + new_ahead).to(tl.float32)[None, :]
+            scores = score_keys(query, k_new, length + new_ahead, slopes, scale, softcap, HAS_CAP, HAS_SLOPES)
             if IS_FORKED:
                 is_seen = rn[None, :] == token[:, None]
             else:
@@ -141,15 +135,12 @@ def _attend_wide(
                 if HAS_WINDOW:
                     is_seen = is_seen & (rn[None, :] > token[:, None] - window)
             scores = tl.where(is_seen & is_new[None, :], scores, float("-inf"))
-            higher = tl.maximum(highest, tl.max(scores, 1))  # every query sees itself
-            fade = tl.exp(highest - higher)
-            weights = tl.exp(scores - higher[:, None])
-            total = total * fade + tl.sum(weights, 1)
-            read = read * fade[:, None] + tl.dot(weights.to(v_new.dtype), v_new, input_precision="ieee")
-            highest = higher
-            into = (own + row * own_row + (length + rn).to(tl.int64) * POSITION)[:, None] + head * D + rd[None, :]
-            tl.store(into, k_new, mask=is_key_number)
-            tl.store(into + KV_HEADS * D, v_new, mask=is_key_number)
+            highest, total, read = read_values(scores, v_new, highest, total, read, False)  # every query sees itself
+            into, is_there = find_new(row, length + rn, is_new, own, apart, num_shared, listed, POSITION, PAGE)
+            into = into[:, None] + head * D + rd[None, :]
+            is_stored = is_there[:, None] & is_number[None, :]
+            tl.store(into, k_new, mask=is_stored)
+            tl.store(into + KV_HEADS * D, v_new, mask=is_stored)
         # --- the parts together
         put_together(
             read, highest, total, OUT + row.to(tl.int64) * (NEW * HEADS * D) + head * G * D, PARTS, STATS, COUNTS,
@@ -165,31 +156,17 @@ class WideAttention(SplitAttention):
         splits = count_splits(SEVERAL_ROWS.programs // (rows * shape.kv_heads))
         super().__init__(rows, num_new * shape.heads // shape.kv_heads, pad_width(shape), shape, device, splits)
 
-    def __call__(
-        self,
-        qkv: torch.Tensor,  # (rows * new, (heads + 2 * kv_heads) * width), as the product left it
-        out: torch.Tensor,  # (rows * new, heads * width)
-        base: torch.Tensor,
-        table: torch.Tensor,
-        lengths: torch.Tensor,  # (rows,) int32: positions held, -1 for a row that is not there
-        layer: int,
-        num_layers: int,
-        *,
-        turns: torch.Tensor | None = None,  # (rows * new, 2, pairs) float32: `turning.find_turns`
-        scale: float | None = None,
-        is_windowed: bool = False,
-        q_norm: torch.Tensor | None = None,
-        k_norm: torch.Tensor | None = None,
-        slopes: torch.Tensor | None = None,
-        branches: int = 0,
-    ) -> None:
-        """Turn queries and keys, write keys and values after each row's length, and read what the queries see."""
-        assert not branches, "rows that share keys read one token at a time"
-        block, stages = fit_memory(SEVERAL_ROWS, self._width * qkv.element_size())
-        self._launch(
-            _attend_wide, qkv, out, base, table, lengths,
-            layer=layer, num_layers=num_layers, chunk=SEVERAL_ROWS.chunk,
-            turns=turns, scale=scale, is_windowed=is_windowed, q_norm=q_norm, k_norm=k_norm, slopes=slopes,
-            DP=self._width, NEW=self._new, NP=max(SMALLEST_DOT, triton.next_power_of_2(self._new)), BLOCK=block,
-            IS_FORKED=self._is_forked, num_warps=SEVERAL_ROWS.warps, num_stages=stages,
-        )  # fmt: skip
+    def _prepare(self, qkv: torch.Tensor, base: torch.Tensor, layout: KeyLayout) -> Launch:  # noqa: ARG002
+        assert not layout.branches and not layout.is_away, "keys that are shared or away are read one token at a time"
+        block, stages = fit_memory(SEVERAL_ROWS, self._width * qkv.element_size(), layout)
+        constants = {
+            "DP": self._width,
+            "NEW": self._new,
+            "NP": max(SMALLEST_DOT, triton.next_power_of_2(self._new)),
+            "BLOCK": block,
+            "IS_FORKED": self._is_forked,
+            "PAGE": layout.block_size,
+            "num_warps": SEVERAL_ROWS.warps,
+            "num_stages": stages,
+        }
+        return Launch(_attend_wide, SEVERAL_ROWS.chunk, constants)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
-from unspool.kernels.gpu.result import Around, launch_product, write_result
+from unspool.kernels.gpu.result import Around, launch_product, load_held, write_result
 from unspool.kernels.gpu.words import Words
 
 MOST_ROWS: Final = 2  # at once: sums of all of them are held in registers
@@ -190,8 +190,9 @@ def _multiply_words(
     let_next_start(PDL)
     wait_for_input(PDL)
     nothing = tl.zeros((BW,), tl.float32)
-    parts, others, squares = (), (), ()
-    for _ in tl.static_range(R):
+    parts, others, squares, held = (), (), (), ()
+    for row in tl.static_range(R):
+        held = held + (load_held(Y, row, rn, is_output, N, ADDS),)
         empty = tl.zeros((BN, BLOCKS), tl.float32)
         parts, others, squares = parts + (empty,), others + (empty,), squares + (nothing,)
     for start in tl.static_range(0, KW, BW):
@@ -251,7 +252,7 @@ def _multiply_words(
             others = others + (so_far[1][row] + part,)
     for row in tl.static_range(R):
         write_result(
-            parts[row], others[row], squares[row], row, rn, is_output, BIAS, Y, eps, N,
+            parts[row], others[row], squares[row], held[row], row, rn, is_output, BIAS, Y, eps, N,
             K, ACT, IS_GATED, ADDS, HAS_NORM, HAS_BIAS,
         )  # fmt: skip
 

@@ -1,0 +1,92 @@
+"""Where the key of a position of a row lies, for every layout of `kernels.key_layout`: what kernels find keys by.
+
+`find_row` reads what the table says of a row once; the others then make addresses of positions. For a plain layout
+nothing is looked up, and addresses are what they would be without any of this.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def find_row(
+    BASE, TABLE, LENGTHS, layer, num_layers, row,
+    POSITION: tl.constexpr, UNIT: tl.constexpr, BRANCHES: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
+    """A layer's keys and how far its rows (or blocks) are apart; the same of prompts, and how many keys a row shares;
+    and where the row's ancestry (or blocks) are listed."""
+    own = BASE + tl.load(TABLE + layer) * UNIT
+    apart = tl.load(TABLE + num_layers) * POSITION
+    shared, shared_apart, num_shared, listed = own, apart, 0, LENGTHS
+    if BRANCHES > 0:
+        shared = BASE + tl.load(TABLE + num_layers + 1 + layer) * UNIT
+        shared_apart = tl.load(TABLE + 2 * num_layers + 1) * POSITION
+        listed = LENGTHS + tl.load(TABLE + 2 * num_layers + 2) + row * tl.load(TABLE + 2 * num_layers + 3)
+        num_shared = tl.load(TABLE + 2 * num_layers + 4 + row).to(tl.int32)
+    if PAGE > 0:
+        listed = LENGTHS + tl.load(TABLE + num_layers + 1) + row * tl.load(TABLE + num_layers + 2)
+    return own, apart, shared, shared_apart, num_shared, listed
+
+
+@triton.jit
+def find_home(BASE, TABLE, own, layer, num_layers, UNIT: tl.constexpr, IS_AWAY: tl.constexpr):
+    """Where a layer's keys live, and so where its new ones go: elsewhere, if what is read was brought from there."""
+    home = own
+    if IS_AWAY:
+        home = BASE + tl.load(TABLE + num_layers + 1 + layer) * UNIT
+    return home
+
+
+@triton.jit
+def find_keys(
+    row, place, is_there, own, apart, shared, shared_apart, num_shared, listed,
+    POSITION: tl.constexpr, BRANCHES: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
+    """Where the keys of any positions of a row lie."""
+    if BRANCHES > 0:
+        mine = tl.maximum(place - num_shared, 0)
+        whose = tl.load(listed + mine, mask=is_there & (place >= num_shared), other=0)
+        found = tl.where(
+            place < num_shared,
+            shared + (row // BRANCHES) * shared_apart + place * POSITION,
+            own + whose * apart + mine * POSITION,
+        )
+    elif PAGE > 0:
+        block = tl.load(listed + place // PAGE, mask=is_there, other=0).to(tl.int64)
+        found = own + (block * PAGE + place % PAGE) * POSITION
+    else:
+        found = own + row * apart + place.to(tl.int64) * POSITION
+    return found
+
+
+@triton.jit
+def find_tile(
+    row, start, place, is_there, own, apart, shared, shared_apart, num_shared, listed,
+    POSITION: tl.constexpr, BRANCHES: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
+    """Where the keys of a tile of positions lie, the first of which is there; no tile crosses a block's end."""
+    if PAGE > 0:
+        block = tl.load(listed + start // PAGE).to(tl.int64)
+        found = own + block * (PAGE * POSITION) + (place % PAGE) * POSITION
+    else:
+        found = find_keys(
+            row, place, is_there, own, apart, shared, shared_apart, num_shared, listed, POSITION, BRANCHES, PAGE
+        )  # fmt: skip
+    return found
+
+
+@triton.jit
+def find_new(
+    row, place, is_there, home, apart, num_shared, listed,
+    POSITION: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
+    """Where a row's new keys go, and which of them: where the row has no block, nowhere."""
+    if PAGE > 0:
+        block = tl.load(listed + place // PAGE, mask=is_there, other=0).to(tl.int64)
+        into = home + (block * PAGE + place % PAGE) * POSITION
+        is_there = is_there & (block > 0)
+    else:
+        into = home + row * apart + (place - num_shared).to(tl.int64) * POSITION
+    return into, is_there

@@ -1,0 +1,206 @@
+"""What the attentions of captured passes have in common: a running softmax, parts of split keys, one way to be called.
+
+The keys of a row are split among programs (flash-decoding: Dao et al., 2023), each of which serves all query heads that
+share a key head; the program that ends last puts the parts together.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+
+from unspool.kernels.gpu.launching import launch, launch_options
+from unspool.kernels.key_layout import PLAIN, KeyLayout
+
+UNIT: Final = 8  # numbers: addresses are told as multiples of so many, so that loads are known to be aligned
+SMALLEST_DOT: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """What the attention of a block looks like."""
+
+    heads: int
+    kv_heads: int
+    width: int
+    scale: float = 1.0
+    softcap: float | None = None
+    window: int | None = None
+    eps: float = 0.0
+
+
+@triton.jit
+def score_keys(
+    query, k, place, slopes, scale, softcap, HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr
+):  # fmt: skip
+    """How much queries (queries, width) ask for keys (keys, width) at positions (keys,): (queries, keys)."""
+    scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
+    if HAS_CAP:
+        scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+    if HAS_SLOPES:
+        scores += slopes[:, None] * place.to(tl.float32)[None, :]
+    return scores
+
+
+@triton.jit
+def read_values(scores, v, highest, total, read, MAY_SEE_NONE: tl.constexpr):
+    """Go on with a running softmax over some keys' values; what is not seen has the score -inf.
+
+    A query that has seen no key yet, and sees none of these, may be among them only with `MAY_SEE_NONE`.
+    """
+    higher = tl.maximum(highest, tl.max(scores, 1))
+    base = higher
+    if MAY_SEE_NONE:
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+    fade = tl.exp(highest - base)
+    weights = tl.exp(scores - base[:, None])
+    total = total * fade + tl.sum(weights, 1)
+    read = read * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    return higher, total, read
+
+
+@triton.jit
+def put_together(
+    read, highest, total, OUT, PARTS, STATS, COUNTS, slot, split, used, num_splits,
+    QUERIES: tl.constexpr, G: tl.constexpr, TOKEN: tl.constexpr, D: tl.constexpr,
+    GP: tl.constexpr, DP: tl.constexpr, GJ: tl.constexpr, MOST_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Write what a key head's queries read; where its keys are split, the program that ends last adds the parts up.
+
+    Query `q` of `QUERIES` belongs to head `q % G` of token `q // G`; tokens lie `TOKEN` numbers apart at `OUT`. A tile
+    for the tensor cores has room for more queries (GP) than there are: parts are added up over GJ, as few as can be.
+    """
+    rg, rd = tl.arange(0, GP), tl.arange(0, DP)
+    is_head = rg < QUERIES
+    is_number = is_head[:, None] & (rd < D)[None, :]
+    if used == 1:
+        target = OUT + (rg // G * TOKEN + rg % G * D)[:, None] + rd[None, :]
+        tl.store(target, (read / total[:, None]).to(OUT.dtype.element_ty), mask=is_number)
+    else:
+        part = (slot * num_splits + split) * GP
+        tl.store(PARTS + (part + rg)[:, None] * DP + rd[None, :], read, mask=is_number)
+        tl.store(STATS + 2 * (part + rg), highest, mask=is_head)
+        tl.store(STATS + 2 * (part + rg) + 1, total, mask=is_head)
+        tl.debug_barrier()  # every thread's part is written before the count says so
+        num_before = tl.atomic_add(COUNTS + slot, 1, sem="acq_rel")
+        if num_before == used - 1:
+            tl.debug_barrier()
+            # How much each part counts is known at once; what they read is then added up, several loads at a time.
+            rq = tl.arange(0, GJ)
+            is_one = rq < QUERIES
+            is_its = is_one[:, None] & (rd < D)[None, :]
+            parts = tl.arange(0, MOST_SPLITS)
+            place = (slot * num_splits + parts)[:, None] * GP + rq[None, :]
+            is_part = (parts < used)[:, None] & is_one[None, :]
+            tops = tl.load(STATS + 2 * place, mask=is_part, other=float("-inf"), cache_modifier=".cg")
+            sums = tl.load(STATS + 2 * place + 1, mask=is_part, other=0.0, cache_modifier=".cg")
+            peak = tl.where(is_one, tl.max(tops, 0), 0.0)
+            whole = tl.sum(sums * tl.exp(tops - peak[None, :]), 0)
+            joined = tl.full((GJ, DP), 0.0, tl.float32)
+            for number in tl.range(0, used, loop_unroll_factor=8 if GJ * DP <= 1024 else 4):
+                one = (slot * num_splits + number) * GP + rq
+                weight = tl.exp(tl.load(STATS + 2 * one, mask=is_one, other=0.0, cache_modifier=".cg") - peak)
+                its = tl.load(PARTS + one[:, None] * DP + rd[None, :], mask=is_its, other=0.0, cache_modifier=".cg")
+                joined += its * weight[:, None]
+            whole = tl.where(is_one, whole, 1.0)
+            target = OUT + (rq // G * TOKEN + rq % G * D)[:, None] + rd[None, :]
+            tl.store(target, (joined / whole[:, None]).to(OUT.dtype.element_ty), mask=is_its)
+            tl.store(COUNTS + slot, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What one kind of attention starts, and what for."""
+
+    kernel: Any
+    chunk: int  # the fewest keys that a program is started for
+    constants: dict[str, Any]  # what the kernel is compiled for, beside what all are
+    views: tuple[torch.Tensor, ...] = field(default=())  # the tensor that addresses are counted from, as other numbers
+
+
+class SplitAttention(ABC):
+    """The attention of captured passes: room for the parts of split keys, and the launch of a kernel."""
+
+    def __init__(
+        self, rows: int, num_queries: int, width: int, shape: HeadShape, device: torch.device, splits: int
+    ) -> None:
+        self._rows, self._shape, self._width = rows, shape, width
+        self._queries = max(SMALLEST_DOT, triton.next_power_of_2(num_queries))  # of one key head
+        self._joined = triton.next_power_of_2(num_queries)
+        self.splits = splits
+        num_parts = rows * shape.kv_heads * self.splits * self._queries
+        self._parts = torch.empty(num_parts, width, dtype=torch.float32, device=device)
+        self._stats = torch.empty(num_parts, 2, dtype=torch.float32, device=device)
+        self._counts = torch.zeros(rows * shape.kv_heads, dtype=torch.int32, device=device)
+
+    @abstractmethod
+    def _prepare(self, qkv: torch.Tensor, base: torch.Tensor, layout: KeyLayout) -> Launch:
+        """What is started for queries of this dtype over keys of this layout."""
+
+    def __call__(
+        self,
+        qkv: torch.Tensor,  # (rows * new, (heads + 2 * kv_heads) * width), as the product left it
+        out: torch.Tensor,  # (rows * new, heads * width)
+        base: torch.Tensor,  # of the buffers' dtype: where addresses are counted from
+        table: torch.Tensor,  # int64: see `kernels.key_layout`
+        lengths: torch.Tensor,  # (rows,) int32: positions held, -1 for a row that is not there
+        layer: int,
+        num_layers: int,
+        *,
+        turns: torch.Tensor | None = None,  # (rows * new, 2, pairs) float32: `turning.find_turns`
+        scale: float | None = None,
+        is_windowed: bool = False,
+        q_norm: torch.Tensor | None = None,
+        k_norm: torch.Tensor | None = None,
+        slopes: torch.Tensor | None = None,  # (heads,) float32: ALiBi
+        layout: KeyLayout = PLAIN,
+    ) -> None:
+        """Turn queries and keys, write keys and values after each row's length, and read what the queries see."""
+        shape, unused = self._shape, self._stats
+        started = self._prepare(qkv, base, layout)
+        launch(
+            started.kernel,
+            (self._rows, shape.kv_heads, self.splits),
+            qkv,
+            out,
+            base,
+            *started.views,
+            table,
+            lengths,
+            turns if turns is not None else unused,
+            q_norm if q_norm is not None else qkv,
+            k_norm if k_norm is not None else qkv,
+            slopes if slopes is not None else unused,
+            self._parts,
+            self._stats,
+            self._counts,
+            layer,
+            num_layers,
+            shape.scale if scale is None else scale,
+            shape.softcap or 1.0,
+            shape.eps,
+            shape.window or 0,
+            self.splits,
+            started.chunk,
+            HEADS=shape.heads,
+            KV_HEADS=shape.kv_heads,
+            D=shape.width,
+            G=shape.heads // shape.kv_heads,
+            GP=self._queries,
+            GJ=self._joined,
+            PAIRS=turns.shape[2] if turns is not None else 0,
+            UNIT=UNIT,
+            MOST_SPLITS=triton.next_power_of_2(max(2, self.splits)),
+            HAS_NORM=q_norm is not None,
+            HAS_CAP=shape.softcap is not None,
+            HAS_WINDOW=is_windowed,
+            HAS_SLOPES=slopes is not None,
+            **started.constants,
+            # What waits for a copy as well as for the product before it can't start early.
+            **({"PDL": False} if layout.is_away else launch_options()),
+        )

@@ -1,0 +1,457 @@
+"""The cache in blocks: what rows share, what they give back, and that answers are those of every other exact kind."""
+
+from __future__ import annotations
+
+import gc
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.cache.test_contract import HEADS, LAYERS, WIDTH, Plain
+from tests.conformance.cases import Case, load_model, read_cases, run_case
+
+import unspool
+from unspool.cache import BlockPool, Cache, EncoderDecoderCache, PagedCache
+from unspool.cache.pool import BLOCK_SIZE, NOBODYS
+from unspool.errors import LoadError, ResourceError, SettingError, UnsupportedError
+
+SIZE = 16  # positions of a block, here
+BLOCK_BYTES = LAYERS * SIZE * 2 * HEADS * WIDTH * 4
+
+
+def start(pool: BlockPool, lengths: list[int]) -> Plain:
+    plain = Plain(PagedCache(pool), [[] for _ in lengths])
+    plain.read(max(lengths), lengths)
+    return plain
+
+
+def count_holders(pool: BlockPool, *caches: PagedCache) -> None:
+    """A block has as many users as rows hold it, and one that none holds is free."""
+    holders = [0] * (pool.num_blocks + 1)
+    for cache in caches:
+        for row in cache._table.rows:
+            assert len(set(row)) == len(row)
+            for block in row:
+                holders[block] += 1
+    assert holders[NOBODYS] == 0
+    assert holders[1:] == [pool.count_users(block) for block in range(1, pool.num_blocks + 1)]
+    assert pool.num_free == holders[1:].count(0)
+    assert all(not buffer[NOBODYS].any() for buffer in pool.buffers)  # nobody's stays zero
+
+
+# --- the pool -----------------------------------------------------------------------------------------------
+
+
+def test_blocks_are_taken_shared_and_given_back() -> None:
+    pool = BlockPool(SIZE, 4)
+    first = pool.take(3)
+    assert first == [1, 2, 3] and (pool.num_free, pool.num_blocks, pool.is_fixed) == (1, 4, True)
+    pool.share([2])
+    pool.give_back([2, 3])
+    assert [pool.count_users(block) for block in (1, 2, 3, 4)] == [1, 1, 0, 0] and pool.take(1) == [3]
+    with pytest.raises(ResourceError, match=r"3 more blocks of 16 .* 1 of the pool's 4 are free: 2 are missing"):
+        pool.take(3)
+    assert pool.num_free == 1
+    for call in (pool.share, pool.give_back):
+        for block in (NOBODYS, 4):
+            with pytest.raises(SettingError, match=f"block {block} is nobody's"):
+                call([block])
+
+
+def test_a_block_holds_nothing_of_whoever_had_it() -> None:
+    pool = BlockPool(SIZE, 2)
+    buffer = pool.open_layer(0, HEADS, WIDTH, torch.float32, torch.device("cpu"))
+    [block] = pool.take(1)
+    buffer[block] = torch.nan
+    [copied] = pool.copy([block])
+    assert buffer[copied].isnan().all()
+    pool.give_back([block, copied])
+    assert all(not buffer[each].any() for each in pool.take(2))
+
+
+def test_a_pool_grows_by_a_part_of_itself() -> None:
+    pool = BlockPool(SIZE)
+    pool.take(100)
+    buffer = pool.open_layer(0, HEADS, WIDTH, torch.float32, torch.device("cpu"))
+    buffer[7] = 3.0
+    assert pool.take(1) == [101] and pool.num_blocks == 106
+    assert pool.buffers[0].shape[0] == 107 and (pool.buffers[0][7] == 3).all()
+    assert pool.nbytes == 107 * SIZE * 2 * HEADS * WIDTH * 4 == 107 * pool.block_nbytes
+
+
+@pytest.mark.parametrize("size", [0, 8, 17, 2048, True, 16.0])
+def test_blocks_are_powers_of_two(size: Any) -> None:
+    with pytest.raises(SettingError, match="power of two from 16 to 1024"):
+        BlockPool(size)
+
+
+@pytest.mark.parametrize("count", [0, -1, 2**40, True, 3.0])
+def test_a_pool_is_bounded(count: Any) -> None:
+    with pytest.raises(SettingError, match="num_blocks"):
+        BlockPool(SIZE, count)
+
+
+def test_a_cache_has_one_pool() -> None:
+    with pytest.raises(SettingError, match="a pool has its blocks"):
+        PagedCache(BlockPool(SIZE), num_blocks=4)
+    with pytest.raises(SettingError, match="max_cache_len"):
+        PagedCache(max_cache_len=0)
+
+
+# --- what rows hold -----------------------------------------------------------------------------------------
+
+
+def test_a_ragged_batch_takes_what_its_rows_need() -> None:
+    pool = BlockPool(SIZE)
+    plain = start(pool, [200, 3, 17, 1])
+    cache = plain.cache
+    assert cache.nbytes == (13 + 1 + 2 + 1) * BLOCK_BYTES and pool.num_blocks == 17
+    plain.truncate([33, 3, 16, 0])
+    assert cache.nbytes == (3 + 1 + 1) * BLOCK_BYTES and pool.num_free == 12
+    plain.read(1)
+    plain.select([1])
+    assert cache.nbytes == BLOCK_BYTES
+    count_holders(pool, cache)
+
+
+def test_rows_share_blocks_until_they_part() -> None:
+    pool = BlockPool(SIZE)
+    plain = start(pool, [40])
+    cache = plain.cache
+    plain.select([0, 0, 0])
+    assert cache.nbytes == 3 * BLOCK_BYTES
+    plain.read(1)  # each now has a last block of its own; the last of them kept the first one
+    assert cache.nbytes == (2 + 3) * BLOCK_BYTES
+    plain.select([2, 2, 1])
+    assert cache.nbytes == (2 + 2) * BLOCK_BYTES
+    plain.read(9, [9, 8, 0])
+    plain.read(1)
+    count_holders(pool, cache)
+    full = start(pool, [32])
+    full.select([0, 0])
+    full.read(1)  # full blocks are never copied
+    assert full.cache.nbytes == (2 + 2) * BLOCK_BYTES
+
+
+def test_clones_share_and_go_their_own_way() -> None:
+    pool = BlockPool(SIZE)
+    plain = start(pool, [40, 7])
+    others = [Plain(plain.cache.clone(), [list(row) for row in plain.rows], 10_000 * n) for n in (1, 2)]
+    assert pool.num_blocks - pool.num_free == 4  # three of the first row, one of the second
+    for number, one in enumerate((plain, *others)):
+        one.read(3, [3, number])
+        one.read(1)
+    count_holders(pool, plain.cache, *(other.cache for other in others))
+    del others, one
+    count_holders(pool, plain.cache)
+    plain.read(2)
+
+
+def test_blocks_come_back_when_a_cache_is_gone() -> None:
+    pool = BlockPool(SIZE, 8)
+    plain = start(pool, [100])
+    with pytest.raises(ResourceError, match=r"2 more blocks of 16 .* 1 of the pool's 8 are free: 1 are missing"):
+        start(pool, [20])
+    gc.collect()
+    assert pool.num_free == 1
+    del plain
+    gc.collect()
+    assert pool.num_free == 8
+    start(pool, [128])
+
+
+def test_a_pass_without_blocks_changes_nothing() -> None:
+    pool = BlockPool(SIZE, 5)
+    plain = start(pool, [30, 30])
+    plain.read(2)
+    cache = plain.cache
+    rows = [list(row) for row in cache._table.rows]
+    for call in (lambda: cache.begin(2, 1), lambda: cache.advance(2), lambda: cache.fork(range(2)).begin(4, 1)):
+        with pytest.raises(ResourceError, match="1 are missing"):
+            call()
+        assert cache.lengths == [32, 32] and cache._table.rows == rows
+    plain.read(1, [1, 0])  # one of them can go on
+    plain.truncate([20, 20])
+    plain.read(1)
+    count_holders(pool, cache)
+
+
+def test_a_row_has_no_more_than_it_was_told() -> None:
+    cache = PagedCache(block_size=SIZE, max_cache_len=20)
+    plain = Plain(cache, [[], []])
+    plain.read(19)
+    with pytest.raises(SettingError, match="position 21 does not fit a paged cache of 20 positions a row"):
+        cache.begin(2, 2)
+    plain.read(2, [1, 0])
+    assert cache.room == 20 and PagedCache(BlockPool(SIZE, 3)).room == 48 and PagedCache().room is None
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[tuple[str, Any]]:
+    """What happens to several caches of one pool: their number grows by clones."""
+    return draw(
+        st.lists(
+            st.tuples(
+                st.sampled_from(["read", "step", "truncate", "select", "clone", "drop", "fork"]),
+                st.integers(0, 2**30),
+            ),
+            min_size=1,
+            max_size=14,
+        )
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(history=histories(), num_blocks=st.none() | st.just(200))
+def test_any_history_of_caches_with_one_pool(history: list[tuple[str, Any]], num_blocks: int | None) -> None:
+    pool = BlockPool(SIZE, num_blocks)
+    plains = [start(pool, [21, 3])]
+    for what, number in history:
+        generator = torch.Generator().manual_seed(number)
+
+        def draw(low: int, high: int, generator: torch.Generator = generator) -> int:
+            return int(torch.randint(low, high + 1, (1,), generator=generator))
+
+        plain = plains[draw(0, len(plains) - 1)]
+        rows = len(plain.rows)
+        plain.written += 300
+        if what == "read":
+            num_new = draw(1, 20)
+            plain.read(num_new, [draw(0, num_new) for _ in range(rows)])
+        elif what == "step":
+            plain.read(1)
+        elif what == "truncate":
+            plain.truncate([draw(0, len(row)) for row in plain.rows])
+        elif what == "select":
+            plain.select([draw(0, rows - 1) for _ in range(draw(1, 4))])
+        elif what == "clone":
+            plains.append(Plain(plain.cache.clone(), [list(row) for row in plain.rows], plain.written + 9_000))
+        elif what == "drop" and len(plains) > 1:
+            plains.remove(plain)
+        elif what == "fork":
+            try_forks(plain, 3, [draw(0, 2) for _ in range(rows)])
+        del plain
+        count_holders(pool, *(each.cache for each in plains))
+    for plain in plains:
+        plain.read(1)
+
+
+def try_forks(plain: Plain, num_forks: int, chosen: list[int]) -> None:
+    """Candidates read over the rows, of which each keeps one: as a pass over that one."""
+    rows, cache = len(plain.rows), plain.cache
+    view = cache.fork(range(num_forks))
+    new = torch.arange(rows * num_forks, dtype=torch.float32).view(-1, 1) + plain.written
+    plain.written += new.numel()
+    place = torch.arange(2 * HEADS * WIDTH, dtype=torch.float32).view(2, HEADS, WIDTH)
+    span = view.begin(rows * num_forks, 1)
+    mask = view.mask(span)
+    assert isinstance(mask, torch.Tensor)
+    for layer in range(LAYERS):
+        keys, _ = view.write(layer, new[:, :, None, None, None] * 100 + place + layer * 50)
+        seen = mask[:, 0, 0].repeat(rows * num_forks // mask.shape[0], 1)  # rows may be alike
+        for fork in range(rows * num_forks):
+            row, width = fork // num_forks, keys.shape[2]
+            found = keys[row][0, seen[fork, :width], 0].tolist()
+            assert found == [number * 100 + layer * 50 for number in [*plain.rows[row], float(new[fork, 0])]]
+    view.end()
+    cache.keep_fork(torch.tensor(chosen))
+    plain.rows = [
+        [*row, float(new[place * num_forks + fork, 0])]
+        for place, (row, fork) in enumerate(zip(plain.rows, chosen, strict=True))
+    ]
+    assert cache.lengths == [len(row) for row in plain.rows]
+
+
+# --- what captured steps ask ----------------------------------------------------------------------------------
+
+
+def test_places_tell_the_blocks_of_every_row() -> None:
+    """Steps that write by address, past the growth of the pool and of the table; rows part, leave and come twice."""
+    pool = BlockPool(SIZE)
+    plain = start(pool, [30, 5])
+    cache = plain.cache
+    for turn in range(300):
+        if turn in (3, 90, 91):
+            plain.select([1, 0, 1] if turn == 3 else [2, 2] if turn == 90 else [0, 1])
+        rows = len(plain.rows)
+        starts = list(cache.lengths)
+        cache.advance(rows)
+        places = cache.places()
+        assert places is cache.places() and places.block_size == SIZE and not places.is_plain
+        table = places.block_table
+        for row, at in enumerate(starts):
+            block = int(table[row, at // SIZE])
+            assert block != NOBODYS and block == cache._table.rows[row][at // SIZE]
+            number = plain.written = plain.written + 1
+            place = torch.arange(2 * HEADS * WIDTH, dtype=torch.float32).view(2, HEADS, WIDTH)
+            for layer, buffer in enumerate(places.buffers):
+                buffer[block, at % SIZE] = float(number) * 100 + place + layer * 50
+            plain.rows[row] = [*plain.rows[row], float(number)]
+        if turn % 50 == 0:
+            plain.read(1)
+    count_holders(pool, cache)
+
+
+def test_places_stay_until_something_moves() -> None:
+    cache = PagedCache(BlockPool(SIZE, 40))
+    plain = Plain(cache, [[], []])
+    assert cache.places().buffers == []
+    plain.read(5)
+    places = cache.places()
+    for _ in range(100):
+        cache.advance(2)
+    assert cache.places() is places  # eight blocks a row more fit the table
+    for _ in range(100):
+        cache.advance(2)
+    moved = cache.places()
+    assert moved is not places and moved.block_table.shape[1] == 16
+    with pytest.raises(SettingError, match="select_rows"):
+        cache.advance(1)
+
+
+# --- files --------------------------------------------------------------------------------------------------
+
+
+def test_files_keep_what_rows_share(tmp_path: Path) -> None:
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    path = tmp_path / "cache.safetensors"
+    plain = start(BlockPool(SIZE), [40])
+    plain.select([0, 0])
+    plain.read(2, [0, 2])
+    plain.cache.save(path)
+    loaded = Cache.load(path)
+    assert isinstance(loaded, PagedCache) and loaded.nbytes == plain.cache.nbytes == 4 * BLOCK_BYTES
+    count_holders(loaded.pool, loaded)
+    other = Plain(loaded, [list(row) for row in plain.rows], plain.written)
+    other.read(1)
+    other.read(20)
+    with safe_open(str(path), framework="pt") as file:
+        header, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    facts = '{"block_size": 16, "num_blocks": %s, "max_cache_len": null, "rows": %s}'
+    for told in (
+        facts % ("null", "[[0, 1, 2], [0, 1, 4]]"),
+        facts % ("null", "[[0, 1, 2], [0, 1, -1]]"),
+        facts % ("null", "[[0, 1, 2], [0, 1]]"),
+        facts % ("null", '[[0, 1, 2], [0, 1, "3"]]'),
+        facts % ("3", "[[0, 1, 2], [0, 1, 3]]"),
+        facts % ("1e9", "[[0, 1, 2], [0, 1, 3]]"),
+        (facts % ("null", "[[0, 1, 2], [0, 1, 3]]")).replace("16", "32"),
+        "{}",
+    ):
+        save_file(tensors, path, {**header, "facts": told})
+        with pytest.raises((LoadError, SettingError), match=r"damaged|num_blocks|taken over"):
+            Cache.load(path)
+
+
+# --- on models ----------------------------------------------------------------------------------------------
+
+FAMILIES = ("llama", "gemma2", "t5")
+CASES = [case for case in read_cases() if case.model in FAMILIES and case.to_come is None]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_goldens_hold_in_blocks(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The references' tokens for every strategy; prompts and answers outgrow a block."""
+    real = unspool.generate
+    told = {"cache_implementation": "paged", "cache_config": {"block_size": SIZE}}
+    monkeypatch.setattr(unspool, "generate", lambda *a, **k: real(*a, **k, **told))
+    output = run_case(case)
+    if "sequences" in case.expected:
+        assert output.sequences.tolist() == case.sequences
+    cache = output.past_key_values
+    assert isinstance(cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache, PagedCache)
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "beams": {"num_beams": 3},
+    "beams in parts": {"num_beams": 3, "low_memory": True},
+    "drafts": {"prompt_lookup_num_tokens": 3},
+    "contrastive": {"penalty_alpha": 0.6, "top_k": 4},
+    "contrastive one by one": {"penalty_alpha": 0.6, "top_k": 4, "low_memory": True},
+    "samples": {"do_sample": True, "seed": 11, "num_return_sequences": 3},
+}
+
+
+@pytest.mark.parametrize("config", [{}, {"block_size": 16}, {"block_size": 32, "max_cache_len": 90}], ids=str)
+@pytest.mark.parametrize("way", WAYS)
+def test_ragged_prompts_decode_as_with_one_buffer(way: str, config: dict[str, Any]) -> None:
+    model = load_model("mistral").model
+    ids = torch.randint(3, model.info.vocab_size, (3, 22), generator=torch.Generator().manual_seed(4))
+    mask = torch.ones_like(ids)
+    mask[0, :9], mask[1, :19] = 0, 0
+    common = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 50, "eos_token_id": None, **WAYS[way]}
+    expected = unspool.generate(model, **common)
+    found = unspool.generate(model, **common, cache_implementation="paged", cache_config=config or None)
+    assert torch.equal(found, expected)
+
+
+def test_a_pool_is_checked_before_anything_is_read() -> None:
+    model, ids = load_model("llama").model, [[5, 6, 7]]
+    more: dict[str, Any] = {"cache_implementation": "paged", "max_new_tokens": 40}
+    with pytest.raises(SettingError, match=r"32 positions together, and one alone may need 43: 11 are missing"):
+        unspool.generate(model, ids, cache_config={"block_size": 16, "num_blocks": 2}, **more)
+    with pytest.raises(SettingError, match=r"=20 is too little .* 23 more"):
+        unspool.generate(model, ids, max_cache_len=20, **more)
+    with pytest.raises(SettingError, match="power of two"):
+        unspool.generate(model, ids, cache_config={"block_size": 24}, **more)
+    with pytest.raises(SettingError, match="block_size"):
+        unspool.generate(model, ids, cache_config={"block_sise": 16}, **more)
+    cache = PagedCache(BlockPool(16, 2))
+    with pytest.raises(SettingError, match=r"have room for 32 positions.*needs 42, 10 more"):
+        unspool.generate(model, ids, past_key_values=cache, max_new_tokens=40)
+    with pytest.raises(ResourceError, match="are missing"):  # every row fits, not all of them
+        told = {"block_size": 16, "num_blocks": 3}
+        unspool.generate(model, ids * 2, cache_config=told, eos_token_id=None, **more)
+    assert unspool.generate(model, ids, max_cache_len=48, eos_token_id=None, **more).shape == (1, 43)
+
+
+def test_a_failed_call_gives_its_blocks_back() -> None:
+    model = load_model("llama").model
+    pool = BlockPool(16, 12)
+    held = PagedCache(pool)
+    model(torch.tensor([[5, 6, 7] * 6]), past_key_values=held)
+    ids = [[5, 6, 7] * 6 + [9]]
+    with pytest.raises(ResourceError):
+        unspool.generate(
+            model, ids, past_key_values=held, max_new_tokens=100, num_return_sequences=3, do_sample=True,
+            eos_token_id=None,
+        )  # fmt: skip
+    gc.collect()
+    assert held.lengths == [18] and pool.num_free == 10
+    count_holders(pool, held)
+
+
+def test_calls_share_the_blocks_of_a_prefix() -> None:
+    lm = load_model("llama")
+    ids = torch.randint(3, 90, (70,), generator=torch.Generator().manual_seed(3)).tolist()
+    prefix = lm.prefix(ids, cache_implementation="paged", cache_config={"block_size": 16, "num_blocks": 30})
+    assert isinstance(prefix.cache, PagedCache)
+    pool = prefix.cache.pool
+    more = [[5, 6], [40, 41, 42, 43], [12]]
+    most = 0
+
+    def watch(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        nonlocal most
+        most = max(most, pool.num_blocks - pool.num_free)
+        return scores
+
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(lambda row: prefix.generate([row] * 2, max_new_tokens=20, eos_token_id=None), more))
+    expected = [lm.generate([ids + row] * 2, max_new_tokens=20, eos_token_id=None).token_ids for row in more]
+    assert [each.token_ids for each in found] == expected
+    gc.collect()
+    assert pool.num_free == 25  # the prefix's five
+    prefix.generate(more, max_new_tokens=20, eos_token_id=None, logits_processor=[watch])
+    assert most == 5 + 3 * 2  # the prefix's once, the last of which each row has copied, and another for each
+    with pytest.raises(UnsupportedError, match="takes its room at once"):
+        lm.prefix(ids, cache_implementation="paged", cache_config={"max_cache_len": 100})
+
+
+def test_blocks_are_what_the_docs_say() -> None:
+    assert BLOCK_SIZE == 64 == PagedCache().pool.block_size
