@@ -33,8 +33,14 @@ def describe(shape: str) -> dict[str, Any]:
     return {**make_config("1B"), **sizes}
 
 
-def spread_lengths(rows: int, shortest: int, longest: int) -> list[int]:
-    """Lengths that grow by one factor from the shortest to the longest, in an order of chance."""
+def read_lengths(run: str) -> list[int]:
+    """Lengths as a run names them: one by one ("64,48,40"), or rows x shortest-longest ("8x64-1024").
+
+    The latter grow by one factor from the shortest to the longest, and stand in an order of chance.
+    """
+    if "x" not in run:
+        return [int(length) for length in run.split(",")]
+    rows, shortest, longest = (int(number) for number in run.replace("x", "-").split("-"))
     lengths = [round(shortest * (longest / shortest) ** (row / max(rows - 1, 1))) for row in range(rows)]
     random.Random(0).shuffle(lengths)
     return lengths
@@ -88,24 +94,24 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="bfloat16 on a GPU, else float32")
     parser.add_argument("--shapes", nargs="+", default=["135M"], choices=["135M", *SHAPES])
-    parser.add_argument("--runs", nargs="+", default=["8x64-1024"], help="rows x shortest-longest")
+    parser.add_argument(
+        "--runs", nargs="+", default=["8x64-1024"], help="8x64-1024: rows x shortest-longest; or 64,48,40"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", action="store_true", help="time transformers on left-padded rows too")
     options = parser.parse_args()
     is_gpu = options.device.startswith("cuda")
     dtype = getattr(torch, options.dtype or ("bfloat16" if is_gpu else "float32"))
     print(f"{torch.cuda.get_device_name() if is_gpu else 'CPU'}, torch {torch.__version__}, {dtype}")
-    columns = ("shape", "run", "real", "filled", "way", "seconds", "tokens/s", "of filled", "GB")
-    print("".join(f"{name:>14}" for name in columns))
+    columns = ("real", "filled", "way", "seconds", "tokens/s", "of filled", "GB")
+    print(f"{'shape':>6}{'run':>20}" + "".join(f"{name:>13}" for name in columns))
     for shape in options.shapes:
         config = describe(shape)
         weights = make_weights(config, options.device, dtype)
         model = build_model(config, MemorySource(weights)).to(options.device, dtype)
         reference = make_reference(config, weights) if options.peer else None
         for run in options.runs:
-            rows, _, bounds = run.partition("x")
-            shortest, _, longest = bounds.partition("-")
-            lengths = spread_lengths(int(rows), int(shortest), int(longest))
+            lengths = read_lengths(run)
             prompts = make_prompts(lengths, config["vocab_size"], options.device)
 
             ways = make_ways(model, reference, prompts)
@@ -114,7 +120,8 @@ def main() -> None:
             for name, (seconds, memory) in told.items():
                 speed, ratio = real / seconds, told["filled"][0] / seconds
                 numbers = (f"{seconds:.3f}", f"{speed:,.0f}", f"{ratio:.2f}x", f"{memory:.2f}" if is_gpu else "")
-                print("".join(f"{value:>14}" for value in (shape, run, real, filled, name, *numbers)), flush=True)
+                columns = (real, filled, name, *numbers)
+                print(f"{shape:>6}{run[:18]:>20}" + "".join(f"{value:>13}" for value in columns), flush=True)
 
 
 if __name__ == "__main__":

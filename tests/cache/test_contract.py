@@ -470,9 +470,9 @@ def test_masks_of_rings_take_no_tensor(kind: str) -> None:
 
 def test_capabilities() -> None:
     both = {ROLL_BACK, SELECT_ROWS, RAGGED, FORK, DIVIDE}
-    assert KINDS["dynamic"]().can == both
-    assert KINDS["static"]().can == both | {FIXED_SHAPE}
-    assert KINDS["pair of static"]().can == both
+    assert KINDS["dynamic"]().can == both | {FLAT}
+    assert KINDS["static"]().can == both | {FLAT, FIXED_SHAPE}
+    assert KINDS["pair of static"]().can == both | {FLAT}
     assert KINDS["paged"]().can == both
     assert KINDS["paged in small blocks"]().can == both | {FIXED_SHAPE}
     assert KINDS["offloaded"]().can == both - {FORK, DIVIDE}

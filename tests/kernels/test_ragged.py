@@ -134,16 +134,16 @@ def test_the_kernel_is_told_the_same_rows(rows: list[tuple[int, int]], window: i
     torch.testing.assert_close(read, expected, rtol=1e-5, atol=1e-5)
 
 
-def make_210(query: Any, key: Any, value: Any, a: Any, b: Any, c: int, d: int, is_causal: bool = False) -> None: ...
+def call_210(query: Any, key: Any, value: Any, a: Any, b: Any, c: int, d: int, is_causal: bool = False) -> None: ...
 
 
-def make_211(
+def call_211(
     query: Any, key: Any, value: Any, a: Any, b: Any, c: int, d: int, *, scale: Any = None, window_size: Any = (-1, -1)
 ) -> dict[str, Any]:
     return {}
 
 
-def make_212(
+def call_212(
     query: Any,
     key: Any,
     value: Any,
@@ -161,7 +161,7 @@ def make_212(
 
 def test_each_torch_is_asked_in_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
     varlen = pytest.importorskip("torch.nn.attention.varlen")
-    answers = {make_210: None, make_211: {}, make_212: {"enable_gqa": True}}
+    answers = {call_210: None, call_211: {}, call_212: {"enable_gqa": True}}
     for function, answer in answers.items():
         monkeypatch.setattr(varlen, "varlen_attn", function)
         find_flash.cache_clear()

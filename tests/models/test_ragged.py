@@ -75,7 +75,10 @@ def test_flat_passes_equal_filled_ones(
     both_ways(model, passes)
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "static", "hybrid", "quantized", "quantized_static", "offloaded", "sink"])
+KINDS = ("dynamic", "static", "paged", "hybrid", "quantized", "quantized_static", "offloaded", "sink")
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mistral", "bloom"])
 def test_every_kind_of_cache_takes_flat_passes(pair_of: Callable[[str], Any], family: str, kind: str) -> None:
     """A kind that wants filled keys gets them, and attention alone is filled."""

@@ -511,8 +511,10 @@ class Step:
         """How many positions a row reads in the pass that begins at its `first` new one."""
         if self._chunk is not None:
             return self._chunk
-        if self._want.hidden_states or self._want.attentions:  # they are returned whole
-            return max(counts) - first
+        longest = max(counts) - first
+        is_whole = self._want.hidden_states or self._want.attentions  # they are returned so
+        if is_whole or longest * len(counts) <= MOST_TOKENS_OF_A_PASS:
+            return longest
         return fit_columns([count - first for count in counts if count > first], MOST_TOKENS_OF_A_PASS)
 
     def _tell_prompt(self, rows: Rows, num_top: int) -> list[list[TokenLogprob | None]]:

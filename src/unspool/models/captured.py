@@ -92,12 +92,22 @@ class CapturedSteps:
                 return why
         if len(places.buffers) != self._spec.num_layers:
             return "the cache has no buffers yet"
+        if places.rooms is not None:
+            if num_new > 1:
+                return "rings are read one token at a time"
+            if not self._fit_rooms(places.rooms, max(cache.lengths, default=0) + 1):
+                return "the cache keeps fewer keys than the model's layers see"
         first, device = places.buffers[0], self._numbered
         if (first.device != device and not places.is_pinned) or first.dtype != self._dtype:
             return f"the cache is kept in {first.dtype} on {first.device}"
         if not first.is_contiguous():
             return "the cache's rows lie between others"
         return None
+
+    def _fit_rooms(self, rooms: Sequence[int], length: int) -> bool:
+        """Whether every layer finds what it sees in rings of these sizes."""
+        seen = {"full": length, "sliding": min(length, self._spec.window or length)}
+        return all(room >= seen[self._spec.kind_of(layer)] for layer, room in enumerate(rooms))
 
     def run(self, tokens: torch.Tensor, cache: Cache, counts: Sequence[int] | None, want: Want) -> Forward:
         """Read tokens (rows, new), and advance the cache."""
@@ -140,7 +150,7 @@ def _shape_pass(places: Places, want: Want, rows: int, num_new: int, num_forks: 
     """The graph that a pass needs."""
     return PassShape(
         rows=next(size for size in BUCKETS if size >= rows),
-        layout=KeyLayout(places.branches, places.block_size),
+        layout=KeyLayout(places.branches, places.block_size, is_ring=places.rooms is not None),
         num_new=num_new,
         is_forked=num_forks > 1,
         num_layers=want.exit_layer,
@@ -254,6 +264,8 @@ class CapturedStep:
         told = self._tell_buffers(buffers)
         if landing is not None and places.packed is None:
             told += self._tell_buffers(places.buffers)[:-1]
+        if places.rooms is not None:
+            told += places.rooms
         if places.branches:
             assert places.shared is not None and places.prompt_lengths is not None and places.ancestry is not None
             told += [*self._tell_buffers(places.shared), *self._tell_index(places.ancestry), *places.prompt_lengths]
