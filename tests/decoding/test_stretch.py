@@ -261,7 +261,49 @@ def test_rows_that_leave_are_left_out() -> None:
 
 
 @needs_library
-@pytest.mark.parametrize("kind", ["sliding_window", "quantized", "sink", "offloaded", "paged"])
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+@pytest.mark.parametrize("kind", ["quantized", "quantized_static"])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_a_stretch_ends_where_a_block_is_packed(
+    name: str, kind: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What single steps read packed is read packed in a stretch: same tokens, and the same blocks bit by bit."""
+    model = load_model(name).model
+    lengths: list[int] = []
+    take = type(model).take_steps
+
+    def note(self: Any, tokens: Any, cache: Any, num_steps: int, ends: Any) -> Any:
+        made = take(self, tokens, cache, num_steps, ends)
+        lengths.append(len(made.steps))
+        assert made.path == "library"
+        return made
+
+    monkeypatch.setattr(type(model), "take_steps", note)
+
+    def call() -> Any:
+        output = unspool.generate(
+            model,
+            IDS[:rows],
+            attention_mask=MASK[:rows],
+            max_new_tokens=40,
+            eos_token_id=None,
+            pad_token_id=0,
+            cache_implementation=kind,
+            cache_config={"nbits": 2, "q_group_size": 6, "residual_length": 3},
+            return_dict_in_generate=True,
+        )
+        cache = output.past_key_values
+        held = [tensor.tolist() for store in cache._stores for tensor in store.keys.tensors() + store.values.tensors()]
+        return output.sequences.tolist(), output.stats.forward_passes, held, cache._stores[0].num_packed
+
+    expected = one_by_one(call)
+    assert not lengths and min(expected[-1]) > 20
+    assert call() == expected
+    assert max(lengths) == 6 if rows == 1 else 1 < max(lengths) < 6  # rows of several lengths pack at different steps
+
+
+@needs_library
+@pytest.mark.parametrize("kind", ["sliding_window", "sink", "offloaded", "paged"])
 def test_kinds_that_keep_keys_otherwise_take_single_steps(kind: str) -> None:
     model = load_model("mistral").model
     more: dict[str, Any] = {"max_new_tokens": 12, "eos_token_id": None, "cache_implementation": kind}

@@ -70,3 +70,32 @@ def test_drafts_change_nothing_for_blocks(packed: unspool.LanguageModel) -> None
     plain = packed.generate(prompt, max_new_tokens=20)
     for drafter in ({"prompt_lookup_num_tokens": 4}, {"assistant_early_exit": 20, "num_assistant_tokens": 2}):
         assert packed.generate(prompt, max_new_tokens=20, **drafter).token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("config", [{"nbits": 8}, {"nbits": 4, "q_group_size": 32, "residual_length": 32}])
+def test_quantised_caches_give_the_tokens_of_operators(lm: unspool.LanguageModel, config: dict[str, Any]) -> None:
+    if find_library() is None:
+        pytest.skip(f"no CPU library: {why_missing()}")
+    prompts = [
+        "The harbour lay still under the fog, and the keeper of the light wrote down what he heard. " * 14,
+        "Here is a list of the rivers of Europe and the towns that stand on them: " * 6,
+    ]
+
+    def answer() -> tuple[list[list[int]], str]:
+        made = lm.generate(
+            prompts,
+            max_new_tokens=40,
+            do_sample=False,
+            eos_token_id=None,
+            cache_implementation="quantized",
+            cache_config=config,
+        )
+        return made.token_ids, made.stats.path
+
+    made, path = answer()
+    assert path == "library"
+    whole, lm.model._whole = lm.model._whole, None  # type: ignore[attr-defined]
+    try:
+        assert answer() == (made, "eager")
+    finally:
+        lm.model._whole = whole  # type: ignore[attr-defined]

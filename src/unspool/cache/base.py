@@ -14,6 +14,7 @@ import torch
 
 from unspool.cache.places import Places
 from unspool.errors import SettingError, UnsupportedError
+from unspool.kernels.packing import Packed
 from unspool.kernels.ragged import Ragged
 from unspool.kernels.sending import send
 
@@ -64,6 +65,9 @@ class Stores:
     shared_rows: list[int]  # whose keys come first, a row each
     shared_counts: list[int]  # and how many; 0: none
     own_rows: list[int] | None = None  # which row of its own buffers each is; None: they are in order
+    packed: list[tuple[Packed, Packed]] | None = None  # keys and values, a layer each: shared keys are in few bits
+    sliding: list[bool] | None = None  # layers whose packed places are counted from a row's base
+    bases: list[int] | None = None  # the position that place 0 of those stands for, a row each
     addressed: Any = None  # what the reader made of the buffers, kept for the next pass over the same ones
 
 
@@ -183,6 +187,11 @@ class Cache(ABC):
 
     def find_stores(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> Stores | None:  # noqa: ARG002 - kinds that have some
         """The open pass's buffers, for a model that computes by address; None for kinds that keep keys otherwise."""
+        return None
+
+    @property
+    def longest_stretch(self) -> int | None:
+        """Steps that may be taken at once before the cache changes what it holds; None where it never does."""
         return None
 
     # --- a captured step -----------------------------------------------------------------------------

@@ -151,8 +151,14 @@ class PackedStore:
         self.num_packed = targets
 
     def is_overdue(self, lengths: Sequence[int]) -> bool:
-        """Whether there are blocks to pack that are no longer recent."""
-        return self._find_targets(lengths) != self.num_packed
+        """Whether there are blocks to pack that are no longer recent, or a long pass left some pending."""
+        return self._pending is not None or self._find_targets(lengths) != self.num_packed
+
+    def count_steps(self, lengths: Sequence[int]) -> int:
+        """Steps from rows of these lengths on until there is a block to pack; what is overdue is packed before."""
+        targets = self._find_targets(lengths)
+        ends = (target + self.block + self._residual_length for target in targets)
+        return min(end - length for end, length in zip(ends, lengths, strict=True))
 
     def forget_pass(self) -> None:
         """Drop what a pass that did not end left pending."""

@@ -80,6 +80,9 @@ class PackedWindowStore(PackedStore):
             self._slide(self._find_cuts(near, self.num_packed))
         super().settle(self._count(lengths))
 
+    def is_overdue(self, lengths: Sequence[int]) -> bool:
+        return super().is_overdue(self._count(lengths))
+
     def _count(self, lengths: Sequence[int]) -> list[int]:
         """Positions by the rows' own indices."""
         return [length - base for length, base in zip(lengths, self.bases, strict=True)]

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 import torch
 
-from unspool.cache.base import FIXED_SHAPE, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache, Span
+from unspool.cache.base import FIXED_SHAPE, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache, Span, Stores
 from unspool.cache.packed_store import PackedStore, settle_together
 from unspool.cache.places import Landing, PackedPlaces, Places
 from unspool.cache.quantized_config import QuantizedCacheConfig
@@ -52,6 +52,10 @@ class QuantizedCache(Cache):
         self._view: PackedView | None = None
         self._told: tuple[list[int], torch.Tensor] | None = None
         self._known_places: Places | None = None
+        self._told_stores: Stores | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_told_stores": None}  # addresses are not a copy's
 
     # --- a forward pass ------------------------------------------------------------------------------
     def begin(
@@ -121,11 +125,59 @@ class QuantizedCache(Cache):
         self._filled = [max(self.lengths)] * len(self._stores)
 
     def _settle(self) -> None:
+        if self._stores and not self._stores[0].is_overdue(self.lengths):
+            return  # layers are alike
         for store in self._stores:
             store.settle(self.lengths)
 
     def holds_buffers(self, num_layers: int) -> bool:
         return len(self._stores) == num_layers
+
+    # --- the CPU library -----------------------------------------------------------------------------
+    def find_stores(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> Stores | None:
+        """What is packed as shared keys, and what is recent as a row's own; None for a pass that is longer than those
+        have room for: it is read as it came, and packed on its way."""
+        span = self._require_span()
+        for layer in range(len(self._stores), num_layers):
+            self._add_store(layer, torch.zeros(1, dtype=dtype).expand(rows, 1, 2, heads, width))
+        firsts = self._first_recent()
+        if len(self._stores) != num_layers or len(firsts) != rows:
+            return None
+        needed = max(start - first for start, first in zip(span.starts, firsts, strict=True)) + span.num_new
+        first = self._stores[0].recent
+        if first.shape[0] < rows or first.shape[1] < needed or first.shape[2:] != (2, heads, width):
+            return None
+        if first.dtype != dtype or first.device.type != "cpu":
+            return None
+        told = self._told_stores
+        if told is None or told.shared_counts != firsts or not self._still_holds(told):
+            told = self._told_stores = self._tell_stores(firsts)
+        return told
+
+    def _still_holds(self, told: Stores) -> bool:
+        """Whether nothing has moved since stores were told."""
+        assert told.packed is not None
+        return all(map(is_, told.own, [store.recent for store in self._stores])) and all(
+            keys is store.keys and values is store.values
+            for (keys, values), store in zip(told.packed, self._stores, strict=True)
+        )
+
+    def _tell_stores(self, firsts: list[int]) -> Stores | None:
+        stores, first = self._stores, self._stores[0].recent
+        for store in stores:
+            recent = store.recent
+            if recent.shape != first.shape or recent.dtype != first.dtype or store.first_recent != firsts:
+                return None
+            if not all(tensor.is_contiguous() and tensor.device.type == "cpu" for tensor in store.tensors()):
+                return None
+        packed = [(store.keys, store.values) for store in stores]
+        return Stores([store.recent for store in stores], None, list(range(len(firsts))), list(firsts), packed=packed)
+
+    @property
+    def longest_stretch(self) -> int | None:
+        if self._is_trial or not self._stores or not self.lengths:
+            return STEP_ROOM
+        return min(STEP_ROOM, self._stores[0].count_steps(self.lengths))
 
     # --- a captured step -----------------------------------------------------------------------------
     def places(self) -> Places | None:
@@ -171,6 +223,7 @@ class QuantizedCache(Cache):
     def _reserve(self, stop: int) -> None:
         places = self._round_down(max(0, stop - self.residual_length))
         if places > self._places:
+            self._told_stores = None  # or it would keep the old ones
             self._places = self._round_up(max(places, self._places + max(_CHUNK, self._places // _SHARE)))
         slots = self._slots
         if self._is_trial and self._stores:  # nothing is packed, so everything new is recent
@@ -220,6 +273,7 @@ class QuantizedCache(Cache):
         self._filled = [max(self.lengths, default=0)] * len(self._stores)
 
     def _select(self, index: torch.Tensor) -> None:
+        self._told_stores = None  # or it would keep the old ones
         for store in self._stores:
             store.select(index, is_fixed=FIXED_SHAPE in self.can)
         self._filled = [max(self.lengths[row] for row in index.tolist())] * len(self._stores)

@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 
 import torch
 
-from unspool.cache.base import FIXED_SHAPE, RAGGED, SELECT_ROWS, TRIAL, Mask, Span
+from unspool.cache.base import FIXED_SHAPE, RAGGED, SELECT_ROWS, TRIAL, Mask, Span, Stores
 from unspool.cache.layered import find_layer_misfit
 from unspool.cache.linked import take_linked
 from unspool.cache.packed_window import PackedWindowStore
@@ -66,6 +66,18 @@ class QuantizedHybridCache(QuantizedStaticCache):
                 schemes, self._fit, self.residual_length, self._find_window_places(), plain.recent, self.window
             )
         self._house(layer)
+
+    def _tell_stores(self, firsts: list[int]) -> Stores | None:
+        told = super()._tell_stores(firsts)
+        window = self._find_window_store()
+        if told is not None and window is not None:
+            told.sliding = [isinstance(store, PackedWindowStore) for store in self._stores]
+            told.bases = list(window.bases)
+        return told
+
+    def _still_holds(self, told: Stores) -> bool:
+        window = self._find_window_store()
+        return super()._still_holds(told) and (window is None or told.bases == window.bases)
 
     def places(self) -> Places | None:
         """None where layers slide: their windows are packed where no captured step looks for them."""

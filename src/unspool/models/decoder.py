@@ -231,6 +231,8 @@ class Decoder(NativeModel):
         whole, rows = self._whole, len(tokens)
         if whole is None or rows > whole.most_rows or cache.places() is None:
             return None
+        if (longest := cache.longest_stretch) is not None:
+            num_steps = min(num_steps, longest)
         span = self._begin(cache, rows, num_steps, [0] * rows)  # room for all of them; no length changes
         try:
             stores = find_stores(cache, self.spec, rows)

@@ -11,9 +11,22 @@ import numpy as np
 import torch
 
 from unspool.cache import Cache, Span, Stores
+from unspool.errors import SettingError
 from unspool.kernels.alibi import alibi_slopes
 from unspool.kernels.cpu import Library
-from unspool.kernels.cpu.library import CHUNK, Job, Model, Steps, Store, describe_matrix, point
+from unspool.kernels.cpu.library import (
+    CHUNK,
+    Job,
+    Model,
+    PackedLayer,
+    Packing,
+    Steps,
+    Store,
+    describe_matrix,
+    describe_packed,
+    describe_scheme,
+    point,
+)
 from unspool.kernels.cpu.library import Layer as CLayer
 from unspool.kernels.cpu.library import Matrix as CMatrix
 from unspool.kernels.cpu.library import Norm as CNorm
@@ -43,7 +56,10 @@ _KEYS_AHEAD: Final = 1024  # positions by which working memory grows
 _MOST_FLOAT: Final = {"neon_dot": CHUNK, "neon_i8mm": CHUNK}
 _MOST_FLOAT_ELSEWHERE: Final = 16
 Piece = tuple[int, int, int]  # a row, and the first and the last (exclusive) of its tokens
-_NAMES: Final = ("tokens", "positions", "own_rows", "own_places", "shared_rows", "shared_counts", "wanted")
+_NAMES: Final = ("tokens", "positions", "own_rows", "own_places", "shared_rows", "shared_counts", "wanted", "bases")
+Addresses = tuple[
+    Store, Store, Packing, Any, Any
+]  # own and shared, how those are packed and where; what must outlive them
 
 
 def can_run_whole(spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype) -> bool:
@@ -72,14 +88,14 @@ class StretchCall:
         self._chosen = (ctypes.c_int32 * (most_steps * num_rows))()
         self._numbers: list[Any] = [(ctypes.c_int32 * num_rows)() for _ in _NAMES]
         self._tokens, self._positions, self._own_rows, self._own_places, self._shared_rows, self._shared_counts = (
-            self._numbers[:-1]
+            self._numbers[:6]
         )
-        self._numbers[-1][:] = range(num_rows)
+        self._numbers[6][:] = range(num_rows)
         self._vocab_size = vocab_size
         self._ends: tuple[int, ...] = ()
         addresses = [ctypes.addressof(numbers) for numbers in self._numbers]
         self.job = Job(
-            *(num_rows, num_rows, 0, 0, *addresses, None, Store(), Store()),
+            *(num_rows, num_rows, 0, 0, *addresses, None, Store(), Store(), Packing(), None),
             *(self._logits.data_ptr(), ctypes.addressof(self._likeliest)),
         )
         self.steps = Steps(0, 0, None, *(addresses[place] for place in (0, 1, 3)), ctypes.addressof(self._chosen))
@@ -89,12 +105,13 @@ class StretchCall:
         tokens: Sequence[int],
         span: Span,
         stores: Stores,
-        addresses: tuple[Store, Store, Any],
+        addresses: Addresses,
         scratch: int,
         ends: tuple[int, ...],
     ) -> None:
         """Let it begin with the rows' last tokens, where the span begins."""
-        self.job.own, self.job.shared = addresses[:2]
+        self.job.own, self.job.shared, self.job.packing, self.job.packed = addresses[:4]
+        self._numbers[7][:] = stores.bases or [0] * self.num_rows
         self._own_rows[:] = range(self.num_rows) if stores.own_rows is None else stores.own_rows
         self._shared_rows[:], self._shared_counts[:] = stores.shared_rows, stores.shared_counts
         if ends != self._ends:
@@ -140,9 +157,7 @@ class WholeStep:
             0,
             0,
         )  # tokens, rows of the head, keys and threads that it has room for
-        self._addressed: tuple[Any, tuple[Store, Store, Any]] | None = (
-            None  # the last stores, as the library knows them
-        )
+        self._addressed: tuple[Any, Addresses] | None = None  # the last stores, as the library knows them
         self._stretch: StretchCall | None = None
         self._room = 0
 
@@ -272,6 +287,7 @@ class WholeStep:
         table[5, :rows] = stores.shared_counts
         table[3, :rows] = table[1, :rows] - table[5, :rows]
         table[6, :rows] = range(rows)
+        table[7, :rows] = 0 if stores.bases is None else stores.bases
 
     def _model_of(self, num_layers: int | None) -> Model:
         """The description, of all layers or of the first few."""
@@ -290,7 +306,7 @@ class WholeStep:
                 self._library.count_scratch(self._model, *self._prepared[:3]), dtype=torch.uint8
             )
 
-    def _address(self, stores: Stores) -> tuple[Store, Store, Any]:
+    def _address(self, stores: Stores) -> Addresses:
         """The stores as the library knows them; the arrays of addresses must outlive the call."""
         if stores.addressed is None:
             made, arrays = [], []
@@ -299,9 +315,31 @@ class WholeStep:
                 arrays.append(array)
                 strides = buffers[0].stride()
                 made.append(Store(ctypes.cast(array, ctypes.c_void_p), strides[0], strides[1]))
-            stores.addressed = (made[0], made[-1], arrays)
-        addressed: tuple[Store, Store, Any] = stores.addressed
+            packing, packed = self._address_packed(stores)
+            address = ctypes.cast(packed, ctypes.c_void_p) if packed is not None else None
+            stores.addressed = (made[0], made[-1], packing, address, (arrays, packed))
+        addressed: Addresses = stores.addressed
         return addressed
+
+    def _address_packed(self, stores: Stores) -> tuple[Packing, Any]:
+        """How shared keys are packed, and an array of where, a layer each; None where they are not."""
+        if stores.packed is None:
+            return Packing(), None
+        rows, heads = len(stores.shared_counts), self._spec.num_kv_heads
+        schemes = tuple(part.scheme for part in stores.packed[0])
+        sliding = stores.sliding or [False] * len(stores.packed)
+        layers = []
+        for (keys, values), slides in zip(stores.packed, sliding, strict=True):
+            if (keys.scheme, values.scheme) != schemes or keys.scheme.width != self._spec.head_dim:
+                raise SettingError("layers that are packed in different ways, or for another width, are not one pass's")
+            firsts = stores.bases if slides and stores.bases is not None else [0] * rows
+            held = max(count - first for count, first in zip(stores.shared_counts, firsts, strict=True))
+            if keys.num_positions != values.num_positions or held > keys.num_positions or min(firsts) < 0:
+                raise SettingError(f"{held} packed positions do not fit {keys.num_positions}")
+            described = (describe_packed(part, rows, heads) for part in (keys, values))
+            layers.append(PackedLayer(*described, keys.num_positions, int(slides), 0))
+        packing = Packing(*(describe_scheme(scheme) for scheme in schemes))
+        return packing, (PackedLayer * len(layers))(*layers)
 
     def _cut(self, span: Span) -> list[list[Piece]]:
         """The rows' tokens in calls of at most CHUNK, in order: what a token reads is written before it."""
@@ -337,6 +375,7 @@ class WholeStep:
             table[3, part] = table[1, part] - shared
             table[4, part] = stores.shared_rows[row]
             table[5, part] = shared
+            table[7, part] = 0 if stores.bases is None else stores.bases[row]
             chosen = (
                 range(first, last) if wants_all else range(last - 1, last) if last == span.counts[row] else range(0)
             )
@@ -352,7 +391,7 @@ class WholeStep:
         pieces: Sequence[Piece],
         outputs: Sequence[tuple[int, int]],
         span: Span,
-        addresses: tuple[Store, Store, Any],
+        addresses: Addresses,
         forward: Forward,
         early: tuple[int, ...],
     ) -> None:
@@ -379,8 +418,7 @@ class WholeStep:
             len(early),
             *self._number_rows,
             ctypes.cast((ctypes.c_int32 * len(early))(*early), ctypes.c_void_p),
-            addresses[0],
-            addresses[1],
+            *addresses[:4],
             made.data_ptr(),
             likeliest.data_ptr() if likeliest is not None else None,
             point(early_states),

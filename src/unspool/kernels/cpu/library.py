@@ -12,15 +12,17 @@ from typing import Final
 import torch
 
 from unspool.errors import SettingError
+from unspool.kernels import packing
 from unspool.kernels.cpu.blocks import BLOCK
 from unspool.kernels.cpu.tiles import BYTES, TILE
 
-ABI: Final = 3
+ABI: Final = 4
 CHUNK: Final = 64  # most tokens of one call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
 SWITCH: Final = "UNSPOOL_CPU_KERNELS"  # "off" or the name of an instruction set
 _KINDS: Final = {"float32": 0, "int8": 1, "int4": 2}
+_SCALES: Final = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 
 
 class Matrix(ctypes.Structure):
@@ -91,6 +93,36 @@ class Store(ctypes.Structure):
     ]
 
 
+class Scheme(ctypes.Structure):
+    """us_scheme."""
+
+    _fields_ = [(name, ctypes.c_int32) for name in ("bits", "bytes", "by_channel", "block", "group", "dtype")]
+
+
+class Packing(ctypes.Structure):
+    """us_packing."""
+
+    _fields_ = [("keys", Scheme), ("values", Scheme)]
+
+
+class Packed(ctypes.Structure):
+    """us_packed."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("codes", "scales", "zeros")]
+
+
+class PackedLayer(ctypes.Structure):
+    """us_packed_layer."""
+
+    _fields_ = [
+        ("keys", Packed),
+        ("values", Packed),
+        ("places", ctypes.c_int64),
+        ("slides", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+    ]
+
+
 class Job(ctypes.Structure):
     """us_job."""
 
@@ -103,9 +135,12 @@ class Job(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in ["tokens", "positions", "own_rows", "own_places", "shared_rows", "shared_counts", "wanted"]
         ),
+        ("bases", ctypes.c_void_p),
         ("early", ctypes.c_void_p),
         ("own", Store),
         ("shared", Store),
+        ("packing", Packing),
+        ("packed", ctypes.c_void_p),
         ("logits", ctypes.c_void_p),
         ("likeliest", ctypes.c_void_p),
         ("early_states", ctypes.c_void_p),
@@ -143,6 +178,34 @@ def describe_matrix(data: torch.Tensor, bias: torch.Tensor | None, kind: str, ro
     if bias is not None and (bias.dtype != torch.float32 or bias.numel() != rows):
         raise SettingError(f"a bias of {bias.numel()} numbers does not fit {rows} rows")
     return Matrix(_KINDS[kind], rows, columns, 0, point(data), point(bias))
+
+
+def describe_scheme(scheme: packing.Scheme) -> Scheme:
+    """A way to pack numbers, as the library knows it."""
+    dtype = _SCALES[scheme.dtype]
+    return Scheme(scheme.nbits, scheme.num_bytes, int(scheme.by_channel), scheme.block, scheme.group, dtype)
+
+
+def describe_packed(packed: packing.Packed, rows: int, heads: int) -> Packed:
+    """Packed numbers as the library knows them; their sizes must be exactly those of the scheme."""
+    scheme, places = packed.scheme, packed.num_positions
+    shape = (packed.codes.shape[0], heads, *scheme.scales_of(places))
+    is_sound = (
+        packed.codes.shape == (packed.codes.shape[0], heads, places, scheme.num_bytes)
+        and packed.codes.shape[0] >= rows
+        and places % scheme.block == 0
+        and scheme.width % scheme.group == 0
+        and scheme.nbits in packing.BITS
+        and packed.codes.dtype == torch.uint8
+        and packed.scale.shape == packed.zero.shape == shape
+        and packed.scale.dtype == packed.zero.dtype == scheme.dtype
+    )
+    if not is_sound:
+        raise SettingError(
+            f"codes {list(packed.codes.shape)} and scales {list(packed.scale.shape)} are not {rows} rows of {heads} "
+            f"heads packed as {scheme}"
+        )
+    return Packed(*map(point, packed.tensors()))
 
 
 class Library:

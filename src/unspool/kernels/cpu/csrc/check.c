@@ -160,13 +160,14 @@ static void run(void *argument, const char *set, float *out) {
 /* Steps in one call must be those of calls one by one, bit by bit: what they choose, and the keys they leave. */
 static void check_steps(whole *w, int32_t rows, int32_t room) {
     enum { MOST = 6 };
-    us_job job = {.num_tokens = rows, .num_wanted = rows, .own = w->job.own, .shared = w->job.shared};
-    int32_t numbers[7][US_CHUNK], first[3][US_CHUNK], num_steps = MOST, ends[2], chosen[MOST * 3], expected[MOST * 3];
+    us_job job = {.num_tokens = rows, .num_wanted = rows, .own = w->job.own, .shared = w->job.shared, .packing = w->job.packing, .packed = w->job.packed};
+    int32_t numbers[8][US_CHUNK], first[3][US_CHUNK], num_steps = MOST, ends[2], chosen[MOST * 3], expected[MOST * 3];
     for (int32_t token = 0, row = 0; token < w->job.num_tokens; token++) {
         if (token && w->job.own_rows[token] == w->job.own_rows[token - 1]) continue;
         const int32_t *given[] = {w->job.tokens, w->job.positions, w->job.own_rows, w->job.own_places, w->job.shared_rows, w->job.shared_counts};
         for (int i = 0; i < 6; i++) numbers[i][row] = given[i][token];
         numbers[6][row] = row;
+        numbers[7][row] = w->job.bases[token];
         if (room - numbers[3][row] < num_steps) num_steps = room - numbers[3][row];
         row++;
     }
@@ -176,7 +177,7 @@ static void check_steps(whole *w, int32_t rows, int32_t room) {
     const int moving[] = {0, 1, 3};
     for (int i = 0; i < 3; i++) memcpy(first[i], numbers[moving[i]], sizeof first[i]);
     job.tokens = numbers[0], job.positions = numbers[1], job.own_rows = numbers[2], job.own_places = numbers[3];
-    job.shared_rows = numbers[4], job.shared_counts = numbers[5], job.wanted = numbers[6];
+    job.shared_rows = numbers[4], job.shared_counts = numbers[5], job.wanted = numbers[6], job.bases = numbers[7];
     job.scratch = get((size_t)us_scratch_bytes(&w->model, rows, rows, w->threads, job.most_keys));
     job.logits = get(sizeof(float) * (size_t)rows * w->model.vocab);
     job.likeliest = get(sizeof(int64_t) * (size_t)rows);
@@ -216,6 +217,54 @@ static void check_steps(whole *w, int32_t rows, int32_t room) {
     free(job.scratch);
     free(job.logits);
     free(job.likeliest);
+}
+
+static us_scheme random_scheme(int32_t D, int32_t block) {
+    const int32_t bits = 2 << below(3), parts = 8 / bits;
+    us_scheme s = {.bits = bits, .bytes = (D + parts - 1) / parts, .by_channel = below(2), .block = block, .dtype = below(3)};
+    do s.group = 1 + below(D);
+    while (D % s.group);
+    if (below(2)) s.group = D;
+    return s;
+}
+
+static void *random_scales(size_t n, int32_t dtype, float scale) {
+    float *p = floats(n, scale);
+    if (dtype == US_FLOAT) return keep(p);
+    uint16_t *made = keep(get(n * sizeof(uint16_t)));
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, p + i, sizeof bits);
+        made[i] = dtype == US_BFLOAT ? (uint16_t)(bits >> 16) : (uint16_t)(below(2) << 15 | (scale < 0.1f ? 0x2000 : 0x3400) | below(1024));
+    }
+    free(p);
+    return made;
+}
+
+static us_packed random_packed(const us_scheme *s, size_t heads, int32_t places, int32_t D) {
+    const size_t bytes = heads * (size_t)places * (size_t)s->bytes;
+    const size_t scales = heads * (s->by_channel ? (size_t)(places / s->block) * D : (size_t)places * (D / s->group));
+    uint8_t *codes = keep(get(bytes));
+    for (size_t i = 0; i < bytes; i++) codes[i] = (uint8_t)next();
+    return (us_packed){codes, random_scales(scales, s->dtype, 0.01f), random_scales(scales, s->dtype, 1.0f)};
+}
+
+/* Let the shared keys of a run be packed ones: so many positions of each row, in some layers from the row's base on. */
+static void pack_keys(const us_model *m, us_job *job, int32_t rows, int32_t block, const int32_t *packed, const int32_t *bases) {
+    us_packed_layer *made = keep(calloc((size_t)m->num_layers, sizeof *made));
+    const size_t heads = (size_t)rows * m->num_kv_heads;
+    job->packing = (us_packing){random_scheme(m->head_dim, block), random_scheme(m->head_dim, block)};
+    for (int32_t l = 0; l < m->num_layers; l++) {
+        us_packed_layer *y = made + l;
+        y->slides = m->layers[l].window && below(2);
+        for (int32_t row = 0; row < rows; row++) {
+            const int32_t held = packed[row] - (y->slides ? bases[row] : 0);
+            y->places = held > y->places ? held : y->places;
+        }
+        y->keys = random_packed(&job->packing.keys, heads, (int32_t)y->places, m->head_dim);
+        y->values = random_packed(&job->packing.values, heads, (int32_t)y->places, m->head_dim);
+    }
+    job->packed = made;
 }
 
 static void check_run(void) {
@@ -278,19 +327,22 @@ static void check_run(void) {
     }
     job->own = (us_store){w.own, (int64_t)(room * position), (int64_t)position};
     job->shared = (us_store){w.shared, (int64_t)(shared_room * position), (int64_t)position};
-    int32_t *numbers[7], count = 0;
-    for (int i = 0; i < 7; i++) numbers[i] = keep(get(sizeof(int32_t) * US_CHUNK));
+    int32_t *numbers[8], count = 0;
+    for (int i = 0; i < 8; i++) numbers[i] = keep(get(sizeof(int32_t) * US_CHUNK));
+    const int32_t block = shared_room && below(2) ? 1 + below(shared_room < 70 ? shared_room : 70) : 0; /* 0: nothing is packed */
+    int32_t shortest[3], packed[3];
     for (int32_t row = 0; row < rows; row++) {
         const int32_t start = below(room), most = room - start < 20 ? room - start : 20, shared = shared_room ? below(shared_room + 1) : 0;
-        const int32_t tokens = 1 + below(most);
+        const int32_t tokens = 1 + below(most), held = block ? shared / block * block : shared;
+        shortest[row] = held + start + 1, packed[row] = held;
         for (int32_t i = 0; i < tokens; i++, count++) {
             numbers[0][count] = below(m->vocab);
-            numbers[1][count] = shared + start + i;
+            numbers[1][count] = held + start + i;
             numbers[2][count] = row;
             numbers[3][count] = start + i;
             numbers[4][count] = row;
-            numbers[5][count] = shared;
-            if (shared + start + i + 1 > job->most_keys) job->most_keys = shared + start + i + 1;
+            numbers[5][count] = held;
+            if (held + start + i + 1 > job->most_keys) job->most_keys = held + start + i + 1;
         }
         numbers[6][job->num_wanted++] = count - 1;
     }
@@ -302,6 +354,20 @@ static void check_run(void) {
     job->shared_rows = numbers[4];
     job->shared_counts = numbers[5];
     job->wanted = numbers[6];
+    job->bases = numbers[7];
+    if (block) {
+        int32_t bases[3];
+        for (int32_t row = 0; row < rows; row++) { /* as far as every window that slides has left it behind */
+            bases[row] = packed[row];
+            for (int32_t l = 0; l < m->num_layers; l++) {
+                const int32_t behind = layers[l].window && shortest[row] > layers[l].window ? shortest[row] - layers[l].window : 0;
+                if (layers[l].window && behind < bases[row]) bases[row] = behind / block * block;
+            }
+            bases[row] = bases[row] / block * block;
+        }
+        for (int32_t token = 0; token < count; token++) numbers[7][token] = bases[numbers[2][token]];
+        pack_keys(m, job, rows, block, packed, bases);
+    }
     int32_t *early = keep(get(sizeof(int32_t) * (size_t)m->num_layers));
     for (int32_t l = 0; l < m->num_layers; l++)
         if (below(2)) early[job->num_early++] = l;

@@ -48,6 +48,8 @@ typedef struct {
 typedef struct {
     float *x, *qkv, *read, *side, *fed;      /* a token each: state, q k v, attention's result, a second state, feed-forward */
     float *parts;                            /* parts of attention that are joined later */
+    float *tallies;                          /* (tokens, heads, 2): the largest score so far, and the sum of weights */
+    float *tiles;                            /* (threads, 2, US_PART, width): packed keys and values as floats */
     us_top *tops;                            /* (threads, rows that the head reads) */
     int8_t *quants;                          /* activations as int8, */
     float *normed, *scales, *sums;           /* as floats, their scales and scaled sums: one set for all, */

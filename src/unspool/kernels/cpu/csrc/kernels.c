@@ -1,10 +1,9 @@
 /* The step itself. Compiled once for every instruction set: US_NAME is the set's table, US_AVX2 and such its vectors. */
 #include "internal.h"
-#include "tiles.h"
+#include "packed.h"
 
 #define JOIN(a, b) a##b
 #define NAMED(a, b) JOIN(a, b)
-#define MOST_GROUP 8 /* query heads of one key head that are read together */
 
 static void split(int64_t count, int32_t thread, int32_t size, int64_t *first, int64_t *last) {
     *first = count * thread / size;
@@ -285,164 +284,6 @@ static void feed_part(const us_model *model, const us_matrix *w, int32_t num_row
 }
 
 /* --- attention --------------------------------------------------------------------------------------------------- */
-INLINE float dot(const float *a, const float *b, int32_t n) {
-    vec total = fill(0);
-    int32_t i = 0;
-    for (; i + LANES <= n; i += LANES) total += load(a + i) * load(b + i);
-    float result = sum(total);
-    for (; i < n; i++) result += a[i] * b[i];
-    return result;
-}
-
-/* What a group of queries has read: the largest score, the sum of weights, and the weighted values. */
-typedef struct {
-    float most[MOST_GROUP], total[MOST_GROUP];
-    float read[MOST_GROUP * US_WIDEST_HEAD]; /* (group, width) */
-} reading;
-
-/* Keys of one store that a part covers. */
-typedef struct {
-    const float *keys;
-    int64_t stride;
-    int32_t count;
-} segment;
-
-#define AT_ONCE 4 /* keys that are scored together, and query heads */
-
-/* Scores of a few keys for up to AT_ONCE queries. Missing keys are read as the last one, so that all take one way. */
-INLINE void score_few(const float *q, const int32_t G, const int32_t D, segment s, int32_t j, float (*scores)[US_PART]) {
-    const int32_t last = s.count - 1;
-    const float *keys[AT_ONCE];
-    vec total[AT_ONCE][AT_ONCE]; /* (query, key) */
-    UNROLLED for (int k = 0; k < AT_ONCE; k++) keys[k] = s.keys + (j + k < last ? j + k : last) * s.stride;
-    UNROLLED for (int g = 0; g < G; g++)
-        UNROLLED for (int k = 0; k < AT_ONCE; k++) total[g][k] = fill(0);
-    int32_t i = 0;
-    for (; i + LANES <= D; i += LANES)
-        UNROLLED for (int k = 0; k < AT_ONCE; k++) {
-            const vec key = load(keys[k] + i);
-            UNROLLED for (int g = 0; g < G; g++) total[g][k] += key * load(q + g * D + i);
-        }
-    UNROLLED for (int g = 0; g < G; g++) {
-        quad made = sums(total[g]);
-        for (int32_t rest = i; rest < D; rest++)
-            for (int k = 0; k < AT_ONCE; k++) made[k] += q[g * D + rest] * keys[k][rest];
-        if (j + AT_ONCE <= s.count) memcpy(&scores[g][j], &made, sizeof made);
-        else
-            for (int32_t k = 0; k < s.count - j; k++) scores[g][j + k] = made[k];
-    }
-}
-
-INLINE void score(const float *q, const int32_t G, const int32_t D, segment s, int32_t values, float (*scores)[US_PART]) {
-    for (int32_t j = 0; j < s.count; j += AT_ONCE) {
-        int32_t g = 0;
-        for (int32_t k = j; k < j + AT_ONCE && k < s.count; k++) /* what is read next */
-            for (int32_t i = 0; i < D; i += 16) {
-                __builtin_prefetch(s.keys + (k + 2 * AT_ONCE) * s.stride + i);
-                __builtin_prefetch(s.keys + k * s.stride + values + i);
-            }
-        for (; g + AT_ONCE <= G; g += AT_ONCE) score_few(q + g * D, AT_ONCE, D, s, j, scores + g);
-        if (G - g == 3) score_few(q + g * D, 3, D, s, j, scores + g);
-        if (G - g == 2) score_few(q + g * D, 2, D, s, j, scores + g);
-        if (G - g == 1) score_few(q + g * D, 1, D, s, j, scores + g);
-    }
-}
-
-/* Weighted values of up to AT_ONCE queries, W vectors of their columns at a time. */
-INLINE void weigh_few(float *read, const int32_t G, const int32_t D, const int W, segment s, int32_t column,
-                      float (*scores)[US_PART]) {
-    vec total[AT_ONCE][4];
-    UNROLLED for (int g = 0; g < G; g++)
-        UNROLLED for (int i = 0; i < W; i++) total[g][i] = load(read + g * D + i * LANES);
-    const float *value = s.keys + column;
-    for (int32_t j = 0; j < s.count; j++, value += s.stride)
-        UNROLLED for (int i = 0; i < W; i++) {
-            const vec v = load(value + i * LANES);
-            UNROLLED for (int g = 0; g < G; g++) total[g][i] += v * scores[g][j];
-        }
-    UNROLLED for (int g = 0; g < G; g++)
-        UNROLLED for (int i = 0; i < W; i++) store(read + g * D + i * LANES, total[g][i]);
-}
-
-#define WIDE (LANES == 8 ? 2 : 4) /* vectors whose sums fit the registers */
-
-INLINE void weigh_columns(float *read, const int32_t G, const int32_t D, segment s, int32_t values, float (*scores)[US_PART]) {
-    int32_t i = 0;
-    for (; i + WIDE * LANES <= D; i += WIDE * LANES) weigh_few(read + i, G, D, WIDE, s, values + i, scores);
-    for (; i + LANES <= D; i += LANES) weigh_few(read + i, G, D, 1, s, values + i, scores);
-    for (; i < D; i++)
-        for (int g = 0; g < G; g++)
-            for (int32_t j = 0; j < s.count; j++) read[g * D + i] += s.keys[values + j * s.stride + i] * scores[g][j];
-}
-
-INLINE void weigh(float *read, const int32_t G, const int32_t D, segment s, int32_t values, float (*scores)[US_PART]) {
-    int32_t g = 0;
-    if (!s.count) return;
-    for (; g + AT_ONCE <= G; g += AT_ONCE) weigh_columns(read + g * D, AT_ONCE, D, s, values, scores + g);
-    if (G - g == 3) weigh_columns(read + g * D, 3, D, s, values, scores + g);
-    if (G - g == 2) weigh_columns(read + g * D, 2, D, s, values, scores + g);
-    if (G - g == 1) weigh_columns(read + g * D, 1, D, s, values, scores + g);
-}
-
-/* Loops unrolled for common shapes: query heads to a key head, and their width. */
-#define FOR_SHAPE(CALL)                    \
-    switch (G * 1000 + D) {                \
-    case 1064: CALL(1, 64); break;         \
-    case 2064: CALL(2, 64); break;         \
-    case 3064: CALL(3, 64); break;         \
-    case 4064: CALL(4, 64); break;         \
-    case 8064: CALL(8, 64); break;         \
-    case 1128: CALL(1, 128); break;        \
-    case 4128: CALL(4, 128); break;        \
-    case 8128: CALL(8, 128); break;        \
-    default: CALL(G, D);                   \
-    }
-
-/* Read one part: keys of two stores, the first of which has position `position`. */
-static void read_part(const us_model *model, const float *q, const float *slopes, int32_t G, segment first, segment second,
-                      int32_t position, reading *r) {
-    const int32_t D = model->head_dim, values = model->num_kv_heads * D, n = first.count + second.count;
-    const float cap = model->attention_cap;
-    float scores[MOST_GROUP][US_PART];
-    float(*later)[US_PART] = (float(*)[US_PART])(&scores[0][first.count]);
-#define SCORE(G, D)                        \
-    score(q, G, D, first, values, scores); \
-    score(q, G, D, second, values, later)
-    FOR_SHAPE(SCORE)
-    for (int g = 0; g < G; g++) {
-        if (cap > 0)
-            for (int32_t j = 0; j < n; j++) scores[g][j] = cap * tanhf(scores[g][j] / cap);
-        if (slopes)
-            for (int32_t j = 0; j < n; j++) scores[g][j] += slopes[g] * (float)(position + j);
-        for (int32_t j = n; j % LANES; j++) scores[g][j] = -INFINITY; /* whole vectors */
-        vec highest = load(scores[g]), total = fill(0);
-        for (int32_t j = LANES; j < n; j += LANES) highest = larger(highest, load(&scores[g][j]));
-        const float most = largest(highest);
-        for (int32_t j = 0; j < n; j += LANES) {
-            const vec s = load(&scores[g][j]);
-            const vec e = choose(s > fill(-INFINITY), exponential(s - most), fill(0));
-            store(&scores[g][j], e);
-            total += e;
-        }
-        r->total[g] = sum(total);
-        r->most[g] = most;
-    }
-    memset(r->read, 0, sizeof(float) * (size_t)G * (size_t)D);
-#define WEIGH(G, D)                                   \
-    weigh(r->read, G, D, first, values, scores);      \
-    weigh(r->read, G, D, second, values, later)
-    FOR_SHAPE(WEIGH)
-}
-
-/* Let one head's reading take in another part's. */
-static void merge(float *most, float *total, float *read, float other_most, float other_total, const float *other, int32_t D) {
-    const float top = *most > other_most ? *most : other_most;
-    const float mine = *most == -INFINITY ? 0 : expf(*most - top), theirs = expf(other_most - top);
-    *most = top;
-    *total = *total * mine + other_total * theirs;
-    for (int32_t i = 0; i < D; i++) read[i] = read[i] * mine + other[i] * theirs;
-}
-
 /* Everything that one run needs at hand. */
 typedef struct {
     const us_model *model;
@@ -452,6 +293,7 @@ typedef struct {
     int32_t thread, threads;
     int32_t max_parts; /* attention's parts of a token are shared out among threads; 0: a token is one thread's */
     int32_t is_private; /* few rows: every thread prepares the input of products for itself */
+    tiles tiles;        /* what this thread has unpacked */
 } run;
 
 static void rotate(float *head, const float *table, int32_t width) {
@@ -493,29 +335,48 @@ static void find_parts(const run *r, const us_layer *layer, int32_t token, int32
     *last = (all - 1) / US_PART;
 }
 
-/* One part of the keys of one key head, for some of its query heads. */
-static void attend_part(const run *r, const us_layer *layer, int32_t l, int32_t token, int32_t kv, int32_t head, int32_t count,
-                        int32_t part, reading *got) {
+/* Where a token's own keys begin, of those that it reads. */
+static const float *find_own(const run *r, const us_layer *layer, int32_t l, int32_t token, int32_t kv) {
+    const us_job *job = r->job;
+    int32_t from, first, last;
+    find_parts(r, layer, token, &from, &first, &last);
+    const int32_t place = first * US_PART - job->shared_counts[token];
+    return job->own.layers[l] + job->own_rows[token] * job->own.row_stride + (place > 0 ? place : 0) * job->own.position_stride +
+           (int64_t)kv * r->model->head_dim;
+}
+
+/* One part of the keys of one key head, for some of its query heads. `next` is the token that is read after the last
+ * part; -1: none. */
+static void attend_part(run *r, const us_layer *layer, int32_t l, int32_t token, int32_t next, int32_t kv, int32_t head,
+                        int32_t count, int32_t part, reading *got) {
     const us_model *m = r->model;
     const us_job *job = r->job;
     const int32_t D = m->head_dim, heads = m->num_heads + 2 * m->num_kv_heads;
     const int32_t shared = job->shared_counts[token], all = shared + job->own_places[token] + 1;
     int32_t begin = part * US_PART, end = begin + US_PART < all ? begin + US_PART : all;
     if (layer->window && begin < all - layer->window) begin = all - layer->window;
+    packed_segment packed = {0};
     segment first = {0}, second = {0};
-    if (begin < shared) {
+    if (begin < shared && job->packed) {
+        const us_packed_layer *from = job->packed + l;
+        packed = (packed_segment){&job->packing, from, (int64_t)job->shared_rows[token] * m->num_kv_heads + kv,
+                                  begin - (from->slides ? job->bases[token] : 0), (end < shared ? end : shared) - begin};
+    } else if (begin < shared) {
         first.stride = job->shared.position_stride;
         first.count = (end < shared ? end : shared) - begin;
         first.keys = job->shared.layers[l] + job->shared_rows[token] * job->shared.row_stride + begin * first.stride + (int64_t)kv * D;
+        first.ahead = first.keys + US_PART * first.stride;
     }
     if (end > shared) {
         const int32_t place = begin > shared ? begin - shared : 0;
         second.stride = job->own.position_stride;
         second.count = end - shared - place;
         second.keys = job->own.layers[l] + job->own_rows[token] * job->own.row_stride + place * second.stride + (int64_t)kv * D;
+        if (end < all) second.ahead = second.keys + US_PART * second.stride;
+        else if (next >= 0) second.ahead = find_own(r, layer, l, next, kv);
     }
     const float *q = r->scratch.qkv + ((size_t)token * heads + head) * D;
-    read_part(m, q, m->slopes ? m->slopes + head : NULL, count, first, second, begin, got);
+    read_part(m, q, m->slopes ? m->slopes + head : NULL, count, &packed, first, second, begin, &r->tiles, got);
 }
 
 static float *find_kept(const run *r, int32_t token, int32_t part, int32_t head) {
@@ -523,7 +384,7 @@ static float *find_kept(const run *r, int32_t token, int32_t part, int32_t head)
 }
 
 /* One part of one token's key head, kept to be merged later. */
-static void attend_kept(const run *r, const us_layer *layer, int32_t l, int32_t token, int32_t kv, int32_t part) {
+static void attend_kept(run *r, const us_layer *layer, int32_t l, int32_t token, int32_t kv, int32_t part) {
     const us_model *m = r->model;
     const int32_t D = m->head_dim, G = m->num_heads / m->num_kv_heads;
     int32_t from, first, last;
@@ -532,7 +393,7 @@ static void attend_kept(const run *r, const us_layer *layer, int32_t l, int32_t 
     reading got;
     for (int32_t g0 = 0; g0 < G; g0 += MOST_GROUP) {
         const int32_t count = G - g0 < MOST_GROUP ? G - g0 : MOST_GROUP, head = kv * G + g0;
-        attend_part(r, layer, l, token, kv, head, count, part, &got);
+        attend_part(r, layer, l, token, -1, kv, head, count, part, &got);
         for (int g = 0; g < count; g++) {
             float *kept = find_kept(r, token, part, head + g);
             kept[0] = got.most[g];
@@ -544,56 +405,58 @@ static void attend_kept(const run *r, const us_layer *layer, int32_t l, int32_t 
 
 #define MOST_RUN 16 /* tokens that read a part one after the other, while it is in the cache */
 
-/* All parts of a key head for a few tokens, and some of its query heads. */
-static void attend_run(const run *r, const us_layer *layer, int32_t l, int32_t token, int32_t tokens, int32_t kv, int32_t head,
-                       int32_t count) {
+/* Some key heads of a few tokens of one row. All heads read a part before any reads the next one: what lies side by side
+ * in memory is read in one sweep. `next` is the token that this thread reads after them; -1: none. */
+static void attend_run(run *r, const us_layer *layer, int32_t l, int32_t token, int32_t tokens, int32_t next, int32_t kv,
+                       int32_t num_kv) {
     const us_model *m = r->model;
-    const int32_t D = m->head_dim;
-    float most[MOST_RUN][MOST_GROUP], total[MOST_RUN][MOST_GROUP] = {{0}};
+    const int32_t D = m->head_dim, H = m->num_heads, G = H / m->num_kv_heads;
     int32_t from, first[MOST_RUN], last[MOST_RUN], lowest = INT32_MAX, highest = 0;
     for (int32_t t = 0; t < tokens; t++) {
         find_parts(r, layer, token + t, &from, &first[t], &last[t]);
         lowest = first[t] < lowest ? first[t] : lowest;
         highest = last[t] > highest ? last[t] : highest;
-        for (int g = 0; g < count; g++) most[t][g] = -INFINITY;
-        memset(r->scratch.read + ((size_t)(token + t) * m->num_heads + head) * D, 0, sizeof(float) * (size_t)count * (size_t)D);
     }
     reading got;
     for (int32_t part = lowest; part <= highest; part++)
-        for (int32_t t = 0; t < tokens; t++) {
-            if (part < first[t] || part > last[t]) continue;
-            float *read = r->scratch.read + ((size_t)(token + t) * m->num_heads + head) * D;
-            attend_part(r, layer, l, token + t, kv, head, count, part, &got);
-            for (int g = 0; g < count; g++, read += D)
-                merge(&most[t][g], &total[t][g], read, got.most[g], got.total[g], got.read + (size_t)g * D, D);
+        for (int32_t g0 = kv * G, head; g0 < (kv + num_kv) * G; g0 += head) {
+            const int32_t left = G - g0 % G;
+            head = left < MOST_GROUP ? left : MOST_GROUP; /* query heads at a time, all of one key head */
+            for (int32_t t = 0; t < tokens; t++) {
+                if (part < first[t] || part > last[t]) continue;
+                const size_t at = (size_t)(token + t) * H + g0;
+                float *read = r->scratch.read + at * D, *tally = r->scratch.tallies + 2 * at;
+                attend_part(r, layer, l, token + t, next, g0 / G, g0, head, part, &got);
+                for (int g = 0; g < head; g++, read += D, tally += 2) {
+                    if (part == first[t]) {
+                        memset(read, 0, sizeof(float) * (size_t)D);
+                        tally[0] = -INFINITY, tally[1] = 0;
+                    }
+                    merge(&tally[0], &tally[1], read, got.most[g], got.total[g], got.read + (size_t)g * D, D);
+                    for (int32_t i = 0; i < D && part == last[t]; i++) read[i] /= tally[1];
+                }
+            }
         }
-    for (int32_t t = 0; t < tokens; t++) {
-        float *read = r->scratch.read + ((size_t)(token + t) * m->num_heads + head) * D;
-        for (int g = 0; g < count; g++, read += D)
-            for (int32_t i = 0; i < D; i++) read[i] /= total[t][g];
-    }
 }
 
 static void attend(run *r, const us_layer *layer, int32_t l) {
-    const int32_t KV = r->model->num_kv_heads, G = r->model->num_heads / KV, tokens = r->job->num_tokens, parts = r->max_parts;
+    const int32_t KV = r->model->num_kv_heads, tokens = r->job->num_tokens, parts = r->max_parts;
     int64_t first, last;
     split((int64_t)tokens * KV, r->thread, r->threads, &first, &last);
     for (int64_t i = first; i < last; i++) place_head(r, layer, l, (int32_t)(i / KV), (int32_t)(i % KV));
     us_meet(r->team); /* tokens of one row read each other's keys */
     if (parts) {
-        split((int64_t)tokens * KV * parts, r->thread, r->threads, &first, &last);
+        split((int64_t)tokens * parts * KV, r->thread, r->threads, &first, &last);
         for (int64_t i = first; i < last; i++)
-            attend_kept(r, layer, l, (int32_t)(i / parts / KV), (int32_t)(i / parts % KV), (int32_t)(i % parts));
+            attend_kept(r, layer, l, (int32_t)(i / KV / parts), (int32_t)(i % KV), (int32_t)(i / KV % parts));
     } else
-        for (int64_t i = first; i < last;) { /* tokens of one row together, one key head after the other */
+        for (int64_t i = first; i < last;) { /* whole tokens of one row together, and at the ends some heads of one */
             const int32_t token = (int32_t)(i / KV), kv = (int32_t)(i % KV), whole = kv ? 0 : (int32_t)((last - i) / KV);
-            const int32_t *rows = r->job->own_rows + token, heads = whole ? KV : 1;
+            const int32_t *rows = r->job->own_rows + token, most = last - i < KV - kv ? (int32_t)(last - i) : KV - kv;
             int32_t count = 1;
             while (count < whole && count < MOST_RUN && rows[count] == rows[0]) count++;
-            for (int32_t h = kv; h < kv + heads; h++)
-                for (int32_t g = 0; g < G; g += MOST_GROUP)
-                    attend_run(r, layer, l, token, count, h, h * G + g, G - g < MOST_GROUP ? G - g : MOST_GROUP);
-            i += count * heads;
+            i += whole ? count * KV : most;
+            attend_run(r, layer, l, token, count, i < last ? token + count : -1, kv, whole ? KV : most);
         }
     us_meet(r->team);
 }
@@ -788,6 +651,8 @@ static void run_pass(const us_model *model, const us_job *job, int32_t thread, u
         .max_parts = us_count_parts(tokens, KV, team->size, job->most_keys),
         .is_private = us_is_private(tokens),
     };
+    for (int which = 0; which < 2; which++)
+        r.tiles.numbers[which] = r.scratch.tiles + (size_t)(2 * thread + which) * US_PART * (size_t)model->head_dim;
     embed(&r);
     for (int32_t l = 0; l < r.model->num_layers; l++) {
         keep_early(&r, l);

@@ -127,6 +127,8 @@ us_scratch us_lay_out(const us_model *m, int32_t num_tokens, int32_t num_read, i
     s.side = PLACE(float, T * hidden);
     s.fed = PLACE(float, T * ffn);
     s.parts = PLACE(float, T * parts * H * (head + 2));
+    s.tallies = PLACE(float, T * H * 2);
+    s.tiles = PLACE(float, (size_t)threads * 2 * US_PART * head);
     s.tops = PLACE(us_top, (size_t)threads * (size_t)num_read);
     s.normed = PLACE(float, copies * s.normed_size);
     s.scales = PLACE(float, copies * s.scales_size);

@@ -14,12 +14,6 @@
 #define Q8_BYTES (16 + 8 * 32)
 #define Q4_BYTES (32 + 4 * 32)
 
-/* Loops over a few accumulators: unrolled early, or GCC keeps them in memory. */
-#if defined(__GNUC__) && !defined(__clang__)
-#define UNROLLED _Pragma("GCC unroll 8")
-#else
-#define UNROLLED
-#endif
 #define EACH_ROW UNROLLED for (int m = 0; m < M; m++)
 
 /* A panel of M rows of activations, block after block: 32 int8 of each row; their scales; and scale times the block's sum. */

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define US_ABI 3
+#define US_ABI 4
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
 #define US_PART 64     /* keys that attention reads at once: with their values they stay in the first-level cache */
@@ -63,6 +63,32 @@ typedef struct {
     int64_t row_stride, position_stride;
 } us_store;
 
+enum us_scale_dtype { US_HALF = 0, US_BFLOAT = 1, US_FLOAT = 2 };
+
+/* How numbers are packed in few bits (kernels/packing.py). Byte b of a place holds channels b, b + bytes, b + 2 bytes …
+ * Scales and zero points, one to a group: down the places of a block, (heads, places / block, width), or along the channels
+ * of a place, (heads, places, width / group). */
+typedef struct {
+    int32_t bits, bytes, by_channel, block, group, dtype;
+} us_scheme;
+
+typedef struct {
+    us_scheme keys, values;
+} us_packing;
+
+typedef struct {
+    const uint8_t *codes; /* (rows, heads, places, bytes) */
+    const void *scales, *zeros;
+} us_packed;
+
+/* One layer's packed keys and values. */
+typedef struct {
+    us_packed keys, values;
+    int64_t places; /* that a head has room for */
+    int32_t slides; /* whether place 0 is the position that the job's bases tell */
+    int32_t unused;
+} us_packed_layer;
+
 typedef struct {
     int32_t num_tokens, num_wanted, most_keys, num_early; /* most_keys: that any token reads, its own included */
     const int32_t *tokens;
@@ -72,8 +98,11 @@ typedef struct {
     const int32_t *shared_rows;   /* whose keys come before its own */
     const int32_t *shared_counts; /* and how many of them; 0: none */
     const int32_t *wanted;        /* tokens whose logits are wanted */
+    const int32_t *bases;         /* of packed layers that slide */
     const int32_t *early;         /* layers, rising, before which the wanted tokens' states are read too */
     us_store own, shared;
+    us_packing packing;
+    const us_packed_layer *packed; /* a layer each: shared keys are packed; or NULL */
     float *logits;       /* ((1 + num_early) * num_wanted, vocab): final ones, then those of each early layer */
     int64_t *likeliest;  /* num_wanted: the first token of the highest final logit, -1 where there is none; or NULL */
     float *early_states; /* (num_early * num_wanted, hidden) to work in; or NULL */
