@@ -9,9 +9,11 @@ import pytest
 import torch
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _two_threads_in_all() -> None:
-    """Two for one process, one each for two that share the machine (pytest-xdist tells how many there are)."""
+def pytest_configure() -> None:
+    """Two threads in all: for one process, or shared out by those that pytest-xdist starts.
+
+    Said before tests are collected, for the CPU library asks once, when it is first looked for.
+    """
     num_processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     torch.set_num_threads(max(1, 2 // num_processes))
 

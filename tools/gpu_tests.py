@@ -5,7 +5,8 @@
     make gpu JOBS=4 TESTS=tests/gpu/test_caches.py              the same, with the python at hand
 
 Needs nothing but pytest. Each process collects all tests and keeps every n-th one, for which this file is also its
-plugin. Logs stay in the folder that is named at the end. 14 processes run 1,632 tests in 194 s on an H200.
+plugin. Logs stay in the folder that is named at the end. On an H200 14 processes ran
+1,632 tests in 194 s (2026-11-15).
 """
 
 from __future__ import annotations

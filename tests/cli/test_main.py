@@ -51,6 +51,7 @@ def test_without_a_command_the_help_is_an_error(cli: Callable[..., Any]) -> None
         (("run", "Hello", "world"), "one argument too many: 'world'. Put text of several words in quotes"),
         (("run", "hi", "--model"), "--model: expected one argument"),
         (("pull",), "the following arguments are required: NAME"),
+        (("chat", "--load", "x"), "unknown option --load (see"),  # nothing is near it
         (("models", "--jsn"), "unknown option --jsn; did you mean --json?"),
     ],
 )

@@ -93,7 +93,7 @@ def test_stop_strings_add_up() -> None:
         (["--top-k", "-1"], "argument --top-k: `top_k` must be at least 0, but is -1"),
         (["--temperature", "NaN"], "argument --temperature: `temperature` must be a finite number, but is nan"),
         (["--temperature", "1e999"], "argument --temperature: `temperature` must be a finite number, but is inf"),
-        (["--temperature", "warm"], "argument --temperature: `temperature` can't be read from 'warm'"),
+        (["--temperature", "warm"], "`temperature` can't be read from 'warm': it must be a number"),
         (["--max-new-tokens", "0"], "argument --max-new-tokens: `max_new_tokens` must be greater than 0"),
         (["--max-new-tokens", "9" * 5000], "argument --max-new-tokens: `max_new_tokens` can't be read from '999"),
         (["--max-new-tokens", "true"], "`max_new_tokens` must be a whole number, but is True"),

@@ -101,7 +101,7 @@ def test_only_two_layers_are_on_the_device(model: Any) -> None:
 def test_rings_in_captured_steps(kind: str) -> None:
     """Ragged rows far past the window, beside a cache of every key; drafts are tried and taken back between steps."""
     window = 50
-    model = make_model(window, torch.bfloat16, 3)
+    model = make_model(window, torch.float32, 3)
     tokens = torch.randint(3, 96, (3, 200), generator=torch.Generator().manual_seed(8)).cuda()
     near, far = unspool.DynamicCache(), model.new_cache(kind, 3, 300)
     for cache in (near, far):
@@ -120,5 +120,6 @@ def test_rings_in_captured_steps(kind: str) -> None:
                 cache.truncate(held)
             made.append(model.forward(tokens[:, column : column + 1], cache))
         assert [forward.path for forward in made] == ["captured"] * 2
-        assert torch.equal(made[0].logits, made[1].logits)
+        expected, found = (forward.logits for forward in made)  # prompts were read in another order of sums
+        assert (found - expected).norm() < 2e-5 * expected.norm()
     assert far.nbytes < near.nbytes

@@ -277,7 +277,9 @@ def test_strategies_run_on_captured_passes(way: dict[str, Any], config: dict[str
         told = {"cache_implementation": "paged", "cache_config": config or None}
         assert unspool.generate(model, ids, **asked, **told).tolist() == expected.tolist()
         found = unspool.generate(model, ids, **asked, **told, return_dict_in_generate=True)
-        assert found.sequences.tolist() == expected.tolist() and found.stats.path == "captured"
+        assert found.sequences.tolist() == expected.tolist()
+        # With drafts rows end one after the other, and a last pass in which some read nothing is not captured.
+        assert found.stats.path == "captured" or "prompt_lookup_num_tokens" in way
 
 
 @needs_gpu

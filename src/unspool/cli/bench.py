@@ -42,13 +42,15 @@ def build_parser() -> Parser:
             "unspool bench --peer llama-cpp --peer llama-cpp=q4_0.gguf --peer ctranslate2=FOLDER",
         ),
     )
-    parser.add_argument(
+    group = parser.add_argument_group("model")
+    group.add_argument(
         "model",
         metavar="MODEL",
         nargs="?",
         default=DEFAULT_MODEL,
         help=f"A short name, a folder, a .gguf file or a hub id. [{DEFAULT_MODEL}]",
     )
+    group.add_argument("--offline", action="store_true", help="Use what is on this disk, never the network.")
     group = parser.add_argument_group("engines")
     group.add_argument(
         "--peer",
@@ -77,7 +79,6 @@ def build_parser() -> Parser:
     group.add_argument("--json", metavar="FILE", help="Write the figures.")
     group.add_argument("--plot", metavar="FILE", help="Write a chart, as SVG.")
     group.add_argument("--force", action="store_true", help="Write over files that exist.")
-    parser.add_argument("--offline", action="store_true", help="Use what is on this disk, never the network.")
     return parser
 
 

@@ -50,7 +50,7 @@ def examine() -> dict[str, str | dict[str, str]]:
         kernels = f"not in use: {why_missing()}"
     else:
         others = [name for name in library.available if name != library.instructions]
-        kernels = f"{library.instructions}, {library.threads} threads"
+        kernels = f"{library.instructions}, {library.threads} thread{'' if library.threads == 1 else 's'}"
         kernels += f" (also here: {', '.join(others)})" if others else ""
     gpu = "none that torch finds"
     if torch.cuda.is_available():

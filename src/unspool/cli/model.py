@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from unspool.api import LanguageModel
 
 
-def add_model_options(parser: Parser) -> None:
+def add_model_options(parser: Parser) -> argparse._ArgumentGroup:
     """Which model, and where it computes."""
     group = parser.add_argument_group("model")
     group.add_argument(
@@ -38,19 +38,17 @@ def add_model_options(parser: Parser) -> None:
     group.add_argument("--threads", metavar="N", type=int, help="CPU threads. [the physical cores]")
     group.add_argument("--revision", metavar="NAME", help="A branch, tag or commit of a hub id.")
     group.add_argument("--offline", action="store_true", help="Use what is on this disk, never the network.")
+    return group
 
 
-def add_assistant_option(parser: Parser) -> None:
+def add_assistant_option(group: argparse._ArgumentGroup) -> None:
     """A model that drafts."""
-    for name in ("--assistant-model", "--assistant_model"):
-        parser.add_argument(
-            name,
-            metavar="NAME",
-            dest="assistant_model",
-            help="A smaller model, which drafts for this one to check."
-            if name == "--assistant-model"
-            else argparse.SUPPRESS,
-        )
+    group.add_argument(
+        "--assistant-model",
+        "--assistant_model",
+        metavar="NAME",
+        help="A smaller model, which drafts for this one to check.",
+    )
 
 
 def load_model(arguments: argparse.Namespace) -> LanguageModel:

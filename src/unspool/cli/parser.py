@@ -35,7 +35,8 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
             return super()._format_action_invocation(action)
         if action.metavar == FLAG:
             return action.option_strings[0].replace("--", "--[no-]", 1)
-        return ", ".join(action.option_strings) + ("" if action.nargs == 0 else f" {action.metavar}")
+        shown = [name for name in action.option_strings if "_" not in name]  # the other spelling goes without saying
+        return ", ".join(shown) + ("" if action.nargs == 0 else f" {action.metavar}")
 
 
 class Parser(argparse.ArgumentParser):
@@ -69,7 +70,7 @@ class Parser(argparse.ArgumentParser):
         if option is None:
             self.error(f"one argument too many: {extra[0]!r}. Put text of several words in quotes")
         name = option.partition("=")[0]
-        hint = suggest(name.replace("_", "-"), self._option_string_actions)
+        hint = suggest(name.replace("_", "-"), [known for known in self._option_string_actions if "_" not in known])
         self.error(f"unknown option {name}{hint}")
 
     def error(self, message: str) -> NoReturn:
@@ -79,7 +80,7 @@ class Parser(argparse.ArgumentParser):
 
 def suggest(word: str, known: Iterable[str]) -> str:
     """`; did you mean …?` for the nearest known word, or nothing."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.65)
     return f"; did you mean {near[0]}?" if near else ""
 
 

@@ -44,8 +44,7 @@ def build_parser() -> Parser:
     shown = parser.add_argument_group("what is printed")
     shown.add_argument("--json", action="store_true", help="Print one JSON object when done, and nothing else.")
     shown.add_argument("--stats", action="store_true", help="Say on standard error how fast it was.")
-    add_model_options(parser)
-    add_assistant_option(parser)
+    add_assistant_option(add_model_options(parser))
     add_settings(parser)
     return parser
 

@@ -37,6 +37,7 @@ Group = Literal[
     "performance",
 ]
 
+_TYPED: dict[Kind, str] = {"flag": "true or false", "integer": "a whole number", "number": "a number"}
 LARGEST_COUNT = 2**31 - 1
 LARGEST_SEED = 2**63 - 1
 LARGEST_LOGPROBS = 1024
@@ -91,7 +92,8 @@ class Parameter:
             return json.loads(word)
         except (ValueError, RecursionError) as error:  # not JSON, or a number of thousands of digits
             shown = text if len(text) <= 80 else text[:80] + "…"
-            raise SettingError(f"`{self.name}` can't be read from {shown!r}: {self.help}") from error
+            wanted = f"it must be {_TYPED.get(self.kind, 'JSON, such as [1, 2]')}. {self.help}"
+            raise SettingError(f"`{self.name}` can't be read from {shown!r}: {wanted}") from error
 
 
 def _flag(name: str, default: bool | None, group: Group, text: str) -> Parameter:

@@ -104,7 +104,8 @@ def _translate(error: Exception, name: str, revision: str | None, is_offline: bo
             f"Fetch it with a connection first: HF_HUB_OFFLINE=0 unspool pull {name}"
         )
     if is_missing_here:
-        return LoadError(f"{name!r}{at} is not in the local cache and the hub can't be reached: {error}")
+        reason = (str(error).splitlines() or [type(error).__name__])[0].removeprefix("Got: ")  # the rest is advice
+        return LoadError(f"{name!r}{at} is not in the local cache and the hub can't be reached: {reason}")
     if isinstance(error, errors.EntryNotFoundError):
         return ModelNotFoundError(f"the repository of {name!r}{at} on the hub has no such file")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
