@@ -299,9 +299,15 @@ class WholeStep:
 
     def _prepare_scratch(self, num_tokens: int, num_read: int, most_keys: int) -> None:
         """Make sure of the working memory; asked for in steps, so that not every token asks anew."""
-        needed = (num_tokens, num_read, -(-most_keys // _KEYS_AHEAD) * _KEYS_AHEAD, self._library.threads)
-        if self._scratch is None or any(have < need for have, need in zip(self._prepared, needed, strict=True)):
-            self._prepared = tuple(map(max, self._prepared, needed))
+        needed = (num_tokens, num_read, -(-most_keys // _KEYS_AHEAD) * _KEYS_AHEAD)
+        threads = self._library.threads  # another number may need more: work is shared out in another way
+        have = self._prepared
+        if (
+            self._scratch is None
+            or have[3] != threads
+            or any(had < need for had, need in zip(have, needed, strict=False))
+        ):
+            self._prepared = (*map(max, have[:3], needed), threads)
             self._scratch = torch.empty(
                 self._library.count_scratch(self._model, *self._prepared[:3]), dtype=torch.uint8
             )
