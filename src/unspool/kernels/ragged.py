@@ -162,8 +162,9 @@ def attend_ragged(
     softcap: float | None = None,
 ) -> torch.Tensor:
     """What the queries of ragged rows read: (tokens, heads, width)."""
-    flash = find_flash()
-    if flash is None or softcap is not None or not has_flash(queries.device, queries.dtype, queries.shape[-1]):
+    has_kernel = softcap is None and has_flash(queries.device, queries.dtype, queries.shape[-1])
+    flash = find_flash() if has_kernel else None
+    if flash is None:
         return _attend_row_by_row(queries, keys, values, ragged, scale, window, softcap)
     queries_end, keys_end = ragged.bounds(keys.shape[1])
     read: torch.Tensor = flash(

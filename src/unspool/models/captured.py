@@ -10,9 +10,11 @@ once Triton has its kernels, and it serves every later cache.
 
 from __future__ import annotations
 
+import importlib
 import threading
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -57,6 +59,17 @@ def explain_no_capture(spec: DecoderSpec, device: torch.device, dtype: torch.dty
     if spec.head_dim % _UNIT:
         return f"heads of {spec.head_dim} numbers are not aligned"
     return None
+
+
+def prepare_captures(device: torch.device) -> None:
+    """Start importing Triton and our kernels: it takes about a second, which the reading of weights hides."""
+    if device.type == "cuda" and has_triton():
+        threading.Thread(target=_import_kernels, name="unspool kernels", daemon=True).start()
+
+
+def _import_kernels() -> None:
+    with suppress(Exception):  # who needs them imports them too, and is told
+        importlib.import_module("unspool.models.captured_blocks")
 
 
 class CapturedSteps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Final
 
 import torch
@@ -27,7 +28,7 @@ class Layout:
     def __init__(self, spec: DecoderSpec, device: torch.device, dtype: torch.dtype) -> None:
         self._spec = spec
         self._windows = {spec.window if kind == "sliding" else None for kind in spec.layer_kinds} or {None}
-        self._has_kernel = spec.attention_softcap is None and has_flash(device, dtype, spec.head_dim)
+        self._device, self._dtype = device, dtype
 
     def flattens(self, cache: Cache, span: Span) -> bool:
         """Whether that saves more than it costs: positions that are not real, or filled attention's masks."""
@@ -36,9 +37,14 @@ class Layout:
             return False
         if len(span.counts) * span.num_new >= _LEAST_SAVED * num_real:
             return True
-        if not self._has_kernel and span.num_new <= BLOCK:
+        if not any(self._saves_masks(cache, span, window) for window in self._windows):
             return False
-        return any(self._saves_masks(cache, span, window) for window in self._windows)
+        return span.num_new > BLOCK or self._has_kernel
+
+    @cached_property
+    def _has_kernel(self) -> bool:
+        """Asked only where it matters: torch takes a second or more to import its kernel."""
+        return self._spec.attention_softcap is None and has_flash(self._device, self._dtype, self._spec.head_dim)
 
     def _saves_masks(self, cache: Cache, span: Span, window: int | None) -> bool:
         """Whether filled attention would need a mask (or scores) of all queries and keys, and rows alone would not."""

@@ -9,6 +9,7 @@ import torch
 
 from unspool.errors import LoadError, UnsupportedError
 from unspool.models.assembly import Packing, Progress
+from unspool.models.captured import prepare_captures
 from unspool.models.families.baichuan import BAICHUAN
 from unspool.models.families.base import DecoderFamily
 from unspool.models.families.bloom import BLOOM
@@ -125,6 +126,8 @@ def build_model(
     place = torch.device(device)
     family = describe_gguf(config) if is_gguf else describe(config)
     kept = dtype or _default_dtype(config, place)
+    if isinstance(family, DecoderFamily):
+        prepare_captures(place)
     if packing is None:
         return family.build(config, tensors, is_gguf=is_gguf, device=place, dtype=kept, progress=progress)
     if not isinstance(family, DecoderFamily):
