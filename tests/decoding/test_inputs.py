@@ -351,12 +351,11 @@ def test_what_is_no_model(model: Any) -> None:
         generate(model, IDS)
 
 
-def test_a_transformers_model_is_pointed_to_load() -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
+def test_a_transformers_model_that_keeps_states_is_pointed_to_load() -> None:
+    from transformers import MambaConfig, MambaForCausalLM
 
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     with pytest.raises(UnsupportedError, match="save_pretrained"):
-        generate(LlamaForCausalLM(LlamaConfig(vocab_size=23, **sizes)), IDS)
+        generate(MambaForCausalLM(MambaConfig(vocab_size=23, hidden_size=8, num_hidden_layers=1, state_size=4)), IDS)
 
 
 def test_a_config_must_be_a_config() -> None:

@@ -251,7 +251,7 @@ def test_logprobs_need_something_to_carry_them(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["output_hidden_states", "output_attentions"])
 def test_states_a_model_can_not_return(name: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"`{name}` was asked for, and a fake model can't"):
+    with pytest.raises(UnsupportedError, match=f"`{name}` was asked for, and this fake model can't"):
         generate(FakeModel(can=frozenset()), [[1, 2]], return_dict_in_generate=True, **{name: True})
     for pieces in ("prefill_chunk_size", "prompt_logprobs"):
         with pytest.raises(SettingError, match=f"`{pieces}` reads the prompt in pieces and `{name}`"):
