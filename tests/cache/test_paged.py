@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -455,3 +456,26 @@ def test_calls_share_the_blocks_of_a_prefix() -> None:
 
 def test_blocks_are_what_the_docs_say() -> None:
     assert BLOCK_SIZE == 64 == PagedCache().pool.block_size
+
+
+def test_a_pool_that_grows_keeps_no_old_memory() -> None:
+    """What was told of the blocks before must not keep them: the old ones would stay beside the new ones."""
+    caches = [PagedCache(pool=(pool := BlockPool(16))), PagedCache(pool=pool)]
+    for cache in caches:
+        cache.begin(1, 20)
+        for layer in range(2):
+            cache.write(layer, torch.zeros(1, 20, 2, 1, 8))
+        cache.end()
+    told = [cache.places() for cache in caches]
+    old = [weakref.ref(buffer) for buffer in pool.buffers]
+    while pool.num_free:
+        caches[0].advance(1)
+    assert [cache.places() for cache in caches] == told
+    caches[0].advance(1)
+    while caches[0].lengths[0] % 16 != 1:
+        caches[0].advance(1)
+    assert all(each() is None for each in old)
+    for cache in caches:
+        places = cache.places()
+        assert places is not None and len(places.buffers) == 2
+        assert all(mine is its for mine, its in zip(places.buffers, pool.buffers, strict=True))

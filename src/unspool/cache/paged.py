@@ -181,7 +181,7 @@ class PagedCache(Cache):
         known = self._places
         is_known = known is not None and known.block_table is table and len(known.buffers) == len(self.pool.buffers)
         if known is None or not is_known or known.buffers[-1] is not self.pool.buffers[-1]:
-            self._places = known = Places(list(self.pool.buffers), block_table=table)
+            self._places = known = self.pool.show(table)
         return known
 
     def advance(self, rows: int) -> None:

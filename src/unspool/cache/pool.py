@@ -7,12 +7,14 @@ has the same number in every layer. Block 0 is nobody's: it stays zero, and stan
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 import torch
 
+from unspool.cache.places import Places
 from unspool.errors import ResourceError, SettingError
 from unspool.kernels.presence import has_triton
 
@@ -43,6 +45,7 @@ class BlockPool:
         self._free = list(range(1, len(self._users)))  # a heap: low numbers first, so that a lone row's lie in order
         self._worn: set[int] = set()  # free blocks that somebody has written to
         self._mover: tuple[list[torch.Tensor], BlockMover] | None = None
+        self._shown: list[weakref.ref[Places]] = []  # who knows where the blocks lie
         self._returns: dict[int, torch.cuda.Event] = {}  # by stream: what it had to do when it last gave back
         self.lock = (
             threading.RLock()
@@ -162,12 +165,22 @@ class BlockPool:
             self.open_layer(layer, held.shape[3], held.shape[4], held.dtype, held.device)
             self.buffers[layer][1 : 1 + len(held)] = held
 
+    def show(self, table: torch.Tensor) -> Places:
+        """Where the blocks lie, for a cache whose rows have those of a table; without buffers once they have moved."""
+        places = Places(list(self.buffers), block_table=table)
+        self._shown = [told for told in self._shown if told() is not None] + [weakref.ref(places)]
+        return places
+
     def _grow(self, missing: int) -> None:
         more = max(missing, self.num_blocks // _GROWTH)
         if self.num_blocks + more > MOST_BLOCKS:
             raise ResourceError(f"a pool has at most {MOST_BLOCKS} blocks, and {self.num_blocks + more} are needed")
         self._wait_for_device()
-        self._mover = None  # or it would keep the old ones
+        self._mover = None  # or it would keep the old ones, and so would what was shown
+        for told in self._shown:
+            if (places := told()) is not None:
+                places.buffers.clear()
+        self._shown = []
         for layer, buffer in enumerate(self.buffers):  # one layer at a time, so that only one is there twice
             grown = _take_memory((len(buffer) + more, *buffer.shape[1:]), buffer.dtype, buffer.device)
             grown[: len(buffer)] = buffer

@@ -447,8 +447,14 @@ static void attend(run *r, const us_layer *layer, int32_t l) {
     us_meet(r->team); /* tokens of one row read each other's keys */
     if (parts) {
         split((int64_t)tokens * parts * KV, r->thread, r->threads, &first, &last);
-        for (int64_t i = first; i < last; i++)
-            attend_kept(r, layer, l, (int32_t)(i / KV / parts), (int32_t)(i % KV), (int32_t)(i / KV % parts));
+        /* Many parts are read in one sweep over memory, all heads of each. The last part is short: where there are few,
+         * a thread that got more of those would wait, so they are shared out head by head. */
+        const int32_t sweeps = parts >= 4 * r->threads;
+        for (int64_t i = first; i < last; i++) {
+            const int32_t rest = (int32_t)(i % ((int64_t)parts * KV));
+            attend_kept(r, layer, l, (int32_t)(i / ((int64_t)parts * KV)), sweeps ? rest % KV : rest / parts,
+                        sweeps ? rest / KV : rest % parts);
+        }
     } else
         for (int64_t i = first; i < last;) { /* whole tokens of one row together, and at the ends some heads of one */
             const int32_t token = (int32_t)(i / KV), kv = (int32_t)(i % KV), whole = kv ? 0 : (int32_t)((last - i) / KV);
