@@ -281,6 +281,29 @@ class Cache(ABC):
         if capability not in self.can:
             raise UnsupportedError(f"{type(self).__name__} can't {capability.replace('_', ' ')}")
 
+    def _find_starts(self, rows: int) -> list[int]:
+        """Where a captured step of so many rows begins."""
+        starts = list(self.lengths) or [0] * rows
+        if len(starts) != rows:
+            raise SettingError(f"the cache holds {len(starts)} rows and the step has {rows}; select_rows() first")
+        return starts
+
+    def _check_update(self, rows: int) -> None:
+        """Raise where `update`, which tells no positions, can't know where rows go on."""
+        if self.lengths and (len(self.lengths) != rows or len(set(self.lengths)) > 1):
+            raise SettingError(
+                f"update() appends to rows of one length and this cache's rows hold {self.lengths} positions for "
+                f"{rows} given; unspool's own models write ragged rows through begin() and write()"
+            )
+
+    def _check_batch(self, rows: int, most: int, instead: str) -> None:
+        """Raise where more rows come than memory was taken for."""
+        if rows > most:
+            raise SettingError(
+                f"{rows} rows do not fit a {type(self).__name__} of max_batch_size={most}; "
+                f"make it larger or use cache_implementation={instead!r}"
+            )
+
     def _require_span(self) -> Span:
         if self._span is None:
             raise RuntimeError("write() and end() belong between begin() and end() of one forward pass")

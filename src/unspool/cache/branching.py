@@ -12,6 +12,7 @@ from unspool.cache.base import DIVIDE, RAGGED, ROLL_BACK, SELECT_ROWS, Cache, Ma
 from unspool.cache.buffered import BufferedCache
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.places import Places
+from unspool.cache.stores import join
 from unspool.errors import SettingError, UnsupportedError
 
 
@@ -241,8 +242,8 @@ class BranchingCache(Cache):
         rows = len(self.lengths)
         whole = DynamicCache(capacity=max(self.lengths))
         for layer in range(len(self._own)):
-            shared = torch.stack(self._prompt[layer], dim=2).permute(0, 3, 2, 1, 4)  # (prompts, positions, 2, …)
-            own = torch.stack(self._own[layer], dim=2).permute(0, 3, 2, 1, 4)
+            shared = join(*self._prompt[layer])  # (prompts, positions, 2, …)
+            own = join(*self._own[layer])
             whole._add_layer(layer, rows, own.shape[3], own.shape[4], own.dtype, own.device)
             buffer = whole._buffers[layer]
             for row, (first, length) in enumerate(zip(self._prompt_lengths, self.lengths, strict=True)):

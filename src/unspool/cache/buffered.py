@@ -12,6 +12,7 @@ import torch
 from unspool.cache.base import DIVIDE, FLAT, FORK, Cache, Stores
 from unspool.cache.forked import BufferedFork
 from unspool.cache.places import Places
+from unspool.cache.stores import join
 from unspool.errors import SettingError
 from unspool.kernels.presence import has_triton
 from unspool.kernels.ragged import Ragged
@@ -92,9 +93,7 @@ class BufferedCache(Cache):
         return Places(list(self._buffers))
 
     def advance(self, rows: int) -> None:
-        starts = list(self.lengths) or [0] * rows
-        if len(starts) != rows:
-            raise SettingError(f"the cache holds {len(starts)} rows and the step has {rows}; select_rows() first")
+        starts = self._find_starts(rows)
         self._reserve(max(starts) + 1)
         self.lengths = [start + 1 for start in starts]
         self._filled = [max(self.lengths)] * len(self._buffers)
@@ -276,18 +275,14 @@ class BufferedCache(Cache):
     ) -> None:
         rows, heads, num_new, width = key_states.shape
         held = self._filled[layer_idx] if layer_idx < len(self._filled) else 0
-        if self.lengths and (len(self.lengths) != rows or len(set(self.lengths)) > 1):
-            raise SettingError(
-                f"update() appends to rows of one length and this cache's rows hold {self.lengths} positions "
-                f"for {rows} given; unspool's own models write ragged rows through begin() and write()"
-            )
+        self._check_update(rows)
         stop = held + num_new if positions is None else max(held, int(positions.max()) + 1)
         self._reserve(stop)
         if layer_idx >= len(self._buffers):
             self._add_layer(layer_idx, rows, heads, width, key_states.dtype, key_states.device)
         self.lengths = self.lengths or [0] * rows
         buffer = self.rows_of(layer_idx)
-        kv = torch.stack((key_states, value_states), dim=2).permute(0, 3, 2, 1, 4)  # (rows, new, 2, heads, width)
+        kv = join(key_states, value_states)
         if positions is None:
             buffer.narrow(1, held, num_new).copy_(kv)
         else:

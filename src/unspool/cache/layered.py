@@ -12,7 +12,7 @@ import torch
 from unspool.cache.base import FIXED_SHAPE, RAGGED, SELECT_ROWS, TRIAL, Cache, Mask, Span
 from unspool.cache.places import Places
 from unspool.cache.ring import Ring, Trial
-from unspool.cache.stores import Allocate, PlainStore, RingStore, Store, take_memory
+from unspool.cache.stores import Allocate, PlainStore, RingStore, Store, join, take_memory
 from unspool.errors import SettingError, UnsupportedError
 
 
@@ -87,11 +87,7 @@ class LayeredCache(Cache):
             )
 
     def _check_rows(self, rows: int) -> None:
-        if rows > self.max_batch_size:
-            raise SettingError(
-                f"{rows} rows do not fit a {type(self).__name__} of max_batch_size={self.max_batch_size}; "
-                "make it larger or use cache_implementation='dynamic'"
-            )
+        self._check_batch(rows, self.max_batch_size, "dynamic")
 
     # --- a captured step -----------------------------------------------------------------------------
     def places(self) -> Places | None:
@@ -105,9 +101,7 @@ class LayeredCache(Cache):
 
     def advance(self, rows: int) -> None:
         self._check_rows(rows)
-        starts = list(self.lengths) or [0] * rows
-        if len(starts) != rows:
-            raise SettingError(f"the cache holds {len(starts)} rows and the step has {rows}; select_rows() first")
+        starts = self._find_starts(rows)
         self._reserve(max(starts) + 1)
         self.lengths = [start + 1 for start in starts]
         self._filled = [max(self.lengths)] * len(self._stores)
@@ -222,11 +216,7 @@ class LayeredCache(Cache):
         """Append to one layer; return its buffers, oldest position first: a prompt longer than a window whole."""
         rows, _, num_new, _ = key_states.shape
         self._check_rows(rows)
-        if self.lengths and (len(self.lengths) != rows or len(set(self.lengths)) > 1):
-            raise SettingError(
-                f"update() appends to rows of one length and this cache's rows hold {self.lengths} positions for "
-                f"{rows} given; unspool's own models write ragged rows through begin() and write()"
-            )
+        self._check_update(rows)
         positions = (cache_kwargs or {}).get("cache_position")
         held = self._filled[layer_idx] if positions is None else int(positions[0])
         self._reserve(held + num_new)
@@ -241,7 +231,7 @@ class LayeredCache(Cache):
         store = self._stores[layer_idx]
         if isinstance(store, RingStore):
             self._ring.begin(span)
-        kv = torch.stack((key_states, value_states), dim=2).permute(0, 3, 2, 1, 4)  # (rows, new, 2, heads, width)
+        kv = join(key_states, value_states)
         store.write(span, kv.to(store.buffer.dtype))
         self._filled[layer_idx] = held + num_new
         self.lengths = [self._filled[0]] * rows

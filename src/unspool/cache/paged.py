@@ -16,6 +16,7 @@ from unspool.cache.block_table import BlockTable
 from unspool.cache.paged_fork import PagedFork
 from unspool.cache.places import Places
 from unspool.cache.pool import BLOCK_SIZE, MOST_BLOCKS, BlockPool
+from unspool.cache.stores import join
 from unspool.errors import SettingError
 from unspool.kernels.presence import has_triton
 
@@ -185,9 +186,7 @@ class PagedCache(Cache):
         return known
 
     def advance(self, rows: int) -> None:
-        starts = list(self.lengths) or [0] * rows
-        if len(starts) != rows:
-            raise SettingError(f"the cache holds {len(starts)} rows and the step has {rows}; select_rows() first")
+        starts = self._find_starts(rows)
         stops = [start + 1 for start in starts]
         self._reserve_rows(starts, stops, max(stops))
         self.lengths = stops
@@ -336,15 +335,11 @@ class PagedCache(Cache):
         cache_kwargs: dict[str, Any] | None = None,  # noqa: ARG002 - the reference's argument; positions follow
     ) -> tuple[torch.Tensor, torch.Tensor]:
         rows, _, num_new, _ = key_states.shape
-        if self.lengths and (len(self.lengths) != rows or len(set(self.lengths)) > 1):
-            raise SettingError(
-                f"update() appends to rows of one length and this cache's rows hold {self.lengths} positions "
-                f"for {rows} given; unspool's own models write ragged rows through begin() and write()"
-            )
+        self._check_update(rows)
         held = self._filled[layer_idx] if layer_idx < len(self._filled) else 0
         self._reserve_rows([held] * rows, [held + num_new] * rows, held + num_new)
         self.lengths = self.lengths or [0] * rows
-        kv = torch.stack((key_states, value_states), dim=2).permute(0, 3, 2, 1, 4)  # (rows, new, 2, heads, width)
+        kv = join(key_states, value_states)
         with self.pool.lock:
             buffer = self._open_layer(layer_idx, kv)
             positions = torch.arange(held, held + num_new, device=kv.device).expand(rows, num_new)

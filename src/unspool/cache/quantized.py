@@ -17,6 +17,7 @@ from unspool.cache.base import FIXED_SHAPE, RAGGED, ROLL_BACK, SELECT_ROWS, TRIA
 from unspool.cache.packed_store import PackedStore, settle_together
 from unspool.cache.places import Landing, PackedPlaces, Places
 from unspool.cache.quantized_config import QuantizedCacheConfig
+from unspool.cache.stores import join
 from unspool.errors import SettingError
 from unspool.kernels.packed import PackedView
 from unspool.kernels.packing import fit_range
@@ -207,9 +208,7 @@ class QuantizedCache(Cache):
         return None
 
     def advance(self, rows: int) -> None:
-        starts = list(self.lengths) or [0] * rows
-        if len(starts) != rows:
-            raise SettingError(f"the cache holds {len(starts)} rows and the step has {rows}; select_rows() first")
+        starts = self._find_starts(rows)
         self._settle_steps()
         self._reserve(max(starts) + 1)
         self.lengths = [start + 1 for start in starts]
@@ -341,15 +340,11 @@ class QuantizedCache(Cache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append to one layer; return all its keys and values, unpacked."""
         rows, _, num_new, _ = key_states.shape
-        if self.lengths and (len(self.lengths) != rows or len(set(self.lengths)) > 1):
-            raise SettingError(
-                f"update() appends to rows of one length and this cache's rows hold {self.lengths} positions for "
-                f"{rows} given; unspool's own models write ragged rows through begin() and write()"
-            )
+        self._check_update(rows)
         held = self._filled[layer_idx] if layer_idx < len(self._filled) else 0
         stop = held + num_new
         self._reserve(stop)
-        kv = torch.stack((key_states, value_states), dim=2).permute(0, 3, 2, 1, 4)  # (rows, new, 2, heads, width)
+        kv = join(key_states, value_states)
         if layer_idx >= len(self._stores):
             self._add_store(layer_idx, kv)
         positions = torch.arange(held, stop, device=kv.device).expand(rows, num_new)

@@ -113,11 +113,7 @@ class QuantizedStaticCache(QuantizedCache):
         super()._select(index)
 
     def _check_rows(self, rows: int) -> None:
-        if rows > self.max_batch_size:
-            raise SettingError(
-                f"{rows} rows do not fit a static cache of max_batch_size={self.max_batch_size}; "
-                "make it larger or use cache_implementation='quantized'"
-            )
+        self._check_batch(rows, self.max_batch_size, "quantized")
 
     def update(
         self,

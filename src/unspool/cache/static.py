@@ -70,11 +70,7 @@ class StaticCache(BufferedCache):
             buffer[: len(index)] = buffer[index.to(buffer.device)]
 
     def _check_rows(self, rows: int) -> None:
-        if rows > self.max_batch_size:
-            raise SettingError(
-                f"{rows} rows do not fit a static cache of max_batch_size={self.max_batch_size}; "
-                "make it larger or use cache_implementation='dynamic'"
-            )
+        self._check_batch(rows, self.max_batch_size, "dynamic")
 
     def _pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         facts, tensors = super()._pack()

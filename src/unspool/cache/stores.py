@@ -129,3 +129,8 @@ def split(kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values (rows, heads, places, width) of a buffer (rows, places, 2, heads, width)."""
     keys, values = kv.unbind(2)
     return keys.transpose(1, 2), values.transpose(1, 2)
+
+
+def join(keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Keys and values (rows, heads, places, width) as a buffer has them: (rows, places, 2, heads, width)."""
+    return torch.stack((keys, values), dim=2).permute(0, 3, 2, 1, 4)
