@@ -24,8 +24,10 @@ typedef float quad __attribute__((vector_size(16)));
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* Loops over a few accumulators: unrolled early, or GCC keeps them in memory. */
-#if defined(__GNUC__) && !defined(__clang__)
+/* Loops over a few accumulators: unrolled early, or compilers keep them in memory. */
+#if defined(__clang__)
+#define UNROLLED _Pragma("clang loop unroll(full)")
+#elif defined(__GNUC__)
 #define UNROLLED _Pragma("GCC unroll 8")
 #else
 #define UNROLLED
