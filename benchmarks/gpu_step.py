@@ -39,17 +39,19 @@ def make_config(shape: str) -> dict[str, Any]:
     }
 
 
-def make_weights(config: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Random weights under the names of the Hugging Face layout, on the GPU."""
+def make_weights(
+    config: dict[str, Any], device: str = "cuda", dtype: torch.dtype = torch.bfloat16
+) -> dict[str, torch.Tensor]:
+    """Random weights under the names of the Hugging Face layout."""
     hidden, ffn, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
     kv = hidden // heads * config["num_key_value_heads"]
 
     def random(*size: int) -> torch.Tensor:
-        return torch.randn(*size, device="cuda", dtype=torch.bfloat16) * 0.02
+        return torch.randn(*size, device=device, dtype=dtype) * 0.02
 
     weights = {
         "model.embed_tokens.weight": random(config["vocab_size"], hidden),
-        "model.norm.weight": torch.ones(hidden, device="cuda", dtype=torch.bfloat16),
+        "model.norm.weight": torch.ones(hidden, device=device, dtype=dtype),
     }
     if not config["tie_word_embeddings"]:
         weights["lm_head.weight"] = random(config["vocab_size"], hidden)
@@ -66,7 +68,7 @@ def make_weights(config: dict[str, Any]) -> dict[str, torch.Tensor]:
         }.items():
             weights[f"{at}{name}.weight"] = random(*size)
         for name in ("input_layernorm", "post_attention_layernorm"):
-            weights[f"{at}{name}.weight"] = torch.ones(hidden, device="cuda", dtype=torch.bfloat16)
+            weights[f"{at}{name}.weight"] = torch.ones(hidden, device=device, dtype=dtype)
     return weights
 
 
@@ -108,15 +110,16 @@ def time_step(generate: Any, few: int, many: int, rounds: int = 3) -> float:
 
 
 def make_reference(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> Any:
-    """transformers' model with the same weights."""
+    """transformers' model with the same weights, where they are."""
     import transformers
 
+    like = weights["model.norm.weight"]
     settings = {name: value for name, value in config.items() if name not in ("architectures", "model_type")}
     with torch.device("meta"):
-        reference = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings)).to(torch.bfloat16)
-    reference = reference.to_empty(device="cuda").eval()
+        reference = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings)).to(like.dtype)
+    reference = reference.to_empty(device=like.device).eval()
     reference.load_state_dict(weights, strict=False)
-    reference.model.rotary_emb = type(reference.model.rotary_emb)(reference.config).to("cuda")
+    reference.model.rotary_emb = type(reference.model.rotary_emb)(reference.config).to(like.device)
     reference.tie_weights()
     return reference
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from unspool.cache import (
     DIVIDE,
     FIXED_SHAPE,
+    FLAT,
     FORK,
     RAGGED,
     ROLL_BACK,
@@ -41,6 +42,7 @@ from unspool.cache import (
 from unspool.cache.mapped import take_mapped
 from unspool.errors import LoadError, ResourceError, SettingError, UnspoolError, UnsupportedError
 from unspool.kernels.packed import PackedKeys
+from unspool.kernels.ragged import Ragged
 
 LAYERS, HEADS, WIDTH = 2, 2, 3
 ROOM, MOST_ROWS = 300, 6
@@ -251,6 +253,33 @@ def test_growth_keeps_what_is_held(cache: Cache) -> None:
     plain.read(1)
 
 
+def test_flat_tokens_are_stored_where_filled_ones_are(cache: Cache) -> None:
+    plain = Plain(cache, [[], [], []])
+    plain.read(3, [3, 1, 2])
+    if FLAT not in cache.can:
+        with pytest.raises(UnsupportedError, match="take flat tokens"):
+            cache.write_flat(0, torch.zeros(1, 2, HEADS, WIDTH), None)  # type: ignore[arg-type]  # never looked at
+        return
+    counts, new = [2, 0, 5], torch.arange(15.0).view(3, 5) + plain.written
+    plain.written += new.numel()
+    held: Any = getattr(cache, "self_attention_cache", cache)
+    span = cache.begin(3, 5, counts)
+    ragged = Ragged(span.starts, counts, span.positions)
+    for row, count in enumerate(counts):
+        plain.rows[row] = plain.rows[row] + new[row, :count].tolist()
+    for layer in range(LAYERS):
+        before = held.rows_of(layer).clone()
+        keys, values = cache.write_flat(layer, ragged.take(fill(new, layer)), ragged)
+        for row, numbers in enumerate(plain.rows):
+            expected = fill(torch.tensor([numbers]), layer)[0]  # (positions, 2, heads, width)
+            assert torch.equal(keys[row, : len(numbers)], expected[:, 0])
+            assert torch.equal(values[row, : len(numbers)], expected[:, 1])
+            left = (held.rows_of(layer)[row, len(numbers) :], before[row, len(numbers) :])
+            assert torch.equal(*(part.nan_to_num(nan=-1.0) for part in left))  # nothing is written past a row's end
+    cache.end()
+    plain.read(1)
+
+
 def test_what_is_rolled_back_is_rewritten(in_order: Cache) -> None:
     plain = Plain(in_order, [[], [], []])
     plain.read(5)
@@ -441,9 +470,9 @@ def test_masks_of_rings_take_no_tensor(kind: str) -> None:
 
 def test_capabilities() -> None:
     both = {ROLL_BACK, SELECT_ROWS, RAGGED, FORK, DIVIDE}
-    assert KINDS["dynamic"]().can == both
-    assert KINDS["static"]().can == both | {FIXED_SHAPE}
-    assert KINDS["pair of static"]().can == both
+    assert KINDS["dynamic"]().can == both | {FLAT}
+    assert KINDS["static"]().can == both | {FLAT, FIXED_SHAPE}
+    assert KINDS["pair of static"]().can == both | {FLAT}
     assert KINDS["paged"]().can == both
     assert KINDS["paged in small blocks"]().can == both | {FIXED_SHAPE}
     assert KINDS["offloaded"]().can == both - {FORK, DIVIDE}

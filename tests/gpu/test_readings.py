@@ -37,6 +37,23 @@ def test_guidance(vocab: int, rows: int, absent: int, scale: float) -> None:
     assert lengths.tolist() == [6] * real + [-1] * absent
 
 
+def test_one_graph_serves_every_scale() -> None:
+    from unspool.kernels.gpu.readings import CapturedReading
+
+    logits, tokens, lengths = make(4, 0, 0, 9001)
+    made = CapturedReading(Guide(1.5), 4, 0, 9001, logits.device)
+    made.run(logits, tokens, lengths)  # what is set up once must not be captured
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made.run(logits, tokens, lengths)
+    for scale in (1.5, -2.0, 0.25, 7.0, 7.0, 1.5):
+        made.tell(Guide(scale))
+        graph.replay()
+        expected = Guide(scale).read(logits.double())
+        assert float((made.scores[:2] - expected).abs().max()) < 4e-5 * (1 + abs(scale))
+
+
 @pytest.mark.parametrize("vocab", [100, 9001, 128256])
 @pytest.mark.parametrize(("rows", "absent"), [(1, 0), (6, 1), (32, 0)])
 @pytest.mark.parametrize("num_early", [1, 4])

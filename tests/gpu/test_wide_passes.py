@@ -135,6 +135,38 @@ def test_contests_are_decided_in_the_pass(name: str, alpha: float, top_k: int, m
             assert captured.tolist() == unspool.generate(model, ids, max_new_tokens=20, **asked, **ends).tolist()
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [{"guidance_scale": scale} for scale in (1.5, 3.0, 0.4, 1.5)],
+        [{"penalty_alpha": alpha, "top_k": 4} for alpha in (0.6, 0.1, 0.9, 0.6)],
+    ],
+    ids=["scales", "alphas"],
+)
+def test_numbers_of_a_call_are_inputs_of_its_graph(
+    settings: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls that differ in a number alone capture nothing anew, and each goes by its own."""
+    from unspool.models import captured as module
+
+    model, ids = load("llama"), make_tokens(2, 9)
+    made = []
+
+    class Counted(module.CapturedStep):
+        def __init__(self, *given: Any) -> None:
+            made.append(given[-1])
+            super().__init__(*given)
+
+    monkeypatch.setattr(module, "CapturedStep", Counted)
+    asked = {"max_new_tokens": 10, "eos_token_id": None, "pad_token_id": 0}
+    model._captured._waiting.clear()
+    captured = [unspool.generate(model, ids, **asked, **one).tolist() for one in settings]
+    assert len(made) == len(set(made)) and len({str(tokens) for tokens in captured}) > 1
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "_captured", None)
+        assert captured == [unspool.generate(model, ids, **asked, **one).tolist() for one in settings]
+
+
 def test_a_contest_outgrows_the_room_of_its_past(monkeypatch: pytest.MonkeyPatch) -> None:
     from unspool.decoding import past_states
 

@@ -3,6 +3,7 @@
 from unspool.cache.base import (
     DIVIDE,
     FIXED_SHAPE,
+    FLAT,
     FORK,
     RAGGED,
     ROLL_BACK,
@@ -36,6 +37,7 @@ from unspool.cache.static import StaticCache
 __all__ = [
     "DIVIDE",
     "FIXED_SHAPE",
+    "FLAT",
     "FORK",
     "KINDS",
     "RAGGED",

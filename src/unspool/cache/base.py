@@ -14,6 +14,7 @@ import torch
 
 from unspool.cache.places import Places
 from unspool.errors import SettingError, UnsupportedError
+from unspool.kernels.ragged import Ragged
 from unspool.kernels.sending import send
 
 Mask = torch.Tensor | Literal["causal"] | None
@@ -25,6 +26,7 @@ SELECT_ROWS: Final = "select_rows"  # rows can leave, be repeated and be reorder
 DIVIDE: Final = "divide_rows"  # a pass can run over some of the rows at a time
 RAGGED: Final = "ragged"  # rows can have different lengths
 FORK: Final = "fork_rows"  # several tokens can be tried after a row, over one copy of its keys
+FLAT: Final = "take_flat_tokens"  # a pass may bring its real tokens alone, one row's behind the other's
 FIXED_SHAPE: Final = "fixed_shape"  # buffers never move, so a step over them can be captured
 
 
@@ -119,6 +121,12 @@ class Cache(ABC):
 
         A cache whose rows share keys returns both as `BranchedKeys`, to models that say they can read them.
         """
+
+    def write_flat(self, layer: int, kv: torch.Tensor, ragged: Ragged) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002
+        """Store a ragged pass's real tokens `kv` (tokens, 2, heads, width), and nothing past a row's end; return keys
+        and values (rows, room, heads, width), each at the index of its position. For kinds that say `FLAT`."""
+        self.require(FLAT)
+        raise NotImplementedError(f"{type(self).__name__} says that it can take flat tokens")
 
     def end(self) -> None:
         """Close the pass: every row grows by the number of its real new tokens."""

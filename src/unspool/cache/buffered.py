@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unspool.cache.base import DIVIDE, FORK, Cache, Stores
+from unspool.cache.base import DIVIDE, FLAT, FORK, Cache, Stores
 from unspool.cache.forked import BufferedFork
 from unspool.cache.places import Places
 from unspool.errors import SettingError
 from unspool.kernels.presence import has_triton
+from unspool.kernels.ragged import Ragged
 from unspool.kernels.sending import send
 
 if TYPE_CHECKING:
@@ -51,6 +52,16 @@ class BufferedCache(Cache):
             buffer.index_put_((rows[:, None], span.positions), kv)
         keys, values = buffer.narrow(1, 0, span.stop).unbind(2)
         return keys.transpose(1, 2), values.transpose(1, 2)
+
+    def write_flat(self, layer: int, kv: torch.Tensor, ragged: Ragged) -> tuple[torch.Tensor, torch.Tensor]:
+        self.require(FLAT)
+        span = self._require_span()
+        if layer >= len(self._buffers):
+            self._add_layer(layer, len(span.starts), kv.shape[2], kv.shape[3], kv.dtype, kv.device)
+        buffer = self.rows_of(layer)
+        buffer.index_put_((ragged.rows, ragged.positions), kv)
+        keys, values = buffer.unbind(2)
+        return keys, values
 
     def rows_of(self, layer: int) -> torch.Tensor:
         """A layer's buffer, without rows that are kept for later (a static cache may have some)."""

@@ -10,6 +10,7 @@ import torch
 from unspool.cache.base import Cache, Mask, Span
 from unspool.cache.dynamic import DynamicCache
 from unspool.errors import UnsupportedError
+from unspool.kernels.ragged import Ragged
 
 LegacyPair = tuple[tuple[torch.Tensor, ...], ...]
 
@@ -50,6 +51,9 @@ class EncoderDecoderCache(Cache):
 
     def write(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.self_attention_cache.write(layer, kv)
+
+    def write_flat(self, layer: int, kv: torch.Tensor, ragged: Ragged) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.self_attention_cache.write_flat(layer, kv, ragged)
 
     def end(self) -> None:
         self.self_attention_cache.end()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import torch
 
 from unspool.cache.base import FIXED_SHAPE, RAGGED, SELECT_ROWS, TRIAL, Cache, Mask, Span
+from unspool.cache.places import Places
 from unspool.cache.ring import Ring, Trial
 from unspool.cache.stores import Allocate, PlainStore, RingStore, Store, take_memory
 from unspool.errors import SettingError, UnsupportedError
@@ -47,6 +49,7 @@ class LayeredCache(Cache):
             buffer = allocate((room.rows, places, 2, room.heads, room.width), room.dtype, device)
             self._stores.append(RingStore(self._ring, buffer) if kind == "sliding" else PlainStore(buffer))
         self._filled = [0] * len(self._stores)
+        self._known_places: Places | None = None
 
     @property
     def room(self) -> int | None:
@@ -89,6 +92,25 @@ class LayeredCache(Cache):
                 f"{rows} rows do not fit a {type(self).__name__} of max_batch_size={self.max_batch_size}; "
                 "make it larger or use cache_implementation='dynamic'"
             )
+
+    # --- a captured step -----------------------------------------------------------------------------
+    def places(self) -> Places | None:
+        """None during a trial, which keeps what its passes write over."""
+        if self._ring.trial is not None:
+            return None
+        buffers, known = [store.buffer for store in self._stores], self._known_places
+        if known is None or not all(map(is_, known.buffers, buffers)):
+            self._known_places = known = Places(buffers, rooms=[buffer.shape[1] for buffer in buffers])
+        return known
+
+    def advance(self, rows: int) -> None:
+        self._check_rows(rows)
+        starts = list(self.lengths) or [0] * rows
+        if len(starts) != rows:
+            raise SettingError(f"the cache holds {len(starts)} rows and the step has {rows}; select_rows() first")
+        self._reserve(max(starts) + 1)
+        self.lengths = [start + 1 for start in starts]
+        self._filled = [max(self.lengths)] * len(self._stores)
 
     # --- what is in view -----------------------------------------------------------------------------
     def stands_in_order(self, window: int | None) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import torch
 
-from unspool.cache.base import DIVIDE, FORK, Span
+from unspool.cache.base import DIVIDE, FLAT, FORK, Span
 from unspool.cache.buffered import BufferedCache
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.ferry import Ferry
@@ -199,7 +199,7 @@ class OffloadingCache(BufferedCache):
 class OffloadedCache(OffloadingCache, DynamicCache):
     """A dynamic cache whose keys live in pinned host memory, or in a temporary file on a machine without a GPU."""
 
-    can = DynamicCache.can - {FORK, DIVIDE}  # keys that are on their way belong to all rows
+    can = DynamicCache.can - {FORK, DIVIDE, FLAT}  # keys that are on their way belong to all rows
 
     def __init__(
         self,
@@ -249,7 +249,7 @@ class OffloadedCache(OffloadingCache, DynamicCache):
 class OffloadedStaticCache(OffloadingCache, StaticCache):
     """A static cache whose keys live in host memory: fixed room, on the device only two layers at a time."""
 
-    can = StaticCache.can - {FORK, DIVIDE}
+    can = StaticCache.can - {FORK, DIVIDE, FLAT}
 
     def __init__(
         self,

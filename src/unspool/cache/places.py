@@ -45,6 +45,7 @@ class Places:
     prompt_lengths: list[int] | None = None  # shared positions, a row each
     ancestry: torch.Tensor | None = None  # (rows, own capacity) int32
     packed: PackedPlaces | None = None
+    rooms: list[int] | None = None  # positions of each layer's buffer, where position `j` lies at place `j % room`
     block_table: torch.Tensor | None = None  # (rows or more, blocks) int32
     is_pinned: bool = False  # some buffers lie in the host's memory, which the device reads through the link
     landing: Landing | None = None  # where a step may bring those first
@@ -52,7 +53,7 @@ class Places:
     @property
     def is_plain(self) -> bool:
         """Whether the buffers hold every row's keys at the indices of their positions, and nothing else is to know."""
-        return not self.branches and self.packed is None and self.block_table is None
+        return not self.branches and self.packed is None and self.rooms is None and self.block_table is None
 
     @property
     def block_size(self) -> int:

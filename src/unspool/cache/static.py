@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from unspool.cache.base import DIVIDE, FIXED_SHAPE, FORK, RAGGED, ROLL_BACK, SELECT_ROWS, Span
+from unspool.cache.base import DIVIDE, FIXED_SHAPE, FLAT, FORK, RAGGED, ROLL_BACK, SELECT_ROWS, Span
 from unspool.cache.buffered import BufferedCache
 from unspool.errors import SettingError
 
@@ -16,7 +16,7 @@ from unspool.errors import SettingError
 class StaticCache(BufferedCache):
     """A cache whose memory is taken once, for `max_batch_size` rows of `max_cache_len` positions."""
 
-    can = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED, FORK, DIVIDE, FIXED_SHAPE})
+    can = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED, FORK, DIVIDE, FLAT, FIXED_SHAPE})
     is_compileable = True
 
     def __init__(

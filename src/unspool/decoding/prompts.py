@@ -145,6 +145,17 @@ def fill_right(values: torch.Tensor, firsts: Sequence[int], lengths: Sequence[in
     return values[torch.arange(values.shape[0], device=values.device)[:, None], column]
 
 
+def fit_columns(left: Sequence[int], most: int) -> int:
+    """The most columns in which rows that have so many tokens left have at most `most` of them; at least one."""
+    taken = 0  # tokens of rows that end before the column looked at
+    for place, count in enumerate(sorted(left)):
+        num_longer = len(left) - place
+        if taken + count * num_longer > most:
+            return max(1, (most - taken) // num_longer)
+        taken += count
+    return max(left)
+
+
 def join_encoded(first: Encoded, second: Encoded) -> Encoded:
     """Encoded rows and after them others, filled up to one length."""
     longest = max(first.states.shape[1], second.states.shape[1])

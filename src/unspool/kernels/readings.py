@@ -16,6 +16,11 @@ class Guide:
 
     scale: float
 
+    @property
+    def form(self) -> Guide:
+        """What a captured pass is made for: the same with any scale, for that is told before each."""
+        return Guide(1.0)
+
     def read(self, logits: torch.Tensor) -> torch.Tensor:
         """Guided log-probabilities (rows, vocab) of logits (2 * rows, vocab), not normalised again."""
         own, other = torch.log_softmax(logits, dim=-1).chunk(2)
@@ -31,6 +36,11 @@ class Contrast:
 
     by_row: bool
     relative_top: float = RELATIVE_TOP
+
+    @property
+    def form(self) -> Contrast:
+        """What a captured pass is made for."""
+        return self
 
     def read(self, logits: torch.Tensor, early: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """DoLa's scores (rows, vocab) of logits (rows, vocab) and early logits (layers, rows, vocab).

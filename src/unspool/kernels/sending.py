@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 
-def send(numbers: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+def send(numbers: Sequence[float], device: torch.device, dtype: torch.dtype = torch.int64) -> torch.Tensor:
     """The numbers as a tensor on a device; the host does not wait for what a GPU has still to do.
 
     A plain copy to a GPU waits for all work launched before it. From pinned memory it takes its place in the queue,

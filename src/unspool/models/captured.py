@@ -19,7 +19,6 @@ import torch
 
 from unspool.cache import Cache
 from unspool.cache.places import Places
-from unspool.kernels.contests import Contest
 from unspool.kernels.key_layout import KeyLayout
 from unspool.kernels.presence import SMALLEST_CAPABILITY, has_triton
 from unspool.kernels.readings import Guide
@@ -93,12 +92,22 @@ class CapturedSteps:
                 return why
         if len(places.buffers) != self._spec.num_layers:
             return "the cache has no buffers yet"
+        if places.rooms is not None:
+            if num_new > 1:
+                return "rings are read one token at a time"
+            if not self._fit_rooms(places.rooms, max(cache.lengths, default=0) + 1):
+                return "the cache keeps fewer keys than the model's layers see"
         first, device = places.buffers[0], self._numbered
         if (first.device != device and not places.is_pinned) or first.dtype != self._dtype:
             return f"the cache is kept in {first.dtype} on {first.device}"
         if not first.is_contiguous():
             return "the cache's rows lie between others"
         return None
+
+    def _fit_rooms(self, rooms: Sequence[int], length: int) -> bool:
+        """Whether every layer finds what it sees in rings of these sizes."""
+        seen = {"full": length, "sliding": min(length, self._spec.window or length)}
+        return all(room >= seen[self._spec.kind_of(layer)] for layer, room in enumerate(rooms))
 
     def run(self, tokens: torch.Tensor, cache: Cache, counts: Sequence[int] | None, want: Want) -> Forward:
         """Read tokens (rows, new), and advance the cache."""
@@ -118,7 +127,7 @@ class CapturedSteps:
                 # A step's inputs are written again for the next one, which only its own stream puts after this work.
                 key = (shape, torch.cuda.current_stream().cuda_stream)
                 step = self._borrow(key)
-                forward = step.run(tokens, starts, places, want.contest)
+                forward = step.run(tokens, starts, places, want)
         with self._lock:
             if sum(map(len, self._waiting.values())) >= _MOST_KEPT:
                 self._waiting.clear()
@@ -141,7 +150,7 @@ def _shape_pass(places: Places, want: Want, rows: int, num_new: int, num_forks: 
     """The graph that a pass needs."""
     return PassShape(
         rows=next(size for size in BUCKETS if size >= rows),
-        layout=KeyLayout(places.branches, places.block_size),
+        layout=KeyLayout(places.branches, places.block_size, is_ring=places.rooms is not None),
         num_new=num_new,
         is_forked=num_forks > 1,
         num_layers=want.exit_layer,
@@ -149,8 +158,8 @@ def _shape_pass(places: Places, want: Want, rows: int, num_new: int, num_forks: 
         wants_states=want.last_states,
         packing=places.packed.schemes if places.packed is not None else None,
         away=places.landing.away if places.landing is not None and num_new == 1 else (),
-        reading=want.reading if num_new == 1 else None,
-        alpha=want.contest.alpha if want.contest is not None and num_forks > 1 else None,
+        reading=want.reading.form if want.reading is not None and num_new == 1 else None,
+        is_contest=want.contest is not None and num_forks > 1,
     )
 
 
@@ -196,23 +205,19 @@ class CapturedStep:
 
                 self._reading = CapturedReading(shape.reading, rows, len(shape.early), spec.vocab_size, device)
             self._contest: CapturedContest | None = None
-            if shape.alpha is not None:
+            if shape.is_contest:
                 from unspool.kernels.gpu.contests import CapturedContest
 
                 position = 2 * spec.num_kv_heads * spec.head_dim
                 hidden = self._body.states.shape[1]
-                self._contest = CapturedContest(
-                    shape.alpha, rows, shape.num_new, hidden, spec.vocab_size, position, device
-                )
+                self._contest = CapturedContest(rows, shape.num_new, hidden, spec.vocab_size, position, device)
         self._rows, self._shape, self._num_layers = rows, shape, spec.num_layers
         self._cap = spec.logit_softcap
         self._places: weakref.ref[Places] | None = None  # what the table tells; a step that waits holds no keys
         self._lengths: list[int] = []  # what the device's lengths are by now
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def run(
-        self, tokens: torch.Tensor, starts: Sequence[int], places: Places, contest: Contest | None = None
-    ) -> Forward:
+    def run(self, tokens: torch.Tensor, starts: Sequence[int], places: Places, want: Want) -> Forward:
         """What the pass gives: logits (tokens, vocab) in float32, and what else its shape says."""
         shape, count = self._shape, len(starts) * self._shape.num_new
         with torch.inference_mode():
@@ -221,8 +226,10 @@ class CapturedStep:
             if self._lengths != starts:
                 self._tell_lengths(starts)
             self._inputs.tokens[:count].copy_(tokens.reshape(-1))
-            if self._contest is not None and contest is not None:
-                self._contest.tell(contest)
+            if self._contest is not None and want.contest is not None:
+                self._contest.tell(want.contest)
+            if self._reading is not None and want.reading is not None:
+                self._reading.tell(want.reading)
             if self._graph is None:
                 self._graph = self._capture(starts)
             self._graph.replay()
@@ -257,6 +264,8 @@ class CapturedStep:
         told = self._tell_buffers(buffers)
         if landing is not None and places.packed is None:
             told += self._tell_buffers(places.buffers)[:-1]
+        if places.rooms is not None:
+            told += places.rooms
         if places.branches:
             assert places.shared is not None and places.prompt_lengths is not None and places.ancestry is not None
             told += [*self._tell_buffers(places.shared), *self._tell_index(places.ancestry), *places.prompt_lengths]

@@ -22,8 +22,8 @@ class PassShape:
     wants_states: bool = False  # the states that the head reads are wanted
     packing: tuple[Scheme, Scheme] | None = None  # how the cache's first keys and values are packed
     away: tuple[int, ...] = ()  # layers whose keys are brought to the device while those before them compute
-    alpha: float | None = None  # the candidates are judged, and one of them is kept: by `Contest.alpha`
-    reading: Guide | Contrast | None = None  # what becomes of the logits
+    is_contest: bool = False  # the candidates are judged, and one of them is kept
+    reading: Guide | Contrast | None = None  # what becomes of the logits: a reading's `form`
 
     @property
     def num_tokens(self) -> int:

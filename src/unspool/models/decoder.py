@@ -13,13 +13,15 @@ from unspool.config import CompileConfig
 from unspool.errors import InputError, UnsupportedError
 from unspool.kernels.activations import find_activation
 from unspool.kernels.cpu import find_library
+from unspool.kernels.ragged import Ragged
 from unspool.kernels.rotary import rotate_
 from unspool.models.arrangement import read_mask
 from unspool.models.captured import CapturedSteps, explain_no_capture
 from unspool.models.compiled import CompiledDecoder, CompiledSteps, explain_no_compile
 from unspool.models.layers import DecoderWeights, Layer
 from unspool.models.native import ModelConfig, NativeModel, take_last
-from unspool.models.reading import read_keys
+from unspool.models.ragged import Layout
+from unspool.models.reading import read_keys, read_ragged
 from unspool.models.sight import Outlook, Sight
 from unspool.models.spec import DecoderSpec
 from unspool.models.step import MOST_POSITIONS, PACKING_LIMIT, Steps, can_prepare
@@ -57,12 +59,14 @@ class Decoder(NativeModel):
         self.weights = weights
         self.info = spec.describe()
         self.config = ModelConfig(**{**config, **spec.name_values()})
+        self.flattens_rows: bool | None = None  # whether passes read real tokens alone; None: where it saves work
         self._packs = self.weights_bytes <= PACKING_LIMIT
         self._activate = find_activation(spec.activation)
         self._refresh()
 
     def _refresh(self) -> None:
         self._outlook = Outlook(self.spec, self.device, self.dtype)
+        self._layout = Layout(self.spec, self.device, self.dtype)
         self._steps: Steps | None = None
         self._whole: WholeStep | None = None
         library = find_library() if self.device.type == "cpu" else None
@@ -160,6 +164,9 @@ class Decoder(NativeModel):
                 return whole
         early: list[torch.Tensor] = []
         if not self._is_step(tokens, cache, num_new, want):
+            ragged = self._find_ragged(cache, span, want)
+            if ragged is not None:
+                return self._forward_ragged(ragged, given, cache, span, want)
             states, hidden, attentions = self._run(tokens, cache, span, want, embeds, early)
             read = states if want.logits == "all" else take_last(states, counts)
             made = self._read_out(read, early, self.weights.head, hidden, attentions)
@@ -170,6 +177,27 @@ class Decoder(NativeModel):
         else:
             return self._step(self._steps, tokens, cache, span, want)
         made.last_states = states if want.last_states else None
+        return made
+
+    def _find_ragged(self, cache: Cache, span: Span, want: Want) -> Ragged | None:
+        """The pass's real tokens, where it is to be made of them alone; None where rows are filled to the longest."""
+        if want.hidden_states or want.attentions or cache.num_forks > 1 or not any(span.counts):
+            return None
+        flattens = self._layout.flattens(cache, span) if self.flattens_rows is None else self.flattens_rows
+        return Ragged(span.starts, span.counts, span.positions) if flattens else None
+
+    def _forward_ragged(self, ragged: Ragged, given: torch.Tensor, cache: Cache, span: Span, want: Want) -> Forward:
+        """A pass over ragged rows that computes their real tokens and nothing else."""
+        flat, early = ragged.take(given)[None], list[torch.Tensor]()  # (1, tokens) or (1, tokens, hidden)
+        is_text = not given.is_floating_point()
+        tokens, embeds = (flat, None) if is_text else (None, flat)
+        found, _, _ = self._run(tokens, cache, span, want, embeds, early, ragged)
+        states = found[0]  # (tokens, width of the head)
+        wants_all = want.logits == "all"
+        made = self._read_out(states if wants_all else ragged.take_last(states), early, self.weights.head)
+        if wants_all:
+            made.logits = ragged.fill(made.logits)
+        made.last_states = ragged.fill(states) if want.last_states else None
         return made
 
     def _begin(self, cache: Cache, rows: int, num_new: int, counts: Sequence[int] | None) -> Span:
@@ -187,7 +215,7 @@ class Decoder(NativeModel):
         self, whole: WholeStep, tokens: torch.Tensor, cache: Cache, span: Span, want: Want
     ) -> Forward | None:
         """The pass in one call of the CPU library; None where it must be made of operators."""
-        is_small = whole.most_tokens is None or tokens.numel() <= whole.most_tokens
+        is_small = whole.most_tokens is None or sum(span.counts) <= whole.most_tokens
         if want.hidden_states or want.attentions or not is_small or (want.early and want.logits == "all"):
             return None
         stores = find_stores(cache, self.spec, tokens.shape[0])
@@ -286,16 +314,23 @@ class Decoder(NativeModel):
         want: Want,
         embeds: torch.Tensor | None,
         early: list[torch.Tensor] | None = None,
+        ragged: Ragged | None = None,
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None, tuple[torch.Tensor, ...] | None]:
-        """Final states (rows, new, width of the head), and what else is wanted; early states are put into `early`."""
-        x = self._embed(tokens, embeds, span)  # (rows, new, hidden)
-        sights = self._outlook.look(cache, span, needs_all_keys=want.attentions)
+        """Final states (rows, new, width of the head), and what else is wanted; early states are put into `early`.
+
+        Of `ragged` rows the real tokens are given alone, as those of one row: (1, tokens, …).
+        """
+        x = self._embed(tokens, embeds, span, ragged)  # (rows, new, hidden)
+        if ragged is not None:
+            sights = self._outlook.look_over(cache, span, ragged)
+        else:
+            sights = self._outlook.look(cache, span, needs_all_keys=want.attentions)
         hidden, attentions = [], []
         for index, layer in enumerate(self.weights.layers[: want.exit_layer]):
             if want.hidden_states:
                 hidden.append(x)
             if early is not None and index in want.early:
-                last = take_last(x, span.counts)
+                last = take_last(x, span.counts) if ragged is None else ragged.take_last(x[0])
                 early.append(last.clone() if span.num_new > 1 else last)  # a view would keep the whole prompt's states
             x, weights = self._block(index, layer, x, cache, sights[self.spec.kind_of(index)], want.attentions)
             if weights is not None:
@@ -305,7 +340,9 @@ class Decoder(NativeModel):
         hidden.append(x)
         return x, tuple(hidden) if want.hidden_states else None, tuple(attentions) if want.attentions else None
 
-    def _embed(self, tokens: torch.Tensor | None, embeds: torch.Tensor | None, span: Span) -> torch.Tensor:
+    def _embed(
+        self, tokens: torch.Tensor | None, embeds: torch.Tensor | None, span: Span, ragged: Ragged | None
+    ) -> torch.Tensor:
         weights = self.weights
         x = weights.embedding(tokens) if tokens is not None else embeds
         assert x is not None
@@ -313,7 +350,7 @@ class Decoder(NativeModel):
         if weights.project_in is not None:
             x = weights.project_in(x)
         if weights.positions is not None:
-            positions = span.positions + self.spec.position_offset
+            positions = (span.positions if ragged is None else ragged.positions[None]) + self.spec.position_offset
             # What lies past a short row's end is never read, so it may point at any position.
             self._check_positions(max(start + count for start, count in zip(span.starts, span.counts, strict=True)))
             x = x + weights.positions[positions.clamp(max=weights.positions.shape[0] - 1)]
@@ -373,14 +410,19 @@ class Decoder(NativeModel):
             qkv[:, :, heads : heads + kv_heads] = layer.k_norm(qkv[:, :, heads : heads + kv_heads])
         if sight.factors is not None:
             rotate_(qkv[:, :, : heads + kv_heads], sight.factors)
-        keys, values = cache.write(index, qkv[:, :, heads:].view(rows, num_new, 2, kv_heads, spec.head_dim))
+        kv = qkv[:, :, heads:].view(rows, num_new, 2, kv_heads, spec.head_dim)
+        scale, softcap = spec.scale_of(index), spec.attention_softcap
+        if sight.ragged is not None:
+            flat = read_ragged(qkv[0, :, :heads], kv[0], cache, index, sight, scale=scale, softcap=softcap)
+            return layer.out(flat.reshape(1, num_new, heads * spec.head_dim)), None
+        keys, values = cache.write(index, kv)
         read, weights = read_keys(
             qkv[:, :, :heads].transpose(1, 2),
             keys,
             values,
             sight,
-            scale=spec.scale_of(index),
-            softcap=spec.attention_softcap,
+            scale=scale,
+            softcap=softcap,
             want_weights=want_weights,
         )
         return layer.out(read.transpose(1, 2).reshape(rows, num_new, heads * spec.head_dim)), weights

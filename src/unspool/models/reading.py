@@ -5,6 +5,7 @@ A cache's `write` returns keys and values in one of three forms, both in the sam
 - `BranchedKeys`: a prompt's keys once, and what each of its branches has of its own;
 - `PackedKeys`: old positions in few bits, recent ones in full precision.
 Where several rows of a pass read one row's keys (`Sight.num_forks`), they are tensors.
+Ragged rows without what fills them are read here too (`read_ragged`).
 A new form is one more branch of `read_others`. The prepared step reads tensors itself and asks here for the rest.
 """
 
@@ -14,12 +15,13 @@ from typing import Any
 
 import torch
 
-from unspool.cache import BranchedKeys
+from unspool.cache import FLAT, BranchedKeys, Cache
 from unspool.errors import UnsupportedError
 from unspool.kernels.attention import attend
 from unspool.kernels.branched import attend_branches
 from unspool.kernels.forked import attend_forked
 from unspool.kernels.packed import PackedKeys, attend_packed
+from unspool.kernels.ragged import attend_ragged
 from unspool.models.sight import Sight
 
 
@@ -59,6 +61,30 @@ def read_keys(
         softcap=softcap,
         want_weights=want_weights,
     )
+
+
+def read_ragged(
+    queries: torch.Tensor,  # (tokens, heads, width)
+    kv: torch.Tensor,  # (tokens, 2, kv_heads, width)
+    cache: Cache,
+    layer: int,
+    sight: Sight,
+    *,
+    scale: float,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Write the keys of a pass that has its real tokens alone, and read them: (tokens, heads, width)."""
+    ragged = sight.ragged
+    assert ragged is not None
+    if sight.reads_rows:
+        if FLAT in cache.can:
+            keys, values = cache.write_flat(layer, kv, ragged)
+        else:
+            keys, values = (part.transpose(1, 2) for part in cache.write(layer, ragged.fill(kv)))
+        return attend_ragged(queries, keys, values, ragged, scale=scale, window=sight.window, softcap=softcap)
+    written = cache.write(layer, ragged.fill(kv))
+    read, _ = read_keys(ragged.fill(queries).transpose(1, 2), *written, sight, scale=scale, softcap=softcap)
+    return ragged.take(read.transpose(1, 2))
 
 
 def read_others(

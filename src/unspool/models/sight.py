@@ -9,7 +9,9 @@ import torch
 from unspool.cache import Cache, Span
 from unspool.kernels.alibi import alibi_bias
 from unspool.kernels.forked import fold_mask
+from unspool.kernels.ragged import Ragged
 from unspool.kernels.rotary import RotaryTable
+from unspool.models.ragged import can_read_rows
 from unspool.models.spec import DecoderSpec, RopeSpec
 from unspool.protocols import LayerKind
 
@@ -24,8 +26,10 @@ class Sight:
     mask: torch.Tensor | None  # additive
     is_causal: bool
     factors: torch.Tensor | None  # (rows or 1, new, 1, pairs): rope
-    window: int | None = None  # where attention works out from positions what may be seen, and there is no mask
+    window: int | None = None  # where attention works out itself what may be seen, and there is no mask
     num_forks: int = 1  # rows of the pass that read the keys of one row
+    ragged: Ragged | None = None  # the pass has its real tokens alone: one row of them, with factors for each
+    reads_rows: bool = False  # attention over ragged rows works out itself what each may see, and there is no mask
 
 
 class Outlook:
@@ -61,6 +65,23 @@ class Outlook:
         sights = {kind: self._look(kind, cache, span, needs_all_keys) for kind in self._kinds}
         for sight in sights.values():
             sight.num_forks = cache.num_forks
+        return sights
+
+    def look_over(self, cache: Cache, span: Span, ragged: Ragged) -> dict[LayerKind, Sight]:
+        """The sights of a pass that has its real tokens alone.
+
+        Where keys are plain and nothing is added to scores, attention reads row by row; else it alone is filled.
+        """
+        sights: dict[LayerKind, Sight] = {}
+        for kind in self._kinds:
+            window = self._spec.window if kind == "sliding" else None
+            reads_rows = can_read_rows(cache, self._spec, window)
+            sight = Sight(0, None, False, None, window) if reads_rows else self._look(kind, cache, span, False)
+            sight.ragged, sight.reads_rows = ragged, reads_rows
+            if kind in self._ropes:
+                table = self._ropes[kind].reserve(span.stop)
+                sight.factors = table[ragged.positions][None, :, None]  # (1, tokens, 1, pairs)
+            sights[kind] = sight
         return sights
 
     def _look(self, kind: LayerKind, cache: Cache, span: Span, needs_all_keys: bool) -> Sight:

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.key_lookup import find_home, find_keys, find_new, find_row, find_tile
+from unspool.kernels.gpu.key_lookup import find_home, find_keys, find_new, find_room, find_row, find_tile, wrap
 from unspool.kernels.gpu.launching import LINE_BYTES, ask_for, let_next_start, wait_for_input
 from unspool.kernels.gpu.split_attention import (
     SMALLEST_DOT,
@@ -61,7 +61,7 @@ def _attend(
     G: tl.constexpr, GP: tl.constexpr, GJ: tl.constexpr, PAIRS: tl.constexpr,
     BLOCK: tl.constexpr, UNIT: tl.constexpr, MOST_SPLITS: tl.constexpr, ASKED: tl.constexpr, LINE_BYTES: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SLOPES: tl.constexpr,
-    BRANCHES: tl.constexpr, PAGE: tl.constexpr, IS_AWAY: tl.constexpr, PDL: tl.constexpr,
+    BRANCHES: tl.constexpr, PAGE: tl.constexpr, IS_RING: tl.constexpr, IS_AWAY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     POSITION: tl.constexpr = 2 * KV_HEADS * D  # numbers a position takes
@@ -70,6 +70,7 @@ def _attend(
     own, apart, shared, shared_apart, num_shared, listed = find_row(
         BASE, TABLE, LENGTHS, layer, num_layers, row, POSITION, UNIT, BRANCHES, PAGE
     )  # fmt: skip
+    room, apart = find_room(TABLE, apart, layer, num_layers, POSITION, IS_RING)
     first = 0
     if HAS_WINDOW:
         first = tl.maximum(length + 1 - window, 0)
@@ -85,7 +86,8 @@ def _attend(
         LINES: tl.constexpr = (DP + LINE - 1) // LINE
         number, asked = tl.arange(0, LINES) * LINE, begin + tl.arange(0, ASKED)
         asked_at = find_keys(
-            row, asked, asked < end, own, apart, shared, shared_apart, num_shared, listed, POSITION, BRANCHES, PAGE
+            row, wrap(asked, room, IS_RING), asked < end, own, apart, shared, shared_apart, num_shared, listed,
+            POSITION, BRANCHES, PAGE,
         )  # fmt: skip
         lines = asked_at[:, None] + head * D + number[None, :]
         is_asked = ((asked < end) & (chunk <= ASKED))[:, None] & (number < D)[None, :]
@@ -137,7 +139,7 @@ def _attend(
             place = start + tl.arange(0, BLOCK)
             is_key = place < end
             keys_at = find_tile(
-                row, start, place, is_key, own, apart, shared, shared_apart, num_shared, listed,
+                row, start, wrap(place, room, IS_RING), is_key, own, apart, shared, shared_apart, num_shared, listed,
                 POSITION, BRANCHES, PAGE,
             )  # fmt: skip
             at = keys_at[:, None] + head * D + rd[None, :]
@@ -163,7 +165,9 @@ def _attend(
             read = read * fade[:, None] + weight[:, None] * v_new.to(tl.float32)[None, :]
             highest = higher
             home = find_home(BASE, TABLE, own, layer, num_layers, UNIT, IS_AWAY)
-            into, _ = find_new(row, length, length >= 0, home, apart, num_shared, listed, POSITION, PAGE)
+            into, _ = find_new(
+                row, wrap(length, room, IS_RING), length >= 0, home, apart, num_shared, listed, POSITION, PAGE
+            )  # fmt: skip
             into += head * D + rd
             tl.store(into, k_new, mask=is_number)
             tl.store(into + KV_HEADS * D, v_new, mask=is_number)
@@ -193,6 +197,7 @@ class StepAttention(SplitAttention):
             "LINE_BYTES": LINE_BYTES,
             "BRANCHES": layout.branches,
             "PAGE": layout.block_size,
+            "IS_RING": layout.is_ring,
             "IS_AWAY": layout.is_away,
             "num_warps": self._tiling.warps,
             "num_stages": stages,

@@ -61,7 +61,7 @@ def _compare(
 
 @triton.jit
 def _judge(
-    STATES, BASE, TABLE, LENGTHS, PARTS, WEIGHTS, CHOSEN, alpha,
+    STATES, BASE, TABLE, LENGTHS, PARTS, WEIGHTS, CHOSEN, ALPHA,
     HIDDEN: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
     UNIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -70,7 +70,7 @@ def _judge(
     rk, splits, at = tl.arange(0, KP), tl.arange(0, SPLITS), tl.arange(0, BLOCK)
     let_next_start(PDL)
     wait_for_input(PDL)
-    length = tl.load(LENGTHS + row)
+    length, alpha = tl.load(LENGTHS + row), tl.load(ALPHA)
     is_there = (rk < K) & (length >= 0)
     parts = tl.load(
         PARTS + (row * SPLITS + splits)[:, None] * K + rk[None, :], mask=is_there[None, :], other=float("-inf")
@@ -138,26 +138,28 @@ def _rank(
 class CapturedContest:
     """What decides a contest of `num` candidates a row in a captured pass, for a fixed number of rows."""
 
-    def __init__(
-        self, alpha: float, rows: int, num: int, hidden: int, vocab: int, position: int, device: torch.device
-    ) -> None:
-        self._alpha, self._rows, self._num, self._hidden, self._position = alpha, rows, num, hidden, position
+    def __init__(self, rows: int, num: int, hidden: int, vocab: int, position: int, device: torch.device) -> None:
+        self._rows, self._num, self._hidden, self._position = rows, num, hidden, position
         tiles = count_tiles(vocab)
 
         def make(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.zeros(*size, dtype=dtype, device=device)
 
-        self._weights, self._kept = make(rows, num), make(rows, vocab)
+        self._alpha, self._weights, self._kept = make(1), make(rows, num), make(rows, vocab)
         self._table = make(2, dtype=torch.int64)  # where the past lies, and its room
         self._likeness, self._parts = make(rows, SPLITS, num), make(rows, tiles, 2)
         self._tops, self._tokens = make(rows, tiles, num), make(rows, tiles, num, dtype=torch.int32)
         self._chosen = make(rows, dtype=torch.int64)
         self._next, self._next_weights = make(rows, num, dtype=torch.int64), make(rows, num)
         self._told: weakref.ref[torch.Tensor] | None = None  # the past that the table tells
+        self._told_alpha = 0.0
 
     def tell(self, contest: Contest) -> None:
         """Take what the next pass needs."""
         self._weights[: len(contest.weights)].copy_(contest.weights)
+        if contest.alpha != self._told_alpha:
+            self._alpha.copy_(send([contest.alpha], self._alpha.device, torch.float32))
+            self._told_alpha = contest.alpha
         if self._told is None or self._told() is not contest.past:
             unit = _UNIT * contest.past.element_size()
             address = (contest.past.data_ptr() - self._weights.data_ptr()) // unit

@@ -31,6 +31,25 @@ def find_row(
 
 
 @triton.jit
+def find_room(TABLE, apart, layer, num_layers, POSITION: tl.constexpr, IS_RING: tl.constexpr):
+    """How many positions a layer's rows have room for, where each has its own, and how far they are apart."""
+    room = 1
+    if IS_RING:
+        room = tl.load(TABLE + num_layers + 1 + layer).to(tl.int32)
+        apart = room.to(tl.int64) * POSITION
+    return room, apart
+
+
+@triton.jit
+def wrap(place, room, IS_RING: tl.constexpr):
+    """The places of positions in a ring."""
+    found = place
+    if IS_RING:
+        found = place % room
+    return found
+
+
+@triton.jit
 def find_home(BASE, TABLE, own, layer, num_layers, UNIT: tl.constexpr, IS_AWAY: tl.constexpr):
     """Where a layer's keys live, and so where its new ones go: elsewhere, if what is read was brought from there."""
     home = own

@@ -16,6 +16,7 @@ import triton.language as tl
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.tokens import TILE, count_tiles, take_found
 from unspool.kernels.readings import Contrast, Guide
+from unspool.kernels.sending import send
 
 WARPS: Final = 8
 
@@ -57,13 +58,14 @@ def _count_rows(LENGTHS, num_rows, ROWS: tl.constexpr):
 
 @triton.jit
 def _guide(
-    LOGITS, PARTS, LENGTHS, SCORES, TOPS, scale, V, num_tiles,
+    LOGITS, PARTS, LENGTHS, SCORES, TOPS, SCALE, V, num_tiles,
     ROWS: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tile * TILE + tl.arange(0, TILE)
     let_next_start(PDL)
     wait_for_input(PDL)
+    scale = tl.load(SCALE)
     half = _count_rows(LENGTHS, tl.num_programs(0), ROWS) // 2
     top = float("-inf")
     if row < half:
@@ -141,7 +143,9 @@ class CapturedReading:
     """What a captured pass makes of its logits: scores for the processors, and the likeliest token by them."""
 
     def __init__(self, reading: Guide | Contrast, rows: int, num_early: int, vocab: int, device: torch.device) -> None:
-        self._reading, self._num_early = reading, num_early
+        self._reading, self._num_early = reading.form, num_early
+        self._scale = torch.zeros(1, dtype=torch.float32, device=device)  # guidance's, an input of the graph
+        self._told: float | None = None  # what it holds
         self.scores = torch.zeros(rows, vocab, dtype=torch.float32, device=device)
         self.chosen = torch.zeros(rows, dtype=torch.int64, device=device)  # places of early layers
         num_tiles = count_tiles(vocab)
@@ -149,6 +153,13 @@ class CapturedReading:
         self._divergences = torch.zeros(max(1, num_early), rows, num_tiles, dtype=torch.float32, device=device)
         self._tops = torch.zeros(rows, num_tiles, dtype=torch.float32, device=device)
         self._sizes = {"ROWS": max(2, triton.next_power_of_2(rows)), "TILES": max(2, triton.next_power_of_2(num_tiles))}
+        self.tell(reading)
+
+    def tell(self, reading: Guide | Contrast) -> None:
+        """Take what the next pass needs: a reading of the same form."""
+        if isinstance(reading, Guide) and reading.scale != self._told:
+            self._scale.copy_(send([reading.scale], self._scale.device, torch.float32))
+            self._told = reading.scale
 
     def run(self, logits: torch.Tensor, tokens: torch.Tensor, lengths: torch.Tensor) -> None:
         """Read logits (rows, and once more for every early layer; vocab): `scores`, `chosen`, and tokens (rows,).
@@ -169,7 +180,7 @@ class CapturedReading:
                 lengths,
                 self.scores,
                 self._tops,
-                self._reading.scale,
+                self._scale,
                 vocab,
                 num_tiles,
                 **self._sizes,

@@ -1,0 +1,235 @@
+"""Passes over rows of different lengths whose real tokens lie one behind the other, and their attention.
+
+Everything in a decoder but attention looks at one token at a time, so it need not know of rows. Attention reads the
+keys where the cache holds them: on a GPU one kernel of torch's serves all rows, elsewhere each row is read by itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import accumulate
+from typing import Any, Final
+
+import torch
+
+from unspool.kernels.attention import attend
+from unspool.kernels.sending import send
+
+BLOCK: Final = 1024  # queries that read at once where what they see must be told by a mask
+_WIDEST_FLASH_HEAD: Final = 256
+
+
+@dataclass(slots=True, frozen=True)
+class Piece:
+    """Some queries of a row that read at once."""
+
+    row: int
+    own: slice  # which of the pass's tokens they are
+    num_queries: int
+    first: int  # the first key that any of them sees
+    stop: int  # and the first that none does
+    num_before: int  # keys in view before that of the first query
+
+    def sees_all(self) -> bool:
+        """Whether every query sees every key in view."""
+        return self.num_queries == 1
+
+    def is_causal(self, window: int | None) -> bool:
+        """Whether each query sees its own key and all before it, and there are no others."""
+        return not self.num_before and (window is None or self.num_queries <= window)
+
+
+class Cut:
+    """All pieces of a pass for layers of one window, and their masks."""
+
+    def __init__(self, pieces: list[Piece], window: int | None, device: torch.device) -> None:
+        self.pieces = pieces
+        self._window, self._device = window, device
+        masked = [piece for piece in pieces if not piece.sees_all() and not piece.is_causal(window)]
+        self._before = max((piece.num_before for piece in masked), default=0)
+        self._most = max((piece.num_queries for piece in masked), default=0)
+        self._band: torch.Tensor | None = None
+
+    def mask(self, piece: Piece, dtype: torch.dtype) -> torch.Tensor:
+        """What a piece's queries see of its keys, to be added to scores: (queries, keys).
+
+        It depends on distances alone, so all masks are cut out of one band.
+        """
+        before, most = self._before, self._most
+        if self._band is None:
+            places = torch.arange(before + most, device=self._device)
+            distances = places[before:, None] - places  # (queries, keys)
+            is_hidden = distances < 0
+            if self._window is not None:
+                is_hidden |= distances >= self._window
+            band = torch.zeros(is_hidden.shape, dtype=dtype, device=self._device)
+            self._band = band.masked_fill_(is_hidden, -torch.inf)
+        found = self._band[: piece.num_queries, before - piece.num_before : before + piece.num_queries]
+        return found if found.device.type == "cpu" else found.contiguous()  # GPU kernels want it aligned
+
+
+class Ragged:
+    """The real tokens of a pass over ragged rows, one row's behind the other's.
+
+    A row has `counts[row]` of them, which follow the `starts[row]` positions that it holds. Filled form is what passes
+    have otherwise: (rows, new, …), each row's tokens first and anything after them.
+    """
+
+    def __init__(self, starts: Sequence[int], counts: Sequence[int], positions: torch.Tensor) -> None:
+        """`positions` (rows, new) are those of the filled form."""
+        self.starts, self.counts, self.num_new = list(starts), list(counts), positions.shape[1]
+        device = positions.device
+        self._ends = list(accumulate(counts))
+        self.num_tokens = self._ends[-1]
+        rows = len(self.counts)
+        numbers = send([*counts, *(end - count for end, count in zip(self._ends, counts, strict=True))], device)
+        each = torch.arange(rows, device=device)
+        self.rows = each.repeat_interleave(numbers[:rows], output_size=self.num_tokens)  # (tokens,): whose each is
+        self.columns = torch.arange(self.num_tokens, device=device) - numbers[rows:][self.rows]  # its place in the row
+        self.positions = self.take(positions)  # (tokens,)
+        self._device = device
+        self._cuts: dict[tuple[int | None, bool], Cut] = {}
+        self._bounds: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._lasts: torch.Tensor | None = None
+
+    def take(self, filled: torch.Tensor) -> torch.Tensor:
+        """The real ones (tokens, …) of filled rows (rows, new, …)."""
+        return filled[self.rows, self.columns]
+
+    def fill(self, flat: torch.Tensor) -> torch.Tensor:
+        """Tokens (tokens, …) as filled rows (rows, new, …), with zeros after a row's end."""
+        filled = flat.new_zeros((len(self.counts), self.num_new, *flat.shape[1:]))
+        filled[self.rows, self.columns] = flat
+        return filled
+
+    def take_last(self, flat: torch.Tensor) -> torch.Tensor:
+        """Each row's last (rows, …) of the tokens (tokens, …); anything for a row that has none."""
+        if self._lasts is None:
+            self._lasts = send([max(end - 1, 0) for end in self._ends], self._device)
+        return flat.index_select(0, self._lasts)
+
+    # --- what attention asks -------------------------------------------------------------------------
+    def cut(self, window: int | None, *, in_blocks: bool) -> Cut:
+        """The rows' queries in pieces that read at once.
+
+        A row that holds nothing is one piece, for its mask is the plain causal one. All others (and with `in_blocks`
+        every row) are cut into blocks, each with the keys that it sees: a mask is then never larger than a block, and
+        windows cost what they see.
+        """
+        key = (window, in_blocks)
+        if key not in self._cuts:
+            pieces = [
+                self._make_piece(row, place, min(place + size, count), window)
+                for row, (start, count) in enumerate(zip(self.starts, self.counts, strict=True))
+                if count
+                for size in (BLOCK if in_blocks or start or (window is not None and window < count) else count,)
+                for place in range(0, count, size)
+            ]
+            self._cuts[key] = Cut(pieces, window, self._device)
+        return self._cuts[key]
+
+    def _make_piece(self, row: int, place: int, stop: int, window: int | None) -> Piece:
+        start, begin = self.starts[row], self._ends[row] - self.counts[row]
+        first = 0 if window is None else max(0, start + place - window + 1)
+        return Piece(row, slice(begin + place, begin + stop), stop - place, first, start + stop, start + place - first)
+
+    def bounds(self, room: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where queries and keys of each row end, for a kernel that reads buffers of `room` positions a row.
+
+        Between two rows stands one of no queries, whose keys are what is left of the buffer.
+        """
+        if room not in self._bounds:
+            queries, keys = [0], [0]
+            for row, (start, count, end) in enumerate(zip(self.starts, self.counts, self._ends, strict=True)):
+                queries += [end, end]
+                keys += [row * room + start + count, (row + 1) * room]
+            both = send(queries + keys, self._device, torch.int32)
+            self._bounds[room] = (both[: len(queries)], both[len(queries) :])
+        return self._bounds[room]
+
+
+def attend_ragged(
+    queries: torch.Tensor,  # (tokens, heads, width)
+    keys: torch.Tensor,  # (rows, room, kv_heads, width): a key's index is its position
+    values: torch.Tensor,  # (rows, room, kv_heads, width)
+    ragged: Ragged,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """What the queries of ragged rows read: (tokens, heads, width)."""
+    flash = find_flash()
+    if flash is None or softcap is not None or not has_flash(queries.device, queries.dtype, queries.shape[-1]):
+        return _attend_row_by_row(queries, keys, values, ragged, scale, window, softcap)
+    queries_end, keys_end = ragged.bounds(keys.shape[1])
+    read: torch.Tensor = flash(
+        queries,
+        keys.flatten(0, 1),
+        values.flatten(0, 1),
+        queries_end,
+        keys_end,
+        max(ragged.counts),
+        keys.shape[1],
+        scale=scale,
+        window_size=(-1 if window is None else window - 1, 0),  # keys before the query's own
+    )
+    return read
+
+
+def has_flash(device: torch.device, dtype: torch.dtype, width: int) -> bool:
+    """Whether torch's kernel for ragged rows takes heads of such a width and kind of number."""
+    return (
+        device.type == "cuda"
+        and dtype in (torch.bfloat16, torch.float16)
+        and width % 8 == 0
+        and width <= _WIDEST_FLASH_HEAD
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+        and find_flash() is not None
+    )
+
+
+@cache
+def find_flash() -> Callable[..., Any] | None:
+    """torch's attention for ragged rows, where this torch has one that takes a scale and windows.
+
+    Grouped queries are its kernel's own; since torch 2.12 it wants to be told of them.
+    """
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    known = inspect.signature(varlen_attn).parameters
+    if "scale" not in known or "window_size" not in known:
+        return None
+    return partial(varlen_attn, enable_gqa=True) if "enable_gqa" in known else varlen_attn
+
+
+def _attend_row_by_row(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    ragged: Ragged,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    read = torch.empty_like(queries, memory_format=torch.contiguous_format)
+    cut = ragged.cut(window, in_blocks=softcap is not None)
+    for piece in cut.pieces:
+        is_causal = not piece.sees_all() and piece.is_causal(window)
+        needs_mask = not piece.sees_all() and not is_causal
+        found, _ = attend(
+            queries[piece.own].transpose(0, 1)[None],
+            keys[piece.row, piece.first : piece.stop].transpose(0, 1)[None],
+            values[piece.row, piece.first : piece.stop].transpose(0, 1)[None],
+            scale=scale,
+            mask=cut.mask(piece, queries.dtype)[None, None] if needs_mask else None,
+            is_causal=is_causal,
+            softcap=softcap,
+        )  # (1, heads, queries, width)
+        read[piece.own] = found[0].transpose(0, 1)
+    return read
