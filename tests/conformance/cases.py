@@ -79,12 +79,23 @@ def read_corrections(model: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=32)
 def load_model(name: str) -> unspool.LanguageModel:
-    """A reference model, loaded once."""
-    return unspool.load(GOLDENS / "models" / name)
+    """A reference model in its native form, loaded once."""
+    return unspool.load(GOLDENS / "models" / name, native=True)
 
 
-def run_case(case: Case) -> Any:
-    """Generate with a case's settings; the output object."""
+@lru_cache(maxsize=32)
+def load_adapted(name: str) -> Any:
+    """A reference model as transformers loads it; `generate` runs it through the adapter."""
+    import transformers
+
+    config = json.loads((GOLDENS / "models" / name / "config.json").read_text())
+    is_pair = bool(config.get("is_encoder_decoder"))
+    auto = transformers.AutoModelForSeq2SeqLM if is_pair else transformers.AutoModelForCausalLM
+    return auto.from_pretrained(GOLDENS / "models" / name).eval()
+
+
+def run_case(case: Case, model: Any = None) -> Any:
+    """Generate with a case's settings; the output object. The model is the one that unspool loads, or the one given."""
     settings = dict(case.settings)
     inputs = {name: torch.tensor(value) for name, value in case.inputs.items()}
     if settings.pop("single", False):
@@ -101,7 +112,7 @@ def run_case(case: Case) -> Any:
         settings |= {"negative_prompt_ids": negative, "negative_prompt_attention_mask": torch.ones_like(negative)}
     wants_scores = bool({"scores_step3_row0", "first_step_scores", "sequences_scores"} & set(case.expected))
     return unspool.generate(
-        load_model(case.model).model,
+        load_model(case.model).model if model is None else model,
         **inputs,
         return_dict_in_generate=True,
         output_scores=wants_scores,

@@ -32,7 +32,7 @@ def test_an_architecture_is_found_by_name_or_by_type() -> None:
     ],
 )
 def test_an_unknown_architecture_is_refused_by_name(config: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedError, match=r"LlamaForCausalLM.*adapter"):
+    with pytest.raises(UnsupportedError, match=r"LlamaForCausalLM.*through transformers"):
         describe(config)
 
 

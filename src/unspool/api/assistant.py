@@ -102,7 +102,7 @@ def _check_size(name: str, vocabulary: Vocabulary) -> None:
 
 def follow_assistant(settings: GenerationConfig, origins: dict[str, Origin], assistant: Any) -> None:
     """Take what the draft model's own settings say of drafting, where the call says nothing."""
-    config = getattr(assistant, "generation_config", None)
+    config = getattr(as_model(assistant), "generation_config", None)
     if not isinstance(config, GenerationConfig):
         return
     for name in _FOLLOWED:

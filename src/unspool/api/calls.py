@@ -20,6 +20,7 @@ from unspool.decoding.prompts import Prompts
 from unspool.decoding.run import Run
 from unspool.errors import SettingError, UnsupportedError
 from unspool.logits import UnbatchedClassifierFreeGuidanceLogitsProcessor
+from unspool.models.adapters import find_settings
 from unspool.outputs import Output
 from unspool.plan import Plan, PromptShape, merge, settle
 from unspool.protocols import Compilable, Model
@@ -145,14 +146,13 @@ def start(
         value = kwargs.pop(name, None)
         if value is not None and value is not False:
             raise UnsupportedError(f"`{name}` needs {feature}, which this version of unspool does not have yet")
-    if generation_config is not None and not isinstance(generation_config, GenerationConfig):
-        raise SettingError(f"generation_config must be a GenerationConfig, not a {type(generation_config).__name__}")
+    generation_config = _read_config(generation_config)
     given = Inputs(**{name: kwargs.pop(name) for name in _INPUT_NAMES if name in kwargs})
     if inputs is not None:
         if given.input_ids is not None:
             raise SettingError("`inputs` and `input_ids` are two names of the same argument; pass one")
         given.input_ids = inputs
-    model_config = None if use_model_defaults is False else getattr(model, "generation_config", None)
+    model_config = None if use_model_defaults is False else getattr(core, "generation_config", None)
     settings, origins = merge(model_config, generation_config, kwargs, defaults)
     assistant = _read_assistant(assistant_model, core, tokenizer, assistant_tokenizer)
     if assistant is not None:
@@ -194,6 +194,14 @@ def start(
     run = Run(core, healed, settle(settings, origins, core.info, _shape(healed, None), *drafts), hooks)
     run.added_texts = [text for text in added for _ in range(plan.num_return_sequences)]
     return run
+
+
+def _read_config(config: Any) -> GenerationConfig | None:
+    """The caller's settings: ours, or transformers' put into ours."""
+    found = config if config is None or isinstance(config, GenerationConfig) else find_settings(config)
+    if config is not None and found is None:
+        raise SettingError(f"generation_config must be a GenerationConfig, not a {type(config).__name__}")
+    return found
 
 
 def _compile(core: Model, plan: Plan) -> Model:

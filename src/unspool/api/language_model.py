@@ -39,8 +39,8 @@ class LanguageModel:
     @property
     def generation_config(self) -> GenerationConfig:
         """The model's own settings; change them to change every later call."""
-        config: GenerationConfig = self.model.generation_config
-        return config
+        config: GenerationConfig | None = self.model.generation_config
+        return config if config is not None else GenerationConfig()
 
     @generation_config.setter
     def generation_config(self, config: GenerationConfig) -> None:
@@ -188,6 +188,7 @@ def load(
     revision: str | None = None,
     offline: bool | None = None,
     progress: Callable[[str, int, int], None] | None = None,
+    native: bool | None = None,
 ) -> LanguageModel:
     """Load a model: a folder in the Hugging Face layout, a GGUF file, a hub id, or a short name.
 
@@ -195,7 +196,8 @@ def load(
     `quantize="int8"` or `"int4"` keeps matrices as blocks of whole numbers (`load_in_8bit=True` and `load_in_4bit=True`
     mean the same); a GGUF's own blocks are kept as they are unless `quantize=None` or a dtype asks for plain numbers.
     `threads` bounds the CPU's threads. `compile=True` runs steps through torch.compile in every later call, where
-    nothing faster is built for them. `progress(what, done, total)` is called while weights are read.
+    nothing faster is built for them. `progress(what, done, total)` is called while weights are read. A folder whose
+    architecture has no native model runs through transformers; `native=False` has any folder do so, `native=True` none.
     """
     if not isinstance(compile, bool):
         raise SettingError(f"compile={compile!r:.40} is neither True nor False; a call takes a compile_config")
@@ -210,6 +212,7 @@ def load(
             revision=revision,
             offline=offline,
             progress=progress,
+            native=native,
         )
     )
     if compile:

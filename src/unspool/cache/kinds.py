@@ -224,8 +224,8 @@ def _refuse_sink(info: Any) -> str | None:
     if "shifted_keys" in info.can:
         return None
     return (
-        f"sinks move keys to other positions, and those of this {info.family} model are learned one by one; use a "
-        "model with rotary positions or ALiBi, or 'dynamic'"
+        f"sinks move keys to other positions, and those of this {info.family} model are learned one by one, or it is "
+        "not known how they enter its keys; use a model with rotary positions, or 'dynamic'"
     )
 
 

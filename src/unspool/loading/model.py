@@ -16,9 +16,11 @@ from unspool.kernels.cpu import find_library
 from unspool.kernels.cpu.library import MOST_THREADS
 from unspool.kernels.presence import has_triton
 from unspool.loading.source import Source, open_source
+from unspool.models.adapters import Adapted
+from unspool.models.adapters.folder import load_adapted
 from unspool.models.assembly import Packing
 from unspool.models.native import NativeModel
-from unspool.models.registry import build_model, can_pack
+from unspool.models.registry import build_model, can_pack, find_family, name_architecture
 from unspool.text import Tokenizer, tokenizer_from_gguf
 
 Progress = Callable[[str, int, int], None]
@@ -38,7 +40,7 @@ class LoadedParts:
 
     name: str
     location: Path
-    model: NativeModel
+    model: NativeModel | Adapted
     tokenizer: Tokenizer | None
     generation_config: GenerationConfig
 
@@ -53,30 +55,57 @@ def load_parts(
     revision: str | None = None,
     offline: bool | None = None,
     progress: Progress | None = None,
+    native: bool | None = None,
 ) -> LoadedParts:
     """Open a model's files and read its weights once, into the form they are kept in."""
     where = _choose_device(device)
     asked = _read_dtype(dtype)
     source = open_source(name, revision=revision, offline=offline)
     is_gguf = source.kind == "gguf"
-    packing = _choose_packing(quantize, source, where, asked)
+    is_adapted = _choose_adapter(native, source, quantize)
+    packing = None if is_adapted else _choose_packing(quantize, source, where, asked)
     _use_threads(threads)
+    kept = asked or _choose_dtype(source, where)
+    model: NativeModel | Adapted
     with ThreadPoolExecutor(1) as beside:  # a fifth of the time: the tokenizer is built while weights are read
         reading = beside.submit(_read_tokenizer, source)
-        model = build_model(
-            source.config,
-            source.tensors,
-            is_gguf=is_gguf,
-            device=where,
-            dtype=asked or _choose_dtype(source, where),
-            progress=None if progress is None else lambda done, total: progress("weights", done, total),
-            packing=packing,
-        )
+        if is_adapted:
+            architecture = name_architecture(source.config)
+            model = load_adapted(source.location, source.config, device=where, dtype=kept, name=architecture)
+        else:
+            model = build_model(
+                source.config,
+                source.tensors,
+                is_gguf=is_gguf,
+                device=where,
+                dtype=kept,
+                progress=None if progress is None else lambda done, total: progress("weights", done, total),
+                packing=packing,
+            )
         tokenizer = reading.result()
     settings = GenerationConfig.from_dict(source.generation_config)
     if not is_gguf and not source.generation_config:
         settings = GenerationConfig.from_model_config(source.config)
     return LoadedParts(str(name), source.location, model, tokenizer, settings)
+
+
+def _choose_adapter(native: bool | None, source: Source, quantize: str | None) -> bool:
+    """Whether transformers is to read and run the model: where there is no native one, or where it is asked for."""
+    if native not in (None, True, False):
+        raise SettingError(
+            f"native={native!r:.40} is neither True nor False, nor None for a native model if there is one"
+        )
+    if source.kind == "gguf":
+        if native is False:
+            raise UnsupportedError("native=False has transformers read a folder, and this is a GGUF file; leave it out")
+        return False
+    is_adapted = find_family(source.config) is None if native is None else not native
+    if is_adapted and quantize not in ("auto", None):
+        raise UnsupportedError(
+            f"quantize={quantize!r} packs the weights of native models, and {name_architecture(source.config)} runs "
+            "through transformers; leave it out"
+        )
+    return is_adapted
 
 
 def _choose_packing(

@@ -62,23 +62,36 @@ FAMILIES: Final[tuple[Family, ...]] = (
 )
 
 
-def describe(config: Mapping[str, Any]) -> Family:
-    """The family of a `config.json`, by its `architectures` or else its `model_type`."""
-    listed = config.get("architectures") or []
-    names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list | tuple) else []
+def find_family(config: Mapping[str, Any]) -> Family | None:
+    """The family of a `config.json`, by its `architectures` or else its `model_type`; None without a native one."""
+    names = _read_architectures(config)
     for family in FAMILIES:
         if any(name in family.architectures for name in names):
             return family
-    model_type = config.get("model_type")
-    if not names:
-        for family in FAMILIES:
-            if model_type in family.model_types:
-                return family
+    if names:
+        return None
+    return next((family for family in FAMILIES if config.get("model_type") in family.model_types), None)
+
+
+def name_architecture(config: Mapping[str, Any]) -> str:
+    """What a `config.json` calls its architecture."""
+    return ", ".join(_read_architectures(config)) or f"{config.get('model_type')!r:.100}"
+
+
+def _read_architectures(config: Mapping[str, Any]) -> list[str]:
+    listed = config.get("architectures") or []
+    return [name for name in listed if isinstance(name, str)] if isinstance(listed, list | tuple) else []
+
+
+def describe(config: Mapping[str, Any]) -> Family:
+    """The family of a `config.json`, or the error that says which there are."""
+    family = find_family(config)
+    if family is not None:
+        return family
     supported = sorted(name for family in FAMILIES for name in family.architectures)
     raise UnsupportedError(
-        f"config.json names the architecture {', '.join(names) or model_type!r:.100}, which has no native model. "
-        f"There is one for: {', '.join(supported)}. Others will run through the transformers adapter, "
-        "which this version does not have yet"
+        f"config.json names the architecture {name_architecture(config)}, which has no native model. "
+        f"There is one for: {', '.join(supported)}. Others run through transformers: leave native=True out"
     )
 
 

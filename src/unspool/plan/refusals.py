@@ -66,7 +66,10 @@ def refuse_by_model(
         raise SettingError(f"`decoder_start_token_id` begins the text of an encoder-decoder; {info.family} is none")
     for name, capability in (("output_hidden_states", "hidden_states"), ("output_attentions", "attentions")):
         if getattr(settings, name) and capability not in info.can:
-            raise UnsupportedError(f"`{name}` was asked for, and a {info.family} model can't return them")
+            hint = " (a transformers model can with attn_implementation='eager')" if capability == "attentions" else ""
+            raise UnsupportedError(
+                f"`{name}` was asked for, and this {info.family} model can't return them{hint}; leave it out"
+            )
     if find_num_candidates(settings) and "last_states" not in info.can:
         raise UnsupportedError(
             f"`penalty_alpha`, set {SPOKEN[origins['penalty_alpha']]}, asks for contrastive search, which compares "

@@ -1,0 +1,195 @@
+"""A decoder of transformers behind unspool's model protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from unspool.cache import Cache, DynamicCache, KeyShape, make_cache
+from unspool.errors import InputError, UnsupportedError
+from unspool.models.adapters.adapted import OWN_FORWARD, AdaptedModel
+from unspool.models.adapters.description import Description
+from unspool.models.adapters.keys import make_keys
+from unspool.models.adapters.passes import AlignedPass, Measurement, Pass, PlacedPass, make_pass, pick_columns
+from unspool.models.arrangement import read_mask
+from unspool.models.decoder import CausalOutput
+from unspool.protocols import LAST, Encoded, Forward, Want
+
+
+class AdaptedDecoder(AdaptedModel):
+    """A decoder-only model of transformers, run by its own forward pass over unspool's caches."""
+
+    def __init__(self, model: Any, description: Description) -> None:
+        super().__init__(model, description)
+        self._shapes: tuple[tuple[int, int], ...] | None = None  # heads and width of keys, a layer each
+
+    # --- caches --------------------------------------------------------------------------------------
+    def new_cache(
+        self,
+        kind: str = "dynamic",
+        rows: int = 1,
+        capacity: int | None = None,
+        encoded: Encoded | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> Cache:
+        """An empty cache for `rows` rows; `config` is what `cache_config` says."""
+        if encoded is not None:
+            raise InputError(f"{self.info.family} has no encoder, so its cache takes no encoded states")
+        if kind == "dynamic":  # it learns the shape of keys from the first ones
+            return make_cache(kind, self._shape_keys(self.info.num_layers, 1, 1), rows, capacity, config)
+        return make_cache(kind, self.key_shape, rows, capacity, config)
+
+    @property
+    def key_shape(self) -> KeyShape:
+        """What a cache must fit. Configs don't always say: a pass over one token does, once for every model."""
+        if self._shapes is None:
+            self._shapes = self._measure_keys()
+        if len(set(self._shapes)) > 1:
+            raise UnsupportedError(
+                f"the layers of this {self.info.family} model have keys of different shapes "
+                f"({', '.join(f'{heads} heads of width {width}' for heads, width in sorted(set(self._shapes)))}), "
+                "which only a 'dynamic' cache holds; leave `cache_implementation` and past_key_values out"
+            )
+        return self._shape_keys(len(self._shapes), *self._shapes[0])
+
+    @torch.no_grad()
+    def _measure_keys(self) -> tuple[tuple[int, int], ...]:
+        told = Measurement(self._description, cache := DynamicCache(), cache.begin(1, 1, None, self.device))
+        token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        self._call(told, "input_ids", token, {"attention_mask": torch.ones_like(token)})
+        self._check_written(told)
+        return tuple(told.shapes)
+
+    # --- a forward pass ------------------------------------------------------------------------------
+    @torch.no_grad()
+    def forward(
+        self,
+        tokens: torch.Tensor | None,
+        cache: Cache,
+        *,
+        counts: Sequence[int] | None = None,
+        want: Want = LAST,
+        embeds: torch.Tensor | None = None,
+    ) -> Forward:
+        """Read new tokens after what the cache holds, and advance the cache; where it fails, the cache is as it was."""
+        new = tokens if tokens is not None else embeds
+        if new is None:
+            raise InputError("give token ids or embeddings, one of them")
+        rows, num_new = new.shape[:2]
+        self._check_length(cache, num_new)
+        if self._description.rotation is not None:
+            cache.attach(self._description.rotation)
+        elif cache.is_endless:
+            raise UnsupportedError(
+                f"a {type(cache).__name__} moves keys to other positions, and how this {self.info.family} model enters "
+                "positions into its keys is not known, or they are learned one by one; use a DynamicCache"
+            )
+        name = "input_ids" if embeds is None else "inputs_embeds"
+        with self._undo(cache):
+            told = make_pass(self._description, cache, cache.begin(rows, num_new, counts, self.device))
+            forward = self._run(told, name, new, want)
+        cache.end()
+        return forward
+
+    def _run(self, told: PlacedPass | AlignedPass, name: str, new: torch.Tensor, want: Want) -> Forward:
+        if name == "inputs_embeds":
+            new = new.to(self.dtype)
+        new, said = told.tell(new, self.dtype)
+        num_new, last = new.shape[1], told.find_last()
+        kept: list[int] | None = None  # the columns whose logits are asked for
+        if want.logits == "last" and num_new > 1 and "logits_to_keep" in self._description.arguments:
+            kept = sorted(set(last))
+            is_end = kept == [num_new - 1]
+            said["logits_to_keep"] = 1 if is_end else torch.tensor(kept, device=new.device)
+        wants_states = want.hidden_states or want.last_states or bool(want.early)
+        if wants_states:
+            said["output_hidden_states"] = True
+        if want.attentions:
+            said["output_attentions"] = True
+        with self._switch(want):
+            made = self._call(told, name, new, said)
+        self._check_written(told)
+        if want.logits == "all":
+            logits = told.restore(made.logits)
+        else:
+            logits = pick_columns(made.logits, last if kept is None else [kept.index(place) for place in last])
+        forward = Forward(logits, path_reason=self._explain_path(told))
+        if wants_states:
+            self._add_states(forward, made.hidden_states, told, last, want)
+        if want.attentions:
+            forward.attentions = tuple(told.restore_weights(weights) for weights in self._read_weights(made.attentions))
+        return forward
+
+    def _call(self, told: Pass, name: str, new: torch.Tensor, said: Mapping[str, Any]) -> Any:
+        return self.inner(**{name: new}, **said, past_key_values=make_keys(told), use_cache=True, return_dict=True)
+
+    def _add_states(
+        self, forward: Forward, states: Any, told: PlacedPass | AlignedPass, last: list[int], want: Want
+    ) -> None:
+        if want.hidden_states:
+            forward.hidden_states = tuple(told.restore(each) for each in states)
+        if want.last_states:
+            forward.last_states = told.restore(states[-1])
+        if want.early:
+            head = self.get_output_embeddings()
+            forward.early_logits = tuple(head(pick_columns(states[layer], last)) for layer in want.early)
+
+    def _explain_path(self, told: PlacedPass | AlignedPass) -> str:
+        if isinstance(told, AlignedPass) and not told.is_straight:
+            return f"{OWN_FORWARD}; ragged rows are shifted to end together: {self._description.why_aligned}"
+        return OWN_FORWARD
+
+    # --- what else is asked of a model ---------------------------------------------------------------
+    def encode(
+        self,
+        tokens: torch.Tensor | None,  # noqa: ARG002 - the protocol's arguments
+        counts: Sequence[int] | None = None,  # noqa: ARG002
+        *,
+        want: Want = LAST,  # noqa: ARG002
+        embeds: torch.Tensor | None = None,  # noqa: ARG002
+    ) -> Encoded:
+        """Run the encoder, where there is one."""
+        raise UnsupportedError(f"{self.info.family} has no encoder")
+
+    # --- the reference's way of calling ---------------------------------------------------------------
+    def __call__(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = True,
+        logits_to_keep: int | torch.Tensor = 0,
+    ) -> CausalOutput | tuple[Any, ...]:
+        """Logits for the columns given, padded or not, over a cache of unspool's, as native models are called."""
+        given = input_ids if input_ids is not None else inputs_embeds
+        if given is None or given.numel() == 0:
+            raise InputError("give token ids or embeddings, one of them")
+        cache = past_key_values if past_key_values is not None else DynamicCache()
+        misfit = cache.find_misfit(self.key_shape) if past_key_values is not None else None
+        if misfit is not None:
+            raise InputError(f"past_key_values are of another model than this {self.info.family}: {misfit}")
+        rows, num_new = given.shape[:2]
+        arranged = read_mask(attention_mask, rows, num_new, cache.lengths or [0] * rows)
+        packed = arranged.pack(given.to(self.device))
+        made = self.forward(
+            packed if input_ids is not None else None,
+            cache,
+            counts=arranged.counts,
+            want=Want("all", bool(output_hidden_states), bool(output_attentions)),
+            embeds=packed if input_ids is None else None,
+        )
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        hidden, weights = made.hidden_states, made.attentions
+        output = CausalOutput(
+            logits=arranged.unpack(made.logits)[:, keep],
+            past_key_values=cache if use_cache is None or use_cache else None,
+            hidden_states=tuple(map(arranged.unpack, hidden)) if hidden is not None else None,
+            attentions=tuple(map(arranged.unpack_weights, weights)) if weights is not None else None,
+        )
+        return output if return_dict is None or return_dict else output.to_tuple()

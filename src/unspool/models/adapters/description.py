@@ -1,0 +1,245 @@
+"""What a model of transformers is: read off its config, its signature and the names its code uses. Nothing is run."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from torch import nn
+
+from unspool.errors import UnsupportedError
+from unspool.models.adapters.rotation import Rotation, find_rotation
+from unspool.protocols import LayerKind, ModelInfo
+
+KIND_NAMES: Final[dict[str, LayerKind]] = {"full_attention": "full", "sliding_attention": "sliding"}
+_MASK_MAKER = "create_causal_mask"  # since 4.53; it hands a 4-D mask on as it is
+_CONTEXTS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+
+
+@dataclass(frozen=True)
+class Description:
+    """What an adapter must know of the model it stands before."""
+
+    info: ModelInfo
+    config: Any  # of the part that writes text
+    arguments: frozenset[str]  # of its forward
+    # Why keys of ragged rows can't stay where they are, and are shifted to end in one column; None where they can.
+    why_aligned: str | None
+    mask_names: dict[LayerKind, str] = field(default_factory=dict)  # where layers of two kinds take a mask each
+    rotation: Rotation | None = None
+    asks_for_mask: bool = False  # it looks for padding where it is given no mask, and makes the host wait for that
+    can_switch: bool = False  # attention weights can be had though its attention returns none
+
+
+def describe(model: Any) -> Description:
+    """Everything that can be known of a model before it has run; raises for models that can't be decoded from here."""
+    config = _find_text_config(model)
+    refuse(model, config)
+    if getattr(model.config, "is_encoder_decoder", False):
+        return _describe_pair(model, config)
+    names, arguments = _find_names(model), _find_arguments(model)
+    kinds = _find_kinds(config, names)
+    why_aligned = _explain_alignment(model, config, names, arguments, kinds)
+    rotation = find_rotation(model, config) if why_aligned is None else None
+    mask_names: dict[LayerKind, str] = {}
+    if len(set(kinds)) > 1:
+        mask_names = {kind: name for name, kind in KIND_NAMES.items()}
+    can_switch = "ALL_ATTENTION_FUNCTIONS" in names["all"]  # chosen at every call, by what the config says then
+    can = {"hidden_states", "last_states"}
+    for capability, is_there in (
+        ("inputs_embeds", "inputs_embeds" in arguments),
+        ("early_logits", int(getattr(_find_head(model), "in_features", 0)) == int(config.hidden_size)),
+        ("attentions", can_switch or _name_attention(model) == "eager"),
+        ("shifted_keys", rotation is not None),
+        ("early_exit", "num_hidden_layers" in names["masking"]),
+    ):
+        if is_there:
+            can.add(capability)
+    info = ModelInfo(
+        **_read_sizes(model, config),
+        num_layers=int(config.num_hidden_layers),
+        num_heads=int(config.num_attention_heads),
+        max_context=None if _has_alibi(config) else _find_context(config),
+        window=int(config.sliding_window) if "sliding" in kinds else None,
+        layer_kinds=kinds,
+        can=frozenset(can),
+    )
+    asks = "warn_if_padding_and_no_attention_mask" in names["all"]
+    return Description(info, config, arguments, why_aligned, mask_names, rotation, asks, can_switch)
+
+
+def _describe_pair(model: Any, config: Any) -> Description:
+    """The same for an encoder-decoder, whose rows are told positions by the cache alone."""
+    told = (getattr(config, name, None) for name in ("num_decoder_layers", "decoder_layers", "num_hidden_layers"))
+    num_layers = next(int(number) for number in told if number)
+    heads = getattr(config, "decoder_attention_heads", None) or config.num_attention_heads
+    is_relative = hasattr(config, "relative_attention_num_buckets")
+    can_switch = "ALL_ATTENTION_FUNCTIONS" in _find_names(model)["all"]
+    can = {"hidden_states", "last_states", "inputs_embeds"}
+    if can_switch or _name_attention(model) == "eager":
+        can.add("attentions")
+    info = ModelInfo(
+        **_read_sizes(model, config),
+        num_layers=num_layers,
+        num_heads=int(heads),
+        max_context=None if is_relative else _find_context(config),
+        layer_kinds=_repeat("full", num_layers),
+        is_encoder_decoder=True,
+        can=frozenset(can),
+    )
+    return Description(info, config, _find_arguments(model), None, can_switch=can_switch)
+
+
+def _read_sizes(model: Any, config: Any) -> dict[str, Any]:
+    """What every model's config says."""
+    return {
+        "family": str(config.model_type),
+        "vocab_size": int(getattr(_find_head(model), "out_features", 0) or config.vocab_size),
+        "hidden_size": int(config.hidden_size),
+        "has_tied_embeddings": bool(getattr(config, "tie_word_embeddings", False)),
+        "bos_token_id": _read_id(config, "bos_token_id"),
+        "eos_token_id": _read_ids(config, "eos_token_id"),
+        "pad_token_id": _read_id(config, "pad_token_id"),
+        "decoder_start_token_id": _read_id(config, "decoder_start_token_id"),
+    }
+
+
+def refuse(model: Any, config: Any) -> None:
+    """Raise for a model that no adapter can decode from, with what to use instead."""
+    kind, family = type(model).__name__, str(getattr(config, "model_type", "unknown"))
+    types = set(getattr(config, "layer_types", None) or ())
+    keeps_states = bool(types & {"linear_attention", "mamba", "mamba2", "recurrent"})
+    if keeps_states or getattr(model, "_is_stateful", False) or "cache_params" in _find_arguments(model):
+        instead = (
+            "Save it with save_pretrained(folder) and load it natively: unspool.load(folder)"
+            if family == "mamba"
+            else "Use a model whose layers attend to keys, or Mamba, which unspool has natively"
+        )
+        raise UnsupportedError(
+            f"{kind} keeps states instead of keys, and the adapter hands a transformers model keys alone. {instead}"
+        )
+    if not getattr(model, "can_generate", lambda: True)():
+        raise UnsupportedError(
+            f"{kind} has no head that gives logits for a next token; load the model with AutoModelForCausalLM"
+        )
+    main = str(getattr(model, "main_input_name", "input_ids"))
+    if main != "input_ids":
+        raise UnsupportedError(f"{kind} reads `{main}`, and the adapter hands a model tokens; use its own generate()")
+    if "past_key_values" not in _find_arguments(model):
+        raise UnsupportedError(
+            f"{kind} takes no `past_key_values`, so there is no place to keep what it has read; use its own generate()"
+        )
+
+
+def explain_training(model: Any) -> str | None:
+    """Why a model in training mode would answer at random; None where it would not, or is not in it."""
+    if not model.training:
+        return None
+    if any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules()):
+        return "its dropout is on"
+    config = _find_text_config(model)
+    named = [name for name, value in vars(config).items() if "dropout" in name and isinstance(value, float) and value]
+    if named:
+        return f"`{named[0]}` is on"
+    return "gradient checkpointing keeps no keys" if getattr(model, "is_gradient_checkpointing", False) else None
+
+
+def _find_text_config(model: Any) -> Any:
+    config = model.config
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def _find_arguments(model: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(type(model).forward).parameters)
+
+
+def _find_names(model: Any) -> dict[str, frozenset[str]]:
+    """The names that the code of its parts uses: of all parts, and of the one that makes masks ("masking")."""
+    everything: set[str] = set()
+    masking: set[str] = set()
+    for kind in {type(part) for part in model.modules()}:
+        code = getattr(inspect.unwrap(kind.forward), "__code__", None)
+        names = set(code.co_names) if code is not None else set()
+        everything |= names
+        if _MASK_MAKER in names:
+            masking |= names
+    return {"all": frozenset(everything), "masking": frozenset(masking)}
+
+
+def _find_kinds(config: Any, names: dict[str, frozenset[str]]) -> tuple[LayerKind, ...]:
+    """Every layer's kind; other ones than known are left to the model, which makes its masks itself then."""
+    full = _repeat("full", int(config.num_hidden_layers))
+    listed = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    if listed:
+        return tuple(KIND_NAMES.get(name, "full") for name in listed) if window else full
+    if (
+        window
+        and getattr(config, "use_sliding_window", True)
+        and "create_sliding_window_causal_mask" in names["masking"]
+    ):
+        return _repeat("sliding", len(full))
+    return full
+
+
+def _repeat(kind: LayerKind, num_layers: int) -> tuple[LayerKind, ...]:
+    return tuple(kind for _ in range(num_layers))
+
+
+def _explain_alignment(
+    model: Any,
+    config: Any,
+    names: dict[str, frozenset[str]],
+    arguments: frozenset[str],
+    kinds: tuple[LayerKind, ...],
+) -> str | None:
+    """Why a model must be given rows that end in one column and a 2-D mask, as its own generate() does; else None."""
+    attention = _name_attention(model)
+    listed = set(getattr(config, "layer_types", None) or ())
+    if attention not in ("eager", "sdpa"):
+        return f"its attention ({attention}) takes no 4-D mask"
+    if _has_alibi(config):
+        return "its ALiBi is made from a 2-D mask"
+    if "position_ids" not in arguments:
+        return "it takes no position_ids"
+    if not names["masking"]:
+        return "it makes its masks in a way of its own"
+    if "local" in (getattr(config, "attention_layers", None) or ()):
+        return "its local layers count keys from the last column"
+    if listed - set(KIND_NAMES):
+        return f"it has layers of another kind ({', '.join(sorted(listed - set(KIND_NAMES)))})"
+    if len(set(kinds)) > 1 and "dict" not in names["masking"]:
+        return "it has layers of two kinds and takes one mask"
+    return None
+
+
+def _name_attention(model: Any) -> str:
+    return str(getattr(model.config, "_attn_implementation", None) or "eager")
+
+
+def _has_alibi(config: Any) -> bool:
+    inner = getattr(config, "attn_config", None)  # MPT keeps it there
+    told = getattr(config, "alibi", None)
+    if told is None and inner is not None:
+        told = inner.get("alibi") if isinstance(inner, dict) else getattr(inner, "alibi", None)
+    return bool(told) or getattr(config, "model_type", "") == "bloom"  # whose config does not say so
+
+
+def _find_context(config: Any) -> int | None:
+    found = (getattr(config, name, None) for name in _CONTEXTS)
+    return next((int(value) for value in found if value), None)
+
+
+def _find_head(model: Any) -> Any:
+    return model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+
+
+def _read_id(config: Any, name: str) -> int | None:
+    found = getattr(config, name, None)
+    return found if isinstance(found, int) else None
+
+
+def _read_ids(config: Any, name: str) -> int | tuple[int, ...] | None:
+    found = getattr(config, name, None)
+    return tuple(found) if isinstance(found, list | tuple) else found

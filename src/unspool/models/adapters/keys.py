@@ -1,0 +1,132 @@
+"""The object that a transformers model takes for its cache during one pass. It keeps nothing: `Pass` does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from unspool.models.adapters.passes import Harvest, Pass
+
+
+class PassKeys:
+    """What models ask of a cache, answered by the pass. `update` is all they need where they are given a 4-D mask."""
+
+    is_compileable = False
+    is_sliding: tuple[bool, ...] = ()  # masks are told by us, or made for keys that are all there
+
+    def __init__(self, told: Pass) -> None:
+        self._pass = told
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *_: Any,
+        **__: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keep a layer's new keys and values (rows, heads, new, width); return all of them."""
+        return self._pass.update(layer_idx, key_states, value_states)
+
+    def get_seq_length(self, layer_idx: int | None = 0) -> int:  # noqa: ARG002 - all layers hold as much
+        """Columns before this pass."""
+        return self._pass.num_before
+
+    def get_query_offset(self, layer_idx: int | None = 0) -> int:  # noqa: ARG002
+        """The column of the pass's first query."""
+        return self._pass.num_before
+
+    def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:  # noqa: ARG002
+        """How many columns a mask has, and the first one's number."""
+        return self._pass.num_columns, 0
+
+    def get_max_cache_shape(self, layer_idx: int = 0) -> int:  # noqa: ARG002
+        """The most positions: there is no bound."""
+        return -1
+
+    get_max_length = get_max_cache_shape
+
+    def __len__(self) -> int:
+        return max(1, self._pass.num_written)
+
+
+class SourceKeys:
+    """The encoder's side of a pair: keys that are there already, or, before they are, a `Harvest` that takes them."""
+
+    is_compileable = False
+
+    def __init__(self, told: Pass, source: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self._pass = told
+        self.layers = [SimpleNamespace(keys=keys, values=values) for _, (keys, values) in sorted(source.items())]
+        self.key_cache = [layer.keys for layer in self.layers]  # what releases before 4.54 read
+        self.value_cache = [layer.values for layer in self.layers]
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take a layer's keys of the encoder's states, which come once."""
+        if not isinstance(self._pass, Harvest) or layer_idx != len(self._pass.source):
+            raise RuntimeError(f"cross-attention of layer {layer_idx} made keys that the cache holds already")
+        self._pass.take_source(key_states, value_states)
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int | None = 0) -> int:
+        """Positions of the encoder's states."""
+        return self.layers[layer_idx or 0].keys.shape[2] if self.layers else 0
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+
+class PairKeys:
+    """Both sides, as encoder-decoders ask for them."""
+
+    is_compileable = False
+    is_sliding: tuple[bool, ...] = ()
+
+    def __init__(self, own: PassKeys, source: SourceKeys) -> None:
+        self.self_attention_cache = own
+        self.cross_attention_cache = source
+        self.is_updated = dict.fromkeys(range(len(source)), True)
+
+    def get_seq_length(self, layer_idx: int | None = 0) -> int:
+        """Columns of the decoder before this pass."""
+        return self.self_attention_cache.get_seq_length(layer_idx)
+
+    def get_query_offset(self, layer_idx: int | None = 0) -> int:
+        """The column of the pass's first query."""
+        return self.self_attention_cache.get_query_offset(layer_idx)
+
+    def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
+        """How many columns a mask has, and the first one's number."""
+        return self.self_attention_cache.get_mask_sizes(query_length, layer_idx)
+
+    def __len__(self) -> int:
+        return len(self.self_attention_cache)
+
+
+@lru_cache(maxsize=1)
+def _find_classes() -> tuple[type[PassKeys], type[SourceKeys], type[PairKeys]]:
+    """The three as kinds of transformers' own caches, for models that ask for those by their class."""
+    from transformers.cache_utils import Cache, EncoderDecoderCache
+
+    return (
+        type("KeysOfPass", (PassKeys, Cache), {}),
+        type("KeysOfSource", (SourceKeys, Cache), {}),
+        type("KeysOfPair", (PairKeys, EncoderDecoderCache), {}),
+    )
+
+
+def make_keys(told: Pass) -> PassKeys:
+    """The cache that a decoder is handed for one pass."""
+    return _find_classes()[0](told)
+
+
+def make_pair_keys(told: Pass, source: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> PairKeys:
+    """The cache that an encoder-decoder is handed for one pass; `source` has every layer's keys of the encoder's."""
+    own, cross, pair = _find_classes()
+    return pair(own(told), cross(told, source))
