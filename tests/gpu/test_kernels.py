@@ -358,6 +358,34 @@ def test_attention(dtype: torch.dtype, heads: int, kv_heads: int, width: int, pa
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_attention_over_keys_that_were_brought(dtype: torch.dtype) -> None:
+    """What was brought is read and left alone; the new key goes to where the layer lives."""
+    from unspool.kernels.gpu.attention import StepAttention
+    from unspool.kernels.gpu.split_attention import HeadShape
+    from unspool.kernels.key_layout import KeyLayout
+
+    heads, kv_heads, width, held = 4, 2, 16, [3, 40]
+    brought = [random(2, 64, 2, kv_heads, width, dtype=dtype) for _ in range(2)]
+    homes = [torch.zeros_like(buffer) for buffer in brought]
+    before = [buffer.clone() for buffer in brought]
+    qkv, base = random(2, (heads + 2 * kv_heads) * width, dtype=dtype), torch.zeros(16, device=DEVICE, dtype=dtype)
+    table = torch.tensor([*tell_addresses(base, brought), *tell_addresses(base, homes)[:-1]], device=DEVICE)
+    lengths = torch.tensor(held, device=DEVICE, dtype=torch.int32)
+    step = StepAttention(2, HeadShape(heads, kv_heads, width, 0.25), DEVICE)
+    found = []
+    for layout in (KeyLayout(is_away=True), KeyLayout()):  # the second writes into what was brought
+        out = torch.full((2, heads * width), torch.nan, device=DEVICE, dtype=dtype)
+        step(qkv, out, base, table, lengths, 1, 2, layout=layout)
+        found.append(out)
+        if layout.is_away:
+            assert all(map(torch.equal, brought, before)) and not homes[0].any()
+    check(found[0], found[1], dtype)
+    for row, length in enumerate(held):
+        assert torch.equal(homes[1][row, length], brought[1][row, length])
+        assert int(homes[1][row].flatten(1).any(1).sum()) == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("window", [None, 100])
 def test_attention_of_branches(dtype: torch.dtype, window: int | None) -> None:
     """Rows share their prompt's keys, and find their own at the rows that wrote them."""

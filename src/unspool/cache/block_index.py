@@ -56,6 +56,10 @@ class BlockIndex:
         with torch.inference_mode(False):  # or it could not be changed outside of that mode
             return torch.zeros(size, dtype=torch.int32, device=self.device)
 
+    def find_flat_slots(self, rows: torch.Tensor, positions: torch.Tensor, block_size: int) -> torch.Tensor:
+        """Where positions (count,) of rows (count,) lie among all blocks' places: (count,) int64."""
+        return self.table[rows, positions // block_size].long() * block_size + positions % block_size
+
     def find_slots(self, positions: torch.Tensor, block_size: int) -> torch.Tensor:
         """Where positions (rows, count) lie among all blocks' places: (rows, count) int64."""
         blocks = self.table[: len(positions)].gather(1, positions // block_size)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unspool.cache.base import DIVIDE, FIXED_SHAPE, FORK, RAGGED, ROLL_BACK, SELECT_ROWS, Cache, Span
+from unspool.cache.base import DIVIDE, FIXED_SHAPE, FLAT, FORK, RAGGED, ROLL_BACK, SELECT_ROWS, Cache, Span
 from unspool.cache.block_index import BlockIndex
 from unspool.cache.block_table import BlockTable
 from unspool.cache.paged_fork import PagedFork
@@ -19,6 +19,7 @@ from unspool.cache.pool import BLOCK_SIZE, MOST_BLOCKS, BlockPool
 from unspool.cache.stores import join
 from unspool.errors import SettingError
 from unspool.kernels.presence import has_triton
+from unspool.kernels.ragged import Ragged
 
 if TYPE_CHECKING:
     from unspool.kernels.gpu.forks import ForkKeeper
@@ -42,7 +43,7 @@ class PagedCache(Cache):
     captured steps reads keys that are gathered in order, layer by layer.
     """
 
-    can = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED, FORK, DIVIDE})
+    can = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED, FORK, DIVIDE, FLAT})
 
     def __init__(
         self,
@@ -115,12 +116,24 @@ class PagedCache(Cache):
                 return _as_heads(kv)
             return _as_heads(self._view(buffer, move, len(span.starts), span.stop))
 
+    def write_flat(self, layer: int, kv: torch.Tensor, ragged: Ragged) -> tuple[torch.Tensor, torch.Tensor]:
+        span = self._require_span()
+        with self.pool.lock:
+            buffer = self._open_layer(layer, kv)
+            if self._move is None:
+                index = self._tell_index(kv.device, self.pool.count_blocks(span.stop))
+                slots = index.find_flat_slots(ragged.rows, ragged.positions, self.pool.block_size)
+                self._move = self._plan_view(slots, None, span.stop, kv.device)
+            buffer.flatten(0, 1).index_copy_(0, self._move.slots, kv)
+            keys, values = self._view(buffer, self._move, len(span.starts), span.stop).unbind(2)
+            return keys, values
+
     def _open_layer(self, layer: int, kv: torch.Tensor) -> torch.Tensor:
         if layer == len(self._filled):
             self._filled.append(0)
         if layer < len(self.pool.buffers):
             return self.pool.buffers[layer]
-        return self.pool.open_layer(layer, kv.shape[3], kv.shape[4], kv.dtype, kv.device)
+        return self.pool.open_layer(layer, kv.shape[-2], kv.shape[-1], kv.dtype, kv.device)
 
     def _plan_move(self, span: Span, device: torch.device) -> _Move:
         index = self._tell_index(device, self.pool.count_blocks(span.stop))
