@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from unspool.errors import LoadError
 
@@ -33,14 +33,24 @@ def read_text(path: Path, max_bytes: int) -> str:
         raise LoadError(f"{path} is not UTF-8 text: {error}") from error
 
 
-def read_json_object(path: Path, max_bytes: int = MAX_SETTINGS_BYTES, *, is_strict: bool = True) -> dict[str, Any]:
+def read_json_object(
+    path: Path, max_bytes: int = MAX_SETTINGS_BYTES, *, is_strict: bool = True, allows_infinity: bool = False
+) -> dict[str, Any]:
     """The JSON object in a file of at most `max_bytes` bytes."""
-    return parse_json_object(read_bytes(path, max_bytes), str(path), is_strict=is_strict)
+    return parse_json_object(
+        read_bytes(path, max_bytes), str(path), is_strict=is_strict, allows_infinity=allows_infinity
+    )
 
 
-def parse_json_object(data: bytes, where: str, *, is_strict: bool = True) -> dict[str, Any]:
-    """A JSON object from bytes; `where` names it in errors. What is strict refuses NaN and a key given twice."""
-    hooks: dict[str, Any] = {"parse_constant": _refuse_constant, "object_pairs_hook": _refuse_repeats}
+def parse_json_object(
+    data: bytes, where: str, *, is_strict: bool = True, allows_infinity: bool = False
+) -> dict[str, Any]:
+    """A JSON object from bytes; `where` names it in errors.
+
+    What is strict refuses NaN, numbers without end unless it `allows_infinity`, and a key given twice.
+    """
+    refuse = _refuse_nan if allows_infinity else _refuse_constant
+    hooks: dict[str, Any] = {"parse_constant": refuse, "object_pairs_hook": _refuse_repeats}
     try:
         value = json.loads(data.decode("utf-8-sig"), **(hooks if is_strict else {}))
     except RecursionError:
@@ -65,8 +75,12 @@ def write_text(path: Path, text: str) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def _refuse_constant(constant: str) -> Any:
+def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not a number that JSON or a model knows")
+
+
+def _refuse_nan(constant: str) -> float:
+    return float(constant) if constant != "NaN" else _refuse_constant(constant)
 
 
 def _refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

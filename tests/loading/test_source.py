@@ -62,6 +62,9 @@ BAD_CONFIGS = {
 def test_bad_json_is_refused(folder: Path, name: str, case: str) -> None:
     text, message = BAD_CONFIGS[case]
     (folder / name).write_text(text)
+    if (name, case) == ("generation_config.json", "infinity"):  # a token's bias may be that
+        assert open_source(folder).generation_config == {"a": float("-inf")}
+        return
     with pytest.raises(LoadError, match=message) as caught:
         open_source(folder)
     assert name in str(caught.value)

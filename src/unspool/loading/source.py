@@ -121,7 +121,8 @@ def _open_folder(folder: Path) -> Source:
         location=folder,
         kind="folder",
         config=read_json_object(config),
-        generation_config=read_json_object(generation) if generation.is_file() else {},
+        # A bias may be -Infinity; other values are checked where they are taken over.
+        generation_config=read_json_object(generation, allows_infinity=True) if generation.is_file() else {},
         tensors=tensors,
         files={name: folder / name for name in SMALL_FILES if (folder / name).is_file()},
     )
