@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, Self
 import torch
 
 from unspool.cache.places import Places
-from unspool.errors import SettingError, UnsupportedError
+from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.kernels.packing import Packed
 from unspool.kernels.ragged import Ragged
 from unspool.kernels.sending import send
@@ -174,6 +174,15 @@ class Cache(ABC):
     def longest_pass(self) -> int | None:
         """The most positions that one pass may read; None where any number will do."""
         return None
+
+    def check_pass(self, num_new: int) -> None:
+        """Raise for a pass of more positions than one may read."""
+        longest = self.longest_pass
+        if longest is not None and num_new > longest:
+            raise InputError(
+                f"a pass of {num_new} positions is too long for this {type(self).__name__}, which places keys anew "
+                f"after {longest}; read them in parts of at most cache.longest_pass, as generate() does"
+            )
 
     @property
     def room(self) -> int | None:

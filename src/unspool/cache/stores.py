@@ -133,4 +133,4 @@ def split(kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def join(keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Keys and values (rows, heads, places, width) as a buffer has them: (rows, places, 2, heads, width)."""
-    return torch.stack((keys, values), dim=2).permute(0, 3, 2, 1, 4)
+    return torch.stack((keys.transpose(1, 2), values.transpose(1, 2)), dim=2)

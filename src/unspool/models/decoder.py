@@ -202,12 +202,7 @@ class Decoder(NativeModel):
 
     def _begin(self, cache: Cache, rows: int, num_new: int, counts: Sequence[int] | None) -> Span:
         """Open a pass over a cache, if it may be that long."""
-        longest = cache.longest_pass
-        if longest is not None and num_new > longest:
-            raise InputError(
-                f"a pass of {num_new} positions is too long for this {type(cache).__name__}, which places keys anew "
-                f"after {longest}; read them in parts of at most cache.longest_pass, as generate() does"
-            )
+        cache.check_pass(num_new)
         cache.attach(self._outlook)
         return cache.begin(rows, num_new, counts, self.device)
 

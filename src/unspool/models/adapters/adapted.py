@@ -67,13 +67,12 @@ class AdaptedModel:
         )
 
     # --- what passes share ---------------------------------------------------------------------------
-    def _check_length(self, cache: Cache, num_new: int) -> None:
-        longest = cache.longest_pass
-        if longest is not None and num_new > longest:
-            raise InputError(
-                f"a pass of {num_new} positions is too long for this {type(cache).__name__}, which places keys anew "
-                f"after {longest}; read them in parts of at most cache.longest_pass, as generate() does"
-            )
+    def _take_input(self, tokens: torch.Tensor | None, embeds: torch.Tensor | None) -> torch.Tensor:
+        """What a pass reads."""
+        given = tokens if tokens is not None else embeds
+        if given is None:
+            raise InputError("give token ids or embeddings, one of them")
+        return given
 
     @contextmanager
     def _undo(self, cache: Cache) -> Iterator[None]:

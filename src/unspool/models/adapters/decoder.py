@@ -74,11 +74,9 @@ class AdaptedDecoder(AdaptedModel):
         embeds: torch.Tensor | None = None,
     ) -> Forward:
         """Read new tokens after what the cache holds, and advance the cache; where it fails, the cache is as it was."""
-        new = tokens if tokens is not None else embeds
-        if new is None:
-            raise InputError("give token ids or embeddings, one of them")
+        new = self._take_input(tokens, embeds)
         rows, num_new = new.shape[:2]
-        self._check_length(cache, num_new)
+        cache.check_pass(num_new)
         if self._description.rotation is not None:
             cache.attach(self._description.rotation)
         elif cache.is_endless:

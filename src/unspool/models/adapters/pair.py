@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, KeyShape, Span, make_cache
+from unspool.cache.stores import join
 from unspool.errors import InputError, UnsupportedError
 from unspool.models.adapters.adapted import OWN_FORWARD, AdaptedModel
 from unspool.models.adapters.description import Description
@@ -38,9 +39,7 @@ class AdaptedPair(AdaptedModel):
         embeds: torch.Tensor | None = None,
     ) -> Encoded:
         """Run the encoder over right-filled rows."""
-        given = tokens if tokens is not None else embeds
-        if given is None:
-            raise InputError("give token ids or embeddings, one of them")
+        given = self._take_input(tokens, embeds)
         rows, length = given.shape[:2]
         lengths = list(counts) if counts is not None else [length] * rows
         said: dict[str, Any] = {"input_ids": tokens} if embeds is None else {"inputs_embeds": embeds.to(self.dtype)}
@@ -79,7 +78,7 @@ class AdaptedPair(AdaptedModel):
         cross = DynamicCache(capacity=encoded.states.shape[1])
         cross.begin(len(encoded.lengths), encoded.states.shape[1], encoded.lengths, self.device)
         for layer, (keys, values) in enumerate(told.source):
-            cross.write(layer, torch.stack((keys.transpose(1, 2), values.transpose(1, 2)), dim=2))
+            cross.write(layer, join(keys, values))
         cross.end()
         return EncoderDecoderCache(make_cache(kind, self.key_shape, rows, capacity, config), cross)
 
@@ -115,9 +114,7 @@ class AdaptedPair(AdaptedModel):
         embeds: torch.Tensor | None = None,
     ) -> Forward:
         """Read new tokens after what the cache holds, and advance the cache; where it fails, the cache is as it was."""
-        new = tokens if tokens is not None else embeds
-        if new is None:
-            raise InputError("give token ids or embeddings, one of them")
+        new = self._take_input(tokens, embeds)
         if not isinstance(cache, EncoderDecoderCache) or not cache.source_lengths:
             raise InputError("an encoder-decoder reads a cache that holds what was encoded: new_cache(…, encoded=…)")
         name = "decoder_input_ids" if embeds is None else "decoder_inputs_embeds"

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from unspool.cache import BranchedKeys, Cache, Span
+from unspool.cache.stores import join
 from unspool.kernels.packed import PackedKeys
 from unspool.models.adapters.description import Description
 from unspool.protocols import LayerKind
@@ -48,8 +49,7 @@ class Pass:
         turns = self._description.rotation if self._cache.is_endless else None
         if turns is not None:
             keys = turns.pair_up(layer, keys)
-        kv = torch.stack((keys.transpose(1, 2), values.transpose(1, 2)), dim=2)  # (rows, new, 2, heads, width)
-        read_keys, read_values = (self._show(part, layer) for part in self._write_all(layer, kv))
+        read_keys, read_values = (self._show(part, layer) for part in self._write_all(layer, join(keys, values)))
         self.num_written += 1
         if turns is not None:
             read_keys = turns.part(layer, read_keys)
