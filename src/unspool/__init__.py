@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOMES says
     from unspool.config import (
         CompileConfig,
         GenerationConfig,
+        GumbelWatermarkingConfig,
         SynthIDTextWatermarkingConfig,
         WatermarkingConfig,
     )
@@ -118,6 +119,11 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOMES says
     )
     from unspool.streaming import AsyncTextIteratorStreamer, TextIteratorStreamer, TextStreamer
     from unspool.text import Tokenizer
+    from unspool.watermark import (
+        GumbelWatermarkLogitsProcessor,
+        SynthIDTextWatermarkLogitsProcessor,
+        WatermarkLogitsProcessor,
+    )
 
 __all__ = [
     "AlternatingCodebooksLogitsProcessor",
@@ -155,6 +161,8 @@ __all__ = [
     "GenerateEncoderDecoderOutput",
     "Generation",
     "GenerationConfig",
+    "GumbelWatermarkLogitsProcessor",
+    "GumbelWatermarkingConfig",
     "HQQQuantizedCache",
     "HammingDiversityLogitsProcessor",
     "HybridCache",
@@ -203,6 +211,7 @@ __all__ = [
     "StoppingCriteriaList",
     "SuppressTokensAtBeginLogitsProcessor",
     "SuppressTokensLogitsProcessor",
+    "SynthIDTextWatermarkLogitsProcessor",
     "SynthIDTextWatermarkingConfig",
     "TemperatureLogitsWarper",
     "TextIteratorStreamer",
@@ -219,6 +228,7 @@ __all__ = [
     "UnfulfilledError",
     "UnspoolError",
     "UnsupportedError",
+    "WatermarkLogitsProcessor",
     "WatermarkingConfig",
     "WhisperTimeStampLogitsProcessor",
     "XTCLogitsWarper",
@@ -255,7 +265,13 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "SinkCache",
         "SlidingWindowCache",
     ),
-    "config": ("CompileConfig", "GenerationConfig", "SynthIDTextWatermarkingConfig", "WatermarkingConfig"),
+    "config": (
+        "CompileConfig",
+        "GenerationConfig",
+        "GumbelWatermarkingConfig",
+        "SynthIDTextWatermarkingConfig",
+        "WatermarkingConfig",
+    ),
     "constraints": ("Constraint", "ConstraintListState", "DisjunctiveConstraint", "PhrasalConstraint"),
     "decoding.beam_trace": ("BeamTrace",),
     "decoding.transitions": ("compute_transition_scores",),
@@ -331,6 +347,11 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "streaming": ("AsyncTextIteratorStreamer", "TextIteratorStreamer", "TextStreamer"),
     "text": ("Tokenizer",),
+    "watermark": (
+        "GumbelWatermarkLogitsProcessor",
+        "SynthIDTextWatermarkLogitsProcessor",
+        "WatermarkLogitsProcessor",
+    ),
 }
 _MODULES = {name: f"unspool.{home}" for home, names in _HOMES.items() for name in names}
 

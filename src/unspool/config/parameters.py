@@ -230,7 +230,14 @@ _TABLE: tuple[Parameter, ...] = (
         "Weight of classifier-free guidance; above 1 follows the prompt more.",
     ),
     _flag("low_memory", None, "control", "Read the candidates of contrastive search one after the other."),
-    _other("watermarking_config", "object", "control", "A WatermarkingConfig or SynthIDTextWatermarkingConfig."),
+    Parameter(
+        "watermarking_config",
+        None,
+        "object",
+        "control",
+        "A watermark's settings: WatermarkingConfig, SynthIDTextWatermarkingConfig or GumbelWatermarkingConfig.",
+        may_be_per_row=True,
+    ),
     # What comes back
     _count("num_return_sequences", 1, "output", "Sequences returned for each prompt.", at_least=1),
     _flag("output_attentions", False, "output", "Return the attentions of every step."),

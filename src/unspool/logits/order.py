@@ -49,6 +49,7 @@ from unspool.logits.truncation import (
     TopPLogitsWarper,
 )
 from unspool.logits.typicality import EpsilonLogitsWarper, EtaLogitsWarper, TopHLogitsWarper, TypicalLogitsWarper
+from unspool.logits.watermark import WatermarkProcessor, make_watermark
 
 Stage = Literal["control", "sampling", "last"]
 
@@ -273,6 +274,7 @@ ORDER: tuple[Entry, ...] = (
         also=("mirostat_eta",),
     ),
     # A watermark comes after everything that shapes the distribution, and before it is normalised.
+    Entry(WatermarkProcessor, "watermarking_config", (None,), make_watermark, "last"),
     Entry(LogitNormalization, "renormalize_logits", (False,), lambda _: LogitNormalization(), "last"),
 )
 """Every processor that a setting switches on, in the order of application; docs/processors.md is made from it."""

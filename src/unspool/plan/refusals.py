@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from unspool.config import PARAMETERS, GenerationConfig, find_unused
+from unspool.config import PARAMETERS, GenerationConfig, GumbelWatermarkingConfig, find_unused
 from unspool.config.contrastive import find_num_candidates
 from unspool.config.values import MOST_ROWS
 from unspool.errors import SettingError, UnsupportedError
@@ -16,7 +16,6 @@ from unspool.protocols import ModelInfo
 # What is not built yet: each with the value that switches it off.
 OFF: dict[str, tuple[Any, str]] = {
     "forced_decoder_ids": (None, "Whisper's way to force a language and a task"),
-    "watermarking_config": (None, "watermarking"),
     "generation_kwargs": ({}, "further arguments"),
 }
 
@@ -91,6 +90,26 @@ def refuse_by_model(
     ):
         if is_so:
             raise SettingError(f"`prompt_logprobs` can't be told: {what}")
+
+
+def check_watermark(settings: GenerationConfig, origins: Mapping[str, Origin]) -> None:
+    """Refuse what a watermark that draws its tokens itself can't be: it needs a draw, and gives one text a prompt."""
+    marks = settings.watermarking_config
+    listed = marks if isinstance(marks, list) else [marks]
+    if not any(isinstance(mark, GumbelWatermarkingConfig) for mark in listed):
+        return
+    told = f"the Gumbel watermark, set {SPOKEN[origins['watermarking_config']]},"
+    if not settings.do_sample or (settings.num_beams or 1) > 1 or find_num_candidates(settings):
+        raise SettingError(
+            f"{told} is a way to sample, and this call does not sample one token at a time; set do_sample=True without "
+            "beams, or use a WatermarkingConfig, which marks every way to decode"
+        )
+    if (settings.num_return_sequences or 1) > 1:
+        raise SettingError(
+            f"{told} draws the same text for the same prompt and key, so num_return_sequences="
+            f"{settings.num_return_sequences} would give copies; ask for one, or give prompts of the same text keys of "
+            "their own (a list in `watermarking_config`)"
+        )
 
 
 def check_rows(settings: GenerationConfig, shape: PromptShape) -> None:

@@ -17,7 +17,14 @@ from unspool.plan.call import Plan, PromptShape
 from unspool.plan.lengths import check_reachable, decide_length
 from unspool.plan.memory import check_cache, name_cache
 from unspool.plan.origins import SPOKEN, Origin, find_asked
-from unspool.plan.refusals import check_low_memory, check_rows, refuse_by_model, refuse_unbuilt, refuse_unused
+from unspool.plan.refusals import (
+    check_low_memory,
+    check_rows,
+    check_watermark,
+    refuse_by_model,
+    refuse_unbuilt,
+    refuse_unused,
+)
 from unspool.plan.speed import decide_compiling, decide_drafting
 from unspool.protocols import ModelInfo
 
@@ -35,6 +42,7 @@ def settle(
     refuse_unbuilt(settings, origins)
     refuse_unused(settings, origins)
     check_low_memory(settings, origins)
+    check_watermark(settings, origins)
     refuse_by_model(settings, origins, info, shape)
     check_composition(
         Call(
