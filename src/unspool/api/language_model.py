@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -53,6 +54,24 @@ class LanguageModel:
 
     def __repr__(self) -> str:
         return f"LanguageModel({self.name!r}, {self.model.info.family}, {self.model.dtype}, {self.device})"
+
+    # --- copies and other processes ----------------------------------------------------------------------
+    def __copy__(self) -> Self:
+        """A language model with generation settings of its own; weights and tokenizer are the same."""
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__, model=copy.copy(self.model))
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A language model with weights, tokenizer and settings of its own."""
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
+
+    def __reduce__(self) -> tuple[Callable[..., LanguageModel], tuple[Any, ...]]:
+        """A pickle (what a spawned process is given) says where to load the model from, and with which settings."""
+        return _restore, (type(self), self.model, self.tokenizer, self.name, self.source)
 
     def start(self, prompt: Prompt = None, **settings: Any) -> Answer:
         """Check a call and prepare its answer: iterate `pieces()`, then ask for `result()`."""
@@ -160,6 +179,12 @@ class LanguageModel:
         if self.tokenizer is None:
             raise InputError(f"{what} needs a tokenizer, and {self.name} came without one; pass token ids")
         return self.tokenizer
+
+
+def _restore(
+    kind: type[LanguageModel], model: Any, tokenizer: Tokenizer | None, name: str, source: Path
+) -> LanguageModel:
+    return kind(LoadedParts(name, source, model, tokenizer, model.generation_config))
 
 
 def _read_quantize(quantize: str | None, load_in_8bit: bool, load_in_4bit: bool) -> str | None:
