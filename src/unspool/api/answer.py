@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -155,7 +155,7 @@ class Answer:
             mask.append([1] * len(row) + [0] * fill if is_right else [0] * fill + [1] * len(row))
         return {"input_ids": as_ids(ids), "attention_mask": torch.tensor(mask)}
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Generator[Piece, None, None]:
         """Every row's text as it becomes certain."""
         waiting: dict[int, tuple[list[int], list[TokenLogprob]]] = {}
         for emitted in self.run:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import copy
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
@@ -12,6 +13,7 @@ from typing import Any, Self
 import torch
 
 from unspool.api.answer import Answer, Piece
+from unspool.api.background import ThreadedSteps
 from unspool.api.calls import feed
 from unspool.api.prefix import Prefix, load_prefix, read_prefix
 from unspool.api.prompt import refuse_chat
@@ -89,7 +91,7 @@ class LanguageModel:
                 pass
         return answer.result()
 
-    def stream(self, prompt: Prompt = None, **settings: Any) -> Iterator[Piece]:
+    def stream(self, prompt: Prompt = None, **settings: Any) -> Generator[Piece, None, None]:
         """The text as it is written; the pieces of a batch's rows come interleaved (`piece.row` tells which)."""
         answer = self.start(prompt, **settings)
         if answer.run.tells_beams:
@@ -101,19 +103,20 @@ class LanguageModel:
 
     async def astream(self, prompt: Prompt = None, **settings: Any) -> AsyncIterator[Piece]:
         """`stream` for asynchronous programs: the work runs in a thread, and stops when the iterator is closed."""
-        pieces = self.stream(prompt, **settings)
-        step: asyncio.Future[Piece | None] | None = None
+        steps = ThreadedSteps(self.stream(prompt, **settings))
+        loop, step = asyncio.get_running_loop(), None
         try:
             while True:
-                step = asyncio.ensure_future(asyncio.to_thread(next, pieces, None))
+                # Not a task: a loop that shuts down cancels those, while their threads run on.
+                step = loop.run_in_executor(None, contextvars.copy_context().run, steps.step)
                 piece = await asyncio.shield(step)
                 if piece is None:
                     return
                 yield piece
         finally:
+            steps.close()
             if step is not None and not step.done():
-                await asyncio.wait([step])  # a generator can't be closed while it runs
-            pieces.close()  # type: ignore[attr-defined]  # a generator
+                await asyncio.wait([step])  # whoever closes the iterator finds the work stopped
 
     # --- beginnings that calls share -------------------------------------------------------------------
     def prefix(self, prompt: Prompt, *, chat: bool = False, tools: Any = None, **settings: Any) -> Prefix:
