@@ -18,22 +18,22 @@ class ThreadedSteps(Generic[T]):
     def __init__(self, items: Generator[T, None, None]) -> None:
         self._items = items
         self._lock = threading.Lock()  # held by the step that runs
-        self._is_closed = False
+        self._closing = threading.Event()
 
     def step(self) -> T | None:
         """The next item; None after the last one, and once it was closed."""
         with self._lock:
-            if self._is_closed:
+            if self._closing.is_set():
                 return None
             try:
                 return next(self._items, None)
             finally:
-                if self._is_closed:
+                if self._closing.is_set():
                     self._items.close()
 
     def close(self) -> None:
         """Stop the work: at once, or when the step that runs is done. Closing twice is fine."""
-        self._is_closed = True
+        self._closing.set()
         if self._lock.acquire(blocking=False):
             try:
                 self._items.close()
