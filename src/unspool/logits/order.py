@@ -274,7 +274,7 @@ ORDER: tuple[Entry, ...] = (
         also=("mirostat_eta",),
     ),
     # A watermark comes after everything that shapes the distribution, and before it is normalised.
-    Entry(WatermarkProcessor, "watermarking_config", (None,), make_watermark, "last"),
+    Entry(WatermarkProcessor, "watermarking_config", (None,), make_watermark, "last"),  # type: ignore[type-abstract]
     Entry(LogitNormalization, "renormalize_logits", (False,), lambda _: LogitNormalization(), "last"),
 )
 """Every processor that a setting switches on, in the order of application; docs/processors.md is made from it."""
