@@ -8,12 +8,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
 from unspool.errors import SettingError
+from unspool.registry import resolve
 from unspool.small_files import write_text
 
 LARGEST_TABLE = 2**24
@@ -81,7 +81,7 @@ class BaseWatermarkingConfig(ABC):
     def construct_processor(self, vocab_size: int, device: Any) -> Any:
         """The processor that puts the watermark in."""
         # By name: settings stand below everything that is made from them.
-        return import_module("unspool.watermark").make_processor(self, vocab_size, device)
+        return resolve("unspool.watermark:make_processor")(self, vocab_size, device)
 
 
 def _check_integer(name: str, value: Any, at_least: int, at_most: int) -> None:

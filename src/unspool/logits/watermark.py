@@ -15,6 +15,18 @@ from unspool.logits.building import Build
 class WatermarkProcessor(LogitsProcessor):
     """A processor that marks text: a function of the key and the visible history."""
 
+    @staticmethod
+    def make(build: Build) -> WatermarkProcessor:
+        """The processor that `watermarking_config` asks for: one for all rows, or one for each."""
+        config, width = build.get("watermarking_config"), build.context.prompt_width
+        made: dict[int, WatermarkProcessor] = {}
+        for one in config if isinstance(config, list) else [config]:
+            if one is not None and id(one) not in made:
+                made[id(one)] = one.construct_processor(build.context.vocab_size, None).after_prompt(width)
+        if isinstance(config, list):
+            return RowWatermarks([made.get(id(one)) for one in config])
+        return made[id(config)]
+
     @abstractmethod
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:
         """Scores (rows, vocab) with the mark; `pads` are the columns of padding before each row."""
@@ -49,15 +61,3 @@ class RowWatermarks(WatermarkProcessor):
         chosen = copy.copy(self)
         chosen.marks = [self.marks[place] for place in index.tolist()]
         return chosen
-
-
-def make_watermark(build: Build) -> WatermarkProcessor:
-    """The processor that `watermarking_config` asks for: one for all rows, or one for each."""
-    config, width = build.get("watermarking_config"), build.context.prompt_width
-    made: dict[int, WatermarkProcessor] = {}
-    for one in config if isinstance(config, list) else [config]:
-        if one is not None and id(one) not in made:
-            made[id(one)] = one.construct_processor(build.context.vocab_size, None).after_prompt(width)
-    if isinstance(config, list):
-        return RowWatermarks([made.get(id(one)) for one in config])
-    return made[id(config)]
