@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+LONGEST_TEXT = 1_900  # characters; what stands in the middle of a longer text is left out
+_TAIL = 500  # of a long text's end is kept: it says what to use instead
+
 
 class UnspoolError(Exception):
-    """The root of unspool's own errors."""
+    """The root of unspool's own errors. A text may quote hostile files: it is short, and safe to print."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*(make_printable(one) if isinstance(one, str) else one for one in args))
+
+
+def make_printable(text: str) -> str:
+    """A text of bounded length in which what a terminal obeys, and lone surrogates, stand as escapes."""
+    if len(text) > LONGEST_TEXT:
+        text = f"{text[: LONGEST_TEXT - _TAIL - 5]} […] {text[-_TAIL:]}"
+    if text.replace("\n", "").isprintable():
+        return text
+    text = "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
+    return text if len(text) <= LONGEST_TEXT else make_printable(text)
 
 
 class SettingError(UnspoolError, ValueError):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 from unspool.errors import LoadError, UnsupportedError
+from unspool.numeric import is_number
 
 _MOST: Final = 1 << 31  # no size of a model comes near it
 _REQUIRED: Final = object()
@@ -54,9 +54,7 @@ class Settings:
     def number(self, *names: str, default: Any = _REQUIRED) -> float:
         """A finite number above 0."""
         value = self._get(names, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self._wrong(names[0], value, "a number")
-        if not math.isfinite(value) or value <= 0:
+        if not is_number(value) or value <= 0:
             raise self._wrong(names[0], value, "a finite number above 0")
         return float(value)
 
