@@ -14,10 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unspool.cache import (
+    BRANCH,
+    BRANCH_SOURCE,
     DIVIDE,
     FIXED_SHAPE,
     FLAT,
     FORK,
+    LEGACY,
     RAGGED,
     ROLL_BACK,
     SELECT_ROWS,
@@ -471,12 +474,12 @@ def test_masks_of_rings_take_no_tensor(kind: str) -> None:
 
 def test_capabilities() -> None:
     both = {ROLL_BACK, SELECT_ROWS, RAGGED, FORK, DIVIDE}
-    assert KINDS["dynamic"]().can == both | {FLAT}
+    assert KINDS["dynamic"]().can == both | {FLAT, BRANCH, LEGACY}
     assert KINDS["static"]().can == both | {FLAT, FIXED_SHAPE}
-    assert KINDS["pair of static"]().can == both | {FLAT}
+    assert KINDS["pair of static"]().can == both | {FLAT, BRANCH_SOURCE}
     assert KINDS["paged"]().can == both | {FLAT}
     assert KINDS["paged in small blocks"]().can == both | {FLAT, FIXED_SHAPE}
-    assert KINDS["offloaded"]().can == both - {FORK, DIVIDE}
+    assert KINDS["offloaded"]().can == both - {FORK, DIVIDE} | {LEGACY}
     assert KINDS["quantized"]().can == {ROLL_BACK, TRIAL, SELECT_ROWS, RAGGED}
     assert KINDS["quantized static"]().can == {ROLL_BACK, TRIAL, SELECT_ROWS, RAGGED, FIXED_SHAPE}
     for kind in ("sliding", "hybrid", "sink", "quantized hybrid", "quantized sliding"):

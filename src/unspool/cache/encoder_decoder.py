@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from unspool.cache.base import Cache, Mask, Span
+from unspool.cache.base import BRANCH, BRANCH_SOURCE, Cache, Mask, Span
 from unspool.cache.dynamic import DynamicCache
 from unspool.errors import UnsupportedError
 from unspool.kernels.ragged import Ragged
@@ -32,7 +32,7 @@ class EncoderDecoderCache(Cache):
 
     @property
     def can(self) -> frozenset[str]:  # type: ignore[override]  # what both parts can
-        return self.self_attention_cache.can & self.cross_attention_cache.can
+        return self.self_attention_cache.can & self.cross_attention_cache.can - {BRANCH} | {BRANCH_SOURCE}
 
     @property
     def source_lengths(self) -> list[int]:
