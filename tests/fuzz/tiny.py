@@ -12,8 +12,6 @@ from typing import Any
 
 GOLDENS = Path(__file__).parents[1] / "conformance" / "goldens" / "models"
 NATIVE = ("bloom", "gemma2", "gpt2", "gpt_neox", "llama", "mamba", "mistral", "opt", "phi", "qwen2", "qwen3", "t5")
-    ["bloom", "gemma2", "gpt2", "gpt_neox", "llama", "mamba", "mistral", "opt", "phi", "qwen2", "qwen3", "t5"]
-)
 ADAPTED = ("bart", "marian", "pegasus")
 # Families without a golden model, made by transformers: what its config classes are told beyond the usual sizes.
 MADE: dict[str, tuple[str, dict[str, Any]]] = {
