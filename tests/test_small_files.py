@@ -18,7 +18,7 @@ def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
         read_bytes(file, 4)
     with pytest.raises(LoadError, match=r"does not exist"):
         read_bytes(tmp_path / "b", 4)
-    with pytest.raises(LoadError, match=r"can't be read: Is a directory"):
+    with pytest.raises(LoadError, match=r"can't be read: it is a folder"):
         read_bytes(tmp_path, 4)
 
 
