@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 LONGEST_TEXT = 1_900  # characters; what stands in the middle of a longer text is left out
 _TAIL = 500  # of a long text's end is kept: it says what to use instead
 
@@ -11,7 +9,7 @@ _TAIL = 500  # of a long text's end is kept: it says what to use instead
 class UnspoolError(Exception):
     """The root of unspool's own errors. A text may quote hostile files: it is short, and safe to print."""
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: object) -> None:
         super().__init__(*(make_printable(one) if isinstance(one, str) else one for one in args))
 
 
@@ -23,6 +21,13 @@ def make_printable(text: str) -> str:
         return text
     text = "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
     return text if len(text) <= LONGEST_TEXT else make_printable(text)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of Python or torch says that memory ran out."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 class SettingError(UnspoolError, ValueError):

@@ -38,6 +38,7 @@ class Kind:
     run: Callable[[Any, Path], None]
     share: float  # how often it is drawn, beside the others
     short: int  # how many inputs `make test` tries
+    warm: Callable[[], None]  # what is slow and done once a process, before inputs are timed
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ def find_kind(name: str) -> Kind:
     """The kind in the file `kinds/<name>.py`."""
     module: ModuleType = importlib.import_module(f"{kinds.__name__}.{name}")
     assert name == module.NAME, f"kinds/{name}.py calls itself {module.NAME}"
-    return Kind(name, module.make, module.run, getattr(module, "SHARE", 1.0), getattr(module, "SHORT", 40))
+    share, short = getattr(module, "SHARE", 1.0), getattr(module, "SHORT", 40)
+    return Kind(name, module.make, module.run, share, short, getattr(module, "warm", lambda: None))
 
 
 def make_input(kind: Kind, seed: int) -> Any:

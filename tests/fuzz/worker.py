@@ -6,6 +6,7 @@ import faulthandler
 import os
 import resource
 import shutil
+import tempfile
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ def work(pipe: Connection, folder: Path) -> None:
     from tests.fuzz.findings import find_kind, try_input
 
     torch.set_num_threads(1)
+    tempfile.tempdir = str(folder)  # what inputs leave behind is removed with it
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (_LARGEST_FILE, _LARGEST_FILE))
     place = folder / "input"
@@ -39,6 +41,7 @@ def work(pipe: Connection, folder: Path) -> None:
     while (batch := pipe.recv()) is not None:
         name, seeds = batch
         kind = find_kind(name)
+        kind.warm()
         pipe.send(("ready", "", False))
         for seed in seeds:
             shutil.rmtree(place, ignore_errors=True)
