@@ -2,25 +2,54 @@
 
 from __future__ import annotations
 
-LONGEST_TEXT = 1_900  # characters; what stands in the middle of a longer text is left out
-_TAIL = 500  # of a long text's end is kept: it says what to use instead
+MAX_MESSAGE = 2000  # characters of an error's text
+_MAX_TAIL = 600  # of which so many are its end: what to do instead stands there
+
+# Characters that could move a terminal's cursor, recolour or retitle it, or turn the direction of what follows; and
+# lone surrogates, which can't be printed. Messages spell them out.
+_UNPRINTABLE = {
+    code: (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
+    for code in (
+        *(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"),
+        *(0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)),
+    )
+}
+
+
+def spell_controls(text: str) -> str:
+    """The text with control characters spelled out, so that it is safe to print."""
+    return text.translate(_UNPRINTABLE)
+
+
+def excerpt(text: object, longest: int = 80) -> str:
+    """Outside text as a message quotes it: the `repr` of its beginning, on one line and safe to print."""
+    if isinstance(text, int) and text.bit_length() > 256:
+        return f"a number of {text.bit_length()} bits"
+    whole = text if isinstance(text, str) else repr(text)
+    start = whole[:longest]
+    shown = spell_controls(repr(start) if isinstance(text, str) else start)
+    return shown if len(whole) <= longest else f"{shown}… ({len(whole)} characters)"
 
 
 class UnspoolError(Exception):
-    """The root of unspool's own errors. A text may quote hostile files: it is short, and safe to print."""
+    """The root of unspool's own errors.
+
+    Messages quote files and templates that come from anyone: control characters in them are spelled out, and a long
+    message loses its middle.
+    """
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(make_printable(one) if isinstance(one, str) else one for one in args))
+        super().__init__(*(_make_presentable(arg) if isinstance(arg, str) else arg for arg in args))
 
 
-def make_printable(text: str) -> str:
-    """A text of bounded length in which what a terminal obeys, and lone surrogates, stand as escapes."""
-    if len(text) > LONGEST_TEXT:
-        text = f"{text[: LONGEST_TEXT - _TAIL - 5]} […] {text[-_TAIL:]}"
-    if text.replace("\n", "").isprintable():
-        return text
-    text = "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
-    return text if len(text) <= LONGEST_TEXT else make_printable(text)
+def _make_presentable(message: str) -> str:
+    return _cut(spell_controls(_cut(message)))  # spelled out it may be longer
+
+
+def _cut(message: str) -> str:
+    if len(message) <= MAX_MESSAGE:
+        return message
+    return f"{message[: MAX_MESSAGE - _MAX_TAIL - 5]} […] {message[-_MAX_TAIL:]}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -99,7 +99,7 @@ def check_error(error: BaseException) -> None:
     if len(text) > LONGEST_ERROR:
         raise Difference(f"{type(error).__name__} has a text of {len(text)} characters; at most {LONGEST_ERROR}")
     for character in text:
-        if unicodedata.category(character) in ("Cc", "Cs") and character != "\n":
+        if unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t":
             raise Difference(f"{type(error).__name__} has the character U+{ord(character):04X} in its text")
 
 
