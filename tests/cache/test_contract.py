@@ -14,10 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unspool.cache import (
+    BRANCH,
+    BRANCH_SOURCE,
     DIVIDE,
     FIXED_SHAPE,
     FLAT,
     FORK,
+    LEGACY,
     RAGGED,
     ROLL_BACK,
     SELECT_ROWS,
@@ -206,6 +209,8 @@ class Plain:
         self.cache.select_rows(index)
         self.rows = [list(self.rows[i]) for i in index]
         assert self.cache.lengths == [len(row) for row in self.rows]
+        if not self.cache.is_endless:  # the longest row may have left
+            assert self.cache.get_seq_length() == max(self.cache.lengths, default=0)
 
 
 def unpack(part: Any, mask: Mask, span: Span) -> torch.Tensor:
@@ -471,12 +476,12 @@ def test_masks_of_rings_take_no_tensor(kind: str) -> None:
 
 def test_capabilities() -> None:
     both = {ROLL_BACK, SELECT_ROWS, RAGGED, FORK, DIVIDE}
-    assert KINDS["dynamic"]().can == both | {FLAT}
+    assert KINDS["dynamic"]().can == both | {FLAT, BRANCH, LEGACY}
     assert KINDS["static"]().can == both | {FLAT, FIXED_SHAPE}
-    assert KINDS["pair of static"]().can == both | {FLAT}
+    assert KINDS["pair of static"]().can == both | {FLAT, BRANCH_SOURCE}
     assert KINDS["paged"]().can == both | {FLAT}
     assert KINDS["paged in small blocks"]().can == both | {FLAT, FIXED_SHAPE}
-    assert KINDS["offloaded"]().can == both - {FORK, DIVIDE}
+    assert KINDS["offloaded"]().can == both - {FORK, DIVIDE} | {LEGACY}
     assert KINDS["quantized"]().can == {ROLL_BACK, TRIAL, SELECT_ROWS, RAGGED}
     assert KINDS["quantized static"]().can == {ROLL_BACK, TRIAL, SELECT_ROWS, RAGGED, FIXED_SHAPE}
     for kind in ("sliding", "hybrid", "sink", "quantized hybrid", "quantized sliding"):

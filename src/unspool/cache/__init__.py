@@ -1,10 +1,13 @@
 """Caches of keys and values: one contract (`base`), one file a kind."""
 
 from unspool.cache.base import (
+    BRANCH,
+    BRANCH_SOURCE,
     DIVIDE,
     FIXED_SHAPE,
     FLAT,
     FORK,
+    LEGACY,
     RAGGED,
     ROLL_BACK,
     SELECT_ROWS,
@@ -14,7 +17,7 @@ from unspool.cache.base import (
     Span,
     Stores,
 )
-from unspool.cache.branching import BranchedKeys, BranchingCache
+from unspool.cache.branching import BranchedKeys, BranchingCache, branch_rows
 from unspool.cache.config import CacheConfig, StaticCacheConfig
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.encoder_decoder import EncoderDecoderCache
@@ -35,11 +38,14 @@ from unspool.cache.sliding import HybridCache, SlidingWindowCache
 from unspool.cache.static import StaticCache
 
 __all__ = [
+    "BRANCH",
+    "BRANCH_SOURCE",
     "DIVIDE",
     "FIXED_SHAPE",
     "FLAT",
     "FORK",
     "KINDS",
+    "LEGACY",
     "RAGGED",
     "ROLL_BACK",
     "SELECT_ROWS",
@@ -74,6 +80,7 @@ __all__ = [
     "StaticCache",
     "StaticCacheConfig",
     "Stores",
+    "branch_rows",
     "find_kind",
     "load_cache",
     "make_cache",

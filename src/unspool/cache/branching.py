@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from unspool.cache.base import DIVIDE, RAGGED, ROLL_BACK, SELECT_ROWS, Cache, Mask, Span, Stores
+from unspool.cache.base import BRANCH, BRANCH_SOURCE, DIVIDE, RAGGED, ROLL_BACK, SELECT_ROWS, Cache, Mask, Span, Stores
 from unspool.cache.buffered import BufferedCache
 from unspool.cache.dynamic import DynamicCache
+from unspool.cache.encoder_decoder import EncoderDecoderCache
 from unspool.cache.places import Places
 from unspool.cache.stores import join
 from unspool.errors import SettingError, UnsupportedError
@@ -257,3 +258,14 @@ class BranchingCache(Cache):
     def nbytes(self) -> int:
         """Bytes that keys and values take."""
         return self._prompt.nbytes + self._own.nbytes
+
+
+def branch_rows(cache: Cache, num_branches: int) -> Cache:
+    """A cache in which `num_branches` rows continue every row of `cache`, over one copy of what they share."""
+    if BRANCH_SOURCE in cache.can:
+        assert isinstance(cache, EncoderDecoderCache)
+        cache.branch(num_branches)
+        return cache
+    cache.require(BRANCH)
+    assert isinstance(cache, BufferedCache)
+    return BranchingCache(cache, num_branches)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from unspool.cache.base import DIVIDE, FLAT, FORK, RAGGED, ROLL_BACK, SELECT_ROWS
+from unspool.cache.base import BRANCH, DIVIDE, FLAT, FORK, LEGACY, RAGGED, ROLL_BACK, SELECT_ROWS
 from unspool.cache.buffered import BufferedCache
 from unspool.errors import SettingError
 
@@ -19,7 +19,7 @@ LegacyCache = tuple[tuple[torch.Tensor, torch.Tensor], ...]
 class DynamicCache(BufferedCache):
     """A cache that grows as tokens arrive, in chunks: no concatenation per token."""
 
-    can = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED, FORK, DIVIDE, FLAT})
+    can = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED, FORK, DIVIDE, FLAT, BRANCH, LEGACY})
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from unspool.cache.base import Cache, Mask, Span
+from unspool.cache.base import BRANCH, BRANCH_SOURCE, Cache, Mask, Span
 from unspool.cache.buffered import BufferedCache
 from unspool.cache.dynamic import DynamicCache
 from unspool.errors import SettingError, UnsupportedError
@@ -37,7 +37,7 @@ class EncoderDecoderCache(Cache):
 
     @property
     def can(self) -> frozenset[str]:  # type: ignore[override]  # what both parts can
-        return self.self_attention_cache.can & self.cross_attention_cache.can
+        return self.self_attention_cache.can & self.cross_attention_cache.can - {BRANCH} | {BRANCH_SOURCE}
 
     @property
     def source_lengths(self) -> list[int]:
@@ -137,9 +137,9 @@ class EncoderDecoderCache(Cache):
 
     def branch(self, num_branches: int) -> None:
         """Continue every row in `num_branches` rows, which read one copy of its cross-attention keys."""
-        rows = len(self.source_lengths)
+        rows = len(self.source_lengths) * self.num_branches
         self.self_attention_cache.select_rows([row for row in range(rows) for _ in range(num_branches)])
-        self.num_branches = num_branches
+        self.num_branches *= num_branches
 
     def divide(self, num_parts: int, num_new: int) -> list[Cache]:
         if self.num_branches not in (1, num_parts):

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import torch
 
-from unspool.cache.base import DIVIDE, FLAT, FORK, Span
+from unspool.cache.base import BRANCH, DIVIDE, FLAT, FORK, Span
 from unspool.cache.buffered import BufferedCache
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.ferry import Ferry
@@ -199,7 +199,7 @@ class OffloadingCache(BufferedCache):
 class OffloadedCache(OffloadingCache, DynamicCache):
     """A dynamic cache whose keys live in pinned host memory, or in a temporary file on a machine without a GPU."""
 
-    can = DynamicCache.can - {FORK, DIVIDE, FLAT}  # keys that are on their way belong to all rows
+    can = DynamicCache.can - {FORK, DIVIDE, FLAT, BRANCH}  # keys that are on their way belong to all rows
 
     def __init__(
         self,
