@@ -182,7 +182,7 @@ def test_a_callers_cache_belongs_to_the_input(monkeypatch: pytest.MonkeyPatch) -
         generate(model, **given, past_key_values=make_cache([1]), **settings)
     with pytest.raises(SettingError, match="30 positions for row 0 and the encoder's input has 9"):
         generate(model, **given, past_key_values=make_cache([0, 2]), **settings)
-    with pytest.raises(SettingError, match="of 9 positions for row 0 .* attention_mask"):
+    with pytest.raises(SettingError, match=r"of 9 positions for row 0 .* attention_mask"):
         generate(model, input_ids=given["input_ids"][:, :5], past_key_values=make_cache([1, 2]), **settings)
 
 
