@@ -320,7 +320,7 @@ def _as_cache(cache: Any, prompts: Prompts, model: Model) -> Cache | None:
         )
     if cache.lengths and len(cache.lengths) != len(lengths):
         raise SettingError(f"past_key_values hold {len(cache.lengths)} rows and the prompt has {len(lengths)}")
-    if isinstance(cache, EncoderDecoderCache) and prompts.source is not None:
+    if prompts.source is not None:
         _check_sources(cache, prompts.source.lengths)
     for row, (held, length) in enumerate(zip(cache.lengths, lengths, strict=False)):
         if held >= length:
@@ -331,7 +331,8 @@ def _as_cache(cache: Any, prompts: Prompts, model: Model) -> Cache | None:
     return cache
 
 
-def _check_sources(cache: EncoderDecoderCache, lengths: list[int]) -> None:
+def _check_sources(cache: Cache, lengths: list[int]) -> None:
+    assert isinstance(cache, EncoderDecoderCache)
     held = [length for length in cache.source_lengths for _ in range(cache.num_branches)]
     if len(held) != len(lengths):
         raise SettingError(

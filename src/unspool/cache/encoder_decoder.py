@@ -224,7 +224,8 @@ class EncoderDecoderCache(Cache):
         num_branches = facts.get("num_branches", 1)
         if not isinstance(num_branches, int) or num_branches < 1:
             raise ValueError(f"{num_branches!r} rows for every source")
-        pair = cls(*parts, num_branches)
+        own_part, cross_part = parts
+        pair = cls(own_part, cross_part, num_branches)
         if lengths and pair.source_lengths and len(lengths) != pair.num_source_rows:
             raise ValueError(f"{len(lengths)} rows for {len(pair.source_lengths)} sources of {num_branches} rows each")
         return pair
