@@ -23,7 +23,7 @@ class EncoderDecoderCache(Cache):
     cache's row `s = r // num_branches`. Keys (`read_sources`) and mask (`mask_source`) both follow from that.
     """
 
-    def __init__(self, self_attention_cache: Cache, cross_attention_cache: Cache, num_branches: int = 1) -> None:
+    def __init__(self, self_attention_cache: Cache, cross_attention_cache: Cache, *, num_branches: int = 1) -> None:
         self.self_attention_cache = self_attention_cache
         self.cross_attention_cache = cross_attention_cache
         cross = cross_attention_cache
@@ -116,7 +116,7 @@ class EncoderDecoderCache(Cache):
     def fork(self, forks: range) -> EncoderDecoderCache:
         """The decoder's part forked; the forks of a row read the same states of the encoder."""
         own = self.self_attention_cache.fork(forks)
-        return EncoderDecoderCache(own, self.cross_attention_cache, self.num_branches)
+        return EncoderDecoderCache(own, self.cross_attention_cache, num_branches=self.num_branches)
 
     def keep_fork(self, chosen: torch.Tensor) -> None:
         self.self_attention_cache.keep_fork(chosen)
@@ -158,7 +158,7 @@ class EncoderDecoderCache(Cache):
         if self.num_branches == 1:
             return self
         [cross] = self.cross_attention_cache.divide(1, 0)
-        whole = EncoderDecoderCache(self.self_attention_cache, cross, self.num_branches)
+        whole = EncoderDecoderCache(self.self_attention_cache, cross, num_branches=self.num_branches)
         whole._unshare()
         return whole
 
@@ -225,7 +225,7 @@ class EncoderDecoderCache(Cache):
         if not isinstance(num_branches, int) or num_branches < 1:
             raise ValueError(f"{num_branches!r} rows for every source")
         own_part, cross_part = parts
-        pair = cls(own_part, cross_part, num_branches)
+        pair = cls(own_part, cross_part, num_branches=num_branches)
         if lengths and pair.source_lengths and len(lengths) != pair.num_source_rows:
             raise ValueError(f"{len(lengths)} rows for {len(pair.source_lengths)} sources of {num_branches} rows each")
         return pair
