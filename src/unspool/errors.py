@@ -67,6 +67,10 @@ class UnsupportedError(UnspoolError, NotImplementedError):
     """What was asked for is known, and this version, model or cache can't do it."""
 
 
+class PluginError(UnspoolError, ValueError):
+    """A part that was registered from outside can't be added: its entry is wrong, or its name is taken."""
+
+
 class InputError(UnspoolError, ValueError):
     """The prompt (text, ids, mask, embeddings) can't be decoded from."""
 
