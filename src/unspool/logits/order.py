@@ -433,7 +433,7 @@ _LAST: tuple[ProcessorEntry, ...] = (
                 None,
                 "object",
                 "control",
-                "A watermark's settings: WatermarkingConfig, SynthIDTextWatermarkingConfig or GumbelWatermarkingConfig.",
+                "A watermark: WatermarkingConfig, SynthIDTextWatermarkingConfig or GumbelWatermarkingConfig.",
                 off=(None,),
                 may_be_per_row=True,
             ),
