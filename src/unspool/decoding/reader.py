@@ -104,7 +104,14 @@ class Reader:
         cache: Cache | None = None,
     ) -> Forward:
         """One pass over new tokens, of which each row's first `counts[row]` are real."""
-        ask = Ask(self.model, cache or self.cache, tokens, counts, want or self.want, embeds)
+        ask = Ask(
+            self.model,
+            self.cache if cache is None else cache,
+            tokens,
+            counts,
+            self.want if want is None else want,
+            embeds,
+        )
         if self._num_parts == 1:
             forward = self.answer(ask)
         else:
