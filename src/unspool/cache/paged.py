@@ -22,7 +22,7 @@ from unspool.kernels.presence import has_triton
 from unspool.kernels.ragged import Ragged
 
 if TYPE_CHECKING:
-    from unspool.kernels.gpu.forks import ForkKeeper
+    from unspool.kernels.gpu.attention.forks import ForkKeeper
 
 
 @dataclass(slots=True)
@@ -221,7 +221,7 @@ class PagedCache(Cache):
         """Move every row's chosen fork to the row's end."""
         if chosen.is_cuda and has_triton() and (places := self.places()) is not None:
             if self._keeper is None or self._keeper[0] is not places:
-                from unspool.kernels.gpu.forks import ForkKeeper  # Triton is imported where a GPU is used
+                from unspool.kernels.gpu.attention.forks import ForkKeeper  # Triton is imported where a GPU is used
 
                 self._keeper = (places, ForkKeeper(places.buffers, places.block_table))
             self._keeper[1].keep(chosen, self.lengths)
@@ -269,7 +269,7 @@ class PagedCache(Cache):
             # The very lists of this cache: what a part takes or copies, this one has.
             part._table = BlockTable(self.pool, self._table.rows[first::num_parts], owns=False)
             part._index = part._places = part._keeper = None
-            part._filled = list(self._filled)
+            part._note_filled()
             parts.append(part)
         return parts
 

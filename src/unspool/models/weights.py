@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol, Self
@@ -13,7 +14,7 @@ from unspool.errors import LoadError
 from unspool.kernels.cpu import Blocks, Kind, find_library, pack_tiles, unpack_tiles
 from unspool.kernels.cpu.library import Matrix, describe_matrix
 from unspool.kernels.cpu.operators import multiply_packed, read_packed_rows
-from unspool.kernels.gpu.words import Words, lay_out_words
+from unspool.kernels.gpu.products.words import Words, lay_out_words
 from unspool.kernels.norms import layer_norm, rms_norm
 from unspool.kernels.presence import has_triton
 
@@ -135,10 +136,25 @@ class PackedRows:
     kind: Kind
     shape: tuple[int, int]
     bias: torch.Tensor | None = None
-    matrix: Matrix = field(init=False, repr=False, compare=False)
+    _matrix: Matrix | None = field(default=None, init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        self.matrix = describe_matrix(self.tiles, self.bias, self.kind, *self.shape)
+    @property
+    def matrix(self) -> Matrix:
+        """The matrix as the library knows it; described anew if the bytes or the bias have moved in memory."""
+        known, bias = self._matrix, self.bias
+        is_current = (
+            known is not None
+            and known.data == self.tiles.data_ptr()
+            and known.bias == (None if bias is None else bias.data_ptr())
+        )
+        if known is None or not is_current:
+            known = self._matrix = describe_matrix(self.tiles, bias, self.kind, *self.shape)
+        return known
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # A description holds addresses, and a copy has others.
+        parts = {item.name: getattr(self, item.name) for item in fields(self) if item.init}
+        return type(self)(**copy.deepcopy(parts, memo))
 
     @property
     def weight(self) -> torch.Tensor:
@@ -219,7 +235,7 @@ class WordLinear(WordRows):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if not x.is_cuda or not has_triton():
             return F.linear(x, self.weight.to(x.dtype), self.bias)
-        from unspool.kernels.gpu.product import multiply
+        from unspool.kernels.gpu.products.product import multiply
 
         rows = x.reshape(-1, x.shape[-1]).contiguous()  # the last positions of a pass lie between others
         out = x.new_empty(rows.shape[0], self.words.shape[0])
@@ -253,6 +269,11 @@ def iterate_tensors(holder: Any) -> Iterator[torch.Tensor]:
     elif hasattr(holder, "__dataclass_fields__"):
         for item in fields(holder):
             yield from iterate_tensors(getattr(holder, item.name))
+
+
+def find_addresses(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Where tensors lie in memory: what is remembered of it is compared before it is used, for tensors may move."""
+    return list(map(torch.Tensor.data_ptr, tensors))
 
 
 def convert_tensors(holder: Any, device: torch.device, dtype: torch.dtype) -> None:
