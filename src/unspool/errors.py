@@ -56,6 +56,10 @@ class UnsupportedError(UnspoolError, NotImplementedError):
     """What was asked for is known, and this version, model or cache can't do it."""
 
 
+class PluginError(UnspoolError, ValueError):
+    """A part that was registered from outside can't be added: its entry is wrong, or its name is taken."""
+
+
 class InputError(UnspoolError, ValueError):
     """The prompt (text, ids, mask, embeddings) can't be decoded from."""
 
@@ -88,3 +92,16 @@ class MissingExtraError(UnspoolError, ImportError):
             f"{purpose} needs the package {package!r}, which is not installed. "
             f"Install it with: pip install 'unspool[{extra}]'"
         )
+
+
+_SHORTAGES = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "cannot allocate memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of Python's or torch's says that memory ran out, a machine's or a GPU's."""
+    if isinstance(error, UnspoolError):
+        return False
+    told = str(error)[:2000].lower()
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError | OSError) and any(mark in told for mark in _SHORTAGES)
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from unspool.decoding.dola import Dola
 from unspool.decoding.finish import Finish
 from unspool.decoding.loan import Loan
 from unspool.decoding.loop import Emitted, Turns, run_turns
-from unspool.decoding.preparation import Hooks, build_criteria, describe_call, make_seeds
+from unspool.decoding.preparation import Hooks, build_criteria, build_late_criteria, describe_call, make_seeds
 from unspool.decoding.prompts import Prompts, join_encoded
 from unspool.decoding.record import Record
 from unspool.decoding.returns import append_rows, build_output
@@ -26,11 +27,11 @@ from unspool.decoding.rows import Rows
 from unspool.decoding.speculative.making import check_cache, check_processors, make_drafter, remember_length
 from unspool.decoding.speculative.turns import SpeculativeTurns
 from unspool.decoding.step import Step
+from unspool.errors import ResourceError, is_out_of_memory
 from unspool.logits.pipeline import build_processors
 from unspool.outputs import Output, Stats, TokenLogprob
 from unspool.plan import Plan
 from unspool.protocols import Encoded, Model, Want
-from unspool.stopping import MaxTimeCriteria
 
 CAPACITY_AHEAD = 256  # new positions a dynamic cache makes room for at once
 CAPACITY_AHEAD_ON_GPU = 2048  # there growing costs more, for a step ahead waits for it
@@ -74,37 +75,56 @@ class Run:
 
     def __iter__(self) -> Iterator[Emitted]:
         started = time.perf_counter()
-        if self._settings.max_time is not None:
-            self._criteria.append(MaxTimeCriteria(self._settings.max_time))
+        self._criteria.extend(build_late_criteria(self._plan, self._hooks))
         loan = Loan(self._hooks.cache) if self._hooks.cache is not None and not self._hooks.owns_cache else None
         try:
-            with torch.no_grad():
-                step, rows = self._read_prompts()
-            turns = self._turns = make_turns(
-                step,
-                rows,
-                Finish(self._criteria),
-                self._plan,
-                rows_may_leave=not self._wants_every_row(),
-                shows_table=self._hooks.shows_beams,
-                drafter=make_drafter(
-                    self._plan, step, rows, self._prompts, self._hooks.assistant, self._hooks.vocabularies
-                ),
-            )
-            if isinstance(turns, SpeculativeTurns):
-                self.stats.speculation = turns.told
-            for emitted in run_turns(turns, self.stats, started):
-                self._tell_stats(step)
-                self._gather(emitted)
-                yield emitted
+            yield from self._iterate(started)
         except GeneratorExit:
             self._close()
             raise
-        except BaseException:
+        except BaseException as error:
+            is_short = is_out_of_memory(error)
+            if is_short:
+                self._turns = self._step = None
+                traceback.clear_frames(error.__traceback__)  # they hold what there was no room for
             if loan is not None:
                 loan.give_back()
+            if is_short:
+                raise ResourceError(self._explain_shortage(error)) from error
             raise
         self._close()
+
+    def _explain_shortage(self, error: BaseException) -> str:
+        plan, prompts = self._plan, self._prompts
+        num_rows = prompts.num_rows * plan.copies
+        return (
+            f"memory ran out in this call, which has {num_rows} rows ({prompts.num_rows} prompts of up to "
+            f"{max(prompts.lengths)} tokens) and up to {plan.max_new_tokens} new tokens each, with a {plan.cache_kind} "
+            "cache; other calls are not affected. Give fewer or shorter prompts at once, fewer beams or sequences, a "
+            "smaller max_new_tokens or prefill_chunk_size, or cache_implementation='quantized' or 'offloaded'. "
+            f"Told by the allocator: {str(error)[:200] or type(error).__name__}"
+        )
+
+    def _iterate(self, started: float) -> Iterator[Emitted]:
+        with torch.no_grad():
+            step, rows = self._read_prompts()
+        turns = self._turns = make_turns(
+            step,
+            rows,
+            Finish(self._criteria),
+            self._plan,
+            rows_may_leave=not self._wants_every_row(),
+            shows_table=self._hooks.shows_beams,
+            drafter=make_drafter(
+                self._plan, step, rows, self._prompts, self._hooks.assistant, self._hooks.vocabularies
+            ),
+        )
+        if isinstance(turns, SpeculativeTurns):
+            self.stats.speculation = turns.told
+        for emitted in run_turns(turns, self.stats, started):
+            self._tell_stats(step)
+            self._gather(emitted)
+            yield emitted
 
     def _close(self) -> None:
         """Leave things as the next call wants them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from unspool.config import GenerationConfig
-from unspool.errors import SettingError, UnsupportedError
+from unspool.errors import ResourceError, SettingError, UnsupportedError, is_out_of_memory
 from unspool.kernels.cpu import find_library
 from unspool.kernels.cpu.library import MOST_THREADS
 from unspool.kernels.presence import has_triton
@@ -81,6 +82,29 @@ def load_parts(
     native: bool | None = None,
 ) -> LoadedParts:
     """Open a model's files and read its weights once, into the form they are kept in."""
+    try:
+        return _load_parts(name, device, dtype, quantize, threads, revision, offline, progress, native)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        traceback.clear_frames(error.__traceback__)  # they hold the weights that there was room for
+        raise ResourceError(
+            f"there is not enough memory to load {str(name)[:200]!r}; use a smaller model, quantize='int8' or 'int4', "
+            f"a narrower dtype, or another device. Told by the allocator: {str(error)[:200] or type(error).__name__}"
+        ) from error
+
+
+def _load_parts(
+    name: str | Path,
+    device: str | torch.device | None,
+    dtype: str | torch.dtype | None,
+    quantize: str | None,
+    threads: int | None,
+    revision: str | None,
+    offline: bool | None,
+    progress: Progress | None,
+    native: bool | None,
+) -> LoadedParts:
     where = _choose_device(device)
     asked = _read_dtype(dtype)
     source = open_source(name, revision=revision, offline=offline)
