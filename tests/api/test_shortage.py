@@ -211,7 +211,7 @@ def test_saving_where_nothing_can_be_written(lm: LanguageModel, tmp_path: Path) 
     if os.geteuid():  # root may write anywhere
         (tmp_path / "closed").mkdir(mode=0o500)
         for save in (saves | makes).values():
-            with pytest.raises(ResourceError, match="[Pp]ermission"):
+            with pytest.raises(ResourceError, match=r"[Pp]ermission"):
                 save(tmp_path / "closed")
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "closed") == ["file"]  # nothing half-written
     prefix.save(tmp_path / "x")
