@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from unspool.errors import LoadError, ResourceError
+from unspool.errors import InputError, LoadError, ResourceError
 
 MAX_SETTINGS_BYTES = 16 << 20  # of a file that holds settings, a model's or a chat's
 
@@ -66,8 +66,12 @@ def parse_json_object(
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file whole or not at all: beside it first, then moved there."""
-    with writing_beside(path) as unfinished, unfinished.open("x", encoding="utf-8") as file:
-        file.write(text)
+    try:
+        data = text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(f"{str(path)[:300]!r} can't be written: the text holds half a character ({error})") from error
+    with writing_beside(path) as unfinished, unfinished.open("xb") as file:
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
 

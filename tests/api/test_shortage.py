@@ -161,7 +161,7 @@ resource.setrlimit(resource.RLIMIT_AS, (size + (96 << 20), resource.RLIM_INFINIT
 try:
     lm.generate([[5, 6, 7]] * 20000, max_new_tokens=100, eos_token_id=None)
 except ResourceError as error:
-    print("refused", str(error)[:43])
+    print("refused", str(error)[:44])
 print(lm.generate([5, 6, 7], max_new_tokens=8).token_ids == expected)
 """
 
