@@ -107,6 +107,28 @@ def _load_parts(
 ) -> LoadedParts:
     where = _choose_device(device)
     asked = _read_dtype(dtype)
+    try:
+        return _load_parts(name, where, asked, quantize, threads, revision, offline, progress, native)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ResourceError(
+            f"{str(name)!r:.200} needs more memory than {where} has free. Close other programs, use a smaller model or "
+            "one with fewer bits (quantize='int4', a GGUF file), or another device"
+        ) from error
+
+
+def _load_parts(
+    name: str | Path,
+    where: torch.device,
+    asked: torch.dtype | None,
+    quantize: str | None,
+    threads: int | None,
+    revision: str | None,
+    offline: bool | None,
+    progress: Progress | None,
+    native: bool | None,
+) -> LoadedParts:
     source = open_source(name, revision=revision, offline=offline)
     is_gguf = source.kind == "gguf"
     is_adapted = _choose_adapter(native, source, quantize)
@@ -118,7 +140,9 @@ def _load_parts(
         reading = beside.submit(_read_tokenizer, source)
         if is_adapted:
             architecture = name_architecture(source.config)
-            model = load_adapted(source.location, source.config, device=where, dtype=kept, name=architecture)
+            model = load_adapted(
+                source.location, source.config, source.tensors, device=where, dtype=kept, name=architecture
+            )
         else:
             model = build_model(
                 source.config,
