@@ -146,7 +146,7 @@ def test_loading_without_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -
         raise SHORTAGES[0]
 
     monkeypatch.setattr(Assembler, "empty", refuse)
-    with pytest.raises(ResourceError, match="not enough memory to load"):
+    with pytest.raises(ResourceError, match="needs more memory than cpu has free"):
         unspool.load(folder, device="cpu")
 
 

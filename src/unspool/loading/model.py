@@ -82,36 +82,14 @@ def load_parts(
     native: bool | None = None,
 ) -> LoadedParts:
     """Open a model's files and read its weights once, into the form they are kept in."""
-    try:
-        return _load_parts(name, device, dtype, quantize, threads, revision, offline, progress, native)
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        traceback.clear_frames(error.__traceback__)  # they hold the weights that there was room for
-        raise ResourceError(
-            f"there is not enough memory to load {str(name)[:200]!r}; use a smaller model, quantize='int8' or 'int4', "
-            f"a narrower dtype, or another device. Told by the allocator: {str(error)[:200] or type(error).__name__}"
-        ) from error
-
-
-def _load_parts(
-    name: str | Path,
-    device: str | torch.device | None,
-    dtype: str | torch.dtype | None,
-    quantize: str | None,
-    threads: int | None,
-    revision: str | None,
-    offline: bool | None,
-    progress: Progress | None,
-    native: bool | None,
-) -> LoadedParts:
     where = _choose_device(device)
     asked = _read_dtype(dtype)
     try:
         return _load_parts(name, where, asked, quantize, threads, revision, offline, progress, native)
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, OSError) as error:
         if not is_out_of_memory(error):
             raise
+        traceback.clear_frames(error.__traceback__)  # they hold the weights that there was room for
         raise ResourceError(
             f"{str(name)!r:.200} needs more memory than {where} has free. Close other programs, use a smaller model or "
             "one with fewer bits (quantize='int4', a GGUF file), or another device"
