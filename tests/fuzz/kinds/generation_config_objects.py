@@ -1,4 +1,4 @@
-"""GenerationConfig as an object: set, changed, copied, written and read again, it says the same and behaves the same."""
+"""GenerationConfig as an object: set, changed, copied, written and read again, it is and does the same."""
 
 from __future__ import annotations
 
