@@ -155,7 +155,7 @@ def check(call: Call, one: Found, other: Found, *, what: str, alike: bool = True
 def is_near_tie(call: Call, row: int, mine: list[int], theirs: list[int]) -> bool:
     """Whether the first token that differs was chosen between two scores closer than `TIE`."""
     alone = call.pick([row // call.copies])
-    told = {name: None for name in ("prompt_lookup_num_tokens", "max_matching_ngram_size", "cache_implementation")}
+    told = dict.fromkeys(("prompt_lookup_num_tokens", "max_matching_ngram_size", "cache_implementation"))
     lm = load(call.model)
     result = lm.generate(alone.rows, **alone.set(**told).settings, **OUTPUTS)
     if alone.settings.get("num_beams", 1) > 1:

@@ -14,6 +14,13 @@ from tests.fuzz.kinds.decoder_settings import MODELS, STRATEGIES
 NAME = "cache_settings"
 EXACT = ("static", "offloaded", "offloaded_static", "sliding_window", "hybrid", "offloaded_hybrid", "paged")
 RELATIONS = ("kind", "kind", "none", "chunks", "prefix")
+SHORT = 20
+
+
+def warm() -> None:
+    """Load the models."""
+    for model in MODELS:
+        relations.load(model)
 
 
 def make(rng: random.Random) -> tuple[Call, str, Any]:
@@ -32,7 +39,7 @@ def draw_relation(rng: random.Random, call: Call, names: tuple[str, ...]) -> tup
     return call, name, rng.randint(1, 5)
 
 
-def run(given: tuple[Call, str, Any], folder: Path) -> None:  # noqa: ARG001 - it writes no file
+def run(given: tuple[Call, str, Any], folder: Path) -> None:
     """Make the call two ways, and compare."""
     call, name, how = given
     whole = relations.run(call)

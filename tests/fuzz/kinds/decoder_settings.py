@@ -16,6 +16,13 @@ STRATEGIES = [
     *("contrastive", "dola", "guidance", "lookup"),
 ]
 RELATIONS = ("alone", "order", "stream", "file", "outputs", "again")
+SHORT = 40
+
+
+def warm() -> None:
+    """Load the models."""
+    for model in MODELS:
+        relations.load(model)
 
 
 def make(rng: random.Random) -> tuple[Call, str, Any]:

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+from tests.fuzz import relations
 from tests.fuzz.calls import Call, draw_call
 from tests.fuzz.kinds import cache_settings, decoder_settings
 
@@ -13,7 +14,13 @@ NAME = "encoder_decoder_settings"
 MODELS = ["t5"] * 10 + ["adapted t5", "adapted bart"]
 STRATEGIES = [name for name in decoder_settings.STRATEGIES if name != "dola"]
 CACHES = ("kind", "none", "chunks")
-SHORT = 30
+SHORT = 20
+
+
+def warm() -> None:
+    """Load the models."""
+    for model in dict.fromkeys(MODELS):
+        relations.load(model)
 
 
 def make(rng: random.Random) -> tuple[Call, str, Any]:

@@ -12,6 +12,13 @@ from tests.fuzz.kinds.decoder_settings import MODELS
 
 NAME = "speculative_settings"
 DRAFTERS = ("lookup", "early exit", "model")
+SHORT = 20
+
+
+def warm() -> None:
+    """Load the models."""
+    for model in [*MODELS, "t5", "llama_draft"]:
+        relations.load(model)
 
 
 def make(rng: random.Random) -> tuple[Call, str, dict[str, Any]]:
@@ -31,7 +38,7 @@ def make(rng: random.Random) -> tuple[Call, str, dict[str, Any]]:
     return call, drafter, told | ({"assistant_early_exit": rng.randint(1, 3)} if drafter == "early exit" else {})
 
 
-def run(given: tuple[Call, str, dict[str, Any]], folder: Path) -> None:  # noqa: ARG001 - it writes no file
+def run(given: tuple[Call, str, dict[str, Any]], folder: Path) -> None:
     """Make the call without drafts and with them, and compare."""
     call, drafter, told = given
     more = {"assistant_model": relations.load("llama_draft")} if drafter == "model" else {}
