@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +24,7 @@ from unspool.decoding.returns import append_rows, build_output
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.speculative.making import check_cache, check_processors, make_drafter
-from unspool.errors import UnsupportedError
+from unspool.errors import ResourceError, UnsupportedError, is_out_of_memory
 from unspool.logits.pipeline import build_processors
 from unspool.outputs import Output, Stats, TokenLogprob
 from unspool.plan import Plan
@@ -76,20 +77,40 @@ class Run:
         self._criteria.extend(build_late_criteria(self._plan, self._hooks))
         loan = Loan(self._hooks.cache) if self._hooks.cache is not None and not self._hooks.owns_cache else None
         try:
-            with torch.no_grad():
-                turns = self._turns = self._begin()
-            for emitted in run_turns(turns, self.stats, started):
-                self._count_passes()
-                self._gather(emitted)
-                yield emitted
+            yield from self._iterate(started)
         except GeneratorExit:
             self._close()
             raise
-        except BaseException:
+        except BaseException as error:
+            is_short = is_out_of_memory(error)
+            if is_short:
+                self._turns = self._reader = None
+                traceback.clear_frames(error.__traceback__)  # they hold what there was no room for
             if loan is not None:
                 loan.give_back()
+            if is_short:
+                raise ResourceError(self._explain_shortage(error)) from error
             raise
         self._close()
+
+    def _explain_shortage(self, error: BaseException) -> str:
+        plan, prompts = self._plan, self._prompts
+        num_rows = prompts.num_rows * plan.copies
+        return (
+            f"memory ran out in this call, which has {num_rows} rows ({prompts.num_rows} prompts of up to "
+            f"{max(prompts.lengths)} tokens) and up to {plan.max_new_tokens} new tokens each, with a {plan.cache_kind} "
+            "cache; other calls are not affected. Give fewer or shorter prompts at once, fewer beams or sequences, a "
+            "smaller max_new_tokens or prefill_chunk_size, or cache_implementation='quantized' or 'offloaded'. "
+            f"Told by the allocator: {str(error)[:200] or type(error).__name__}"
+        )
+
+    def _iterate(self, started: float) -> Iterator[Emitted]:
+        with torch.no_grad():
+            turns = self._turns = self._begin()
+        for emitted in run_turns(turns, self.stats, started):
+            self._count_passes()
+            self._gather(emitted)
+            yield emitted
 
     def _close(self) -> None:
         """Leave things as the next call wants them."""
