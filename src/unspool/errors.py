@@ -43,9 +43,20 @@ class UnspoolError(Exception):
 
 
 def _make_presentable(message: str) -> str:
-    if len(message) > MAX_MESSAGE:
-        message = f"{message[: MAX_MESSAGE - _MAX_TAIL]} […] {message[-_MAX_TAIL:]}"
-    return spell_controls(message)
+    return _cut(spell_controls(_cut(message)))  # spelled out it may be longer
+
+
+def _cut(message: str) -> str:
+    if len(message) <= MAX_MESSAGE:
+        return message
+    return f"{message[: MAX_MESSAGE - _MAX_TAIL - 5]} […] {message[-_MAX_TAIL:]}"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of Python or torch says that memory ran out."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 class SettingError(UnspoolError, ValueError):

@@ -258,6 +258,10 @@ class Cache(ABC):
             return  # nothing held yet, or nothing moves
         self._select(torch.tensor(list(index), dtype=torch.int64))
         self.lengths = [self.lengths[i] for i in index]
+        self._note_filled()
+
+    def _note_filled(self) -> None:  # noqa: B027 - only kinds that count positions by layer too
+        """Set what is counted by layer to the rows' lengths: the longest row may have left."""
 
     def fork(self, forks: range) -> Cache:  # noqa: ARG002 - kinds that can, do
         """A view for one pass in which every row is followed by `len(forks)` tokens, each seeing the row and itself.
