@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from unspool.cache import DIVIDE, ROLL_BACK, Cache, DynamicCache, EncoderDecoderCache, find_kind
+from unspool.config import GenerationConfig
 from unspool.decoding.ahead import AheadTurns
 from unspool.decoding.beam import BeamSearch
 from unspool.decoding.beam_scored import ScoredBeams
@@ -144,9 +145,9 @@ class Run:
         return bool(self._settings.return_dict_in_generate)
 
     @property
-    def tells_logprobs(self) -> bool:
-        """Whether log-probabilities were asked for, of new tokens or of the prompt's."""
-        return self._settings.logprobs is not None or self._settings.prompt_logprobs is not None
+    def settings(self) -> GenerationConfig:
+        """The call's settings, merged."""
+        return self._settings
 
     @property
     def pad_token_id(self) -> int:
