@@ -53,7 +53,7 @@ def settle(
     check_methods(facts, *BEAMS_ALONE, LOW_MEMORY, *OF_MODEL, DOLA, GUIDANCE, STRICT, BEAMS, CONTRASTIVE_ASKED)
     check_candidates(settings, asked, vocab_size=info.vocab_size, num_rows=shape.num_rows)
     check_methods(facts, CONTRASTIVE)
-    check_rows(settings, shape)
+    check_rows(settings, origins, shape)
     eos = as_token_ids(settings.eos_token_id, "eos_token_id", info)
     cache_kind = name_cache(settings, origins, info, shape)
     is_endless = shape.is_endless if shape.has_cache else KINDS[cache_kind].is_endless
