@@ -25,7 +25,7 @@ from unspool.decoding.returns import append_rows, build_output
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.speculative.making import check_cache, check_processors, make_drafter
-from unspool.errors import ResourceError, is_out_of_memory
+from unspool.errors import ResourceError, UnsupportedError, is_out_of_memory
 from unspool.logits.pipeline import build_processors
 from unspool.outputs import Output, Stats, TokenLogprob
 from unspool.plan import Plan
@@ -67,6 +67,11 @@ class Run:
         self._processors = build_processors(settings, describe_call(model, prompts, plan, hooks))
         if plan.drafting is not None:
             check_processors(self._processors)
+        if self._divides_rows and self._cache is None and not find_kind(plan.cache_kind).divides:
+            raise UnsupportedError(
+                f"`low_memory` reads beams in parts, and a {plan.cache_kind!r} cache can't divide rows; use "
+                "cache_implementation='dynamic', 'static' or 'paged', or leave `low_memory` out"
+            )
 
     def __iter__(self) -> Iterator[Emitted]:
         started = time.perf_counter()
@@ -220,7 +225,7 @@ class Run:
         if self._cache is None:
             self._cache = self._new_cache()
         if self._divides_rows:
-            self._cache.require(DIVIDE)
+            self._cache.require(DIVIDE)  # a model may make another cache than the kind's
         if plan.drafting is not None:
             check_cache(plan.drafting, self._cache)
         rows = Rows(prompts, plan.pad_token_id)
