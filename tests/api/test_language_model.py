@@ -345,13 +345,6 @@ def test_pieces_join_to_the_text(lm: LanguageModel, written: str) -> None:
     assert {piece.row for piece in pieces} == {0}
 
 
-def test_half_a_character_at_the_end_is_told_as_the_tokenizer_tells_it(lm: LanguageModel) -> None:
-    tokens = lm.tokenizer.encode("a😀")[:-1]
-    settings = {"logits_processor": [Dictate(tokens, prompt_width=1)], "max_new_tokens": len(tokens)}
-    assert "".join(lm.stream("hello", **settings)) == lm.tokenizer.decode(tokens)
-    assert lm.generate("hello", **settings).text == lm.tokenizer.decode(tokens)
-
-
 def test_rows_of_a_batch_are_interleaved(lm: LanguageModel) -> None:
     pieces = list(lm.stream(TEXTS, max_new_tokens=6, logprobs=0, eos_token_id=None))
     result = lm.generate(TEXTS, max_new_tokens=6, logprobs=0, eos_token_id=None)
@@ -429,6 +422,70 @@ async def test_leaving_an_astream_stops_the_work(lm: LanguageModel, passes: list
     assert await anext(pieces) == " the"
     await pieces.aclose()
     assert len(passes) == 1
+
+
+async def test_one_astream_fails_and_the_others_are_stopped(lm: LanguageModel) -> None:
+    """Whatever ends a program's tasks, and however often they are cancelled, streams end without a complaint."""
+    complaints: list[Any] = []
+
+    async def work(fails: bool) -> None:
+        async for piece in lm.astream([5, 6], max_new_tokens=60, eos_token_id=None, do_sample=True):
+            if fails and piece.token_ids:
+                raise KeyError("mine")
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        await asyncio.gather(work(True), work(False), work(False))
+
+    def run_all() -> None:
+        with pytest.raises(KeyError, match="mine"):
+            asyncio.run(run())  # cancels what still runs, tasks and all, and closes what is left
+
+    for _ in range(5):
+        await asyncio.to_thread(run_all)
+    assert complaints == []
+
+
+async def test_an_astream_that_is_cancelled_twice_or_closed_twice(lm: LanguageModel) -> None:
+    go, reached = threading.Event(), threading.Event()
+
+    def hold(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if input_ids.shape[1] == 3:
+            reached.set()
+            assert go.wait(10)
+        return scores
+
+    async def work() -> None:
+        async for _ in lm.astream([5, 6], max_new_tokens=60, eos_token_id=None, logits_processor=[hold]):
+            pass
+
+    task = asyncio.create_task(work())
+    assert await asyncio.to_thread(reached.wait, 10)
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0.01)
+    with pytest.raises(asyncio.CancelledError):
+        await task  # though its thread still runs
+    go.set()
+    pieces = lm.astream("hello", max_new_tokens=5)
+    await anext(pieces)
+    for _ in range(2):
+        await pieces.aclose()
+    assert [piece async for piece in pieces] == []
+    async for _ in lm.astream("hello", max_new_tokens=5):
+        break
+    assert len(lm.generate("hello", max_new_tokens=5).token_ids[0]) == 5
+
+
+def test_a_text_that_ends_inside_a_character(lm: LanguageModel) -> None:
+    settings = dictate(lm, "a€")
+    assert lm.tokenizer is not None
+    num_tokens = len(lm.tokenizer.encode("a€"))
+    for most in range(1, num_tokens):
+        told = {**settings, "max_new_tokens": most}
+        result, pieces = lm.generate("hello", **told), list(lm.stream("hello", **told))
+        assert result.text == "".join(pieces) == "a" and len(result.token_ids[0]) == most
+        assert [token for piece in pieces for token in piece.token_ids] == result.token_ids[0]
 
 
 # --- streamers ----------------------------------------------------------------------------------------------

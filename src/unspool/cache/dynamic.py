@@ -43,10 +43,14 @@ class DynamicCache(BufferedCache):
         # A part more than is needed: a text that grows for long is copied seldom, and little is left empty.
         room = _round_up(stop) + stop // 32 // CHUNK * CHUNK
         self._told = None  # or it would keep the old ones
-        for layer, buffer in enumerate(self._buffers):  # one layer at a time, so that only one is there twice
-            grown = self._take((buffer.shape[0], room, *buffer.shape[2:]), buffer.dtype, buffer.device)
-            grown.narrow(1, 0, self._room).copy_(buffer)
-            self._buffers[layer] = grown
+        try:
+            for layer, buffer in enumerate(self._buffers):  # one layer at a time, so that only one is there twice
+                grown = self._take((buffer.shape[0], room, *buffer.shape[2:]), buffer.dtype, buffer.device)
+                grown.narrow(1, 0, self._room).copy_(buffer)
+                self._buffers[layer] = grown
+        except BaseException:  # memory ran out: all layers have the room that they had
+            self._buffers[:] = [buffer.narrow(1, 0, self._room) for buffer in self._buffers]
+            raise
         self._room = room
 
     # --- the reference's surface ---------------------------------------------------------------------
@@ -107,7 +111,7 @@ class DynamicCache(BufferedCache):
                 first += len(buffer)
             whole._buffers.append(joined)
         whole.lengths = [length for part in splits for length in part.lengths]
-        whole._filled = [max(whole.lengths, default=0)] * len(whole._buffers)
+        whole._note_filled()
         return whole
 
     def batch_repeat_interleave(self, repeats: int) -> None:
@@ -134,8 +138,8 @@ class DynamicCache(BufferedCache):
         for buffer in self._buffers:
             chosen = part._take((len(rows), *buffer.shape[1:]), buffer.dtype, buffer.device)
             part._buffers.append(chosen.copy_(buffer[rows]))
-        part._filled = list(self._filled)
         part.lengths = [self.lengths[row] for row in rows]
+        part._note_filled()
         return part
 
 
