@@ -12,7 +12,7 @@ from tests.fuzz.mutate import INTEGERS, hostile_number, hostile_string, mutate_b
 
 NAME = "gguf"
 SHARE = 1.5
-SHORT = 120
+SHORT = 60
 
 _F32, _F16, _Q4_0, _Q8_0 = 0, 1, 2, 8
 _HIDDEN, _HEADS, _INNER, _VOCAB = 32, 4, 64, 40

@@ -15,7 +15,7 @@ from tests.fuzz.mutate import dump_json, hostile_value, mutate_bytes, mutate_jso
 from tests.fuzz.tiny import find_folder
 
 NAME = "saved_cache"
-SHORT = 100
+SHORT = 60
 
 # (model, kind of cache, its options)
 _CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
