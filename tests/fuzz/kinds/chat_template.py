@@ -36,7 +36,7 @@ _TESTS = (
 _WORDS = (
     *("messages", "messages[0]", "messages[0].content", "bos_token", "x", "s", "ns", "ns.a", "loop", "loop.index"),
     *("'a'", "'%s%9999d'", "'{0:99}{1}'", "'é\\n'", "''", "0", "1", "-1", "3", "400", "8000000", "2.5", "none", "true"),
-    *("range(9)", "range(99999)", "[]", "{}", "namespace(a=1)", "self", "caller", "m", "dict", "joiner()", "cycler(1,2)"),
+    *("range(9)", "range(99999)", "[]", "{}", "namespace(a=1)", "self", "caller", "m", "dict", "cycler(1,2)"),
 )  # fmt: skip
 _OPERATORS = ("+", "-", "*", "/", "//", "%", "**", "~", "==", "<", "in", "and", "or", "is not")
 _BLOCKS = (
