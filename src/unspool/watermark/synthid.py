@@ -52,6 +52,7 @@ class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
         self.ngram_len = ngram_len
         self.keys = torch.tensor(config.keys, device=device)
         self.sampling_table = draw_bits(sampling_table_seed, sampling_table_size).to(device or "cpu")
+        self.sampling_table_seed = sampling_table_seed
         self.context_history_size = context_history_size
         self.skip_first_ngram_calls = skip_first_ngram_calls
         self.debug_mode = debug_mode
@@ -87,7 +88,7 @@ class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
         first = width if self.skip_first_ngram_calls else 0
         is_repeated = is_last_repeated(windows, first, self.context_history_size)
         probs = torch.softmax(scores, dim=-1, dtype=torch.float32)
-        run_tournament(probs, self._bits, self._hash(windows[:, -1]))
+        run_tournament(probs, self.packed, self._hash(windows[:, -1]))
         marked = _take_logs(probs).to(scores.dtype)
         return torch.where(is_repeated[:, None] | scores.isneginf(), scores, marked)
 
@@ -150,7 +151,8 @@ class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
 
     # --- within --------------------------------------------------------------------------------------
     @cached_property
-    def _bits(self) -> PackedBits:
+    def packed(self) -> PackedBits:
+        """The g-values of all tokens, packed."""
         return PackedBits.of(self.sampling_table, self.keys, MULTIPLIER, INCREMENT)
 
     def _hash(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -164,7 +166,7 @@ class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
         """Bring the keys and the table to where the work is."""
         if self.keys.device != device:
             self.keys, self.sampling_table = self.keys.to(device), self.sampling_table.to(device)
-            self.__dict__.pop("_bits", None)
+            self.__dict__.pop("packed", None)
 
     def _check_input_ids_shape(self, input_ids: torch.Tensor) -> None:
         if input_ids.dim() != 2:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from unspool.kernels.cpu import find_library
+
 WORD = 32  # rounds whose bits share a number
 
 
@@ -38,6 +40,10 @@ class PackedBits:
                 words.append(torch.where(word >= 1 << 31, word - (1 << 32), word).to(torch.int32))
         return cls(table, keys, multiplier, increment, tuple(words))
 
+    def find_shifts(self) -> torch.Tensor:
+        """How far each key shifts the table (depth,)."""
+        return (self.keys * self.multiplier + self.increment) % len(self.table)
+
     @property
     def depth(self) -> int:
         """Rounds."""
@@ -46,7 +52,14 @@ class PackedBits:
 
 def run_tournament(probs: torch.Tensor, bits: PackedBits, contexts: torch.Tensor) -> None:
     """Make probabilities (rows, vocab), float32, those of the winner, in place; `contexts` are the rows' hashes."""
-    run_plainly(probs, bits, contexts)
+    library = find_library() if probs.device.type == "cpu" and bits.words else None
+    if library is None or not library.has_marks or not probs.is_contiguous():
+        run_plainly(probs, bits, contexts)
+        return
+    # A token's hash, times the multiplier, as a start and a step; only what is left of them modulo the size counts.
+    factor = bits.multiplier * bits.multiplier
+    starts = (contexts * bits.multiplier + bits.increment) * bits.multiplier & (len(bits.table) - 1)
+    library.run_tournament(probs, torch.stack(bits.words), bits.depth, starts, factor % len(bits.table))
 
 
 def run_plainly(probs: torch.Tensor, bits: PackedBits, contexts: torch.Tensor) -> None:
