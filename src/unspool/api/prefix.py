@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
@@ -38,6 +39,15 @@ class Prefix:
         self.messages = None if messages is None else list(messages)
         self.is_spent = False  # its cache was handed on and is another call's now
         self._is_single_use = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Prefix:
+        """A prefix with a cache of its own, of the same model unless that is copied along."""
+        copied = copy.copy(self)
+        copied._lm = memo.get(id(self._lm), self._lm)
+        copied.token_ids, copied.messages = list(self.token_ids), copy.deepcopy(self.messages, memo)
+        copied.cache = self.cache.clone()
+        memo[id(self)] = copied
+        return copied
 
     def __len__(self) -> int:
         return len(self.token_ids)

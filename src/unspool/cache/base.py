@@ -6,9 +6,9 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, cast
 
 import torch
 
@@ -72,6 +72,7 @@ class Stores:
     sliding: list[bool] | None = None  # layers whose packed places are counted from a row's base
     bases: list[int] | None = None  # the position that place 0 of those stands for, a row each
     addressed: Any = None  # what the reader made of the buffers, kept for the next pass over the same ones
+    addressed_at: list[int] = field(default_factory=list)  # where they lay then
 
 
 class Cache(ABC):
@@ -257,6 +258,10 @@ class Cache(ABC):
             return  # nothing held yet, or nothing moves
         self._select(torch.tensor(list(index), dtype=torch.int64))
         self.lengths = [self.lengths[i] for i in index]
+        self._note_filled()
+
+    def _note_filled(self) -> None:  # noqa: B027 - only kinds that count positions by layer too
+        """Set what is counted by layer to the rows' lengths: the longest row may have left."""
 
     def fork(self, forks: range) -> Cache:  # noqa: ARG002 - kinds that can, do
         """A view for one pass in which every row is followed by `len(forks)` tokens, each seeing the row and itself.
@@ -333,7 +338,29 @@ class Cache(ABC):
     def _select(self, index: torch.Tensor) -> None:
         """Reorder the stored rows."""
 
-    # --- copies and files ----------------------------------------------------------------------------
+    # --- copies, other processes and files -------------------------------------------------------------
+    def __copy__(self) -> Self:
+        made = type(self).__new__(type(self))
+        made.__dict__.update(cast("dict[str, Any]", self.__getstate__()))
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made.__dict__.update(copy.deepcopy(cast("dict[str, Any]", self.__getstate__()), memo))
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle holds copies of what a file would hold: torch's own pickler shares the memory it is given, and two
+        processes would write into it."""
+        facts, tensors = self._pack()
+        return _restore, (
+            type(self),
+            facts,
+            {name: held.detach().clone() for name, held in tensors.items()},
+            self.lengths,
+        )
+
     def clone(self) -> Self:
         """A cache that holds the same and goes its own way from here."""
         copied: Self = copy.deepcopy(self, {id(shared): shared for shared in self._shared()})
@@ -427,3 +454,7 @@ class Cache(ABC):
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Reorder rows by index, as beam search asks for."""
         self.select_rows([int(i) for i in beam_idx])
+
+
+def _restore(kind: type[Cache], facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: list[int]) -> Cache:
+    return kind._unpack(facts, tensors, lengths)

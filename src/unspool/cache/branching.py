@@ -251,7 +251,7 @@ class BranchingCache(Cache):
                 buffer[row, :first] = shared[row // self.num_branches, :first]
                 buffer[row, first:length] = own[row, : length - first]
         whole.lengths = list(self.lengths)
-        whole._filled = [max(self.lengths)] * len(whole._buffers)
+        whole._note_filled()
         return whole
 
     @property

@@ -71,10 +71,13 @@ class BufferedCache(Cache):
 
     def end(self) -> None:
         super().end()
-        self._filled = [max(self.lengths)] * len(self._buffers)
+        self._note_filled()
 
     def truncate(self, lengths: Any) -> None:
         super().truncate(lengths)
+        self._note_filled()
+
+    def _note_filled(self) -> None:
         self._filled = [max(self.lengths, default=0)] * len(self._buffers)
 
     # --- a captured step -----------------------------------------------------------------------------
@@ -96,7 +99,7 @@ class BufferedCache(Cache):
         starts = self._find_starts(rows)
         self._reserve(max(starts) + 1)
         self.lengths = [start + 1 for start in starts]
-        self._filled = [max(self.lengths)] * len(self._buffers)
+        self._note_filled()
 
     def _select(self, index: torch.Tensor) -> None:
         held = max(self.lengths, default=0)
@@ -163,6 +166,7 @@ class BufferedCache(Cache):
                 part = buffer.narrow(1, first, held - first)
                 part.index_copy_(0, into, part.index_select(0, source))  # gathered before it is written
         self.lengths = [self.lengths[row] for row in index]
+        self._note_filled()
 
     def fork(self, forks: range) -> Cache:
         self.require(FORK)
@@ -173,7 +177,7 @@ class BufferedCache(Cache):
         if chosen.is_cuda and (keeper := self._find_keeper()) is not None:
             keeper.keep(chosen, self.lengths)
             self.lengths = [length + 1 for length in self.lengths]
-            self._filled = [max(self.lengths)] * len(self._buffers)
+            self._note_filled()
             return
         places: dict[torch.device, tuple[torch.Tensor, ...]] = {}  # made once: a copy to the device makes the host wait
         for layer, buffer in enumerate(self._buffers):
@@ -183,7 +187,7 @@ class BufferedCache(Cache):
             held = self.rows_of(layer)
             held.index_put_((rows, ends), held[rows, forks])
         self.lengths = [length + 1 for length in self.lengths]
-        self._filled = [max(self.lengths)] * len(self._buffers)
+        self._note_filled()
 
     def _find_keeper(self) -> ForkKeeper | None:
         """What moves forks in all layers by one kernel; None where there is no Triton, or buffers are not alike."""
@@ -216,13 +220,13 @@ class BufferedCache(Cache):
             part = copy(self)
             part.lengths = self.lengths[first::num_parts]
             part._buffers = [buffer[first:rows:num_parts] for buffer in self._buffers]
-            part._filled = list(self._filled)
+            part._note_filled()
             parts.append(part)
         return parts
 
     def rejoin(self, parts: Sequence[Cache]) -> None:
         super().rejoin(parts)
-        self._filled = [max(self.lengths, default=0)] * len(self._buffers)
+        self._note_filled()
 
     @property
     def nbytes(self) -> int:
@@ -263,7 +267,7 @@ class BufferedCache(Cache):
                 self._add_layer(layer, len(lengths), held.shape[3], held.shape[4], held.dtype, held.device)
             self._buffers[layer][: held.shape[0], : held.shape[1]] = held
         self.lengths = list(lengths)
-        self._filled = [max(lengths, default=0)] * len(self._buffers)
+        self._note_filled()
 
     # --- the reference's surface ---------------------------------------------------------------------
     def _append(

@@ -107,7 +107,7 @@ class DynamicCache(BufferedCache):
                 first += len(buffer)
             whole._buffers.append(joined)
         whole.lengths = [length for part in splits for length in part.lengths]
-        whole._filled = [max(whole.lengths, default=0)] * len(whole._buffers)
+        whole._note_filled()
         return whole
 
     def batch_repeat_interleave(self, repeats: int) -> None:
@@ -134,8 +134,8 @@ class DynamicCache(BufferedCache):
         for buffer in self._buffers:
             chosen = part._take((len(rows), *buffer.shape[1:]), buffer.dtype, buffer.device)
             part._buffers.append(chosen.copy_(buffer[rows]))
-        part._filled = list(self._filled)
         part.lengths = [self.lengths[row] for row in rows]
+        part._note_filled()
         return part
 
 

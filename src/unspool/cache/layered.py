@@ -77,7 +77,7 @@ class LayeredCache(Cache):
 
     def end(self) -> None:
         super().end()
-        self._filled = [max(self.lengths)] * len(self._stores)
+        self._note_filled()
 
     def _reserve(self, stop: int) -> None:
         if self._is_bounded and stop > self.max_cache_len:
@@ -104,7 +104,7 @@ class LayeredCache(Cache):
         starts = self._find_starts(rows)
         self._reserve(max(starts) + 1)
         self.lengths = [start + 1 for start in starts]
-        self._filled = [max(self.lengths)] * len(self._stores)
+        self._note_filled()
 
     # --- what is in view -----------------------------------------------------------------------------
     def stands_in_order(self, window: int | None) -> bool:
@@ -147,6 +147,9 @@ class LayeredCache(Cache):
                 store.tried = []
             self._ring.trial = None
         self.lengths = list(lengths)
+        self._note_filled()
+
+    def _note_filled(self) -> None:
         self._filled = [max(self.lengths, default=0)] * len(self._stores)
 
     def _ring_stores(self) -> Iterator[RingStore]:
@@ -202,7 +205,7 @@ class LayeredCache(Cache):
             held = tensors[f"layer.{layer}"]
             store.buffer[: len(lengths), : held.shape[1]] = held
         cache.lengths = lengths
-        cache._filled = [max(lengths, default=0)] * len(kinds)
+        cache._note_filled()
         return cache
 
     # --- the reference's surface ---------------------------------------------------------------------

@@ -269,7 +269,7 @@ class PagedCache(Cache):
             # The very lists of this cache: what a part takes or copies, this one has.
             part._table = BlockTable(self.pool, self._table.rows[first::num_parts], owns=False)
             part._index = part._places = part._keeper = None
-            part._filled = list(self._filled)
+            part._note_filled()
             parts.append(part)
         return parts
 

@@ -123,7 +123,10 @@ class QuantizedCache(Cache):
         super().end()
         if not self._is_trial:
             self._settle()
-        self._filled = [max(self.lengths)] * len(self._stores)
+        self._note_filled()
+
+    def _note_filled(self) -> None:
+        self._filled = [max(self.lengths, default=0)] * len(self._stores)
 
     def _settle(self) -> None:
         if self._stores and not self._stores[0].is_overdue(self.lengths):
@@ -212,7 +215,7 @@ class QuantizedCache(Cache):
         self._settle_steps()
         self._reserve(max(starts) + 1)
         self.lengths = [start + 1 for start in starts]
-        self._filled = [max(self.lengths)] * len(self._stores)
+        self._note_filled()
 
     def _settle_steps(self) -> None:
         """Pack what captured steps left behind: they write by address, and nobody ends them."""
@@ -269,13 +272,12 @@ class QuantizedCache(Cache):
         for store in self._stores:
             store.truncate(self.lengths)
             store.settle(self.lengths)  # what a trial kept back
-        self._filled = [max(self.lengths, default=0)] * len(self._stores)
+        self._note_filled()
 
     def _select(self, index: torch.Tensor) -> None:
         self._told_stores = None  # or it would keep the old ones
         for store in self._stores:
             store.select(index, is_fixed=FIXED_SHAPE in self.can)
-        self._filled = [max(self.lengths[row] for row in index.tolist())] * len(self._stores)
 
     @property
     def nbytes(self) -> int:
@@ -308,7 +310,7 @@ class QuantizedCache(Cache):
         recent = [tensors[f"{layer}.{len(tensors) // facts['num_layers'] - 1}"] for layer in range(facts["num_layers"])]
         cache = cls._make_like(QuantizedCacheConfig(**facts["config"]), facts, recent, tensors)
         cache.lengths = lengths
-        cache._filled = [max(lengths, default=0)] * len(cache._stores)
+        cache._note_filled()
         counts = zip(cache._stores, facts["num_packed"], facts["bases"], strict=True)
         for layer, (store, packed, bases) in enumerate(counts):
             store.fill([tensors[f"{layer}.{place}"] for place in range(len(store.tensors()))], packed, bases, lengths)
@@ -451,8 +453,8 @@ class QuantizedCache(Cache):
         part = type(self)(self.cache_config)
         part._places, part._slots = self._places, self._slots
         part._stores = [store.copy_of(rows) for store in self._stores]
-        part._filled = list(self._filled)
         part.lengths = [self.lengths[row] for row in rows]
+        part._note_filled()
         return part
 
     def _join(self, part: QuantizedCache) -> None:
@@ -462,7 +464,7 @@ class QuantizedCache(Cache):
             mine.reserve(self._places, slots)
             mine.join(theirs)
         self.lengths = [*self.lengths, *part.lengths]
-        self._filled = [max(self.lengths, default=0)] * len(self._stores)
+        self._note_filled()
 
 
 class QuantoQuantizedCache(QuantizedCache):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from unspool.config.parameters import LARGEST_COUNT, Kind, Parameter
+from unspool.config.parameter import LARGEST_COUNT, Kind, Parameter
 from unspool.errors import SettingError
 
 MOST_ROWS = 65_536
@@ -100,10 +100,10 @@ def _check_texts(parameter: Parameter, value: Any) -> None:
 
 def _check_choice(parameter: Parameter, value: Any) -> None:
     # Compared with type and value, as 0 == False and unhashable values must be refused rather than fail.
-    if not any(type(value) is type(choice) and value == choice for choice in parameter.choices):
+    if not any(type(value) is type(choice) and value == choice for choice in parameter.all_choices):
         if parameter.name == "early_stopping":
             raise _refuse(parameter, value, "a boolean or 'never'")
-        raise _refuse(parameter, value, "one of " + ", ".join(map(str, parameter.choices)))
+        raise _refuse(parameter, value, "one of " + ", ".join(map(str, parameter.all_choices)))
 
 
 def _check_id(parameter: Parameter, value: Any) -> None:

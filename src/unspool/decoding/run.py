@@ -18,7 +18,7 @@ from unspool.decoding.dola import Dola
 from unspool.decoding.finish import Finish
 from unspool.decoding.loan import Loan
 from unspool.decoding.loop import Emitted, Turns, run_turns
-from unspool.decoding.preparation import Hooks, build_criteria, describe_call, make_seeds
+from unspool.decoding.preparation import Hooks, build_criteria, build_late_criteria, describe_call, make_seeds
 from unspool.decoding.prompts import Prompts, join_encoded
 from unspool.decoding.record import Record
 from unspool.decoding.returns import append_rows, build_output
@@ -30,7 +30,6 @@ from unspool.logits.pipeline import build_processors
 from unspool.outputs import Output, Stats, TokenLogprob
 from unspool.plan import Plan
 from unspool.protocols import Encoded, Model, Want
-from unspool.stopping import MaxTimeCriteria
 
 CAPACITY_AHEAD = 256  # new positions a dynamic cache makes room for at once
 CAPACITY_AHEAD_ON_GPU = 2048  # there growing costs more, for a step ahead waits for it
@@ -74,8 +73,7 @@ class Run:
 
     def __iter__(self) -> Iterator[Emitted]:
         started = time.perf_counter()
-        if self._settings.max_time is not None:
-            self._criteria.append(MaxTimeCriteria(self._settings.max_time))
+        self._criteria.extend(build_late_criteria(self._plan, self._hooks))
         loan = Loan(self._hooks.cache) if self._hooks.cache is not None and not self._hooks.owns_cache else None
         try:
             with torch.no_grad():

@@ -45,6 +45,29 @@ class LoadedParts:
     generation_config: GenerationConfig
 
 
+@dataclass(frozen=True, slots=True)
+class FileOrigin:
+    """The files that a model was loaded from, and how: what is handed to another process instead of its weights."""
+
+    location: Path
+    asked: torch.dtype | None  # the dtype that load() was given
+    dtype: torch.dtype  # and the one that the weights were read into
+    quantize: str | None
+    threads: int | None
+    native: bool | None
+
+    def reload(self, device: str, dtype: torch.dtype | None) -> NativeModel | Adapted:
+        """The model again, on a device, and in another dtype if one is given."""
+        return load_parts(
+            self.location,
+            device=device,
+            dtype=dtype or self.asked,
+            quantize=self.quantize,
+            threads=self.threads,
+            native=self.native,
+        ).model
+
+
 def load_parts(
     name: str | Path,
     *,
@@ -83,6 +106,7 @@ def load_parts(
                 packing=packing,
             )
         tokenizer = reading.result()
+    model.origin = FileOrigin(source.location.absolute(), asked, kept, quantize, threads, native)
     settings = GenerationConfig.from_dict(source.generation_config)
     if not is_gguf and not source.generation_config:
         settings = GenerationConfig.from_model_config(source.config)

@@ -28,7 +28,10 @@ class SequenceBiasLogitsProcessor(LogitsProcessor):
     _setting = "sequence_bias"
 
     def __init__(self, sequence_bias: Mapping[TokenSequence, float] | Sequence[Sequence[Any]]) -> None:
-        self.sequence_bias = read_sequence_bias(self._setting, sequence_bias)
+        self._arrange(read_sequence_bias(self._setting, sequence_bias))
+
+    def _arrange(self, sequence_bias: dict[TokenSequence, float]) -> None:
+        self.sequence_bias = sequence_bias
         # Sequences of one length are compared together: (sequences, length) ids, (sequences,) biases.
         self._groups: list[tuple[torch.Tensor, torch.Tensor]] = []
         for length in sorted({len(ids) for ids in self.sequence_bias}):
@@ -80,12 +83,8 @@ class NoBadWordsLogitsProcessor(SequenceBiasLogitsProcessor):
         self.bad_word_ids = [self._read_word(word) for word in bad_words_ids]
         ends = [] if eos_token_id is None else read_token_ids("eos_token_id", eos_token_id, may_be_negative=True)
         forbidden = {tuple(word): -INF for word in self.bad_word_ids if not (len(word) == 1 and word[0] in ends)}
-        if not forbidden:
-            raise SettingError(
-                "`bad_words_ids` names nothing but end tokens, which it does not forbid; "
-                "use `min_new_tokens` or `suppress_tokens` to keep a text from ending."
-            )
-        super().__init__(forbidden)
+        # All of them may be end tokens: then there is nothing to do.
+        self._arrange(read_sequence_bias(self._setting, forbidden) if forbidden else {})
 
     @staticmethod
     def _read_word(word: Any) -> list[int]:

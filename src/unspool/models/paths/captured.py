@@ -28,7 +28,7 @@ from unspool.kernels.sending import send
 from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.paths.captured_shape import PassShape
-from unspool.models.weights import iterate_tensors
+from unspool.models.weights import find_addresses, iterate_tensors
 from unspool.protocols import Forward, Want
 
 if TYPE_CHECKING:
@@ -79,6 +79,9 @@ class CapturedSteps:
         self._spec, self._weights, self._device, self._dtype = spec, weights, device, dtype
         self._numbered = next(iterate_tensors(weights)).device  # the device with its number
         self._waiting: dict[tuple[PassShape, int], list[CapturedStep]] = {}  # by what they read and by stream
+        self._kept = list(iterate_tensors(weights))
+        self._kept_at = find_addresses(self._kept)  # graphs read the weights there
+        self._seen: weakref.ref[Places] | None = None  # the last pass's
         self._lock = threading.Lock()
 
     def explain_refusal(self, cache: Cache, rows: int, num_new: int, want: Want) -> str | None:
@@ -135,6 +138,8 @@ class CapturedSteps:
                 cache.end()
             places = cache.places()
             assert places is not None
+            if self._seen is None or self._seen() is not places:
+                self._follow_moves(places)
             shape = _shape_pass(places, want, rows, num_new, num_forks)
             with torch.cuda.device(self._device):
                 # A step's inputs are written again for the next one, which only its own stream puts after this work.
@@ -150,6 +155,15 @@ class CapturedSteps:
         if forward.last_states is not None:
             forward.last_states = forward.last_states.view(*tokens.shape, -1)
         return forward
+
+    def _follow_moves(self, places: Places) -> None:
+        """Forget what was captured if weights have moved; looked at once for each cache, for it costs host time."""
+        at = find_addresses(self._kept)
+        with self._lock:
+            self._seen = weakref.ref(places)
+            if at != self._kept_at:
+                self._kept_at = at
+                self._waiting.clear()
 
     def _borrow(self, key: tuple[PassShape, int]) -> CapturedStep:
         with self._lock:
