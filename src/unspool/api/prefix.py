@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unspool.cache import ROLL_BACK, Cache, find_kind, load_cache, read_options, save_cache
+from unspool.decoding.reader import Reader
 from unspool.errors import InputError, LoadError, SettingError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -155,11 +156,8 @@ def read_prefix(lm: LanguageModel, prompt: Any, *, chat: bool, tools: Any, setti
     if min(ids, default=0) < 0 or max(ids, default=0) >= info.vocab_size:
         raise InputError(f"the prefix holds ids outside the model's vocabulary of {info.vocab_size} tokens")
     cache = lm.model.new_cache(kind, 1, len(ids), config=config or None)
-    tokens, first = torch.tensor([ids], device=lm.model.device), 0
-    while first < len(ids):
-        size = min(CHUNK, cache.longest_pass or CHUNK)
-        lm.model.forward(tokens[:, first : first + size], cache)
-        first += size
+    if ids:
+        Reader(lm.model, cache, chunk=CHUNK).read(torch.tensor([ids], device=lm.model.device), [len(ids)])
     return Prefix(lm, ids, cache, messages)
 
 
