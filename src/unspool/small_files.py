@@ -5,19 +5,41 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
-from unspool.errors import LoadError
+from unspool.errors import InputError, LoadError, ModelNotFoundError, ResourceError, UnspoolError
 
 MAX_SETTINGS_BYTES = 16 << 20  # of a file that holds settings, a model's or a chat's
+_KINDS = {stat.S_IFIFO: "pipe", stat.S_IFCHR: "device", stat.S_IFBLK: "device", stat.S_IFDIR: "folder"}
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read; a pipe, a device or a folder is refused at once, where reading one might never end."""
+    try:
+        # Without O_NONBLOCK, opening a pipe waits for someone to write.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except FileNotFoundError:
+        raise ModelNotFoundError(f"{path} does not exist") from None
+    except OSError as error:
+        raise LoadError(f"{path} can't be read: {error.strerror or error}") from error
+    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(descriptor)
+        raise LoadError(f"{path} can't be read: it is a {_KINDS.get(kind, 'special file')}, not a regular file")
+    return os.fdopen(descriptor, "rb")
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
     """The content of a file of at most `max_bytes` bytes."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(max_bytes + 1)
+    except UnspoolError:
+        raise
     except OSError as error:
         raise LoadError(f"{path} can't be read: {error.strerror or error}") from error
     if len(data) > max_bytes:
@@ -64,15 +86,49 @@ def parse_json_object(
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file whole or not at all: beside it first, then moved there."""
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
     try:
-        with unfinished.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+        data = text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(f"{str(path)[:300]!r} can't be written: the text holds half a character ({error})") from error
+    with writing_beside(path) as unfinished, unfinished.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def writing_beside(path: Path) -> Iterator[Path]:
+    """A name beside a file, to write it under: what is written is moved there if all went well, or removed.
+
+    A folder that is missing or read-only, and a disk that is full, are told of by a `ResourceError`.
+    """
+    unfinished = path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}.part")
+    try:
+        try:
+            yield unfinished
+            unfinished.replace(path)
+        finally:
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+    except (ResourceError, LoadError):
+        raise
+    except (OSError, ValueError) as error:  # a name with a null character in it is a ValueError
+        raise ResourceError(explain_unwritten(path, error)) from error
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those that it lies in; nothing if it is there."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise ResourceError(explain_unwritten(path, error)) from error
+
+
+def explain_unwritten(path: Path, error: Exception) -> str:
+    """Why a file or folder can't be written."""
+    reason = getattr(error, "strerror", None) or str(error)[:200]
+    hint = "" if path.parent.is_dir() else f": there is no folder {str(path.parent)[:300]!r}"
+    return f"{str(path)[:300]!r} can't be written: {reason}{hint}. Give another place, or make room there"
 
 
 def _refuse_constant(constant: str) -> NoReturn:

@@ -22,7 +22,8 @@ from unspool.cache.quantized_static import QuantizedStaticCache
 from unspool.cache.sink import SinkCache
 from unspool.cache.sliding import HybridCache, SlidingWindowCache
 from unspool.cache.static import StaticCache
-from unspool.errors import LoadError, SettingError
+from unspool.errors import LoadError, ResourceError, SettingError
+from unspool.small_files import explain_unwritten, writing_beside
 
 FORMAT: Final = "unspool cache 1"
 MOST_FACTS: Final = 1 << 24  # characters of a header's facts
@@ -60,6 +61,7 @@ class SavedCache:
 
 def save_cache(cache: Cache, path: str | Path, *, model: Any = None, notes: Mapping[str, Any] | None = None) -> None:
     """Write a cache to a file; with `model`, the file is for that model alone."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     if type(cache).__name__ not in SAVED:
@@ -74,7 +76,11 @@ def save_cache(cache: Cache, path: str | Path, *, model: Any = None, notes: Mapp
         "notes": json.dumps(dict(notes or {})),
     }
     plain = {name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in tensors.items()}
-    save_file(plain, str(path), metadata=header)
+    with writing_beside(Path(path)) as unfinished:
+        try:
+            save_file(plain, str(unfinished), metadata=header)
+        except SafetensorError as error:  # wraps what the system says
+            raise ResourceError(explain_unwritten(Path(path), error)) from error
 
 
 def load_cache(path: str | Path, *, model: Any = None, device: torch.device | str | None = None) -> SavedCache:

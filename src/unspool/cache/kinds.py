@@ -77,6 +77,7 @@ class CacheKind:
     is_endless: bool = False  # holds what it holds however long a text gets, so that no context ends it
     holds_every_key: bool = True  # each position's own keys are held, so attention weights can be told by position
     forks: bool = False  # candidates for a row's next token can be read over the row's own keys
+    divides: bool = False  # a pass can run over some of the rows at a time
     is_plain: bool = False  # keys lie in one buffer a layer, where a compiled step finds them
     check: Callable[[Options], None] | None = None  # raises for values of options that can't be
     count_room: Callable[[Options], int | None] | None = None  # positions that all rows together have room for
@@ -272,12 +273,13 @@ def _check_quantized(options: Options) -> None:
 
 
 KINDS: Final[dict[str, CacheKind]] = {
-    "dynamic": CacheKind(_make_dynamic, forks=True, is_plain=True),
+    "dynamic": CacheKind(_make_dynamic, forks=True, divides=True, is_plain=True),
     "static": CacheKind(
         _make_static,
         options=("batch_size", "max_cache_len", "device"),
         is_sized=True,
         forks=True,
+        divides=True,
         is_plain=True,
         check=_check_static,
     ),
@@ -286,6 +288,7 @@ KINDS: Final[dict[str, CacheKind]] = {
         options=("block_size", "num_blocks", *SIZES),
         may_be_sized=True,
         forks=True,
+        divides=True,
         check=_check_paged,
         count_room=_count_pages,
     ),

@@ -8,7 +8,7 @@ from unspool.cli.console import ProgressLine, format_size, say, show_parts
 from unspool.cli.parser import Parser
 from unspool.loading.catalogue import pull
 
-_DOING = {"download": "downloading", "extract": "unpacking and checking"}
+_DOING = {"wait": "waiting for another pull of", "download": "downloading", "extract": "unpacking and checking"}
 
 
 def build_parser() -> Parser:

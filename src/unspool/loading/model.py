@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from unspool.config import GenerationConfig
-from unspool.errors import SettingError, UnsupportedError
+from unspool.errors import ResourceError, SettingError, UnsupportedError, is_out_of_memory
 from unspool.kernels.cpu import find_library
 from unspool.kernels.cpu.library import MOST_THREADS
 from unspool.kernels.presence import has_triton
@@ -83,6 +84,29 @@ def load_parts(
     """Open a model's files and read its weights once, into the form they are kept in."""
     where = _choose_device(device)
     asked = _read_dtype(dtype)
+    try:
+        return _load_parts(name, where, asked, quantize, threads, revision, offline, progress, native)
+    except (MemoryError, RuntimeError, OSError) as error:
+        if not is_out_of_memory(error):
+            raise
+        traceback.clear_frames(error.__traceback__)  # they hold the weights that there was room for
+        raise ResourceError(
+            f"{str(name)!r:.200} needs more memory than {where} has free. Close other programs, use a smaller model or "
+            "one with fewer bits (quantize='int4', a GGUF file), or another device"
+        ) from error
+
+
+def _load_parts(
+    name: str | Path,
+    where: torch.device,
+    asked: torch.dtype | None,
+    quantize: str | None,
+    threads: int | None,
+    revision: str | None,
+    offline: bool | None,
+    progress: Progress | None,
+    native: bool | None,
+) -> LoadedParts:
     source = open_source(name, revision=revision, offline=offline)
     is_gguf = source.kind == "gguf"
     is_adapted = _choose_adapter(native, source, quantize)
@@ -94,7 +118,9 @@ def load_parts(
         reading = beside.submit(_read_tokenizer, source)
         if is_adapted:
             architecture = name_architecture(source.config)
-            model = load_adapted(source.location, source.config, device=where, dtype=kept, name=architecture)
+            model = load_adapted(
+                source.location, source.config, source.tensors, device=where, dtype=kept, name=architecture
+            )
         else:
             model = build_model(
                 source.config,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ import torch
 from unspool.errors import SettingError
 from unspool.logits.base import LogitsProcessor
 from unspool.logits.rows import read_token_ids
+from unspool.numeric import is_number
 
 INF = float("inf")
 MOST_SEQUENCES = 65_536
@@ -122,7 +122,7 @@ def _read_pair(name: str, pair: Any) -> tuple[TokenSequence, float]:
         raise SettingError(
             f"`{name}` holds a sequence of {len(ids)} tokens; a bias needs 1 to {LONGEST_SEQUENCE} to stand on."
         )
-    if isinstance(bias, bool) or not isinstance(bias, Real) or math.isnan(bias):
+    if not is_number(bias, allows_infinity=True):
         raise SettingError(f"`{name}` has to hold a number for each sequence, but holds {bias!r} for {ids}.")
     return tuple(ids), float(bias)
 

@@ -13,6 +13,8 @@ from unspool.plan.call import PromptShape
 from unspool.plan.origins import SPOKEN, Origin, find_asked
 from unspool.protocols import ModelInfo
 
+MOST_COPIES_OF_MODELS = 256  # beams, sequences or candidates a prompt that a model's own file may ask for
+
 # What is not built yet: each with the value that switches it off.
 OFF: dict[str, tuple[Any, str]] = {
     "forced_decoder_ids": (None, "Whisper's way to force a language and a task"),
@@ -93,13 +95,20 @@ def refuse_by_model(
             raise SettingError(f"`prompt_logprobs` can't be told: {what}")
 
 
-def check_rows(settings: GenerationConfig, shape: PromptShape) -> None:
+def check_rows(settings: GenerationConfig, origins: Mapping[str, Origin], shape: PromptShape) -> None:
     name = max(("num_return_sequences", "num_beams"), key=lambda name: getattr(settings, name) or 1)
     copies = int(getattr(settings, name) or 1)
     if shape.num_rows * copies > MOST_ROWS:
         raise SettingError(
             f"`{name}`={copies} for {shape.num_rows} prompts makes {shape.num_rows * copies} rows; "
             f"at most {MOST_ROWS} are decoded in one call"
+        )
+    if (num_candidates := find_num_candidates(settings)) > copies:
+        name, copies = "top_k", num_candidates  # of contrastive search
+    if copies > MOST_COPIES_OF_MODELS and origins[name] == "model":
+        raise SettingError(
+            f"`{name}`={copies}, set {SPOKEN['model']}, is more than the {MOST_COPIES_OF_MODELS} that a file may ask "
+            f"for: memory and time grow with it. Give `{name}` in the call, {copies} if it is meant"
         )
     for name, parameter in PARAMETERS.items():
         value = getattr(settings, name)

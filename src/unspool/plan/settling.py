@@ -56,7 +56,7 @@ def settle(
         num_rows=shape.num_rows,
         cache_is_filled=shape.cache_is_filled,
     )
-    check_rows(settings, shape)
+    check_rows(settings, origins, shape)
     eos = as_token_ids(settings.eos_token_id, "eos_token_id", info)
     cache_kind = name_cache(settings, origins, info, shape)
     is_endless = shape.is_endless if shape.has_cache else KINDS[cache_kind].is_endless

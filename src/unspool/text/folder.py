@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 
 from unspool.errors import LoadError, ModelNotFoundError
-from unspool.small_files import read_bytes, read_json_object, read_text, write_text
+from unspool.small_files import make_folder, read_bytes, read_json_object, read_text, write_text
 from unspool.text.backend import add_ends, build_byte_level, refusing_damage
 from unspool.text.special_tokens import NAMED_TOKENS
 
@@ -52,7 +52,7 @@ def read_folder(folder: Path) -> TokenizerParts:
 
 def write_folder(parts: TokenizerParts, folder: Path) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json`, from which `read_folder` makes the same again."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     added = parts.backend.get_added_tokens_decoder().values()
     named = set(parts.special_tokens.values())
     template: object = parts.chat_template
