@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from unspool.models.decoder.head import cap_logits
 from unspool.models.decoder.model import Decoder
 from unspool.models.paths.prepared import can_prepare
 from unspool.protocols import Want
@@ -85,7 +86,7 @@ def test_leaving_after_the_first_layers(pair_of: Callable[[str], Any], name: str
     for exit_layer in (1, 2):
         cache, shadow = (model.new_cache("dynamic", rows=2) for _ in range(2))
         hidden = model.forward(tokens[:, :8], shadow, want=Want(hidden_states=True)).hidden_states
-        expected = model._project(model._finish(hidden[exit_layer]))[:, -1]
+        expected = cap_logits(model.spec, model.weights.head(model._finish(hidden[exit_layer])))[:, -1]
         found = model.forward(tokens[:, :8], cache, want=Want(exit_layer=exit_layer)).logits
         torch.testing.assert_close(found, expected)
         cache.truncate([0, 0])
