@@ -111,15 +111,6 @@ _TABLE: tuple[Parameter, ...] = (
         choices=("constant", "heuristic", "heuristic_transient"),
     ),
     make_number("assistant_confidence_threshold", 0.4, "assistance", "The drafter stops below this confidence."),
-    make_count("prompt_lookup_num_tokens", None, "assistance", "Tokens drafted from the prompt itself.", at_least=1),
-    make_count("max_matching_ngram_size", None, "assistance", "Longest n-gram looked up in the prompt.", at_least=1),
-    make_count(
-        "assistant_early_exit",
-        None,
-        "assistance",
-        "Layer after which the model drafts for itself.",
-        at_least=1,
-    ),
     make_count(
         "assistant_lookbehind", 10, "assistance", "Drafter tokens re-read when the tokenizers differ.", at_least=1
     ),
@@ -183,6 +174,8 @@ _TABLE: tuple[Parameter, ...] = (
 SOURCES: Final = (
     "unspool.stopping.order:STOPS",
     "unspool.logits.order:PROCESSORS",
+    "unspool.plan.strategies:STRATEGIES",
+    "unspool.plan.drafters:DRAFTERS",
 )
 # Arguments of generate() that are no settings: a plug-in's setting can't have such a name.
 ARGUMENTS: Final = (
