@@ -177,9 +177,21 @@ SOURCES: Final = (
     "unspool.plan.strategies:STRATEGIES",
     "unspool.plan.drafters:DRAFTERS",
 )
-# Arguments of generate() that are no settings: a plug-in's setting can't have such a name.
-ARGUMENTS: Final = (
+# Arguments of generate() in the reference's signature, which it refuses as settings.
+CALL_ARGUMENTS: Final = (
+    "logits_processor",
+    "stopping_criteria",
+    "prefix_allowed_tokens_fn",
+    "synced_gpus",
     "assistant_model",
+    "streamer",
+    "negative_prompt_ids",
+    "negative_prompt_attention_mask",
+    "use_model_defaults",
+)
+# Every argument of a call that is no setting: a plug-in's setting can't have such a name.
+ARGUMENTS: Final = (
+    *CALL_ARGUMENTS,
     "assistant_tokenizer",
     "attention_mask",
     "beams",
@@ -192,18 +204,10 @@ ARGUMENTS: Final = (
     "input_ids",
     "inputs",
     "inputs_embeds",
-    "logits_processor",
     "model",
-    "negative_prompt_attention_mask",
-    "negative_prompt_ids",
     "owns_cache",
     "past_key_values",
-    "prefix_allowed_tokens_fn",
-    "stopping_criteria",
-    "streamer",
-    "synced_gpus",
     "tokenizer",
-    "use_model_defaults",
 )
 
 
