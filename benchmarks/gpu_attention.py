@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from gpu_step import make_config, make_weights
 
-from unspool.kernels.gpu import attention
-from unspool.kernels.gpu.attention import AttentionTiling
+from unspool.kernels.gpu.attention import step_attention as attention
+from unspool.kernels.gpu.attention.step_attention import AttentionTiling
 from unspool.models.registry import build_model
 from unspool.models.weights import MemorySource
 

@@ -21,9 +21,9 @@ from gpu_tilings import time_graph  # benchmarks/gpu_tilings.py
 
 from unspool.cache import DynamicCache, QuantizedCache, QuantizedCacheConfig
 from unspool.kernels.attention import attend
-from unspool.kernels.gpu.attention import StepAttention
-from unspool.kernels.gpu.packed_attention import USUAL, PackedStepAttention, PackedTiling, tell_packed
-from unspool.kernels.gpu.split_attention import HeadShape
+from unspool.kernels.gpu.attention.packed_attention import USUAL, PackedStepAttention, PackedTiling, tell_packed
+from unspool.kernels.gpu.attention.split_attention import HeadShape
+from unspool.kernels.gpu.attention.step_attention import StepAttention
 from unspool.kernels.packed import attend_packed
 from unspool.kernels.packing import Packed, Scheme, pack, unpack
 

@@ -1,7 +1,7 @@
 """How to cut the products and the attention of a step on this GPU: `python benchmarks/gpu_tilings.py`.
 
 Every tiling is timed inside a CUDA graph over as many distinct matrices as outgrow the cache. `--save` keeps what it
-finds for later processes; what an H200 gave is in `kernels/gpu/tilings.py`.
+finds for later processes; what an H200 gave is in `kernels/gpu/products/tilings.py`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from unspool.kernels.gpu.activations import CODES
-from unspool.kernels.gpu.attention import AttentionTiling, StepAttention
-from unspool.kernels.gpu.nibble_product import NibbleTiling, multiply_nibbles
-from unspool.kernels.gpu.row_product import RowTiling, multiply_row
-from unspool.kernels.gpu.split_attention import HeadShape
-from unspool.kernels.gpu.tilings import write_measured
-from unspool.kernels.gpu.words import Words
-from unspool.kernels.gpu.words_product import WordsTiling, multiply_words
+from unspool.kernels.gpu.attention.split_attention import HeadShape
+from unspool.kernels.gpu.attention.step_attention import AttentionTiling, StepAttention
+from unspool.kernels.gpu.products.activations import CODES
+from unspool.kernels.gpu.products.nibble_product import NibbleTiling, multiply_nibbles
+from unspool.kernels.gpu.products.row_product import RowTiling, multiply_row
+from unspool.kernels.gpu.products.tilings import write_measured
+from unspool.kernels.gpu.products.words import Words
+from unspool.kernels.gpu.products.words_product import WordsTiling, multiply_words
 
 # name: (outputs, inputs, what stands around the product)
 PRODUCTS = {

@@ -53,7 +53,7 @@ def surround(
     manner: str, exact: torch.Tensor, x: torch.Tensor, out: torch.Tensor
 ) -> tuple[dict[str, Any], torch.Tensor]:
     """What stands around the product of a matrix (outputs, inputs; float64) and x, and what must come out."""
-    from unspool.kernels.gpu.activations import CODES
+    from unspool.kernels.gpu.products.activations import CODES
 
     norm, bias = random(x.shape[1], dtype=x.dtype), random(exact.shape[0], dtype=x.dtype)
     settings: dict[str, Any] = {}
@@ -81,9 +81,9 @@ def surround(
 )
 @pytest.mark.parametrize("manner", MANNERS)
 def test_products(dtype: torch.dtype, rows: int, outputs: int, inputs: int, manner: str) -> None:
-    from unspool.kernels.gpu.product import multiply
-    from unspool.kernels.gpu.row_product import RowTiling, multiply_row
-    from unspool.kernels.gpu.tilings import MOST_ROWS
+    from unspool.kernels.gpu.products.product import multiply
+    from unspool.kernels.gpu.products.row_product import RowTiling, multiply_row
+    from unspool.kernels.gpu.products.tilings import MOST_ROWS
 
     weight = random(outputs * (2 if manner == "gated" else 1), inputs, dtype=dtype)
     x, out = random(rows, inputs, dtype=dtype), random(rows, outputs, dtype=dtype)
@@ -99,7 +99,7 @@ def test_products(dtype: torch.dtype, rows: int, outputs: int, inputs: int, mann
 @pytest.mark.parametrize("inputs", [200, 2048])
 @pytest.mark.parametrize("manner", MANNERS)
 def test_products_of_rows_that_are_held(dtype: torch.dtype, inputs: int, manner: str) -> None:
-    from unspool.kernels.gpu.held_product import HeldTiling, multiply_held
+    from unspool.kernels.gpu.products.held_product import HeldTiling, multiply_held
 
     weight = random(64 * (2 if manner == "gated" else 1), inputs, dtype=dtype)
     x, out = random(2, inputs, dtype=dtype), random(2, 64, dtype=dtype)
@@ -112,8 +112,8 @@ def test_products_of_rows_that_are_held(dtype: torch.dtype, inputs: int, manner:
 @pytest.mark.parametrize(("manner", "outputs"), [("gated", 8192), ("norm and bias", 65536)])
 def test_wide_products_of_two_rows_are_held(manner: str, outputs: int) -> None:
     """The shapes that it was measured for, through the way that a step takes."""
-    from unspool.kernels.gpu.product import multiply
-    from unspool.kernels.gpu.tilings import choose_held_tiling
+    from unspool.kernels.gpu.products.product import multiply
+    from unspool.kernels.gpu.products.tilings import choose_held_tiling
 
     dtype, is_gated = torch.bfloat16, manner == "gated"
     weight = random(outputs * (2 if is_gated else 1), 2048, dtype=dtype)
@@ -134,8 +134,8 @@ def test_products_of_quantised_matrices(
     """From words, and from what they are unpacked to where there are many rows; no input is rounded."""
     monkeypatch.setenv("UNSPOOL_GPU_ROUNDING", "off")
     from unspool.kernels.cpu.blocks import quantise_rows
-    from unspool.kernels.gpu.product import multiply
-    from unspool.kernels.gpu.words import lay_out_words
+    from unspool.kernels.gpu.products.product import multiply
+    from unspool.kernels.gpu.products.words import lay_out_words
 
     outputs, inputs = 45, 32 * 67
     blocks = quantise_rows(torch.randn(outputs * (2 if manner == "gated" else 1), inputs), kind)
@@ -162,9 +162,9 @@ def round_blocks(x: torch.Tensor) -> torch.Tensor:
 def test_one_row_of_nibbles(dtype: torch.dtype, rounds: bool, tiling: tuple[int, ...], manner: str) -> None:
     """As the numbers say; where the input is rounded, exactly as the rounded input says."""
     from unspool.kernels.cpu.blocks import quantise_rows
-    from unspool.kernels.gpu.activations import CODES
-    from unspool.kernels.gpu.nibble_product import NibbleTiling, multiply_nibbles
-    from unspool.kernels.gpu.words import lay_out_words
+    from unspool.kernels.gpu.products.activations import CODES
+    from unspool.kernels.gpu.products.nibble_product import NibbleTiling, multiply_nibbles
+    from unspool.kernels.gpu.products.words import lay_out_words
 
     outputs, inputs, is_gated = 45, 32 * 67, manner == "gated"
     blocks = quantise_rows(torch.randn(outputs * (2 if is_gated else 1), inputs) + 0.1, "int4")
@@ -203,8 +203,8 @@ def test_one_row_of_nibbles(dtype: torch.dtype, rounds: bool, tiling: tuple[int,
 @pytest.mark.parametrize("rounds", [False, True], ids=["halves", "bytes"])
 def test_nibbles_hide_no_number_that_is_none(rounds: bool) -> None:
     from unspool.kernels.cpu.blocks import quantise_rows
-    from unspool.kernels.gpu.nibble_product import NibbleTiling, multiply_nibbles
-    from unspool.kernels.gpu.words import lay_out_words
+    from unspool.kernels.gpu.products.nibble_product import NibbleTiling, multiply_nibbles
+    from unspool.kernels.gpu.products.words import lay_out_words
 
     weight = lay_out_words(quantise_rows(torch.randn(8, 256), "int4"), DEVICE)
     for bad in (torch.nan, torch.inf):
@@ -217,8 +217,8 @@ def test_nibbles_hide_no_number_that_is_none(rounds: bool) -> None:
 @pytest.mark.parametrize("kind", ["int4", "int8"])
 def test_unpacking(kind: Kind) -> None:
     from unspool.kernels.cpu.blocks import quantise_rows
-    from unspool.kernels.gpu.words import lay_out_words
-    from unspool.kernels.gpu.words_product import unpack_words
+    from unspool.kernels.gpu.products.words import lay_out_words
+    from unspool.kernels.gpu.products.words_product import unpack_words
 
     blocks = quantise_rows(torch.randn(40, 32 * 40), kind)
     words, exact = lay_out_words(blocks, DEVICE), blocks.dequantise().to(DEVICE)
@@ -231,8 +231,8 @@ def test_unpacking(kind: Kind) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ["silu", "relu", "gelu", "gelu_new", "quick_gelu"])
 def test_gating(dtype: torch.dtype, name: str) -> None:
-    from unspool.kernels.gpu.activations import CODES
-    from unspool.kernels.gpu.gating import gate
+    from unspool.kernels.gpu.products.activations import CODES
+    from unspool.kernels.gpu.products.gating import gate
 
     up, out = random(3, 2 * 1500, dtype=dtype), torch.full((3, 1500), torch.nan, device=DEVICE, dtype=dtype)
     gate(up, CODES[name], out)
@@ -245,7 +245,7 @@ def test_gating(dtype: torch.dtype, name: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("adds", [False, True])
 def test_norms(dtype: torch.dtype, adds: bool) -> None:
-    from unspool.kernels.gpu.norms import normalise
+    from unspool.kernels.gpu.products.norms import normalise
 
     x, weight, out = random(3, 600, dtype=dtype), random(600, dtype=dtype), random(3, 600, dtype=dtype)
     expected = rms_norm(x.double(), weight.double(), 1e-6) + (out.double() if adds else 0.0)
@@ -255,7 +255,7 @@ def test_norms(dtype: torch.dtype, adds: bool) -> None:
 
 @pytest.mark.parametrize("vocab", [50, 4096, 9000])
 def test_the_ends_of_a_step(vocab: int) -> None:
-    from unspool.kernels.gpu.tokens import count_tiles, embed, take_highest
+    from unspool.kernels.gpu.sampling.tokens import count_tiles, embed, take_highest
 
     tokens = torch.tensor([7, 0, vocab - 1, -1, 3], device=DEVICE)
     table, out = random(vocab, 1100), torch.full((5, 1100), torch.nan, device=DEVICE)
@@ -298,9 +298,9 @@ def tell_addresses(base: torch.Tensor, *caches: list[torch.Tensor]) -> list[int]
 @pytest.mark.parametrize("manner", ["plain", "window", "softcap and norm", "slopes"])
 def test_attention(dtype: torch.dtype, heads: int, kv_heads: int, width: int, pairs: int, manner: str) -> None:
     """Ragged rows from nothing held to many splits; one of them is not there."""
-    from unspool.kernels.gpu.attention import StepAttention
-    from unspool.kernels.gpu.split_attention import HeadShape
-    from unspool.kernels.gpu.turning import find_turns
+    from unspool.kernels.gpu.attention.split_attention import HeadShape
+    from unspool.kernels.gpu.attention.step_attention import StepAttention
+    from unspool.kernels.gpu.attention.turning import find_turns
 
     if not torch.cuda.is_available() and width > 80:
         pytest.skip("too slow in the interpreter")
@@ -360,8 +360,8 @@ def test_attention(dtype: torch.dtype, heads: int, kv_heads: int, width: int, pa
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_attention_over_keys_that_were_brought(dtype: torch.dtype) -> None:
     """What was brought is read and left alone; the new key goes to where the layer lives."""
-    from unspool.kernels.gpu.attention import StepAttention
-    from unspool.kernels.gpu.split_attention import HeadShape
+    from unspool.kernels.gpu.attention.split_attention import HeadShape
+    from unspool.kernels.gpu.attention.step_attention import StepAttention
     from unspool.kernels.key_layout import KeyLayout
 
     heads, kv_heads, width, held = 4, 2, 16, [3, 40]
@@ -389,8 +389,8 @@ def test_attention_over_keys_that_were_brought(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("window", [None, 100])
 def test_attention_of_branches(dtype: torch.dtype, window: int | None) -> None:
     """Rows share their prompt's keys, and find their own at the rows that wrote them."""
-    from unspool.kernels.gpu.attention import StepAttention
-    from unspool.kernels.gpu.split_attention import HeadShape
+    from unspool.kernels.gpu.attention.split_attention import HeadShape
+    from unspool.kernels.gpu.attention.step_attention import StepAttention
     from unspool.kernels.key_layout import KeyLayout
 
     heads, kv_heads, width, branches, prompts = 8, 2, 64, 3, [5, 200]

@@ -33,7 +33,7 @@ SHAPES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_kernel_reads_what_the_reference_reads(shape: dict[str, Any], dtype: torch.dtype) -> None:
-    from unspool.kernels.gpu import packed_reading
+    from unspool.kernels.gpu.attention import packed_reading
 
     case = Case(**{"block": 64, **shape}, device="cuda", dtype=dtype)
     queries, keys, values = case.make()

@@ -44,9 +44,9 @@ def make_packed(scheme: Scheme, rows: int, heads: int, places: int) -> Packed:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_attention_over_packed_keys(shape: dict[str, Any], manner: str, dtype: torch.dtype) -> None:
     """Ragged rows from nothing held to many parts, with nothing packed and with all but a few; one is not there."""
-    from unspool.kernels.gpu.packed_attention import PackedStepAttention, explain_no_tiles, tell_packed
-    from unspool.kernels.gpu.split_attention import HeadShape
-    from unspool.kernels.gpu.turning import find_turns
+    from unspool.kernels.gpu.attention.packed_attention import PackedStepAttention, explain_no_tiles, tell_packed
+    from unspool.kernels.gpu.attention.split_attention import HeadShape
+    from unspool.kernels.gpu.attention.turning import find_turns
 
     told = {"heads": 4, "kv_heads": 2, "width": 32, "pairs": 16, "nbits": 4, "group": 64, **shape}
     heads, kv_heads, width, pairs, group = (told[name] for name in ("heads", "kv_heads", "width", "pairs", "group"))

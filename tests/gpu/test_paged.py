@@ -43,7 +43,8 @@ WINDOW = 50
 @pytest.fixture(autouse=not HAS_GPU)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter runs one program after the other."""
-    from unspool.kernels.gpu import attention, wide_attention
+    from unspool.kernels.gpu.attention import step_attention as attention
+    from unspool.kernels.gpu.attention import wide_attention
 
     few = attention.AttentionTiling(64, 128, 20, 4, 2)
     for name in ("SEVERAL_ROWS", "SEVERAL_ROWS_OF_NARROW_HEADS", "ONE_ROW"):
@@ -108,8 +109,8 @@ def check(found: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("manner", ["plain", "window", "window of one", "slopes"])
 @pytest.mark.parametrize("rows", [1, 6])
 def test_one_token_a_row(rows: int, manner: str, dtype: torch.dtype, size: int) -> None:
-    from unspool.kernels.gpu.attention import StepAttention
-    from unspool.kernels.gpu.split_attention import HeadShape
+    from unspool.kernels.gpu.attention.split_attention import HeadShape
+    from unspool.kernels.gpu.attention.step_attention import StepAttention
 
     heads, kv_heads, width = (32, 8, 128) if HAS_GPU else (4, 2, 16)
     held = [300] if rows == 1 else [0, 1, 63, 64, 290, -1]
@@ -133,8 +134,8 @@ def test_one_token_a_row(rows: int, manner: str, dtype: torch.dtype, size: int) 
 @pytest.mark.parametrize("is_forked", [False, True])
 @pytest.mark.parametrize("window", [None, WINDOW, 2])
 def test_several_tokens_a_row(window: int | None, is_forked: bool, dtype: torch.dtype, size: int) -> None:
-    from unspool.kernels.gpu.split_attention import HeadShape
-    from unspool.kernels.gpu.wide_attention import WideAttention
+    from unspool.kernels.gpu.attention.split_attention import HeadShape
+    from unspool.kernels.gpu.attention.wide_attention import WideAttention
 
     heads, kv_heads, width, new = (32, 8, 128, 5) if HAS_GPU else (4, 2, 16, 3)
     held = [0, 14, 64, 290, -1]
@@ -151,8 +152,8 @@ def test_several_tokens_a_row(window: int | None, is_forked: bool, dtype: torch.
 
 
 def test_nothing_is_written_where_a_row_has_no_block() -> None:
-    from unspool.kernels.gpu.split_attention import HeadShape
-    from unspool.kernels.gpu.wide_attention import WideAttention
+    from unspool.kernels.gpu.attention.split_attention import HeadShape
+    from unspool.kernels.gpu.attention.wide_attention import WideAttention
 
     keys = Scattered([30, 14], 64, 16, 2, 16, torch.float32)
     keys.blocks[:, 2:] = 0
@@ -171,8 +172,8 @@ def test_nothing_is_written_where_a_row_has_no_block() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_kept_candidates_and_copied_blocks(dtype: torch.dtype) -> None:
-    from unspool.kernels.gpu.blocks import BlockMover
-    from unspool.kernels.gpu.forks import ForkKeeper
+    from unspool.kernels.gpu.attention.block_copies import BlockMover
+    from unspool.kernels.gpu.attention.forks import ForkKeeper
 
     held, chosen = [14, 31, 3], torch.tensor([3, 1, 0], device=DEVICE)
     keys = Scattered(held, 64, 16, 2, 40, dtype)

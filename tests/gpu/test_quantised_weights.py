@@ -10,7 +10,7 @@ import torch
 from tests.conformance.cases import GOLDENS
 
 import unspool
-from unspool.kernels.gpu.words import SWITCH
+from unspool.kernels.gpu.products.words import SWITCH
 from unspool.loading.catalogue import find_model
 from unspool.models.weights import Embedding, Linear, WordEmbedding, WordLinear
 

@@ -24,7 +24,7 @@ def make(rows: int, absent: int, num_early: int, vocab: int) -> tuple[torch.Tens
 @pytest.mark.parametrize(("rows", "absent"), [(2, 0), (12, 2), (48, 0)])
 @pytest.mark.parametrize("scale", [0.0, 0.3, 1.5, -2.0, 7.0])
 def test_guidance(vocab: int, rows: int, absent: int, scale: float) -> None:
-    from unspool.kernels.gpu.readings import CapturedReading
+    from unspool.kernels.gpu.sampling.readings import CapturedReading
 
     logits, tokens, lengths = make(rows, absent, 0, vocab)
     made = CapturedReading(Guide(scale), rows, 0, vocab, logits.device)
@@ -38,7 +38,7 @@ def test_guidance(vocab: int, rows: int, absent: int, scale: float) -> None:
 
 
 def test_one_graph_serves_every_scale() -> None:
-    from unspool.kernels.gpu.readings import CapturedReading
+    from unspool.kernels.gpu.sampling.readings import CapturedReading
 
     logits, tokens, lengths = make(4, 0, 0, 9001)
     made = CapturedReading(Guide(1.5), 4, 0, 9001, logits.device)
@@ -59,7 +59,7 @@ def test_one_graph_serves_every_scale() -> None:
 @pytest.mark.parametrize("num_early", [1, 4])
 @pytest.mark.parametrize("by_row", [True, False])
 def test_contrast(vocab: int, rows: int, absent: int, num_early: int, by_row: bool) -> None:
-    from unspool.kernels.gpu.readings import CapturedReading
+    from unspool.kernels.gpu.sampling.readings import CapturedReading
 
     logits, tokens, lengths = make(rows, absent, num_early, vocab)
     contrast = Contrast(by_row)
@@ -79,7 +79,7 @@ def test_contrast(vocab: int, rows: int, absent: int, num_early: int, by_row: bo
 
 
 def test_rows_without_numbers_have_no_likeliest_token() -> None:
-    from unspool.kernels.gpu.readings import CapturedReading
+    from unspool.kernels.gpu.sampling.readings import CapturedReading
 
     logits, tokens, lengths = make(4, 0, 0, 5000)
     logits[1, 4321] = float("nan")

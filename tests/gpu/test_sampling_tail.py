@@ -228,7 +228,7 @@ def test_frequencies_are_the_probabilities() -> None:
 
 
 def draw_row_here(scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    from unspool.kernels.gpu.row_draw import draw_row
+    from unspool.kernels.gpu.sampling.row_draw import draw_row
 
     return draw_row(scores.to(DEVICE), uniforms.to(DEVICE)).cpu()
 

@@ -147,7 +147,7 @@ def test_numbers_of_a_call_are_inputs_of_its_graph(
     settings: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Calls that differ in a number alone capture nothing anew, and each goes by its own."""
-    from unspool.models import captured as module
+    from unspool.models.paths import captured as module
 
     model, ids = load("llama"), make_tokens(2, 9)
     made = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unspool.kernels.readings import Contrast, Guide
-from unspool.models.captured_shape import PassShape
+from unspool.models.paths.captured_shape import PassShape
 
 
 def test_guidance_of_any_scale_is_one_graph() -> None:

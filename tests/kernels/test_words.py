@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from unspool.errors import SettingError
 from unspool.kernels.cpu.blocks import Kind, quantise_rows
-from unspool.kernels.gpu.words import SWITCH, lay_out_words, rounds_inputs
+from unspool.kernels.gpu.products.words import SWITCH, lay_out_words, rounds_inputs
 
 CPU = torch.device("cpu")
 

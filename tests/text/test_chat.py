@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -222,7 +224,48 @@ HOSTILE = {
     "nested ifs": "{% if 1 %}" * 20_000 + "{% endif %}" * 20_000,
     "self namespace": "{% set ns = namespace() %}{% set ns.x = ns %}{% set ns.x = ns %}{{ ns }}",
     "too long": "a" * 1_000_000,
+    # what was once made before it was paid for; s is a text as long as there may be
+    "many wide printf fields": "{{ ('%(a)9999d'*300000) % {'a':1} }}",
+    "many wide fields": "{{ ('{0:9999}'*300000).format(1) }}",
+    "many allowed fields": "{{ ('{0:999}'*300000).format(1) }}",
+    "one long text formatted often": "{{ ('{0}'*400).format(s) }}",
+    "one long text printed often": "{{ ('%(a)s'*400) % {'a': s} }}",
+    "long separator": "{{ s.join(range(400)|map('string')) }}",
+    "long separator of a filter": "{{ range(400)|join(s) }}",
+    "long default": "{{ range(400)|map(attribute='zz',default=s)|join }}",
+    "long default kept": "{{ (range(400)|map(attribute='zz',default=s)|list ~ '') | length }}",
+    "long indent of JSON": "{{ range(400)|list|tojson(indent=s) }}",
+    "long separators of JSON": "{{ range(400)|list|tojson(separators=(s,s)) }}",
+    "JSON of escapes": "{{ ('\x01'*8000000)|tojson }}{{ ['\x01'*8000000, 1]|tojson }}",
+    "printed escapes": "{{ ['\U000e0001'*8000000]|string }}",
+    "replacement by name": "{{ ('a'*8000000)|replace(old='a',new='b'*400) }}",
+    "bytes made": "{{ ('é'*4000000).encode('idna') }}",
+    "sorted letters": "{{ ('éa'*4000000)|sort }}",
+    "unique letters": "{{ ('éa'*4000000)|unique }}",
+    "letters": "{{ ('éa'*4000000)|list }}",
+    "reversed letters": "{{ ('éa'*4000000)|list|reverse|list }}",
+    "search from the right": "{{ ('a'*8000000).rfind('ab' ~ 'a'*4000000) }}",
+    "split from the right": "{{ ('a'*8000000).rsplit('ab' ~ 'a'*4000000) }}",
+    "stripped": "{{ ('a'*8000000).strip('b'*4000000 ~ 'a') }}",
+    "trimmed": "{{ ('a'*8000000)|trim('b'*4000000 ~ 'a') }}",
+    "words": "{{ ('é '*4000000).split()|length }}",
+    "lines": "{{ ('é\n'*4000000).splitlines()|length }}",
+    "equal hashes": "{{ range(0, 2305843009213693951*100000, 2305843009213693951)|unique|list|length }}",
+    "equal hashes of keys": "{{ dict(range(0, 2305843009213693951*9000, 2305843009213693951)|batch(2)) }}",
+    "equal hashes of tuples": "{{ [(-1,-2),(-2,-1)]|unique|list }}",
+    "long attribute": "{{ range(90000)|map(attribute='a.' * 4000000)|list }}",
+    "chain of comparisons": "{% set t = s ~ '' %}{{ s " + "== t == s " * 2500 + "}}",
+    "slices": "{% for i in range(9999) %}{{ s[1:]|length }}{% endfor %}",
+    "kept slices": "{% set ns=namespace(x=[]) %}{% for i in range(9999) %}{% set ns.x = [ns.x, s[i:]] %}{% endfor %}",
+    "many empty lists": "{% set ns=namespace(x=[]) %}{% for i in range(99999) %}{% for j in range(99) %}"
+    "{% set ns.x = [[], ns.x] %}{% endfor %}{% endfor %}",
+    # compiling
+    "long concatenation": "{{ 1" + "~1" * 60_000 + " }}",
+    "many macros": "".join(f"{{% macro m{i}() %}}{{% endmacro %}}" for i in range(3000)),
+    "many ifs": "".join(f"{{% if x %}}{{% set a{i}=1 %}}{{% endif %}}" for i in range(3000)),
+    "many outputs": "{{1}}a" * 20_000,
 }  # fmt: skip
+LONG = "{% set s = 'x'*8000000 %}"
 
 
 REASONS = (
@@ -230,16 +273,42 @@ REASONS = (
     *("the longest that is run", "has no attribute", "too many nested", "recursion"),
 )
 
+# Every hostile template in one process that may have 500 MB more than it started with.
+IN_LITTLE_MEMORY = """
+import pathlib, resource, time
+import unspool.text.chat.budget
+from tests.text.test_chat import HOSTILE, LONG, render
+from unspool.errors import UnspoolError
+taken = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken + (500 << 20),) * 2)
+unspool.text.chat.budget.MAX_SECONDS = 0.5
+for name, template in HOSTILE.items():
+    start = time.process_time()
+    try:
+        render(LONG + template)
+    except UnspoolError as error:
+        assert "MemoryError" not in str(error), (name, error)
+    assert time.process_time() - start < 8, name
+print("done")
+"""
+
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_templates_are_stopped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unspool.text.chat.budget.MAX_SECONDS", 0.4)
     start = time.process_time()
     with pytest.raises((InputError, SettingError)) as caught:
-        render(HOSTILE[name])
+        render(LONG + HOSTILE[name])
     assert time.process_time() - start < 8, "too slow"
     message = str(caught.value)
     assert any(reason in message for reason in REASONS), message
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited by Linux's means")
+def test_hostile_templates_are_stopped_in_little_memory() -> None:
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", IN_LITTLE_MEMORY], cwd=root, capture_output=True, text=True)
+    assert done.stdout == "done\n", done.stderr[-2000:]
 
 
 def test_a_long_chat_is_not_hostile() -> None:

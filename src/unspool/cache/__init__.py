@@ -2,11 +2,13 @@
 
 from unspool.cache.base import (
     BRANCH,
+    BRANCH_SOURCE,
     DIVIDE,
     FIXED_SHAPE,
     FLAT,
     FORK,
     JOIN,
+    LEGACY,
     RAGGED,
     ROLL_BACK,
     SELECT_ROWS,
@@ -32,17 +34,19 @@ from unspool.cache.sliding import HybridCache, SlidingWindowCache
 from unspool.cache.span import Mask, Span
 from unspool.cache.static import StaticCache
 from unspool.cache.stores.quantized_config import QuantizedCacheConfig
-from unspool.cache.views.branching import BranchedKeys, BranchingCache
+from unspool.cache.views.branching import BranchedKeys, BranchingCache, branch_rows
 from unspool.cache.views.forked import ForkedCache
 
 __all__ = [
     "BRANCH",
+    "BRANCH_SOURCE",
     "DIVIDE",
     "FIXED_SHAPE",
     "FLAT",
     "FORK",
     "JOIN",
     "KINDS",
+    "LEGACY",
     "RAGGED",
     "ROLL_BACK",
     "SELECT_ROWS",
@@ -77,6 +81,7 @@ __all__ = [
     "StaticCache",
     "StaticCacheConfig",
     "Stores",
+    "branch_rows",
     "find_kind",
     "load_cache",
     "make_cache",

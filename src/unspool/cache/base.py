@@ -26,9 +26,11 @@ SELECT_ROWS: Final = "select_rows"  # rows can leave, be repeated and be reorder
 JOIN: Final = "join_rows"  # rows of another cache of the kind can be taken in, and rows handed out
 DIVIDE: Final = "divide_rows"  # a pass can run over some of the rows at a time
 RAGGED: Final = "ragged"  # rows can have different lengths
-BRANCH: Final = "branch_rows"  # several rows can go on from one copy of a prompt's keys
 FORK: Final = "fork_rows"  # several tokens can be tried after a row, over one copy of its keys
 FLAT: Final = "take_flat_tokens"  # a pass may bring its real tokens alone, one row's behind the other's
+BRANCH: Final = "branch_rows"  # rows that continue one prompt can share its keys (`branch`)
+BRANCH_SOURCE: Final = "branch_source"  # rows that continue one prompt can share the keys of what an encoder read
+LEGACY: Final = "to_legacy"  # keys can be returned as the reference's tuples of tensors
 FIXED_SHAPE: Final = "fixed_shape"  # buffers never move, so a step over them can be captured
 
 

@@ -20,7 +20,7 @@ from unspool.kernels.ragged import Ragged
 from unspool.kernels.sending import send
 
 if TYPE_CHECKING:
-    from unspool.kernels.gpu.forks import ForkKeeper
+    from unspool.kernels.gpu.attention.forks import ForkKeeper
 
 
 class BufferedCache(Cache):
@@ -190,7 +190,7 @@ class BufferedCache(Cache):
         if any(buffer.stride() != first.stride() for buffer in self._buffers):
             return None
         if self._keeper is None or self._keeper[0] is not places:
-            from unspool.kernels.gpu.forks import ForkKeeper  # Triton is imported where a GPU is used
+            from unspool.kernels.gpu.attention.forks import ForkKeeper  # Triton is imported where a GPU is used
 
             self._keeper = (places, ForkKeeper(places.buffers))
         return self._keeper[1]

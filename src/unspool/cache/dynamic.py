@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import torch
 
-from unspool.cache.base import BRANCH, DIVIDE, FLAT, FORK, JOIN, RAGGED, ROLL_BACK, SELECT_ROWS, Cache
+from unspool.cache.base import BRANCH, DIVIDE, FLAT, FORK, JOIN, LEGACY, RAGGED, ROLL_BACK, SELECT_ROWS, Cache
 from unspool.cache.files import saved
 from unspool.cache.reference import GrowingSurface, LegacyCache
 from unspool.cache.views.branching import BranchingCache, GrowingRows
@@ -19,7 +19,7 @@ CHUNK = 64  # positions by which the buffers grow, at least
 class DynamicCache(GrowingRows, GrowingSurface):
     """A cache that grows as tokens arrive, in chunks: no concatenation per token."""
 
-    can = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED, FORK, DIVIDE, FLAT, BRANCH, JOIN})
+    can = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED, FORK, DIVIDE, FLAT, BRANCH, JOIN, LEGACY})
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from unspool.cache.base import BRANCH, JOIN, Cache
+from unspool.cache.base import BRANCH, BRANCH_SOURCE, JOIN, Cache
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.files import SAVED, saved
 from unspool.cache.span import Mask, Span
@@ -35,7 +35,7 @@ class EncoderDecoderCache(Cache):
 
     @property
     def can(self) -> frozenset[str]:  # type: ignore[override]  # what both parts can
-        return self.self_attention_cache.can & self.cross_attention_cache.can | {BRANCH}
+        return self.self_attention_cache.can & self.cross_attention_cache.can - {BRANCH} | {BRANCH_SOURCE}
 
     @property
     def source_lengths(self) -> list[int]:

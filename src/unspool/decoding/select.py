@@ -24,7 +24,7 @@ def draw(scores: torch.Tensor, uniforms: torch.Tensor, tokens: torch.Tensor | No
     has a probability.
     """
     if tokens is None and scores.dtype == torch.float32 and runs_kernels(scores.device):
-        from unspool.kernels.gpu.row_draw import draw_row  # Triton is imported where a GPU is used
+        from unspool.kernels.gpu.sampling.row_draw import draw_row  # Triton is imported where a GPU is used
 
         return draw_row(scores, uniforms)
     return draw_plainly(scores, uniforms, tokens)

@@ -29,7 +29,7 @@ def draw_by_operators(tail: FusedTail, scores: torch.Tensor, uniforms: torch.Ten
 
 def draw_by_kernels(tail: FusedTail, scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """The same in Triton's kernels, where twenty operators would each cost more than their work."""
-    from unspool.kernels.gpu.sampling import TailSettings, draw_tail  # Triton is imported where a GPU is used
+    from unspool.kernels.gpu.sampling.tail import TailSettings, draw_tail  # Triton is imported where a GPU is used
 
     settings = TailSettings(
         top_k=tail.top_k.column(scores),

@@ -73,7 +73,7 @@ def attend_packed(
             queries, keys, values, scale=scale, mask=mask, window=window, softcap=softcap, want_weights=True
         )
     if queries.device.type == "cuda" and has_triton():
-        from unspool.kernels.gpu import packed_reading
+        from unspool.kernels.gpu.attention import packed_reading
 
         if packed_reading.can_read(queries, keys, values):
             return packed_reading.attend(queries, keys, values, scale, mask, window, softcap), None

@@ -11,7 +11,7 @@ import torch
 
 from unspool.errors import LoadError
 from unspool.kernels.cpu import BLOCK, Blocks, Kind, join_blocks, quantise_rows
-from unspool.models.spec import NormSpec
+from unspool.models.decoder.spec import NormSpec
 from unspool.models.weights import (
     AnyLinear,
     Linear,

@@ -9,7 +9,6 @@ import torch
 
 from unspool.errors import LoadError, UnsupportedError
 from unspool.models.assembly import Packing, Progress
-from unspool.models.captured import prepare_captures
 from unspool.models.families.baichuan import BAICHUAN
 from unspool.models.families.base import DecoderFamily
 from unspool.models.families.bloom import BLOOM
@@ -24,6 +23,7 @@ from unspool.models.families.opt import OPT
 from unspool.models.families.phi import PHI
 from unspool.models.families.t5 import T5_FAMILY
 from unspool.models.native import NativeModel
+from unspool.models.paths.captured import prepare_captures
 from unspool.models.weights import WeightSource
 
 

@@ -13,7 +13,7 @@ from unspool.errors import LoadError
 from unspool.kernels.cpu import Blocks, Kind, find_library, pack_tiles, unpack_tiles
 from unspool.kernels.cpu.library import Matrix, describe_matrix
 from unspool.kernels.cpu.operators import multiply_packed, read_packed_rows
-from unspool.kernels.gpu.words import Words, lay_out_words
+from unspool.kernels.gpu.products.words import Words, lay_out_words
 from unspool.kernels.norms import layer_norm, rms_norm
 from unspool.kernels.presence import has_triton
 
@@ -219,7 +219,7 @@ class WordLinear(WordRows):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if not x.is_cuda or not has_triton():
             return F.linear(x, self.weight.to(x.dtype), self.bias)
-        from unspool.kernels.gpu.product import multiply
+        from unspool.kernels.gpu.products.product import multiply
 
         rows = x.reshape(-1, x.shape[-1]).contiguous()  # the last positions of a pass lie between others
         out = x.new_empty(rows.shape[0], self.words.shape[0])

@@ -24,7 +24,7 @@ from unspool.kernels.presence import has_triton
 from unspool.kernels.ragged import Ragged
 
 if TYPE_CHECKING:
-    from unspool.kernels.gpu.forks import ForkKeeper
+    from unspool.kernels.gpu.attention.forks import ForkKeeper
 
 
 @dataclass(slots=True)
@@ -217,7 +217,7 @@ class PagedCache(Cache):
         """Move every row's chosen fork to the row's end."""
         if chosen.is_cuda and has_triton() and (places := self.places()) is not None:
             if self._keeper is None or self._keeper[0] is not places:
-                from unspool.kernels.gpu.forks import ForkKeeper  # Triton is imported where a GPU is used
+                from unspool.kernels.gpu.attention.forks import ForkKeeper  # Triton is imported where a GPU is used
 
                 self._keeper = (places, ForkKeeper(places.buffers, places.block_table))
             self._keeper[1].keep(chosen, self.lengths)

@@ -19,7 +19,7 @@ from unspool.errors import ResourceError, SettingError
 from unspool.kernels.presence import has_triton
 
 if TYPE_CHECKING:
-    from unspool.kernels.gpu.blocks import BlockMover
+    from unspool.kernels.gpu.attention.block_copies import BlockMover
 
 # A GPU's kernels look at 64 keys at once where there are several rows, and the C library reads keys in parts of 64, so
 # no tile crosses a block. A row leaves half a block empty on average: at 2,000 positions 1.6 %.
@@ -211,7 +211,9 @@ class BlockPool:
         first = self.buffers[0]
         if first.is_cuda and has_triton():
             if self._mover is None or len(self._mover[0]) != len(self.buffers):
-                from unspool.kernels.gpu.blocks import BlockMover  # Triton is imported where a GPU is used
+                from unspool.kernels.gpu.attention.block_copies import (
+                    BlockMover,  # Triton is imported where a GPU is used
+                )
 
                 self._mover = (list(self.buffers), BlockMover(self.buffers))
             self._mover[1].move(sources, targets)

@@ -258,3 +258,8 @@ class BranchingCache(Cache):
     def nbytes(self) -> int:
         """Bytes that keys and values take."""
         return self._prompt.nbytes + self._own.nbytes
+
+
+def branch_rows(cache: Cache, num_branches: int) -> Cache:
+    """A cache in which `num_branches` rows continue every row of `cache`, over one copy of what they share."""
+    return cache.branch(num_branches)

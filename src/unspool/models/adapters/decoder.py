@@ -14,7 +14,7 @@ from unspool.models.adapters.description import Description
 from unspool.models.adapters.keys import make_keys
 from unspool.models.adapters.passes import AlignedPass, Measurement, Pass, PlacedPass, make_pass, pick_columns
 from unspool.models.arrangement import read_mask
-from unspool.models.decoder import CausalOutput
+from unspool.models.decoder.model import CausalOutput
 from unspool.protocols import LAST, Encoded, Forward, Want
 
 

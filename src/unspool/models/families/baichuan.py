@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from unspool.models.decoder.spec import AlibiSpec, DecoderSpec
 from unspool.models.families.base import DecoderFamily, fixed
 from unspool.models.families.gguf import read_gguf_decoder
 from unspool.models.families.llama import NAMES as LLAMA_NAMES
 from unspool.models.families.llama import read_llama_config
 from unspool.models.settings import Settings
-from unspool.models.spec import AlibiSpec, DecoderSpec
 from unspool.models.weights import WeightSource
 
 _VOCAB_2 = 125_696  # the second generation's vocabulary; it alone normalises its head

@@ -10,11 +10,11 @@ import torch
 
 from unspool.errors import LoadError, UnsupportedError
 from unspool.models.assembly import Packing, Progress
-from unspool.models.decoder import Decoder
+from unspool.models.decoder.layers import WeightNames, assemble_decoder
+from unspool.models.decoder.model import Decoder
+from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.families.gguf import find_gguf_names
-from unspool.models.layers import WeightNames, assemble_decoder
 from unspool.models.settings import Settings
-from unspool.models.spec import DecoderSpec
 from unspool.models.weights import WeightSource
 from unspool.protocols import LayerKind
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from unspool.models.decoder.frequencies import make_rope, plain_frequencies, read_rope
+from unspool.models.decoder.spec import DecoderSpec, NormSpec, RopeSpec
 from unspool.models.families.base import DecoderFamily, fixed, read_layer_kinds
 from unspool.models.families.gguf import read_gguf_decoder
 from unspool.models.families.llama import NAMES as LLAMA_NAMES
 from unspool.models.families.llama import read_llama_config
-from unspool.models.frequencies import make_rope, plain_frequencies, read_rope
 from unspool.models.settings import Settings
-from unspool.models.spec import DecoderSpec, NormSpec, RopeSpec
 from unspool.models.weights import WeightSource
 from unspool.protocols import LayerKind
 

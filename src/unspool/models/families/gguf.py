@@ -7,10 +7,10 @@ from typing import Literal
 import torch
 
 from unspool.errors import LoadError, UnsupportedError
-from unspool.models.frequencies import make_rope, plain_frequencies, yarn_magnitude, yarn_rope
-from unspool.models.layers import WeightNames
+from unspool.models.decoder.frequencies import make_rope, plain_frequencies, yarn_magnitude, yarn_rope
+from unspool.models.decoder.layers import WeightNames
+from unspool.models.decoder.spec import DecoderSpec, NormSpec, RopeSpec
 from unspool.models.settings import Settings
-from unspool.models.spec import DecoderSpec, NormSpec, RopeSpec
 from unspool.models.weights import WeightSource
 
 

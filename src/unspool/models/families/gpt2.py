@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from unspool.models.decoder.layers import WeightNames
+from unspool.models.decoder.spec import DecoderSpec, NormSpec
 from unspool.models.families.base import DecoderFamily, fixed, read_head_dim, read_ids, refuse_unbuilt
 from unspool.models.families.gguf import read_gguf_decoder
-from unspool.models.layers import WeightNames
 from unspool.models.settings import Settings
-from unspool.models.spec import DecoderSpec, NormSpec
 from unspool.models.weights import WeightSource
 
 NAMES = WeightNames(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from unspool.models.decoder.frequencies import make_rope, plain_frequencies
+from unspool.models.decoder.layers import WeightNames
+from unspool.models.decoder.spec import DecoderSpec, NormSpec
 from unspool.models.families.base import DecoderFamily, fixed, read_head_dim, read_ids, refuse_unbuilt
-from unspool.models.frequencies import make_rope, plain_frequencies
-from unspool.models.layers import WeightNames
 from unspool.models.settings import Settings
-from unspool.models.spec import DecoderSpec, NormSpec
 
 NAMES = WeightNames(
     embedding="transformer.wte",

@@ -12,8 +12,8 @@ from unspool.errors import UnsupportedError
 from unspool.kernels.activations import find_activation
 from unspool.models.assembly import Progress
 from unspool.models.families.base import read_ids, refuse_quantised
-from unspool.models.mamba import Mamba
-from unspool.models.mamba_weights import MambaNames, MambaSpec, assemble_mamba
+from unspool.models.mamba.model import Mamba
+from unspool.models.mamba.weights import MambaNames, MambaSpec, assemble_mamba
 from unspool.models.settings import Settings
 from unspool.models.weights import WeightSource
 

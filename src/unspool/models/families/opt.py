@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from unspool.models.decoder.layers import WeightNames
+from unspool.models.decoder.spec import DecoderSpec, NormSpec
 from unspool.models.families.base import DecoderFamily, fixed, read_head_dim, read_ids, refuse_unbuilt
-from unspool.models.layers import WeightNames
 from unspool.models.settings import Settings
-from unspool.models.spec import DecoderSpec, NormSpec
 
 _OFFSET = 2  # the table's first two rows belong to padding
 

@@ -11,10 +11,10 @@ import torch
 from unspool.errors import UnsupportedError
 from unspool.kernels.activations import find_activation
 from unspool.models.assembly import Progress
+from unspool.models.encoder_decoder.t5 import T5
+from unspool.models.encoder_decoder.t5_weights import T5Spec, assemble_t5
 from unspool.models.families.base import refuse_quantised
 from unspool.models.settings import Settings
-from unspool.models.t5 import T5
-from unspool.models.t5_weights import T5Spec, assemble_t5
 from unspool.models.weights import WeightSource
 
 

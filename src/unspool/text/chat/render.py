@@ -1,26 +1,28 @@
 """Running chat templates: the one place that does. They come with models, from anyone, so they are not trusted.
 
 A template runs in jinja2's sandbox, which keeps it away from Python. That leaves its appetite: loops in loops,
-strings doubled forty times. So the template's tree is rewritten before it is compiled (`instrument`), and every
-loop, call, operator, filter, literal and output pays for the size of what it makes out of one `Budget`.
+strings doubled forty times. So only known operations exist there (`sandbox`, `methods`, `filters`), the tree is
+rewritten before it is compiled (`instrument`), and everything pays for what it makes, before it is made (`budget`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import jinja2
 import jinja2.meta
 
 from unspool.errors import InputError, SettingError
-from unspool.text.chat.budget import Budget, spending
+from unspool.text.chat.budget import Budget, refuse, spending
 from unspool.text.chat.instrument import instrument
 from unspool.text.chat.messages import copy_messages, copy_plain
 from unspool.text.chat.sandbox import ChatEnvironment
 
-MAX_TEMPLATE_CHARACTERS = 256 << 10
+MAX_TEMPLATE_CHARACTERS = 128 << 10
+MAX_TOKENS = 24_000  # that a template is made of, beside its plain text
 MAX_TOOLS = 4096
 
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
@@ -65,6 +67,8 @@ def _compile(template: str) -> tuple[jinja2.Template, frozenset[str]]:
         )
     environment = _environment()
     try:
+        if len(list(islice(environment.lex(template), 2 * MAX_TOKENS + 1))) > 2 * MAX_TOKENS:  # spaces count there
+            raise refuse(f"it has more than {MAX_TOKENS} words and signs")
         tree = environment.parse(template)
         known = frozenset(jinja2.meta.find_undeclared_variables(tree))
         return environment.from_string(instrument(tree, environment)), known

@@ -1,11 +1,9 @@
-"""The sandbox of chat templates: jinja2's own, with every operation that can make something large kept in bounds."""
+"""The sandbox of chat templates: jinja2's own, in which only known operations exist, each kept in bounds."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from functools import wraps
 from typing import Any
 
 import jinja2
@@ -16,27 +14,15 @@ import jinja2.runtime
 import jinja2.utils
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from unspool.text.chat.budget import ChatNamespace, Counted, check_text_size, current_budget, refuse
-from unspool.text.chat.checks import (
-    check_braces,
-    check_filter,
-    check_method,
-    check_power,
-    check_printf,
-    check_product,
-)
+from unspool.text.chat.budget import ChatNamespace, Counted, check_bits, check_key, current_budget, refuse
+from unspool.text.chat.filters import make_filters, make_tests
+from unspool.text.chat.formats import format_braces, format_printf
 from unspool.text.chat.instrument import INSTRUMENT_FILTERS, join_output
+from unspool.text.chat.methods import ATTRIBUTES, Method, check_product, find_method
+from unspool.text.chat.writing import to_text
 
 MAX_RANGE = 100_000
 MAX_FORMAT = 256  # characters of a date format
-
-# What chat templates use of jinja2's filters; the rest is not worth its risk.
-_FILTERS = (
-    *("abs", "batch", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "format"),
-    *("groupby", "indent", "int", "items", "join", "last", "length", "list", "lower", "map", "max", "min", "reject"),
-    *("rejectattr", "replace", "reverse", "round", "safe", "select", "selectattr", "slice", "sort", "string", "sum"),
-    *("title", "trim", "truncate", "unique", "upper", "urlencode", "wordcount"),
-)
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -51,9 +37,9 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """Where chat templates run: the filters and globals that they use, and a price on everything that grows."""
+    """Where chat templates run: the filters, methods and functions that they use, and a price on everything."""
 
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"+", "-", "*", "/", "//", "**", "%"})
 
     def __init__(self) -> None:
         super().__init__(
@@ -65,10 +51,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             finalize=_pay_for_output,
             cache_size=0,
         )
-        builtin = {name: self.filters[name] for name in _FILTERS}
-        self.filters = {name: _guard_filter(name, function) for name, function in builtin.items()}
-        self.filters["tojson"] = _guard_filter("tojson", _to_json)
-        self.filters |= INSTRUMENT_FILTERS
+        self.filters = {**make_filters(), **INSTRUMENT_FILTERS}
+        self.tests = make_tests()
         self.globals = {
             "dict": _make_dict,
             "joiner": jinja2.utils.Joiner,
@@ -78,74 +62,131 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             "range": _make_range,
             "strftime_now": _format_now,
         }
+        self._callable_globals = frozenset(self.globals.values())
         self.concat: Callable[[Iterable[str]], str] = join_output
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        """Refuse the result of an operator before it is made, and pay for it after."""
-        if operator == "*":
+        """Refuse the result of an operator before it is made, and pay for it."""
+        current_budget().charge(1)
+        if operator == "%" and isinstance(left, str):
+            return format_printf(left, right)
+        if isinstance(left, int) and isinstance(right, int):
+            _check_whole_numbers(operator, left, right)
+        elif operator == "*":
             check_product(left, right)
-        elif operator == "**":
-            check_power(left, right)
-        elif operator == "%" and isinstance(left, str):
-            check_printf(left)
         elif operator == "+" and isinstance(left, str) and isinstance(right, str):
-            check_text_size(len(left) + len(right))
+            current_budget().charge_text(len(left) + len(right))
+            return left + right
+        elif operator == "+" and isinstance(left, list | tuple) and isinstance(right, list | tuple):
+            current_budget().charge(len(left) + len(right))
+        elif not isinstance(left, _OPERANDS) or not isinstance(right, _OPERANDS):
+            raise TypeError(
+                f"unsupported operand types for {operator}: {type(left).__name__!r} and {type(right).__name__!r}"
+            )
         result = super().call_binop(context, operator, left, right)
         current_budget().charge_value(result)
         return result
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """A known method or attribute of a value, or else its item of that name."""
+        if isinstance(obj, jinja2.runtime.Undefined):
+            return super().getattr(obj, attribute)
+        found = self._find_attribute(obj, attribute)
+        return _find_item(obj, attribute, self.undefined) if found is None else found
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """An item of a value, or else the known method or attribute of that name."""
+        if isinstance(obj, jinja2.runtime.Undefined):
+            return super().getitem(obj, argument)
+        item = _find_item(obj, argument, self.undefined)
+        if isinstance(argument, str) and isinstance(item, jinja2.runtime.Undefined):
+            found = self._find_attribute(obj, argument)
+            return item if found is None else found
+        return item
+
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - names that a template's own can't meet
-        """Check what is called with which sizes, and pay for the result."""
+        """Call what may be called, and pay for the result."""
         current_budget().charge(1)
         if isinstance(__obj, jinja2.runtime.LoopContext) and args:  # {% for … recursive %} called again
             args = (Counted(args[0], 100), *args[1:])
-        owner = getattr(__obj, "__self__", None)
-        if isinstance(owner, str | bytes | int | float | type):
-            check_method(owner, str(getattr(__obj, "__name__", "")), args, kwargs)
+        elif not isinstance(__obj, _CALLABLES) and not (
+            callable(__obj) and __obj.__hash__ is not None and __obj in __self._callable_globals
+        ):
+            raise TypeError(f"{type(__obj).__name__!r} object is not callable")
         result = super().call(__context, __obj, *args, **kwargs)
         current_budget().charge_value(result)
         return result
 
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Refuse wide fields in `str.format`, whose result could be of any size."""
-        wrapped = super().wrap_str_format(value)
-        if wrapped is not None:
-            check_braces(value.__self__)
-        return wrapped
+    def _find_attribute(self, obj: Any, name: str) -> Any:
+        """A method or attribute that is known to be harmless, or None."""
+        if isinstance(obj, str):
+            if name == "format":
+                return Method(lambda *args, **kwargs: format_braces(obj, args, kwargs, self._look_up))
+            if name == "format_map":
+                return Method(lambda mapping: format_braces(obj, (), mapping, self._look_up))
+            return find_method(obj, name)
+        if isinstance(obj, ChatNamespace):
+            return None  # its names are items
+        for kind, names in ATTRIBUTES.items():
+            if isinstance(obj, kind) and name in names:
+                value = getattr(obj, name)
+                return Method(value) if callable(value) and not isinstance(value, _CALLABLES) else value
+        if isinstance(obj, tuple) and name in getattr(obj, "_fields", ()):  # `groupby`'s grouper and list
+            return getattr(obj, name)
+        return None
+
+    def _look_up(self, value: Any, is_attribute: bool, name: Any) -> Any:
+        return self.getattr(value, name) if is_attribute else self.getitem(value, name)
+
+
+_OPERANDS = (int, float, str, list, tuple, jinja2.runtime.Undefined)
+_CALLABLES = (
+    *(Method, jinja2.runtime.Macro, jinja2.runtime.LoopContext, jinja2.runtime.Undefined, jinja2.utils.Joiner),
+)
+
+
+def _find_item(obj: Any, argument: Any, undefined: Callable[..., jinja2.runtime.Undefined]) -> Any:
+    if isinstance(obj, ChatNamespace):
+        # The class answers every name with what a template put there; this one is jinja2's own.
+        obj_items: Mapping[str, Any] = object.__getattribute__(obj, "_Namespace__attrs")
+        return obj_items[argument] if argument in obj_items else undefined(obj=obj, name=argument)
+    if isinstance(obj, str | list | tuple | dict | range):
+        try:
+            return obj[argument]
+        except (LookupError, TypeError):
+            pass
+    return undefined(obj=obj, name=argument)
+
+
+def _check_whole_numbers(operator: str, left: int, right: int) -> None:
+    if operator == "*":
+        check_bits(left.bit_length() + right.bit_length() - 1)
+    elif operator == "**" and right > 0:
+        check_bits((left.bit_length() - 1) * right + 1)
 
 
 @jinja2.pass_context
-def _pay_for_output(_context: jinja2.runtime.Context, value: Any) -> Any:
-    current_budget().charge_value(value)
-    return value
-
-
-def _guard_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that checks what it is given, and pays for what it makes."""
-    num_passed = 1 if hasattr(function, "jinja_pass_arg") else 0
-
-    @wraps(function)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        values = [_settle(value) for value in args[num_passed:]]
-        check_filter(name, values, kwargs)
-        result = function(*args[:num_passed], *values, **kwargs)
-        current_budget().charge_value(result)
-        return result
-
-    return guarded
-
-
-def _settle(value: Any) -> Any:
-    """What is still to be computed, as a list: its size must be known, and its items paid for."""
-    return list(Counted(value, 1)) if isinstance(value, Iterator) else value
+def _pay_for_output(_context: jinja2.runtime.Context, value: Any) -> str:
+    text = to_text(value)
+    current_budget().charge_text(len(text))
+    return text
 
 
 def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    return dict(*args, **kwargs)
+    if len(args) > 1:
+        raise TypeError(f"dict expected at most 1 argument, got {len(args)}")
+    pairs: Any = args[0] if args else ()
+    found: dict[Any, Any] = {}
+    for key, value in Counted(pairs.items() if isinstance(pairs, Mapping) else pairs, 2):
+        check_key(key)
+        found[key] = value
+    return {**found, **kwargs}
 
 
 def _make_range(*args: int) -> range:
     numbers = range(*args)
+    for end in (numbers.start, numbers.stop, numbers.step):
+        check_bits(end.bit_length())
     if len(numbers) > MAX_RANGE:
         raise refuse(f"it asks for a range of {len(numbers)}; the longest is {MAX_RANGE}")
     return numbers
@@ -158,15 +199,4 @@ def _format_now(date_format: str) -> str:
 
 
 def _raise_exception(message: object) -> None:
-    raise jinja2.TemplateError(str(message))
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as models saw it in training: characters as they are, no HTML escapes."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    raise jinja2.TemplateError(to_text(message))

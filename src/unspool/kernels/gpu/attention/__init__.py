@@ -1,0 +1,1 @@
+"""Attention of captured passes, and how its keys are found and moved."""

@@ -1,0 +1,251 @@
+"""One new token a row: rope, the write into the cache and attention over the keys in view, in one kernel.
+
+The reference is `kernels.rotary.rotate_`, `Cache.write` and `kernels.attention.attend`. How many keys there are is read
+on the device, and so is where they lie (`key_lookup`): a captured step serves any cache and any length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from unspool.kernels.gpu.attention.key_lookup import (
+    find_home,
+    find_keys,
+    find_new,
+    find_room,
+    find_row,
+    find_tile,
+    wrap,
+)
+from unspool.kernels.gpu.attention.split_attention import (
+    SMALLEST_DOT,
+    HeadShape,
+    Launch,
+    SplitAttention,
+    put_together,
+    read_values,
+    score_keys,
+)
+from unspool.kernels.gpu.launching import LINE_BYTES, ask_for, let_next_start, wait_for_input
+from unspool.kernels.key_layout import KeyLayout
+
+MOST_SPLITS: Final = 32
+ASKED: Final = 256  # keys: so few of a program are asked for before its queries are there
+NARROW: Final = 64  # numbers a head
+LARGEST_BLOCK_BYTES: Final = 32_768  # of keys; there are as many of values
+USUAL_SHARED_BYTES: Final = 98_304  # where the GPU does not say how much a program may have
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTiling:
+    """How keys are cut: those looked at at once, the fewest a program is started for, and for how many programs."""
+
+    block: int
+    chunk: int
+    programs: int
+    warps: int
+    stages: int
+
+
+# Measured inside whole passes (`benchmarks/gpu_attention.py`): a program that takes much shared memory keeps the next
+# kernel's out, which a measurement of attention alone doesn't show.
+ONE_ROW: Final = AttentionTiling(64, 64, 256, 4, 2)
+SEVERAL_ROWS: Final = AttentionTiling(64, 128, 256, 4, 2)
+SEVERAL_ROWS_OF_NARROW_HEADS: Final = AttentionTiling(64, 64, 256, 4, 3)
+
+
+@triton.jit(do_not_specialize=["layer", "num_layers", "window", "num_splits", "smallest_chunk"])
+def _attend(
+    QKV, OUT, BASE, TABLE, LENGTHS, TURNS, Q_NORM, K_NORM, SLOPES,
+    PARTS, STATS, COUNTS,
+    layer, num_layers, scale, softcap, eps, window, num_splits, smallest_chunk,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+    G: tl.constexpr, GP: tl.constexpr, GJ: tl.constexpr, PAIRS: tl.constexpr,
+    BLOCK: tl.constexpr, UNIT: tl.constexpr, MOST_SPLITS: tl.constexpr, ASKED: tl.constexpr, LINE_BYTES: tl.constexpr,
+    HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SLOPES: tl.constexpr,
+    BRANCHES: tl.constexpr, PAGE: tl.constexpr, IS_RING: tl.constexpr, IS_AWAY: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    POSITION: tl.constexpr = 2 * KV_HEADS * D  # numbers a position takes
+    WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
+    length = tl.load(LENGTHS + row)  # keys held; where the new one goes
+    own, apart, shared, shared_apart, num_shared, listed = find_row(
+        BASE, TABLE, LENGTHS, layer, num_layers, row, POSITION, UNIT, BRANCHES, PAGE
+    )  # fmt: skip
+    room, apart = find_room(TABLE, apart, layer, num_layers, POSITION, IS_RING)
+    first = 0
+    if HAS_WINDOW:
+        first = tl.maximum(length + 1 - window, 0)
+        if PAGE > 0:
+            first = first // BLOCK * BLOCK  # tiles begin where they do without a window, so that none crosses a block
+    num_keys = tl.maximum(length - first, 0)
+    chunk = tl.maximum(tl.cdiv(tl.cdiv(num_keys, num_splits), BLOCK) * BLOCK, smallest_chunk)
+    used = tl.maximum(tl.cdiv(num_keys, chunk), 1)
+    begin = first + split * chunk
+    end = tl.minimum(begin + chunk, length)
+    if BRANCHES == 0:  # a few keys can be on their way while the queries are still made
+        LINE: tl.constexpr = LINE_BYTES * 8 // QKV.dtype.element_ty.primitive_bitwidth  # numbers
+        LINES: tl.constexpr = (DP + LINE - 1) // LINE
+        number, asked = tl.arange(0, LINES) * LINE, begin + tl.arange(0, ASKED)
+        asked_at = find_keys(
+            row, wrap(asked, room, IS_RING), asked < end, own, apart, shared, shared_apart, num_shared, listed,
+            POSITION, BRANCHES, PAGE,
+        )  # fmt: skip
+        lines = asked_at[:, None] + head * D + number[None, :]
+        is_asked = ((asked < end) & (chunk <= ASKED))[:, None] & (number < D)[None, :]
+        ask_for(lines, is_asked, PDL)
+        ask_for(lines + KV_HEADS * D, is_asked, PDL)
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    if (length >= 0) & (split < used):
+        rg, rd = tl.arange(0, GP), tl.arange(0, DP)
+        is_head, is_number = rg < G, rd < D
+        # --- the queries, turned to their position
+        heads_at = QKV + row.to(tl.int64) * WIDTH + (head * G + rg)[:, None] * D
+        is_query = is_head[:, None] & is_number[None, :]
+        q = tl.load(heads_at + rd[None, :], mask=is_query, other=0.0).to(tl.float32)
+        key_at = QKV + row.to(tl.int64) * WIDTH + (HEADS + head) * D
+        k_new = tl.load(key_at + rd, mask=is_number, other=0.0).to(tl.float32)
+        v_new = tl.load(key_at + KV_HEADS * D + rd, mask=is_number, other=0.0)
+        q_root, k_root = tl.full((GP,), 1.0, tl.float32), 1.0
+        if HAS_NORM:
+            q_root = tl.rsqrt(tl.sum(q * q, 1) / D + eps)
+            k_root = tl.rsqrt(tl.sum(k_new * k_new, 0) / D + eps)
+            q = q * q_root[:, None] * tl.load(Q_NORM + rd, mask=is_number, other=0.0).to(tl.float32)[None, :]
+            k_new = k_new * k_root * tl.load(K_NORM + rd, mask=is_number, other=0.0).to(tl.float32)
+        if PAIRS > 0:
+            is_turned = rd < 2 * PAIRS
+            pair = rd ^ 1
+            q_pair = tl.load(heads_at + pair[None, :], mask=is_query & is_turned[None, :], other=0.0).to(tl.float32)
+            k_pair = tl.load(key_at + pair, mask=is_turned, other=0.0).to(tl.float32)
+            if HAS_NORM:
+                q_weight = tl.load(Q_NORM + pair, mask=is_turned, other=0.0).to(tl.float32)
+                q_pair = q_pair * q_root[:, None] * q_weight[None, :]
+                k_pair = k_pair * k_root * tl.load(K_NORM + pair, mask=is_turned, other=0.0).to(tl.float32)
+            turns = TURNS + row * 2 * PAIRS + rd // 2
+            cos = tl.load(turns, mask=is_turned, other=1.0)
+            sin = tl.load(turns + PAIRS, mask=is_turned, other=0.0)
+            sin = tl.where(rd % 2 == 0, -sin, sin)
+            q = q * cos[None, :] + q_pair * sin[None, :]
+            k_new = k_new * cos + k_pair * sin
+        slopes = tl.full((GP,), 0.0, tl.float32)
+        if HAS_SLOPES:
+            slopes = tl.load(SLOPES + head * G + rg, mask=is_head, other=0.0)
+        query = q.to(QKV.dtype.element_ty)
+        k_new = k_new.to(QKV.dtype.element_ty)
+        # --- the keys held
+        highest = tl.full((GP,), float("-inf"), tl.float32)
+        total = tl.full((GP,), 0.0, tl.float32)
+        read = tl.full((GP, DP), 0.0, tl.float32)
+        for start in tl.range(begin, end, BLOCK):
+            place = start + tl.arange(0, BLOCK)
+            is_key = place < end
+            keys_at = find_tile(
+                row, start, wrap(place, room, IS_RING), is_key, own, apart, shared, shared_apart, num_shared, listed,
+                POSITION, BRANCHES, PAGE,
+            )  # fmt: skip
+            at = keys_at[:, None] + head * D + rd[None, :]
+            is_held = is_key[:, None] & is_number[None, :]
+            k = tl.load(at, mask=is_held, other=0.0)
+            v = tl.load(at + KV_HEADS * D, mask=is_held, other=0.0)
+            if HAS_WINDOW and PAGE > 0:
+                is_key = is_key & (place > length - window)
+            scores = score_keys(query, k, place, slopes, scale, softcap, HAS_CAP, HAS_SLOPES)
+            scores = tl.where(is_key[None, :], scores, float("-inf"))
+            highest, total, read = read_values(scores, v, highest, total, read, HAS_WINDOW and PAGE > 0)
+        # --- the new key, which the last part sees and writes
+        if split == used - 1:
+            score = tl.sum(query.to(tl.float32) * k_new.to(tl.float32)[None, :], 1) * scale
+            if HAS_CAP:
+                score = softcap * (2.0 * tl.sigmoid(2.0 * score / softcap) - 1.0)
+            if HAS_SLOPES:
+                score += slopes * length.to(tl.float32)
+            higher = tl.maximum(highest, score)
+            fade = tl.exp(highest - higher)
+            weight = tl.exp(score - higher)
+            total = total * fade + weight
+            read = read * fade[:, None] + weight[:, None] * v_new.to(tl.float32)[None, :]
+            highest = higher
+            home = find_home(BASE, TABLE, own, layer, num_layers, UNIT, IS_AWAY)
+            into, _ = find_new(
+                row, wrap(length, room, IS_RING), length >= 0, home, apart, num_shared, listed, POSITION, PAGE
+            )  # fmt: skip
+            into += head * D + rd
+            tl.store(into, k_new, mask=is_number)
+            tl.store(into + KV_HEADS * D, v_new, mask=is_number)
+        # --- the parts together
+        put_together(
+            read, highest, total, OUT + row.to(tl.int64) * (HEADS * D) + head * G * D, PARTS, STATS, COUNTS,
+            row * KV_HEADS + head, split, used, num_splits, G, G, HEADS * D, D, GP, DP, GJ, MOST_SPLITS,
+        )  # fmt: skip
+
+
+class StepAttention(SplitAttention):
+    """The attention of captured steps: one new token a row."""
+
+    def __init__(
+        self, rows: int, shape: HeadShape, device: torch.device, tiling: AttentionTiling | None = None
+    ) -> None:
+        self._tiling = tiling or _choose_tiling(rows, shape)
+        splits = count_splits(self._tiling.programs // (rows * shape.kv_heads))
+        super().__init__(rows, shape.heads // shape.kv_heads, pad_width(shape), shape, device, splits)
+
+    def _prepare(self, qkv: torch.Tensor, base: torch.Tensor, layout: KeyLayout) -> Launch:  # noqa: ARG002
+        block, stages = fit_memory(self._tiling, self._width * qkv.element_size(), layout)
+        constants = {
+            "DP": self._width,
+            "BLOCK": block,
+            "ASKED": ASKED,
+            "LINE_BYTES": LINE_BYTES,
+            "BRANCHES": layout.branches,
+            "PAGE": layout.block_size,
+            "IS_RING": layout.is_ring,
+            "IS_AWAY": layout.is_away,
+            "num_warps": self._tiling.warps,
+            "num_stages": stages,
+        }
+        return Launch(_attend, self._tiling.chunk, constants)
+
+
+def count_splits(wanted: int) -> int:
+    """Among how many programs a row's keys are split: a power of two."""
+    return min(MOST_SPLITS, 1 << (max(1, wanted).bit_length() - 1))
+
+
+def pad_width(shape: HeadShape) -> int:
+    """A head's numbers as a kernel's tile has them: a power of two."""
+    return int(max(SMALLEST_DOT, triton.next_power_of_2(shape.width)))
+
+
+def _choose_tiling(rows: int, shape: HeadShape) -> AttentionTiling:
+    """What was found best on an H200."""
+    if rows == 1:
+        return ONE_ROW
+    return SEVERAL_ROWS if shape.width > NARROW else SEVERAL_ROWS_OF_NARROW_HEADS
+
+
+def fit_memory(tiling: AttentionTiling, head_bytes: int, layout: KeyLayout) -> tuple[int, int]:
+    """The keys looked at at once and how many such tiles are on their way: what the shared memory has room for.
+
+    A tile lies in one block of a paged cache, whose number is loaded before it: Triton then counts stages twice.
+    """
+    block, stages = max(16, min(tiling.block, LARGEST_BLOCK_BYTES // head_bytes)), tiling.stages
+    if layout.block_size:
+        block = min(block, layout.block_size)
+    stages = max(1, min(stages, _find_shared_bytes() // (2 * block * head_bytes)))
+    return block, 2 * stages - 1 if layout.block_size else stages
+
+
+@cache
+def _find_shared_bytes() -> int:
+    """Shared memory that keys and values on their way may take, with some left for the rest."""
+    if not torch.cuda.is_available():
+        return USUAL_SHARED_BYTES
+    properties = torch.cuda.get_device_properties()
+    return int(getattr(properties, "shared_memory_per_block_optin", USUAL_SHARED_BYTES) * 7 // 8)

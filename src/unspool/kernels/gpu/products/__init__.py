@@ -1,0 +1,1 @@
+"""Products of a few rows with plain and quantised matrices."""

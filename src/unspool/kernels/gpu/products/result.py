@@ -1,0 +1,99 @@
+"""What stands around a product of a few rows: norm, bias, activation, gate and residual, and how it is launched."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+import torch
+import triton
+import triton.language as tl
+
+from unspool.kernels.gpu.launching import launch, launch_options
+from unspool.kernels.gpu.products.activations import NONE, activate
+
+
+class Around(TypedDict, total=False):
+    """What stands around a product: out = activation(weight @ norm(x) + bias), times the gated half, plus what was
+    there where it `adds`."""
+
+    norm: torch.Tensor | None  # x is normalised by its root mean square and scaled by this first
+    eps: float
+    bias: torch.Tensor | None
+    activation: int
+    is_gated: bool  # gate above value in the matrix, so half as many outputs
+    adds: bool  # into what the output holds already
+
+
+@triton.jit
+def load_held(Y, row, rn, is_output, N, ADDS: tl.constexpr):
+    """What a row's outputs `rn` hold already, where a product is added to it: asked for long before it is needed."""
+    held = 0.0
+    if ADDS:
+        held = tl.load(Y + row * N.to(tl.int64) + rn, mask=is_output, other=0.0).to(tl.float32)
+    return held
+
+
+@triton.jit
+def write_result(
+    total, other, squares, held, row, rn, is_output, BIAS, Y, eps, N,
+    K: tl.constexpr, ACT: tl.constexpr, IS_GATED: tl.constexpr, ADDS: tl.constexpr,
+    HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """One row's outputs `rn` from its products (outputs, columns), those of the gated half, the input's squares, and
+    what `load_held` found."""
+    y = tl.sum(total, 1)  # before the squares: fewer numbers are held at the same time
+    root = 1.0
+    if HAS_NORM:
+        root = tl.rsqrt(tl.sum(squares, 0) / K + eps)
+        y *= root
+    if HAS_BIAS:
+        y += tl.load(BIAS + rn, mask=is_output, other=0.0).to(tl.float32)
+    y = activate(y, ACT)
+    if IS_GATED:
+        z = tl.sum(other, 1) * root
+        if HAS_BIAS:
+            z += tl.load(BIAS + N + rn, mask=is_output, other=0.0).to(tl.float32)
+        y *= z
+    if ADDS:
+        y += held
+    tl.store(Y + row * N.to(tl.int64) + rn, y.to(Y.dtype.element_ty), mask=is_output)
+
+
+def count_outputs(shape: tuple[int, ...], around: Around) -> int:
+    """The outputs of a matrix (outputs, inputs), of both halves one where it is gated."""
+    return shape[0] // 2 if around.get("is_gated") else shape[0]
+
+
+def launch_product(
+    kernel: Any,
+    matrix: tuple[torch.Tensor, ...],  # the tensors that it is kept in
+    shape: tuple[int, ...],  # (outputs, inputs)
+    x: torch.Tensor,  # (rows, inputs)
+    out: torch.Tensor,  # (rows, outputs), half as many where gated; any dtype
+    outputs_each: int,  # a program
+    around: Around,
+    *more: Any,
+    **options: Any,
+) -> None:
+    """Start a kernel of a product: they all take the same, in one order, and `more` and `options` of their own."""
+    outputs, norm, bias = count_outputs(shape, around), around.get("norm"), around.get("bias")
+    launch(
+        kernel,
+        (triton.cdiv(outputs, outputs_each),),
+        *matrix,
+        x,
+        norm if norm is not None else x,
+        bias if bias is not None else x,
+        out,
+        around.get("eps", 0.0),
+        outputs,
+        *more,
+        K=shape[1],
+        ACT=around.get("activation", NONE),
+        IS_GATED=around.get("is_gated", False),
+        ADDS=around.get("adds", False),
+        HAS_NORM=norm is not None,
+        HAS_BIAS=bias is not None,
+        **options,
+        **launch_options(),
+    )

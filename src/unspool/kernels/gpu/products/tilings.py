@@ -1,0 +1,169 @@
+"""Which tiling a product takes: measured once a shape and GPU (`benchmarks/gpu_tilings.py`), else a rule.
+
+From three rows on cuBLAS is as fast as a kernel of ours, the norms and gates around it included: one on the tensor
+cores only reached its times, one that holds whole rows of the matrix in registers was slower.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from unspool.kernels.cpu.blocks import Kind
+from unspool.kernels.gpu.products.held_product import HeldTiling
+from unspool.kernels.gpu.products.nibble_product import MOST_CHUNKS, NibbleTiling
+from unspool.kernels.gpu.products.row_product import RowTiling
+from unspool.kernels.gpu.products.words_product import WordsTiling
+
+_USUAL: Final = RowTiling(4, 1024, 4)
+_USUAL_GATED: Final = RowTiling(4, 512, 2)
+_USUAL_OF_TWO: Final = RowTiling(4, 1024, 2)
+_USUAL_GATED_OF_TWO: Final = RowTiling(2, 2048, 4)
+_HELD: Final = HeldTiling(4, 8, 4)
+_HELD_GATED: Final = HeldTiling(2, 8, 4)
+_WIDEST_HELD: Final = 2048  # inputs: two rows of so many are held in registers
+_FEWEST_HELD: Final = 8192  # outputs: with fewer there are not enough programs
+MOST_ROWS: Final = 2
+MOST_NUMBERS_OF_TWO: Final = 34_000_000  # of a matrix that two rows are multiplied by here
+MOST_BYTES: Final = 1 << 20  # of a file of measured tilings
+_WIDE: Final = 65_536  # outputs: a head
+
+# (outputs, inputs): measured on an H200, 2026-11-15
+_MEASURED: Final[dict[tuple[int, int], RowTiling]] = {
+    (2048, 2048): RowTiling(4, 2048, 8),
+    (3072, 2048): RowTiling(4, 1024, 4),
+    (16384, 2048): RowTiling(4, 512, 2),
+    (2048, 8192): RowTiling(4, 1024, 4),
+    (128256, 2048): RowTiling(4, 1024, 4, starts_next_early=False),
+    (4096, 4096): RowTiling(8, 1024, 4),
+    (6144, 4096): RowTiling(4, 4096, 4),
+    (28672, 4096): RowTiling(4, 1024, 4),
+    (4096, 14336): RowTiling(8, 2048, 4),
+    (128256, 4096): RowTiling(4, 2048, 8, starts_next_early=False),
+}
+
+_MEASURED_OF_TWO: Final[dict[tuple[int, int], RowTiling]] = {
+    (2048, 2048): RowTiling(4, 2048, 4),
+    (3072, 2048): RowTiling(4, 1024, 2),
+    (2048, 8192): RowTiling(8, 1024, 4),
+    (4096, 4096): RowTiling(8, 512, 2),
+    (6144, 4096): RowTiling(8, 1024, 4),
+}
+
+# (outputs, inputs): of 4-bit words and one row, measured on an H200, 2026-11-15
+_MEASURED_OF_HALVES: Final[dict[tuple[int, int], NibbleTiling]] = {
+    (6144, 4096): NibbleTiling(8, 512, 2, 8),
+    (4096, 4096): NibbleTiling(16, 512, 1, 8),
+    (28672, 4096): NibbleTiling(8, 512, 8, 8),
+    (4096, 14336): NibbleTiling(2, 1024, 8, 8),
+    (128256, 4096): NibbleTiling(8, 512, 8, 4),
+}
+_MEASURED_OF_BYTES: Final[dict[tuple[int, int], NibbleTiling]] = {
+    (6144, 4096): NibbleTiling(8, 512, 2, 4),
+    (4096, 4096): NibbleTiling(8, 512, 2, 8),
+    (28672, 4096): NibbleTiling(8, 512, 7, 8),
+    (4096, 14336): NibbleTiling(8, 1024, 4, 16),
+    (128256, 4096): NibbleTiling(8, 512, 8, 4),
+}
+_MANY_OUTPUTS: Final = 16_384
+_LONG_ROW: Final = 1024  # words
+
+
+def choose_nibble_tiling(outputs: int, inputs: int, *, rounds: bool, is_gated: bool = False) -> NibbleTiling | None:
+    """The tiling for one row and a matrix of 4-bit words, both halves counted where it is gated; None: too wide."""
+    found = (_MEASURED_OF_BYTES if rounds else _MEASURED_OF_HALVES).get((outputs, inputs))
+    if found is not None:
+        return found
+    num_words = inputs // 8
+    words = min(_LONG_ROW if num_words > _LONG_ROW else 512, 1 << max(7, (num_words - 1).bit_length()))
+    chunks = -(-num_words // words)
+    if chunks > MOST_CHUNKS:
+        return None
+    rows = max(1, 8 // chunks // (2 if is_gated else 1))
+    return NibbleTiling(rows, words, 8 if outputs >= _MANY_OUTPUTS else 2, 8 if words > 512 else 4)
+
+
+def choose_held_tiling(
+    outputs: int, inputs: int, num_rows: int, dtype: torch.dtype, *, is_gated: bool
+) -> HeldTiling | None:
+    """The tiling for two rows that are held while several parts of a matrix pass; None where others are faster.
+
+    Measured on an H200, 2026-11-15: 18.2 against 21.0 microseconds for a gated (16384, 2048). Matrices of few outputs
+    lose by it; a head, whose logits cuBLAS can't write in float32, is read this way too.
+    """
+    if num_rows != MOST_ROWS or dtype == torch.float32 or inputs > _WIDEST_HELD or outputs < _FEWEST_HELD:
+        return None
+    if is_gated:
+        is_fit = outputs * inputs <= MOST_NUMBERS_OF_TWO and outputs % (2 * _HELD_GATED.rows * _HELD_GATED.tiles) == 0
+        return _HELD_GATED if is_fit else None
+    return _HELD if outputs >= _WIDE and outputs % (_HELD.rows * _HELD.tiles) == 0 else None
+
+
+def choose_words_tiling(outputs: int, num_words: int, kind: Kind) -> WordsTiling:
+    """The tiling for a quantised matrix whose rows have so many words."""
+    words = min(512, 1 << (num_words - 1).bit_length())
+    rows = 4 if kind == "int8" and outputs < _WIDE else 8
+    return WordsTiling(rows, words, max(1, words // 128))
+
+
+def choose_tiling(
+    outputs: int, inputs: int, num_rows: int, dtype: torch.dtype, *, is_gated: bool = False
+) -> RowTiling | None:
+    """The tiling for a matrix (outputs, inputs), both halves counted where it is gated; None where cuBLAS is used."""
+    if num_rows == MOST_ROWS and outputs * inputs <= MOST_NUMBERS_OF_TWO and dtype != torch.float32:
+        return _MEASURED_OF_TWO.get((outputs, inputs)) or (_USUAL_GATED_OF_TWO if is_gated else _USUAL_OF_TWO)
+    if num_rows > 1:
+        return None
+    found = read_measured().get((outputs, inputs)) or _MEASURED.get((outputs, inputs))
+    if found is None:
+        found = _USUAL_GATED if is_gated else _USUAL
+    if dtype == torch.float32:  # twice the bytes a number: half the columns
+        return RowTiling(found.rows, max(256, found.columns // 2), found.warps, found.starts_next_early)
+    return found
+
+
+def find_table() -> Path:
+    """The file of tilings measured on this machine's GPU."""
+    name = "".join(letter if letter.isalnum() else "-" for letter in torch.cuda.get_device_name())
+    return Path.home() / ".cache" / "unspool" / "tilings" / f"{name}.json"
+
+
+@cache
+def read_measured() -> dict[tuple[int, int], RowTiling]:
+    """The tilings measured on this machine; none where nobody did, or where the file is not one of ours."""
+    if not torch.cuda.is_available():
+        return {}
+    path = find_table()
+    try:
+        if not path.is_file() or path.stat().st_size > MOST_BYTES:
+            return {}
+        entries = json.loads(path.read_text())
+        return {(int(n), int(k)): _check(RowTiling(int(r), int(c), int(w), bool(e))) for n, k, r, c, w, e in entries}
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _check(tiling: RowTiling) -> RowTiling:
+    sizes = (tiling.rows, tiling.columns, tiling.warps)
+    if any(size < 1 or size & (size - 1) for size in sizes) or tiling.rows * tiling.columns > 1 << 15:
+        raise ValueError(f"no tiling: {tiling}")
+    if tiling.warps > 16:
+        raise ValueError(f"no tiling: {tiling}")
+    return tiling
+
+
+def write_measured(tilings: dict[tuple[int, int], RowTiling]) -> Path:
+    """Keep measured tilings for later processes."""
+    path = find_table()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        json.dumps(
+            [[*shape, one.rows, one.columns, one.warps, one.starts_next_early] for shape, one in tilings.items()]
+        )
+    )
+    read_measured.cache_clear()
+    return path

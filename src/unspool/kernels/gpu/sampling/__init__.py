@@ -1,0 +1,1 @@
+"""The ends of a step: embedding, likeliest token, draws, contests."""

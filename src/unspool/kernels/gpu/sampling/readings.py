@@ -1,0 +1,210 @@
+"""Guidance and DoLa at the end of a captured pass, beside what `kernels/readings.py` does in torch.
+
+A row of logits is cut into tiles, a program each. What a whole row must know (how large its exponentials sum up, which
+layer differs most) is put together by every program of the next kernel from the tiles' parts: there are some thirty.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.sampling.tokens import TILE, count_tiles, take_found
+from unspool.kernels.readings import Contrast, Guide
+from unspool.kernels.sending import send
+
+WARPS: Final = 8
+
+
+@triton.jit
+def _sum_tiles(LOGITS, PARTS, V, TILE: tl.constexpr, PDL: tl.constexpr):
+    """Of every tile of every row: its highest logit, and the sum of what lies below it."""
+    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = tile * TILE + tl.arange(0, TILE)
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    logits = tl.load(LOGITS + row * V + at, mask=at < V, other=float("-inf"))
+    highest = tl.max(logits, 0)
+    base = tl.where(highest > float("-inf"), highest, 0.0)
+    part = PARTS + (row * tl.num_programs(1) + tile) * 2
+    tl.store(part, highest)
+    tl.store(part + 1, tl.sum(tl.exp(logits - base), 0))
+
+
+@triton.jit
+def join_parts(PARTS, row, num_tiles, TILES: tl.constexpr):
+    """A row's highest logit, and the logarithm of the sum of its exponentials."""
+    tiles = tl.arange(0, TILES)
+    part = PARTS + (row * num_tiles + tiles) * 2
+    highest = tl.load(part, mask=tiles < num_tiles, other=float("-inf"))
+    sums = tl.load(part + 1, mask=tiles < num_tiles, other=0.0)
+    top = tl.max(highest, 0)
+    total = tl.sum(tl.where(sums == 0.0, 0.0, sums * tl.exp(highest - top)), 0)
+    return top, top + tl.log(total)
+
+
+@triton.jit
+def _count_rows(LENGTHS, num_rows, ROWS: tl.constexpr):
+    """Rows that are there."""
+    rows = tl.arange(0, ROWS)
+    lengths = tl.load(LENGTHS + rows, mask=rows < num_rows, other=-1)
+    return tl.sum((lengths >= 0).to(tl.int32), 0)
+
+
+@triton.jit
+def _guide(
+    LOGITS, PARTS, LENGTHS, SCORES, TOPS, SCALE, V, num_tiles,
+    ROWS: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = tile * TILE + tl.arange(0, TILE)
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    scale = tl.load(SCALE)
+    half = _count_rows(LENGTHS, tl.num_programs(0), ROWS) // 2
+    top = float("-inf")
+    if row < half:
+        _, own_sum = join_parts(PARTS, row, num_tiles, TILES)
+        _, other_sum = join_parts(PARTS, row + half, num_tiles, TILES)
+        own = tl.load(LOGITS + row * V + at, mask=at < V, other=float("-inf")) - own_sum
+        other = tl.load(LOGITS + (row + half) * V + at, mask=at < V, other=float("-inf")) - other_sum
+        way = own - other
+        scores = tl.where(tl.abs(scale) < 0.5, other + scale * way, own - way * (1.0 - scale))  # as torch.lerp
+        scores = tl.where(at < V, scores, float("-inf"))
+        tl.store(SCORES + row * V + at, scores, mask=at < V)
+        top = tl.max(tl.where(scores == scores, scores, float("inf")), 0)
+    tl.store(TOPS + row * num_tiles + tile, top)
+
+
+@triton.jit
+def _diverge(
+    LOGITS, PARTS, DIVERGENCES, V, num_tiles,
+    TILE: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """How far a layer's distribution is from the last one's, tile by tile."""
+    row, tile, layer = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    num_rows = tl.num_programs(0)
+    early = (1 + layer) * num_rows + row
+    at = tile * TILE + tl.arange(0, TILE)
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    _, last_sum = join_parts(PARTS, row, num_tiles, TILES)
+    _, early_sum = join_parts(PARTS, early, num_tiles, TILES)
+    mature = tl.load(LOGITS + row * V + at, mask=at < V, other=0.0) - last_sum
+    premature = tl.load(LOGITS + early * V + at, mask=at < V, other=0.0) - early_sum
+    middle = (tl.exp(mature) + tl.exp(premature)) / 2
+    own = tl.where(middle == 0.0, 0.0, middle * tl.log(middle))
+    parts = tl.where(at < V, own - middle * (mature + premature) / 2, 0.0)
+    tl.store(DIVERGENCES + (layer * num_rows + row) * num_tiles + tile, tl.sum(parts, 0))
+
+
+@triton.jit
+def _contrast(
+    LOGITS, PARTS, DIVERGENCES, LENGTHS, SCORES, TOPS, CHOSEN, relative, V, num_tiles, num_layers,
+    BY_ROW: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    num_rows = tl.num_programs(0)
+    tiles = tl.arange(0, TILES)
+    at = tile * TILE + tl.arange(0, TILE)
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    first, stop = row, row + 1
+    if not BY_ROW:  # all rows have a say
+        first, stop = row * 0, row * 0 + _count_rows(LENGTHS, num_rows, ROWS)
+    farthest, chosen = float("-inf"), row * 0
+    for layer in range(num_layers):
+        total = 0.0
+        for each in range(first, stop):
+            place = DIVERGENCES + (layer * num_rows + each) * num_tiles + tiles
+            total += tl.sum(tl.load(place, mask=tiles < num_tiles, other=0.0), 0)
+        is_farther = total > farthest
+        farthest = tl.where(is_farther, total, farthest)
+        chosen = tl.where(is_farther, layer, chosen)
+    early = (1 + chosen) * num_rows + row
+    highest, last_sum = join_parts(PARTS, row, num_tiles, TILES)
+    _, early_sum = join_parts(PARTS, early, num_tiles, TILES)
+    mature = tl.load(LOGITS + row * V + at, mask=at < V, other=float("-inf")) - last_sum
+    premature = tl.load(LOGITS + early * V + at, mask=at < V, other=0.0) - early_sum
+    is_out = (mature < highest - last_sum + relative) | (at >= V)
+    scores = tl.where(is_out, float("-inf"), mature - premature)
+    tl.store(SCORES + row * V + at, scores, mask=at < V)
+    tl.store(TOPS + row * num_tiles + tile, tl.max(tl.where(scores == scores, scores, float("inf")), 0))
+    if tile == 0:
+        tl.store(CHOSEN + row, chosen.to(tl.int64))
+
+
+class CapturedReading:
+    """What a captured pass makes of its logits: scores for the processors, and the likeliest token by them."""
+
+    def __init__(self, reading: Guide | Contrast, rows: int, num_early: int, vocab: int, device: torch.device) -> None:
+        self._reading, self._num_early = reading.form, num_early
+        self._scale = torch.zeros(1, dtype=torch.float32, device=device)  # guidance's, an input of the graph
+        self._told: float | None = None  # what it holds
+        self.scores = torch.zeros(rows, vocab, dtype=torch.float32, device=device)
+        self.chosen = torch.zeros(rows, dtype=torch.int64, device=device)  # places of early layers
+        num_tiles = count_tiles(vocab)
+        self._parts = torch.zeros((1 + num_early) * rows, num_tiles, 2, dtype=torch.float32, device=device)
+        self._divergences = torch.zeros(max(1, num_early), rows, num_tiles, dtype=torch.float32, device=device)
+        self._tops = torch.zeros(rows, num_tiles, dtype=torch.float32, device=device)
+        self._sizes = {"ROWS": max(2, triton.next_power_of_2(rows)), "TILES": max(2, triton.next_power_of_2(num_tiles))}
+        self.tell(reading)
+
+    def tell(self, reading: Guide | Contrast) -> None:
+        """Take what the next pass needs: a reading of the same form."""
+        if isinstance(reading, Guide) and reading.scale != self._told:
+            self._scale.copy_(send([reading.scale], self._scale.device, torch.float32))
+            self._told = reading.scale
+
+    def run(self, logits: torch.Tensor, tokens: torch.Tensor, lengths: torch.Tensor) -> None:
+        """Read logits (rows, and once more for every early layer; vocab): `scores`, `chosen`, and tokens (rows,).
+
+        Lengths (rows,) are one more afterwards, where a row is there.
+        """
+        rows, vocab = self.scores.shape
+        num_tiles = self._tops.shape[1]
+        options = {"TILE": TILE, "num_warps": WARPS, **launch_options()}
+        tiles = {"TILES": self._sizes["TILES"]}
+        launch(_sum_tiles, (logits.shape[0], num_tiles), logits, self._parts, vocab, **options)
+        if isinstance(self._reading, Guide):
+            launch(
+                _guide,
+                (rows, num_tiles),
+                logits,
+                self._parts,
+                lengths,
+                self.scores,
+                self._tops,
+                self._scale,
+                vocab,
+                num_tiles,
+                **self._sizes,
+                **options,
+            )
+        else:
+            grid = (rows, num_tiles, self._num_early)
+            launch(_diverge, grid, logits, self._parts, self._divergences, vocab, num_tiles, **tiles, **options)
+            launch(
+                _contrast,
+                (rows, num_tiles),
+                logits,
+                self._parts,
+                self._divergences,
+                lengths,
+                self.scores,
+                self._tops,
+                self.chosen,
+                math.log(self._reading.relative_top),
+                vocab,
+                num_tiles,
+                self._num_early,
+                BY_ROW=self._reading.by_row,
+                **self._sizes,
+                **options,
+            )
+        take_found(self.scores, self._tops, tokens, lengths)

@@ -1,0 +1,1 @@
+"""The configurable decoder: its description, its weights, its forward pass."""

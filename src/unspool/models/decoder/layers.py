@@ -1,0 +1,227 @@
+"""The weights of a decoder, and how they are put together from a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from unspool.models.assembly import Assembler, Packing, Progress, pair_neighbours_, split_groups_
+from unspool.models.decoder.spec import DecoderSpec, NormSpec
+from unspool.models.weights import (
+    AnyEmbedding,
+    AnyLinear,
+    Embedding,
+    Linear,
+    Norm,
+    PackedEmbedding,
+    PackedLinear,
+    WeightSource,
+    WordEmbedding,
+    WordLinear,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightNames:
+    """What a checkpoint calls a decoder's weights, without .weight and .bias; `{i}` is the layer."""
+
+    embedding: str
+    layer: str  # what the names of a layer start with
+    attn_norm: str
+    qkv: tuple[str, ...]  # three names, or that of a fused matrix
+    out: str
+    up: tuple[str, ...]  # gate and up where the feed-forward is gated
+    down: str
+    ffn_norm: str = ""
+    post_attn_norm: str = ""
+    post_ffn_norm: str = ""
+    q_norm: str = ""
+    k_norm: str = ""
+    final_norm: str = ""
+    head: str = "lm_head"
+    positions: str = ""
+    embedding_norm: str = ""
+    project_in: str = ""
+    project_out: str = ""
+    prefix: str = ""  # what older checkpoints leave out at the front
+    qkv_layout: Literal["stacked", "grouped"] = "stacked"
+    is_transposed: bool = False  # matrices are stored (in, out)
+
+
+@dataclass(slots=True)
+class Layer:
+    """One block's weights: q, k and v fused into one matrix, gate and up into another."""
+
+    attn_norm: Norm | None
+    qkv: AnyLinear
+    out: AnyLinear
+    ffn_norm: Norm | None
+    up: AnyLinear
+    down: AnyLinear
+    q_norm: Norm | None
+    k_norm: Norm | None
+    post_attn_norm: Norm | None
+    post_ffn_norm: Norm | None
+
+
+@dataclass(slots=True)
+class DecoderWeights:
+    """All of a decoder's weights."""
+
+    embedding: AnyEmbedding
+    positions: torch.Tensor | None  # (positions, hidden)
+    embedding_norm: Norm | None
+    project_in: Linear | None
+    layers: list[Layer]
+    final_norm: Norm | None
+    project_out: Linear | None
+    head: AnyLinear
+
+
+def assemble_decoder(
+    spec: DecoderSpec,
+    names: WeightNames,
+    source: WeightSource,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+    packing: Packing | None = None,
+) -> DecoderWeights:
+    """Copy a checkpoint's tensors into a decoder's buffers; a missing or misshapen one is named."""
+    assembler = Assembler(source, device, dtype, prefix=names.prefix, progress=progress, packing=packing)
+    width = spec.embedding_size or spec.hidden_size
+    embedding = _assemble_embedding(assembler, spec, names, width)
+    positions = None
+    if spec.num_positions is not None:
+        positions = assembler.matrix(f"{names.positions}.weight", spec.num_positions, spec.hidden_size)
+    weights = DecoderWeights(
+        embedding=embedding,
+        positions=positions,
+        embedding_norm=assembler.norm(names.embedding_norm, width, spec.norm) if spec.has_embedding_norm else None,
+        project_in=_projection(assembler, names.project_in, spec.hidden_size, width, spec),
+        layers=[_assemble_layer(assembler, spec, names, i) for i in range(spec.num_layers)],
+        final_norm=assembler.norm(names.final_norm, spec.hidden_size, spec.norm) if spec.has_final_norm else None,
+        project_out=_projection(assembler, names.project_out, width, spec.hidden_size, spec),
+        head=_assemble_head(assembler, spec, names, embedding, width),
+    )
+    assembler.check_all_used(spare=[f"{names.head}.weight"] if spec.is_head_tied else [])
+    return weights
+
+
+def _assemble_embedding(assembler: Assembler, spec: DecoderSpec, names: WeightNames, width: int) -> AnyEmbedding:
+    name = f"{names.embedding}.weight"
+    if assembler.packs(width):
+        # Never 4 bits unless the file has them: what is read here is often the head as well, which suffers from it.
+        blocks = assembler.pack([name], [spec.vocab_size], width, fewest_bits=8)
+        return assembler.lay_out_table(blocks, spec.embedding_scale)
+    return Embedding(assembler.matrix(name, spec.vocab_size, width), spec.embedding_scale)
+
+
+def _projection(assembler: Assembler, name: str, outputs: int, inputs: int, spec: DecoderSpec) -> Linear | None:
+    if spec.embedding_size in (None, spec.hidden_size):
+        return None
+    return assembler.linear([name], [outputs], inputs, has_bias=False)
+
+
+def _assemble_head(
+    assembler: Assembler, spec: DecoderSpec, names: WeightNames, embedding: AnyEmbedding, width: int
+) -> AnyLinear:
+    if spec.is_head_tied:
+        bias = None
+        if spec.has_head_bias:
+            bias = assembler.empty(spec.vocab_size)
+            assembler.copy(f"{names.head}.bias", bias)
+        if isinstance(embedding, PackedEmbedding):
+            return PackedLinear(embedding.tiles, embedding.kind, embedding.shape, bias)
+        if isinstance(embedding, WordEmbedding):
+            return WordLinear(embedding.words, embedding.factors, embedding.kind, embedding.dtype, bias)
+        return Linear(embedding.weight, bias)
+    if assembler.packs(width) and not spec.is_head_normalised:
+        blocks = assembler.pack([f"{names.head}.weight"], [spec.vocab_size], width, fewest_bits=8)
+        return assembler.lay_out(
+            blocks, assembler.biases([names.head], [spec.vocab_size]) if spec.has_head_bias else None
+        )
+    head = Linear(assembler.matrix(f"{names.head}.weight", spec.vocab_size, width))
+    if spec.has_head_bias:
+        head.bias = assembler.biases([names.head], [spec.vocab_size])
+    if spec.is_head_normalised:
+        F.normalize(head.weight, out=head.weight)
+    return head
+
+
+def _assemble_layer(assembler: Assembler, spec: DecoderSpec, names: WeightNames, index: int) -> Layer:
+    start = names.layer.format(i=index)
+
+    def norm(name: str, is_there: bool, size: int = spec.hidden_size, kind: NormSpec = spec.norm) -> Norm | None:
+        return assembler.norm(start + name, size, kind) if is_there else None
+
+    def linear(name: str, outputs: int, inputs: int, has_bias: bool) -> AnyLinear:
+        return assembler.product(
+            [start + name], [outputs], inputs, has_bias=has_bias, is_transposed=names.is_transposed
+        )
+
+    is_sandwich = spec.norm_placement == "sandwich"
+    layer = Layer(
+        attn_norm=norm(names.attn_norm, True),
+        qkv=_assemble_qkv(assembler, spec, names, start),
+        out=linear(names.out, spec.hidden_size, spec.num_heads * spec.head_dim, spec.has_out_bias),
+        ffn_norm=norm(names.ffn_norm, spec.has_ffn_norm),
+        up=assembler.product(
+            [start + name for name in names.up],
+            [spec.ffn_size] * len(names.up),
+            spec.hidden_size,
+            has_bias=spec.has_ffn_bias,
+            is_transposed=names.is_transposed,
+        ),
+        down=linear(names.down, spec.hidden_size, spec.ffn_size, spec.has_ffn_bias),
+        q_norm=norm(names.q_norm, spec.has_qk_norm, spec.head_dim),
+        k_norm=norm(names.k_norm, spec.has_qk_norm, spec.head_dim),
+        post_attn_norm=norm(names.post_attn_norm, is_sandwich),
+        post_ffn_norm=norm(names.post_ffn_norm, is_sandwich),
+    )
+    _pair_normed(layer, spec)
+    return layer
+
+
+def _assemble_qkv(assembler: Assembler, spec: DecoderSpec, names: WeightNames, start: str) -> AnyLinear:
+    query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    sizes = [query, key, key] if len(names.qkv) == 3 else [query + 2 * key]
+    order = None
+    if assembler.packs(spec.hidden_size):
+        order = torch.arange(query + 2 * key)
+        _order_qkv(order, spec, names)
+    qkv = assembler.product(
+        [start + name for name in names.qkv],
+        sizes,
+        spec.hidden_size,
+        has_bias=spec.has_qkv_bias,
+        is_transposed=names.is_transposed,
+        order=order,
+    )
+    if isinstance(qkv, Linear):
+        for part in (qkv.weight, qkv.bias):
+            if part is not None:
+                _order_qkv(part, spec, names)
+    return qkv
+
+
+def _order_qkv(rows: torch.Tensor, spec: DecoderSpec, names: WeightNames) -> None:
+    """Bring the rows of a fused matrix, or what belongs to them, into our order: q, k, v, rotated pairs together."""
+    split_groups_(rows, spec.num_heads, spec.num_kv_heads, names.qkv_layout)
+    if spec.rope is not None and not spec.rope.is_interleaved:
+        turned = (spec.num_heads + spec.num_kv_heads) * spec.head_dim
+        pair_neighbours_(rows[:turned], spec.head_dim, spec.rope.width)
+
+
+def _pair_normed(layer: Layer, spec: DecoderSpec) -> None:
+    """Bring what scales the numbers that rope turns together side by side, where the checkpoint has them in halves."""
+    if spec.rope is None or spec.rope.is_interleaved:
+        return
+    parts: list[torch.Tensor] = []
+    for norm in (layer.q_norm, layer.k_norm):
+        parts += [part for part in (norm.weight, norm.bias) if part is not None] if norm is not None else []
+    for part in parts:
+        pair_neighbours_(part, spec.head_dim, spec.rope.width)

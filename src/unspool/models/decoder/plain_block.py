@@ -1,0 +1,66 @@
+"""A decoder's block from torch's operators, every one of which makes a tensor anew: for steps that are recorded.
+
+What records them (a CUDA graph, torch.compile) takes care of the memory; `Decoder` itself writes in place instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from unspool.kernels.activations import Activation
+from unspool.models.decoder.layers import DecoderWeights, Layer
+from unspool.models.decoder.spec import DecoderSpec
+
+
+def run_block(
+    spec: DecoderSpec,
+    layer: Layer,
+    x: torch.Tensor,
+    attend: Callable[[torch.Tensor], torch.Tensor],  # a layer's queries, keys and values to what the queries read
+    activate: Activation,
+) -> torch.Tensor:
+    """The state after a layer, in the shape of the state before it (…, hidden)."""
+    is_post = spec.norm_placement == "post"
+    assert layer.attn_norm is not None
+    normed = x if is_post else layer.attn_norm(x)
+    read = layer.out(attend(layer.qkv(normed)))
+    if layer.post_attn_norm is not None:
+        read = layer.post_attn_norm(read)
+    if spec.residual == "parallel":
+        given = layer.ffn_norm(x) if layer.ffn_norm is not None else normed
+        return _feed(spec, layer, given, activate) + read + x
+    assert layer.ffn_norm is not None
+    x = x + read
+    if is_post:
+        x = layer.attn_norm(x)
+        return layer.ffn_norm(_feed(spec, layer, x, activate) + x)
+    fed = _feed(spec, layer, layer.ffn_norm(x), activate)
+    return x + (layer.post_ffn_norm(fed) if layer.post_ffn_norm is not None else fed)
+
+
+def _feed(spec: DecoderSpec, layer: Layer, x: torch.Tensor, activate: Activation) -> torch.Tensor:
+    up = layer.up(x)
+    if not spec.is_gated:
+        return layer.down(activate(up))
+    gate, value = up.chunk(2, dim=-1)
+    return layer.down(activate(gate) * value)
+
+
+def embed(
+    spec: DecoderSpec, weights: DecoderWeights, tokens: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """What enters the first layer: tokens and positions of one shape (…) to states (…, hidden)."""
+    x = weights.embedding(tokens).to(dtype)
+    x = weights.project_in(x) if weights.project_in is not None else x
+    if weights.positions is not None:  # where no token stands, any position will do
+        places = (positions + spec.position_offset).clamp(0, weights.positions.shape[0] - 1)
+        x = x + weights.positions[places]
+    return weights.embedding_norm(x) if weights.embedding_norm is not None else x
+
+
+def finish(weights: DecoderWeights, x: torch.Tensor) -> torch.Tensor:
+    """What the head reads of the last layer's states."""
+    x = weights.final_norm(x) if weights.final_norm is not None else x
+    return weights.project_out(x) if weights.project_out is not None else x

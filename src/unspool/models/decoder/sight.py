@@ -1,0 +1,142 @@
+"""What the queries of a pass may see, and how positions enter: worked out once, used by all layers of a kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from unspool.cache import Cache, Span
+from unspool.kernels.alibi import alibi_bias
+from unspool.kernels.forked import fold_mask
+from unspool.kernels.ragged import Ragged
+from unspool.kernels.rotary import RotaryTable
+from unspool.models.decoder.ragged import can_read_rows
+from unspool.models.decoder.spec import DecoderSpec, RopeSpec
+from unspool.protocols import LayerKind
+
+_FIRST_BIAS = 512  # positions the table of biases starts with
+
+
+@dataclass(slots=True)
+class Sight:
+    """What layers of one kind see in one pass."""
+
+    first_key: int  # keys before it are outside the window
+    mask: torch.Tensor | None  # additive
+    is_causal: bool
+    factors: torch.Tensor | None  # (rows or 1, new, 1, pairs): rope
+    window: int | None = None  # where attention works out itself what may be seen, and there is no mask
+    num_forks: int = 1  # rows of the pass that read the keys of one row
+    ragged: Ragged | None = None  # the pass has its real tokens alone: one row of them, with factors for each
+    reads_rows: bool = False  # attention over ragged rows works out itself what each may see, and there is no mask
+
+
+class Outlook:
+    """Makes the sights of a decoder's passes, and keeps the tables that they are cut from."""
+
+    def __init__(self, spec: DecoderSpec, device: torch.device, dtype: torch.dtype) -> None:
+        self._spec = spec
+        self._device = device
+        self._dtype = dtype
+        self._kinds = sorted(set(spec.layer_kinds)) or ["full"]
+        self._ropes: dict[str, RotaryTable] = {}
+        self._bias: torch.Tensor | None = None  # ALiBi (heads, positions)
+        if spec.rope is not None:
+            full = self._make_table(spec.rope)
+            local = self._make_table(spec.local_rope) if spec.local_rope is not None else full
+            self._ropes = {"full": full, "sliding": local}
+
+    @property
+    def can_shift(self) -> bool:
+        """Whether keys can be moved to other positions: where positions are learned one by one, they can't."""
+        return self._spec.num_positions is None
+
+    def find_turns(self, layer: int, shifts: torch.Tensor) -> torch.Tensor | None:
+        """Factors (rows, 1, 1, pairs) that move a layer's keys by `shifts` (rows,) positions; None without rotation."""
+        kind = self._spec.kind_of(layer)
+        return self._ropes[kind].find_turns(shifts) if kind in self._ropes else None
+
+    def _make_table(self, rope: RopeSpec) -> RotaryTable:
+        return RotaryTable(rope.frequencies, rope.gain, self._device)
+
+    def look(self, cache: Cache, span: Span, *, needs_all_keys: bool = False) -> dict[LayerKind, Sight]:
+        """The sights of one pass; with `needs_all_keys` a window is a mask even where keys could be left out."""
+        sights = {kind: self._look(kind, cache, span, needs_all_keys) for kind in self._kinds}
+        for sight in sights.values():
+            sight.num_forks = cache.num_forks
+        return sights
+
+    def look_over(self, cache: Cache, span: Span, ragged: Ragged) -> dict[LayerKind, Sight]:
+        """The sights of a pass that has its real tokens alone.
+
+        Where keys are plain and nothing is added to scores, attention reads row by row; else it alone is filled.
+        """
+        sights: dict[LayerKind, Sight] = {}
+        for kind in self._kinds:
+            window = self._spec.window if kind == "sliding" else None
+            reads_rows = can_read_rows(cache, self._spec, window)
+            sight = Sight(0, None, False, None, window) if reads_rows else self._look(kind, cache, span, False)
+            sight.ragged, sight.reads_rows = ragged, reads_rows
+            if kind in self._ropes:
+                table = self._ropes[kind].reserve(span.stop)
+                sight.factors = table[ragged.positions][None, :, None]  # (1, tokens, 1, pairs)
+            sights[kind] = sight
+        return sights
+
+    def _look(self, kind: LayerKind, cache: Cache, span: Span, needs_all_keys: bool) -> Sight:
+        window = self._spec.window if kind == "sliding" else None
+        factors = self._turn(kind, span)
+        if self._spec.alibi is not None:
+            return Sight(0, self._fold(cache, self._add_bias(cache, span, window)), False, factors)
+        if cache.sees_by_position and not needs_all_keys:
+            return Sight(0, None, False, factors, window)
+        if span.num_new == 1 and span.is_uniform and cache.stands_in_order(window) and not needs_all_keys:
+            return Sight(max(0, span.stop - window) if window else 0, None, False, factors)
+        mask = cache.mask(span, window)
+        if isinstance(mask, str):
+            return Sight(0, None, True, factors)
+        return Sight(0, self._fold(cache, self._make_additive(mask)), False, factors)
+
+    def _fold(self, cache: Cache, mask: torch.Tensor | None) -> torch.Tensor | None:
+        """The mask of forks in the form that all layers read it in."""
+        if mask is None or cache.num_forks == 1:
+            return mask
+        return fold_mask(mask, cache.num_forks, self._spec.num_heads, self._spec.num_kv_heads)
+
+    def table_of(self, kind: LayerKind, stop: int) -> torch.Tensor | None:
+        """The rotations of a kind of layer for positions up to `stop`, at least: (positions, pairs) complex."""
+        return self._ropes[kind].reserve(stop) if kind in self._ropes else None
+
+    def _make_additive(self, mask: torch.Tensor | None) -> torch.Tensor | None:
+        """Attention adds masks to scores; a boolean one would be converted again in every layer."""
+        if mask is None:
+            return None
+        return torch.zeros_like(mask, dtype=self._dtype).masked_fill_(~mask, -torch.inf)
+
+    def _turn(self, kind: LayerKind, span: Span) -> torch.Tensor | None:
+        if kind not in self._ropes:
+            return None
+        table = self._ropes[kind].reserve(span.stop)
+        if span.is_uniform:
+            return table[None, span.starts[0] : span.stop, None]  # (1, new, 1, pairs)
+        return table[span.positions].unsqueeze(2)  # (rows, new, 1, pairs)
+
+    def _add_bias(self, cache: Cache, span: Span, window: int | None) -> torch.Tensor:
+        """ALiBi for the keys in view, with what may not be seen at minus infinity."""
+        alibi = self._spec.alibi
+        assert alibi is not None
+        if self._bias is None or self._bias.shape[1] < span.stop:
+            room = max(span.stop, 2 * self._bias.shape[1] if self._bias is not None else _FIRST_BIAS)
+            made = alibi_bias(self._spec.num_heads, room, scale=alibi.scale, is_rounded=alibi.is_rounded)
+            self._bias = made.to(self._device, self._dtype)
+        bias = self._bias[None, :, None, : span.stop]  # (1, heads, 1, keys)
+        if not cache.stands_in_order(window):
+            places = cache.key_positions(span, window)
+            bias = self._bias[:, places].transpose(0, 1).unsqueeze(2)  # (rows, heads, 1, keys)
+        mask = cache.mask(span, window)
+        if mask is None:
+            return bias
+        if isinstance(mask, str):
+            mask = torch.ones(span.num_new, span.num_new, dtype=torch.bool, device=self._device).tril()
+        return torch.where(mask, bias, -torch.inf)

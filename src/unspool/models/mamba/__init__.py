@@ -1,0 +1,1 @@
+"""Mamba: a state space model."""

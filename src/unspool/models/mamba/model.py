@@ -1,0 +1,258 @@
+"""Mamba (Gu and Dao, 2023): every layer reads the text into a state of one size, and no position is looked back at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from unspool.cache import Cache, KeyShape, MambaCache, Span, make_cache
+from unspool.errors import InputError, SettingError, UnsupportedError
+from unspool.kernels.activations import find_activation
+from unspool.kernels.scan import convolve, scan, step
+from unspool.models.arrangement import read_mask
+from unspool.models.mamba.weights import MambaLayer, MambaSpec, MambaWeights
+from unspool.models.native import ModelConfig, NativeModel, take_last
+from unspool.models.weights import Embedding, Linear
+from unspool.outputs import Output
+from unspool.protocols import LAST, Encoded, Forward, ModelInfo, Want
+
+
+@dataclass
+class MambaOutput(Output):
+    """What calling a Mamba returns."""
+
+    logits: torch.Tensor | None = None  # (rows, columns kept, vocab)
+    cache_params: MambaCache | None = None
+    hidden_states: tuple[torch.Tensor, ...] | None = None  # a layer each, then normalised: (rows, columns, hidden)
+
+    @property
+    def past_key_values(self) -> MambaCache | None:
+        """The cache under the name that other models have for it."""
+        return self.cache_params
+
+
+class Mamba(NativeModel):
+    """A decoder of Mamba blocks."""
+
+    weights: MambaWeights
+
+    def __init__(
+        self,
+        spec: MambaSpec,
+        weights: MambaWeights,
+        config: Mapping[str, Any],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__(device, dtype)
+        self.spec = spec
+        self.weights = weights
+        self.info = _describe(spec)
+        self.config = _normalise(spec, config)
+        self._activate = find_activation(spec.activation)
+
+    def _refresh(self) -> None:
+        """Nothing is derived from the weights."""
+
+    def get_input_embeddings(self) -> Embedding:
+        return self.weights.embedding
+
+    def get_output_embeddings(self) -> Linear:
+        return self.weights.head
+
+    def new_cache(
+        self,
+        kind: str = "mamba",
+        rows: int = 1,
+        capacity: int | None = None,
+        encoded: Encoded | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> MambaCache:
+        """An empty cache for `rows` rows; states need no room for `capacity` positions."""
+        if encoded is not None:
+            raise InputError("mamba has no encoder, so its cache takes no encoded states")
+        if kind not in ("mamba", "dynamic"):
+            raise UnsupportedError(f"a mamba model keeps states and no keys, and a {kind!r} cache holds keys")
+        cache = make_cache("mamba", self.key_shape, rows, capacity, config)
+        assert isinstance(cache, MambaCache)
+        return cache
+
+    def _key_shape(self, num_layers: int) -> KeyShape:
+        """No heads and no keys: states have the sizes that the config names."""
+        return KeyShape(num_layers, 0, 0, self.dtype, self.device, self.info.layer_kinds, config=self.config)
+
+    # --- a forward pass ------------------------------------------------------------------------------
+    @torch.no_grad()
+    def forward(
+        self,
+        tokens: torch.Tensor | None,
+        cache: Cache,
+        *,
+        counts: Sequence[int] | None = None,
+        want: Want = LAST,
+        embeds: torch.Tensor | None = None,
+    ) -> Forward:
+        states, hidden = self._run(tokens, cache, counts, want, embeds)
+        read = take_last(states, counts) if want.logits == "last" else states  # (rows, hidden) or (rows, new, hidden)
+        return Forward(self.weights.head(read), hidden, last_states=states if want.last_states else None)
+
+    def _run(
+        self,
+        tokens: torch.Tensor | None,
+        cache: Cache,
+        counts: Sequence[int] | None,
+        want: Want,
+        embeds: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None]:
+        """Final states (rows, new, hidden), and those of the layers where they are wanted."""
+        self._refuse_attentions(want.attentions)
+        states = self._check_cache(cache)
+        x = self.weights.embedding(tokens) if tokens is not None else embeds
+        assert x is not None
+        x = x.to(torch.float32 if self.spec.is_residual_float32 else self.dtype)  # (rows, new, hidden)
+        span = states.begin(x.shape[0], x.shape[1], counts, self.device)
+        past_end = self._find_past_end(span)
+        hidden = []
+        for index, layer in enumerate(self.weights.layers):
+            x = x + self._mix(index, layer, layer.norm(x.to(self.dtype)), states, past_end)
+            if want.hidden_states:
+                hidden.append(x)
+        states.end()
+        x = self.weights.final_norm(x).to(self.dtype)
+        return x, (*hidden, x) if want.hidden_states else None
+
+    def _mix(
+        self, index: int, layer: MambaLayer, x: torch.Tensor, cache: MambaCache, past_end: torch.Tensor | None
+    ) -> torch.Tensor:
+        """What a block adds to the residual: (rows, new, hidden)."""
+        spec, space = self.spec, layer.space
+        inputs, gate = layer.project_in(x).chunk(2, dim=-1)  # (rows, new, inner) each
+        u = self._activate(convolve(cache.extend(index, inputs), space.conv, space.conv_bias))
+        chosen = layer.select(u.to(self.dtype))
+        time, b, c = torch.split(chosen.float(), [spec.time_rank, spec.state_size, spec.state_size], dim=-1)
+        dt = F.softplus(layer.time(time.to(self.dtype)).float().add_(space.time_bias))
+        if past_end is not None:
+            dt = dt.masked_fill(past_end, 0.0)  # a step of no time leaves the state as it is
+        held, following = cache.state(index), cache.next_state(index)
+        if x.shape[1] == 1:
+            y = step(held, dt[:, 0], space.decay, u[:, 0], b[:, 0], c[:, 0], following)[:, None]
+        else:
+            y, state = scan(held, dt, space.decay, u, b, c)
+            following.copy_(state)
+        cache.keep_inputs(index, (dt, u, b), partial(_replay, space.decay))
+        y = torch.addcmul(y, u, space.skip).mul_(self._activate(gate))
+        return layer.out(y.to(self.dtype))
+
+    def _find_past_end(self, span: Span) -> torch.Tensor | None:
+        """Which of the new positions lie past their row's end: (rows, new, 1); None where none does."""
+        if min(span.counts) == span.num_new:
+            return None
+        ends = torch.tensor(span.counts, device=self.device)[:, None]
+        return (torch.arange(span.num_new, device=self.device) >= ends)[:, :, None]
+
+    def _check_cache(self, cache: Cache) -> MambaCache:
+        if not isinstance(cache, MambaCache):
+            raise UnsupportedError(
+                f"a mamba model can't decode with a {type(cache).__name__}, which holds keys; use a MambaCache"
+            )
+        misfit = cache.find_misfit(self.key_shape)
+        if misfit is not None:
+            raise SettingError(f"the cache was made for another model: {misfit}, or take model.new_cache()")
+        return cache
+
+    def _refuse_attentions(self, is_asked: bool | None) -> None:
+        if is_asked:
+            raise UnsupportedError(
+                "attentions were asked for and a mamba model has none: it keeps a state and looks back at no "
+                "position; output_hidden_states can be had"
+            )
+
+    # --- the reference's way of calling ---------------------------------------------------------------
+    @torch.no_grad()
+    def __call__(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        cache_params: MambaCache | None = None,
+        past_key_values: MambaCache | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = True,
+        logits_to_keep: int | torch.Tensor = 0,
+    ) -> MambaOutput | tuple[Any, ...]:
+        """Logits for the columns given, padded or not; `cache_params` and `past_key_values` are one argument."""
+        if cache_params is not None and past_key_values is not None and cache_params is not past_key_values:
+            raise InputError("cache_params and past_key_values are two names of one argument; give one")
+        self._refuse_attentions(output_attentions)
+        rows, num_new = self._check_input(input_ids, inputs_embeds, self.spec.hidden_size)
+        cache = cache_params if cache_params is not None else past_key_values
+        cache = self.new_cache(rows=rows) if cache is None else cache
+        arranged = read_mask(attention_mask, rows, num_new, cache.lengths or [0] * rows)
+        states, hidden = self._run(
+            arranged.pack(input_ids.to(self.device)) if input_ids is not None else None,
+            cache,
+            arranged.counts,
+            Want("all", bool(output_hidden_states)),
+            arranged.pack(inputs_embeds.to(self.device)) if inputs_embeds is not None else None,
+        )
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        output = MambaOutput(
+            logits=self.weights.head(arranged.unpack(states)[:, keep]),
+            cache_params=cache if use_cache is None or use_cache else None,
+            hidden_states=tuple(map(arranged.unpack, hidden)) if hidden is not None else None,
+        )
+        return output if return_dict is None or return_dict else output.to_tuple()
+
+
+def _replay(
+    decay: torch.Tensor, state: torch.Tensor, inputs: tuple[torch.Tensor, ...], counts: Sequence[int]
+) -> torch.Tensor:
+    """The state after each row's first `counts[row]` positions of a pass."""
+    dt, u, b = inputs
+    ends = torch.tensor(list(counts), device=dt.device)[:, None]
+    past_end = torch.arange(dt.shape[1], device=dt.device) >= ends
+    return scan(state, dt.masked_fill(past_end[:, :, None], 0.0), decay, u, b, None)[1]
+
+
+def _describe(spec: MambaSpec) -> ModelInfo:
+    return ModelInfo(
+        family="mamba",
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        num_layers=spec.num_layers,
+        num_heads=0,
+        layer_kinds=tuple(["state"] * spec.num_layers),
+        has_tied_embeddings=spec.is_head_tied,
+        bos_token_id=spec.bos_token_id,
+        eos_token_id=spec.eos_token_id,
+        pad_token_id=spec.pad_token_id,
+        can=frozenset({"hidden_states", "inputs_embeds", "last_states"}),
+    )
+
+
+def _normalise(spec: MambaSpec, config: Mapping[str, Any]) -> ModelConfig:
+    eos = spec.eos_token_id
+    common = {
+        "model_type": "mamba",
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.inner_size,
+        "num_hidden_layers": spec.num_layers,
+        "state_size": spec.state_size,
+        "conv_kernel": spec.kernel_size,
+        "time_step_rank": spec.time_rank,
+        "max_position_embeddings": None,
+        "tie_word_embeddings": spec.is_head_tied,
+        "is_encoder_decoder": False,
+        "bos_token_id": spec.bos_token_id,
+        "eos_token_id": list(eos) if isinstance(eos, tuple) else eos,
+        "pad_token_id": spec.pad_token_id,
+    }
+    return ModelConfig(**{**config, **common})

@@ -1,0 +1,1 @@
+"""The fast ways to run a decoder's pass."""

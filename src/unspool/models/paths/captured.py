@@ -1,0 +1,350 @@
+"""One decoding step on a GPU as one CUDA graph, for any cache of plain buffers and any lengths.
+
+A step reads one token a row, or a few: drafts that are checked, or candidates that are tried.
+
+At a few rows the host's launches cost more than the work. So the whole step is captured once for a number of rows:
+tokens, lengths and the addresses of the cache's buffers are read from the device, the lengths are advanced there, and
+the likeliest token is found there too. A graph is made when a number of rows is first met, in some ten milliseconds
+once Triton has its kernels, and it serves every later cache.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from unspool.cache import Cache
+from unspool.cache.places import Places
+from unspool.kernels.key_layout import KeyLayout
+from unspool.kernels.presence import SMALLEST_CAPABILITY, has_triton
+from unspool.kernels.readings import Guide
+from unspool.kernels.sending import send
+from unspool.models.decoder.layers import DecoderWeights
+from unspool.models.decoder.spec import DecoderSpec
+from unspool.models.paths.captured_shape import PassShape
+from unspool.models.weights import iterate_tensors
+from unspool.protocols import Forward, Want
+
+if TYPE_CHECKING:
+    from unspool.kernels.gpu.sampling.contests import CapturedContest
+    from unspool.kernels.gpu.sampling.readings import CapturedReading
+    from unspool.models.paths.captured_blocks import Body
+
+# A step is captured for so many rows; fewer rows ride along with some that are not there.
+BUCKETS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+MOST_NEW: Final = 16  # tokens a row
+_MOST_KEPT: Final = 24  # steps that wait to be used again
+_UNIT: Final = 8  # numbers: addresses are told as multiples of so many
+_NOT_THERE: Final = -1
+
+
+def explain_no_capture(spec: DecoderSpec, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why a model's steps can't be captured; None where they can."""
+    if device.type != "cuda":
+        return f"the model is on a device of type {device.type}"
+    if not has_triton():
+        return "triton is not installed"
+    if torch.cuda.get_device_capability(device) < SMALLEST_CAPABILITY:
+        return f"{torch.cuda.get_device_name(device)} is older than Ampere"
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"there are no kernels for {dtype}"
+    if spec.alibi is not None and spec.alibi.is_rounded:
+        return f"{spec.family} rounds its position biases key by key"
+    if spec.head_dim % _UNIT:
+        return f"heads of {spec.head_dim} numbers are not aligned"
+    return None
+
+
+def prepare_captures(device: torch.device) -> None:
+    """Start importing Triton and our kernels: it takes about a second, which the reading of weights hides."""
+    if device.type == "cuda" and has_triton():
+        threading.Thread(target=_import_kernels, name="unspool kernels", daemon=True).start()
+
+
+def _import_kernels() -> None:
+    with suppress(Exception):  # who needs them imports them too, and is told
+        importlib.import_module("unspool.models.paths.captured_blocks")
+
+
+class CapturedSteps:
+    """The captured steps of a decoder: one for each bucket of rows, lent to one caller at a time."""
+
+    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype) -> None:
+        self._spec, self._weights, self._device, self._dtype = spec, weights, device, dtype
+        self._numbered = next(iterate_tensors(weights)).device  # the device with its number
+        self._waiting: dict[tuple[PassShape, int], list[CapturedStep]] = {}  # by what they read and by stream
+        self._lock = threading.Lock()
+
+    def explain_refusal(self, cache: Cache, rows: int, num_new: int, want: Want) -> str | None:
+        """Why a pass over this cache can't be a captured step; None where it can."""
+        if want.hidden_states or want.attentions:
+            return "hidden states or attention weights of all layers are wanted"
+        if (num_new > 1) != (want.logits == "all") or num_new > MOST_NEW:
+            return f"{num_new} tokens a row are read; captured are one, and drafts of up to {MOST_NEW - 1}"
+        if want.early and (num_new > 1 or self._weights.project_out is not None):
+            return "early logits are read one token at a time"
+        if rows * num_new > BUCKETS[-1]:
+            return f"{rows * num_new} tokens are more than the {BUCKETS[-1]} that steps are captured for"
+        places = cache.places()
+        if places is None:
+            return f"a {type(cache).__name__} is not read by address"
+        if places.branches and (num_new > 1 or want.early or want.last_states):
+            return "rows that share a prompt's keys read one token at a time"
+        if places.packed is not None:
+            from unspool.kernels.gpu.attention.packed_attention import explain_no_tiles
+
+            if num_new > 1:
+                return "packed keys are read one token at a time"
+            if why := explain_no_tiles(*places.packed.schemes):
+                return why
+        if len(places.buffers) != self._spec.num_layers:
+            return "the cache has no buffers yet"
+        if places.rooms is not None:
+            if num_new > 1:
+                return "rings are read one token at a time"
+            if not self._fit_rooms(places.rooms, max(cache.lengths, default=0) + 1):
+                return "the cache keeps fewer keys than the model's layers see"
+        first, device = places.buffers[0], self._numbered
+        if (first.device != device and not places.is_pinned) or first.dtype != self._dtype:
+            return f"the cache is kept in {first.dtype} on {first.device}"
+        if not first.is_contiguous():
+            return "the cache's rows lie between others"
+        return None
+
+    def _fit_rooms(self, rooms: Sequence[int], length: int) -> bool:
+        """Whether every layer finds what it sees in rings of these sizes."""
+        seen = {"full": length, "sliding": min(length, self._spec.window or length)}
+        return all(room >= seen[self._spec.kind_of(layer)] for layer, room in enumerate(rooms))
+
+    def run(self, tokens: torch.Tensor, cache: Cache, counts: Sequence[int] | None, want: Want) -> Forward:
+        """Read tokens (rows, new), and advance the cache."""
+        num_forks, num_new = cache.num_forks, max(tokens.shape[1], cache.num_forks)
+        rows = tokens.shape[0] // num_forks
+        starts = (list(cache.lengths) or [0] * rows)[::num_forks]
+        with cache.steady():
+            if num_new == 1:
+                cache.advance(rows)
+            else:
+                cache.begin(tokens.shape[0], tokens.shape[1], counts, self._device)
+                cache.end()
+            places = cache.places()
+            assert places is not None
+            shape = _shape_pass(places, want, rows, num_new, num_forks)
+            with torch.cuda.device(self._device):
+                # A step's inputs are written again for the next one, which only its own stream puts after this work.
+                key = (shape, torch.cuda.current_stream().cuda_stream)
+                step = self._borrow(key)
+                forward = step.run(tokens, starts, places, want)
+        with self._lock:
+            if sum(map(len, self._waiting.values())) >= _MOST_KEPT:
+                self._waiting.clear()
+            self._waiting.setdefault(key, []).append(step)
+        if want.logits == "all":
+            forward.logits = forward.logits.view(rows, num_new, -1)
+        if forward.last_states is not None:
+            forward.last_states = forward.last_states.view(*tokens.shape, -1)
+        return forward
+
+    def _borrow(self, key: tuple[PassShape, int]) -> CapturedStep:
+        with self._lock:
+            waiting = self._waiting.get(key)
+            if waiting:
+                return waiting.pop()
+        return CapturedStep(self._spec, self._weights, self._device, self._dtype, key[0])
+
+
+def _shape_pass(places: Places, want: Want, rows: int, num_new: int, num_forks: int) -> PassShape:
+    """The graph that a pass needs."""
+    return PassShape(
+        rows=next(size for size in BUCKETS if size >= rows),
+        layout=KeyLayout(places.branches, places.block_size, is_ring=places.rooms is not None),
+        num_new=num_new,
+        is_forked=num_forks > 1,
+        num_layers=want.exit_layer,
+        early=tuple(want.early),
+        wants_states=want.last_states,
+        packing=places.packed.schemes if places.packed is not None else None,
+        away=places.landing.away if places.landing is not None and num_new == 1 else (),
+        reading=want.reading.form if want.reading is not None and num_new == 1 else None,
+        is_contest=want.contest is not None and num_forks > 1,
+    )
+
+
+class CapturedStep:
+    """A step for a fixed number of rows: its inputs on the device, and the graph that reads them."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: DecoderWeights,
+        device: torch.device,
+        dtype: torch.dtype,
+        shape: PassShape,
+    ) -> None:
+        from unspool.kernels.gpu.attention.packed_attention import (
+            count_packed,  # Triton is imported where a GPU is used
+        )
+        from unspool.kernels.gpu.sampling.tokens import count_tiles
+        from unspool.models.paths.captured_blocks import StepInputs, make_body
+
+        rows, num_logits = shape.rows, (1 + len(shape.early)) * shape.num_tokens
+        size = shape.layout.count_entries(spec.num_layers, rows)
+        if shape.packing is not None:
+            size += count_packed(spec.num_layers, rows)
+        elif shape.away:
+            size += spec.num_layers
+        with torch.inference_mode():
+            table = torch.zeros(size, dtype=torch.int64, device=device)
+            lengths = torch.full((rows,), _NOT_THERE, dtype=torch.int32, device=device)
+            self._inputs = StepInputs(
+                tokens=torch.zeros(shape.num_tokens, dtype=torch.int64, device=device),
+                lengths=lengths,
+                table=table,
+                base=torch.zeros(_UNIT, dtype=dtype, device=device),
+                counts=table[-rows:] if shape.packing is not None else lengths,
+                layout=shape.layout,
+            )
+            self._logits = torch.empty(num_logits, spec.vocab_size, dtype=torch.float32, device=device)
+            self._tops = torch.empty(rows, count_tiles(spec.vocab_size), dtype=torch.float32, device=device)
+            self._likeliest = torch.zeros(rows, dtype=torch.int64, device=device)
+            self._body: Body = make_body(spec, weights, device, dtype, shape)
+            self._reading: CapturedReading | None = None
+            if shape.reading is not None:
+                from unspool.kernels.gpu.sampling.readings import CapturedReading
+
+                self._reading = CapturedReading(shape.reading, rows, len(shape.early), spec.vocab_size, device)
+            self._contest: CapturedContest | None = None
+            if shape.is_contest:
+                from unspool.kernels.gpu.sampling.contests import CapturedContest
+
+                position = 2 * spec.num_kv_heads * spec.head_dim
+                hidden = self._body.states.shape[1]
+                self._contest = CapturedContest(rows, shape.num_new, hidden, spec.vocab_size, position, device)
+        self._rows, self._shape, self._num_layers = rows, shape, spec.num_layers
+        self._cap = spec.logit_softcap
+        self._places: weakref.ref[Places] | None = None  # what the table tells; a step that waits holds no keys
+        self._lengths: list[int] = []  # what the device's lengths are by now
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def run(self, tokens: torch.Tensor, starts: Sequence[int], places: Places, want: Want) -> Forward:
+        """What the pass gives: logits (tokens, vocab) in float32, and what else its shape says."""
+        shape, count = self._shape, len(starts) * self._shape.num_new
+        with torch.inference_mode():
+            if self._places is None or self._places() is not places:
+                self._tell_places(places)
+            if self._lengths != starts:
+                self._tell_lengths(starts)
+            self._inputs.tokens[:count].copy_(tokens.reshape(-1))
+            if self._contest is not None and want.contest is not None:
+                self._contest.tell(want.contest)
+            if self._reading is not None and want.reading is not None:
+                self._reading.tell(want.reading)
+            if self._graph is None:
+                self._graph = self._capture(starts)
+            self._graph.replay()
+        if self._contest is not None:
+            self._lengths = [start + 1 for start in starts]
+            logits, won = self._contest.take(len(starts))
+            return Forward(logits, won=won, path="captured")
+        is_advanced = shape.num_new == 1 or shape.is_forked
+        self._lengths = [start + 1 for start in starts] if is_advanced else list(starts)
+        forward = Forward(self._logits[:count].clone(), path="captured")
+        if shape.num_new == 1:
+            forward.likeliest = self._likeliest[:count].clone()
+        if self._reading is not None:
+            num_given = count // 2 if isinstance(shape.reading, Guide) else count
+            forward.given = self._reading.scores[:num_given].clone()
+            forward.chosen = self._reading.chosen[:num_given].clone() if shape.early else None
+        elif shape.early:
+            layers = self._logits.view(-1, shape.num_tokens, self._logits.shape[1])[1:]
+            forward.early_logits = tuple(layer[:count].clone() for layer in layers)
+        if shape.wants_states:
+            forward.last_states = self._body.states[:count].clone()
+        return forward
+
+    def _tell_places(self, places: Places) -> None:
+        landing = places.landing if self._shape.away else None
+        buffers, layers = list(places.buffers), places.packed.layers if places.packed is not None else []
+        if landing is not None:
+            brought = {layer: landing.pieces[nth % 2] for nth, layer in enumerate(landing.away)}
+            if places.packed is None:
+                buffers = [brought[layer][0] if layer in brought else held for layer, held in enumerate(buffers)]
+            layers = [brought.get(layer, held) for layer, held in enumerate(layers)]
+        told = self._tell_buffers(buffers)
+        if landing is not None and places.packed is None:
+            told += self._tell_buffers(places.buffers)[:-1]
+        if places.rooms is not None:
+            told += places.rooms
+        if places.branches:
+            assert places.shared is not None and places.prompt_lengths is not None and places.ancestry is not None
+            told += [*self._tell_buffers(places.shared), *self._tell_index(places.ancestry), *places.prompt_lengths]
+        if places.block_table is not None:
+            told += self._tell_index(places.block_table)
+        if places.packed is not None:
+            from unspool.kernels.gpu.attention.packed_attention import tell_packed
+
+            packed = places.packed
+            absent = [0] * (self._rows - len(packed.num_packed))
+            told += tell_packed(self._inputs.base, layers, packed.num_places, [*packed.num_packed, *absent])
+        if landing is not None and self._body.carrier is not None:
+            num_positions = places.packed.num_places if places.packed is not None else buffers[0].shape[1]
+            self._body.carrier.tell(self._inputs.base, landing.homes, landing.pieces, num_positions)
+        self._inputs.table[: len(told)].copy_(send(told, self._inputs.table.device))
+        self._places = weakref.ref(places)
+
+    def _tell_buffers(self, buffers: Sequence[torch.Tensor]) -> list[int]:
+        base, unit = self._inputs.base.data_ptr(), _UNIT * self._inputs.base.element_size()
+        return [*((buffer.data_ptr() - base) // unit for buffer in buffers), buffers[0].shape[1]]
+
+    def _tell_index(self, index: torch.Tensor) -> list[int]:
+        return [(index.data_ptr() - self._inputs.lengths.data_ptr()) // index.element_size(), index.shape[1]]
+
+    def _tell_lengths(self, starts: Sequence[int]) -> None:
+        told = [*starts, *[_NOT_THERE] * (self._rows - len(starts))]
+        self._inputs.lengths.copy_(send(told, self._inputs.lengths.device, torch.int32))
+
+    def _capture(self, starts: Sequence[int]) -> torch.cuda.CUDAGraph:
+        from unspool.kernels.gpu.launching import compile_ahead
+
+        with compile_ahead():
+            self._launch()
+        self._tell_lengths(starts)
+        self._launch()  # what kernels and libraries set up once must not be captured
+        self._tell_lengths(starts)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self._launch()
+        return graph
+
+    def _launch(self) -> None:
+        from unspool.kernels.gpu.sampling.tokens import take_highest
+
+        self._body.run(self._inputs, self._logits)
+        own, lengths = self._logits[: self._shape.num_tokens], self._inputs.lengths
+        if self._shape.num_new == 1 and self._reading is None:
+            take_highest(own, self._tops, self._likeliest, lengths, self._cap)
+            return
+        if self._cap is not None:  # early logits have none
+            own.div_(self._cap).tanh_().mul_(self._cap)
+        if self._reading is not None:
+            self._reading.run(self._logits, self._likeliest, lengths)
+        elif self._contest is not None:
+            inputs, states = self._inputs, self._body.states
+            self._contest.run(
+                states,
+                own,
+                inputs.base,
+                inputs.table,
+                lengths,
+                num_layers=self._num_layers,
+                unit=_UNIT,
+                layout=inputs.layout,
+            )
+        elif self._shape.is_forked:  # one of the candidates will be kept
+            lengths.add_(lengths.ge(0))

@@ -1,0 +1,267 @@
+"""A decoder whose steps run through torch.compile: for those who accept the wait, and where nothing faster is built.
+
+Everything else (prompts, passes that return all layers' states, kinds of cache without plain buffers) is the decoder's
+own pass, and `Forward.path_reason` says why.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+
+from unspool.cache import Cache
+from unspool.config import CompileConfig
+from unspool.errors import InputError, SettingError, UnsupportedError
+from unspool.kernels.presence import has_triton
+from unspool.models.decoder.layers import DecoderWeights
+from unspool.models.decoder.spec import DecoderSpec
+from unspool.models.paths.compiled_step import StepFunction
+from unspool.models.weights import WordRows, iterate_tensors
+from unspool.protocols import LAST, Encoded, Forward, Model, Want
+
+MOST_NEW: Final = 16  # tokens a row
+_STRIDE: Final = 256  # positions by which the keys in view grow
+# Forms of keys that the compiled step does not read, and steps that would not be compiled ones.
+_UNREAD: Final = frozenset({"branches", "forks", "stretches"})
+
+
+def explain_no_compile(spec: DecoderSpec, weights: DecoderWeights) -> str | None:
+    """Why a decoder's step can't be compiled; None where it can."""
+    if isinstance(weights.embedding, WordRows) or isinstance(weights.layers[0].up, WordRows):
+        return "these weights are quantised for our own kernels on a GPU (quantize=None keeps plain numbers)"
+    if spec.alibi is not None and spec.alibi.is_rounded:
+        return f"{spec.family} rounds its position biases key by key, and a compiler leaves roundings out"
+    return None
+
+
+class CompiledDecoder:
+    """A decoder with compiled steps: the same model to everyone who decodes with it."""
+
+    def __init__(self, model: Model, steps: CompiledSteps) -> None:
+        self._model, self._steps = model, steps
+        self.info = replace(model.info, can=model.info.can - _UNREAD)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self._model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the weights are kept in."""
+        return self._model.dtype
+
+    def new_cache(
+        self,
+        kind: str = "dynamic",
+        rows: int = 1,
+        capacity: int | None = None,
+        encoded: Encoded | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> Cache:
+        """An empty cache, as the model makes it."""
+        return self._model.new_cache(kind, rows, capacity, encoded, config)
+
+    def encode(
+        self,
+        tokens: torch.Tensor | None,
+        counts: Sequence[int] | None = None,
+        *,
+        want: Want = LAST,
+        embeds: torch.Tensor | None = None,
+    ) -> Encoded:
+        """What the model's encoder returns, where it has one."""
+        return self._model.encode(tokens, counts, want=want, embeds=embeds)
+
+    @torch.no_grad()
+    def forward(
+        self,
+        tokens: torch.Tensor | None,
+        cache: Cache,
+        *,
+        counts: Sequence[int] | None = None,
+        want: Want = LAST,
+        embeds: torch.Tensor | None = None,
+    ) -> Forward:
+        """Read new tokens after what the cache holds, by the compiled step where it can."""
+        reason = self._steps.explain_refusal(tokens, cache, want)
+        if reason is None and tokens is not None:
+            return self._steps.run(tokens, cache, counts, want)
+        forward = self._model.forward(tokens, cache, counts=counts, want=want, embeds=embeds)
+        forward.path_reason = f"not compiled: {reason}"
+        return forward
+
+
+class CompiledSteps:
+    """The compiled steps of a decoder: one function for each set of layers that is to be read."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: DecoderWeights,
+        device: torch.device,
+        dtype: torch.dtype,
+        config: CompileConfig,
+    ) -> None:
+        self._spec, self._weights, self._device, self._dtype = spec, weights, device, dtype
+        self._arguments = _read_arguments(config, device)
+        self._is_marked = config.dynamic is None
+        self._functions: dict[tuple[tuple[int, ...], int | None], Callable[..., Any]] = {}
+        self._known: list[torch.Tensor] = []  # the buffers whose sizes are marked
+
+    def explain_refusal(self, tokens: torch.Tensor | None, cache: Cache, want: Want) -> str | None:
+        """Why a pass can't be a compiled step; None where it can."""
+        if tokens is None:
+            return "embeddings are read"
+        if want.hidden_states or want.attentions:
+            return "hidden states or attention weights of all layers are wanted"
+        rows, num_new = tokens.shape
+        if (num_new > 1) != (want.logits == "all") or num_new > MOST_NEW or (want.early and num_new > 1):
+            return f"{num_new} tokens a row are read; compiled are one, and drafts of up to {MOST_NEW - 1}"
+        places = cache.places()
+        if places is None or not places.is_plain or cache.num_forks > 1:
+            return f"a {type(cache).__name__} does not keep its keys in plain buffers"
+        if len(places.buffers) != self._spec.num_layers:
+            return "the cache has no buffers yet"
+        first = places.buffers[0]
+        if first.device.type != self._device.type or first.dtype != self._dtype or first.shape[0] != rows:
+            return f"the cache keeps {first.shape[0]} rows in {first.dtype} on {first.device}"
+        return None
+
+    def run(self, tokens: torch.Tensor, cache: Cache, counts: Sequence[int] | None, want: Want) -> Forward:
+        """Read tokens (rows, new), and advance the cache."""
+        rows, num_new = tokens.shape
+        starts = list(cache.lengths) or [0] * rows
+        stop = max(starts) + num_new
+        self._check_positions(stop)
+        cache.begin(rows, num_new, counts, self._device)
+        cache.end()
+        places = cache.places()
+        assert places is not None
+        buffers = places.buffers
+        ahead = torch.arange(num_new)
+        positions = (torch.tensor(starts)[:, None] + ahead).to(self._device, non_blocking=True)
+        num_keys = min(-(-stop // _STRIDE) * _STRIDE, buffers[0].shape[1])
+        keys = torch.arange(num_keys, device=self._device)
+        self._mark(keys, buffers)
+        function = self._function(tuple(want.early), want.exit_layer)
+        logits, states, early = self._call(function, tokens.contiguous(), positions, keys, buffers)
+        return Forward(
+            logits if want.logits == "all" else logits[:, -1],
+            last_states=states if want.last_states else None,
+            early_logits=early or None,
+            path="compiled",
+        )
+
+    def _check_positions(self, stop: int) -> None:
+        if self._weights.positions is None:
+            return
+        limit = self._weights.positions.shape[0] - self._spec.position_offset
+        if stop > limit:
+            raise InputError(
+                f"position {stop - 1} was asked for and {self._spec.family} learned them up to {limit - 1}"
+            )
+
+    def _mark(self, keys: torch.Tensor, buffers: list[torch.Tensor]) -> None:
+        """Say which sizes change, so that the first graph serves them all; and what stays where it is."""
+        if self._is_marked:
+            torch._dynamo.maybe_mark_dynamic(keys, 0)
+        if len(buffers) == len(self._known) and all(a is b for a, b in zip(buffers, self._known, strict=True)):
+            return
+        self._known = list(buffers)
+        for buffer in buffers:
+            if self._is_marked:
+                torch._dynamo.maybe_mark_dynamic(buffer, 1)
+            self._pin(buffer)
+
+    def _pin(self, tensor: torch.Tensor) -> None:
+        """Tell CUDA graphs that a tensor is no input to be copied before every step."""
+        if self._device.type == "cuda":
+            torch._dynamo.mark_static_address(tensor, guard=False)
+
+    def _function(self, early: tuple[int, ...], exit_layer: int | None) -> Callable[..., Any]:
+        key = (early, exit_layer)
+        if key not in self._functions:
+            step = StepFunction(
+                self._spec, self._weights, self._device, self._dtype, early=early, exit_layer=exit_layer
+            )
+            for tensor in iterate_tensors(self._weights):
+                self._pin(tensor)
+            self._functions[key] = torch.compile(_copy_method(step.run), **self._arguments)
+        return self._functions[key]
+
+    def _call(self, function: Callable[..., Any], *inputs: Any) -> tuple[torch.Tensor, torch.Tensor, Any]:
+        if self._device.type == "cuda":
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]  # torch gives it no types
+        try:
+            logits, states, early = function(*inputs)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            cause = getattr(error, "inner_exception", error)  # a backend's own error
+            told = " ".join(str(cause).split())[:200]
+            raise UnsupportedError(
+                f"torch.compile could not compile this step ({type(cause).__name__}: {told}); leave out "
+                "compile_config, or try another backend"
+            ) from error
+        if self._device.type != "cuda":
+            return logits, states, early
+        # A graph writes its next results where these lie.
+        return logits.clone(), states.clone(), tuple(each.clone() for each in early)
+
+
+def _copy_method(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method with code of its own: torch counts how often code was compiled, and other models share the method's."""
+    function = method.__func__  # type: ignore[attr-defined]  # a method has one
+    own = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+    return types.MethodType(own, method.__self__)  # type: ignore[attr-defined]  # as above
+
+
+def _read_arguments(config: CompileConfig, device: torch.device) -> dict[str, Any]:
+    """What torch.compile is told, once it is known to be possible here."""
+    told: dict[str, Any] = {"fullgraph": config.fullgraph, "dynamic": config.dynamic, "backend": config.backend}
+    if config.backend != "inductor":  # modes are inductor's
+        if isinstance(config.backend, str):
+            _check_backend(config.backend)
+        return told | ({"options": dict(config.options)} if config.options else {})
+    _check_compiler(device)
+    modes = torch._inductor.list_mode_options()
+    mode = config.mode or "default"
+    if mode not in modes:
+        raise SettingError(f"CompileConfig(mode={mode!r:.60}) is not known to inductor; use one of {', '.join(modes)}")
+    if not config.options:
+        return told | {"mode": mode}
+    known = torch._inductor.list_options()
+    for name in config.options:
+        if name.replace("-", "_") not in known:
+            raise SettingError(f"CompileConfig(options=…) has {name!r:.60}, which inductor does not know")
+    return told | {"options": {**modes[mode], **config.options}}  # torch takes a mode or options, not both
+
+
+def _check_backend(name: str) -> None:
+    known = torch._dynamo.list_backends(exclude_tags=())
+    if name not in known:
+        raise SettingError(f"CompileConfig(backend={name!r:.60}) is not known to torch; use one of {', '.join(known)}")
+
+
+def _check_compiler(device: torch.device) -> None:
+    """Refuse inductor where what it hands its code to is missing."""
+    if device.type == "cuda":
+        if not has_triton():
+            raise UnsupportedError(
+                "compile_config asks for inductor, which writes Triton for a GPU, and triton is not installed; "
+                "install it (pip install triton), or leave out compile_config"
+            )
+        return
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        raise UnsupportedError(
+            "compile_config asks for inductor, which writes C++ for a CPU, and there is no C++ compiler here; install "
+            "one (g++ or clang++, or name it in the variable CXX), or leave out compile_config"
+        ) from error

@@ -1,0 +1,463 @@
+"""A decoder's pass in one call of the CPU library: all layers, all phases, no operators in between."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from unspool.cache import Cache, Span, Stores
+from unspool.errors import SettingError
+from unspool.kernels.alibi import alibi_slopes
+from unspool.kernels.cpu import Library
+from unspool.kernels.cpu.library import (
+    CHUNK,
+    Job,
+    Model,
+    PackedLayer,
+    Packing,
+    Steps,
+    Store,
+    describe_matrix,
+    describe_packed,
+    describe_scheme,
+    point,
+)
+from unspool.kernels.cpu.library import Layer as CLayer
+from unspool.kernels.cpu.library import Matrix as CMatrix
+from unspool.kernels.cpu.library import Norm as CNorm
+from unspool.models.decoder.layers import DecoderWeights, Layer
+from unspool.models.decoder.sight import Outlook
+from unspool.models.decoder.spec import DecoderSpec
+from unspool.models.weights import (
+    AnyEmbedding,
+    AnyLinear,
+    Linear,
+    Norm,
+    PackedLinear,
+    PackedRows,
+    iterate_tensors,
+)
+from unspool.protocols import Forward, Want
+
+_ACTIVATIONS: Final = {
+    **dict.fromkeys(("silu", "swish"), 0),
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), 1),
+    "gelu": 2,
+    "relu": 3,
+}
+_WIDEST_HEAD: Final = 256
+_KEYS_AHEAD: Final = 1024  # positions by which working memory grows
+# Tokens of a pass; for many more of them torch's products of plain floats are as fast. Measured on Arm alone.
+_MOST_FLOAT: Final = {"neon_dot": CHUNK, "neon_i8mm": CHUNK}
+_MOST_FLOAT_ELSEWHERE: Final = 16
+Piece = tuple[int, int, int]  # a row, and the first and the last (exclusive) of its tokens
+_NAMES: Final = ("tokens", "positions", "own_rows", "own_places", "shared_rows", "shared_counts", "wanted", "bases")
+Addresses = tuple[
+    Store, Store, Packing, Any, Any
+]  # own and shared, how those are packed and where; what must outlive them
+
+
+def can_run_whole(spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the library knows every part of this decoder's block."""
+    return (
+        device.type == "cpu"
+        and dtype == torch.float32
+        and spec.norm_placement in ("pre", "sandwich")
+        and spec.head_dim <= _WIDEST_HEAD
+        and spec.activation in _ACTIVATIONS
+        and not (spec.alibi is not None and spec.alibi.is_rounded)
+        and weights.project_in is None
+        and weights.project_out is None
+        and spec.has_final_norm
+    )
+
+
+class StretchCall:
+    """The arguments of a call that takes several steps, kept from one to the next: making them anew costs more than a
+    layer."""
+
+    def __init__(self, num_rows: int, most_steps: int, vocab_size: int) -> None:
+        self.num_rows, self.most_steps = num_rows, most_steps
+        self._logits = torch.empty(num_rows, vocab_size)  # every step's in turn
+        self._likeliest = (ctypes.c_int64 * num_rows)()
+        self._chosen = (ctypes.c_int32 * (most_steps * num_rows))()
+        self._numbers: list[Any] = [(ctypes.c_int32 * num_rows)() for _ in _NAMES]
+        self._tokens, self._positions, self._own_rows, self._own_places, self._shared_rows, self._shared_counts = (
+            self._numbers[:6]
+        )
+        self._numbers[6][:] = range(num_rows)
+        self._vocab_size = vocab_size
+        self._ends: tuple[int, ...] = ()
+        addresses = [ctypes.addressof(numbers) for numbers in self._numbers]
+        self.job = Job(
+            *(num_rows, num_rows, 0, 0, *addresses, None, Store(), Store(), Packing(), None),
+            *(self._logits.data_ptr(), ctypes.addressof(self._likeliest)),
+        )
+        self.steps = Steps(0, 0, None, *(addresses[place] for place in (0, 1, 3)), ctypes.addressof(self._chosen))
+
+    def prepare(
+        self,
+        tokens: Sequence[int],
+        span: Span,
+        stores: Stores,
+        addresses: Addresses,
+        scratch: int,
+        ends: tuple[int, ...],
+    ) -> None:
+        """Let it begin with the rows' last tokens, where the span begins."""
+        self.job.own, self.job.shared, self.job.packing, self.job.packed = addresses[:4]
+        self._numbers[7][:] = stores.bases or [0] * self.num_rows
+        self._own_rows[:] = range(self.num_rows) if stores.own_rows is None else stores.own_rows
+        self._shared_rows[:], self._shared_counts[:] = stores.shared_rows, stores.shared_counts
+        if ends != self._ends:
+            self._ends = ends
+            known = [end for end in ends if 0 <= end < self._vocab_size]
+            self._kept_ends = (ctypes.c_int32 * len(known))(*known)
+            self.steps.num_ends, self.steps.ends = len(known), ctypes.addressof(self._kept_ends)
+        self._tokens[:], self._positions[:] = tokens, span.starts
+        self._own_places[:] = [start - shared for start, shared in zip(span.starts, stores.shared_counts, strict=True)]
+        self.job.most_keys, self.job.scratch, self.steps.num_steps = span.stop, scratch, span.num_new
+
+    def read(self) -> list[list[int]]:
+        """What the steps that were taken chose, a row each."""
+        chosen, rows = self._chosen, self.num_rows
+        return [chosen[first : first + rows] for first in range(0, self.steps.num_done * rows, rows)]
+
+
+class WholeStep:
+    """The description of a decoder that the library works from, and the working memory of its calls."""
+
+    most_tokens: int | None  # of a pass that is faster here; None: all are
+
+    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, outlook: Outlook, library: Library) -> None:
+        self._spec = spec
+        self._weights = weights
+        self._outlook = outlook
+        self._library = library
+        self._kept: list[Any] = list(iterate_tensors(weights))  # what the description points to, wherever it goes
+        self.most_tokens = None
+        if not isinstance(weights.layers[0].up, PackedLinear):
+            self.most_tokens = _MOST_FLOAT.get(library.instructions, _MOST_FLOAT_ELSEWHERE)
+        self._layers = (CLayer * spec.num_layers)(
+            *(self._describe_layer(index, layer) for index, layer in enumerate(weights.layers))
+        )
+        self._model = self._describe()
+        self._lock = Lock()  # the working memory is one caller's at a time
+        self._numbers = np.zeros((len(_NAMES), CHUNK), dtype=np.int32)
+        self._number_rows = [int(row.ctypes.data) for row in self._numbers]
+        self._scratch: torch.Tensor | None = None
+        self._prepared: tuple[int, ...] = (
+            0,
+            0,
+            0,
+            0,
+        )  # tokens, rows of the head, keys and threads that it has room for
+        self._addressed: tuple[Any, Addresses] | None = None  # the last stores, as the library knows them
+        self._stretch: StretchCall | None = None
+        self._room = 0
+
+    # --- the description -------------------------------------------------------------------------------
+    def _describe(self) -> Model:
+        spec, weights = self._spec, self._weights
+        assert weights.final_norm is not None
+        slopes = None
+        if spec.alibi is not None:
+            slopes = self._keep(alibi_slopes(spec.num_heads) * spec.alibi.scale)
+        positions = None
+        if weights.positions is not None:
+            positions = weights.positions[spec.position_offset :]
+        return Model(
+            num_layers=spec.num_layers,
+            hidden=spec.hidden_size,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            ffn=spec.ffn_size,
+            vocab=spec.vocab_size,
+            rope_width=spec.rope.width if spec.rope is not None else 0,
+            is_parallel=spec.residual == "parallel",
+            is_gated=spec.is_gated,
+            activation=_ACTIVATIONS[spec.activation],
+            has_embedding_norm=weights.embedding_norm is not None,
+            embedding_scale=weights.embedding.scale,
+            attention_cap=spec.attention_softcap or 0.0,
+            logit_cap=spec.logit_softcap or 0.0,
+            embedding=_describe_rows(weights.embedding),
+            head=_describe_rows(weights.head),
+            embedding_norm=_describe_norm(weights.embedding_norm),
+            final_norm=_describe_norm(weights.final_norm),
+            positions=point(positions),
+            slopes=point(slopes),
+            layers=self._layers,
+        )
+
+    def _describe_layer(self, index: int, layer: Layer) -> CLayer:
+        spec = self._spec
+        return CLayer(
+            attn_norm=_describe_norm(layer.attn_norm),
+            ffn_norm=_describe_norm(layer.ffn_norm),
+            post_attn_norm=_describe_norm(layer.post_attn_norm),
+            post_ffn_norm=_describe_norm(layer.post_ffn_norm),
+            q_norm=_describe_norm(layer.q_norm),
+            k_norm=_describe_norm(layer.k_norm),
+            has_ffn_norm=layer.ffn_norm is not None,
+            has_post_norms=layer.post_attn_norm is not None,
+            has_qk_norm=layer.q_norm is not None,
+            window=(spec.window or 0) if spec.kind_of(index) == "sliding" else 0,
+            qkv=_describe_rows(layer.qkv),
+            out=_describe_rows(layer.out),
+            up=_describe_rows(layer.up),
+            down=_describe_rows(layer.down),
+            scale=spec.scale_of(index),
+        )
+
+    def _keep(self, thing: Any) -> Any:
+        self._kept.append(thing)
+        return thing
+
+    def _reach(self, stop: int) -> None:
+        """Let the layers' tables of positions cover what this pass reads."""
+        if stop <= self._room:
+            return
+        for index in range(self._spec.num_layers):
+            table = self._outlook.table_of(self._spec.kind_of(index), stop)
+            if table is not None:
+                self._layers[index].rope = table.data_ptr()
+                self._room = table.shape[0]
+        if self._spec.rope is None:
+            self._room = self._spec.max_context or (1 << 30)
+
+    # --- a pass ----------------------------------------------------------------------------------------
+    def forward(self, tokens: torch.Tensor, span: Span, stores: Stores, want: Want) -> Forward:
+        """Read the tokens (rows, new), and write their keys into the stores; rows may have none of them."""
+        rows, num_new = tokens.shape
+        spec, wants_all = self._spec, want.logits == "all"
+        shape = (rows, num_new, spec.vocab_size) if wants_all else (rows, spec.vocab_size)
+        # What is wanted lies in order, unless rows have fewer tokens than others, or none.
+        is_whole = min(span.counts) == num_new if wants_all else min(span.counts) > 0
+        logits = torch.empty(shape) if is_whole else torch.zeros(shape)
+        made = Forward(logits, path="library")
+        if want.last_states:
+            made.last_states = torch.empty(rows, num_new, spec.hidden_size)
+        if want.early:
+            made.early_logits = tuple(torch.zeros(shape) for _ in want.early)
+        elif is_whole:
+            made.likeliest = torch.empty(shape[:-1], dtype=torch.int64)
+        model, num_tokens = self._model_of(want.exit_layer), min(CHUNK, sum(span.counts))
+        with self._lock:
+            self._reach(span.stop)
+            self._prepare_scratch(num_tokens, num_tokens * (1 + len(want.early)), span.stop)
+            addresses = self._address(stores)
+            for pieces in self._cut(span):
+                outputs = self._fill(pieces, tokens, span, stores, wants_all)
+                self._run(model, pieces, outputs, span, addresses, made, want.early if outputs else ())
+        return made
+
+    @property
+    def most_rows(self) -> int:
+        """Rows whose steps may be taken several at a time."""
+        return CHUNK if self.most_tokens is None else self.most_tokens
+
+    def take_steps(self, tokens: Sequence[int], span: Span, stores: Stores, ends: tuple[int, ...]) -> list[list[int]]:
+        """The likeliest tokens of up to `span.num_new` steps, a row each, from the rows' last tokens on."""
+        rows = len(tokens)
+        with self._lock:
+            self._reach(span.stop)
+            self._prepare_scratch(rows, rows, span.stop)
+            call = self._stretch
+            if call is None or call.num_rows != rows or call.most_steps < span.num_new:
+                call = self._stretch = StretchCall(rows, span.num_new, self._spec.vocab_size)
+            assert self._scratch is not None
+            call.prepare(tokens, span, stores, self._address(stores), self._scratch.data_ptr(), ends)
+            self._library.run_steps(ctypes.byref(self._model), call.job, call.steps, self._library.threads)
+            return call.read()
+
+    def _fill_step(self, tokens: Any, starts: Sequence[int], stores: Stores) -> None:
+        """Write the numbers of a step of all rows into the table."""
+        table, rows = self._numbers, len(starts)
+        table[0, :rows] = tokens
+        table[1, :rows] = starts
+        table[2, :rows] = range(rows) if stores.own_rows is None else stores.own_rows
+        table[4, :rows] = stores.shared_rows
+        table[5, :rows] = stores.shared_counts
+        table[3, :rows] = table[1, :rows] - table[5, :rows]
+        table[6, :rows] = range(rows)
+        table[7, :rows] = 0 if stores.bases is None else stores.bases
+
+    def _model_of(self, num_layers: int | None) -> Model:
+        """The description, of all layers or of the first few."""
+        if num_layers is None:
+            return self._model
+        model = Model.from_buffer_copy(self._model)
+        model.num_layers = min(num_layers, self._spec.num_layers)
+        return model
+
+    def _prepare_scratch(self, num_tokens: int, num_read: int, most_keys: int) -> None:
+        """Make sure of the working memory; asked for in steps, so that not every token asks anew."""
+        needed = (num_tokens, num_read, -(-most_keys // _KEYS_AHEAD) * _KEYS_AHEAD)
+        threads = self._library.threads  # another number may need more: work is shared out in another way
+        have = self._prepared
+        if (
+            self._scratch is None
+            or have[3] != threads
+            or any(had < need for had, need in zip(have, needed, strict=False))
+        ):
+            self._prepared = (*map(max, have[:3], needed), threads)
+            self._scratch = torch.empty(
+                self._library.count_scratch(self._model, *self._prepared[:3]), dtype=torch.uint8
+            )
+
+    def _address(self, stores: Stores) -> Addresses:
+        """The stores as the library knows them; the arrays of addresses must outlive the call."""
+        if stores.addressed is None:
+            made, arrays = [], []
+            for buffers in (stores.own,) if stores.shared is None else (stores.own, stores.shared):
+                array = (ctypes.c_void_p * len(buffers))(*(buffer.data_ptr() for buffer in buffers))
+                arrays.append(array)
+                strides = buffers[0].stride()
+                made.append(Store(ctypes.cast(array, ctypes.c_void_p), strides[0], strides[1]))
+            packing, packed = self._address_packed(stores)
+            address = ctypes.cast(packed, ctypes.c_void_p) if packed is not None else None
+            stores.addressed = (made[0], made[-1], packing, address, (arrays, packed))
+        addressed: Addresses = stores.addressed
+        return addressed
+
+    def _address_packed(self, stores: Stores) -> tuple[Packing, Any]:
+        """How shared keys are packed, and an array of where, a layer each; None where they are not."""
+        if stores.packed is None:
+            return Packing(), None
+        rows, heads = len(stores.shared_counts), self._spec.num_kv_heads
+        schemes = tuple(part.scheme for part in stores.packed[0])
+        sliding = stores.sliding or [False] * len(stores.packed)
+        layers = []
+        for (keys, values), slides in zip(stores.packed, sliding, strict=True):
+            if (keys.scheme, values.scheme) != schemes or keys.scheme.width != self._spec.head_dim:
+                raise SettingError("layers that are packed in different ways, or for another width, are not one pass's")
+            firsts = stores.bases if slides and stores.bases is not None else [0] * rows
+            held = max(count - first for count, first in zip(stores.shared_counts, firsts, strict=True))
+            if keys.num_positions != values.num_positions or held > keys.num_positions or min(firsts) < 0:
+                raise SettingError(f"{held} packed positions do not fit {keys.num_positions}")
+            described = (describe_packed(part, rows, heads) for part in (keys, values))
+            layers.append(PackedLayer(*described, keys.num_positions, int(slides), 0))
+        packing = Packing(*(describe_scheme(scheme) for scheme in schemes))
+        return packing, (PackedLayer * len(layers))(*layers)
+
+    def _cut(self, span: Span) -> list[list[Piece]]:
+        """The rows' tokens in calls of at most CHUNK, in order: what a token reads is written before it."""
+        calls: list[list[Piece]] = [[]]
+        left = CHUNK
+        for row, count in enumerate(span.counts):
+            first = 0
+            while first < count:
+                if not left:
+                    calls.append([])
+                    left = CHUNK
+                last = min(count, first + left)
+                calls[-1].append((row, first, last))
+                left -= last - first
+                first = last
+        return [call for call in calls if call]
+
+    def _fill(
+        self, pieces: Sequence[Piece], tokens: torch.Tensor, span: Span, stores: Stores, wants_all: bool
+    ) -> list[tuple[int, int]]:
+        """Write the numbers of a call's tokens into the table; which (row, place) each wanted one is."""
+        table, at = self._numbers, 0
+        if span.num_new == 1 and len(pieces) == len(span.counts):  # a step of all rows
+            self._fill_step(tokens.reshape(-1).numpy(), span.starts, stores)
+            return [(row, 0) for row in range(len(pieces))]
+        outputs: list[tuple[int, int]] = []
+        for row, first, last in pieces:
+            part = slice(at, at + last - first)
+            start, shared = span.starts[row], stores.shared_counts[row]
+            table[0, part] = tokens[row, first:last].numpy()
+            table[1, part] = np.arange(start + first, start + last)
+            table[2, part] = row if stores.own_rows is None else stores.own_rows[row]
+            table[3, part] = table[1, part] - shared
+            table[4, part] = stores.shared_rows[row]
+            table[5, part] = shared
+            table[7, part] = 0 if stores.bases is None else stores.bases[row]
+            chosen = (
+                range(first, last) if wants_all else range(last - 1, last) if last == span.counts[row] else range(0)
+            )
+            for place in chosen:
+                table[6, len(outputs)] = at + place - first
+                outputs.append((row, place if wants_all else 0))
+            at = part.stop
+        return outputs
+
+    def _run(
+        self,
+        model: Model,
+        pieces: Sequence[Piece],
+        outputs: Sequence[tuple[int, int]],
+        span: Span,
+        addresses: Addresses,
+        forward: Forward,
+        early: tuple[int, ...],
+    ) -> None:
+        """Call the library for some pieces; `outputs` are the (row, place) of the logits that it makes."""
+        logits, hidden = forward.logits, self._spec.hidden_size
+        num_tokens = sum(last - first for _, first, last in pieces)
+        wants_all, likeliest = logits.dim() == 3, forward.likeliest
+        is_whole = not early and (min(span.counts) == span.num_new if wants_all else min(span.counts) > 0)
+        made = logits.view(-1, self._spec.vocab_size)
+        if is_whole and outputs:  # they follow each other: made where they belong
+            row, place = outputs[0]
+            first = row * span.num_new + place if wants_all else row
+            made = made[first:]
+            likeliest = likeliest.view(-1)[first:] if likeliest is not None else None
+        elif not is_whole:
+            made = torch.empty((1 + len(early)) * len(outputs), self._spec.vocab_size)
+        final = torch.empty(num_tokens, hidden) if forward.last_states is not None else None
+        early_states = torch.empty(len(early) * len(outputs), hidden) if early else None
+        assert self._scratch is not None
+        job = Job(
+            num_tokens,
+            len(outputs),
+            span.stop,
+            len(early),
+            *self._number_rows,
+            ctypes.cast((ctypes.c_int32 * len(early))(*early), ctypes.c_void_p),
+            *addresses[:4],
+            made.data_ptr(),
+            likeliest.data_ptr() if likeliest is not None else None,
+            point(early_states),
+            point(final),
+            self._scratch.data_ptr(),
+        )
+        self._library.run(ctypes.byref(model), ctypes.byref(job), self._library.threads)
+        if not is_whole:
+            for kept, part in zip(
+                (logits, *(forward.early_logits or ())), torch.split(made, max(1, len(outputs))), strict=False
+            ):
+                for result, (row, place) in zip(part, outputs, strict=True):
+                    (kept[row, place] if wants_all else kept[row]).copy_(result)
+        if forward.last_states is not None and final is not None:
+            at = 0
+            for row, first, last in pieces:
+                forward.last_states[row, first:last] = final[at : at + last - first]
+                at += last - first
+
+
+def _describe_norm(norm: Norm | None) -> CNorm:
+    if norm is None:
+        return CNorm()
+    return CNorm(int(norm.is_layer), norm.eps, point(norm.weight), point(norm.bias))
+
+
+def _describe_rows(rows: AnyLinear | AnyEmbedding) -> CMatrix:
+    if isinstance(rows, PackedRows):
+        return rows.matrix
+    bias = rows.bias if isinstance(rows, Linear) else None
+    return describe_matrix(rows.weight, bias, "float32", *rows.weight.shape)
+
+
+def find_stores(cache: Cache, spec: DecoderSpec, rows: int) -> Stores | None:
+    """Where a cache's keys lie, for the library to read and write; None for kinds that it does not know."""
+    return cache.find_stores(spec.num_layers, rows, spec.num_kv_heads, spec.head_dim, torch.float32)
