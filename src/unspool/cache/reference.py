@@ -88,7 +88,8 @@ class ReferenceSurface(ABC):
         if layer >= len(self):
             return 0
         if self._updated is not None and self._updated[0] is self.lengths:  # nothing has changed them since
-            return self._updated[1][layer]
+            filled = self._updated[1]
+            return filled[layer] if layer < len(filled) else 0
         return max(self.lengths, default=0)
 
     @property
