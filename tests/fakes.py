@@ -158,7 +158,7 @@ class FakeEncoderDecoder(FakeModel):
         embeds: torch.Tensor | None = None,
     ) -> Forward:
         forward = super().forward(tokens, cache, counts=counts, want=want, embeds=embeds)
-        source = cache.cross_attention_cache[0][0][:, 0, :, 0].long()  # (rows, source)
+        source = cache.read_sources()[0][0][:, 0, :, 0].long()  # (rows, source)
         place = torch.arange(source.shape[1])
         near = (place < torch.tensor(cache.source_lengths)[:, None]) / (place + 1)  # (rows, source)
         across = torch.einsum("rs,rsv->rv", near, self.source_table[source])

@@ -7,229 +7,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING
 
-from unspool._version import __version__
+from unspool._version import __version__ as __version__
 
-if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOMES says the same
-    from unspool.api import Answer, LanguageModel, Piece, generate, load, stream
-    from unspool.beams import BeamHypotheses, BeamScorer, BeamSearchScorer, ConstrainedBeamSearchScorer
-    from unspool.cache import (
-        BlockPool,
-        Cache,
-        CacheConfig,
-        DynamicCache,
-        EncoderDecoderCache,
-        HQQQuantizedCache,
-        HybridCache,
-        MambaCache,
-        OffloadedCache,
-        OffloadedStaticCache,
-        PagedCache,
-        QuantizedCache,
-        QuantizedCacheConfig,
-        QuantizedHybridCache,
-        QuantizedStaticCache,
-        QuantoQuantizedCache,
-        SinkCache,
-        SlidingWindowCache,
-        StaticCache,
-        StaticCacheConfig,
-    )
-    from unspool.config import (
-        CompileConfig,
-        GenerationConfig,
-        SynthIDTextWatermarkingConfig,
-        WatermarkingConfig,
-    )
-    from unspool.constraints import Constraint, ConstraintListState, DisjunctiveConstraint, PhrasalConstraint
-    from unspool.decoding.beam_trace import BeamTrace
-    from unspool.decoding.transitions import compute_transition_scores
-    from unspool.errors import (
-        InputError,
-        LoadError,
-        MissingExtraError,
-        ModelNotFoundError,
-        NoTokenLeftError,
-        ResourceError,
-        SettingError,
-        UnfulfilledError,
-        UnspoolError,
-        UnsupportedError,
-    )
-    from unspool.logits import (
-        AlternatingCodebooksLogitsProcessor,
-        ClassifierFreeGuidanceLogitsProcessor,
-        DRYLogitsProcessor,
-        DynamicTemperatureLogitsWarper,
-        EncoderNoRepeatNGramLogitsProcessor,
-        EncoderRepetitionPenaltyLogitsProcessor,
-        EpsilonLogitsWarper,
-        EtaLogitsWarper,
-        ExponentialDecayLengthPenalty,
-        ForcedBOSTokenLogitsProcessor,
-        ForcedEOSTokenLogitsProcessor,
-        FrequencyPenaltyLogitsProcessor,
-        HammingDiversityLogitsProcessor,
-        InfNanRemoveLogitsProcessor,
-        LogitBiasLogitsProcessor,
-        LogitNormalization,
-        LogitsProcessor,
-        LogitsProcessorList,
-        MinLengthLogitsProcessor,
-        MinNewTokensLengthLogitsProcessor,
-        MinPLogitsWarper,
-        MirostatLogitsWarper,
-        NoBadWordsLogitsProcessor,
-        NoRepeatNGramLogitsProcessor,
-        PrefixConstrainedLogitsProcessor,
-        PresencePenaltyLogitsProcessor,
-        RepetitionPenaltyLogitsProcessor,
-        SequenceBiasLogitsProcessor,
-        SuppressTokensAtBeginLogitsProcessor,
-        SuppressTokensLogitsProcessor,
-        TemperatureLogitsWarper,
-        TopALogitsWarper,
-        TopHLogitsWarper,
-        TopKLogitsWarper,
-        TopNSigmaLogitsWarper,
-        TopPLogitsWarper,
-        TypicalLogitsWarper,
-        UnbatchedClassifierFreeGuidanceLogitsProcessor,
-        WhisperTimeStampLogitsProcessor,
-        XTCLogitsWarper,
-    )
-    from unspool.outputs import (
-        GenerateBeamDecoderOnlyOutput,
-        GenerateBeamEncoderDecoderOutput,
-        GenerateDecoderOnlyOutput,
-        GenerateEncoderDecoderOutput,
-        Generation,
-        TokenLogprob,
-    )
-    from unspool.stopping import (
-        EosTokenCriteria,
-        MaxLengthCriteria,
-        MaxTimeCriteria,
-        StoppingCriteria,
-        StoppingCriteriaList,
-        StopStringCriteria,
-    )
-    from unspool.streaming import AsyncTextIteratorStreamer, TextIteratorStreamer, TextStreamer
-    from unspool.text import Tokenizer
-
-__all__ = [
-    "AlternatingCodebooksLogitsProcessor",
-    "Answer",
-    "AsyncTextIteratorStreamer",
-    "BeamHypotheses",
-    "BeamScorer",
-    "BeamSearchScorer",
-    "BeamTrace",
-    "BlockPool",
-    "Cache",
-    "CacheConfig",
-    "ClassifierFreeGuidanceLogitsProcessor",
-    "CompileConfig",
-    "ConstrainedBeamSearchScorer",
-    "Constraint",
-    "ConstraintListState",
-    "DRYLogitsProcessor",
-    "DisjunctiveConstraint",
-    "DynamicCache",
-    "DynamicTemperatureLogitsWarper",
-    "EncoderDecoderCache",
-    "EncoderNoRepeatNGramLogitsProcessor",
-    "EncoderRepetitionPenaltyLogitsProcessor",
-    "EosTokenCriteria",
-    "EpsilonLogitsWarper",
-    "EtaLogitsWarper",
-    "ExponentialDecayLengthPenalty",
-    "ForcedBOSTokenLogitsProcessor",
-    "ForcedEOSTokenLogitsProcessor",
-    "FrequencyPenaltyLogitsProcessor",
-    "GenerateBeamDecoderOnlyOutput",
-    "GenerateBeamEncoderDecoderOutput",
-    "GenerateDecoderOnlyOutput",
-    "GenerateEncoderDecoderOutput",
-    "Generation",
-    "GenerationConfig",
-    "HQQQuantizedCache",
-    "HammingDiversityLogitsProcessor",
-    "HybridCache",
-    "InfNanRemoveLogitsProcessor",
-    "InputError",
-    "LanguageModel",
-    "LoadError",
-    "LogitBiasLogitsProcessor",
-    "LogitNormalization",
-    "LogitsProcessor",
-    "LogitsProcessorList",
-    "MambaCache",
-    "MaxLengthCriteria",
-    "MaxTimeCriteria",
-    "MinLengthLogitsProcessor",
-    "MinNewTokensLengthLogitsProcessor",
-    "MinPLogitsWarper",
-    "MirostatLogitsWarper",
-    "MissingExtraError",
-    "ModelNotFoundError",
-    "NoBadWordsLogitsProcessor",
-    "NoRepeatNGramLogitsProcessor",
-    "NoTokenLeftError",
-    "OffloadedCache",
-    "OffloadedStaticCache",
-    "PagedCache",
-    "PhrasalConstraint",
-    "Piece",
-    "PrefixConstrainedLogitsProcessor",
-    "PresencePenaltyLogitsProcessor",
-    "QuantizedCache",
-    "QuantizedCacheConfig",
-    "QuantizedHybridCache",
-    "QuantizedStaticCache",
-    "QuantoQuantizedCache",
-    "RepetitionPenaltyLogitsProcessor",
-    "ResourceError",
-    "SequenceBiasLogitsProcessor",
-    "SettingError",
-    "SinkCache",
-    "SlidingWindowCache",
-    "StaticCache",
-    "StaticCacheConfig",
-    "StopStringCriteria",
-    "StoppingCriteria",
-    "StoppingCriteriaList",
-    "SuppressTokensAtBeginLogitsProcessor",
-    "SuppressTokensLogitsProcessor",
-    "SynthIDTextWatermarkingConfig",
-    "TemperatureLogitsWarper",
-    "TextIteratorStreamer",
-    "TextStreamer",
-    "TokenLogprob",
-    "Tokenizer",
-    "TopALogitsWarper",
-    "TopHLogitsWarper",
-    "TopKLogitsWarper",
-    "TopNSigmaLogitsWarper",
-    "TopPLogitsWarper",
-    "TypicalLogitsWarper",
-    "UnbatchedClassifierFreeGuidanceLogitsProcessor",
-    "UnfulfilledError",
-    "UnspoolError",
-    "UnsupportedError",
-    "WatermarkingConfig",
-    "WhisperTimeStampLogitsProcessor",
-    "XTCLogitsWarper",
-    "__version__",
-    "compute_transition_scores",
-    "generate",
-    "load",
-    "stream",
-]
-
-# Names are imported when they are first asked for, so that `unspool --help` need not wait for torch.
+# Names are imported when they are first asked for, so that `unspool --help` need not wait for torch. This is the one
+# list of them; `__init__.pyi` is made from it for type checkers and editors (`python tools/make_stubs.py`).
 _HOMES: dict[str, tuple[str, ...]] = {
     "api": ("Answer", "LanguageModel", "Piece", "generate", "load", "stream"),
     "beams": ("BeamHypotheses", "BeamScorer", "BeamSearchScorer", "ConstrainedBeamSearchScorer"),
@@ -265,53 +49,12 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "MissingExtraError",
         "ModelNotFoundError",
         "NoTokenLeftError",
+        "PluginError",
         "ResourceError",
         "SettingError",
         "UnfulfilledError",
         "UnspoolError",
         "UnsupportedError",
-    ),
-    "logits": (
-        "AlternatingCodebooksLogitsProcessor",
-        "ClassifierFreeGuidanceLogitsProcessor",
-        "DRYLogitsProcessor",
-        "DynamicTemperatureLogitsWarper",
-        "EncoderNoRepeatNGramLogitsProcessor",
-        "EncoderRepetitionPenaltyLogitsProcessor",
-        "EpsilonLogitsWarper",
-        "EtaLogitsWarper",
-        "ExponentialDecayLengthPenalty",
-        "ForcedBOSTokenLogitsProcessor",
-        "ForcedEOSTokenLogitsProcessor",
-        "FrequencyPenaltyLogitsProcessor",
-        "HammingDiversityLogitsProcessor",
-        "InfNanRemoveLogitsProcessor",
-        "LogitBiasLogitsProcessor",
-        "LogitNormalization",
-        "LogitsProcessor",
-        "LogitsProcessorList",
-        "MinLengthLogitsProcessor",
-        "MinNewTokensLengthLogitsProcessor",
-        "MinPLogitsWarper",
-        "MirostatLogitsWarper",
-        "NoBadWordsLogitsProcessor",
-        "NoRepeatNGramLogitsProcessor",
-        "PrefixConstrainedLogitsProcessor",
-        "PresencePenaltyLogitsProcessor",
-        "RepetitionPenaltyLogitsProcessor",
-        "SequenceBiasLogitsProcessor",
-        "SuppressTokensAtBeginLogitsProcessor",
-        "SuppressTokensLogitsProcessor",
-        "TemperatureLogitsWarper",
-        "TopALogitsWarper",
-        "TopHLogitsWarper",
-        "TopKLogitsWarper",
-        "TopNSigmaLogitsWarper",
-        "TopPLogitsWarper",
-        "TypicalLogitsWarper",
-        "UnbatchedClassifierFreeGuidanceLogitsProcessor",
-        "WhisperTimeStampLogitsProcessor",
-        "XTCLogitsWarper",
     ),
     "outputs": (
         "GenerateBeamDecoderOnlyOutput",
@@ -321,30 +64,36 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Generation",
         "TokenLogprob",
     ),
-    "stopping": (
-        "EosTokenCriteria",
-        "MaxLengthCriteria",
-        "MaxTimeCriteria",
-        "StopStringCriteria",
-        "StoppingCriteria",
-        "StoppingCriteriaList",
-    ),
+    "registry": ("register",),
     "streaming": ("AsyncTextIteratorStreamer", "TextIteratorStreamer", "TextStreamer"),
     "text": ("Tokenizer",),
 }
-_MODULES = {name: f"unspool.{home}" for home, names in _HOMES.items() for name in names}
+# Rooms that keep a table of their public names, most of them made from the entries of their parts.
+_TABLED = ("logits", "stopping")
+_ROOMS = frozenset({*_HOMES, *_TABLED, "plugins"})
 
-if not TYPE_CHECKING:  # a type checker that saw this would take every misspelt name for a real one
 
-    def __getattr__(name: str) -> object:
-        if name in _HOMES:  # `import unspool; unspool.config`
-            return import_module(f"unspool.{name}")
-        if name not in _MODULES:
-            raise AttributeError(f"module 'unspool' has no attribute {name!r}")
-        value = getattr(import_module(_MODULES[name]), name)
-        globals()[name] = value  # asked for once; the next look-up finds it
-        return value
+@cache
+def find_homes() -> dict[str, str]:
+    """The module of every public name."""
+    homes = {name: f"unspool.{home}" for home, names in _HOMES.items() for name in names}
+    for room in _TABLED:
+        homes |= import_module(f"unspool.{room}").PUBLIC
+    return homes
+
+
+def __getattr__(name: str) -> object:
+    if name in _ROOMS:  # `import unspool; unspool.config`
+        return import_module(f"unspool.{name}")
+    if name == "__all__":
+        return sorted((*find_homes(), "__version__"))
+    home = None if name.startswith("__") else find_homes().get(name)
+    if home is None:
+        raise AttributeError(f"module 'unspool' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value  # the next look-up finds it
+    return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *find_homes()})

@@ -2,9 +2,61 @@
 
 from __future__ import annotations
 
+MAX_MESSAGE = 2000  # characters of an error's text
+_MAX_TAIL = 600  # of which so many are its end: what to do instead stands there
+
+# Characters that could move a terminal's cursor, recolour or retitle it, or turn the direction of what follows; and
+# lone surrogates, which can't be printed. Messages spell them out.
+_UNPRINTABLE = {
+    code: (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
+    for code in (
+        *(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"),
+        *(0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)),
+    )
+}
+
+
+def spell_controls(text: str) -> str:
+    """The text with control characters spelled out, so that it is safe to print."""
+    return text.translate(_UNPRINTABLE)
+
+
+def excerpt(text: object, longest: int = 80) -> str:
+    """Outside text as a message quotes it: the `repr` of its beginning, on one line and safe to print."""
+    if isinstance(text, int) and text.bit_length() > 256:
+        return f"a number of {text.bit_length()} bits"
+    whole = text if isinstance(text, str) else repr(text)
+    start = whole[:longest]
+    shown = spell_controls(repr(start) if isinstance(text, str) else start)
+    return shown if len(whole) <= longest else f"{shown}… ({len(whole)} characters)"
+
 
 class UnspoolError(Exception):
-    """The root of unspool's own errors."""
+    """The root of unspool's own errors.
+
+    Messages quote files and templates that come from anyone: control characters in them are spelled out, and a long
+    message loses its middle.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(_make_presentable(arg) if isinstance(arg, str) else arg for arg in args))
+
+
+def _make_presentable(message: str) -> str:
+    return _cut(spell_controls(_cut(message)))  # spelled out it may be longer
+
+
+def _cut(message: str) -> str:
+    if len(message) <= MAX_MESSAGE:
+        return message
+    return f"{message[: MAX_MESSAGE - _MAX_TAIL - 5]} […] {message[-_MAX_TAIL:]}"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of Python or torch says that memory ran out."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 class SettingError(UnspoolError, ValueError):
@@ -13,6 +65,10 @@ class SettingError(UnspoolError, ValueError):
 
 class UnsupportedError(UnspoolError, NotImplementedError):
     """What was asked for is known, and this version, model or cache can't do it."""
+
+
+class PluginError(UnspoolError, ValueError):
+    """A part that was registered from outside can't be added: its entry is wrong, or its name is taken."""
 
 
 class InputError(UnspoolError, ValueError):

@@ -109,11 +109,8 @@ class Output(OrderedDict[str, Any]):
 
     __delitem__ = setdefault = pop = update = popitem = clear = _refuse
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(f"{type(self).__name__} is not pickled; save its tensors with safetensors")
-
-    def __copy__(self) -> Output:
-        return type(self)(**{item.name: getattr(self, item.name) for item in fields(self)})  # type: ignore[arg-type]  # likewise
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self), {item.name: getattr(self, item.name) for item in fields(self)})  # type: ignore[arg-type]  # likewise
 
     @property
     def speculation(self) -> Speculation | None:
@@ -125,6 +122,10 @@ class Output(OrderedDict[str, Any]):
         """The fields that are not None, in their order."""
         names = (item.name for item in fields(self))  # type: ignore[arg-type]  # see __post_init__
         return tuple(OrderedDict.__getitem__(self, name) for name in names if name in self)
+
+
+def _restore(kind: type[Output], values: dict[str, Any]) -> Output:
+    return kind(**values)
 
 
 @dataclass

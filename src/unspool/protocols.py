@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
-
-from unspool.kernels.contests import Contest, Won
-from unspool.kernels.readings import Contrast, Guide
 
 if TYPE_CHECKING:
     from unspool.cache import Cache
@@ -43,6 +40,22 @@ class ModelInfo:
     can: frozenset[str] = frozenset({"hidden_states", "attentions", "inputs_embeds", "last_states"})
 
 
+class Epilogue(Protocol):
+    """What a strategy does with a pass right after it, for passes that can do it themselves, as captured graphs do.
+
+    Whoever asks for one has the same in torch, and uses that where `Forward.epilogue` is None.
+    """
+
+    @property
+    def key(self) -> Hashable:
+        """What a captured graph is made for: epilogues with equal keys can use one graph."""
+        ...
+
+    def fits(self, num_new: int, num_forks: int) -> bool:
+        """Whether it can follow a pass over `num_new` tokens a row, or `num_forks` candidates for one position."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Want:
     """What a forward pass is to return."""
@@ -53,11 +66,7 @@ class Want:
     last_states: bool = False  # the final states that the head reads, of every new position
     early: tuple[int, ...] = ()  # layers whose states are to be read by the head too; 0 is the embeddings
     exit_layer: int | None = None  # only the first so many layers run, then the head (models that can "early_exit")
-    # What is to become of the logits: a pass that can do it on its way gives `Forward.given` and not `early_logits`.
-    reading: Guide | Contrast | None = None
-    contest: Contest | None = (
-        None  # which of the candidates read is kept: a pass that can decide it gives `Forward.won`
-    )
+    epilogue: Epilogue | None = None  # what follows the pass; one that does it sets `Forward.epilogue`
 
 
 LAST = Want()
@@ -75,9 +84,7 @@ class Forward:
     early_logits: tuple[torch.Tensor, ...] | None = None  # a layer of `Want.early` each: (rows, vocab), last position
     # (rows,) or (rows, new), as the logits are: the first token of the highest one, where the pass found it
     likeliest: torch.Tensor | None = None
-    given: torch.Tensor | None = None  # (rows, vocab): what `Want.reading` makes of the logits; `likeliest` is by these
-    chosen: torch.Tensor | None = None  # (rows,): the place in `Want.early` of the layer contrasted with
-    won: Won | None = None  # how `Want.contest` ended: the logits are then those of the kept candidates (rows, vocab)
+    epilogue: Any = None  # what `Want.epilogue` gave, where the pass did it itself; `likeliest` is by its scores then
     path: str = "eager"  # or "captured" (a CUDA graph), "library" (one call of C), "compiled": how the pass was run
     path_reason: str = ""  # why it was not faster, where that is known
 
@@ -144,6 +151,22 @@ class Model(Protocol):
     ) -> Encoded:
         """Run the encoder over right-filled rows (encoder-decoder models only)."""
         ...
+
+
+@dataclass(slots=True)
+class Ask:
+    """One question to a model: what follows these tokens, read after what the cache holds? `Forward` is the answer."""
+
+    model: Model
+    cache: Cache
+    tokens: torch.Tensor | None  # (rows, new) int64, right-filled
+    counts: Sequence[int] | None = None  # how many of the new tokens are real, one per row; None: all
+    want: Want = LAST
+    embeds: torch.Tensor | None = None  # (rows, new, hidden), instead of tokens
+
+
+Answer = Callable[[Ask], Forward]
+"""Answers an ask: at once, or after waiting for a pass that several runs share."""
 
 
 @dataclass(slots=True)

@@ -5,19 +5,39 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import stat
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
-from unspool.errors import LoadError
+from unspool.errors import LoadError, ModelNotFoundError, UnspoolError
 
 MAX_SETTINGS_BYTES = 16 << 20  # of a file that holds settings, a model's or a chat's
+_KINDS = {stat.S_IFIFO: "pipe", stat.S_IFCHR: "device", stat.S_IFBLK: "device", stat.S_IFDIR: "folder"}
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read; a pipe, a device or a folder is refused at once, where reading one might never end."""
+    try:
+        # Without O_NONBLOCK, opening a pipe waits for someone to write.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except FileNotFoundError:
+        raise ModelNotFoundError(f"{path} does not exist") from None
+    except OSError as error:
+        raise LoadError(f"{path} can't be read: {error.strerror or error}") from error
+    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(descriptor)
+        raise LoadError(f"{path} can't be read: it is a {_KINDS.get(kind, 'special file')}, not a regular file")
+    return os.fdopen(descriptor, "rb")
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
     """The content of a file of at most `max_bytes` bytes."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(max_bytes + 1)
+    except UnspoolError:
+        raise
     except OSError as error:
         raise LoadError(f"{path} can't be read: {error.strerror or error}") from error
     if len(data) > max_bytes:

@@ -431,6 +431,70 @@ async def test_leaving_an_astream_stops_the_work(lm: LanguageModel, passes: list
     assert len(passes) == 1
 
 
+async def test_one_astream_fails_and_the_others_are_stopped(lm: LanguageModel) -> None:
+    """Whatever ends a program's tasks, and however often they are cancelled, streams end without a complaint."""
+    complaints: list[Any] = []
+
+    async def work(fails: bool) -> None:
+        async for piece in lm.astream([5, 6], max_new_tokens=60, eos_token_id=None, do_sample=True):
+            if fails and piece.token_ids:
+                raise KeyError("mine")
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        await asyncio.gather(work(True), work(False), work(False))
+
+    def run_all() -> None:
+        with pytest.raises(KeyError, match="mine"):
+            asyncio.run(run())  # cancels what still runs, tasks and all, and closes what is left
+
+    for _ in range(5):
+        await asyncio.to_thread(run_all)
+    assert complaints == []
+
+
+async def test_an_astream_that_is_cancelled_twice_or_closed_twice(lm: LanguageModel) -> None:
+    go, reached = threading.Event(), threading.Event()
+
+    def hold(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if input_ids.shape[1] == 3:
+            reached.set()
+            assert go.wait(10)
+        return scores
+
+    async def work() -> None:
+        async for _ in lm.astream([5, 6], max_new_tokens=60, eos_token_id=None, logits_processor=[hold]):
+            pass
+
+    task = asyncio.create_task(work())
+    assert await asyncio.to_thread(reached.wait, 10)
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0.01)
+    with pytest.raises(asyncio.CancelledError):
+        await task  # though its thread still runs
+    go.set()
+    pieces = lm.astream("hello", max_new_tokens=5)
+    await anext(pieces)
+    for _ in range(2):
+        await pieces.aclose()
+    assert [piece async for piece in pieces] == []
+    async for _ in lm.astream("hello", max_new_tokens=5):
+        break
+    assert len(lm.generate("hello", max_new_tokens=5).token_ids[0]) == 5
+
+
+def test_a_text_that_ends_inside_a_character(lm: LanguageModel) -> None:
+    settings = dictate(lm, "a€")
+    assert lm.tokenizer is not None
+    num_tokens = len(lm.tokenizer.encode("a€"))
+    for most in range(1, num_tokens):
+        told = {**settings, "max_new_tokens": most}
+        result, pieces = lm.generate("hello", **told), list(lm.stream("hello", **told))
+        assert result.text == "".join(pieces) == "a" and len(result.token_ids[0]) == most
+        assert [token for piece in pieces for token in piece.token_ids] == result.token_ids[0]
+
+
 # --- streamers ----------------------------------------------------------------------------------------------
 
 

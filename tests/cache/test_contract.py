@@ -211,6 +211,8 @@ class Plain:
         self.cache.select_rows(index)
         self.rows = [list(self.rows[i]) for i in index]
         assert self.cache.lengths == [len(row) for row in self.rows]
+        if not self.cache.is_endless:  # the longest row may have left
+            assert self.cache.get_seq_length() == max(self.cache.lengths, default=0)
 
 
 def unpack(part: Any, mask: Mask, span: Span) -> torch.Tensor:

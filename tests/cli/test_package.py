@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -20,14 +19,6 @@ def test_every_public_name_is_there_and_listed() -> None:
     for name in unspool.__all__:
         assert getattr(unspool, name) is not None
     assert set(unspool.__all__) <= set(dir(unspool))
-
-
-def test_the_table_of_homes_says_what_type_checkers_read() -> None:
-    tree = ast.parse(Path(unspool.__file__).read_text())
-    block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-    seen = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert seen == unspool._MODULES
-    assert {*seen, "__version__"} == set(unspool.__all__)
 
 
 def test_names_are_the_ones_of_their_modules() -> None:

@@ -36,7 +36,7 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> list[AheadTurns]:
 
     monkeypatch.setattr(AheadTurns, "__init__", note)
     monkeypatch.setattr(Flight, "launch", classmethod(launch))
-    monkeypatch.setattr(choice, "can_run_ahead", lambda step, rows, finish, rows_may_leave: True)
+    monkeypatch.setattr(choice, "can_run_ahead", lambda *_, **__: True)
     return made
 
 

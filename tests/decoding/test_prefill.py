@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.fakes import FakeModel
 from unspool import generate
-from unspool.decoding import step as step_module
+from unspool.decoding import reader as reader_module
 from unspool.decoding.prompts import fit_columns
 
 ROWS = [[5, 3, 8, 2, 9, 11, 4, 7, 6, 3, 2, 12], [4, 4, 6], [7], [9, 2, 2, 5, 6, 8, 3]]
@@ -66,7 +66,7 @@ def test_prompts_read_in_parts_are_continued_as_prompts_read_whole(
     way: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = generate(FakeModel(), **pad_left(ROWS), max_new_tokens=5, **way)
-    monkeypatch.setattr(step_module, "MOST_TOKENS_OF_A_PASS", most)
+    monkeypatch.setattr(reader_module, "MOST_TOKENS_OF_A_PASS", most)
     model = Counting()
     assert torch.equal(generate(model, **pad_left(ROWS), max_new_tokens=5, **way), whole)
     if not way:  # a column is the least that is read
@@ -74,7 +74,7 @@ def test_prompts_read_in_parts_are_continued_as_prompts_read_whole(
 
 
 def test_a_pass_is_bounded_where_no_size_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_module, "MOST_TOKENS_OF_A_PASS", 10)
+    monkeypatch.setattr(reader_module, "MOST_TOKENS_OF_A_PASS", 10)
     model = Counting()
     generate(model, **pad_left(ROWS), max_new_tokens=1)
     assert model.tokens_of_passes == [10, 10, 3]  # three columns, six of the two rows that are left, the rest

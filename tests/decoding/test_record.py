@@ -10,7 +10,7 @@ import torch
 from tests.conformance.cases import GOLDENS, load_model
 from tests.fakes import FakeModel, decode_slowly, pad_left
 from unspool import DynamicCache, GenerateDecoderOnlyOutput, generate
-from unspool.decoding.step import PROMPT_LOGPROBS_CHUNK
+from unspool.decoding.prompt_logprobs import CHUNK as PROMPT_LOGPROBS_CHUNK
 from unspool.errors import SettingError, UnsupportedError
 
 ROWS = [[1, 2, 3], [4, 5, 6, 7, 8], [9]]

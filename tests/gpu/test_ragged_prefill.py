@@ -11,7 +11,7 @@ import torch
 from tests.conformance.cases import GOLDENS
 
 import unspool
-from unspool.decoding import step as step_module
+from unspool.decoding import reader as reader_module
 from unspool.kernels import ragged as ragged_module
 from unspool.kernels.ragged import Ragged, attend_ragged, find_flash, has_flash
 from unspool.protocols import Want
@@ -218,7 +218,7 @@ def test_prompts_read_in_parts(window: int | None, monkeypatch: pytest.MonkeyPat
         mask[row, :pads] = 0
     settings = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
     whole = unspool.generate(model, input_ids=ids, pad_token_id=0, **settings)
-    monkeypatch.setattr(step_module, "MOST_TOKENS_OF_A_PASS", 256)
+    monkeypatch.setattr(reader_module, "MOST_TOKENS_OF_A_PASS", 256)
     assert torch.equal(unspool.generate(model, input_ids=ids, pad_token_id=0, **settings), whole)
 
 
@@ -235,7 +235,7 @@ def test_memory_of_a_prompt_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     measure()  # what is kept from the first call on
     whole = measure()
-    monkeypatch.setattr(step_module, "MOST_TOKENS_OF_A_PASS", 1024)
+    monkeypatch.setattr(reader_module, "MOST_TOKENS_OF_A_PASS", 1024)
     keys = 32 * 576 * 3 * 2 * 2 * 64 * 2
     assert measure() - keys < 0.5 * (whole - keys)
 

@@ -7,12 +7,12 @@ from unspool.models.paths.captured_shape import PassShape
 
 
 def test_guidance_of_any_scale_is_one_graph() -> None:
-    shapes = {PassShape(rows=2, reading=Guide(scale).form) for scale in (0.5, 1.5, -3.0)}
+    shapes = {PassShape(rows=2, epilogue=Guide(scale).key) for scale in (0.5, 1.5, -3.0)}
     assert len(shapes) == 1
 
 
 def test_other_forms_are_other_graphs() -> None:
     readings = (Guide(1.5), Contrast(by_row=True), Contrast(by_row=False), Contrast(by_row=False, relative_top=0.2))
-    shapes = {PassShape(rows=2, reading=reading.form) for reading in readings}
+    shapes = {PassShape(rows=2, epilogue=reading.key) for reading in readings}
     assert len(shapes) == 4
-    assert PassShape(rows=2, is_contest=True) != PassShape(rows=2)
+    assert PassShape(rows=2, epilogue="contest") != PassShape(rows=2)

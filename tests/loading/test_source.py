@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -178,3 +180,19 @@ def test_a_revision_belongs_to_hub_ids(folder: Path) -> None:
     for name in (folder, "smollm2"):
         with pytest.raises(SettingError, match="revision='v1'"):
             open_source(name, revision="v1")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "socket", "folder"])
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "model.gguf"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(path))
+    with pytest.raises(LoadError, match="holds no weights" if kind == "folder" else "can't be read"):
+        open_source(path)

@@ -49,6 +49,7 @@ def test_bad_words_spare_the_end_token() -> None:
     scores = torch.zeros(2, 5)
     found = NoBadWordsLogitsProcessor([[2], [1, 3], [3, 1, 4], [0]], eos_token_id=[0])(IDS, scores)
     assert found.tolist() == [[0.0, 0.0, -INF, -INF, -INF], [0.0, 0.0, -INF, -INF, 0.0]]
+    assert NoBadWordsLogitsProcessor([[2], [0]], eos_token_id=[0, 2])(IDS, scores).tolist() == scores.tolist()
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,6 @@ def test_bad_words_spare_the_end_token() -> None:
         (lambda: NoBadWordsLogitsProcessor([[]]), "sequence of 0 tokens"),
         (lambda: NoBadWordsLogitsProcessor([1, 2]), "list of lists"),
         (lambda: NoBadWordsLogitsProcessor([[-1]]), "positive integers"),
-        (lambda: NoBadWordsLogitsProcessor([[2]], 2), "nothing but end tokens"),
         (lambda: MinLengthLogitsProcessor(-1, 2), "min_length"),
         (lambda: MinLengthLogitsProcessor(3, 1.5), "eos_token_id"),
         (lambda: ForcedEOSTokenLogitsProcessor(3, -2), "eos_token_id"),

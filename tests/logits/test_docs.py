@@ -9,8 +9,9 @@ import torch
 from tests.fakes import FakeModel
 
 import unspool
-from unspool.logits.order import ORDER
+from unspool.logits.order import PROCESSORS
 from unspool.logits.order_table import make_table, put_table
+from unspool.registry import find_name
 
 PAGE = Path(__file__).parents[2] / "docs" / "processors.md"
 
@@ -18,8 +19,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "processors.md"
 def test_the_table_is_the_one_the_code_makes() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert put_table(page) == page, "run: python -m unspool.logits.order_table"
-    for entry in ORDER:
-        assert f"| `{entry.processor.__name__}` | `{entry.setting}` |" in make_table()
+    for entry in PROCESSORS.values():
+        assert f"| `{find_name(entry.processor)}` | `{entry.setting}` |" in make_table()
 
 
 def test_the_page_shows_a_processor_that_works() -> None:

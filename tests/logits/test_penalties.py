@@ -30,6 +30,8 @@ def test_encoder_repetition_makes_what_was_read_likelier() -> None:
     scores = torch.tensor([[2.0, -2.0, 3.0], [2.0, -2.0, 3.0]])
     processor = EncoderRepetitionPenaltyLogitsProcessor(2.0, torch.tensor([[0, 1, -1], [2, -1, -1]]))
     assert processor.penalty == 0.5
+    assert processor.encoder_input_ids.tolist() == [[0, 1, -1], [2, -1, -1]]
+    assert processor.select_rows(torch.tensor([1])).encoder_input_ids.tolist() == [[2, -1, -1]]
     assert processor(torch.zeros(2, 1), scores).tolist() == [[4.0, -1.0, 3.0], [2.0, -2.0, 6.0]]
     beams = processor(torch.zeros(4, 1), scores.repeat_interleave(2, 0))  # rows of one prompt stand side by side
     assert beams.tolist() == processor(torch.zeros(2, 1), scores).repeat_interleave(2, 0).tolist()

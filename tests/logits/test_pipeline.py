@@ -14,8 +14,9 @@ import unspool
 from unspool import GenerationConfig, LogitsProcessor, NoTokenLeftError, SettingError, generate
 from unspool.config.parameters import PARAMETERS
 from unspool.logits.building import Context
-from unspool.logits.order import ORDER
+from unspool.logits.order import PROCESSORS
 from unspool.logits.pipeline import build_processors
+from unspool.registry import find_name
 
 VOCAB, EOS = 23, 2
 ROWS = [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
@@ -101,12 +102,12 @@ def test_each_setting_switches_its_processor_on_and_its_neutral_value_off() -> N
         }
     )
     not_here = {"diversity_penalty", "prefix_allowed_tokens_fn"}  # beams; an argument of generate()
-    assert set(given) | not_here == {entry.setting for entry in ORDER}
-    for entry in ORDER:
+    assert set(given) | not_here == {entry.setting for entry in PROCESSORS.values()}
+    for entry in PROCESSORS.values():
         if entry.setting in not_here:
             continue
         plain = SAMPLED if entry.stage == "sampling" else {}
-        assert build(plain | {entry.setting: given[entry.setting]}) == [entry.processor.__name__]
+        assert build(plain | {entry.setting: given[entry.setting]}) == [find_name(entry.processor)]
         for neutral in (*entry.off, PARAMETERS[entry.setting].default):
             if entry.setting != "top_k" or neutral == 0:
                 assert build(plain | {entry.setting: neutral}) == []

@@ -19,10 +19,11 @@ from unspool.api.calls import start
 from unspool.config import PARAMETERS
 from unspool.decoding.run import Run
 from unspool.errors import InputError, SettingError, UnspoolError, UnsupportedError
-from unspool.logits.order import ENTRY_OF, ORDER
+from unspool.logits.order import PROCESSORS
 from unspool.plan import Plan, PromptShape, as_token_ids, merge, settle
 from unspool.plan.refusals import OFF
 from unspool.protocols import ModelInfo
+from unspool.registry import resolve
 
 INFO = ModelInfo("fake", 23, 4, 1, 1)
 SHAPE = PromptShape(num_rows=2, width=5, longest=5)
@@ -382,8 +383,8 @@ APPLIED = {
     "penalty_alpha",
 }
 NEUTRAL = {"disable_compile"}
-BY_PROCESSORS = {name for entry in ORDER for name in (entry.setting, *entry.also) if name in PARAMETERS}
-SAMPLING = {entry.setting for entry in ORDER if entry.stage == "sampling"}
+BY_PROCESSORS = {name for entry in PROCESSORS.values() for name in (entry.setting, *entry.reads) if name in PARAMETERS}
+SAMPLING = {entry.setting for entry in PROCESSORS.values() if entry.stage == "sampling"}
 
 
 def test_every_setting_has_an_example_that_is_not_the_default() -> None:
@@ -412,9 +413,9 @@ def test_no_setting_passes_silently(name: str) -> None:
         assert model.num_passes == 0
         return
     assert name in APPLIED | NEUTRAL | BY_PROCESSORS
-    if name in ENTRY_OF:
+    if name in PROCESSORS:
         kinds = [type(processor) for processor in run._processors]
-        assert ENTRY_OF[name].processor in kinds
+        assert resolve(PROCESSORS[name].processor) in kinds
 
 
 @pytest.mark.parametrize("origin", ["call", "config", "model"])

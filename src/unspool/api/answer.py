@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, NoReturn, Protocol
 
 import torch
 
@@ -13,7 +13,7 @@ from unspool.api.prompt import PROMPT_NAMES, as_ids, read_encoding, refuse_chat
 from unspool.config import GenerationConfig
 from unspool.decoding.loop import LiveBeam
 from unspool.decoding.run import Run
-from unspool.errors import InputError, SettingError
+from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.outputs import Generation, Stats, TokenLogprob
 from unspool.text import Detokenizer, StopText, Tokenizer
 
@@ -82,6 +82,9 @@ class Answer:
             None if tokenizer is None else [Detokenizer(tokenizer, skip_special_tokens=skip_special) for _ in rows]
         )
         self._trimmers = [StopText(stops, keep=self.run.keeps_stop_strings) for _ in rows] if stops else None
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedError("an answer under way can't be copied or pickled; hand on what result() returns")
 
     def _follow_prefix(
         self, prefix: Prefix, prompt: Any, settings: dict[str, Any], chat: bool, tools: Any
@@ -152,7 +155,7 @@ class Answer:
             mask.append([1] * len(row) + [0] * fill if is_right else [0] * fill + [1] * len(row))
         return {"input_ids": as_ids(ids), "attention_mask": torch.tensor(mask)}
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Generator[Piece, None, None]:
         """Every row's text as it becomes certain."""
         waiting: dict[int, tuple[list[int], list[TokenLogprob]]] = {}
         for emitted in self.run:

@@ -159,7 +159,7 @@ def start(
         follow_assistant(settings, origins, assistant_model)
     drafts = () if assistant is None else (assistant.model.info, assistant.relation)
     prompts = replace(read_prompts(core, given, settings), hides_padding=hides_padding)
-    cache = _as_cache(past_key_values, prompts.lengths, core)
+    cache = _as_cache(past_key_values, prompts, core)
     shape = _shape(prompts, cache)
     plan = settle(settings, origins, core.info, shape, *drafts)
     core = _compile(core, plan)
@@ -271,10 +271,10 @@ def feed(streamer: Any, run: Run) -> None:
     streamer.end()
 
 
-def _as_cache(cache: Any, lengths: list[int], model: Model) -> Cache | None:
+def _as_cache(cache: Any, prompts: Prompts, model: Model) -> Cache | None:
     if cache is None:
         return None
-    info = model.info
+    info, lengths = model.info, prompts.lengths
     kind = EncoderDecoderCache if info.is_encoder_decoder else DynamicCache
     keeps_states = "state" in info.layer_kinds
     if keeps_states and not isinstance(cache, MambaCache):
@@ -320,6 +320,8 @@ def _as_cache(cache: Any, lengths: list[int], model: Model) -> Cache | None:
         )
     if cache.lengths and len(cache.lengths) != len(lengths):
         raise SettingError(f"past_key_values hold {len(cache.lengths)} rows and the prompt has {len(lengths)}")
+    if prompts.source is not None:
+        _check_sources(cache, prompts.source.lengths)
     for row, (held, length) in enumerate(zip(cache.lengths, lengths, strict=False)):
         if held >= length:
             raise SettingError(
@@ -327,6 +329,21 @@ def _as_cache(cache: Any, lengths: list[int], model: Model) -> Cache | None:
                 "whole sequence as input_ids, with at least one token after what the cache holds"
             )
     return cache
+
+
+def _check_sources(cache: Cache, lengths: list[int]) -> None:
+    assert isinstance(cache, EncoderDecoderCache)
+    held = [length for length in cache.source_lengths for _ in range(cache.num_branches)]
+    if len(held) != len(lengths):
+        raise SettingError(
+            f"past_key_values hold encoded texts for {len(held)} rows and the encoder's input has {len(lengths)}"
+        )
+    for row, (had, has) in enumerate(zip(held, lengths, strict=True)):
+        if had != has:
+            raise SettingError(
+                f"past_key_values hold an encoded text of {had} positions for row {row} and the encoder's input has "
+                f"{has}; pass the input that they were made from, with its attention_mask"
+            )
 
 
 def _check_room(cache: Cache, plan: Plan, shape: PromptShape) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+import contextvars
+import copy
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from unspool.api.answer import Answer, Piece
+from unspool.api.background import ThreadedSteps
 from unspool.api.calls import feed
 from unspool.api.prefix import Prefix, load_prefix, read_prefix
 from unspool.api.prompt import refuse_chat
@@ -54,6 +57,24 @@ class LanguageModel:
     def __repr__(self) -> str:
         return f"LanguageModel({self.name!r}, {self.model.info.family}, {self.model.dtype}, {self.device})"
 
+    # --- copies and other processes ----------------------------------------------------------------------
+    def __copy__(self) -> Self:
+        """A language model with generation settings of its own; weights and tokenizer are the same."""
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__, model=copy.copy(self.model))
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A language model with weights, tokenizer and settings of its own."""
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
+
+    def __reduce__(self) -> tuple[Callable[..., LanguageModel], tuple[Any, ...]]:
+        """A pickle (what a spawned process is given) says where to load the model from, and with which settings."""
+        return _restore, (type(self), self.model, self.tokenizer, self.name, self.source)
+
     def start(self, prompt: Prompt = None, **settings: Any) -> Answer:
         """Check a call and prepare its answer: iterate `pieces()`, then ask for `result()`."""
         return Answer(self, prompt, settings)
@@ -70,7 +91,7 @@ class LanguageModel:
                 pass
         return answer.result()
 
-    def stream(self, prompt: Prompt = None, **settings: Any) -> Iterator[Piece]:
+    def stream(self, prompt: Prompt = None, **settings: Any) -> Generator[Piece, None, None]:
         """The text as it is written; the pieces of a batch's rows come interleaved (`piece.row` tells which)."""
         answer = self.start(prompt, **settings)
         if answer.run.tells_beams:
@@ -82,19 +103,20 @@ class LanguageModel:
 
     async def astream(self, prompt: Prompt = None, **settings: Any) -> AsyncIterator[Piece]:
         """`stream` for asynchronous programs: the work runs in a thread, and stops when the iterator is closed."""
-        pieces = self.stream(prompt, **settings)
-        step: asyncio.Future[Piece | None] | None = None
+        steps = ThreadedSteps(self.stream(prompt, **settings))
+        loop, step = asyncio.get_running_loop(), None
         try:
             while True:
-                step = asyncio.ensure_future(asyncio.to_thread(next, pieces, None))
+                # Not a task: a loop that shuts down cancels those, while their threads run on.
+                step = loop.run_in_executor(None, contextvars.copy_context().run, steps.step)
                 piece = await asyncio.shield(step)
                 if piece is None:
                     return
                 yield piece
         finally:
+            steps.close()
             if step is not None and not step.done():
-                await asyncio.wait([step])  # a generator can't be closed while it runs
-            pieces.close()  # type: ignore[attr-defined]  # a generator
+                await asyncio.wait([step])  # whoever closes the iterator finds the work stopped
 
     # --- beginnings that calls share -------------------------------------------------------------------
     def prefix(self, prompt: Prompt, *, chat: bool = False, tools: Any = None, **settings: Any) -> Prefix:
@@ -160,6 +182,12 @@ class LanguageModel:
         if self.tokenizer is None:
             raise InputError(f"{what} needs a tokenizer, and {self.name} came without one; pass token ids")
         return self.tokenizer
+
+
+def _restore(
+    kind: type[LanguageModel], model: Any, tokenizer: Tokenizer | None, name: str, source: Path
+) -> LanguageModel:
+    return kind(LoadedParts(name, source, model, tokenizer, model.generation_config))
 
 
 def _read_quantize(quantize: str | None, load_in_8bit: bool, load_in_4bit: bool) -> str | None:

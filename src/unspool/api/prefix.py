@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unspool.cache import ROLL_BACK, Cache, find_kind, load_cache, read_options, save_cache
+from unspool.decoding.reader import Reader
 from unspool.errors import InputError, LoadError, SettingError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -38,6 +40,15 @@ class Prefix:
         self.messages = None if messages is None else list(messages)
         self.is_spent = False  # its cache was handed on and is another call's now
         self._is_single_use = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Prefix:
+        """A prefix with a cache of its own, of the same model unless that is copied along."""
+        copied = copy.copy(self)
+        copied._lm = memo.get(id(self._lm), self._lm)
+        copied.token_ids, copied.messages = list(self.token_ids), copy.deepcopy(self.messages, memo)
+        copied.cache = self.cache.clone()
+        memo[id(self)] = copied
+        return copied
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -145,11 +156,8 @@ def read_prefix(lm: LanguageModel, prompt: Any, *, chat: bool, tools: Any, setti
     if min(ids, default=0) < 0 or max(ids, default=0) >= info.vocab_size:
         raise InputError(f"the prefix holds ids outside the model's vocabulary of {info.vocab_size} tokens")
     cache = lm.model.new_cache(kind, 1, len(ids), config=config or None)
-    tokens, first = torch.tensor([ids], device=lm.model.device), 0
-    while first < len(ids):
-        size = min(CHUNK, cache.longest_pass or CHUNK)
-        lm.model.forward(tokens[:, first : first + size], cache)
-        first += size
+    if ids:
+        Reader(lm.model, cache, chunk=CHUNK).read(torch.tensor([ids], device=lm.model.device), [len(ids)])
     return Prefix(lm, ids, cache, messages)
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from unspool.errors import InputError, SettingError
+from unspool.numeric import is_number
 
 
 class Hypothesis(NamedTuple):
@@ -32,7 +33,7 @@ class BeamHypotheses:
                 "`early_stopping='never'` asks what the longest hypothesis could still reach, and `max_length`, "
                 "which says how long that is, is not given. Pass `max_length`, or `early_stopping=False`."
             )
-        if not math.isfinite(length_penalty):
+        if not is_number(length_penalty):
             raise SettingError(f"`length_penalty` must be a finite number, but is {length_penalty}.")
         self.num_beams = num_beams
         self.length_penalty = length_penalty

@@ -6,9 +6,9 @@ import copy
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 import torch
 
@@ -48,6 +48,7 @@ class Stores:
     sliding: list[bool] | None = None  # layers whose packed places are counted from a row's base
     bases: list[int] | None = None  # the position that place 0 of those stands for, a row each
     addressed: Any = None  # what the reader made of the buffers, kept for the next pass over the same ones
+    addressed_at: list[int] = field(default_factory=list)  # where they lay then
 
 
 class Cache(ReferenceSurface, Savable):
@@ -349,7 +350,29 @@ class Cache(ReferenceSurface, Savable):
     def _select(self, index: torch.Tensor) -> None:
         """Reorder the stored rows."""
 
-    # --- copies and files ----------------------------------------------------------------------------
+    # --- copies, other processes and files -------------------------------------------------------------
+    def __copy__(self) -> Self:
+        made = type(self).__new__(type(self))
+        made.__dict__.update(cast("dict[str, Any]", self.__getstate__()))
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made.__dict__.update(copy.deepcopy(cast("dict[str, Any]", self.__getstate__()), memo))
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle holds copies of what a file would hold: torch's own pickler shares the memory it is given, and two
+        processes would write into it."""
+        facts, tensors = self._pack()
+        return _restore, (
+            type(self),
+            facts,
+            {name: held.detach().clone() for name, held in tensors.items()},
+            self.lengths,
+        )
+
     def clone(self) -> Self:
         """A cache that holds the same and goes its own way from here."""
         copied: Self = copy.deepcopy(self, {id(shared): shared for shared in self._shared()})
@@ -387,3 +410,8 @@ class Cache(ReferenceSurface, Savable):
     def return_to(self, copied: Cache) -> None:
         """Become what a clone holds, which must not be used any more."""
         self.__dict__.update(copied.__dict__)
+
+
+def _restore(kind: type[Cache], facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: list[int]) -> Cache:
+    made: Cache = kind._unpack(facts, tensors, lengths)
+    return made

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from unspool.cache.base import BRANCH, BRANCH_SOURCE, JOIN, Cache
+from unspool.cache.buffered import BufferedCache
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.files import SAVED, saved
 from unspool.cache.span import Mask, Span
@@ -19,14 +20,18 @@ LegacyPair = tuple[tuple[torch.Tensor, ...], ...]
 
 @saved
 class EncoderDecoderCache(Cache):
-    """Self-attention keys of the decoder, and cross-attention keys of the encoder's states (written once)."""
+    """Self-attention keys of the decoder, and cross-attention keys of the encoder's states (written once).
 
-    def __init__(self, self_attention_cache: Cache, cross_attention_cache: Cache) -> None:
+    It says what a row sees of its source: row `r` reads the first `source_lengths[s]` positions of the cross-attention
+    cache's row `s = r // num_branches`. Keys (`read_sources`) and mask (`mask_source`) both follow from that.
+    """
+
+    def __init__(self, self_attention_cache: Cache, cross_attention_cache: Cache, *, num_branches: int = 1) -> None:
         self.self_attention_cache = self_attention_cache
         self.cross_attention_cache = cross_attention_cache
         cross = cross_attention_cache
         self.is_updated = {layer: cross.get_seq_length(layer) > 0 for layer in range(len(cross))}
-        self.num_branches = 1  # rows that read one row of the cross-attention cache
+        self.num_branches = num_branches  # rows that read one row of the cross-attention cache
         self._span = None
 
     @property
@@ -42,6 +47,30 @@ class EncoderDecoderCache(Cache):
         """Positions of the encoder's states, one for each row of the cross-attention cache."""
         return self.cross_attention_cache.lengths
 
+    def read_sources(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Keys and values of the sources, one pair for each layer: (sources, heads, longest source, width)."""
+        cross = self.cross_attention_cache
+        if not isinstance(cross, BufferedCache):
+            raise UnsupportedError(
+                f"cross-attention keys can't be read from a {type(cross).__name__}; use a DynamicCache for them, as "
+                "model.new_cache() does"
+            )
+        longest = max(self.source_lengths)
+        return [(keys[:, :, :longest], values[:, :, :longest]) for keys, values in cross]
+
+    def mask_source(self, device: torch.device) -> torch.Tensor | None:
+        """Which of those keys belong to each source: (sources, 1, 1, longest source); None if all do."""
+        lengths = self.source_lengths
+        longest = max(lengths)
+        if min(lengths) == longest:
+            return None
+        return (torch.arange(longest, device=device) < torch.tensor(lengths, device=device)[:, None])[:, None, None]
+
+    @property
+    def num_source_rows(self) -> int:
+        """Rows of a pass that the sources are for; 0 while nothing is encoded."""
+        return len(self.source_lengths) * self.num_branches * self.num_forks
+
     # --- a forward pass: the decoder's part moves, the encoder's stays --------------------------------
     def begin(
         self,
@@ -50,6 +79,11 @@ class EncoderDecoderCache(Cache):
         counts: Sequence[int] | None = None,
         device: torch.device | str = "cpu",
     ) -> Span:
+        if self.source_lengths and rows != self.num_source_rows:
+            raise SettingError(
+                f"the cache holds sources for {self.num_source_rows} rows and the forward pass has {rows}; "
+                "use the cache that was made for this batch, or select_rows() first"
+            )
         return self.self_attention_cache.begin(rows, num_new, counts, device)
 
     def write(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,7 +118,8 @@ class EncoderDecoderCache(Cache):
 
     def fork(self, forks: range) -> EncoderDecoderCache:
         """The decoder's part forked; the forks of a row read the same states of the encoder."""
-        return EncoderDecoderCache(self.self_attention_cache.fork(forks), self.cross_attention_cache)
+        own = self.self_attention_cache.fork(forks)
+        return EncoderDecoderCache(own, self.cross_attention_cache, num_branches=self.num_branches)
 
     def keep_fork(self, chosen: torch.Tensor) -> None:
         self.self_attention_cache.keep_fork(chosen)
@@ -93,21 +128,21 @@ class EncoderDecoderCache(Cache):
         self.self_attention_cache.truncate(lengths)
 
     def select_rows(self, index: Sequence[int]) -> None:
-        """Keep, repeat or reorder rows; rows that share a source stay together."""
-        branches = self.num_branches
-        sources = [index[place] // branches for place in range(0, len(index), branches)]
-        if len(index) % branches or any(
-            row // branches != sources[place // branches] for place, row in enumerate(index)
-        ):
-            raise UnsupportedError(f"{branches} rows share a source and stay together; got {list(index)}")
+        """Keep, repeat or reorder rows; a source stays shared if all rows that read it stay together."""
+        sources = [row // self.num_branches for row in index]
+        first_of_each = sources[:: self.num_branches]
+        if sources == [source for source in first_of_each for _ in range(self.num_branches)]:
+            sources = first_of_each
+        else:
+            self.num_branches = 1
         self.self_attention_cache.select_rows(index)
         self.cross_attention_cache.select_rows(sources)
 
     def branch(self, num_branches: int) -> EncoderDecoderCache:
         """Continue every row in `num_branches` rows, which read one copy of its cross-attention keys."""
-        rows = len(self.source_lengths)
+        rows = len(self.source_lengths) * self.num_branches
         self.self_attention_cache.select_rows([row for row in range(rows) for _ in range(num_branches)])
-        self.num_branches = num_branches
+        self.num_branches *= num_branches
         return self
 
     @property
@@ -117,10 +152,13 @@ class EncoderDecoderCache(Cache):
     def join(self, other: Any) -> None:
         """Take in the rows of another pair, and the sources that they read."""
         self.require(JOIN)
-        if not isinstance(other, EncoderDecoderCache) or self.num_branches > 1 or other.num_branches > 1:
-            raise SettingError("rows join a pair of caches from another pair, where no rows share a source")
-        self.self_attention_cache.join(other.self_attention_cache)
-        self.cross_attention_cache.join(other.cross_attention_cache)
+        if not isinstance(other, EncoderDecoderCache):
+            raise SettingError(f"the rows of a {type(other).__name__} can't join those of a pair of caches")
+        given = other.merge()  # every row with a source of its own, as the rows that join have
+        if self.num_branches > 1:
+            self._unshare()
+        self.self_attention_cache.join(given.self_attention_cache)
+        self.cross_attention_cache.join(given.cross_attention_cache)
         self.is_updated |= other.is_updated
 
     def divide(self, num_parts: int, num_new: int) -> list[Cache]:
@@ -140,8 +178,15 @@ class EncoderDecoderCache(Cache):
         if self.num_branches == 1:
             return self
         [cross] = self.cross_attention_cache.divide(1, 0)
-        cross.select_rows([row for row in range(len(self.source_lengths)) for _ in range(self.num_branches)])
-        return EncoderDecoderCache(self.self_attention_cache, cross)
+        whole = EncoderDecoderCache(self.self_attention_cache, cross, num_branches=self.num_branches)
+        whole._unshare()
+        return whole
+
+    def _unshare(self) -> None:
+        """Give every row a copy of its source."""
+        branches, self.num_branches = self.num_branches, 1
+        rows = len(self.source_lengths) * branches
+        self.cross_attention_cache.select_rows([row // branches for row in range(rows)])
 
     def _reserve(self, stop: int) -> None:
         self.self_attention_cache._reserve(stop)
@@ -158,8 +203,13 @@ class EncoderDecoderCache(Cache):
     def room(self) -> int | None:
         return self.self_attention_cache.room
 
+    @property
+    def is_endless(self) -> bool:  # type: ignore[override]  # what the decoder's part is
+        return self.self_attention_cache.is_endless
+
     def find_misfit(self, shape: Any) -> str | None:
-        return self.self_attention_cache.find_misfit(shape)
+        misfit = self.cross_attention_cache.find_misfit(shape)
+        return self.self_attention_cache.find_misfit(shape) or (misfit and f"of the encoder's states, {misfit}")
 
     def begin_trial(self) -> None:
         self.self_attention_cache.begin_trial()
@@ -168,7 +218,13 @@ class EncoderDecoderCache(Cache):
         own, own_tensors = self.self_attention_cache._pack()
         cross, cross_tensors = self.cross_attention_cache._pack()
         kinds = [type(self.self_attention_cache).__name__, type(self.cross_attention_cache).__name__]
-        facts = {"kinds": kinds, "own": own, "cross": cross, "source_lengths": self.source_lengths}
+        facts = {
+            "kinds": kinds,
+            "own": own,
+            "cross": cross,
+            "source_lengths": self.source_lengths,
+            "num_branches": self.num_branches,
+        }
         tensors = {f"own.{name}": tensor for name, tensor in own_tensors.items()}
         return facts, tensors | {f"cross.{name}": tensor for name, tensor in cross_tensors.items()}
 
@@ -183,7 +239,14 @@ class EncoderDecoderCache(Cache):
             prefix = f"{name}."
             own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
             parts.append(SAVED[kind]._unpack(facts[name], own, held))
-        return cls(*parts)
+        num_branches = facts.get("num_branches", 1)
+        if not isinstance(num_branches, int) or num_branches < 1:
+            raise ValueError(f"{num_branches!r} rows for every source")
+        own_part, cross_part = parts
+        pair = cls(own_part, cross_part, num_branches=num_branches)
+        if lengths and pair.source_lengths and len(lengths) != pair.num_source_rows:
+            raise ValueError(f"{len(lengths)} rows for {len(pair.source_lengths)} sources of {num_branches} rows each")
+        return pair
 
     # --- the reference's surface ---------------------------------------------------------------------
     def update(
@@ -235,6 +298,8 @@ class EncoderDecoderCache(Cache):
         if not isinstance(own, DynamicCache) or not isinstance(cross, DynamicCache):
             kinds = f"{type(own).__name__} and {type(cross).__name__}"
             raise ValueError(f"{method} needs two dynamic caches, and these are {kinds}")
+        if self.num_branches > 1:  # the reference's surface moves both parts alike
+            self._unshare()
         return own, cross
 
     def crop(self, maximum_length: int) -> None:

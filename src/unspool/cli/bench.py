@@ -9,7 +9,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from unspool._version import __version__
-from unspool.cli.console import DIM, ProgressLine, can_colour, say
+from unspool.cli.console import DIM, ProgressLine, can_colour, say, write
 from unspool.cli.parser import Parser
 from unspool.cli.targets import find_targets, write_target
 from unspool.errors import SettingError
@@ -169,7 +169,7 @@ def _print(report: Report) -> None:
         from rich.table import Table
         from rich.text import Text
     except ImportError:
-        sys.stdout.write(format_table(report))
+        write(format_table(report))
         return
     heading, rows = build_rows(report)
     table = Table(header_style="bold")

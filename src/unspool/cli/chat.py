@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from unspool.cli.chat_commands import Quit, execute_line
-from unspool.cli.console import BOLD, DIM, is_debugging_asked, paint, say, say_bug, say_error
+from unspool.cli.console import BOLD, DIM, is_debugging_asked, paint, say, say_bug, say_error, say_parts
 from unspool.cli.lines import Lines
 from unspool.cli.model import add_model_options, load_model
 from unspool.cli.parser import Parser
@@ -50,7 +50,7 @@ def execute(arguments: argparse.Namespace) -> int:
             return _follow(session, lines)
         dtype = str(lm.model.dtype).removeprefix("torch.")
         name = paint(lm.name, BOLD, stream=sys.stderr)
-        say(f"{name} on {lm.device}, {dtype}. /help lists the commands, ctrl-d leaves.\n")
+        say_parts(name, f" on {lm.device}, {dtype}. /help lists the commands, ctrl-d leaves.\n")
         return _converse(session, lines, is_debugging=arguments.debug or is_debugging_asked())
 
 

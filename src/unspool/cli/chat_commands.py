@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unspool.cli.console import BOLD, DIM, paint, say
+from unspool.cli.console import BOLD, DIM, paint, say, say_parts
 from unspool.cli.conversation import Conversation, SavedChat, describe_chat, read_chat
 from unspool.cli.parser import suggest
 from unspool.cli.reading import check_text
@@ -190,12 +190,12 @@ def _read_path(argument: str, command: str) -> Path:
 def _stats(session: Session, _argument: str) -> None:
     if session.last_stats is None:
         raise InputError("there is no answer yet")
-    say(f"  {paint('last answer', BOLD, stream=sys.stderr)}  {format_stats(session.last_stats)}")
+    say_parts("  ", paint("last answer", BOLD, stream=sys.stderr), f"  {format_stats(session.last_stats)}")
     context = session.lm.model.info.max_context
     num_exchanges = len(session.conversation.exchanges)
     room = f" of {context}" if context is not None else ""
     held = f"{count(num_exchanges, 'exchange')}, {session.count_tokens()}{room} tokens of context"
-    say(f"  {paint('conversation', BOLD, stream=sys.stderr)} {held}")
+    say_parts("  ", paint("conversation", BOLD, stream=sys.stderr), f" {held}")
 
 
 def _quit(_session: Session, _argument: str) -> None:

@@ -29,19 +29,39 @@ def can_colour(stream: TextIO) -> bool:
     return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def paint(text: str, *styles: str, stream: TextIO) -> str:
-    """The text in these styles, where the stream takes colours."""
-    return f"\x1b[{';'.join(styles)}m{text}\x1b[0m" if can_colour(stream) else text
+class Painted(str):
+    """Text that is ready for a stream: cleaned, and in its colours."""
+
+
+def clean(text: str) -> str:
+    """The text without what could move the cursor or recolour the screen."""
+    return text if isinstance(text, Painted) else text.translate(_CONTROLS)
+
+
+def paint(text: str, *styles: str, stream: TextIO) -> Painted:
+    """The text, cleaned, in these styles where the stream takes colours."""
+    text = clean(text)
+    return Painted(f"\x1b[{';'.join(styles)}m{text}\x1b[0m" if styles and can_colour(stream) else text)
 
 
 def say(text: str, *styles: str) -> None:
     """Print a line about the work, on standard error."""
-    print(paint(text, *styles, stream=sys.stderr) if styles else text, file=sys.stderr, flush=True)
+    print(paint(text, *styles, stream=sys.stderr), file=sys.stderr, flush=True)
+
+
+def say_parts(*parts: str) -> None:
+    """Print a line on standard error whose parts are painted, or else cleaned."""
+    print("".join(map(clean, parts)), file=sys.stderr, flush=True)
+
+
+def show_parts(*parts: str) -> None:
+    """Print a line on standard output whose parts are painted, or else cleaned if a person looks at them."""
+    print("".join(map(clean, parts)) if is_terminal(sys.stdout) else "".join(parts), flush=True)
 
 
 def say_error(text: object) -> None:
     """Print an error in the one form that all errors have."""
-    say(f"{paint('unspool: error:', BOLD, RED, stream=sys.stderr)} {text}")
+    say_parts(paint("unspool: error:", BOLD, RED, stream=sys.stderr), f" {text}")
 
 
 def is_debugging_asked() -> bool:
@@ -52,14 +72,14 @@ def is_debugging_asked() -> bool:
 def say_bug(error: BaseException, *, is_debugging: bool) -> None:
     """Print an error that is nobody's doing but ours: one line, or where it happened."""
     if is_debugging:
-        traceback.print_exception(error)
+        say("".join(traceback.format_exception(error)).rstrip("\n"))
     hint = "" if is_debugging else "\n(--debug or UNSPOOL_DEBUG=1 shows where this happened)"
     say_error(f"internal: {type(error).__name__}: {error}{hint}")
 
 
 def write(text: str) -> None:
     """Write model text to standard output at once; on a terminal without its control characters."""
-    sys.stdout.write(text.translate(_CONTROLS) if is_terminal(sys.stdout) else text)
+    sys.stdout.write(clean(text) if is_terminal(sys.stdout) else text)
     sys.stdout.flush()
 
 
@@ -109,7 +129,7 @@ class ProgressLine:
         filled = round(share * _BAR_WIDTH)
         bar = paint("━" * filled, CYAN, stream=sys.stderr)
         rest = paint("─" * (_BAR_WIDTH - filled), DIM, stream=sys.stderr)
-        self._draw(f"{self._cut(label, _BAR_WIDTH + 7)} {bar}{rest} {share:4.0%}")
+        self._draw(f"{clean(self._cut(label, _BAR_WIDTH + 7))} {bar}{rest} {share:4.0%}")
 
     def clear(self) -> None:
         """Take the line away."""
@@ -126,5 +146,6 @@ class ProgressLine:
 
     def _cut(self, label: str, taken: int = 0) -> str:
         # A line that wraps can't be taken away again.
+        label = " ".join(label.split("\n"))
         room = max(8, shutil.get_terminal_size().columns - taken - 1)
         return label if len(label) <= room else label[: room - 1] + "…"

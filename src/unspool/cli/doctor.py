@@ -9,7 +9,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 from unspool._version import __version__
-from unspool.cli.console import BOLD, GREEN, YELLOW, paint
+from unspool.cli.console import BOLD, GREEN, YELLOW, paint, show_parts, write
 from unspool.cli.parser import Parser
 
 _LIBRARIES = ("torch", "numpy", "safetensors", "tokenizers", "triton", "transformers")
@@ -26,7 +26,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Print what was found."""
     found = examine()
     if arguments.json:
-        print(json.dumps(found, ensure_ascii=False))
+        write(json.dumps(found, ensure_ascii=False) + "\n")
         return 0
     width = max(map(len, found))
     for name, value in found.items():
@@ -34,7 +34,7 @@ def execute(arguments: argparse.Namespace) -> int:
         is_missing = text.startswith(("none", "not in use"))
         colour = YELLOW if is_missing else GREEN if name.endswith("kernels") else ""
         painted = paint(text, colour, stream=sys.stdout) if colour else text
-        print(f"{paint(name.ljust(width), BOLD, stream=sys.stdout)}  {painted}")
+        show_parts(paint(name.ljust(width), BOLD, stream=sys.stdout), "  ", painted)
     return 0
 
 

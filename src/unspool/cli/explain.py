@@ -85,7 +85,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _paint(text: str, role: str) -> str:
-    return paint(text, *_STYLES[role], stream=sys.stdout) if _STYLES[role] else text
+    return paint(text, *_STYLES[role], stream=sys.stdout)
 
 
 def _complete(settings: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from unspool.cli.console import BOLD, CYAN, DIM, GREEN, format_size, paint, say
+from unspool.cli.console import BOLD, CYAN, DIM, GREEN, format_size, paint, say, show_parts, write
 from unspool.cli.parser import Parser
 from unspool.loading.catalogue import DEFAULT_MODEL, available_models, installed_models
 
@@ -26,18 +26,18 @@ def execute(arguments: argparse.Namespace) -> int:
     """Print the table, or the list."""
     rows = _describe_models()
     if arguments.json:
-        print(json.dumps(rows, ensure_ascii=False))
+        write(json.dumps(rows, ensure_ascii=False) + "\n")
         return 0
     table = [_HEADINGS, *(_format_row(row) for row in rows)]
     widths = [max(len(cells[column]) for cells in table) for column in range(len(_HEADINGS))]
     lines = [[cell.ljust(width) for cell, width in zip(cells, widths, strict=True)] for cells in table]
-    print(paint("  ".join(lines[0]).rstrip(), DIM, stream=sys.stdout))
+    show_parts(paint("  ".join(lines[0]).rstrip(), DIM, stream=sys.stdout))
     for row, (name, *cells, status) in zip(rows, lines[1:], strict=True):
         colour = GREEN if row["installed"] else CYAN
         first, last = paint(name, BOLD, stream=sys.stdout), paint(status.rstrip(), colour, stream=sys.stdout)
-        print("  ".join([first, *cells, last]))
+        show_parts(first, "  ", "  ".join(cells), "  ", last)
         if row["path"] is not None:  # on a line of its own: paths are long
-            print(paint(f"  {_shorten(Path(row['path']))}", DIM, stream=sys.stdout))
+            show_parts(paint(f"  {_shorten(Path(row['path']))}", DIM, stream=sys.stdout))
     say("\nA folder in the Hugging Face layout, a .gguf file or a hub id is a model's name too.", DIM)
     return 0
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from unspool.cli.console import ProgressLine, format_size, say
+from unspool.cli.console import ProgressLine, format_size, say, show_parts
 from unspool.cli.parser import Parser
 from unspool.loading.catalogue import pull
 
-_DOING = {"download": "downloading", "extract": "unpacking and checking"}
+_DOING = {"wait": "waiting for another pull of", "download": "downloading", "extract": "unpacking and checking"}
 
 
 def build_parser() -> Parser:
@@ -41,5 +41,5 @@ def execute(arguments: argparse.Namespace) -> int:
         line.show(f"looking for {name} …")
         path = pull(name, report)
     say(f"{name} is here{' already' if 'present' in furthest else ''}:")
-    print(path)
+    show_parts(str(path))
     return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -132,4 +131,4 @@ def _print_json(
     report = describe_generation(
         answer.result(), head, lambda token: "" if tokenizer is None else tokenizer.decode([token])
     )
-    sys.stdout.write(json.dumps(report, ensure_ascii=False, allow_nan=False) + "\n")
+    write(json.dumps(report, ensure_ascii=False, allow_nan=False) + "\n")

@@ -72,7 +72,7 @@ class Session:
                 if not self.is_interactive:
                     raise
             finally:
-                pieces.close()  # type: ignore[attr-defined]  # a generator; what it holds is given back now
+                pieces.close()
         self.last_stats = answer.stats
         self._read = answer.as_conversation()
         self._keep(message, "".join(parts), reason)

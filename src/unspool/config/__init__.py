@@ -5,7 +5,8 @@ from __future__ import annotations
 from unspool.config.compiling import CompileConfig
 from unspool.config.generation import GenerationConfig
 from unspool.config.modes import GenerationMode
-from unspool.config.parameters import PARAMETERS, Parameter
+from unspool.config.parameter import Parameter
+from unspool.config.parameters import PARAMETERS
 from unspool.config.rules import find_unused
 from unspool.config.values import check_value
 from unspool.config.watermarking import (

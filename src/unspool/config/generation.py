@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import is_dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import Any, Literal, Self, overload
 
 from unspool.config.files import HUB_OPTIONS, find_config_file
 from unspool.config.modes import GenerationMode, choose_mode
-from unspool.config.parameters import OURS, PARAMETERS
+from unspool.config.parameters import PARAMETERS
 from unspool.config.rules import EXTRA_OUTPUTS, check_settings, find_unused
 from unspool.config.watermarking import read_watermarking_config
 from unspool.errors import InputError, SettingError, UnsupportedError
@@ -35,10 +35,6 @@ class GenerationConfig:
 
     extra_output_flags = EXTRA_OUTPUTS
 
-    if TYPE_CHECKING:  # the attributes are those of PARAMETERS
-
-        def __getattr__(self, name: str) -> Any: ...
-
     def __init__(self, **kwargs: Any) -> None:
         state = self.__dict__
         state.update({name: copy.copy(parameter.default) for name, parameter in PARAMETERS.items()})
@@ -54,6 +50,12 @@ class GenerationConfig:
         if is_from_model and kwargs.get("force_bos_token_to_be_generated"):  # how BART once spelled it
             self.forced_bos_token_id = self.bos_token_id
         self.validate()
+
+    def __getattr__(self, name: str) -> Any:
+        # The attributes are those of PARAMETERS. One that is missing here was registered after this config was made.
+        if name.startswith("_") or name not in PARAMETERS:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return copy.copy(PARAMETERS[name].default)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(type(self), name):
@@ -108,7 +110,7 @@ class GenerationConfig:
     def update(self, **kwargs: Any) -> dict[str, Any]:
         """Set the settings that this config has, all or none of them, and return the others."""
         before = dict(self.__dict__)
-        unused = {name: value for name, value in kwargs.items() if name not in before}
+        unused = {name: value for name, value in kwargs.items() if name not in before and name not in PARAMETERS}
         try:
             for name, value in kwargs.items():
                 if name not in unused:
@@ -178,7 +180,7 @@ class GenerationConfig:
         settings = dict(model_config if isinstance(model_config, Mapping) else model_config.to_dict())
         # None says nothing in a model's config, and must not hide the defaults.
         # Our own names may mean something else in there.
-        names = [name for name in PARAMETERS if name not in OURS]
+        names = [name for name, parameter in PARAMETERS.items() if not parameter.is_ours]
         found = {name: settings[name] for name in names if settings.get(name) is not None}
         # An encoder-decoder's or a multimodal model's settings may sit in the part that writes text.
         inner = next((part for key in _TEXT_PARTS if isinstance(part := settings.get(key), Mapping)), {})

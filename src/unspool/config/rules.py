@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from unspool.config.compiling import CompileConfig
+from unspool.config.parameter import Parameter
 from unspool.config.parameters import PARAMETERS
 from unspool.config.values import check_value
 from unspool.config.watermarking import BaseWatermarkingConfig
 from unspool.errors import SettingError
+from unspool.registry import resolve
 
 if TYPE_CHECKING:
     from unspool.config.generation import GenerationConfig
@@ -25,52 +27,6 @@ CALL_ARGUMENTS = (
     "negative_prompt_ids",
     "negative_prompt_attention_mask",
     "use_model_defaults",
-)
-# What each setting must be for it to change nothing, outside the strategy that reads it.
-SAMPLING_ONLY = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "min_p": None,
-    "typical_p": 1.0,
-    "top_k": 50,
-    "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0,
-    "top_h": None,
-    "top_n_sigma": None,
-    "top_a": 0.0,
-    "xtc_probability": 0.0,
-    "mirostat_tau": None,
-    "dynatemp_range": 0.0,
-}
-# Settings that another one must switch on.
-COMPANIONS = {
-    "repetition_penalty_ignores_prompt": "repetition_penalty",
-    "dry_base": "dry_multiplier",
-    "dry_allowed_length": "dry_multiplier",
-    "dry_sequence_breakers": "dry_multiplier",
-    "xtc_threshold": "xtc_probability",
-    "mirostat_eta": "mirostat_tau",
-    "dynatemp_exponent": "dynatemp_range",
-}
-BEAMS_ONLY = {
-    "early_stopping": False,
-    "num_beam_groups": 1,
-    "diversity_penalty": 0.0,
-    "length_penalty": 1.0,
-    "constraints": None,
-}
-CACHE_ONLY = ("cache_implementation", "cache_config", "return_legacy_cache")
-CONFIGURABLE_CACHES = (
-    "quantized",
-    "quantized_static",
-    "static",
-    "paged",
-    "sink",
-    "offloaded",
-    "offloaded_static",
-    "offloaded_hybrid",
-    "quantized_hybrid",
-    "offloaded_quantized_hybrid",
 )
 
 
@@ -92,10 +48,12 @@ def check_settings(config: GenerationConfig) -> None:
 def _check_objects(config: GenerationConfig) -> None:
     cache = config.cache_config
     if cache is not None:
-        if config.cache_implementation not in CONFIGURABLE_CACHES:
+        kinds = resolve("unspool.cache.kinds:KINDS")
+        configurable = tuple(name for name, kind in kinds.items() if kind.options)
+        if config.cache_implementation not in configurable:
             raise SettingError(
                 f"`cache_config` is set, but cache_implementation={config.cache_implementation!r} has "
-                f"nothing to configure. Set `cache_implementation` to one of {CONFIGURABLE_CACHES}, "
+                f"nothing to configure. Set `cache_implementation` to one of {configurable}, "
                 "or unset `cache_config`."
             )
         if not isinstance(cache, dict) and not hasattr(cache, "to_dict"):
@@ -176,47 +134,37 @@ def _unused(config: GenerationConfig) -> Iterator[tuple[str, str]]:
             f"`pad_token_id` should be positive but got {config.pad_token_id}: there is no such token to pad "
             "with. Set it to the tokenizer's padding or end token.",
         )
-    if not config.do_sample:
-        for name, neutral in SAMPLING_ONLY.items():
-            # Contrastive search reads top_k without sampling.
-            if name == "top_k" and config.penalty_alpha:
-                continue
-            value = getattr(config, name)
-            if _differs(value, neutral):
-                yield (
-                    name,
-                    f"`do_sample` is set to `{config.do_sample}`. However, `{name}` is set to `{value}`, "
-                    f"which is only read when sampling. Set `do_sample=True` or unset `{name}`.",
-                )
-    if (config.num_beams or 1) == 1:
-        for name, neutral in BEAMS_ONLY.items():
-            value = getattr(config, name)
-            if _differs(value, neutral):
-                yield (
-                    name,
-                    f"`num_beams` is set to 1. However, `{name}` is set to `{value}`, which is only read by "
-                    f"beam search. Set `num_beams>1` or unset `{name}`.",
-                )
-    for name, switch in COMPANIONS.items():
+    for name, parameter in PARAMETERS.items():
         value = getattr(config, name)
-        if _differs(value, PARAMETERS[name].default) and not _differs(
-            getattr(config, switch), PARAMETERS[switch].default
-        ):
-            yield (
-                name,
-                f"`{name}` is set to `{value}`, which is only read together with `{switch}`. Set `{switch}` too, "
-                f"or unset `{name}`.",
-            )
-    if config.use_cache is False:
-        for name in CACHE_ONLY:
-            value = getattr(config, name)
-            if value is not None:
-                yield name, f"`use_cache` is `False`, so `{name}`, set to {value}, has no effect."
-    if not config.return_dict_in_generate:
-        for name in EXTRA_OUTPUTS:
-            if getattr(config, name):
-                yield (
-                    name,
-                    f"`{name}` is set, but only an output object can carry it. Set "
-                    f"`return_dict_in_generate=True` or unset `{name}`.",
-                )
+        if parameter.needs and _is_set(parameter, value) and not any(_is_on(config, one) for one in parameter.needs):
+            switch = parameter.needs[0]
+            reason = _REASONS.get(switch, _COMPANION)
+            yield name, reason.format(name=name, value=value, switch=switch, is_so=getattr(config, switch))
+
+
+# Why a setting has no effect where the setting that it needs is off.
+_REASONS = {
+    "do_sample": "`do_sample` is set to `{is_so}`. However, `{name}` is set to `{value}`, which is only read when "
+    "sampling. Set `do_sample=True` or unset `{name}`.",
+    "num_beams": "`num_beams` is set to 1. However, `{name}` is set to `{value}`, which is only read by beam search. "
+    "Set `num_beams>1` or unset `{name}`.",
+    "use_cache": "`use_cache` is `False`, so `{name}`, set to {value}, has no effect.",
+    "return_dict_in_generate": "`{name}` is set, but only an output object can carry it. Set "
+    "`return_dict_in_generate=True` or unset `{name}`.",
+}
+_COMPANION = (
+    "`{name}` is set to `{value}`, which is only read together with `{switch}`. Set `{switch}` too, or unset `{name}`."
+)
+
+
+def _is_set(parameter: Parameter, value: Any) -> bool:
+    """Whether a value would change something if it were read."""
+    return bool(value) != bool(parameter.default) if parameter.kind == "flag" else _differs(value, parameter.default)
+
+
+def _is_on(config: GenerationConfig, switch: str) -> bool:
+    parameter = PARAMETERS[switch]
+    value = getattr(config, switch)
+    if parameter.kind == "flag":  # None is the default
+        return bool(parameter.default if value is None else value)
+    return _differs(value, parameter.default) and value not in parameter.off

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from unspool.config.parameters import LARGEST_COUNT, Kind, Parameter
+from unspool.config.parameter import LARGEST_COUNT, Kind, Parameter
 from unspool.errors import SettingError
+from unspool.numeric import is_number
 
 MOST_ROWS = 65_536
 MOST_STRINGS = 256
@@ -31,10 +31,6 @@ def check_value(parameter: Parameter, value: Any) -> None:
 
 def _is_integer(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, Integral)
-
-
-def _is_number(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, Real)
 
 
 def _refuse(parameter: Parameter, value: Any, wanted: str) -> SettingError:
@@ -71,13 +67,9 @@ def _check_integer(parameter: Parameter, value: Any) -> None:
 
 
 def _check_number(parameter: Parameter, value: Any) -> None:
-    if not _is_number(value):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise _refuse(parameter, value, "a number")
-    try:
-        is_finite = math.isfinite(value)
-    except OverflowError:  # an int too large for a float
-        is_finite = False
-    if not is_finite:
+    if not is_number(value):
         raise _refuse(parameter, value, "a finite number")
     _check_bounds(parameter, value)
 
@@ -100,10 +92,10 @@ def _check_texts(parameter: Parameter, value: Any) -> None:
 
 def _check_choice(parameter: Parameter, value: Any) -> None:
     # Compared with type and value, as 0 == False and unhashable values must be refused rather than fail.
-    if not any(type(value) is type(choice) and value == choice for choice in parameter.choices):
+    if not any(type(value) is type(choice) and value == choice for choice in parameter.all_choices):
         if parameter.name == "early_stopping":
             raise _refuse(parameter, value, "a boolean or 'never'")
-        raise _refuse(parameter, value, "one of " + ", ".join(map(str, parameter.choices)))
+        raise _refuse(parameter, value, "one of " + ", ".join(map(str, parameter.all_choices)))
 
 
 def _check_id(parameter: Parameter, value: Any) -> None:
@@ -161,7 +153,7 @@ def _check_bias(parameter: Parameter, value: Any) -> None:
         _check_ids(parameter, pair[0])
         bias = pair[1]
         # An infinite bias forbids (or forces) a sequence, so only NaN is refused here.
-        if not _is_number(bias) or math.isnan(bias):
+        if not is_number(bias, allows_infinity=True):
             raise _refuse(parameter, bias, "made of pairs of token ids and a number")
 
 
@@ -172,7 +164,7 @@ def _check_token_bias(parameter: Parameter, value: Any) -> None:
     for token, bias in value.items():
         # A JSON file has no keys but strings.
         _check_id(parameter, int(token) if isinstance(token, str) and token.isdecimal() else token)
-        if not _is_number(bias) or math.isnan(bias):
+        if not is_number(bias, allows_infinity=True):
             raise _refuse(parameter, bias, "a dict of {token id: bias}")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from unspool.errors import SettingError, UnsupportedError
+from unspool.numeric import is_number
 from unspool.small_files import write_text
 
 LARGEST_TABLE = 2**24
@@ -84,8 +84,7 @@ def _check_integer(name: str, value: Any, at_least: int, at_most: int) -> None:
 
 
 def _check_number(name: str, value: Any, at_least: float, at_most: float) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or not at_least <= value <= at_most:
+    if not is_number(value) or not at_least <= value <= at_most:
         raise SettingError(
             f"`watermarking_config` is wrong: `{name}` should be a number from {at_least} to {at_most}, "
             f"but is {value!r}."

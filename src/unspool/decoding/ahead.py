@@ -15,8 +15,9 @@ import torch
 from unspool.decoding.finish import Finish
 from unspool.decoding.loop import Emitted
 from unspool.decoding.rows import Rows
+from unspool.decoding.scorer import Scorer
 from unspool.decoding.select import NO_TOKEN
-from unspool.decoding.step import Step
+from unspool.decoding.strategy import Strategy
 from unspool.decoding.tokens import TokenTurns
 
 
@@ -48,7 +49,6 @@ class Flight:
 class AheadTurns(TokenTurns):
     """`TokenTurns` whose next step is launched before this one's tokens are read."""
 
-    step: Step | None = None
     flights: deque[Flight] = field(default_factory=deque)
     is_first: bool = True
 
@@ -80,36 +80,34 @@ class AheadTurns(TokenTurns):
         self.rows.append(chosen)
         self.flights.append(Flight.launch(chosen[:, 0], self.rows))
 
-    def forget_flights(self) -> None:
+    def close(self) -> None:
         """Undo the steps whose tokens nobody has read."""
-        assert self.step is not None
         num_flights = len(self.flights)
         self.flights.clear()
         if num_flights and self.rows.numbers:
-            self.step.forget(num_flights)
+            self.strategy.forget(num_flights)
             self.rows.drop(num_flights)
 
     def _raise_no_token(self, flight: Flight, new_tokens: list[int]) -> None:
         """Take the step again, with nothing launched after it, so that what left no token can be found."""
-        assert self.step is not None
         places = [place for place, number in enumerate(flight.numbers) if number not in self.reasons]
         row = next((flight.numbers[place] for place in places if new_tokens[place] == NO_TOKEN), None)
         if row is None:
             return  # only rows that have ended
-        self.forget_flights()
-        self.step.forget(1)
+        self.close()
+        self.strategy.forget(1)
         self.rows.drop(1)
         self.strategy.step(self.rows)
         raise self.strategy.explain_no_token(self.rows, self.rows.numbers.index(row))
 
 
-def can_run_ahead(step: Step, rows: Rows, finish: Finish, *, rows_may_leave: bool) -> bool:
+def can_run_ahead(scorer: Scorer, strategy: Strategy, rows: Rows, finish: Finish, *, rows_may_leave: bool) -> bool:
     """Whether nothing that a step needs is decided on the host, and nothing that it leaves must be undone there."""
     return (
         rows.device.type == "cuda"
         and not finish.needs_history
-        and not step.record.keeps_any
-        and not step.has_custom_processors
+        and not scorer.record.keeps_any
+        and not scorer.has_custom_processors
         and (rows_may_leave or len(rows) == 1)
-        and step.can_forget
+        and strategy.can_forget
     )

@@ -11,10 +11,10 @@ import torch
 from unspool.decoding.beam_stream import Agreement
 from unspool.decoding.beam_trace import BeamTrace, Candidate
 from unspool.decoding.finish import Finish
-from unspool.decoding.loop import Emitted, LiveBeam
+from unspool.decoding.loop import Emitted, LiveBeam, Result
 from unspool.decoding.randomness import draw_gumbel
 from unspool.decoding.rows import Rows
-from unspool.decoding.step import Step
+from unspool.decoding.scorer import Scorer
 from unspool.errors import NoTokenLeftError
 from unspool.logits.highest import take_highest
 
@@ -35,6 +35,7 @@ class BeamSettings:
     num_eos: int
     max_new_tokens: int
     num_groups: int = 1
+    tells_scores: bool = False  # the scores of what is returned are asked for
 
     @property
     def num_candidates(self) -> int:
@@ -94,9 +95,11 @@ class Search:
 class BeamSearch:
     """Keeps the `num_beams` likeliest continuations of every prompt (or draws them), step by step."""
 
+    reads_choice = False
+
     def __init__(
         self,
-        step: Step,
+        scorer: Scorer,
         rows: Rows,
         finish: Finish,
         settings: BeamSettings,
@@ -104,7 +107,7 @@ class BeamSearch:
         shows_table: bool = False,
         trace: BeamTrace | None = None,
     ) -> None:
-        self._step, self._rows, self._finish, self._settings = step, rows, finish, settings
+        self._scorer, self._rows, self._finish, self._settings = scorer, rows, finish, settings
         num_prompts = len(rows) // settings.num_beams
         self._agreement = Agreement(num_prompts, settings.num_returned, shows_table=shows_table)
         self.trace = trace
@@ -126,14 +129,14 @@ class BeamSearch:
         tokens = [[beam.tokens[-1]] for search in self._searches for beam in search.running]
         self._rows.reorder(parents)
         self._rows.append(torch.tensor(tokens, device=self._rows.device))
-        self._step.reorder_rows(parents)
+        self._scorer.reader.reorder_rows(parents)
         return self._emit()
 
     def _find_candidates(self) -> list[list[Candidate]]:
         """Each prompt's likeliest (or drawn) continuations, and whether they end their sequence."""
         settings, rows = self._settings, self._rows
         num_prompts, num_beams = len(self._searches), settings.num_beams
-        scores = self._step.next_logits(rows, normalise=True).scores  # (prompts * beams, vocab)
+        scores = self._scorer.next_logits(rows, normalise=True).scores  # (prompts * beams, vocab)
         vocab = scores.shape[-1]
         running = torch.tensor(
             [beam.sum_logprobs for search in self._searches for beam in search.running], device=scores.device
@@ -166,7 +169,7 @@ class BeamSearch:
         sources = [first + parent for first, row in zip(first_rows, parents, strict=True) for parent in row]
         history = self._rows.history()
         extended = torch.cat((history[sources], torch.tensor(flat, device=history.device)[:, None]), dim=1)
-        return self._finish.explain(extended, self._step.record.scores)
+        return self._finish.explain(extended, self._scorer.record.scores)
 
     def _advance(self, prompt: int, search: Search, candidates: list[Candidate]) -> list[int]:
         """Split the candidates into finished and running ones; the rows that the running ones come from."""
@@ -207,7 +210,7 @@ class BeamSearch:
         return [first_row + candidates[place].parent for place in kept]
 
     def _explain_nothing(self, prompt: int) -> NoTokenLeftError:
-        return self._step.explain_no_token(self._rows, prompt * self._settings.num_beams)
+        return self._scorer.explain_no_token(self._rows, prompt * self._settings.num_beams)
 
     def _emit(self) -> Emitted:
         settings = self._settings
@@ -229,11 +232,17 @@ class BeamSearch:
             ]
         return emitted
 
-    def result(self, *, wants_scores: bool) -> dict[str, torch.Tensor | None]:
-        """The scores and origins of the sequences returned, best first for each prompt."""
+    def result(self) -> Result:
+        """The scores and origins of the sequences returned, best first for each prompt; the trace."""
         best = [one for search in self._searches for one in search.finished[: self._settings.num_returned]]
         longest = max((len(one.parents) for one in best), default=0)
-        return {
-            "sequences_scores": torch.tensor([one.score for one in best]) if wants_scores else None,
-            "beam_indices": torch.tensor([one.parents + [-1] * (longest - len(one.parents)) for one in best]),
-        }
+        return Result(
+            {
+                "sequences_scores": torch.tensor([one.score for one in best]) if self._settings.tells_scores else None,
+                "beam_indices": torch.tensor([one.parents + [-1] * (longest - len(one.parents)) for one in best]),
+                "beam_trace": self.trace,
+            }
+        )
+
+    def close(self) -> None:
+        """Nothing is left undone."""

@@ -14,17 +14,19 @@ from unspool.decoding.beam_notes import VerdictNotes
 from unspool.decoding.beam_stream import Agreement
 from unspool.decoding.beam_trace import BeamTrace
 from unspool.decoding.finish import Finish
-from unspool.decoding.loop import Emitted, LiveBeam
+from unspool.decoding.loop import Emitted, LiveBeam, Result
 from unspool.decoding.rows import Rows
-from unspool.decoding.step import Step
+from unspool.decoding.scorer import Scorer
 
 
 class ScoredBeams:
     """What both have in common: running scores, the scorer's verdict, and the sequences it settles on in the end."""
 
+    reads_choice = False
+
     def __init__(
         self,
-        step: Step,
+        logits: Scorer,
         rows: Rows,
         finish: Finish,
         settings: BeamSettings,
@@ -35,7 +37,7 @@ class ScoredBeams:
         shows_table: bool = False,
         trace: BeamTrace | None = None,
     ) -> None:
-        self._step, self._rows, self._finish, self._settings, self._scorer = step, rows, finish, settings, scorer
+        self._logits, self._rows, self._finish, self._settings, self._scorer = logits, rows, finish, settings, scorer
         self._eos = list(eos_token_ids) or None
         self._max_length = max_length
         self._width = rows.history().shape[1]
@@ -60,8 +62,8 @@ class ScoredBeams:
         self._num_tokens += 1
         self._rows.reorder(parents)
         self._rows.append(tokens[:, None])
-        self._step.reorder_rows(parents)
-        reasons = self._finish.explain(self._rows.history(), self._step.record.scores)
+        self._logits.reader.reorder_rows(parents)
+        reasons = self._finish.explain(self._rows.history(), self._logits.record.scores)
         self._is_done = bool(self._scorer.is_done) or all(reason is not None for reason in reasons)
         return self._end(reasons) if self._is_done else self._tell()
 
@@ -166,11 +168,21 @@ class ScoredBeams:
     def _all_origins(self) -> tuple[tuple[int, ...], ...]:
         return tuple(self._origins)
 
-    def result(self, *, wants_scores: bool) -> dict[str, torch.Tensor | None]:
-        """The scores and origins of the sequences returned; the reference tells neither without scores."""
-        if self.final is None or not wants_scores:
-            return {"sequences_scores": None, "beam_indices": None}
-        return {"sequences_scores": self.final["sequence_scores"], "beam_indices": self.final["beam_indices"]}
+    def result(self) -> Result:
+        """The scores and origins of the sequences returned; the reference returns neither without scores."""
+        final = self.final
+        has_scores = final is not None and self._settings.tells_scores
+        return Result(
+            {
+                "sequences_scores": final["sequence_scores"] if final is not None and has_scores else None,
+                "beam_indices": final["beam_indices"] if final is not None and has_scores else None,
+                "beam_trace": self.trace,
+            },
+            sequences=None if final is None else final["sequences"],
+        )
+
+    def close(self) -> None:
+        """Nothing is left undone."""
 
 
 class GroupBeams(ScoredBeams):
@@ -200,7 +212,7 @@ class GroupBeams(ScoredBeams):
         parents = list(range(len(rows)))
         history = rows.history()
         before = list(self._origins)
-        for number, scores in enumerate(self._step.next_groups(rows, self._groups, current)):
+        for number, scores in enumerate(self._logits.next_groups(rows, self._groups, current)):
             places = torch.tensor(self._groups[number], device=rows.device)
             best, tokens, beams = self._take_best(scores + self._scores[places, None], size)
             if self._notes is not None:
@@ -242,7 +254,7 @@ class ConstrainedBeams(ScoredBeams):
 
     def _choose(self) -> tuple[list[int], torch.Tensor]:
         rows = self._rows
-        scores = self._step.next_logits(rows, normalise=True).scores
+        scores = self._logits.next_logits(rows, normalise=True).scores
         totals = scores + self._scores[:, None]
         best, tokens, beams = self._take_best(totals, self._settings.num_beams)
         history = rows.history()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from unspool.beams import BeamSearchScorer
@@ -17,18 +18,21 @@ from unspool.decoding.finish import Finish
 from unspool.decoding.guidance import Guidance
 from unspool.decoding.loop import Turns
 from unspool.decoding.prompts import Prompts
+from unspool.decoding.reader import Reader
 from unspool.decoding.readout import Readout
 from unspool.decoding.rows import Rows
 from unspool.decoding.sample import Sample
+from unspool.decoding.scorer import Scorer
 from unspool.decoding.speculative.drafter import Drafter
-from unspool.decoding.speculative.making import make_policy
+from unspool.decoding.speculative.making import make_policy, remember_length
 from unspool.decoding.speculative.turns import SpeculativeTurns
-from unspool.decoding.step import Step
 from unspool.decoding.strategy import Strategy
 from unspool.decoding.stretch import StretchTurns, can_stretch
 from unspool.decoding.tokens import TokenTurns
-from unspool.outputs import Speculation
+from unspool.decoding.tries import Candidates
+from unspool.outputs import Speculation, Stats
 from unspool.plan import Plan
+from unspool.protocols import Model, Want
 
 
 def make_readout(plan: Plan, prompts: Prompts) -> Readout:
@@ -41,41 +45,64 @@ def make_readout(plan: Plan, prompts: Prompts) -> Readout:
     return Readout()
 
 
+def find_want(plan: Plan) -> Want:
+    """What every pass of the call must return."""
+    settings = plan.settings
+    return Want(
+        hidden_states=bool(settings.output_hidden_states),
+        attentions=bool(settings.output_attentions),
+        last_states=plan.strategy == "contrastive",
+    )
+
+
+def make_candidates(plan: Plan, reader: Reader) -> Candidates | None:
+    """What a strategy must have before the prompts are read, where it compares candidates with the past."""
+    if plan.strategy != "contrastive":
+        return None
+    return Candidates(reader, one_by_one=bool(plan.settings.low_memory))
+
+
 def make_turns(
-    step: Step,
+    scorer: Scorer,
     rows: Rows,
     finish: Finish,
     plan: Plan,
     *,
     rows_may_leave: bool,
     shows_table: bool,
+    stats: Stats,
+    candidates: Candidates | None = None,
     drafter: Drafter | None = None,
+    drafting_model: Model | None = None,
 ) -> Turns:
     """The strategy at work that the plan names."""
     if drafter is not None and plan.drafting is not None:
+        policy = make_policy(plan.drafting, drafter)
+        stats.speculation = Speculation.of_rows(len(rows))
         return SpeculativeTurns(
-            step,
+            scorer,
             rows,
             drafter,
-            make_policy(plan.drafting, drafter),
+            policy,
             finish,
-            step.record,
-            Speculation.of_rows(len(rows)),
+            stats.speculation,
             plan.max_length,
             do_sample=plan.do_sample,
             rows_may_leave=rows_may_leave,
+            remember=partial(remember_length, plan.drafting, policy, drafting_model),
         )
+    record = scorer.record
     if plan.strategy in ("tokens", "contrastive"):
-        strategy = _make_strategy(step, plan)
-        if can_run_ahead(step, rows, finish, rows_may_leave=rows_may_leave):
-            return AheadTurns(rows, strategy, finish, step.record, rows_may_leave=rows_may_leave, step=step)
-        if not plan.do_sample and can_stretch(step, rows):
-            return StretchTurns(rows, strategy, finish, step.record, rows_may_leave=rows_may_leave, step=step)
-        return TokenTurns(rows, strategy, finish, step.record, rows_may_leave=rows_may_leave)
+        strategy = _make_strategy(scorer, plan, candidates)
+        if can_run_ahead(scorer, strategy, rows, finish, rows_may_leave=rows_may_leave):
+            return AheadTurns(rows, strategy, finish, record, rows_may_leave=rows_may_leave)
+        if not plan.do_sample and can_stretch(scorer, rows):
+            return StretchTurns(rows, strategy, finish, record, rows_may_leave=rows_may_leave, reader=scorer.reader)
+        return TokenTurns(rows, strategy, finish, record, rows_may_leave=rows_may_leave)
     settings = _read_beams(plan)
     trace = BeamTrace(plan.num_beams, settings.num_groups) if plan.settings.return_beam_trace else None
     if plan.strategy == "beams":
-        return BeamSearch(step, rows, finish, settings, shows_table=shows_table, trace=trace)
+        return BeamSearch(scorer, rows, finish, settings, shows_table=shows_table, trace=trace)
     common: dict[str, Any] = {
         "batch_size": len(rows) // plan.num_beams,
         "num_beams": plan.num_beams,
@@ -93,27 +120,27 @@ def make_turns(
     }
     if plan.strategy == "beam_groups":
         groups = BeamSearchScorer(**common, num_beam_groups=settings.num_groups)
-        return GroupBeams(step, rows, finish, settings, groups, **more)
+        return GroupBeams(scorer, rows, finish, settings, groups, **more)
     is_last_forced = plan.settings.forced_eos_token_id is not None  # and no place for a constraint
     constrained = PunctualScorer(
         **common,
         constraints=prepare_constraints(
-            plan.settings, vocab_size=step.model.info.vocab_size, end_ids=plan.eos_token_ids
+            plan.settings, vocab_size=scorer.reader.model.info.vocab_size, end_ids=plan.eos_token_ids
         ),
         is_strict=bool(plan.settings.strict_constraints),
         prompt_width=plan.prompt_width,
         last_place=plan.max_length - is_last_forced,
         end_ids=plan.eos_token_ids,
     )
-    return ConstrainedBeams(step, rows, finish, settings, constrained, **more)
+    return ConstrainedBeams(scorer, rows, finish, settings, constrained, **more)
 
 
-def _make_strategy(step: Step, plan: Plan) -> Strategy:
+def _make_strategy(scorer: Scorer, plan: Plan, candidates: Candidates | None) -> Strategy:
     """What chooses one token a row a turn."""
-    if plan.strategy == "contrastive":
+    if candidates is not None:
         settings = plan.settings
-        return ContrastiveSearch(step, penalty_alpha=float(settings.penalty_alpha), top_k=settings.top_k)
-    return Sample(step, do_sample=plan.do_sample)
+        return ContrastiveSearch(scorer, candidates, penalty_alpha=float(settings.penalty_alpha), top_k=settings.top_k)
+    return Sample(scorer, do_sample=plan.do_sample)
 
 
 def _read_beams(plan: Plan) -> BeamSettings:
@@ -127,4 +154,5 @@ def _read_beams(plan: Plan) -> BeamSettings:
         num_eos=len(plan.eos_token_ids),
         max_new_tokens=plan.max_new_tokens,
         num_groups=settings.num_beam_groups or 1,
+        tells_scores=bool(settings.output_scores),
     )

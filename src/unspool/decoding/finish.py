@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from unspool.outputs import StepTensors
-from unspool.stopping import (
-    EosTokenCriteria,
-    MaxLengthCriteria,
-    MaxTimeCriteria,
-    StoppingCriteriaList,
-    StopStringCriteria,
-    as_row_flags,
-)
-
-_REASONS: tuple[tuple[type, str], ...] = (
-    (EosTokenCriteria, "eos"),
-    (StopStringCriteria, "stop_string"),
-    (MaxLengthCriteria, "length"),
-    (MaxTimeCriteria, "time"),
-)
-_TOLD_BY_TOKEN = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria)
+from unspool.registry import resolve
+from unspool.stopping import StoppingCriteriaList, as_row_flags
+from unspool.stopping.entry import OWN_RANK, OWN_REASON
+from unspool.stopping.order import find_entry
 
 
 class Finish:
@@ -30,15 +19,27 @@ class Finish:
 
     def __init__(self, criteria: StoppingCriteriaList) -> None:
         # What the text says comes before what a limit says, whatever order they were given in.
-        ranked = sorted(criteria, key=_rank)
-        self._criteria = [(criterion, _reason(criterion)) for criterion in ranked]
-        self.has_custom = any(reason == "criteria" for _, reason in self._criteria)
-        # End tokens, the length and the time can be told without a look at the history, once the token is known here.
-        self.needs_history = any(type(criterion) not in _TOLD_BY_TOKEN for criterion, _ in self._criteria)
-        self._ends = frozenset(
-            int(token) for one, _ in self._criteria if isinstance(one, EosTokenCriteria) for token in one.eos_token_id
+        known = [(criterion, find_entry(criterion)) for criterion in criteria]
+        ranked = sorted(known, key=lambda pair: OWN_RANK if pair[1] is None else pair[1].rank)
+        self._criteria = [(criterion, OWN_REASON if entry is None else entry.reason) for criterion, entry in ranked]
+        self.has_custom = any(entry is None for _, entry in ranked)
+        # Some can be decided without a look at the history, once the token is known here; not what is derived from one.
+        self.needs_history = any(
+            entry is None or entry.reads_history or type(criterion) is not resolve(entry.stop)
+            for criterion, entry in ranked
         )
-        self.end_tokens = tuple(sorted(self._ends))
+        self._reason_of: dict[int, str] = {}  # of the tokens that end a row by themselves
+        self._limits: list[tuple[int, str]] = []  # columns at which every row ends
+        self._clocks: list[tuple[Callable[[], bool], str]] = []  # whether every row ends now
+        for criterion, entry in ranked:
+            if entry is not None and entry.find_ends is not None:
+                for token in entry.find_ends(criterion):
+                    self._reason_of.setdefault(int(token), entry.reason)
+            if entry is not None and entry.find_limit is not None:
+                self._limits.append((entry.find_limit(criterion), entry.reason))
+            if entry is not None and entry.is_over is not None:
+                self._clocks.append((partial(entry.is_over, criterion), entry.reason))
+        self.end_tokens = tuple(sorted(self._reason_of))
 
     def explain(self, history: torch.Tensor, scores: StepTensors | None) -> list[str | None]:
         """The reason why each row of (rows, width) is done, or None."""
@@ -54,12 +55,10 @@ class Finish:
     def explain_tokens(self, tokens: Sequence[int], width: int) -> list[str | None]:
         """The same for rows that got a token each and are now `width` columns long, where no history is needed."""
         assert not self.needs_history
-        limit: str | None = None
-        if self.ends_at(width):
-            limit = "length"
-        elif any(isinstance(one, MaxTimeCriteria) and one.is_over() for one, _ in self._criteria):
-            limit = "time"  # asked once: all rows end together
-        return ["eos" if token in self._ends else limit for token in tokens]
+        limit = next((reason for most, reason in self._limits if width >= most), None)
+        if limit is None:  # asked once: all rows end together
+            limit = next((reason for is_over, reason in self._clocks if is_over()), None)
+        return [self._reason_of.get(token, limit) for token in tokens]
 
     def explain_token(self, token: int, width: int) -> str | None:
         """The same for one row."""
@@ -67,18 +66,8 @@ class Finish:
 
     def count_left(self, width: int) -> int | None:
         """How many columns more rows of that width may get; None where no length ends them."""
-        limits = [one.max_length for one, _ in self._criteria if isinstance(one, MaxLengthCriteria)]
-        return max(0, min(limits) - width) if limits else None
+        return max(0, min(most for most, _ in self._limits) - width) if self._limits else None
 
     def ends_at(self, width: int) -> bool:
         """Whether all rows are done at that width, whatever their tokens are."""
-        return any(isinstance(one, MaxLengthCriteria) and width >= one.max_length for one, _ in self._criteria)
-
-
-def _reason(criterion: object) -> str:
-    return next((reason for kind, reason in _REASONS if isinstance(criterion, kind)), "criteria")
-
-
-def _rank(criterion: object) -> int:
-    order = ("eos", "stop_string", "criteria", "length", "time")
-    return order.index(_reason(criterion))
+        return any(width >= most for most, _ in self._limits)

@@ -20,7 +20,7 @@ def join_chunks(before: Forward, after: Forward, real: Sequence[int]) -> Forward
         pairs = zip(after.early_logits, before.early_logits, strict=True)
         early = tuple(torch.where(is_read, later, earlier) for later, earlier in pairs)
     logits = torch.where(is_read, after.logits, before.logits)
-    return replace(after, logits=logits, early_logits=early, likeliest=None, given=None, chosen=None)
+    return replace(after, logits=logits, early_logits=early, likeliest=None, epilogue=None)
 
 
 def take_first_rows(forward: Forward, starts: Sequence[int], counts: Sequence[int]) -> Forward:
@@ -55,8 +55,6 @@ def select_rows(forward: Forward, index: torch.Tensor) -> Forward:
         cross_attentions=pick(forward.cross_attentions),
         early_logits=pick(forward.early_logits),
         last_states=pick_one(forward.last_states),
-        likeliest=pick_one(forward.likeliest) if forward.given is None else None,
-        given=None,  # of other rows than the logits, where those come twice: it can be made again
-        chosen=None,
-        won=None,
+        likeliest=pick_one(forward.likeliest) if forward.epilogue is None else None,
+        epilogue=None,  # rows may come twice in the logits and once in it: the readout does it again in torch
     )

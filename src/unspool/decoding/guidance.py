@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from unspool.decoding.prompts import Prompts
-from unspool.decoding.readout import Reading, Readout
+from unspool.decoding.readout import Readout, Scores
 from unspool.decoding.rows import Rows
-from unspool.kernels.readings import Guide
+from unspool.kernels.readings import Guide, ReadLogits
 from unspool.protocols import Forward, Want
 
 
@@ -42,7 +42,7 @@ class Guidance(Readout):
 
     def widen(self, want: Want) -> Want:
         """What becomes of the logits, where the pass can do it."""
-        return replace(want, reading=self._guide)
+        return replace(want, epilogue=self._guide)
 
     def longest_prompt(self, rows: Sequence[int]) -> int:
         """Positions of the longest prompt, those of the other rows among them."""
@@ -77,9 +77,10 @@ class Guidance(Readout):
         self._lengths = [self._lengths[row] for row in index]
         self._prompt_lengths = [self._prompt_lengths[row] for row in index]
 
-    def read(self, forward: Forward, rows: Rows, *, normalise: bool) -> Reading:  # noqa: ARG002 - they are, for both
+    def read(self, forward: Forward, rows: Rows, *, normalise: bool) -> Scores:  # noqa: ARG002 - they are, for both
         """Guided log-probabilities, not normalised again: as in the reference, `renormalize_logits` does that."""
         logits, num_rows = forward.logits.float(), len(rows)  # (2 * rows, vocab)
-        if forward.given is not None and forward.likeliest is not None:
-            return Reading(logits[:num_rows], forward.given, forward.likeliest[:num_rows])
-        return Reading(logits[:num_rows], self._guide.read(logits))
+        read: ReadLogits | None = forward.epilogue
+        if read is not None and forward.likeliest is not None:
+            return Scores(logits[:num_rows], read.scores, forward.likeliest[:num_rows])
+        return Scores(logits[:num_rows], self._guide.read(logits))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -31,15 +31,36 @@ class Emitted:
     beams: list[list[LiveBeam]] | None = None  # every prompt's beams, where the whole table was asked for
 
 
+@dataclass(slots=True)
+class Result:
+    """What a strategy adds to the output of a call."""
+
+    fields: dict[str, Any] = field(default_factory=dict)  # of the output object
+    sequences: torch.Tensor | None = None  # its own, where they are not the prompts with what was emitted
+
+
 class Turns(Protocol):
-    """A strategy at work: one turn is one pass through the one step, and what is made of it."""
+    """A strategy at work: one turn is (mostly) one pass, and what is made of it."""
+
+    @property
+    def reads_choice(self) -> bool:
+        """Whether a token has been read when it is emitted."""
+        ...
 
     def is_done(self) -> bool:
         """Whether every row has ended."""
         ...
 
     def turn(self) -> Emitted:
-        """Score the next tokens, choose, let the rows follow; tell what became certain."""
+        """Score the next tokens, choose, let the rows follow; return what became certain."""
+        ...
+
+    def result(self) -> Result:
+        """What it adds to the output, as far as it has come."""
+        ...
+
+    def close(self) -> None:
+        """Called after the last turn, or when the caller stops: undo what nobody has seen."""
         ...
 
 

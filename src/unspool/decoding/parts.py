@@ -1,45 +1,35 @@
-"""A forward pass over some of the rows at a time, so that what lies between the layers takes less memory."""
+"""A pass over some of the rows at a time, so that what lies between the layers takes less memory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 import torch
 
-from unspool.cache import Cache
-from unspool.protocols import Forward, Model, Want
+from unspool.protocols import Answer, Ask, Forward
 
 
-def run_in_parts(
-    model: Model,
-    tokens: torch.Tensor | None,
-    cache: Cache,
-    *,
-    num_parts: int,
-    counts: Sequence[int] | None,
-    want: Want,
-    embeds: torch.Tensor | None,
-) -> Forward:
-    """One pass over all rows, or `num_parts` passes, each over every `num_parts`-th row: one beam of every prompt."""
-    if num_parts == 1:
-        return model.forward(tokens, cache, counts=counts, want=want, embeds=embeds)
-    given = tokens if tokens is not None else embeds
+def ask_in_parts(answer: Answer, ask: Ask, num_parts: int) -> Forward:
+    """Ask for `num_parts` passes, each over every `num_parts`-th row: one beam of every prompt."""
+    given = ask.tokens if ask.tokens is not None else ask.embeds
     assert given is not None
-    parts = cache.divide(num_parts, given.shape[1])
-    want = replace(want, reading=None)  # it may need rows of several parts
+    parts = ask.cache.divide(num_parts, given.shape[1])
+    want = replace(ask.want, epilogue=None)  # it may need rows of several parts
     answers = [
-        model.forward(
-            None if tokens is None else tokens[first::num_parts],
-            part,
-            counts=None if counts is None else counts[first::num_parts],
-            want=want,
-            embeds=None if embeds is None else embeds[first::num_parts],
+        answer(
+            Ask(
+                ask.model,
+                part,
+                None if ask.tokens is None else ask.tokens[first::num_parts],
+                None if ask.counts is None else ask.counts[first::num_parts],
+                want,
+                None if ask.embeds is None else ask.embeds[first::num_parts],
+            )
         )
         for first, part in enumerate(parts)
     ]
-    cache.rejoin(parts)
+    ask.cache.rejoin(parts)
     return Forward(**{one.name: _weave([getattr(answer, one.name) for answer in answers]) for one in fields(Forward)})
 
 

@@ -16,13 +16,9 @@ from unspool.logits import LogitsProcessor
 from unspool.logits.building import Context
 from unspool.plan import Plan
 from unspool.protocols import Model
-from unspool.stopping import (
-    EosTokenCriteria,
-    MaxLengthCriteria,
-    StoppingCriteria,
-    StoppingCriteriaList,
-    StopStringCriteria,
-)
+from unspool.stopping import StoppingCriteria, StoppingCriteriaList
+from unspool.stopping.entry import StopContext
+from unspool.stopping.order import build_stops
 
 
 @dataclass(slots=True)
@@ -41,14 +37,22 @@ class Hooks:
 
 
 def build_criteria(plan: Plan, hooks: Hooks) -> StoppingCriteriaList:
-    """The stops of a call, but for its time, which begins when it does."""
-    criteria = StoppingCriteriaList([MaxLengthCriteria(plan.max_length)])
-    if plan.settings.stop_strings is not None:
-        criteria.append(StopStringCriteria(hooks.tokenizer, plan.settings.stop_strings))
-    if plan.eos_token_ids:
-        criteria.append(EosTokenCriteria(list(plan.eos_token_ids)))
-    criteria.extend(hooks.criteria)
-    return criteria
+    """The stops of a call, but for those that count from its beginning."""
+    return StoppingCriteriaList([*build_stops(_describe_stops(plan, hooks)), *hooks.criteria])
+
+
+def build_late_criteria(plan: Plan, hooks: Hooks) -> list[StoppingCriteria]:
+    """The stops that count from the beginning of the work, made when it begins."""
+    return build_stops(_describe_stops(plan, hooks), begins_with_run=True)
+
+
+def _describe_stops(plan: Plan, hooks: Hooks) -> StopContext:
+    return StopContext(
+        settings=plan.settings,
+        max_length=plan.max_length,
+        eos_token_ids=plan.eos_token_ids,
+        tokenizer=hooks.tokenizer,
+    )
 
 
 def describe_call(model: Model, prompts: Prompts, plan: Plan, hooks: Hooks) -> Context:

@@ -42,6 +42,11 @@ class Record:
                 self._cross.append(forward.cross_attentions)
 
     @property
+    def keeps_states(self) -> bool:
+        """Whether hidden states or attentions are asked for."""
+        return self._hidden is not None or self._attentions is not None
+
+    @property
     def keeps_any(self) -> bool:
         """Whether anything of the steps is asked for."""
         kept = (self._scores, self._logits, self._hidden, self._attentions, self.num_top)

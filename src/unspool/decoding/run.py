@@ -8,29 +8,25 @@ from typing import Any
 
 import torch
 
-from unspool.cache import DIVIDE, ROLL_BACK, Cache, DynamicCache, EncoderDecoderCache, find_kind
-from unspool.decoding.ahead import AheadTurns
-from unspool.decoding.beam import BeamSearch
-from unspool.decoding.beam_scored import ScoredBeams
+from unspool.cache import DIVIDE, LEGACY, ROLL_BACK, Cache, find_kind
 from unspool.decoding.beam_trace import BeamTrace
-from unspool.decoding.choice import make_readout, make_turns
-from unspool.decoding.dola import Dola
+from unspool.decoding.choice import find_want, make_candidates, make_readout, make_turns
 from unspool.decoding.finish import Finish
 from unspool.decoding.loan import Loan
-from unspool.decoding.loop import Emitted, Turns, run_turns
-from unspool.decoding.preparation import Hooks, build_criteria, describe_call, make_seeds
+from unspool.decoding.loop import Emitted, Result, Turns, run_turns
+from unspool.decoding.preparation import Hooks, build_criteria, build_late_criteria, describe_call, make_seeds
+from unspool.decoding.prompt_logprobs import read_prompt_logprobs
 from unspool.decoding.prompts import Prompts, join_encoded
+from unspool.decoding.reader import Reader, encode
 from unspool.decoding.record import Record
 from unspool.decoding.returns import append_rows, build_output
 from unspool.decoding.rows import Rows
-from unspool.decoding.speculative.making import check_cache, check_processors, make_drafter, remember_length
-from unspool.decoding.speculative.turns import SpeculativeTurns
-from unspool.decoding.step import Step
+from unspool.decoding.scorer import Scorer
+from unspool.decoding.speculative.making import check_cache, check_processors, make_drafter
 from unspool.logits.pipeline import build_processors
 from unspool.outputs import Output, Stats, TokenLogprob
 from unspool.plan import Plan
-from unspool.protocols import Encoded, Model, Want
-from unspool.stopping import MaxTimeCriteria
+from unspool.protocols import Answer, Encoded, Model
 
 CAPACITY_AHEAD = 256  # new positions a dynamic cache makes room for at once
 CAPACITY_AHEAD_ON_GPU = 2048  # there growing costs more, for a step ahead waits for it
@@ -46,7 +42,8 @@ class Run:
         self._encoded: Encoded | None = None
         self._cache: Cache | None = hooks.cache
         self.num_rows = prompts.num_rows * plan.num_return_sequences
-        self._step: Step | None = None
+        self.answer: Answer | None = None  # who answers what it asks of its models; None: they themselves, at once
+        self._reader: Reader | None = None
         self._turns: Turns | None = None
         self.emitted: list[list[int]] = [[] for _ in range(self.num_rows)]
         self.reasons: list[str | None] = [None] * self.num_rows
@@ -61,11 +58,7 @@ class Run:
             attentions=bool(settings.output_attentions),
             logprobs=settings.logprobs,
         )
-        self._want = Want(
-            hidden_states=bool(settings.output_hidden_states),
-            attentions=bool(settings.output_attentions),
-            last_states=plan.strategy == "contrastive",
-        )
+        self._want = find_want(plan)
         # Built now, so that what can't be is told before the first forward pass.
         self._criteria = build_criteria(plan, hooks)
         self._processors = build_processors(settings, describe_call(model, prompts, plan, hooks))
@@ -74,27 +67,13 @@ class Run:
 
     def __iter__(self) -> Iterator[Emitted]:
         started = time.perf_counter()
-        if self._settings.max_time is not None:
-            self._criteria.append(MaxTimeCriteria(self._settings.max_time))
+        self._criteria.extend(build_late_criteria(self._plan, self._hooks))
         loan = Loan(self._hooks.cache) if self._hooks.cache is not None and not self._hooks.owns_cache else None
         try:
             with torch.no_grad():
-                step, rows = self._read_prompts()
-            turns = self._turns = make_turns(
-                step,
-                rows,
-                Finish(self._criteria),
-                self._plan,
-                rows_may_leave=not self._wants_every_row(),
-                shows_table=self._hooks.shows_beams,
-                drafter=make_drafter(
-                    self._plan, step, rows, self._prompts, self._hooks.assistant, self._hooks.vocabularies
-                ),
-            )
-            if isinstance(turns, SpeculativeTurns):
-                self.stats.speculation = turns.told
+                turns = self._turns = self._begin()
             for emitted in run_turns(turns, self.stats, started):
-                self._tell_stats(step)
+                self._count_passes()
                 self._gather(emitted)
                 yield emitted
         except GeneratorExit:
@@ -108,13 +87,18 @@ class Run:
 
     def _close(self) -> None:
         """Leave things as the next call wants them."""
-        self._tidy_cache()
-        if isinstance(self._turns, SpeculativeTurns) and self._plan.drafting is not None:
-            remember_length(self._plan.drafting, self._turns.policy, self._hooks.assistant or self._model)
+        if self._turns is not None:
+            self._turns.close()
+        if self._reader is not None:
+            self._count_passes()
+            if self._readout.num_sets > 1 and self._wants_every_row():
+                self._reader.close_sets()
+        self._forget_padding()
 
-    def _tell_stats(self, step: Step) -> None:
-        self.stats.forward_passes = step.num_forward_passes
-        self.stats.path, self.stats.path_reason = step.path, step.path_reason
+    def _count_passes(self) -> None:
+        reader, stats = self._reader, self.stats
+        assert reader is not None
+        stats.forward_passes, stats.path, stats.path_reason = reader.num_passes, reader.path, reader.path_reason
 
     def _gather(self, emitted: Emitted) -> None:
         for row, tokens in emitted.tokens.items():
@@ -132,7 +116,7 @@ class Run:
             bool(self._hooks.processors or self._hooks.criteria)  # they may know rows by their place
             or (self._hooks.cache is not None and not self._hooks.owns_cache)  # the caller's: no row of it may go
             or bool(self._settings.return_dict_in_generate)  # the cache and the steps' tensors are part of the answer
-            or (isinstance(self._readout, Dola) and self._readout.needs_every_row)
+            or self._readout.needs_every_row
         )
 
     def _keeps_places(self) -> bool:
@@ -173,12 +157,14 @@ class Run:
     @property
     def beam_trace(self) -> BeamTrace | None:
         """Every step's candidates of a beam search, where they were asked for."""
-        return self._turns.trace if isinstance(self._turns, BeamSearch | ScoredBeams) else None
+        trace: BeamTrace | None = self._result().fields.get("beam_trace")
+        return trace
 
     @property
     def dola_layers(self) -> list[list[int]] | None:
         """The layer that each new token was contrasted with, a row each; None without DoLa."""
-        return self._readout.tell_layers(self.emitted) if isinstance(self._readout, Dola) else None
+        layers: list[list[int]] | None = self._readout.result(self.emitted).get("dola_layers")
+        return layers
 
     @property
     def prompt_ids(self) -> torch.Tensor:
@@ -205,7 +191,8 @@ class Run:
         return [prompts.ids[row, max(0, prompts.width - n) :].tolist() for row, n in enumerate(prompts.lengths)]
 
     # --- the prompts -----------------------------------------------------------------------------------
-    def _read_prompts(self) -> tuple[Step, Rows]:
+    def _begin(self) -> Turns:
+        """Read the prompts, and set the strategy to work on what follows them."""
         plan, prompts, settings = self._plan, self._prompts, self._settings
         if self._cache is None:
             self._cache = self._new_cache()
@@ -214,30 +201,42 @@ class Run:
         if plan.drafting is not None:
             check_cache(plan.drafting, self._cache)
         rows = Rows(prompts, plan.pad_token_id)
-        step = Step(
+        reader = self._reader = Reader(
             self._model,
             self._cache,
-            self._processors,
-            self.record,
             want=self._want,
-            prefill_chunk_size=settings.prefill_chunk_size,
+            answer=self.answer,
+            readout=self._readout,
+            chunk=settings.prefill_chunk_size,
             keeps_cache=settings.use_cache is not False,
-            copies_logits=bool(self._hooks.processors),
             prompt_embeds=prompts.embeds,
             prompt_lengths=prompts.lengths,
             divides_rows=self._divides_rows,
-            readout=self._readout,
-            tries_one_by_one=bool(settings.low_memory),
         )
-        self._step = step
-        self.prompt_logprobs = step.prefill(rows, settings.prompt_logprobs)
+        scorer = Scorer(reader, self._processors, self.record, copies_logits=bool(self._hooks.processors))
+        candidates = make_candidates(plan, reader)
+        if settings.prompt_logprobs is not None:
+            self.prompt_logprobs = read_prompt_logprobs(reader, rows, settings.prompt_logprobs)
+        reader.prefill(rows)
         if plan.copies > 1:
             index = [row for row in range(prompts.num_rows) for _ in range(plan.copies)]
             rows.repeat(index)
-            step.repeat_rows(index, branches=plan.num_beams)
-            self._cache = step.cache
+            reader.repeat_rows(index, branches=plan.num_beams)
+            self._cache = reader.cache
         rows.seeds = torch.tensor(make_seeds(plan, prompts.num_rows), dtype=torch.int64, device=rows.seeds.device)
-        return step, rows
+        assistant = self._hooks.assistant
+        return make_turns(
+            scorer,
+            rows,
+            Finish(self._criteria),
+            plan,
+            rows_may_leave=not self._wants_every_row(),
+            shows_table=self._hooks.shows_beams,
+            stats=self.stats,
+            candidates=candidates,
+            drafter=make_drafter(plan, scorer, rows, prompts, assistant, self._hooks.vocabularies),
+            drafting_model=assistant or self._model,
+        )
 
     @property
     def _divides_rows(self) -> bool:
@@ -247,8 +246,8 @@ class Run:
         plan, prompts, settings = self._plan, self._prompts, self._settings
         source = prompts.source
         if source is not None:
-            self._encoded = source.encoded or self._model.encode(
-                source.tokens, source.lengths, want=self._want, embeds=source.embeds
+            self._encoded = source.encoded or encode(
+                self._model, source.tokens, source.lengths, want=self._want, embeds=source.embeds
             )
         longest = self._readout.longest_prompt(prompts.lengths)
         last = longest + plan.max_new_tokens
@@ -275,7 +274,7 @@ class Run:
         negative = self._prompts.negative
         if self._encoded is None or negative is None:
             return self._encoded
-        return join_encoded(self._encoded, self._model.encode(negative.tokens, negative.lengths))
+        return join_encoded(self._encoded, encode(self._model, negative.tokens, negative.lengths))
 
     def find_held(self) -> tuple[list[int], Cache] | None:
         """The tokens that a call of one row has read, and the cache that holds them; None where it was let go."""
@@ -284,16 +283,6 @@ class Run:
             return None
         tokens = self.prompt_token_ids()[0] + self.emitted[0]
         return tokens[: cache.lengths[0]], cache
-
-    def _tidy_cache(self) -> None:
-        """Leave in a cache that someone gets what belongs to the call's rows."""
-        if isinstance(self._turns, AheadTurns):
-            self._turns.forget_flights()
-        if self._step is not None:
-            self._tell_stats(self._step)
-        if self._step is not None and self._readout.num_sets > 1 and self._wants_every_row():
-            self._step.close_sets()
-        self._forget_padding()
 
     def _forget_padding(self) -> None:
         """Roll the cache's rows that ended early back to their own tokens, so that they can be continued."""
@@ -304,8 +293,8 @@ class Run:
         cache.take_back()
         if ROLL_BACK not in cache.can:
             return
-        # Contrastive search has read its last token to choose it; the next call expects it unread.
-        unread = 1 if self._plan.strategy == "contrastive" and any(self.emitted) else 0
+        # Where the last token was read to be chosen: the next call expects it unread.
+        unread = 1 if self._turns is not None and self._turns.reads_choice and any(self.emitted) else 0
         if self._settings.return_legacy_cache:  # tuples must keep one length
             cache.truncate([max(0, held - unread) for held in cache.lengths])
             return
@@ -317,9 +306,9 @@ class Run:
     # --- after the last ----------------------------------------------------------------------------------
     def sequences(self) -> torch.Tensor:
         """Prompts and new tokens as the reference returns them: (rows, length), padded on the right."""
-        if isinstance(self._turns, ScoredBeams) and self._turns.final is not None:
-            final: torch.Tensor = self._turns.final["sequences"]
-            return final
+        own = self._result().sequences
+        if own is not None:
+            return own
         return append_rows(self.prompt_ids, self.emitted, self._plan.fill_token_id)
 
     def finish_reasons(self) -> list[str]:
@@ -336,22 +325,21 @@ class Run:
             "past_key_values": self._returned_cache(),
             "stats": self.stats,
         }
-        if isinstance(self._turns, BeamSearch | ScoredBeams):
-            fields |= self._turns.result(wants_scores=bool(self._settings.output_scores))
-            fields["beam_trace"] = self.beam_trace
-        else:
-            fields["logprobs"] = self.logprobs if record.num_top is not None else None
-            if not has_encoder:
-                fields["dola_layers"] = self.dola_layers
+        fields |= self._result().fields | self._readout.result(self.emitted)
+        if record.num_top is not None:
+            fields["logprobs"] = self.logprobs
         if not has_encoder:
             fields["prompt_logprobs"] = self.prompt_logprobs
         return build_output(fields, record, self._encoded, is_encoder_decoder=has_encoder)
+
+    def _result(self) -> Result:
+        return Result() if self._turns is None else self._turns.result()
 
     def _returned_cache(self) -> Any:
         if self._settings.use_cache is False:
             return None
         assert self._cache is not None
-        cache = self._cache.merge()
-        if self._settings.return_legacy_cache and isinstance(cache, DynamicCache | EncoderDecoderCache):
+        cache: Any = self._cache.merge()
+        if self._settings.return_legacy_cache and LEGACY in cache.can:
             return cache.to_legacy_cache()
         return cache

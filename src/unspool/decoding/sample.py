@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from unspool.cache import ROLL_BACK
 from unspool.decoding.rows import Rows
+from unspool.decoding.scorer import Scorer
 from unspool.decoding.select import draw, take_likeliest
-from unspool.decoding.step import Step
 from unspool.decoding.strategy import Choice
 from unspool.decoding.tails import draw_from_tail
 from unspool.errors import NoTokenLeftError
@@ -13,13 +14,15 @@ from unspool.errors import NoTokenLeftError
 class Sample:
     """Takes the likeliest token, or draws one from the processed distribution."""
 
-    def __init__(self, step: Step, *, do_sample: bool) -> None:
-        self._step = step
+    reads_choice = False
+
+    def __init__(self, scorer: Scorer, *, do_sample: bool) -> None:
+        self._scorer = scorer
         self._do_sample = do_sample
 
     def step(self, rows: Rows) -> Choice:
         """Choose every row's next token."""
-        result = self._step.next_logits(rows, whole=not self._do_sample)
+        result = self._scorer.next_logits(rows, whole=not self._do_sample)
         if not self._do_sample:
             tokens = result.likeliest if result.likeliest is not None else take_likeliest(result.scores)
             return Choice(tokens[:, None], result.logits)
@@ -29,10 +32,19 @@ class Sample:
             tokens = draw_from_tail(result.tail, result.scores, rows.uniforms())
         return Choice(tokens[:, None], result.logits)
 
+    @property
+    def can_forget(self) -> bool:
+        """Whether the cache can give up its last positions."""
+        return ROLL_BACK in self._scorer.reader.cache.can
+
+    def forget(self, num_steps: int) -> None:
+        """Undo the last steps."""
+        self._scorer.reader.forget(num_steps)
+
     def keep_rows(self, index: list[int]) -> None:
-        """Let the step follow rows that stay."""
-        self._step.keep_rows(index)
+        """Let cache and processors follow rows that stay."""
+        self._scorer.keep_rows(index)
 
     def explain_no_token(self, rows: Rows, place: int) -> NoTokenLeftError:
         """Why the row at `place` has no token to choose from."""
-        return self._step.explain_no_token(rows, place)
+        return self._scorer.explain_no_token(rows, place)

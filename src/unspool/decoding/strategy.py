@@ -1,4 +1,4 @@
-"""What a strategy is: something that chooses tokens, through the one step."""
+"""What a strategy of one token a row is: something that chooses tokens by the scores of a `Scorer`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,20 @@ class Strategy(Protocol):
 
     def step(self, rows: Rows) -> Choice:
         """One turn: choose tokens for every row."""
+        ...
+
+    @property
+    def reads_choice(self) -> bool:
+        """Whether the tokens it chooses have been read when it returns them."""
+        ...
+
+    @property
+    def can_forget(self) -> bool:
+        """Whether `forget` can undo a step, and no step waits for the host."""
+        ...
+
+    def forget(self, num_steps: int) -> None:
+        """Undo the last steps; the rows still have their tokens."""
         ...
 
     def keep_rows(self, index: list[int]) -> None:

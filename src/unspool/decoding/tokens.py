@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from unspool.decoding.finish import Finish
-from unspool.decoding.loop import Emitted
+from unspool.decoding.loop import Emitted, Result
 from unspool.decoding.record import Record, read_logprobs
 from unspool.decoding.rows import Rows
 from unspool.decoding.select import NO_TOKEN
@@ -28,6 +28,18 @@ class TokenTurns:
     def is_done(self) -> bool:
         """Whether every row has ended."""
         return all(number in self.reasons for number in self.rows.numbers)
+
+    @property
+    def reads_choice(self) -> bool:
+        """Whether a token has been read when it is emitted."""
+        return self.strategy.reads_choice
+
+    def result(self) -> Result:
+        """Nothing but what was emitted."""
+        return Result()
+
+    def close(self) -> None:
+        """Nothing is left undone."""
 
     def turn(self) -> Emitted:
         """Choose every row's next token, and see who is done."""

@@ -1,4 +1,4 @@
-"""Contrastive search's candidates, judged where they are read: what a pass is told, and what it tells."""
+"""Contrastive search's candidates, judged where they are read: what a pass is given, and what it returns."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ class Contest:
     alpha: float  # what likeness to the past counts against probability
     weights: torch.Tensor  # (rows, candidates) float32: probabilities; -inf where one may not be taken
     past: torch.Tensor  # (rows, room, hidden) float32: directions of the states so far; the kept one's is added
+
+    @property
+    def key(self) -> str:
+        """What a captured pass is made for: any contest, for all of it is an input."""
+        return "contest"
+
+    def fits(self, num_new: int, num_forks: int) -> bool:  # noqa: ARG002 - the protocol's
+        """Candidates are judged where they are read as forks of their row."""
+        return num_forks > 1
 
     def judge(self, likeness: torch.Tensor) -> torch.Tensor:
         """The best candidate's place (rows,) by (1 - α) · probability - α · likeness (rows, candidates)."""

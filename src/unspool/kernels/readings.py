@@ -10,6 +10,14 @@ import torch
 RELATIVE_TOP = 0.1  # tokens less likely than this share of the likeliest are left out
 
 
+@dataclass(slots=True)
+class ReadLogits:
+    """What a captured pass made of its logits."""
+
+    scores: torch.Tensor  # (rows, vocab): what the processors are given
+    chosen: torch.Tensor | None = None  # (rows,): the place of the early layer contrasted with
+
+
 @dataclass(frozen=True, slots=True)
 class Guide:
     """Rows come twice, and the first half is led away from the second (Sanchez et al. 2023, arXiv 2306.17806)."""
@@ -17,9 +25,13 @@ class Guide:
     scale: float
 
     @property
-    def form(self) -> Guide:
-        """What a captured pass is made for: the same with any scale, for that is told before each."""
+    def key(self) -> Guide:
+        """What a captured pass is made for: the same with any scale, which is an input."""
         return Guide(1.0)
+
+    def fits(self, num_new: int, num_forks: int) -> bool:
+        """Logits are read of one token a row."""
+        return num_new == num_forks == 1
 
     def read(self, logits: torch.Tensor) -> torch.Tensor:
         """Guided log-probabilities (rows, vocab) of logits (2 * rows, vocab), not normalised again."""
@@ -38,9 +50,13 @@ class Contrast:
     relative_top: float = RELATIVE_TOP
 
     @property
-    def form(self) -> Contrast:
+    def key(self) -> Contrast:
         """What a captured pass is made for."""
         return self
+
+    def fits(self, num_new: int, num_forks: int) -> bool:
+        """Logits are read of one token a row."""
+        return num_new == num_forks == 1
 
     def read(self, logits: torch.Tensor, early: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """DoLa's scores (rows, vocab) of logits (rows, vocab) and early logits (layers, rows, vocab).

@@ -86,7 +86,7 @@ def find_model(name: str) -> Path | None:
 def pull(name: str, progress: Progress | None = None) -> Path:
     """Fetch a model by short name or hub id, unless it is here, and return where it lies.
 
-    `progress` gets what is being done ("present", "download", "extract"), bytes done and bytes in all.
+    `progress` gets what is being done ("present", "wait", "download", "extract"), bytes done and bytes in all.
     """
     entry = find_entry(name)
     if entry is None:

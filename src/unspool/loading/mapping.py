@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 
-from unspool.errors import LoadError
+from unspool.errors import LoadError, UnspoolError
 from unspool.kernels.cpu import Blocks, read_blocks
 from unspool.loading.dequantize import STORED_TYPES, StoredType, iterate_rows
 from unspool.loading.tensors import TensorInfo
+from unspool.small_files import open_regular
 
 # A private mapping is writable, as torch wants its buffers, without ever reaching the file. Reserving no
 # swap for it lets a file larger than memory be mapped. Python names the flag from 3.13 on.
@@ -23,7 +24,7 @@ _NORESERVE: int = getattr(mmap, "MAP_NORESERVE", _KNOWN_NORESERVE)
 
 def _map_file(path: Path) -> mmap.mmap:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             if _IS_LINUX:
                 return mmap.mmap(
                     file.fileno(),
@@ -32,8 +33,8 @@ def _map_file(path: Path) -> mmap.mmap:
                     prot=mmap.PROT_READ | mmap.PROT_WRITE,
                 )
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    except FileNotFoundError:
-        raise LoadError(f"{path} does not exist") from None
+    except UnspoolError:
+        raise
     except ValueError:  # what mmap says of an empty file
         raise LoadError(f"{path} is empty: download it again") from None
     except OSError as error:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from unspool.config import GenerationConfig
-from unspool.errors import SettingError, UnsupportedError
+from unspool.errors import ResourceError, SettingError, UnsupportedError, is_out_of_memory
 from unspool.kernels.cpu import find_library
 from unspool.kernels.cpu.library import MOST_THREADS
 from unspool.kernels.presence import has_triton
@@ -45,6 +45,29 @@ class LoadedParts:
     generation_config: GenerationConfig
 
 
+@dataclass(frozen=True, slots=True)
+class FileOrigin:
+    """The files that a model was loaded from, and how: what is handed to another process instead of its weights."""
+
+    location: Path
+    asked: torch.dtype | None  # the dtype that load() was given
+    dtype: torch.dtype  # and the one that the weights were read into
+    quantize: str | None
+    threads: int | None
+    native: bool | None
+
+    def reload(self, device: str, dtype: torch.dtype | None) -> NativeModel | Adapted:
+        """The model again, on a device, and in another dtype if one is given."""
+        return load_parts(
+            self.location,
+            device=device,
+            dtype=dtype or self.asked,
+            quantize=self.quantize,
+            threads=self.threads,
+            native=self.native,
+        ).model
+
+
 def load_parts(
     name: str | Path,
     *,
@@ -60,6 +83,28 @@ def load_parts(
     """Open a model's files and read its weights once, into the form they are kept in."""
     where = _choose_device(device)
     asked = _read_dtype(dtype)
+    try:
+        return _load_parts(name, where, asked, quantize, threads, revision, offline, progress, native)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ResourceError(
+            f"{str(name)!r:.200} needs more memory than {where} has free. Close other programs, use a smaller model or "
+            "one with fewer bits (quantize='int4', a GGUF file), or another device"
+        ) from error
+
+
+def _load_parts(
+    name: str | Path,
+    where: torch.device,
+    asked: torch.dtype | None,
+    quantize: str | None,
+    threads: int | None,
+    revision: str | None,
+    offline: bool | None,
+    progress: Progress | None,
+    native: bool | None,
+) -> LoadedParts:
     source = open_source(name, revision=revision, offline=offline)
     is_gguf = source.kind == "gguf"
     is_adapted = _choose_adapter(native, source, quantize)
@@ -71,7 +116,9 @@ def load_parts(
         reading = beside.submit(_read_tokenizer, source)
         if is_adapted:
             architecture = name_architecture(source.config)
-            model = load_adapted(source.location, source.config, device=where, dtype=kept, name=architecture)
+            model = load_adapted(
+                source.location, source.config, source.tensors, device=where, dtype=kept, name=architecture
+            )
         else:
             model = build_model(
                 source.config,
@@ -83,6 +130,7 @@ def load_parts(
                 packing=packing,
             )
         tokenizer = reading.result()
+    model.origin = FileOrigin(source.location.absolute(), asked, kept, quantize, threads, native)
     settings = GenerationConfig.from_dict(source.generation_config)
     if not is_gguf and not source.generation_config:
         settings = GenerationConfig.from_model_config(source.config)

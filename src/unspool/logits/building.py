@@ -34,6 +34,17 @@ class Build:
 
     settings: GenerationConfig
     context: Context
+    setting: str = ""  # the one that switches on what is being made
+
+    @property
+    def value(self) -> Any:
+        """The setting that switches the processor on, for the call's rows."""
+        return self.get(self.setting)
+
+    @property
+    def value_ids(self) -> Any:
+        """The same, of a setting that names tokens, all of them in the vocabulary."""
+        return self.ids(self.setting)
 
     def get(self, name: str) -> Any:
         """A setting: one value, or a list with one for each row of the call."""

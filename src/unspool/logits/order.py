@@ -1,92 +1,73 @@
-"""The order of the processors, one line each: the setting that switches it on and how it is made from it.
+"""The order of the processors: each with its settings, and how it is made from them.
 
-The order is the reference's; docs/processors.md prints it (`python -m unspool.logits.order_table`).
+The order is the reference's; docs/processors.md prints it (`python -m unspool.logits.order_table`). A new processor is
+its class and an entry here: defaults, checks, flags, public names and docs follow from that. Nothing heavy is imported
+for reading this table, so classes are named by where they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Final
 
+from unspool.config.parameter import (
+    LARGEST_COUNT,
+    Parameter,
+    make_count,
+    make_flag,
+    make_number,
+    make_other,
+    make_token,
+)
 from unspool.errors import SettingError
-from unspool.logits.base import LogitsProcessor
-from unspool.logits.bias import LogitBiasLogitsProcessor, NoBadWordsLogitsProcessor, SequenceBiasLogitsProcessor
-from unspool.logits.building import Build
-from unspool.logits.cleanup import InfNanRemoveLogitsProcessor, LogitNormalization
-from unspool.logits.diversity import HammingDiversityLogitsProcessor
-from unspool.logits.exclusion import XTCLogitsWarper
-from unspool.logits.forced import (
-    ForcedBOSTokenLogitsProcessor,
-    ForcedEOSTokenLogitsProcessor,
-    PrefixConstrainedLogitsProcessor,
-    SuppressTokensAtBeginLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-)
-from unspool.logits.length import (
-    ExponentialDecayLengthPenalty,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-)
-from unspool.logits.mirostat import MirostatLogitsWarper
-from unspool.logits.ngrams import (
-    DRYLogitsProcessor,
-    EncoderNoRepeatNGramLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-)
-from unspool.logits.penalties import (
-    EncoderRepetitionPenaltyLogitsProcessor,
-    FrequencyPenaltyLogitsProcessor,
-    PresencePenaltyLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-)
-from unspool.logits.temperature import DynamicTemperatureLogitsWarper, TemperatureLogitsWarper
-from unspool.logits.truncation import (
-    MinPLogitsWarper,
-    TopALogitsWarper,
-    TopKLogitsWarper,
-    TopNSigmaLogitsWarper,
-    TopPLogitsWarper,
-)
-from unspool.logits.typicality import EpsilonLogitsWarper, EtaLogitsWarper, TopHLogitsWarper, TypicalLogitsWarper
+from unspool.logits.entry import ProcessorEntry, Stage, check_entry
+from unspool.registry import Table
 
-Stage = Literal["control", "sampling", "last"]
+if TYPE_CHECKING:
+    from unspool.logits.building import Build
+
+_HERE: Final = "unspool.logits"
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One line of the order: a processor, the setting that switches it on, and how it is made."""
-
-    processor: type[LogitsProcessor]
-    setting: str
-    off: tuple[Any, ...]  # values, beside None, at which it is not there
-    make: Callable[[Build], LogitsProcessor]
-    stage: Stage = "control"
-    also: tuple[str, ...] = ()  # settings it reads besides
-    needs_eos: bool = False  # without an end token there is nothing for it to do
-    unless: str | None = None  # another setting that takes its place
-
-
-def _take(processor: Callable[[Any], LogitsProcessor], setting: str) -> Callable[[Build], LogitsProcessor]:
-    """Made from its setting and nothing else."""
-    return lambda build: processor(build.get(setting))
-
-
-def _cut(processor: Callable[..., LogitsProcessor], setting: str) -> Callable[[Build], LogitsProcessor]:
+def _cut(processor: Any, build: Build) -> Any:
     """Made from its setting, and cutting no deeper than beams can bear."""
-    return lambda build: processor(build.get(setting), min_tokens_to_keep=build.fewest)
+    return processor(build.value, min_tokens_to_keep=build.fewest)
 
 
-def _make_sequence_bias(build: Build) -> LogitsProcessor:
-    processor = SequenceBiasLogitsProcessor(build.settings.sequence_bias)
-    for tokens in processor.sequence_bias:
+def _take_ids(processor: Any, build: Build) -> Any:
+    """Made from a setting that names tokens of the vocabulary."""
+    return processor(build.value_ids)
+
+
+def _take_read(processor: Any, build: Build) -> Any:
+    """Made from its setting and what the encoder reads, or the prompt."""
+    return processor(build.value, build.read_ids)
+
+
+def _take_new(processor: Any, build: Build) -> Any:
+    """Made from its setting, for new tokens alone."""
+    return processor(build.value, build.context.prompt_width)
+
+
+def _make_sequence_bias(processor: Any, build: Build) -> Any:
+    made = processor(build.settings.sequence_bias)
+    for tokens in made.sequence_bias:
         outside = [token for token in tokens if token >= build.context.vocab_size]
         if outside:
             raise SettingError(
                 f"`sequence_bias` names the token {outside[0]}, outside the model's vocabulary of "
                 f"{build.context.vocab_size} tokens"
             )
-    return processor
+    return made
+
+
+def _make_repetition_penalty(processor: Any, build: Build) -> Any:
+    ignores = build.settings.repetition_penalty_ignores_prompt
+    return processor(build.value, build.context.prompt_width if ignores else None)
+
+
+def _make_dry(processor: Any, build: Build) -> Any:
+    breakers = () if build.settings.dry_sequence_breakers is None else build.ids("dry_sequence_breakers")
+    return processor(build.value, build.get("dry_base"), build.get("dry_allowed_length"), breakers)
 
 
 def _begin_index(build: Build) -> int:
@@ -95,186 +76,373 @@ def _begin_index(build: Build) -> int:
     return width + 1 if width <= 1 and build.settings.forced_bos_token_id is not None else width
 
 
-ORDER: tuple[Entry, ...] = (
+def _make_dynamic_temperature(processor: Any, build: Build) -> Any:
+    temperature = 1.0 if build.settings.temperature is None else build.get("temperature")
+    return processor(temperature, build.value, build.get("dynatemp_exponent"))
+
+
+_CONTROL: tuple[ProcessorEntry, ...] = (
     # Guidance comes first, when there is any.
-    Entry(SequenceBiasLogitsProcessor, "sequence_bias", (), _make_sequence_bias),
-    Entry(LogitBiasLogitsProcessor, "logit_bias", (), lambda build: LogitBiasLogitsProcessor(build.ids("logit_bias"))),
-    Entry(
-        HammingDiversityLogitsProcessor,
-        "diversity_penalty",
-        (0.0,),
-        lambda build: HammingDiversityLogitsProcessor(
-            build.get("diversity_penalty"), build.get("num_beams"), build.get("num_beam_groups")
+    ProcessorEntry(
+        processor=f"{_HERE}.bias:SequenceBiasLogitsProcessor",
+        parameters=(
+            make_other(
+                "sequence_bias", "bias", "control", "Token sequences and what is added to their last token's logit."
+            ),
         ),
+        make=_make_sequence_bias,
+    ),
+    ProcessorEntry(
+        processor=f"{_HERE}.bias:LogitBiasLogitsProcessor",
+        parameters=(
+            make_other(
+                "logit_bias",
+                "token bias",
+                "control",
+                "Token ids and what is added to their score: {id: bias}.",
+                is_ours=True,
+            ),
+        ),
+        make=_take_ids,
+    ),
+    ProcessorEntry(
+        processor=f"{_HERE}.diversity:HammingDiversityLogitsProcessor",
+        parameters=(
+            make_number(
+                "diversity_penalty",
+                0.0,
+                "control",
+                "Taken from tokens other beam groups chose at this step.",
+                off=(0.0,),
+                needs=("num_beams",),
+            ),
+        ),
+        make=lambda kind, build: kind(build.value, build.get("num_beams"), build.get("num_beam_groups")),
         also=("num_beams", "num_beam_groups"),
     ),
-    Entry(
-        EncoderRepetitionPenaltyLogitsProcessor,
-        "encoder_repetition_penalty",
-        (1.0,),
-        lambda build: EncoderRepetitionPenaltyLogitsProcessor(build.get("encoder_repetition_penalty"), build.read_ids),
-    ),
-    Entry(
-        RepetitionPenaltyLogitsProcessor,
-        "repetition_penalty",
-        (1.0,),
-        lambda build: RepetitionPenaltyLogitsProcessor(
-            build.get("repetition_penalty"),
-            build.context.prompt_width if build.settings.repetition_penalty_ignores_prompt else None,
+    ProcessorEntry(
+        processor=f"{_HERE}.penalties:EncoderRepetitionPenaltyLogitsProcessor",
+        parameters=(
+            make_number(
+                "encoder_repetition_penalty",
+                1.0,
+                "control",
+                "Above 1 makes tokens of the encoder's input (or the prompt) likelier.",
+                per_row=True,
+                off=(1.0,),
+            ),
         ),
-        also=("repetition_penalty_ignores_prompt",),
+        make=_take_read,
     ),
-    Entry(
-        PresencePenaltyLogitsProcessor,
-        "presence_penalty",
-        (0.0,),
-        lambda build: PresencePenaltyLogitsProcessor(build.get("presence_penalty"), build.context.prompt_width),
-    ),
-    Entry(
-        FrequencyPenaltyLogitsProcessor,
-        "frequency_penalty",
-        (0.0,),
-        lambda build: FrequencyPenaltyLogitsProcessor(build.get("frequency_penalty"), build.context.prompt_width),
-    ),
-    Entry(
-        DRYLogitsProcessor,
-        "dry_multiplier",
-        (0.0,),
-        lambda build: DRYLogitsProcessor(
-            build.get("dry_multiplier"),
-            build.get("dry_base"),
-            build.get("dry_allowed_length"),
-            () if build.settings.dry_sequence_breakers is None else build.ids("dry_sequence_breakers"),
+    ProcessorEntry(
+        processor=f"{_HERE}.penalties:RepetitionPenaltyLogitsProcessor",
+        parameters=(
+            make_number(
+                "repetition_penalty",
+                1.0,
+                "control",
+                "Above 1 makes tokens already seen less likely.",
+                per_row=True,
+                off=(1.0,),
+            ),
+            make_flag(
+                "repetition_penalty_ignores_prompt",
+                False,
+                "control",
+                "Let repetition_penalty see new tokens alone.",
+                is_ours=True,
+            ),
         ),
-        also=("dry_base", "dry_allowed_length", "dry_sequence_breakers"),
+        make=_make_repetition_penalty,
     ),
-    Entry(
-        NoRepeatNGramLogitsProcessor,
-        "no_repeat_ngram_size",
-        (0,),
-        _take(NoRepeatNGramLogitsProcessor, "no_repeat_ngram_size"),
+    ProcessorEntry(
+        processor=f"{_HERE}.penalties:PresencePenaltyLogitsProcessor",
+        parameters=(
+            make_number(
+                "presence_penalty",
+                0.0,
+                "control",
+                "Taken from the score of every token written so far.",
+                per_row=True,
+                off=(0.0,),
+                is_ours=True,
+            ),
+        ),
+        make=_take_new,
     ),
-    Entry(
-        EncoderNoRepeatNGramLogitsProcessor,
-        "encoder_no_repeat_ngram_size",
-        (0,),
-        lambda build: EncoderNoRepeatNGramLogitsProcessor(build.get("encoder_no_repeat_ngram_size"), build.read_ids),
+    ProcessorEntry(
+        processor=f"{_HERE}.penalties:FrequencyPenaltyLogitsProcessor",
+        parameters=(
+            make_number(
+                "frequency_penalty",
+                0.0,
+                "control",
+                "Taken from a token's score each time it was written.",
+                per_row=True,
+                off=(0.0,),
+                is_ours=True,
+            ),
+        ),
+        make=_take_new,
     ),
-    Entry(
-        NoBadWordsLogitsProcessor,
-        "bad_words_ids",
-        (),
-        lambda build: NoBadWordsLogitsProcessor(build.ids("bad_words_ids"), build.eos),
+    ProcessorEntry(
+        processor=f"{_HERE}.ngrams:DRYLogitsProcessor",
+        parameters=(
+            make_number(
+                "dry_multiplier",
+                0.0,
+                "control",
+                "Penalty on tokens that repeat a sequence; 0 is off.",
+                per_row=True,
+                off=(0.0,),
+                is_ours=True,
+            ),
+            make_number(
+                "dry_base",
+                1.75,
+                "control",
+                "How the DRY penalty grows with each repeated token.",
+                per_row=True,
+                is_ours=True,
+            ),
+            make_count(
+                "dry_allowed_length", 2, "control", "Tokens that may repeat before the DRY penalty.", 1, is_ours=True
+            ),
+            make_other(
+                "dry_sequence_breakers",
+                "id list",
+                "control",
+                "Token ids that no DRY match reaches across.",
+                is_ours=True,
+            ),
+        ),
+        make=_make_dry,
     ),
-    Entry(
-        MinLengthLogitsProcessor,
-        "min_length",
-        (0,),
-        lambda build: MinLengthLogitsProcessor(build.get("min_length"), build.eos),
+    ProcessorEntry(
+        processor=f"{_HERE}.ngrams:NoRepeatNGramLogitsProcessor",
+        parameters=(
+            make_count("no_repeat_ngram_size", 0, "control", "No n-gram of this size comes twice; 0 is off.", off=(0,)),
+        ),
+    ),
+    ProcessorEntry(
+        processor=f"{_HERE}.ngrams:EncoderNoRepeatNGramLogitsProcessor",
+        parameters=(
+            make_count(
+                "encoder_no_repeat_ngram_size",
+                0,
+                "control",
+                "No n-gram of this size from the encoder's input; 0 is off.",
+                off=(0,),
+            ),
+        ),
+        make=_take_read,
+    ),
+    ProcessorEntry(
+        processor=f"{_HERE}.bias:NoBadWordsLogitsProcessor",
+        parameters=(make_other("bad_words_ids", "id lists", "control", "Token sequences that may not be written."),),
+        make=lambda kind, build: kind(build.value_ids, build.eos),
+    ),
+    ProcessorEntry(
+        processor=f"{_HERE}.length:MinLengthLogitsProcessor",
+        parameters=(
+            make_count(
+                "min_length",
+                0,
+                "length",
+                "Shortest sequence, prompt included; no end token before it.",
+                per_row=True,
+                off=(0,),
+            ),
+        ),
+        make=lambda kind, build: kind(build.value, build.eos),
         needs_eos=True,
     ),
-    Entry(
-        MinNewTokensLengthLogitsProcessor,
-        "min_new_tokens",
-        (0,),
-        lambda build: MinNewTokensLengthLogitsProcessor(
-            build.context.prompt_width, build.get("min_new_tokens"), build.eos
+    ProcessorEntry(
+        processor=f"{_HERE}.length:MinNewTokensLengthLogitsProcessor",
+        parameters=(
+            make_count(
+                "min_new_tokens",
+                None,
+                "length",
+                "Fewest tokens to write before an end token may come.",
+                per_row=True,
+                off=(0,),
+            ),
         ),
+        make=lambda kind, build: kind(build.context.prompt_width, build.value, build.eos),
         needs_eos=True,
     ),
-    Entry(
-        PrefixConstrainedLogitsProcessor,
-        "prefix_allowed_tokens_fn",
-        (),
-        lambda build: PrefixConstrainedLogitsProcessor(
-            build.context.prefix_allowed_tokens_fn,  # type: ignore[arg-type]  # made only where it is given
-            build.settings.num_beams or 1,
+    ProcessorEntry(
+        processor=f"{_HERE}.forced:PrefixConstrainedLogitsProcessor",
+        argument="prefix_allowed_tokens_fn",
+        make=lambda kind, build: kind(build.context.prefix_allowed_tokens_fn, build.settings.num_beams or 1),
+    ),
+    ProcessorEntry(
+        processor=f"{_HERE}.forced:ForcedBOSTokenLogitsProcessor",
+        parameters=(
+            make_token("forced_bos_token_id", "Token forced right after the start token.", group="control", off=(-1,)),
         ),
+        make=_take_ids,
     ),
-    Entry(
-        ForcedBOSTokenLogitsProcessor,
-        "forced_bos_token_id",
-        (-1,),
-        lambda build: ForcedBOSTokenLogitsProcessor(build.ids("forced_bos_token_id")),
-    ),
-    Entry(
-        ForcedEOSTokenLogitsProcessor,
-        "forced_eos_token_id",
-        (-1,),
-        lambda build: ForcedEOSTokenLogitsProcessor(build.context.max_length, build.ids("forced_eos_token_id")),
+    ProcessorEntry(
+        processor=f"{_HERE}.forced:ForcedEOSTokenLogitsProcessor",
+        parameters=(
+            make_token("forced_eos_token_id", "Token(s) forced at max_length.", "ids", group="control", off=(-1,)),
+        ),
+        make=lambda kind, build: kind(build.context.max_length, build.value_ids),
         also=("max_length",),
     ),
-    Entry(InfNanRemoveLogitsProcessor, "remove_invalid_values", (False,), lambda _: InfNanRemoveLogitsProcessor()),
-    Entry(
-        ExponentialDecayLengthPenalty,
-        "exponential_decay_length_penalty",
-        (),
-        lambda build: ExponentialDecayLengthPenalty(
-            build.get("exponential_decay_length_penalty"), build.eos, build.context.prompt_width
+    ProcessorEntry(
+        processor=f"{_HERE}.cleanup:InfNanRemoveLogitsProcessor",
+        parameters=(
+            make_flag("remove_invalid_values", False, "control", "Replace NaN and infinite scores.", off=(False,)),
         ),
+        make=lambda kind, _: kind(),
+    ),
+    ProcessorEntry(
+        processor=f"{_HERE}.length:ExponentialDecayLengthPenalty",
+        parameters=(
+            make_other(
+                "exponential_decay_length_penalty",
+                "decay",
+                "control",
+                "(start, factor): the end token grows likelier after `start` new tokens.",
+            ),
+        ),
+        make=lambda kind, build: kind(build.value, build.eos, build.context.prompt_width),
         needs_eos=True,
     ),
-    Entry(
-        SuppressTokensLogitsProcessor,
-        "suppress_tokens",
-        ([], ()),
-        lambda build: SuppressTokensLogitsProcessor(build.ids("suppress_tokens")),
+    ProcessorEntry(
+        processor=f"{_HERE}.forced:SuppressTokensLogitsProcessor",
+        parameters=(
+            make_other("suppress_tokens", "id list", "control", "Tokens that are never written.", off=([], ())),
+        ),
+        make=_take_ids,
     ),
-    Entry(
-        SuppressTokensAtBeginLogitsProcessor,
-        "begin_suppress_tokens",
-        ([], ()),
-        lambda build: SuppressTokensAtBeginLogitsProcessor(build.ids("begin_suppress_tokens"), _begin_index(build)),
+    ProcessorEntry(
+        processor=f"{_HERE}.forced:SuppressTokensAtBeginLogitsProcessor",
+        parameters=(
+            make_other(
+                "begin_suppress_tokens", "id list", "control", "Tokens that are not written first.", off=([], ())
+            ),
+        ),
+        make=lambda kind, build: kind(build.value_ids, _begin_index(build)),
     ),
     # The caller's own processors stand here.
-    Entry(
-        TemperatureLogitsWarper,
-        "temperature",
-        (1.0,),
-        _take(TemperatureLogitsWarper, "temperature"),
-        "sampling",
+)
+
+
+def _number(name: str, default: float | None, text: str, **more: Any) -> Parameter:
+    return make_number(name, default, "sampling", text, per_row=True, **more)
+
+
+def _own(name: str, default: float | None, text: str, **more: Any) -> Parameter:
+    return _number(name, default, text, is_ours=True, **more)
+
+
+def _warper(home: str, *parameters: Parameter, **more: Any) -> ProcessorEntry:
+    return ProcessorEntry(processor=f"{_HERE}.{home}", parameters=parameters, stage="sampling", **more)
+
+
+_SAMPLING: tuple[ProcessorEntry, ...] = (
+    _warper(
+        "temperature:TemperatureLogitsWarper",
+        _number("temperature", 1.0, "Above 1 flattens the distribution, below 1 sharpens it.", off=(1.0,)),
         unless="dynatemp_range",
     ),
-    Entry(
-        DynamicTemperatureLogitsWarper,
-        "dynatemp_range",
-        (0.0,),
-        lambda build: DynamicTemperatureLogitsWarper(
-            1.0 if build.settings.temperature is None else build.get("temperature"),
-            build.get("dynatemp_range"),
-            build.get("dynatemp_exponent"),
+    _warper(
+        "temperature:DynamicTemperatureLogitsWarper",
+        _own("dynatemp_range", 0.0, "How far temperature moves with the entropy; 0 is off.", off=(0.0,)),
+        _own("dynatemp_exponent", 1.0, "Power of the entropy in dynamic temperature."),
+        make=_make_dynamic_temperature,
+        also=("temperature",),
+    ),
+    _warper(
+        "truncation:TopNSigmaLogitsWarper",
+        _own("top_n_sigma", None, "Keep scores within so many deviations of the highest."),
+    ),
+    _warper(
+        "typicality:TopHLogitsWarper",
+        _own("top_h", None, "Keep the likeliest tokens that hold this share of the entropy."),
+    ),
+    _warper(
+        "truncation:TopKLogitsWarper",
+        Parameter(
+            "top_k",
+            50,
+            "integer",
+            "sampling",
+            "Keep the k likeliest tokens; 0 keeps all.",
+            at_least=0,
+            at_most=LARGEST_COUNT,
+            may_be_per_row=True,
+            off=(0,),
+            needs=("do_sample", "penalty_alpha"),
         ),
-        "sampling",
-        also=("temperature", "dynatemp_exponent"),
+        make=_cut,
     ),
-    Entry(TopNSigmaLogitsWarper, "top_n_sigma", (), _take(TopNSigmaLogitsWarper, "top_n_sigma"), "sampling"),
-    Entry(TopHLogitsWarper, "top_h", (), _take(TopHLogitsWarper, "top_h"), "sampling"),
-    Entry(TopKLogitsWarper, "top_k", (0,), _cut(TopKLogitsWarper, "top_k"), "sampling"),
-    Entry(TopPLogitsWarper, "top_p", (1.0,), _cut(TopPLogitsWarper, "top_p"), "sampling"),
-    Entry(MinPLogitsWarper, "min_p", (), _cut(MinPLogitsWarper, "min_p"), "sampling"),
-    Entry(TopALogitsWarper, "top_a", (0.0,), _take(TopALogitsWarper, "top_a"), "sampling"),
-    Entry(TypicalLogitsWarper, "typical_p", (1.0,), _cut(TypicalLogitsWarper, "typical_p"), "sampling"),
-    Entry(EpsilonLogitsWarper, "epsilon_cutoff", (0.0,), _cut(EpsilonLogitsWarper, "epsilon_cutoff"), "sampling"),
-    Entry(EtaLogitsWarper, "eta_cutoff", (0.0,), _cut(EtaLogitsWarper, "eta_cutoff"), "sampling"),
-    Entry(
-        XTCLogitsWarper,
-        "xtc_probability",
-        (0.0,),
-        lambda build: XTCLogitsWarper(build.get("xtc_probability"), build.get("xtc_threshold")),
-        "sampling",
-        also=("xtc_threshold",),
+    _warper(
+        "truncation:TopPLogitsWarper",
+        _number("top_p", 1.0, "Keep the likeliest tokens that hold this much probability.", off=(1.0,)),
+        make=_cut,
     ),
-    Entry(
-        MirostatLogitsWarper,
-        "mirostat_tau",
-        (),
-        lambda build: MirostatLogitsWarper(build.get("mirostat_tau"), build.get("mirostat_eta")),
-        "sampling",
-        also=("mirostat_eta",),
+    _warper(
+        "truncation:MinPLogitsWarper",
+        _number("min_p", None, "Keep tokens at least this likely, relative to the likeliest."),
+        make=_cut,
     ),
-    # A watermark comes after everything that shapes the distribution, and before it is normalised.
-    Entry(LogitNormalization, "renormalize_logits", (False,), lambda _: LogitNormalization(), "last"),
+    _warper(
+        "truncation:TopALogitsWarper",
+        _own("top_a", 0.0, "Keep tokens this likely, relative to the likeliest's square.", off=(0.0,)),
+    ),
+    _warper(
+        "typicality:TypicalLogitsWarper",
+        _number("typical_p", 1.0, "Keep the most typical tokens that hold this much probability.", off=(1.0,)),
+        make=_cut,
+    ),
+    _warper(
+        "typicality:EpsilonLogitsWarper",
+        _number("epsilon_cutoff", 0.0, "Keep tokens with at least this probability.", off=(0.0,)),
+        make=_cut,
+    ),
+    _warper(
+        "typicality:EtaLogitsWarper",
+        _number("eta_cutoff", 0.0, "Keep tokens above a floor that follows the entropy.", off=(0.0,)),
+        make=_cut,
+    ),
+    _warper(
+        "exclusion:XTCLogitsWarper",
+        _own("xtc_probability", 0.0, "How often the likeliest tokens are left out; 0 is off.", off=(0.0,)),
+        _own("xtc_threshold", 0.1, "Probability from which XTC may leave a token out."),
+        make=lambda kind, build: kind(build.value, build.get("xtc_threshold")),
+    ),
+    _warper(
+        "mirostat:MirostatLogitsWarper",
+        _own("mirostat_tau", None, "Surprise, in bits, that Mirostat steers towards."),
+        _own("mirostat_eta", 0.1, "How fast Mirostat steers."),
+        make=lambda kind, build: kind(build.value, build.get("mirostat_eta")),
+    ),
 )
-"""Every processor that a setting switches on, in the order of application; docs/processors.md is made from it."""
+_LAST: tuple[ProcessorEntry, ...] = (
+    # A watermark comes after everything that shapes the distribution, and before it is normalised.
+    ProcessorEntry(
+        processor=f"{_HERE}.cleanup:LogitNormalization",
+        parameters=(
+            make_flag(
+                "renormalize_logits", False, "control", "Normalise the scores after all processors.", off=(False,)
+            ),
+        ),
+        make=lambda kind, _: kind(),
+        stage="last",
+    ),
+)
 
-ENTRY_OF: dict[str, Entry] = {entry.setting: entry for entry in ORDER}
+PROCESSORS: Final = Table[ProcessorEntry](
+    "processor", (*_CONTROL, *_SAMPLING, *_LAST), lambda entry: entry.setting, check_entry
+)
+"""Every processor that a setting switches on, by that setting, in the order of application."""
+
+
+def list_stage(stage: Stage) -> list[ProcessorEntry]:
+    """The processors of a stage in their order."""
+    return [entry for entry in PROCESSORS.values() if entry.stage == stage]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from unspool.config import PARAMETERS
-from unspool.logits.order import ORDER, Entry, Stage
+from unspool.logits.entry import ProcessorEntry, Stage
+from unspool.logits.order import PROCESSORS
+from unspool.registry import find_name
 
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 _STAGES: dict[Stage, str] = {
@@ -22,7 +23,7 @@ def make_table() -> str:
     number = 0
     for stage, title in _STAGES.items():
         lines.append(f"| | **{title}** | | | | |")
-        for entry in ORDER:
+        for entry in PROCESSORS.built_in:
             if entry.stage == stage:
                 number += 1
                 lines.append(f"| {number} {_describe(entry)}")
@@ -32,15 +33,13 @@ def make_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _describe(entry: Entry) -> str:
-    is_argument = entry.setting not in PARAMETERS
-    parameter = None if is_argument else PARAMETERS[entry.setting]
+def _describe(entry: ProcessorEntry) -> str:
     values = dict.fromkeys(("None", *(_spell(value) for value in entry.off)))
-    rows = "yes" if parameter is not None and parameter.may_be_per_row else ""
-    also = ", ".join(f"`{name}`" for name in entry.also)
+    rows = "yes" if any(parameter.may_be_per_row for parameter in entry.parameters[:1]) else ""
+    also = ", ".join(f"`{name}`" for name in entry.reads)
     if entry.unless:
         also = f"replaced where `{entry.unless}` is set"
-    return f"| `{entry.processor.__name__}` | `{entry.setting}` | {', '.join(values)} | {rows} | {also} |"
+    return f"| `{find_name(entry.processor)}` | `{entry.setting}` | {', '.join(values)} | {rows} | {also} |"
 
 
 def _spell(value: object) -> str:

@@ -44,6 +44,7 @@ class EncoderRepetitionPenaltyLogitsProcessor(LogitsProcessor):
         given = RowValues.read("penalty", penalty, as_positive_float("penalty"))
         self._values = given.map(lambda values: 1 / values)
         ids = read_encoder_ids(encoder_input_ids)
+        self._given_ids = RowTable("encoder_input_ids", ids)
         # A place without a token stands for one that the row has anyway.
         self._ids = RowTable("encoder_input_ids", torch.where(ids < 0, ids.amax(dim=-1, keepdim=True), ids))
 
@@ -51,6 +52,11 @@ class EncoderRepetitionPenaltyLogitsProcessor(LogitsProcessor):
     def penalty(self) -> Any:
         """The inverse of the penalty given, or a tensor with one a row."""
         return self._values.given
+
+    @property
+    def encoder_input_ids(self) -> torch.Tensor:
+        """The encoder's input as it was given, (rows, length)."""
+        return self._given_ids.lines
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores with those of the encoder's tokens made larger."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from unspool.config import PARAMETERS, GenerationConfig
 from unspool.errors import SettingError
 from unspool.logits.base import LogitsProcessor, LogitsProcessorList
 from unspool.logits.building import Build, Context
-from unspool.logits.order import ENTRY_OF, ORDER, Entry, Stage
+from unspool.logits.entry import ProcessorEntry, Stage
+from unspool.logits.order import PROCESSORS, list_stage
+from unspool.registry import resolve
 
 GIVEN = frozenset({"uniforms", "current_tokens", "beam_group_idx"})
 """What decoding gives to processors that require it; `pads` only where there are any."""
@@ -25,16 +28,16 @@ def build_processors(settings: GenerationConfig, context: Context) -> LogitsProc
     return processors
 
 
-def _make_stage(build: Build, stage: Stage) -> list[tuple[Entry, LogitsProcessor]]:
-    return [(entry, _make(entry, build)) for entry in ORDER if entry.stage == stage and _is_on(entry, build)]
+def _make_stage(build: Build, stage: Stage) -> list[tuple[ProcessorEntry, LogitsProcessor]]:
+    return [(entry, _make(entry, build)) for entry in list_stage(stage) if _is_on(entry, build)]
 
 
-def _is_on(entry: Entry, build: Build) -> bool:
-    if entry.setting == "prefix_allowed_tokens_fn":
-        return build.context.prefix_allowed_tokens_fn is not None
+def _is_on(entry: ProcessorEntry, build: Build) -> bool:
+    if entry.argument:
+        return getattr(build.context, entry.argument) is not None
     if entry.needs_eos and not build.eos:
         return False
-    if entry.unless is not None and _is_set(build, entry.unless, ENTRY_OF[entry.unless].off):
+    if entry.unless is not None and _is_set(build, entry.unless, PROCESSORS[entry.unless].off):
         return False
     return _is_set(build, entry.setting, entry.off)
 
@@ -46,9 +49,10 @@ def _is_set(build: Build, name: str, off: tuple[Any, ...]) -> bool:
     return value is not None and value not in off
 
 
-def _make(entry: Entry, build: Build) -> LogitsProcessor:
+def _make(entry: ProcessorEntry, build: Build) -> LogitsProcessor:
     try:
-        return entry.make(build)
+        made: LogitsProcessor = entry.make(resolve(entry.processor), replace(build, setting=entry.setting))
+        return made
     except SettingError as error:
         if f"`{entry.setting}`" in str(error):
             raise
@@ -56,7 +60,7 @@ def _make(entry: Entry, build: Build) -> LogitsProcessor:
         raise SettingError(f"`{entry.setting}`={given!r} can't be: {error}") from error
 
 
-def _replace_by_custom(made: list[tuple[Entry, LogitsProcessor]], context: Context) -> list[LogitsProcessor]:
+def _replace_by_custom(made: list[tuple[ProcessorEntry, LogitsProcessor]], context: Context) -> list[LogitsProcessor]:
     """The caller's processors after the others; one of a type that the model's settings make takes its place."""
     own = {type(processor): processor for processor in context.custom}
     for processor in context.custom:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 import torch
 
 from unspool.errors import InputError, SettingError
+from unspool.numeric import is_number
 
 MOST_ROWS = 65_536
 MOST_IDS = 1_048_576
@@ -145,7 +146,7 @@ def holds_rows(value: Any) -> bool:
 
 def as_finite_float(name: str, value: Any) -> float:
     """One number as a float; a bool, text, NaN or infinity is refused."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+    if not is_number(value):
         raise SettingError(f"`{name}` has to be a finite number, or one for each row, but is {value!r}.")
     return float(value)
 

@@ -67,8 +67,11 @@ class Assembler:
         """A new buffer."""
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
 
-    def _find(self, name: str, expected: tuple[int, ...]) -> str:
-        """The name under which the source has a tensor, whose shape must be as expected."""
+    def find(self, name: str, expected: tuple[int, ...]) -> str:
+        """The name under which the source has a tensor, whose shape must be as expected.
+
+        Asked before a buffer is made: so no size that a config claims takes memory unless the file has the tensor.
+        """
         if not self.has(name):
             raise LoadError(f"the weights have no tensor {name!r}, which the config says there is")
         name = name if name in self.source else name.removeprefix(self._prefix)
@@ -82,7 +85,7 @@ class Assembler:
 
     def copy(self, name: str, out: torch.Tensor, *, is_transposed: bool = False) -> None:
         """Copy one tensor to its place and let go of its source."""
-        name = self._find(name, tuple(out.shape)[::-1] if is_transposed else tuple(out.shape))
+        name = self.find(name, tuple(out.shape)[::-1] if is_transposed else tuple(out.shape))
         self.source.copy_into(name, out, transpose=is_transposed)
         self._account(name)
 
@@ -95,11 +98,16 @@ class Assembler:
         if self._progress is not None:
             self._progress(self._placed, self._total)
 
-    def matrix(self, name: str, rows: int, columns: int) -> torch.Tensor:
-        """One matrix as it is."""
-        out = self.empty(rows, columns)
+    def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """One tensor as it is, in a buffer of its own."""
+        self.find(name, shape)
+        out = self.empty(*shape, dtype=dtype)
         self.copy(name, out)
         return out
+
+    def matrix(self, name: str, rows: int, columns: int) -> torch.Tensor:
+        """One matrix as it is."""
+        return self.take(name, rows, columns)
 
     def packs(self, inputs: int) -> bool:
         """Whether matrices of so many columns are quantised."""
@@ -116,7 +124,7 @@ class Assembler:
     ) -> Blocks:
         """Matrices one below the other as blocks: the file's own where all are of one kind, or quantised here."""
         found = [
-            self._find(name, (inputs, size) if is_transposed else (size, inputs))
+            self.find(name, (inputs, size) if is_transposed else (size, inputs))
             for name, size in zip(names, sizes, strict=True)
         ]
         has_own = self.packing == "file" and not is_transposed
@@ -143,6 +151,8 @@ class Assembler:
         self, names: Sequence[str], sizes: Sequence[int], inputs: int, *, has_bias: bool, is_transposed: bool = False
     ) -> Linear:
         """Matrices that read the same input, one below the other; `names` lack .weight and .bias."""
+        for name, size in zip(names, sizes, strict=True):
+            self.find(f"{name}.weight", (inputs, size) if is_transposed else (size, inputs))
         weight, first = self.empty(sum(sizes), inputs), 0
         for name, size in zip(names, sizes, strict=True):
             self.copy(f"{name}.weight", weight[first : first + size], is_transposed=is_transposed)
@@ -188,6 +198,8 @@ class Assembler:
 
     def biases(self, names: Sequence[str], sizes: Sequence[int]) -> torch.Tensor:
         """The biases of matrices that lie one below the other."""
+        for name, size in zip(names, sizes, strict=True):
+            self.find(f"{name}.bias", (size,))
         bias, first = self.empty(sum(sizes)), 0
         for name, size in zip(names, sizes, strict=True):
             self.copy(f"{name}.bias", bias[first : first + size])
@@ -200,12 +212,10 @@ class Assembler:
         weight = bias = None
         if spec.has_weight:
             # The offset is added before the weights are rounded to the model's dtype.
-            exact = self.empty(size, dtype=torch.float32)
-            self.copy(f"{name}.weight", exact)
+            exact = self.take(f"{name}.weight", size, dtype=torch.float32)
             weight = (exact + spec.offset if spec.offset else exact).to(dtype)
         if spec.has_bias:
-            bias = self.empty(size, dtype=dtype)
-            self.copy(f"{name}.bias", bias)
+            bias = self.take(f"{name}.bias", size, dtype=dtype)
         return Norm(weight, bias, spec.eps, spec.kind == "layer", spec.is_float32)
 
     def check_all_used(self, spare: Iterable[str] = ()) -> None:

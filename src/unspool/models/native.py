@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ import torch
 
 from unspool.cache import Cache, KeyShape, make_cache
 from unspool.errors import InputError, UnsupportedError
+from unspool.models.handing import Origin, Reduced, reduce_model
 from unspool.models.weights import AnyEmbedding, AnyLinear, convert_tensors, iterate_tensors
 from unspool.protocols import LAST, Encoded, Forward, ModelInfo, Want
 
@@ -30,11 +32,37 @@ class NativeModel(ABC):
     info: ModelInfo
     config: ModelConfig
     weights: Any  # a tree of the containers of `weights`
+    _SETTINGS: tuple[str, ...] = ("generation_config",)  # attributes that users change
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device = device
         self._dtype = dtype
         self.generation_config: Any = None
+        self.origin: Origin | None = None  # where it was loaded from; None if it was built in memory
+
+    # --- copies and other processes --------------------------------------------------------------------
+    def __copy__(self) -> Self:
+        """A model with settings of its own and the same weights."""
+        return self._copy({id(tensor): tensor for tensor in iterate_tensors(self.weights)})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A model with weights of its own."""
+        return self._copy(memo)
+
+    def _copy(self, memo: dict[int, Any]) -> Self:
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        for name in ("_device", "_dtype", "origin", "spec", "info", "config", "weights", "_activate", *self._SETTINGS):
+            setattr(made, name, copy.deepcopy(getattr(self, name), memo))
+        made._refresh()  # what holds addresses is made for the copy
+        return made
+
+    def __reduce__(self) -> Reduced:
+        return reduce_model(self, {name: getattr(self, name) for name in self._SETTINGS})
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
 
     @property
     def device(self) -> torch.device:

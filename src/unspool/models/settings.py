@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 from unspool.errors import LoadError, UnsupportedError
+from unspool.models.bounds import INTEGERS, MOST_TOKENS, NUMBERS
+from unspool.numeric import is_number
 
-_MOST: Final = 1 << 31  # no size of a model comes near it
 _REQUIRED: Final = object()
 T = TypeVar("T")
 
@@ -42,30 +42,30 @@ class Settings:
             raise self._wrong(name, value, "a mapping")
         return Settings(value, f"{self.where}'s {name}")
 
-    def integer(self, *names: str, default: Any = _REQUIRED, least: int = 1) -> int:
-        """A whole number of at least `least`."""
+    def integer(self, *names: str, default: Any = _REQUIRED) -> int:
+        """A whole number within the bounds of its name."""
         value = self._get(names, default)
+        least, most = INTEGERS[names[0]]
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < _MOST:
-            raise self._wrong(names[0], value, f"a whole number from {least} to {_MOST}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self._wrong(names[0], value, f"a whole number from {least} to {most}")
         return value
 
     def number(self, *names: str, default: Any = _REQUIRED) -> float:
-        """A finite number above 0."""
+        """A finite number within the bounds of its name."""
         value = self._get(names, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self._wrong(names[0], value, "a number")
-        if not math.isfinite(value) or value <= 0:
-            raise self._wrong(names[0], value, "a finite number above 0")
+        least, most = NUMBERS[names[0]]
+        if not is_number(value) or not least <= value <= most:
+            raise self._wrong(names[0], value, f"a number from {least:g} to {most:g}")
         return float(value)
 
     def optional_number(self, name: str, default: float | None = None) -> float | None:
-        """A finite number above 0, or None where the file says null."""
+        """A number as above, or None where the file says null."""
         return default if self._is_absent(name) else self.number(name) if self.has(name) else None
 
     def optional_integer(self, name: str, default: int | None = None) -> int | None:
-        """A whole number above 0, or None where the file says null."""
+        """A whole number as above, or None where the file says null."""
         return default if self._is_absent(name) else self.integer(name) if self.has(name) else None
 
     def _is_absent(self, name: str) -> bool:
@@ -88,7 +88,7 @@ class Settings:
     def token(self, name: str) -> int | None:
         """A token id, or None."""
         ids = self.tokens(name)
-        return ids[0] if isinstance(ids, tuple) else ids
+        return ids[0] if isinstance(ids, tuple) else ids  # never an empty tuple
 
     def tokens(self, name: str) -> int | tuple[int, ...] | None:
         """A token id, several, or None."""
@@ -98,7 +98,7 @@ class Settings:
         ids = value if isinstance(value, list | tuple) else [value]
         if not ids or len(ids) > 10_000 or any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
             raise self._wrong(name, value, "a token id or a list of them")
-        if any(not -1 <= i < _MOST for i in ids):
+        if any(not -1 <= i < MOST_TOKENS for i in ids):
             raise self._wrong(name, value, "token ids that are not negative")
         kept = tuple(i for i in ids if i >= 0)  # some files say -1 for "none"
         return None if not kept else kept if isinstance(value, list | tuple) else kept[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol, Self
@@ -135,10 +136,25 @@ class PackedRows:
     kind: Kind
     shape: tuple[int, int]
     bias: torch.Tensor | None = None
-    matrix: Matrix = field(init=False, repr=False, compare=False)
+    _matrix: Matrix | None = field(default=None, init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        self.matrix = describe_matrix(self.tiles, self.bias, self.kind, *self.shape)
+    @property
+    def matrix(self) -> Matrix:
+        """The matrix as the library knows it; described anew if the bytes or the bias have moved in memory."""
+        known, bias = self._matrix, self.bias
+        is_current = (
+            known is not None
+            and known.data == self.tiles.data_ptr()
+            and known.bias == (None if bias is None else bias.data_ptr())
+        )
+        if known is None or not is_current:
+            known = self._matrix = describe_matrix(self.tiles, bias, self.kind, *self.shape)
+        return known
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # A description holds addresses, and a copy has others.
+        parts = {item.name: getattr(self, item.name) for item in fields(self) if item.init}
+        return type(self)(**copy.deepcopy(parts, memo))
 
     @property
     def weight(self) -> torch.Tensor:
@@ -253,6 +269,11 @@ def iterate_tensors(holder: Any) -> Iterator[torch.Tensor]:
     elif hasattr(holder, "__dataclass_fields__"):
         for item in fields(holder):
             yield from iterate_tensors(getattr(holder, item.name))
+
+
+def find_addresses(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Where tensors lie in memory: what is remembered of it is compared before it is used, for tensors may move."""
+    return list(map(torch.Tensor.data_ptr, tensors))
 
 
 def convert_tensors(holder: Any, device: torch.device, dtype: torch.dtype) -> None:

@@ -1,27 +1,23 @@
-"""When a row stops."""
+"""When a row stops. The stops that settings switch on are listed in `order`."""
 
 from __future__ import annotations
 
-from unspool.stopping.base import (
-    StoppingCriteria,
-    StoppingCriteriaList,
-    as_criteria_list,
-    as_row_flags,
-    validate_stopping_criteria,
-)
-from unspool.stopping.eos import EosTokenCriteria
-from unspool.stopping.length import MaxLengthCriteria
-from unspool.stopping.strings import StopStringCriteria
-from unspool.stopping.time import MaxTimeCriteria
+from unspool.lazy import find_lazily
+from unspool.registry import find_home, find_name
+from unspool.stopping.order import STOPS
 
-__all__ = [
-    "EosTokenCriteria",
-    "MaxLengthCriteria",
-    "MaxTimeCriteria",
-    "StopStringCriteria",
-    "StoppingCriteria",
-    "StoppingCriteriaList",
-    "as_criteria_list",
-    "as_row_flags",
-    "validate_stopping_criteria",
-]
+PUBLIC = {
+    **{find_name(entry.stop): find_home(entry.stop) for entry in STOPS.built_in},
+    "StoppingCriteria": "unspool.stopping.base",
+    "StoppingCriteriaList": "unspool.stopping.base",
+}
+HOMES = {
+    **PUBLIC,
+    "as_criteria_list": "unspool.stopping.base",
+    "as_row_flags": "unspool.stopping.base",
+    "validate_stopping_criteria": "unspool.stopping.base",
+}
+"""Where each name is; `__init__.pyi` says the same to type checkers (`python tools/make_stubs.py`)."""
+
+__all__ = sorted(HOMES)
+__getattr__ = find_lazily(__name__, HOMES)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any
 
 import torch
 
 from unspool.errors import SettingError
+from unspool.numeric import is_number
 from unspool.stopping.base import StoppingCriteria
 
 
@@ -16,7 +16,7 @@ class MaxTimeCriteria(StoppingCriteria):
     """Stops once `max_time` seconds have passed since `initial_timestamp` (by `time.time()`; now by default)."""
 
     def __init__(self, max_time: float, initial_timestamp: float | None = None) -> None:
-        if isinstance(max_time, bool) or not isinstance(max_time, (int, float)) or math.isnan(max_time):
+        if not is_number(max_time, allows_infinity=True):
             raise SettingError(f"`max_time` must be a number of seconds, but is {max_time!r}.")
         self.max_time = max_time
         self.initial_timestamp = time.time() if initial_timestamp is None else initial_timestamp

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from typing import Any, Protocol
 
 import torch
 
 from unspool.errors import SettingError
+from unspool.numeric import is_number
 
 
 class DecodingTokenizer(Protocol):
@@ -75,7 +75,7 @@ def check_timeout(timeout: float | None) -> float | None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
         raise SettingError(f"timeout={timeout!r} is not a number of seconds; give seconds, or None to wait for ever")
-    if not math.isfinite(timeout) or not 0 <= timeout <= threading.TIMEOUT_MAX:
+    if not is_number(timeout) or not 0 <= timeout <= threading.TIMEOUT_MAX:
         raise SettingError(
             f"timeout={timeout!r} can't be waited for; give seconds from 0 to {threading.TIMEOUT_MAX:.0f}, "
             "or None to wait for ever"

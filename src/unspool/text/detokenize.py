@@ -12,6 +12,7 @@ REPLACEMENT = "\ufffd"  # what decoders write for bytes that are not (or not yet
 _LONG_WINDOW = 32
 _LONGEST_WINDOW = 128
 _NUM_KEPT = 16
+_MOST_UNFINISHED = 3  # bytes of a character of four
 
 
 class DecodingTokenizer(Protocol):
@@ -23,7 +24,8 @@ class DecodingTokenizer(Protocol):
 
 
 class Detokenizer:
-    """Turns a row's tokens into text piece by piece: the pieces joined are the text of all the tokens.
+    """Turns a row's tokens into text piece by piece: the pieces joined are the text of all the tokens, but for bytes at
+    its end that make no character: where a text is cut inside one, that character is left out.
 
     A decoder needs the token before to place a space, and all of a character's bytes to write it. So a short
     window of ids is decoded each time: those given last (whose text is out already) and the new ones. Text that
@@ -65,8 +67,12 @@ class Detokenizer:
         return piece
 
     def end(self) -> str:
-        """The tokens ended: the text held back, as the decoder writes it. The next ids begin another text."""
-        rest = self._decode(self._window)[self._num_given :] if self._window else ""
+        """The tokens ended: what is left of the text, without a character that was not finished. The next ids begin
+        another text."""
+        # A byte-fallback decoder replaces finished characters before the unfinished one too, unless it is spared that.
+        ends = range(len(self._window), max(0, len(self._window) - _MOST_UNFINISHED - 1), -1)
+        texts = [self._decode(self._window[:end]).rstrip(REPLACEMENT) for end in ends]
+        rest = max(texts, key=len, default="")[self._num_given :]
         self._window, self._num_old, self._num_given = [], 0, 0
         return rest
 

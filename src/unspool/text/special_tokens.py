@@ -7,7 +7,7 @@ from typing import Any, overload
 
 import tokenizers
 
-from unspool.errors import SettingError
+from unspool.errors import SettingError, excerpt
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -49,7 +49,7 @@ class SpecialTokens:
             return
         if self._backend.token_to_id(token) is None:
             raise SettingError(
-                f"{name}={token!r} is not in the vocabulary, and the model has no embedding for it; use one that is"
+                f"{name}={excerpt(token)} is not in the vocabulary, so the model has no embedding for it; use another"
             )
         added = self._backend.get_added_tokens_decoder().values()
         if not any(known.special and known.content == token for known in added):
@@ -92,5 +92,5 @@ class NamedTokenId:
     def __set__(self, instance: Any, value: int | None) -> None:
         token = None if value is None else instance.backend_tokenizer.id_to_token(value)
         if value is not None and token is None:
-            raise SettingError(f"{self._name}={value!r} is not an id of this vocabulary")
+            raise SettingError(f"{self._name}={excerpt(value)} is not an id of this vocabulary")
         instance.special_tokens.set(self._name.removesuffix("_id"), token)

@@ -7,13 +7,12 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from unspool.cache import Cache
+from unspool.decoding.reader import Reader
 from unspool.decoding.rows import Rows
+from unspool.decoding.scorer import Scorer
 from unspool.decoding.select import NO_TOKEN, draw, take_likeliest
 from unspool.decoding.speculative.confidence import Confidence
 from unspool.decoding.speculative.drafter import DRAFT_STREAM, Draft
-from unspool.decoding.step import Step
-from unspool.protocols import LAST, Model, Want
 
 
 class ModelDrafter(ABC):
@@ -25,8 +24,8 @@ class ModelDrafter(ABC):
 
     is_free = False
 
-    def __init__(self, step: Step, *, do_sample: bool, confidence: Confidence, ends: Collection[int] = ()) -> None:
-        self._step = step
+    def __init__(self, scorer: Scorer, *, do_sample: bool, confidence: Confidence, ends: Collection[int] = ()) -> None:
+        self._scorer = scorer
         self._do_sample = do_sample
         self._confidence = confidence
         self._ends = frozenset(ends)
@@ -42,7 +41,7 @@ class ModelDrafter(ABC):
         logits = self._begin(rows, places)
         columns, drawn_from = [], []
         while places:
-            scores = self._step.score_places(rows, logits, places, whole=True)
+            scores = self._scorer.score_places(rows, logits, places, whole=True)
             probabilities = torch.softmax(scores, dim=-1, dtype=torch.float32)
             if self._do_sample:
                 chosen = draw(scores, rows.uniforms_from(rows.lengths, 1, DRAFT_STREAM)[:, 0])
@@ -117,33 +116,32 @@ class DraftModel(ModelDrafter):
 
     def __init__(
         self,
-        model: Model,
-        cache: Cache,
-        step: Step,
+        reader: Reader,
+        scorer: Scorer,
         *,
         do_sample: bool,
         confidence: Confidence,
         ends: Collection[int] = (),
     ) -> None:
-        super().__init__(step, do_sample=do_sample, confidence=confidence, ends=ends)
-        self._model, self._cache = model, cache
+        super().__init__(scorer, do_sample=do_sample, confidence=confidence, ends=ends)
+        self._reader = reader
         self._is_trying = False
 
     def propose(self, rows: Rows, limits: Sequence[int]) -> Draft:
         """Guess, as far as the draft model's own context goes."""
-        longest = self._model.info.max_context
+        longest = self._reader.model.info.max_context
         if longest is not None:
             limits = [max(0, min(n, longest - at)) for n, at in zip(limits, rows.lengths, strict=True)]
         return super().propose(rows, limits) if any(limits) else Draft.empty(rows)
 
     def _begin(self, rows: Rows, places: Sequence[int]) -> torch.Tensor:
         logits = self._read(rows, places)
-        self._cache.begin_trial()  # from here on it reads guesses
+        self._reader.begin_trial()  # from here on it reads guesses
         self._is_trying = True
         return logits
 
     def _read(self, rows: Rows, places: Sequence[int]) -> torch.Tensor:
-        return read_rows(self._model, self._cache, rows, places)
+        return self._reader.read_places(rows, places)
 
     def _end(self) -> None:
         pass  # what was read stays until it is known how much of it is right
@@ -152,23 +150,9 @@ class DraftModel(ModelDrafter):
         """Forget the guesses that were refused."""
         super().observe(rows, draft, accepted)
         if self._is_trying:
-            held = self._cache.lengths
-            self._cache.truncate([min(n, length - 1) for n, length in zip(held, rows.lengths, strict=True)])
+            self._reader.settle(rows)
             self._is_trying = False
 
     def keep_rows(self, index: Sequence[int]) -> None:
         """Let the cache follow the rows that stay."""
-        self._cache.select_rows(index)
-
-
-def read_rows(
-    model: Model, cache: Cache, rows: Rows, places: Sequence[int], exit_layer: int | None = None
-) -> torch.Tensor:
-    """Read what a cache has not seen of the rows at `places`: logits (rows, vocab) for what follows."""
-    held = cache.lengths or [0] * len(rows)
-    chosen = frozenset(places)
-    seen = [n if place in chosen else rows.lengths[place] for place, n in enumerate(held)]
-    tokens, counts = rows.unread(seen)
-    real = None if min(counts) == max(counts) else counts
-    want = LAST if exit_layer is None else Want(exit_layer=exit_layer)
-    return model.forward(tokens, cache, counts=real, want=want).logits.float()
+        self._reader.keep_rows(index)

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
-from unspool.cache import Cache
-from unspool.protocols import Model
+from unspool.decoding.reader import Reader
 
 
 class DraftRows:
     """The tokens of every row, and a cache that has read some of them."""
 
-    def __init__(self, model: Model, cache: Cache, num_rows: int) -> None:
-        self._model, self._cache = model, cache
+    def __init__(self, reader: Reader, num_rows: int) -> None:
+        self._reader = reader
         self._num_rows = num_rows
 
     def __len__(self) -> int:
@@ -23,34 +22,33 @@ class DraftRows:
     @property
     def can(self) -> frozenset[str]:
         """What the cache can."""
-        return self._cache.can
+        return self._reader.cache.can
 
     def find_room(self, num_tokens: int) -> int:
         """The tokens that can be guessed after a row of so many."""
-        longest = self._model.info.max_context
+        longest = self._reader.model.info.max_context
         return 0 if num_tokens == 0 else (2**31 if longest is None else max(0, longest - num_tokens))
 
     def forget(self, unchanged: dict[int, int]) -> None:
         """Roll rows back to the tokens that are what they were, by place."""
-        held = self._cache.lengths
+        held = self._reader.cache.lengths
         if held:
             kept = [min(n, unchanged.get(place, n)) for place, n in enumerate(held)]
             if kept != held:
-                self._cache.truncate(kept)
+                self._reader.cache.truncate(kept)
 
     def read(self, ids: Sequence[Sequence[int]], places: Sequence[int]) -> torch.Tensor:
         """Read what the cache has not seen of the rows at `places`: logits (rows, vocab) for what follows."""
-        held = self._cache.lengths or [0] * self._num_rows
+        held = self._reader.cache.lengths or [0] * self._num_rows
         chosen = frozenset(places)
         new = [list(ids[place][n:]) if place in chosen else [] for place, n in enumerate(held)]
         counts = [len(each) for each in new]
         width = max(counts)
         filled = [[*each, *[0] * (width - len(each))] for each in new]
-        tokens = torch.tensor(filled, dtype=torch.int64, device=self._model.device)  # (rows, new)
-        real = None if min(counts) == width else counts
-        return self._model.forward(tokens, self._cache, counts=real).logits.float()
+        tokens = torch.tensor(filled, dtype=torch.int64, device=self._reader.model.device)  # (rows, new)
+        return self._reader.read(tokens, counts).logits.float()
 
     def keep_rows(self, index: Sequence[int]) -> None:
         """Follow the rows that stay."""
-        self._cache.select_rows(index)
+        self._reader.keep_rows(index)
         self._num_rows = len(index)

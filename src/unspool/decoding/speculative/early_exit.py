@@ -7,11 +7,13 @@ from collections.abc import Collection, Sequence
 import torch
 
 from unspool.cache import ROLL_BACK
+from unspool.decoding.reader import Reader
 from unspool.decoding.rows import Rows
+from unspool.decoding.scorer import Scorer
 from unspool.decoding.speculative.confidence import Confidence
-from unspool.decoding.speculative.draft_model import ModelDrafter, read_rows
-from unspool.decoding.step import Step
+from unspool.decoding.speculative.draft_model import ModelDrafter
 from unspool.errors import UnsupportedError
+from unspool.protocols import Want
 
 
 class EarlyExit(ModelDrafter):
@@ -22,21 +24,22 @@ class EarlyExit(ModelDrafter):
     """
 
     def __init__(
-        self, step: Step, exit_layer: int, *, do_sample: bool, confidence: Confidence, ends: Collection[int] = ()
+        self, scorer: Scorer, exit_layer: int, *, do_sample: bool, confidence: Confidence, ends: Collection[int] = ()
     ) -> None:
-        super().__init__(step, do_sample=do_sample, confidence=confidence, ends=ends)
-        self._exit_layer = exit_layer
+        super().__init__(scorer, do_sample=do_sample, confidence=confidence, ends=ends)
+        own = scorer.reader  # drafts are passes of their own, which the call's figures don't count
+        self._reader = Reader(own.model, own.cache, want=Want(exit_layer=exit_layer), answer=own.answer)
         self._held: list[int] = []
 
     def _begin(self, rows: Rows, places: Sequence[int]) -> torch.Tensor:
-        self._held = list(self._step.cache.lengths)
+        self._held = list(self._reader.cache.lengths)
         return self._read(rows, places)
 
     def _read(self, rows: Rows, places: Sequence[int]) -> torch.Tensor:
-        return read_rows(self._step.model, self._step.cache, rows, places, self._exit_layer)
+        return self._reader.read_places(rows, places)
 
     def _end(self) -> None:
-        self._step.cache.truncate(self._held)
+        self._reader.cache.truncate(self._held)
 
     def keep_rows(self, index: Sequence[int]) -> None:
         """Nothing to follow: the cache is the model's, and moves with its rows."""

@@ -8,7 +8,9 @@ from unspool.cache import ROLL_BACK, TRIAL, Cache
 from unspool.config import GenerationConfig
 from unspool.config.drafting import MOST_DRAFTED, Drafting
 from unspool.decoding.prompts import Prompts
+from unspool.decoding.reader import Reader, encode
 from unspool.decoding.rows import Rows
+from unspool.decoding.scorer import Scorer
 from unspool.decoding.speculative.confidence import Confidence
 from unspool.decoding.speculative.draft_model import DraftModel
 from unspool.decoding.speculative.draft_rows import DraftRows
@@ -21,7 +23,6 @@ from unspool.decoding.speculative.translation import Translation
 from unspool.decoding.speculative.universal import UniversalDraft
 from unspool.decoding.speculative.vocabulary import Vocabularies
 from unspool.decoding.speculative.weighing import Weighed
-from unspool.decoding.step import Step
 from unspool.errors import SettingError, UnsupportedError
 from unspool.logits import LogitsProcessorList
 from unspool.plan import Plan
@@ -68,7 +69,7 @@ def check_cache(drafting: Drafting, cache: Cache) -> None:
 
 def make_drafter(
     plan: Plan,
-    step: Step,
+    scorer: Scorer,
     rows: Rows,
     prompts: Prompts,
     assistant: Model | None,
@@ -86,17 +87,17 @@ def make_drafter(
     confidence = Confidence(drafting.confidence)
     if drafting.exit_layer is not None:
         return EarlyExit(
-            step, drafting.exit_layer, do_sample=plan.do_sample, confidence=confidence, ends=plan.eos_token_ids
+            scorer, drafting.exit_layer, do_sample=plan.do_sample, confidence=confidence, ends=plan.eos_token_ids
         )
     assert assistant is not None
-    cache = _new_cache(assistant, rows, prompts, plan.copies)
+    reader = Reader(assistant, _new_cache(assistant, rows, prompts, plan.copies), answer=scorer.reader.answer)
     if vocabularies is not None:
-        return _make_translating(plan, drafting, DraftRows(assistant, cache, len(rows)), vocabularies, step)
-    return DraftModel(assistant, cache, step, do_sample=plan.do_sample, confidence=confidence, ends=plan.eos_token_ids)
+        return _make_translating(plan, drafting, DraftRows(reader, len(rows)), vocabularies, scorer)
+    return DraftModel(reader, scorer, do_sample=plan.do_sample, confidence=confidence, ends=plan.eos_token_ids)
 
 
 def _make_translating(
-    plan: Plan, drafting: Drafting, rows: DraftRows, vocabularies: Vocabularies, step: Step
+    plan: Plan, drafting: Drafting, rows: DraftRows, vocabularies: Vocabularies, scorer: Scorer
 ) -> Drafter:
     """A drafter with other tokens: through text where nothing is drawn, and else in the tokens that both have.
 
@@ -111,7 +112,7 @@ def _make_translating(
     confidence = Confidence(drafting.confidence)
     if plan.do_sample or drafting.relation == "renumbered":
         return SharedVocabulary(
-            rows, vocabularies, step, do_sample=plan.do_sample, confidence=confidence, ends=plan.eos_token_ids
+            rows, vocabularies, scorer, do_sample=plan.do_sample, confidence=confidence, ends=plan.eos_token_ids
         )
     translate = partial(
         Translation,
@@ -132,7 +133,7 @@ def _new_cache(assistant: Model, rows: Rows, prompts: Prompts, copies: int) -> C
             "`assistant_model` reads the encoder's text with an encoder of its own, and there are no tokens to read: "
             "pass input_ids, or use prompt_lookup_num_tokens"
         )
-    encoded = assistant.encode(source.tokens, source.lengths)
+    encoded = encode(assistant, source.tokens, source.lengths)
     cache = assistant.new_cache("dynamic", len(source.lengths), capacity, encoded=encoded)
     if copies > 1:
         cache.select_rows([row for row in range(len(source.lengths)) for _ in range(copies)])

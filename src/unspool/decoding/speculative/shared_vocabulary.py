@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 import torch
 
 from unspool.decoding.rows import Rows
+from unspool.decoding.scorer import Scorer
 from unspool.decoding.speculative.alignment import join_text
 from unspool.decoding.speculative.confidence import Confidence
 from unspool.decoding.speculative.draft_model import ModelDrafter
@@ -14,7 +15,6 @@ from unspool.decoding.speculative.draft_rows import DraftRows
 from unspool.decoding.speculative.drafter import Draft
 from unspool.decoding.speculative.translation import Translation
 from unspool.decoding.speculative.vocabulary import Vocabularies
-from unspool.decoding.step import Step
 
 
 class SharedText:
@@ -76,22 +76,22 @@ class SharedVocabulary(ModelDrafter):
         self,
         rows: DraftRows,
         vocabularies: Vocabularies,
-        step: Step,
+        scorer: Scorer,
         *,
         do_sample: bool,
         confidence: Confidence,
         ends: Collection[int] = (),
     ) -> None:
         special = vocabularies.own.special
-        super().__init__(step, do_sample=do_sample, confidence=confidence, ends=frozenset(ends) | special)
+        super().__init__(scorer, do_sample=do_sample, confidence=confidence, ends=frozenset(ends) | special)
         self._rows = rows
         self._texts = [SharedText(vocabularies) for _ in range(len(rows))]
         self._begun: dict[int, tuple[int, int]] = {}  # by place, the text's lengths before the guesses
         self._num_tokens = vocabularies.own.num_tokens
         pairs = [*vocabularies.common.items(), *vocabularies.common_special.items()]
         told, own = zip(*pairs, strict=True)
-        self._told_index = torch.tensor(told, device=step.model.device)  # (common,): the draft model's numbers
-        self._own_index = torch.tensor(own, device=step.model.device)  # (common,): the model's
+        self._told_index = torch.tensor(told, device=scorer.reader.model.device)  # (common,): the draft model's numbers
+        self._own_index = torch.tensor(own, device=scorer.reader.model.device)  # (common,): the model's
 
     def propose(self, rows: Rows, limits: Sequence[int]) -> Draft:
         """Guess, as far as the draft model's own context goes."""

@@ -9,15 +9,16 @@ from dataclasses import dataclass, field
 import torch
 
 from unspool.decoding.finish import Finish
-from unspool.decoding.loop import Emitted
-from unspool.decoding.record import Record, read_logprobs
+from unspool.decoding.loop import Emitted, Result
+from unspool.decoding.reader import Tried
+from unspool.decoding.record import read_logprobs
 from unspool.decoding.rows import Rows
 from unspool.decoding.sample import Sample
+from unspool.decoding.scorer import Scorer
 from unspool.decoding.select import NO_TOKEN
 from unspool.decoding.speculative.drafter import ACCEPT_STREAM, Draft, Drafter
 from unspool.decoding.speculative.policy import Policy, Turn
 from unspool.decoding.speculative.verify import choose_against, choose_token
-from unspool.decoding.step import Step, Tried
 from unspool.decoding.stretch import StretchTurns, can_stretch
 from unspool.decoding.tokens import TokenTurns
 from unspool.logits.fused import FusedTail
@@ -27,22 +28,40 @@ Choose = Callable[[int, Sequence[int]], list[int]]
 """From a depth in the drafts and the places of the rows that got so far to every row's token there."""
 
 
+def _forget() -> None:
+    pass
+
+
 @dataclass(slots=True)
 class SpeculativeTurns:
     """Rows, their drafter, the one verifier, and what ends them."""
 
-    step: Step
+    scorer: Scorer
     rows: Rows
     drafter: Drafter
     policy: Policy
     finish: Finish
-    record: Record
     told: Speculation
     max_length: int
     do_sample: bool
     rows_may_leave: bool
+    remember: Callable[[], None] = _forget  # called once it is over: what the next call may know of this one
     reasons: dict[int, str] = field(default_factory=dict)  # why rows of the call have ended
     plain: TokenTurns | None = None  # for turns without guesses
+    stretch: StretchTurns | None = None  # the same, where they can be taken several at a time
+
+    @property
+    def reads_choice(self) -> bool:
+        """A row's last token is the next pass's first."""
+        return False
+
+    def result(self) -> Result:
+        """Nothing but what was emitted: how drafts fared is in the call's figures."""
+        return Result()
+
+    def close(self) -> None:
+        """Let later calls know how long drafts were best."""
+        self.remember()
 
     def is_done(self) -> bool:
         """Whether every row has ended."""
@@ -50,23 +69,23 @@ class SpeculativeTurns:
 
     def turn(self) -> Emitted:
         """Guess, check all guesses in one pass, and let each row take what is right and one token more."""
-        if not self.step.is_fresh and self._can_step_plainly() and self.policy.rests():
+        if not self.scorer.reader.is_fresh and self._can_step_plainly() and self.policy.rests():
             return self._step_plainly(1 + self.policy.num_resting)
         started = time.perf_counter()
         rows = self.rows
         is_live = [number not in self.reasons for number in rows.numbers]
-        is_fresh = self.step.is_fresh
+        is_fresh = self.scorer.reader.is_fresh
         draft = self._propose(is_live)
         drafted = time.perf_counter()
         check_seconds: float | None = None
         if not is_fresh and not any(draft.counts) and self._can_step_plainly():
             emitted, accepted = self._step_plainly(1 + self.policy.num_resting), [0]
-            if isinstance(self.plain, StretchTurns):  # of which the first turn took all
-                check_seconds = self.plain.seconds
+            if self.stretch is not None:  # of which the first turn took all
+                check_seconds = self.stretch.seconds
         else:
-            tried = self.step.try_tokens(rows, draft.tokens, draft.counts, is_live)
+            tried = self.scorer.reader.try_tokens(rows, draft.tokens, draft.counts, is_live)
             emitted, accepted = self._take(draft, tried, is_live)
-            self.step.settle_tokens(rows)
+            self.scorer.reader.settle(rows)
         self.drafter.observe(rows, draft, accepted)
         if check_seconds is None:
             check_seconds = time.perf_counter() - drafted
@@ -83,27 +102,29 @@ class SpeculativeTurns:
         """Whether a lone row's turn without guesses may be one of plain decoding, which costs less around its pass."""
         return (
             len(self.rows) == 1
-            and not self.record.keeps_any
+            and not self.scorer.record.keeps_any
             and not self.finish.needs_history
-            and not self.step.has_custom_processors
+            and not self.scorer.has_custom_processors
         )
 
     def _step_plainly(self, most_steps: int) -> Emitted:
         """A turn without guesses, of so many that are certain to follow each other."""
         if self.plain is None:
-            sample = Sample(self.step, do_sample=self.do_sample)
-            parts = (self.rows, sample, self.finish, self.record, False, self.reasons)
-            is_stretched = not self.do_sample and can_stretch(self.step, self.rows)
-            self.plain = StretchTurns(*parts, step=self.step) if is_stretched else TokenTurns(*parts)
-        if isinstance(self.plain, StretchTurns):
-            self.plain.most_steps = most_steps
+            sample = Sample(self.scorer, do_sample=self.do_sample)
+            parts = (self.rows, sample, self.finish, self.scorer.record, False, self.reasons)
+            if not self.do_sample and can_stretch(self.scorer, self.rows):
+                self.plain = self.stretch = StretchTurns(*parts, reader=self.scorer.reader)
+            else:
+                self.plain = TokenTurns(*parts)
+        if self.stretch is not None:
+            self.stretch.most_steps = most_steps
         emitted = self.plain.turn()
         for number in emitted.tokens:
             self.told.add(number, 0, 0)
         return emitted
 
     def _propose(self, is_live: Sequence[bool]) -> Draft:
-        if self.step.is_fresh:  # the prompt's own last pass is still to be answered
+        if self.scorer.reader.is_fresh:  # the prompt's own last pass is still to be answered
             return Draft.empty(self.rows)
         limits = self._find_limits(is_live)
         wanted = self.policy.choose(limits) if any(limits) else limits
@@ -114,8 +135,8 @@ class SpeculativeTurns:
 
     def _find_limits(self, is_live: Sequence[bool]) -> list[int]:
         """The most guesses that can help each row: a pass gives one token more, and the cache must hold them all."""
-        room = self.step.cache.get_max_cache_shape()
-        fits = self.max_length if room is None else max(0, room - max(self.step.cache.lengths) - 1)
+        room = self.scorer.reader.cache.get_max_cache_shape()
+        fits = self.max_length if room is None else max(0, room - max(self.scorer.reader.cache.lengths) - 1)
         return [
             max(0, min(self.max_length - end - 1, fits)) if live else 0
             for end, live in zip(self.rows.ends, is_live, strict=True)
@@ -125,7 +146,7 @@ class SpeculativeTurns:
     def _take(self, draft: Draft, tried: Tried, is_live: Sequence[bool]) -> tuple[Emitted, list[int]]:
         """Walk down the drafts: rows go on while the token chosen is the one guessed, and nothing ends them."""
         rows, guesses, logits = self.rows, draft.tokens.tolist(), tried.logits
-        needs_history = self.finish.needs_history or self.step.looks_back or self.record.keeps_steps
+        needs_history = self.finish.needs_history or self.scorer.looks_back or self.scorer.record.keeps_steps
         choose = self._choose_by_depth(draft, logits) if needs_history else self._choose_at_once(draft, tried)
         emitted = Emitted({}, {})
         taken: list[list[int]] = [[] for _ in is_live]
@@ -137,7 +158,7 @@ class SpeculativeTurns:
                 if tokens[place] == NO_TOKEN:
                     if not needs_history:
                         self._append(taken)
-                    raise self.step.blame(rows, logits[:, depth], place)
+                    raise self.scorer.blame(rows, logits[:, depth], place)
                 taken[place].append(tokens[place])
             if needs_history:
                 self._append([tokens[place : place + 1] if place in places else [] for place in range(len(is_live))])
@@ -169,7 +190,7 @@ class SpeculativeTurns:
             widths = [ends[place] + (0 if needs_history else len(taken[place])) for place in places]
             return [self.finish.explain_token(taken[p][-1], w) for p, w in zip(places, widths, strict=True)]
         reasons: dict[int, str | None] = {}
-        scores = self.record.scores if self.finish.has_custom else None
+        scores = self.scorer.record.scores if self.finish.has_custom else None
         for width in {ends[place] for place in places}:
             told = self.finish.explain(self.rows.history(width), scores)
             reasons |= {place: told[place] for place in places if ends[place] == width}
@@ -179,7 +200,7 @@ class SpeculativeTurns:
     def _choose_at_once(self, draft: Draft, tried: Tried) -> Choose:
         """Every position's token in one go, where no processor looks at the history."""
         num_rows, num_positions, vocab = tried.logits.shape
-        tail, uniforms = self.step.tail, None
+        tail, uniforms = self.scorer.tail, None
         if self.do_sample:
             uniforms = self.rows.uniforms_from(self.rows.lengths, num_positions).flatten()
         flat = tried.logits.reshape(-1, vocab)
@@ -206,17 +227,17 @@ class SpeculativeTurns:
             guesses, drafted = _pad_draft(draft, num_positions, vocab)
 
         def choose(depth: int, places: Sequence[int]) -> list[int]:
-            whole = has_drawn or not self.do_sample or self.record.keeps_scores
-            scores = self.step.score_places(rows, logits[:, depth], places, whole=whole)
+            whole = has_drawn or not self.do_sample or self.scorer.record.keeps_scores
+            scores = self.scorer.score_places(rows, logits[:, depth], places, whole=whole)
             for place in places:
-                self.record.keep_row(place, logits[place, depth], scores[place])
+                self.scorer.record.keep_row(place, logits[place, depth], scores[place])
             uniforms = rows.uniforms() if self.do_sample else None
             if has_drawn:
                 assert uniforms is not None
                 numbers = rows.uniforms_from(rows.lengths, 1, ACCEPT_STREAM)[:, 0]
                 chosen = choose_against(scores, guesses[:, depth], drafted[:, depth], uniforms, numbers)
             else:
-                chosen = choose_token(scores, uniforms, None if whole else self.step.tail)
+                chosen = choose_token(scores, uniforms, None if whole else self.scorer.tail)
             tokens: list[int] = chosen.tolist()
             return tokens
 
@@ -237,15 +258,17 @@ class SpeculativeTurns:
             number = self.rows.numbers[place]
             emitted.tokens[number] = tokens
             self.told.add(number, draft.counts[place], accepted[place])
-            if self.record.num_top is not None:
+            if self.scorer.record.num_top is not None:
                 chosen = torch.tensor(tokens, device=logits.device)
-                emitted.logprobs[number] = read_logprobs(logits[place, : len(tokens)], chosen, self.record.num_top)
+                emitted.logprobs[number] = read_logprobs(
+                    logits[place, : len(tokens)], chosen, self.scorer.record.num_top
+                )
 
     def _let_leave(self) -> None:
         staying = [place for place, number in enumerate(self.rows.numbers) if number not in self.reasons]
         if staying:
             self.rows.select(staying)
-            self.step.keep_rows(staying)
+            self.scorer.keep_rows(staying)
             self.drafter.keep_rows(staying)
         else:
             self.rows.numbers = []

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -15,6 +16,7 @@ from unspool.errors import InputError, UnsupportedError
 from unspool.models.adapters.description import Description
 from unspool.models.adapters.passes import Pass
 from unspool.models.adapters.settings import read_settings
+from unspool.models.handing import Origin, Reduced, reduce_model
 from unspool.protocols import Want
 
 OWN_FORWARD = "a transformers model runs its own forward"
@@ -29,6 +31,23 @@ class AdaptedModel:
         self.config = description.config
         self._description = description
         self._settings: GenerationConfig | None = None
+        self.origin: Origin | None = None  # the folder that it was loaded from; None for an object of a caller's
+
+    def __copy__(self) -> Self:
+        """A model with settings of its own around the same model of transformers."""
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__, _settings=copy.deepcopy(self._settings))
+        return made
+
+    def __reduce__(self) -> Reduced:
+        return reduce_model(self, {"_settings": self._settings})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A model with weights of its own."""
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({type(self.inner).__name__})"

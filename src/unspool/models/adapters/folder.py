@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
-from unspool.errors import LoadError, MissingExtraError
+from unspool.errors import LoadError, MissingExtraError, UnspoolError, is_out_of_memory
 from unspool.models.adapters.door import Adapted, adapt
+from unspool.models.adapters.sizes import check_built, check_claims
+from unspool.models.weights import WeightSource
 
 EXTRA = "transformers"
 
@@ -19,41 +21,63 @@ logger = logging.getLogger("unspool.models")
 
 
 def load_adapted(
-    folder: Path, config: Mapping[str, Any], *, device: torch.device, dtype: torch.dtype, name: str
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: WeightSource,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    name: str,
 ) -> Adapted:
     """The model of a folder, read by transformers from safetensors alone; code from the folder is never run."""
     try:
         import transformers
     except ImportError as error:
         raise MissingExtraError("transformers", EXTRA, f"{name}, which unspool has no native form of,") from error
-    is_pair = bool(config.get("is_encoder_decoder"))
-    auto: Any = transformers.AutoModelForSeq2SeqLM if is_pair else transformers.AutoModelForCausalLM
-    word = "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
     try:
-        with _silence(transformers):
-            model, told = auto.from_pretrained(
-                folder,
-                trust_remote_code=False,
-                use_safetensors=True,
-                local_files_only=True,
-                output_loading_info=True,
-                **{word: dtype},
-            )
-    except (ValueError, OSError, KeyError, ImportError, RuntimeError, AttributeError) as error:
+        check_claims(config, tensors, f"the config.json of {folder}")
+        model, missing = _read(transformers, folder, config, tensors, dtype)
+        if not missing:
+            adapted = adapt(model.eval().to(device=device))
+    except UnspoolError:
+        raise
+    except Exception as error:  # a config can make transformers' code fail in any way
+        if is_out_of_memory(error):
+            raise
         reason = " ".join(str(error).split())[:300]
         raise LoadError(
             f"{folder} has the architecture {name}, which has no native form, and transformers "
-            f"{transformers.__version__} can't load it: {reason}"
+            f"{transformers.__version__} can't load it: {type(error).__name__}: {reason}"
         ) from error
-    missing = sorted(told["missing_keys"])
     if missing:
         raise LoadError(
             f"{folder} has the architecture {name} and lacks {len(missing)} of the tensors that {type(model).__name__} "
             f"needs ({', '.join(missing[:3])}): its weights are not those of a model that writes text"
         )
-    adapted = adapt(model.eval().to(device=device))
     logger.warning("%s has no native form: it runs through transformers %s", name, transformers.__version__)
     return adapted
+
+
+def _read(
+    transformers: Any, folder: Path, config: Mapping[str, Any], tensors: WeightSource, dtype: torch.dtype
+) -> tuple[Any, list[str]]:
+    """transformers' model, and the names of the tensors that it lacks."""
+    is_pair = bool(config.get("is_encoder_decoder"))
+    auto: Any = transformers.AutoModelForSeq2SeqLM if is_pair else transformers.AutoModelForCausalLM
+    word = "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
+    with _silence(transformers):
+        settings = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        with torch.device("meta"):
+            check_built(auto.from_config(settings, trust_remote_code=False), tensors, f"the config.json of {folder}")
+        model, told = auto.from_pretrained(
+            folder,
+            trust_remote_code=False,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+            **{word: dtype},
+        )
+    return model, sorted(told["missing_keys"])
 
 
 @contextmanager

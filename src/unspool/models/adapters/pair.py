@@ -152,10 +152,9 @@ class AdaptedPair(AdaptedModel):
         rows: list[int] | None,
     ) -> Forward:
         """A pass over rows that hold equally many positions (all of them: None)."""
-        cross, num_branches = cache.cross_attention_cache, cache.num_branches
-        assert isinstance(cross, DynamicCache)
+        num_branches = cache.num_branches
         sources = [row // num_branches for row in (rows if rows is not None else range(len(cache.lengths)))]
-        source = dict(enumerate(cross))
+        source = dict(enumerate(cache.read_sources()))
         if rows is not None or num_branches > 1:
             index = torch.tensor(sources, device=self.device)
             source = {layer: (keys[index], values[index]) for layer, (keys, values) in source.items()}

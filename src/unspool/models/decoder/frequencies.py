@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from unspool.errors import UnsupportedError
+from unspool.errors import LoadError, UnsupportedError
 from unspool.models.decoder.spec import RopeSpec
 from unspool.models.settings import Settings
 
@@ -22,7 +22,10 @@ def make_rope(
     frequencies: torch.Tensor, *, is_interleaved: bool = False, gain: float = 1.0, factor: float = 1.0
 ) -> RopeSpec:
     """The description that holds these frequencies, divided by `factor` (linear scaling)."""
-    return RopeSpec(tuple((frequencies / factor).tolist()), is_interleaved, gain)
+    scaled = frequencies / factor
+    if not scaled.isfinite().all():
+        raise LoadError("the rope settings of this model make frequencies that are no finite numbers")
+    return RopeSpec(tuple(scaled.tolist()), is_interleaved, gain)
 
 
 def read_rope(
@@ -87,8 +90,8 @@ def _llama3(frequencies: torch.Tensor, scaling: Settings, trained: int) -> torch
 def _yarn(width: int, theta: float, scaling: Settings, config: Settings) -> RopeSpec:
     """Pairs that turn often are kept, those that turn seldom are slowed, with a ramp between (Peng et al., 2023)."""
     trained = _trained_context(config, scaling)
-    context = config.find("max_position_embeddings")
-    factor = scaling.number("factor", default=context / trained if isinstance(context, int) else None)
+    context = config.integer("max_position_embeddings", default=trained)
+    factor = scaling.number("factor", default=context / trained)
     return yarn_rope(
         plain_frequencies(width, theta),
         theta=theta,

@@ -132,8 +132,7 @@ def _assemble_head(
     if spec.is_head_tied:
         bias = None
         if spec.has_head_bias:
-            bias = assembler.empty(spec.vocab_size)
-            assembler.copy(f"{names.head}.bias", bias)
+            bias = assembler.take(f"{names.head}.bias", spec.vocab_size)
         if isinstance(embedding, PackedEmbedding):
             return PackedLinear(embedding.tiles, embedding.kind, embedding.shape, bias)
         if isinstance(embedding, WordEmbedding):
@@ -191,6 +190,9 @@ def _assemble_qkv(assembler: Assembler, spec: DecoderSpec, names: WeightNames, s
     sizes = [query, key, key] if len(names.qkv) == 3 else [query + 2 * key]
     order = None
     if assembler.packs(spec.hidden_size):
+        for name, size in zip(names.qkv, sizes, strict=True):
+            shape = (size, spec.hidden_size)
+            assembler.find(f"{start}{name}.weight", shape[::-1] if names.is_transposed else shape)
         order = torch.arange(query + 2 * key)
         _order_qkv(order, spec, names)
     qkv = assembler.product(

@@ -45,6 +45,7 @@ class Decoder(NativeModel):
     """A decoder-only model built from a description of its block and the weights for it."""
 
     weights: DecoderWeights
+    _SETTINGS = ("generation_config", "flattens_rows", "packs_for_batches")
 
     def __init__(
         self,

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, Span
-from unspool.cache.buffered import BufferedCache
 from unspool.errors import InputError, UnsupportedError
 from unspool.kernels.activations import find_activation
 from unspool.kernels.attention import attend
@@ -153,17 +152,17 @@ class T5(NativeModel):
         embeds: torch.Tensor | None,
     ) -> tuple[torch.Tensor, Forward]:
         """Final states (rows, new, hidden), and an answer that lacks only the logits."""
-        source = _source_of(cache)
+        pair = _check_pair(cache)
         x = self._embed(tokens, embeds)
         span = cache.begin(x.shape[0], x.shape[1], counts, self.device)
         mask = self._look_back(cache, span)
-        visible = _visible(source.lengths, max(source.lengths), self.device)
+        sources, visible = pair.read_sources(), pair.mask_source(self.device)
         hidden, own_weights, cross_weights = [], [], []
         for index, layer in enumerate(self.weights.decoder.layers):
             if want.hidden_states:
                 hidden.append(x)
             x, weights = self._attend_back(index, layer, x, cache, mask, want.attentions)
-            x, across = self._attend_across(layer, x, source[index], visible, want.attentions)
+            x, across = self._attend_across(layer, x, sources[index], visible, want.attentions)
             x = x + self._feed(layer, x)
             if weights is not None and across is not None:
                 own_weights.append(weights)
@@ -268,7 +267,7 @@ class T5(NativeModel):
         want = Want("all", bool(output_hidden_states), bool(output_attentions))
         rows, num_new = self._check_input(decoder_input_ids, decoder_inputs_embeds, self.spec.hidden_size)
         encoded = source = None
-        if past_key_values is None or not _source_of(past_key_values).lengths:
+        if past_key_values is None or not _check_pair(past_key_values).source_lengths:
             encoded, source = self._encode_call(input_ids, inputs_embeds, attention_mask, encoder_outputs, want)
         cache = self._call_cache(past_key_values, rows, encoded)
         arranged = read_mask(decoder_attention_mask, rows, num_new, cache.lengths or [0] * rows)
@@ -318,17 +317,16 @@ class T5(NativeModel):
         if given is None:
             return self.new_cache("dynamic", rows, encoded=encoded)
         if encoded is not None:
-            self._project_source(_source_of(given), encoded)
+            self._project_source(_check_pair(given).cross_attention_cache, encoded)
         return given
 
 
-def _source_of(cache: Cache) -> BufferedCache:
-    source = cache.cross_attention_cache if isinstance(cache, EncoderDecoderCache) else None
-    if not isinstance(source, BufferedCache):
+def _check_pair(cache: Cache) -> EncoderDecoderCache:
+    if not isinstance(cache, EncoderDecoderCache):
         raise UnsupportedError(
             f"an encoder-decoder can't decode with a {type(cache).__name__}; use the EncoderDecoderCache of new_cache()"
         )
-    return source
+    return cache
 
 
 def _visible(lengths: Sequence[int], longest: int, device: torch.device) -> torch.Tensor | None:

@@ -49,7 +49,7 @@ def read_gguf_decoder(
     activation: str = "silu",
 ) -> DecoderSpec:
     """The decoder that a header describes; which biases and norms there are is read off the tensors."""
-    if header.has("expert_count") and header.integer("expert_count", least=0) > 0:
+    if header.has("expert_count") and header.integer("expert_count") > 0:
         raise UnsupportedError(f"{header.where} describes a mixture of experts, which is not built")
     hidden_size, num_heads = header.integer("embedding_length"), _same(header, "attention.head_count")
     num_kv_heads = _same(header, "attention.head_count_kv", num_heads)

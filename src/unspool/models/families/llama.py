@@ -90,7 +90,7 @@ def _read_qwen3_config(config: Settings) -> DecoderSpec:
 def _with_upper_window(spec: DecoderSpec, config: Settings) -> DecoderSpec:
     is_on = config.boolean("use_sliding_window", default=False)
     window = config.integer("sliding_window", default=4096) if is_on else None
-    first = config.integer("max_window_layers", default=28, least=0)
+    first = config.integer("max_window_layers", default=28)
     default: list[LayerKind] = [
         "sliding" if window is not None and i >= first else "full" for i in range(spec.num_layers)
     ]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from unspool.errors import UnsupportedError
+from unspool.errors import LoadError, UnsupportedError
 from unspool.kernels.activations import find_activation
 from unspool.models.assembly import Progress
 from unspool.models.encoder_decoder.t5 import T5
@@ -51,6 +51,13 @@ def read_t5_config(config: Settings, source: WeightSource) -> T5Spec:
     words = config.text("feed_forward_proj", default="relu").split("-")
     if len(words) > 2 or (len(words) == 2 and words[0] != "gated"):
         raise UnsupportedError(f"{config.where} has feed_forward_proj={'-'.join(words)!r}; use 'NAME' or 'gated-NAME'")
+    num_buckets = config.integer("relative_attention_num_buckets", default=32)
+    max_distance = config.integer("relative_attention_max_distance", default=128)
+    if num_buckets % 2 or max_distance <= num_buckets // 2:
+        raise LoadError(
+            f"{config.where} sorts distances up to {max_distance} into {num_buckets} buckets, half of which hold one "
+            "distance each; an even number of buckets and distances beyond that half are needed"
+        )
     activation = "gelu_new" if words == ["gated", "gelu"] else words[-1]
     find_activation(activation)
     # Before transformers 5, tie_word_embeddings said both whether the head is tied and whether it is scaled.
@@ -65,8 +72,8 @@ def read_t5_config(config: Settings, source: WeightSource) -> T5Spec:
         ffn_size=config.integer("d_ff"),
         num_encoder_layers=num_layers,
         num_decoder_layers=config.integer("num_decoder_layers", default=num_layers),
-        num_buckets=config.integer("relative_attention_num_buckets", default=32, least=4),
-        max_distance=config.integer("relative_attention_max_distance", default=128),
+        num_buckets=num_buckets,
+        max_distance=max_distance,
         eps=config.number("layer_norm_epsilon", default=1e-6),
         is_gated=len(words) == 2,
         activation=activation,

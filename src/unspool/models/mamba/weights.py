@@ -131,9 +131,7 @@ def _assemble_space(assembler: Assembler, spec: MambaSpec, names: MambaNames, st
     inner = spec.inner_size
 
     def read(name: str, *shape: int) -> torch.Tensor:
-        out = assembler.empty(*shape, dtype=torch.float32)
-        assembler.copy(start + name, out)
-        return out
+        return assembler.take(start + name, *shape, dtype=torch.float32)
 
     conv = read(f"{names.conv}.weight", *((inner,) if names.has_flat_conv else (inner, 1)), spec.kernel_size)
     decay = read(names.decay, inner, spec.state_size)

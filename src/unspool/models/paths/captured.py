@@ -23,17 +23,16 @@ from unspool.cache import Cache
 from unspool.cache.places import Places
 from unspool.kernels.key_layout import KeyLayout
 from unspool.kernels.presence import SMALLEST_CAPABILITY, has_triton
-from unspool.kernels.readings import Guide
 from unspool.kernels.sending import send
 from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.paths.captured_shape import PassShape
-from unspool.models.weights import iterate_tensors
+from unspool.models.weights import find_addresses, iterate_tensors
 from unspool.protocols import Forward, Want
 
 if TYPE_CHECKING:
-    from unspool.kernels.gpu.sampling.contests import CapturedContest
-    from unspool.kernels.gpu.sampling.readings import CapturedReading
+    from unspool.kernels.gpu.sampling.ends import PassEnd
+    from unspool.kernels.gpu.sampling.epilogues import CapturedEpilogue
     from unspool.models.paths.captured_blocks import Body
 
 # A step is captured for so many rows; fewer rows ride along with some that are not there.
@@ -79,6 +78,9 @@ class CapturedSteps:
         self._spec, self._weights, self._device, self._dtype = spec, weights, device, dtype
         self._numbered = next(iterate_tensors(weights)).device  # the device with its number
         self._waiting: dict[tuple[PassShape, int], list[CapturedStep]] = {}  # by what they read and by stream
+        self._kept = list(iterate_tensors(weights))
+        self._kept_at = find_addresses(self._kept)  # graphs read the weights there
+        self._seen: weakref.ref[Places] | None = None  # the last pass's
         self._lock = threading.Lock()
 
     def explain_refusal(self, cache: Cache, rows: int, num_new: int, want: Want) -> str | None:
@@ -135,6 +137,8 @@ class CapturedSteps:
                 cache.end()
             places = cache.places()
             assert places is not None
+            if self._seen is None or self._seen() is not places:
+                self._follow_moves(places)
             shape = _shape_pass(places, want, rows, num_new, num_forks)
             with torch.cuda.device(self._device):
                 # A step's inputs are written again for the next one, which only its own stream puts after this work.
@@ -151,6 +155,15 @@ class CapturedSteps:
             forward.last_states = forward.last_states.view(*tokens.shape, -1)
         return forward
 
+    def _follow_moves(self, places: Places) -> None:
+        """Forget what was captured if weights have moved; looked at once for each cache, for it costs host time."""
+        at = find_addresses(self._kept)
+        with self._lock:
+            self._seen = weakref.ref(places)
+            if at != self._kept_at:
+                self._kept_at = at
+                self._waiting.clear()
+
     def _borrow(self, key: tuple[PassShape, int]) -> CapturedStep:
         with self._lock:
             waiting = self._waiting.get(key)
@@ -161,6 +174,7 @@ class CapturedSteps:
 
 def _shape_pass(places: Places, want: Want, rows: int, num_new: int, num_forks: int) -> PassShape:
     """The graph that a pass needs."""
+    epilogue = want.epilogue if want.epilogue is not None and want.epilogue.fits(num_new, num_forks) else None
     return PassShape(
         rows=next(size for size in BUCKETS if size >= rows),
         layout=KeyLayout(places.branches, places.block_size, is_ring=places.rooms is not None),
@@ -171,8 +185,7 @@ def _shape_pass(places: Places, want: Want, rows: int, num_new: int, num_forks: 
         wants_states=want.last_states,
         packing=places.packed.schemes if places.packed is not None else None,
         away=places.landing.away if places.landing is not None and num_new == 1 else (),
-        reading=want.reading.form if want.reading is not None and num_new == 1 else None,
-        is_contest=want.contest is not None and num_forks > 1,
+        epilogue=None if epilogue is None else epilogue.key,
     )
 
 
@@ -214,18 +227,19 @@ class CapturedStep:
             self._tops = torch.empty(rows, count_tiles(spec.vocab_size), dtype=torch.float32, device=device)
             self._likeliest = torch.zeros(rows, dtype=torch.int64, device=device)
             self._body: Body = make_body(spec, weights, device, dtype, shape)
-            self._reading: CapturedReading | None = None
-            if shape.reading is not None:
-                from unspool.kernels.gpu.sampling.readings import CapturedReading
+            self._epilogue: CapturedEpilogue | None = None
+            if shape.epilogue is not None:
+                from unspool.kernels.gpu.sampling.epilogues import EpilogueSizes, make_epilogue
 
-                self._reading = CapturedReading(shape.reading, rows, len(shape.early), spec.vocab_size, device)
-            self._contest: CapturedContest | None = None
-            if shape.is_contest:
-                from unspool.kernels.gpu.sampling.contests import CapturedContest
-
-                position = 2 * spec.num_kv_heads * spec.head_dim
-                hidden = self._body.states.shape[1]
-                self._contest = CapturedContest(rows, shape.num_new, hidden, spec.vocab_size, position, device)
+                sizes = EpilogueSizes(
+                    rows,
+                    shape.num_new,
+                    len(shape.early),
+                    self._body.states.shape[1],
+                    spec.vocab_size,
+                    2 * spec.num_kv_heads * spec.head_dim,
+                )
+                self._epilogue = make_epilogue(shape.epilogue, sizes, device)
         self._rows, self._shape, self._num_layers = rows, shape, spec.num_layers
         self._cap = spec.logit_softcap
         self._places: weakref.ref[Places] | None = None  # what the table tells; a step that waits holds no keys
@@ -241,27 +255,20 @@ class CapturedStep:
             if self._lengths != starts:
                 self._tell_lengths(starts)
             self._inputs.tokens[:count].copy_(tokens.reshape(-1))
-            if self._contest is not None and want.contest is not None:
-                self._contest.tell(want.contest)
-            if self._reading is not None and want.reading is not None:
-                self._reading.tell(want.reading)
+            if self._epilogue is not None:
+                self._epilogue.tell(want.epilogue)
             if self._graph is None:
                 self._graph = self._capture(starts)
             self._graph.replay()
-        if self._contest is not None:
-            self._lengths = [start + 1 for start in starts]
-            logits, won = self._contest.take(len(starts))
-            return Forward(logits, won=won, path="captured")
         is_advanced = shape.num_new == 1 or shape.is_forked
         self._lengths = [start + 1 for start in starts] if is_advanced else list(starts)
-        forward = Forward(self._logits[:count].clone(), path="captured")
+        logits, result = self._epilogue.take(len(starts)) if self._epilogue is not None else (None, None)
+        if logits is not None:  # those of the candidates that were kept
+            return Forward(logits, epilogue=result, path="captured")
+        forward = Forward(self._logits[:count].clone(), epilogue=result, path="captured")
         if shape.num_new == 1:
             forward.likeliest = self._likeliest[:count].clone()
-        if self._reading is not None:
-            num_given = count // 2 if isinstance(shape.reading, Guide) else count
-            forward.given = self._reading.scores[:num_given].clone()
-            forward.chosen = self._reading.chosen[:num_given].clone() if shape.early else None
-        elif shape.early:
+        if shape.early and self._epilogue is None:
             layers = self._logits.view(-1, shape.num_tokens, self._logits.shape[1])[1:]
             forward.early_logits = tuple(layer[:count].clone() for layer in layers)
         if shape.wants_states:
@@ -327,24 +334,28 @@ class CapturedStep:
 
         self._body.run(self._inputs, self._logits)
         own, lengths = self._logits[: self._shape.num_tokens], self._inputs.lengths
-        if self._shape.num_new == 1 and self._reading is None:
+        if self._shape.num_new == 1 and self._epilogue is None:
             take_highest(own, self._tops, self._likeliest, lengths, self._cap)
             return
         if self._cap is not None:  # early logits have none
             own.div_(self._cap).tanh_().mul_(self._cap)
-        if self._reading is not None:
-            self._reading.run(self._logits, self._likeliest, lengths)
-        elif self._contest is not None:
-            inputs, states = self._inputs, self._body.states
-            self._contest.run(
-                states,
-                own,
-                inputs.base,
-                inputs.table,
-                lengths,
-                num_layers=self._num_layers,
-                unit=_UNIT,
-                layout=inputs.layout,
-            )
+        if self._epilogue is not None:
+            self._epilogue.finish(self._end_pass())
         elif self._shape.is_forked:  # one of the candidates will be kept
             lengths.add_(lengths.ge(0))
+
+    def _end_pass(self) -> PassEnd:
+        from unspool.kernels.gpu.sampling.ends import PassEnd
+
+        inputs = self._inputs
+        return PassEnd(
+            logits=self._logits,
+            likeliest=self._likeliest,
+            states=self._body.states,
+            lengths=inputs.lengths,
+            base=inputs.base,
+            table=inputs.table,
+            num_layers=self._num_layers,
+            unit=_UNIT,
+            layout=inputs.layout,
+        )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from unspool.kernels.key_layout import PLAIN, KeyLayout
 from unspool.kernels.packing import Scheme
-from unspool.kernels.readings import Contrast, Guide
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,7 @@ class PassShape:
     wants_states: bool = False  # the states that the head reads are wanted
     packing: tuple[Scheme, Scheme] | None = None  # how the cache's first keys and values are packed
     away: tuple[int, ...] = ()  # layers whose keys are brought to the device while those before them compute
-    is_contest: bool = False  # the candidates are judged, and one of them is kept
-    reading: Guide | Contrast | None = None  # what becomes of the logits: a reading's `form`
+    epilogue: Hashable | None = None  # what follows the pass: an epilogue's `key`
 
     @property
     def num_tokens(self) -> int:

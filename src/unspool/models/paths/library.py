@@ -40,9 +40,10 @@ from unspool.models.weights import (
     Norm,
     PackedLinear,
     PackedRows,
+    find_addresses,
     iterate_tensors,
 )
-from unspool.protocols import Forward, Want
+from unspool.protocols import Forward, LayerKind, Want
 
 _ACTIVATIONS: Final = {
     **dict.fromkeys(("silu", "swish"), 0),
@@ -56,7 +57,9 @@ _KEYS_AHEAD: Final = 1024  # positions by which working memory grows
 _MOST_FLOAT: Final = {"neon_dot": CHUNK, "neon_i8mm": CHUNK}
 _MOST_FLOAT_ELSEWHERE: Final = 16
 Piece = tuple[int, int, int]  # a row, and the first and the last (exclusive) of its tokens
-_NAMES: Final = ("tokens", "positions", "own_rows", "own_places", "shared_rows", "shared_counts", "wanted", "bases")
+_NAMES: Final = (
+    *("tokens", "positions", "own_rows", "own_places", "shared_rows", "shared_counts", "wanted", "bases", "firsts"),
+)
 Addresses = tuple[
     Store, Store, Packing, Any, Any
 ]  # own and shared, how those are packed and where; what must outlive them
@@ -90,7 +93,7 @@ class StretchCall:
         self._tokens, self._positions, self._own_rows, self._own_places, self._shared_rows, self._shared_counts = (
             self._numbers[:6]
         )
-        self._numbers[6][:] = range(num_rows)
+        self._numbers[6][:] = self._numbers[8][:] = range(num_rows)
         self._vocab_size = vocab_size
         self._ends: tuple[int, ...] = ()
         addresses = [ctypes.addressof(numbers) for numbers in self._numbers]
@@ -139,14 +142,18 @@ class WholeStep:
         self._weights = weights
         self._outlook = outlook
         self._library = library
-        self._kept: list[Any] = list(iterate_tensors(weights))  # what the description points to, wherever it goes
+        self._kept = list(iterate_tensors(weights))  # what the description points to
         self.most_tokens = None
         if not isinstance(weights.layers[0].up, PackedLinear):
             self.most_tokens = _MOST_FLOAT.get(library.instructions, _MOST_FLOAT_ELSEWHERE)
-        self._layers = (CLayer * spec.num_layers)(
-            *(self._describe_layer(index, layer) for index, layer in enumerate(weights.layers))
-        )
-        self._model = self._describe()
+        self._slopes: torch.Tensor | None = None
+        if spec.alibi is not None:
+            self._slopes = alibi_slopes(spec.num_heads) * spec.alibi.scale
+            self._kept.append(self._slopes)
+        self._forms = [_describe_form(tensor) for tensor in self._kept]
+        self._tables: list[torch.Tensor]  # of positions, that layers point to
+        self._tables_at: list[int]
+        self._describe()
         self._lock = Lock()  # the working memory is one caller's at a time
         self._numbers = np.zeros((len(_NAMES), CHUNK), dtype=np.int32)
         self._number_rows = [int(row.ctypes.data) for row in self._numbers]
@@ -157,21 +164,23 @@ class WholeStep:
             0,
             0,
         )  # tokens, rows of the head, keys and threads that it has room for
-        self._addressed: tuple[Any, Addresses] | None = None  # the last stores, as the library knows them
         self._stretch: StretchCall | None = None
-        self._room = 0
 
     # --- the description -------------------------------------------------------------------------------
-    def _describe(self) -> Model:
+    def _describe(self) -> None:
+        """Tell the library where the weights lie."""
         spec, weights = self._spec, self._weights
         assert weights.final_norm is not None
-        slopes = None
-        if spec.alibi is not None:
-            slopes = self._keep(alibi_slopes(spec.num_heads) * spec.alibi.scale)
+        self._layers = (CLayer * spec.num_layers)(
+            *(self._describe_layer(index, layer) for index, layer in enumerate(weights.layers))
+        )
+        self._room = 0  # no table of positions yet
+        self._tables, self._tables_at = [], []
         positions = None
         if weights.positions is not None:
             positions = weights.positions[spec.position_offset :]
-        return Model(
+        self._kept_at = find_addresses(self._kept)
+        self._model = Model(
             num_layers=spec.num_layers,
             hidden=spec.hidden_size,
             num_heads=spec.num_heads,
@@ -192,7 +201,7 @@ class WholeStep:
             embedding_norm=_describe_norm(weights.embedding_norm),
             final_norm=_describe_norm(weights.final_norm),
             positions=point(positions),
-            slopes=point(slopes),
+            slopes=point(self._slopes),
             layers=self._layers,
         )
 
@@ -216,19 +225,32 @@ class WholeStep:
             scale=spec.scale_of(index),
         )
 
-    def _keep(self, thing: Any) -> Any:
-        self._kept.append(thing)
-        return thing
+    def _follow_moves(self) -> None:
+        """Describe the decoder again if a tensor has moved: share_memory_(), set_() and torch's own pickling give a
+        tensor other memory, and its old address is somebody else's then."""
+        if find_addresses(self._kept) == self._kept_at and find_addresses(self._tables) == self._tables_at:
+            return
+        if [_describe_form(tensor) for tensor in self._kept] != self._forms:
+            raise SettingError(
+                "weights of this model were given another shape, dtype or device in place; load the model again, or "
+                "use model.to()"
+            )
+        self._describe()
 
     def _reach(self, stop: int) -> None:
-        """Let the layers' tables of positions cover what this pass reads."""
+        """Let the description be true, and the layers' tables of positions cover what this pass reads."""
+        self._follow_moves()
         if stop <= self._room:
             return
+        tables: dict[LayerKind, torch.Tensor | None] = {}
         for index in range(self._spec.num_layers):
-            table = self._outlook.table_of(self._spec.kind_of(index), stop)
+            kind = self._spec.kind_of(index)
+            table = tables.setdefault(kind, self._outlook.table_of(kind, stop))
             if table is not None:
                 self._layers[index].rope = table.data_ptr()
                 self._room = table.shape[0]
+        self._tables = [table for table in tables.values() if table is not None]
+        self._tables_at = find_addresses(self._tables)
         if self._spec.rope is None:
             self._room = self._spec.max_context or (1 << 30)
 
@@ -248,11 +270,11 @@ class WholeStep:
             made.early_logits = tuple(torch.zeros(shape) for _ in want.early)
         elif is_whole:
             made.likeliest = torch.empty(shape[:-1], dtype=torch.int64)
-        model, num_tokens = self._model_of(want.exit_layer), min(CHUNK, sum(span.counts))
+        num_tokens = min(CHUNK, sum(span.counts))
         with self._lock:
             self._reach(span.stop)
             self._prepare_scratch(num_tokens, num_tokens * (1 + len(want.early)), span.stop)
-            addresses = self._address(stores)
+            model, addresses = self._model_of(want.exit_layer), self._address(stores)
             for pieces in self._cut(span):
                 outputs = self._fill(pieces, tokens, span, stores, wants_all)
                 self._run(model, pieces, outputs, span, addresses, made, want.early if outputs else ())
@@ -286,7 +308,7 @@ class WholeStep:
         table[4, :rows] = stores.shared_rows
         table[5, :rows] = stores.shared_counts
         table[3, :rows] = table[1, :rows] - table[5, :rows]
-        table[6, :rows] = range(rows)
+        table[6, :rows] = table[8, :rows] = range(rows)
         table[7, :rows] = 0 if stores.bases is None else stores.bases
 
     def _model_of(self, num_layers: int | None) -> Model:
@@ -314,7 +336,11 @@ class WholeStep:
 
     def _address(self, stores: Stores) -> Addresses:
         """The stores as the library knows them; the arrays of addresses must outlive the call."""
-        if stores.addressed is None:
+        held = [*stores.own, *(stores.shared or ())]
+        if stores.packed is not None:
+            held += [tensor for layer in stores.packed for part in layer for tensor in part.tensors()]
+        at = find_addresses(held)
+        if stores.addressed is None or stores.addressed_at != at:  # the same buffers may have moved
             made, arrays = [], []
             for buffers in (stores.own,) if stores.shared is None else (stores.own, stores.shared):
                 array = (ctypes.c_void_p * len(buffers))(*(buffer.data_ptr() for buffer in buffers))
@@ -324,6 +350,7 @@ class WholeStep:
             packing, packed = self._address_packed(stores)
             address = ctypes.cast(packed, ctypes.c_void_p) if packed is not None else None
             stores.addressed = (made[0], made[-1], packing, address, (arrays, packed))
+            stores.addressed_at = at
         addressed: Addresses = stores.addressed
         return addressed
 
@@ -382,6 +409,7 @@ class WholeStep:
             table[4, part] = stores.shared_rows[row]
             table[5, part] = shared
             table[7, part] = 0 if stores.bases is None else stores.bases[row]
+            table[8, part] = at
             chosen = (
                 range(first, last) if wants_all else range(last - 1, last) if last == span.counts[row] else range(0)
             )
@@ -443,6 +471,10 @@ class WholeStep:
             for row, first, last in pieces:
                 forward.last_states[row, first:last] = final[at : at + last - first]
                 at += last - first
+
+
+def _describe_form(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def _describe_norm(norm: Norm | None) -> CNorm:

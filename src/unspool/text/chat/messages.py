@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unspool.errors import InputError
+from unspool.errors import InputError, excerpt
 
 MAX_MESSAGES = 16_384
 MAX_CHARACTERS = 8 << 20
@@ -43,9 +43,9 @@ def _check_message(message: Any, index: int) -> dict[str, Any]:
         )
     role = message.get("role")
     if not isinstance(role, str) or not role:
-        raise InputError(f"messages[{index}] needs a 'role' such as 'user', and has {role!r}")
+        raise InputError(f"messages[{index}] needs a 'role' such as 'user', and has {excerpt(role)}")
     if "content" not in message and "tool_calls" not in message:
-        raise InputError(f"messages[{index}] (of {role!r}) has no 'content'")
+        raise InputError(f"messages[{index}] (of {excerpt(role)}) has no 'content'")
     content = message.get("content")
     if content is not None and not isinstance(content, str | list):
         raise InputError(
@@ -75,7 +75,8 @@ class _Copier:
             return _copy_number(value, name)
         if isinstance(value, Mapping):
             return {
-                self._copy_key(key, name): self.copy(item, f"{name}[{key!r}]", depth + 1) for key, item in value.items()
+                self._copy_key(key, name): self.copy(item, f"{name}[{excerpt(key)}]", depth + 1)
+                for key, item in value.items()
             }
         if isinstance(value, list | tuple):
             return [self.copy(item, f"{name}[{index}]", depth + 1) for index, item in enumerate(value)]
@@ -86,7 +87,7 @@ class _Copier:
 
     def _copy_key(self, key: Any, name: str) -> str:
         if not isinstance(key, str):
-            raise InputError(f"{name} has the key {key!r}; keys must be strings")
+            raise InputError(f"{name} has the key {excerpt(key)}; keys must be strings")
         return self._copy_text(key, name)
 
     def _copy_text(self, text: str, name: str) -> str:
@@ -97,6 +98,7 @@ class _Copier:
 
 
 def _copy_number(value: int | float, name: str) -> int | float:
-    if not math.isfinite(value) or abs(value) > MAX_NUMBER:
-        raise InputError(f"{name} is {value!r:.40}, which is not a finite number of usual size")
+    # Compared first: a whole number can be too large for any float.
+    if not -MAX_NUMBER <= value <= MAX_NUMBER or not math.isfinite(value):
+        raise InputError(f"{name} is {excerpt(value)}, which is not a finite number of usual size")
     return float(value) if isinstance(value, float) else int(value)

@@ -1,4 +1,4 @@
-"""Contrastive search at the end of a captured pass over candidates, beside what `decoding/step.py` does in torch.
+"""Contrastive search at the end of a captured pass over candidates, beside what `decoding/tries.py` does in torch.
 
 Five kernels: how like the past each candidate's state is, which one is best, its keys and its logits moved to where
 the row goes on, and the likeliest tokens to follow. So a turn of the search is one graph.
@@ -16,6 +16,7 @@ import triton.language as tl
 from unspool.kernels.contests import Contest, Won
 from unspool.kernels.gpu.attention.forks import keep_keys
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.sampling.ends import PassEnd
 from unspool.kernels.gpu.sampling.readings import join_parts
 from unspool.kernels.gpu.sampling.tokens import TILE, count_tiles
 from unspool.kernels.key_layout import PLAIN, KeyLayout
@@ -165,6 +166,19 @@ class CapturedContest:
             address = (contest.past.data_ptr() - self._weights.data_ptr()) // unit
             self._table.copy_(send([address, contest.past.shape[1]], self._table.device))
             self._told = weakref.ref(contest.past)
+
+    def finish(self, end: PassEnd) -> None:
+        """Launch the contest after a pass over candidates."""
+        self.run(
+            end.states,
+            end.logits,
+            end.base,
+            end.table,
+            end.lengths,
+            num_layers=end.num_layers,
+            unit=end.unit,
+            layout=end.layout,
+        )
 
     def run(
         self,

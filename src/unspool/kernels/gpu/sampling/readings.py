@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.sampling.ends import PassEnd
 from unspool.kernels.gpu.sampling.tokens import TILE, count_tiles, take_found
-from unspool.kernels.readings import Contrast, Guide
+from unspool.kernels.readings import Contrast, Guide, ReadLogits
 from unspool.kernels.sending import send
 
 WARPS: Final = 8
@@ -143,7 +144,7 @@ class CapturedReading:
     """What a captured pass makes of its logits: scores for the processors, and the likeliest token by them."""
 
     def __init__(self, reading: Guide | Contrast, rows: int, num_early: int, vocab: int, device: torch.device) -> None:
-        self._reading, self._num_early = reading.form, num_early
+        self._reading, self._num_early = reading.key, num_early
         self._scale = torch.zeros(1, dtype=torch.float32, device=device)  # guidance's, an input of the graph
         self._told: float | None = None  # what it holds
         self.scores = torch.zeros(rows, vocab, dtype=torch.float32, device=device)
@@ -160,6 +161,16 @@ class CapturedReading:
         if isinstance(reading, Guide) and reading.scale != self._told:
             self._scale.copy_(send([reading.scale], self._scale.device, torch.float32))
             self._told = reading.scale
+
+    def finish(self, end: PassEnd) -> None:
+        """Read the logits of a pass of one token a row."""
+        self.run(end.logits, end.likeliest, end.lengths)
+
+    def take(self, rows: int) -> tuple[None, ReadLogits]:
+        """What became of the logits of the first `rows` rows of the pass."""
+        if isinstance(self._reading, Guide):
+            return None, ReadLogits(self.scores[: rows // 2].clone())
+        return None, ReadLogits(self.scores[:rows].clone(), self.chosen[:rows].clone())
 
     def run(self, logits: torch.Tensor, tokens: torch.Tensor, lengths: torch.Tensor) -> None:
         """Read logits (rows, and once more for every early layer; vocab): `scores`, `chosen`, and tokens (rows,).

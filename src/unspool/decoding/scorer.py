@@ -1,0 +1,172 @@
+"""From passes to scores: the readout, the processors, and what is kept of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from unspool.decoding.forwards import take_first_rows
+from unspool.decoding.reader import Reader
+from unspool.decoding.readout import Scores
+from unspool.decoding.record import Record
+from unspool.decoding.rows import Rows
+from unspool.errors import NoTokenLeftError
+from unspool.logits import LogitsProcessorList
+from unspool.logits.blame import explain_no_token
+from unspool.logits.fused import FusedTail, split_tail
+from unspool.protocols import Forward
+
+
+class Scorer:
+    """The processors of one call behind a reader: `next_logits` scores every row's next token."""
+
+    def __init__(
+        self, reader: Reader, processors: LogitsProcessorList, record: Record, *, copies_logits: bool = False
+    ) -> None:
+        self.reader = reader
+        self.record = record
+        self._readout = reader.readout
+        self._copies_logits = copies_logits  # a caller's own processor may write into what it is given
+        self._given: torch.Tensor | None = None  # the last step's logits, as the processors were given them
+        self._follow_processors(processors)
+
+    def next_logits(self, rows: Rows, *, whole: bool = True, normalise: bool = False) -> Scores:
+        """Read what the cache has not seen of each row, and score the next token.
+
+        Where not the `whole` vocabulary's scores are wanted, the end of the chain may be left to the draw.
+        With `normalise` the processors are given log-probabilities, as beam methods need them.
+        """
+        result = self._read(rows, normalise=normalise)
+        if self.processors:
+            result.likeliest = result.epilogue = None  # they are of other scores
+            given = result.scores.clone() if self._copies_logits else result.scores
+            processors = self.processors
+            if not whole and self._tail is not None and not self.record.keeps_scores:
+                processors, result.tail = self._head, self._tail
+            result.scores = processors(rows.history(), given, **self._find_extra(rows))
+        if self.record.keeps_steps:
+            self.record.keep_scores(result.logits, result.scores)
+        return result
+
+    def next_groups(
+        self, rows: Rows, groups: Sequence[Sequence[int]], current_tokens: torch.Tensor
+    ) -> Iterator[torch.Tensor]:
+        """Score the next tokens of groups of rows in turn: each sees in `current_tokens` (rows,) what those before it
+        have chosen. Yields each group's processed log-probabilities (rows of the group, vocab)."""
+        result, history = self._read(rows, normalise=True), rows.history()
+        whole = torch.zeros_like(result.logits)
+        for number, places in enumerate(groups):
+            index = torch.tensor(list(places), device=history.device)
+            extra = {name: values[index] for name, values in self._find_extra(rows).items()}
+            scores = self.processors.select_rows(index)(
+                history[index],
+                result.scores[index],
+                current_tokens=current_tokens,
+                beam_group_idx=number,
+                **extra,
+            )
+            whole[index] = scores
+            yield scores
+        self.record.keep_scores(result.logits, whole)
+
+    def _read(self, rows: Rows, *, normalise: bool) -> Scores:
+        """The logits for every row's next token, as the readout makes them of a pass."""
+        forward = self.reader.next(rows)
+        if self.record.keeps_states:
+            self._keep_states(forward, rows)
+        result = self._readout.read(forward, rows, normalise=normalise)
+        self._given = result.scores
+        return result
+
+    def _keep_states(self, forward: Forward, rows: Rows) -> None:
+        starts, counts = self.reader.starts[: len(rows)], self.reader.counts[: len(rows)]
+        if self._readout.num_sets > 1:
+            forward = take_first_rows(forward, starts, counts)
+        self.record.keep_forward(forward, rows.pads(), starts, counts)
+
+    # --- several positions at once -------------------------------------------------------------------
+    def score_places(self, rows: Rows, logits: torch.Tensor, places: Sequence[int], *, whole: bool) -> torch.Tensor:
+        """Process the logits (rows, vocab) of the next token of the rows at `places`; others' scores mean nothing.
+
+        Without `whole`, the fused tail is left to the draw. Processors count columns, and after drafts of different
+        fortune rows end in different ones: those that end alike are shown together.
+        """
+        processors = self.processors if whole or self._tail is None else self._head
+        given = logits.clone() if self._copies_logits else logits
+        if not processors:
+            return given
+        ends = rows.ends
+        groups: dict[int, list[int]] = {}
+        for place in places:
+            groups.setdefault(ends[place], []).append(place)
+        if len(groups) == 1 and (self._copies_logits or len(places) == len(rows)):
+            return processors(rows.history(ends[places[0]]), given, **self._find_extra(rows, ends[places[0]]))
+        scores = given.clone()
+        for width, members in groups.items():
+            index = torch.tensor(members, device=logits.device)
+            extra = self._find_extra(rows, width)
+            if self._copies_logits:  # a caller's own processor may know rows by their place: it is shown all of them
+                scores[index] = processors(rows.history(width), given.clone(), **extra)[index]
+                continue
+            chosen = processors.select_rows(index)
+            few = {name: values[index] for name, values in extra.items()}
+            scores[index] = chosen(rows.history(width)[index], given[index], **few)
+        return scores
+
+    # --- what others ask -----------------------------------------------------------------------------
+    @property
+    def tail(self) -> FusedTail | None:
+        """The end of the chain that can be done with the draw."""
+        return self._tail
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the scores are the model's logits, and nothing is kept of them."""
+        return not self.processors and not self.record.keeps_any
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a processor before the fused tail has to see the history, position by position."""
+        return bool(self._head) if self._tail is not None else bool(self.processors)
+
+    @property
+    def has_custom_processors(self) -> bool:
+        """Whether a caller's own processors run in a step."""
+        return self._copies_logits
+
+    def explain_no_token(self, rows: Rows, place: int) -> NoTokenLeftError:
+        """Which processors left the row at `place` without a token, found by running them one by one again."""
+        assert self._given is not None
+        return self.blame(rows, self._given, place)
+
+    def blame(self, rows: Rows, logits: torch.Tensor, place: int) -> NoTokenLeftError:
+        """Which processors left the row at `place` without a token, from logits (rows, vocab) of its next one."""
+        width = rows.ends[place]
+        return explain_no_token(
+            self.processors,
+            rows.history(width),
+            logits,
+            self._find_extra(rows, width),
+            place=place,
+            where=f"row {rows.numbers[place]}, at position {rows.lengths[place]}",
+        )
+
+    def keep_rows(self, index: Sequence[int]) -> None:
+        """Let the cache and the processors follow rows that stay while others leave."""
+        self.reader.keep_rows(index)
+        self._follow_processors(self.processors.select_rows(torch.tensor(list(index))))
+
+    def _follow_processors(self, processors: LogitsProcessorList) -> None:
+        self.processors = processors
+        self._head, self._tail = split_tail(processors)
+        self._takes = frozenset(name for name in ("uniforms", "pads") if processors.takes(name))
+
+    def _find_extra(self, rows: Rows, width: int | None = None) -> dict[str, torch.Tensor]:
+        """What processors may ask for beside the history (of `width` columns) and the scores."""
+        extra = {}
+        if "uniforms" in self._takes:
+            extra["uniforms"] = rows.uniforms(stream=1)
+        if "pads" in self._takes and (pads := rows.padding(width)) is not None:
+            extra["pads"] = pads
+        return extra

@@ -1,0 +1,27 @@
+"""Objects named before they are imported, so that a table of them costs nothing to read."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+Reference = str | type
+"""A class, or where it is: "package.module:Name"."""
+
+
+def resolve(reference: Any) -> Any:
+    """The object that a reference names; anything but a string is the object already."""
+    if not isinstance(reference, str):
+        return reference
+    module, _, name = reference.partition(":")
+    return getattr(import_module(module), name)
+
+
+def find_name(reference: Reference) -> str:
+    """The name of a class, without importing it."""
+    return reference.partition(":")[2] if isinstance(reference, str) else reference.__name__
+
+
+def find_home(reference: Reference) -> str:
+    """The module of a class, without importing it."""
+    return reference.partition(":")[0] if isinstance(reference, str) else reference.__module__
