@@ -16,7 +16,7 @@ from unspool.kernels import packing
 from unspool.kernels.cpu.blocks import BLOCK
 from unspool.kernels.cpu.tiles import BYTES, TILE
 
-ABI: Final = 5
+ABI: Final = 4
 CHUNK: Final = 64  # most tokens of one call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
@@ -90,10 +90,6 @@ class Store(ctypes.Structure):
         ("layers", ctypes.c_void_p),
         ("row_stride", ctypes.c_int64),
         ("position_stride", ctypes.c_int64),
-        ("rooms", ctypes.c_void_p),
-        ("table", ctypes.c_void_p),
-        ("width", ctypes.c_int32),
-        ("block", ctypes.c_int32),
     ]
 
 
@@ -140,7 +136,6 @@ class Job(ctypes.Structure):
             for name in ["tokens", "positions", "own_rows", "own_places", "shared_rows", "shared_counts", "wanted"]
         ),
         ("bases", ctypes.c_void_p),
-        ("firsts", ctypes.c_void_p),
         ("early", ctypes.c_void_p),
         ("own", Store),
         ("shared", Store),

@@ -57,9 +57,7 @@ _KEYS_AHEAD: Final = 1024  # positions by which working memory grows
 _MOST_FLOAT: Final = {"neon_dot": CHUNK, "neon_i8mm": CHUNK}
 _MOST_FLOAT_ELSEWHERE: Final = 16
 Piece = tuple[int, int, int]  # a row, and the first and the last (exclusive) of its tokens
-_NAMES: Final = (
-    *("tokens", "positions", "own_rows", "own_places", "shared_rows", "shared_counts", "wanted", "bases", "firsts"),
-)
+_NAMES: Final = ("tokens", "positions", "own_rows", "own_places", "shared_rows", "shared_counts", "wanted", "bases")
 Addresses = tuple[
     Store, Store, Packing, Any, Any
 ]  # own and shared, how those are packed and where; what must outlive them
@@ -93,7 +91,7 @@ class StretchCall:
         self._tokens, self._positions, self._own_rows, self._own_places, self._shared_rows, self._shared_counts = (
             self._numbers[:6]
         )
-        self._numbers[6][:] = self._numbers[8][:] = range(num_rows)
+        self._numbers[6][:] = range(num_rows)
         self._vocab_size = vocab_size
         self._ends: tuple[int, ...] = ()
         addresses = [ctypes.addressof(numbers) for numbers in self._numbers]
@@ -308,7 +306,7 @@ class WholeStep:
         table[4, :rows] = stores.shared_rows
         table[5, :rows] = stores.shared_counts
         table[3, :rows] = table[1, :rows] - table[5, :rows]
-        table[6, :rows] = table[8, :rows] = range(rows)
+        table[6, :rows] = range(rows)
         table[7, :rows] = 0 if stores.bases is None else stores.bases
 
     def _model_of(self, num_layers: int | None) -> Model:
@@ -329,10 +327,10 @@ class WholeStep:
             or have[3] != threads
             or any(had < need for had, need in zip(have, needed, strict=False))
         ):
-            self._prepared = (*map(max, have[:3], needed), threads)
-            self._scratch = torch.empty(
-                self._library.count_scratch(self._model, *self._prepared[:3]), dtype=torch.uint8
-            )
+            wanted = (*map(max, have[:3], needed), threads)
+            num_bytes = self._library.count_scratch(self._model, *wanted[:3])
+            self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
+            self._prepared = wanted  # once it is there: memory may have run out
 
     def _address(self, stores: Stores) -> Addresses:
         """The stores as the library knows them; the arrays of addresses must outlive the call."""
@@ -409,7 +407,6 @@ class WholeStep:
             table[4, part] = stores.shared_rows[row]
             table[5, part] = shared
             table[7, part] = 0 if stores.bases is None else stores.bases[row]
-            table[8, part] = at
             chosen = (
                 range(first, last) if wants_all else range(last - 1, last) if last == span.counts[row] else range(0)
             )
