@@ -73,7 +73,7 @@ TEMPLATES = {
         "{{- '<|start_header_id|>system<|end_header_id|>\\n\\n' }}"
         "{{- 'Today: ' + date_string + system }}{{- '<|eot_id|>' }}"
         "{%- for message in messages %}{%- if not ('tool_calls' in message) %}"
-        "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | string | trim }}"
+        "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | string }}"
         "{%- elif message.tool_calls|length != 1 %}{{- raise_exception('one call at a time') }}"
         "{%- else %}{%- set call = message.tool_calls[0].function %}"
         "{{- '{\"name\": \"' + call.name + '\", \"parameters\": ' }}{{- call.arguments | tojson }}{{- '}' }}"
