@@ -46,8 +46,8 @@ def run(given: tuple[Call, str, Any], folder: Path) -> None:
     if name in ("alone", "order"):
         found = relations.run(call.pick(rows))
         few, mine = call.pick(rows), relations.select(whole, rows, call.copies)
-        # `min_length` is refused if no row can get so long, and a batch may have a row that can.
-        alike = name == "order" or "min_length" not in call.settings
+        # These two are held against the longest prompt of a call, so a batch may be refused where a row is not.
+        alike = name == "order" or not {"min_length", "forced_bos_token_id"} & set(call.settings)
         relations.check(few, mine, found, what=f"{name} {rows}", alike=alike)
     elif name == "stream":
         relations.check(call, whole, relations.run(call, relations.stream), what=name)
