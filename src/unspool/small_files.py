@@ -6,12 +6,12 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from unspool.errors import InputError, LoadError, ModelNotFoundError, ResourceError, UnspoolError
+from unspool.errors import InputError, LoadError, ModelNotFoundError, ResourceError, UnspoolError, excerpt
 
 MAX_SETTINGS_BYTES = 16 << 20  # of a file that holds settings, a model's or a chat's
 _KINDS = {stat.S_IFIFO: "pipe", stat.S_IFCHR: "device", stat.S_IFBLK: "device", stat.S_IFDIR: "folder"}
@@ -65,14 +65,20 @@ def read_json_object(
 
 
 def parse_json_object(
-    data: bytes, where: str, *, is_strict: bool = True, allows_infinity: bool = False
+    data: bytes,
+    where: str,
+    *,
+    is_strict: bool = True,
+    allows_infinity: bool = False,
+    hook: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """A JSON object from bytes; `where` names it in errors.
 
-    What is strict refuses NaN, numbers without end unless it `allows_infinity`, and a key given twice.
+    What is strict refuses NaN, numbers without end unless it `allows_infinity`, and a key given twice, unless a `hook`
+    of the caller's own makes objects of pairs.
     """
     refuse = _refuse_nan if allows_infinity else _refuse_constant
-    hooks: dict[str, Any] = {"parse_constant": refuse, "object_pairs_hook": _refuse_repeats}
+    hooks: dict[str, Any] = {"parse_constant": refuse, "object_pairs_hook": hook or _refuse_repeats}
     try:
         value = json.loads(data.decode("utf-8-sig"), **(hooks if is_strict else {}))
     except RecursionError:
@@ -143,6 +149,6 @@ def _refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
-            raise ValueError(f"the key {key!r} occurs twice")
+            raise ValueError(f"the key {excerpt(key)} occurs twice")
         result[key] = value
     return result

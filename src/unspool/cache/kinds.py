@@ -10,28 +10,29 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 
 from unspool.cache.base import Cache
 from unspool.cache.config import CacheConfig
 from unspool.cache.dynamic import DynamicCache
-from unspool.cache.linked import take_linked
 from unspool.cache.mamba import MambaCache, refuse_without_states
-from unspool.cache.mapped import take_mapped
-from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
-from unspool.cache.paged import PagedCache
-from unspool.cache.pool import BLOCK_SIZE, check_pool
+from unspool.cache.offload.linked import take_linked
+from unspool.cache.offload.mapped import take_mapped
+from unspool.cache.offload.offloaded import OffloadedCache, OffloadedStaticCache
+from unspool.cache.paged.cache import PagedCache
+from unspool.cache.paged.pool import BLOCK_SIZE, check_pool
 from unspool.cache.quantized import QUANTIZED_CACHES
-from unspool.cache.quantized_config import OPTIONS, QuantizedCacheConfig, read_quantized_config
 from unspool.cache.quantized_hybrid import QuantizedHybridCache
 from unspool.cache.quantized_static import QuantizedStaticCache
 from unspool.cache.sink import SinkCache, check_sink
 from unspool.cache.sliding import HybridCache, SlidingWindowCache, refuse_encoder_decoder, refuse_without_window
 from unspool.cache.static import StaticCache
-from unspool.cache.stores import Allocate
-from unspool.errors import SettingError, UnsupportedError
+from unspool.cache.stores.plain import Allocate
+from unspool.cache.stores.quantized_config import OPTIONS, QuantizedCacheConfig, read_quantized_config
+from unspool.errors import PluginError, SettingError, UnsupportedError
+from unspool.registry import Table
 
 Options = Mapping[str, Any]
 """What `cache_config` says, without the name of the kind."""
@@ -66,10 +67,13 @@ class KeyShape:
         return SimpleNamespace(**{**(vars(self.config) if self.config is not None else {}), **sizes})
 
 
-@dataclass(frozen=True, slots=True)
-class CacheKind:
+@dataclass(frozen=True)
+class CacheKindEntry:
     """One kind of cache: what it needs to be told, and how it is made."""
 
+    table: ClassVar[str] = "unspool.cache.kinds:KINDS"
+
+    name: str  # what `cache_implementation` takes
     make: Callable[[KeyShape, int, int | None, Options], Cache]  # shape, rows, capacity, options
     options: tuple[str, ...] = ()  # the keys of `cache_config` that it reads
     is_sized: bool = False  # takes all its memory at once, for every row and position that a call may need
@@ -84,7 +88,7 @@ class CacheKind:
     refuse: Callable[[Any], str | None] | None = None  # why a model (its `info`) can't be served, or None
 
 
-def find_kind(name: str) -> CacheKind:
+def find_kind(name: str) -> CacheKindEntry:
     """The kind of that name, or the error that says which there are."""
     kind = KINDS.get(name)
     if kind is None:
@@ -272,9 +276,10 @@ def _check_quantized(options: Options) -> None:
     _read_packing(options)
 
 
-KINDS: Final[dict[str, CacheKind]] = {
-    "dynamic": CacheKind(_make_dynamic, forks=True, divides=True, is_plain=True),
-    "static": CacheKind(
+_BUILT_IN: Final[tuple[CacheKindEntry, ...]] = (
+    CacheKindEntry("dynamic", _make_dynamic, forks=True, divides=True, is_plain=True),
+    CacheKindEntry(
+        "static",
         _make_static,
         options=("batch_size", "max_cache_len", "device"),
         is_sized=True,
@@ -283,7 +288,8 @@ KINDS: Final[dict[str, CacheKind]] = {
         is_plain=True,
         check=_check_static,
     ),
-    "paged": CacheKind(
+    CacheKindEntry(
+        "paged",
         _make_paged,
         options=("block_size", "num_blocks", *SIZES),
         may_be_sized=True,
@@ -292,16 +298,18 @@ KINDS: Final[dict[str, CacheKind]] = {
         check=_check_paged,
         count_room=_count_pages,
     ),
-    "mamba": CacheKind(_make_mamba, is_endless=True, holds_every_key=False, refuse=refuse_without_states),
-    "sliding_window": CacheKind(_make_sliding, is_sized=True, holds_every_key=False, refuse=refuse_without_window),
-    "offloaded": CacheKind(_make_offloaded, options=OFFLOADING, check=_check_offloading),
-    "offloaded_static": CacheKind(
+    CacheKindEntry("mamba", _make_mamba, is_endless=True, holds_every_key=False, refuse=refuse_without_states),
+    CacheKindEntry("sliding_window", _make_sliding, is_sized=True, holds_every_key=False, refuse=refuse_without_window),
+    CacheKindEntry("offloaded", _make_offloaded, options=OFFLOADING, check=_check_offloading),
+    CacheKindEntry(
+        "offloaded_static",
         _make_offloaded_static,
         options=("batch_size", "max_cache_len", *OFFLOADING),
         is_sized=True,
         check=_check_offloading,
     ),
-    "offloaded_hybrid": CacheKind(
+    CacheKindEntry(
+        "offloaded_hybrid",
         _make_offloaded_hybrid,
         options=("folder",),
         is_sized=True,
@@ -309,7 +317,8 @@ KINDS: Final[dict[str, CacheKind]] = {
         check=_check_offloading,
         refuse=refuse_encoder_decoder,
     ),
-    "sink": CacheKind(
+    CacheKindEntry(
+        "sink",
         _make_sink,
         options=("window_length", "num_sink_tokens"),
         is_endless=True,
@@ -317,12 +326,13 @@ KINDS: Final[dict[str, CacheKind]] = {
         check=lambda options: check_sink(_fill_sink(options)),
         refuse=_refuse_sink,
     ),
-    "hybrid": CacheKind(_make_hybrid, is_sized=True, holds_every_key=False, refuse=refuse_encoder_decoder),
-    "quantized": CacheKind(_make_quantized, options=OPTIONS, check=_check_quantized),
-    "quantized_static": CacheKind(
-        _make_quantized_static, options=(*OPTIONS, *SIZES), is_sized=True, check=_check_quantized
+    CacheKindEntry("hybrid", _make_hybrid, is_sized=True, holds_every_key=False, refuse=refuse_encoder_decoder),
+    CacheKindEntry("quantized", _make_quantized, options=OPTIONS, check=_check_quantized),
+    CacheKindEntry(
+        "quantized_static", _make_quantized_static, options=(*OPTIONS, *SIZES), is_sized=True, check=_check_quantized
     ),
-    "quantized_hybrid": CacheKind(
+    CacheKindEntry(
+        "quantized_hybrid",
         _make_quantized_hybrid,
         options=(*OPTIONS, *SIZES),
         is_sized=True,
@@ -330,7 +340,8 @@ KINDS: Final[dict[str, CacheKind]] = {
         check=_check_quantized,
         refuse=refuse_encoder_decoder,
     ),
-    "offloaded_quantized_hybrid": CacheKind(
+    CacheKindEntry(
+        "offloaded_quantized_hybrid",
         _make_offloaded_quantized_hybrid,
         options=(*OPTIONS, *SIZES, "folder"),
         is_sized=True,
@@ -338,4 +349,13 @@ KINDS: Final[dict[str, CacheKind]] = {
         check=_check_quantized,
         refuse=refuse_encoder_decoder,
     ),
-}
+)
+
+
+def _check_entry(entry: CacheKindEntry) -> None:
+    if not callable(entry.make):
+        raise PluginError(f"the kind of cache {entry.name!r} has no function that makes it")
+
+
+KINDS: Final = Table[CacheKindEntry]("kind of cache", _BUILT_IN, lambda entry: entry.name, _check_entry)
+"""Every kind of cache, by the name that `cache_implementation` takes."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from unspool.cache import DIVIDE, LEGACY, ROLL_BACK, Cache, find_kind
+from unspool.config import GenerationConfig
 from unspool.decoding.beam_trace import BeamTrace
 from unspool.decoding.choice import find_want, make_candidates, make_readout, make_turns
 from unspool.decoding.finish import Finish
@@ -157,9 +158,9 @@ class Run:
         return bool(self._settings.return_dict_in_generate)
 
     @property
-    def tells_logprobs(self) -> bool:
-        """Whether log-probabilities were asked for, of new tokens or of the prompt's."""
-        return self._settings.logprobs is not None or self._settings.prompt_logprobs is not None
+    def settings(self) -> GenerationConfig:
+        """The call's settings, merged."""
+        return self._settings
 
     @property
     def pad_token_id(self) -> int:

@@ -1,0 +1,74 @@
+"""A table of blocks on a device: what finds a position's place in the pool, without the host in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from unspool.cache.paged.pool import NOBODYS
+from unspool.kernels.sending import send
+
+_NARROWEST: Final = 8  # blocks a row
+_MOST_SENT: Final = 256  # entries that are sent one by one; more are sent as a whole table
+
+
+class BlockIndex:
+    """The blocks of every row as a tensor (rows, blocks) int32, 0 where a row has none.
+
+    It is told the lists of blocks that the host keeps, and sends what has changed since. The tensor stays where it is
+    until it is too small, so that a captured step finds it there.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.table = self._make((1, _NARROWEST))
+        self._told: list[list[int]] = [[]]
+
+    def tell(self, rows: Sequence[Sequence[int]], num_blocks: int = 0) -> None:
+        """Let the device know what the rows hold now, in a table of at least `num_blocks` blocks a row."""
+        width = max(num_blocks, *map(len, rows)) if rows else num_blocks
+        if len(rows) > self.table.shape[0] or width > self.table.shape[1]:
+            size = (_round_up(max(len(rows), self.table.shape[0])), _round_up(max(width, self.table.shape[1])))
+            self.table = self._make(size)
+            self._told = [[] for _ in range(size[0])]
+        width = self.table.shape[1]
+        at: list[int] = []
+        changed: list[int] = []
+        for row, (blocks, told) in enumerate(zip(rows, self._told, strict=False)):
+            if blocks == told:
+                continue
+            for place in range(max(len(blocks), len(told))):
+                new = blocks[place] if place < len(blocks) else NOBODYS
+                if place >= len(told) or new != told[place]:
+                    at.append(row * width + place)
+                    changed.append(new)
+            self._told[row] = list(blocks)
+        if len(at) > _MOST_SENT:
+            whole = [block for told in self._told for block in (*told, *[NOBODYS] * (width - len(told)))]
+            self.table.view(-1).copy_(send(whole, self.device, torch.int32))
+        elif at:
+            values = send(changed, self.device, torch.int32)
+            self.table.view(-1).index_copy_(0, send(at, self.device), values)
+
+    def _make(self, size: tuple[int, int]) -> torch.Tensor:
+        with torch.inference_mode(False):  # or it could not be changed outside of that mode
+            return torch.zeros(size, dtype=torch.int32, device=self.device)
+
+    def find_flat_slots(self, rows: torch.Tensor, positions: torch.Tensor, block_size: int) -> torch.Tensor:
+        """Where positions (count,) of rows (count,) lie among all blocks' places: (count,) int64."""
+        return self.table[rows, positions // block_size].long() * block_size + positions % block_size
+
+    def find_slots(self, positions: torch.Tensor, block_size: int) -> torch.Tensor:
+        """Where positions (rows, count) lie among all blocks' places: (rows, count) int64."""
+        blocks = self.table[: len(positions)].gather(1, positions // block_size)
+        return blocks.long() * block_size + positions % block_size
+
+    def find_blocks(self, rows: int, count: int) -> torch.Tensor:
+        """The first `count` blocks of every row, one row after the other: (rows * count,) int64."""
+        return self.table[:rows, :count].flatten().long()
+
+
+def _round_up(count: int) -> int:
+    return 1 << (count - 1).bit_length()

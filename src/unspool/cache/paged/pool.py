@@ -1,0 +1,263 @@
+"""Blocks of positions that rows take from one pool, share and give back: what a paged cache is made of.
+
+As in *Efficient Memory Management for Large Language Model Serving with PagedAttention* (Kwon et al., 2023). A block
+has the same number in every layer. Block 0 is nobody's: it stays zero, and stands in tables where a row has no block.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from unspool.cache.places import Places
+from unspool.errors import ResourceError, SettingError
+from unspool.kernels.presence import has_triton
+
+if TYPE_CHECKING:
+    from unspool.kernels.gpu.attention.block_copies import BlockMover
+
+# A GPU's kernels look at 64 keys at once where there are several rows, and the C library reads keys in parts of 64, so
+# no tile crosses a block. A row leaves half a block empty on average: at 2,000 positions 1.6 %.
+BLOCK_SIZE: Final = 64
+SMALLEST_BLOCK, LARGEST_BLOCK = 16, 1024  # positions; tensor cores take 16 keys at least
+MOST_BLOCKS: Final = 2**24
+NOBODYS: Final = 0
+_GROWTH: Final = 16  # a pool that is full grows by this part of itself, at least
+
+
+class BlockPool:
+    """Memory for keys and values in blocks of `block_size` positions, for one cache or several.
+
+    With `num_blocks` it takes all its memory with a layer's first keys and never moves; without, it grows. Blocks are
+    counted by their users: a block that nobody uses any more is free. Caches of several threads may share a pool.
+    """
+
+    def __init__(self, block_size: int = BLOCK_SIZE, num_blocks: int | None = None) -> None:
+        check_pool(block_size, num_blocks)
+        self.block_size, self.max_blocks = block_size, num_blocks
+        self.buffers: list[torch.Tensor] = []  # (1 + blocks, block size, 2, heads, width), a layer each
+        self._users = [1] + [0] * (num_blocks or 0)  # how many rows hold each block
+        self._free = list(range(1, len(self._users)))  # a heap: low numbers first, so that a lone row's lie in order
+        self._worn: set[int] = set()  # free blocks that somebody has written to
+        self._mover: tuple[list[torch.Tensor], BlockMover] | None = None
+        self._shown: list[weakref.ref[Places]] = []  # who knows where the blocks lie
+        self._returns: dict[int, torch.cuda.Event] = {}  # by stream: what it had to do when it last gave back
+        self.lock = (
+            threading.RLock()
+        )  # whoever reads or writes blocks by address holds it, so that none moves meanwhile
+
+    # --- what there is -------------------------------------------------------------------------------
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it never grows, and so never moves."""
+        return self.max_blocks is not None
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that there is memory for now."""
+        return len(self._users) - 1
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody uses."""
+        return len(self._free)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory taken, used or not."""
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+    @property
+    def block_nbytes(self) -> int:
+        """Bytes of one block in all layers."""
+        return sum(buffer[0].nbytes for buffer in self.buffers)
+
+    def count_users(self, block: int) -> int:
+        """How many rows hold a block."""
+        return self._users[block]
+
+    def count_blocks(self, length: int) -> int:
+        """Blocks that so many positions take."""
+        return -(-length // self.block_size)
+
+    # --- taking, sharing, giving back ----------------------------------------------------------------
+    def take(self, count: int, *, is_cleaned: bool = True) -> list[int]:
+        """So many blocks with one user each: all of them or, where a fixed pool has too few, none.
+
+        They hold zeros, whoever had them before, unless the caller says that it fills them at once.
+        """
+        with self.lock:
+            self.ensure(count)
+            self._wait_for_others()
+            taken = [heappop(self._free) for _ in range(count)]
+            for block in taken:
+                self._users[block] = 1
+            worn = [block for block in taken if block in self._worn]
+            self._worn.difference_update(worn)
+            if worn and is_cleaned:
+                self._move([NOBODYS] * len(worn), worn)
+            return taken
+
+    def ensure(self, count: int) -> None:
+        """See to it that so many blocks are free, or say how many are missing."""
+        missing = count - len(self._free)
+        if missing > 0 and self.is_fixed:
+            raise ResourceError(
+                f"{count} more blocks of {self.block_size} positions are needed and {self.num_free} of the pool's "
+                f"{self.num_blocks} are free: {missing} are missing. Make it larger (num_blocks or max_cache_len), "
+                "read fewer or shorter rows at once, or leave both out, and it grows"
+            )
+        if missing > 0:
+            self._grow(missing)
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """Count one more user of each."""
+        with self.lock:
+            for block in blocks:
+                if block == NOBODYS or not self._users[block]:
+                    raise SettingError(f"block {block} is nobody's, and can't be shared")
+                self._users[block] += 1
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        """Count one user less of each; those without any are free."""
+        with self.lock:
+            for block in blocks:
+                if block == NOBODYS or not self._users[block]:
+                    raise SettingError(f"block {block} is nobody's, and can't be given back")
+                self._users[block] -= 1
+                if not self._users[block]:
+                    heappush(self._free, block)
+                    self._worn.add(block)
+            self._note_return()
+
+    def copy(self, blocks: Sequence[int]) -> list[int]:
+        """New blocks that hold what the given ones do; the caller gives those back."""
+        with self.lock:
+            copies = self.take(len(blocks), is_cleaned=False)
+            self._move(blocks, copies)
+            return copies
+
+    def adopt_copies(self, other: BlockPool, blocks: Sequence[int]) -> list[int]:
+        """New blocks that hold what some of another pool's do, with one user each."""
+        if other.block_size != self.block_size:
+            raise SettingError(
+                f"blocks of {other.block_size} positions can't be copied into a pool of blocks of {self.block_size}"
+            )
+        with self.lock:
+            for layer, held in enumerate(other.buffers):
+                self.open_layer(layer, held.shape[3], held.shape[4], held.dtype, held.device)
+            copies = self.take(len(blocks), is_cleaned=False)
+            for mine, theirs in zip(self.buffers, other.buffers, strict=True):
+                mine[copies] = theirs[list(blocks)]
+            return copies
+
+    # --- memory --------------------------------------------------------------------------------------
+    def open_layer(self, layer: int, heads: int, width: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A layer's blocks, made where nobody has written to it yet."""
+        with self.lock:
+            if layer > len(self.buffers):
+                raise SettingError(f"layer {layer} is written before layer {len(self.buffers)}")
+            if layer == len(self.buffers):
+                size = (1 + self.num_blocks, self.block_size, 2, heads, width)
+                self.buffers.append(_take_memory(size, dtype, device))
+            return self.buffers[layer]
+
+    def adopt(self, buffers: Sequence[torch.Tensor], users: Sequence[int]) -> None:
+        """Take over the blocks of all layers (blocks, block size, 2, heads, width), each with so many users."""
+        if self.buffers or any(self._users[1:]) or (self.is_fixed and len(users) > self.num_blocks):
+            raise SettingError(f"{len(users)} blocks can't be taken over by a pool of {self.num_blocks}")
+        if not self.is_fixed:
+            self._users = [1] + [0] * len(users)
+        self._users[1 : 1 + len(users)] = users
+        self._free = [block for block in range(1, len(self._users)) if not self._users[block]]
+        for layer, held in enumerate(buffers):
+            self.open_layer(layer, held.shape[3], held.shape[4], held.dtype, held.device)
+            self.buffers[layer][1 : 1 + len(held)] = held
+
+    def show(self, table: torch.Tensor) -> Places:
+        """Where the blocks lie, for a cache whose rows have those of a table; without buffers once they have moved."""
+        places = Places(list(self.buffers), block_table=table)
+        self._shown = [told for told in self._shown if told() is not None] + [weakref.ref(places)]
+        return places
+
+    def _grow(self, missing: int) -> None:
+        more = max(missing, self.num_blocks // _GROWTH)
+        if self.num_blocks + more > MOST_BLOCKS:
+            raise ResourceError(f"a pool has at most {MOST_BLOCKS} blocks, and {self.num_blocks + more} are needed")
+        self._wait_for_device()
+        self._mover = None  # or it would keep the old ones, and so would what was shown
+        for told in self._shown:
+            if (places := told()) is not None:
+                places.buffers.clear()
+        self._shown = []
+        for layer, buffer in enumerate(self.buffers):  # one layer at a time, so that only one is there twice
+            grown = _take_memory((len(buffer) + more, *buffer.shape[1:]), buffer.dtype, buffer.device)
+            grown[: len(buffer)] = buffer
+            self.buffers[layer] = grown
+        self._wait_for_device()
+        self._free += range(len(self._users), len(self._users) + more)
+        heapify(self._free)
+        self._users += [0] * more
+
+    def _move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy blocks to others, in all layers."""
+        if not self.buffers or not targets:
+            return
+        first = self.buffers[0]
+        if first.is_cuda and has_triton():
+            if self._mover is None or len(self._mover[0]) != len(self.buffers):
+                from unspool.kernels.gpu.attention.block_copies import (
+                    BlockMover,  # Triton is imported where a GPU is used
+                )
+
+                self._mover = (list(self.buffers), BlockMover(self.buffers))
+            self._mover[1].move(sources, targets)
+            return
+        source, target = torch.tensor(list(sources)), torch.tensor(list(targets))
+        for buffer in self.buffers:
+            buffer[target.to(buffer.device)] = buffer[source.to(buffer.device)]
+
+    # --- streams of a GPU ----------------------------------------------------------------------------
+    # A block that one stream gave back may be written by another only when the first is done with it.
+
+    def _note_return(self) -> None:
+        if self.buffers and self.buffers[0].is_cuda and not torch.cuda.is_current_stream_capturing():
+            stream = torch.cuda.current_stream(self.buffers[0].device)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
+            event.record(stream)
+            self._returns[stream.cuda_stream] = event
+
+    def _wait_for_others(self) -> None:
+        if self._returns:
+            stream = torch.cuda.current_stream(self.buffers[0].device)
+            for number, event in self._returns.items():
+                if number != stream.cuda_stream:
+                    stream.wait_event(event)
+
+    def _wait_for_device(self) -> None:
+        """Let every stream end what it has to do with blocks that are about to move, or have just moved."""
+        if self.buffers and self.buffers[0].is_cuda:
+            torch.cuda.synchronize(self.buffers[0].device)
+
+
+def _take_memory(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    with torch.inference_mode(False):  # or it could not be written to outside of that mode
+        return torch.zeros(size, dtype=dtype, device=device)
+
+
+def check_pool(block_size: int, num_blocks: int | None) -> None:
+    """Raise the error that says why there can't be such a pool."""
+    is_number = isinstance(block_size, int) and not isinstance(block_size, bool)
+    if not is_number or not SMALLEST_BLOCK <= block_size <= LARGEST_BLOCK or block_size & (block_size - 1):
+        raise SettingError(
+            f"`block_size` of a paged cache must be a power of two from {SMALLEST_BLOCK} to {LARGEST_BLOCK} positions, "
+            f"not {block_size!r}"
+        )
+    is_number = isinstance(num_blocks, int) and not isinstance(num_blocks, bool)
+    if num_blocks is not None and not (is_number and 1 <= num_blocks <= MOST_BLOCKS):
+        raise SettingError(f"`num_blocks` of a paged cache must be from 1 to {MOST_BLOCKS}, not {num_blocks!r}")

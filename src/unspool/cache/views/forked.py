@@ -1,0 +1,155 @@
+"""Several tokens tried after every row, in one pass over one copy of the row's keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from unspool.cache.base import RAGGED, Cache, Stores
+from unspool.cache.places import Places
+from unspool.cache.span import Mask, Span
+from unspool.errors import SettingError, UnsupportedError
+
+
+class RowBuffers(Protocol):
+    """Rows that lie whole in one buffer a layer."""
+
+    lengths: list[int]
+
+    def rows_of(self, layer: int) -> torch.Tensor:
+        """A layer's buffer, without rows that are kept for later."""
+
+    def find_buffers(
+        self, num_layers: int, rows: int, stop: int, heads: int, width: int, dtype: torch.dtype
+    ) -> list[torch.Tensor] | None:
+        """The buffers themselves, where all are alike, in a CPU's memory, and have room up to position `stop`."""
+
+    def _reserve(self, stop: int) -> None:
+        """Make sure that positions up to `stop` can be written."""
+
+
+class ForkedCache(Cache):
+    """A view of a cache for one pass of one token a fork, `num_forks` forks a row.
+
+    All forks of a row stand at the position that follows it. Fork `j` writes its keys `j` places past the row's end,
+    where nothing is held, and sees the row and itself. `keep_fork` of the cache below takes one of them over. How a
+    kind of cache stores them is said by a class of its own.
+    """
+
+    can = frozenset({RAGGED})
+    is_in_order = False
+
+    def __init__(self, held: Cache, forks: range) -> None:
+        super().__init__()
+        self.num_forks = len(forks)
+        self._held, self._first = held, forks.start
+        self._num_keys = max(held.lengths) + forks.stop  # in view
+        self._slots: torch.Tensor | None = None  # (rows, forks): where ragged rows write
+        self.lengths = [length for length in held.lengths for _ in forks]
+
+    # --- a forward pass ------------------------------------------------------------------------------
+    def begin(
+        self,
+        rows: int,
+        num_new: int,
+        counts: Sequence[int] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Span:
+        if num_new != 1 or (counts is not None and min(counts) != 1):
+            raise SettingError(f"a fork is one token, and {num_new} were given")
+        self._slots = None
+        return super().begin(rows, 1, None, device)
+
+    def find_slots(self, span: Span) -> torch.Tensor:
+        """Where the forks of ragged rows are written: (rows, forks), found once a pass."""
+        if self._slots is None:  # a captured pass, which writes by address, needs none
+            own = torch.arange(self._first, self._first + self.num_forks, device=span.positions.device)
+            self._slots = span.positions.view(-1, self.num_forks) + own
+        return self._slots
+
+    def places(self) -> Places | None:
+        """Those of the rows: forks write past their ends. One fork alone, or later ones, are read by `write`."""
+        return self._held.places() if self._first == 0 and self.num_forks > 1 else None
+
+    def mask(self, span: Span, window: int | None = None) -> Mask:
+        """What each fork sees: (rows * forks, 1, 1, keys), or (forks, 1, 1, keys) where all rows are alike."""
+        device = span.positions.device
+        column = torch.arange(self._num_keys, device=device)
+        own = torch.arange(self._first, self._first + self.num_forks, device=device)[:, None]  # (forks, 1)
+        ends = span.positions[: self.num_forks] if span.is_uniform else span.positions  # (rows * forks or forks, 1)
+        own = own.repeat(ends.shape[0] // self.num_forks, 1)
+        visible = (column < ends) | (column == ends + own)
+        if window is not None:
+            visible &= (column > ends - window) | (column >= ends)
+        return visible[:, None, None, :]
+
+    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:  # noqa: ARG002 - all are held
+        """The position of every key in view, all forks at their row's end: (rows * forks or 1, keys)."""
+        ends = span.positions[:1] if span.is_uniform else span.positions
+        return torch.arange(self._num_keys, device=ends.device).expand(ends.shape[0], -1).minimum(ends)
+
+    def order_weights(self, weights: torch.Tensor) -> torch.Tensor:
+        """Leave each fork (rows * forks, heads, 1, keys) only the columns of positions: the row's and its own."""
+        num_positions = max(self._held.lengths) + 1
+        rows = len(self._held.lengths)
+        column = torch.arange(num_positions, device=weights.device)
+        ends = torch.tensor(self._held.lengths, device=weights.device).repeat_interleave(self.num_forks)[:, None]
+        own = torch.arange(self._first, self._first + self.num_forks, device=weights.device).repeat(rows)[:, None]
+        index = torch.where(column < ends, column, ends + own)  # (rows * forks, positions)
+        taken = weights.gather(-1, index[:, None, None].expand(*weights.shape[:-1], -1))
+        return taken.masked_fill((column > ends)[:, None, None], 0.0)
+
+    # --- what a view does not do -----------------------------------------------------------------------
+    def select_rows(self, index: Sequence[int]) -> None:  # noqa: ARG002 - the contract's argument
+        raise UnsupportedError("a fork's rows don't move; keep_fork() of the cache below ends it")
+
+    def _select(self, index: torch.Tensor) -> None:
+        self.select_rows(index.tolist())
+
+    def advance(self, rows: int) -> None:  # noqa: ARG002 - likewise
+        raise UnsupportedError("a fork is written through begin(), write() and end()")
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
+class BufferedFork(ForkedCache):
+    """Forks of rows that lie whole in one buffer a layer."""
+
+    def __init__(self, held: Cache, forks: range, whole: RowBuffers) -> None:
+        super().__init__(held, forks)
+        self._whole = whole
+
+    def write(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store the forks' keys and values; return those of the rows (rows, heads, keys in view, width)."""
+        span = self._require_span()
+        buffer = self._whole.rows_of(layer)
+        forks = kv.view(-1, self.num_forks, *kv.shape[2:])  # (rows, forks, 2, heads, width)
+        if span.is_uniform:
+            buffer.narrow(1, span.starts[0] + self._first, self.num_forks).copy_(forks)
+        else:
+            rows = torch.arange(forks.shape[0], device=kv.device)
+            buffer.index_put_((rows[:, None], self.find_slots(span)), forks)
+        keys, values = buffer.narrow(1, 0, self._num_keys).unbind(2)
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
+    def find_stores(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> Stores | None:
+        """The row is what forks share; each fork's own keys are one position, told as a row of its own."""
+        lengths, num_forks = self._whole.lengths, self.num_forks
+        held = self._whole.find_buffers(num_layers, rows // num_forks, self._num_keys, heads, width, dtype)
+        if held is None or not all(buffer.is_contiguous() for buffer in held):
+            return None
+        capacity = held[0].shape[1]
+        slots = [row * capacity + length + self._first for row, length in enumerate(lengths)]
+        return Stores(
+            [buffer.flatten(0, 1)[:, None] for buffer in held],  # (rows * capacity, 1, 2, heads, width)
+            held,
+            [row for row in range(len(lengths)) for _ in range(num_forks)],
+            list(self.lengths),
+            [slot + fork for slot in slots for fork in range(num_forks)],
+        )
+
+    def _reserve(self, stop: int) -> None:  # noqa: ARG002 - the forks need more room than the longest row's next token
+        self._whole._reserve(self._num_keys)

@@ -1,0 +1,183 @@
+"""What the settings say of drafting: which drafter, how many tokens, and what does not go with it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+from unspool.config.generation import GenerationConfig
+from unspool.errors import SettingError, UnsupportedError
+from unspool.plan.drafters import DRAFTERS
+from unspool.plan.pairs import Facts, check_methods
+from unspool.plan.strategies import refuse_drafts
+from unspool.plan.tables import DRAFTS
+
+Schedule = Literal["constant", "heuristic", "heuristic_transient"]
+
+# A draft model's tokens beside the model's: the same; the same under other numbers; others.
+Relation = Literal["same", "renumbered", "other"]
+
+MOST_DRAFTED = 1024  # tokens a draft: their logits are held for the whole vocabulary
+LONGEST_NGRAM = 32  # each size has an index of its own
+USUAL_NGRAM = 2
+LONGEST_LOOKBEHIND = 1024  # tokens that are encoded again at every draft
+USUAL_LOOKBEHIND = 10
+AUTO_LOOKUP_TOKENS = 16  # what the policy may choose up to where nobody named a number
+AUTO_NGRAM = 3
+
+_OF_MODELS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+_OF_LOOKUP = ("max_matching_ngram_size",)
+_OF_TOKENIZERS = ("assistant_lookbehind", "target_lookbehind")
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """A call's drafter, settled."""
+
+    kind: str  # the name of its entry
+    num_tokens: int
+    schedule: Schedule = "constant"
+    confidence: float = 0.0  # a model's draft ends after a token less likely than this
+    max_ngram_size: int = USUAL_NGRAM
+    exit_layer: int | None = None
+    relation: Relation = "same"
+    assistant_lookbehind: int = USUAL_LOOKBEHIND  # the draft model's tokens that are told again with its guesses
+    target_lookbehind: int = USUAL_LOOKBEHIND  # the model's that are told again with its new ones
+    is_auto: bool = False
+
+
+def read_drafting(
+    settings: GenerationConfig,
+    asked: Collection[str],
+    *,
+    has_assistant: bool,
+    num_layers: int,
+    can: Collection[str],
+    relation: Relation = "same",
+) -> Drafting | None:
+    """The drafter that the settings ask for, or None; raises for what can't be. `asked` are the caller's own."""
+    named = _find_named(settings, asked, has_assistant)
+    if not named:
+        _refuse_alone(settings, asked)
+        return None
+    if len(named) > 1:
+        raise SettingError(f"{_name(named[0])} and {_name(named[1])} name two drafters; give one of them")
+    kind = named[0]
+    try:
+        check_methods(Facts(settings, given={"drafter": _name(kind)}), DRAFTS, refuse_drafts())
+    except SettingError:
+        if has_assistant or _is_asked(kind, asked):
+            raise
+        return None  # what a model's file suggests gives way to what was asked for
+    _refuse_unread(kind, settings, asked)
+    _refuse_lookbehind(settings, asked, relation)
+    return _settle(kind, settings, num_layers, can, relation)
+
+
+def _find_named(settings: GenerationConfig, asked: Collection[str], has_assistant: bool) -> list[str]:
+    named = [
+        name
+        for name, entry in DRAFTERS.items()
+        if (getattr(settings, entry.setting) is not None if entry.parameters else has_assistant)
+    ]
+    if len(named) > 1:  # what the caller names stands before what a model's file suggests
+        own = [kind for kind in named if not DRAFTERS[kind].parameters or DRAFTERS[kind].setting in asked]
+        named = own or named[:1]
+    if not named and settings.speculate == "auto":
+        named.append("prompt_lookup")
+    return named
+
+
+def _name(kind: str) -> str:
+    return f"`{DRAFTERS[kind].setting}`"
+
+
+def _is_asked(kind: str, asked: Collection[str]) -> bool:
+    return DRAFTERS[kind].setting in asked or "speculate" in asked
+
+
+def _refuse_alone(settings: GenerationConfig, asked: Collection[str]) -> None:
+    for names, needed in (
+        (_OF_MODELS, "a draft model: pass assistant_model, or assistant_early_exit"),
+        (_OF_LOOKUP, "prompt lookup: set prompt_lookup_num_tokens, or speculate='auto'"),
+        (_OF_TOKENIZERS, "a draft model with another tokenizer: pass assistant_model"),
+    ):
+        for name in names:
+            if name in asked and getattr(settings, name) is not None:
+                raise SettingError(f"`{name}`={getattr(settings, name)!r} steers {needed}")
+
+
+def _refuse_unread(kind: str, settings: GenerationConfig, asked: Collection[str]) -> None:
+    reads_model = kind in ("draft_model", "early_exit")
+    unread = _OF_LOOKUP if reads_model else _OF_MODELS if kind == "prompt_lookup" else (*_OF_MODELS, *_OF_LOOKUP)
+    instead = "its drafter is a model" if reads_model else f"{DRAFTERS[kind].setting} says how many"
+    if settings.speculate == "auto" and reads_model:
+        unread = (*unread, "num_assistant_tokens_schedule")
+        instead = "speculate='auto' chooses the length itself"
+    for name in unread:
+        if name in asked and getattr(settings, name) is not None:
+            raise SettingError(f"`{name}` is not read beside {_name(kind)}: {instead}; leave it out")
+
+
+def _refuse_lookbehind(settings: GenerationConfig, asked: Collection[str], relation: Relation) -> None:
+    """The look-behinds are read where guesses go through text."""
+    if relation == "other" and not settings.do_sample:
+        return
+    why = "they are drawn from the tokens that both have" if relation == "other" else "both have the same tokens"
+    for name in _OF_TOKENIZERS:
+        if name in asked and getattr(settings, name) is not None:
+            raise SettingError(
+                f"`{name}`={getattr(settings, name)!r} steers guesses that are encoded again for another tokenizer, "
+                f"and here {why}; leave it out"
+            )
+
+
+def _settle(
+    kind: str, settings: GenerationConfig, num_layers: int, can: Collection[str], relation: Relation
+) -> Drafting:
+    is_auto = settings.speculate == "auto"
+    if kind == "prompt_lookup":
+        given, size = settings.prompt_lookup_num_tokens, settings.max_matching_ngram_size
+        num_tokens = AUTO_LOOKUP_TOKENS if given is None else given
+        size = (AUTO_NGRAM if given is None else USUAL_NGRAM) if size is None else size
+        _check_most("prompt_lookup_num_tokens", num_tokens, MOST_DRAFTED)
+        _check_most("max_matching_ngram_size", size, LONGEST_NGRAM)
+        return Drafting(kind, num_tokens, max_ngram_size=size, is_auto=is_auto)
+    if kind not in ("draft_model", "early_exit"):  # what a plug-in added
+        num_tokens = DRAFTERS[kind].count(settings)
+        _check_most(DRAFTERS[kind].setting, num_tokens, MOST_DRAFTED)
+        return Drafting(kind, num_tokens, is_auto=is_auto)
+    num_tokens = 20 if settings.num_assistant_tokens is None else settings.num_assistant_tokens
+    _check_most("num_assistant_tokens", num_tokens, MOST_DRAFTED)
+    threshold = settings.assistant_confidence_threshold or 0.0
+    if not 0.0 <= threshold <= 1.0:
+        raise SettingError(f"`assistant_confidence_threshold`={threshold} is a probability: give a number from 0 to 1")
+    schedule: Schedule = settings.num_assistant_tokens_schedule or "constant"
+    layer = settings.assistant_early_exit if kind == "early_exit" else None
+    if layer is not None:
+        if "early_exit" not in can:
+            raise UnsupportedError(
+                "`assistant_early_exit` was asked for, and this model can't stop after its first layers; "
+                "use prompt_lookup_num_tokens, or an assistant_model"
+            )
+        if not 1 <= layer < num_layers:
+            raise SettingError(
+                f"`assistant_early_exit`={layer} is to name one of the model's layers before its last: it has "
+                f"{num_layers}, so give 1 to {num_layers - 1}"
+            )
+    lookbehinds = {name: _read_lookbehind(name, getattr(settings, name)) for name in _OF_TOKENIZERS}
+    return Drafting(
+        kind, num_tokens, schedule, threshold, exit_layer=layer, relation=relation, is_auto=is_auto, **lookbehinds
+    )
+
+
+def _read_lookbehind(name: str, value: int | None) -> int:
+    lookbehind = USUAL_LOOKBEHIND if value is None else value
+    _check_most(name, lookbehind, LONGEST_LOOKBEHIND)
+    return lookbehind
+
+
+def _check_most(name: str, value: int, most: int) -> None:
+    if not 1 <= value <= most:
+        raise SettingError(f"`{name}`={value} is out of bounds; give 1 to {most}")
