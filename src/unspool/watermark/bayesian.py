@@ -121,10 +121,11 @@ class BayesianDetectorModel(nn.Module):
                 f"g-values have to be of the shape (texts, length, {self.watermarking_depth}), one for each round, but "
                 f"are {list(g_values.shape)}: the detector was made for another number of keys"
             )
-        likelihood = self.likelihood_model_watermarked(g_values).clamp(min=1e-30)
+        likelihood: torch.Tensor = self.likelihood_model_watermarked(g_values).clamp(min=1e-30)
         evidence = ((likelihood / 0.5).log() * mask[..., None]).sum(dim=(1, 2))
         prior = self.prior.clamp(1e-5, 1 - 1e-5)
-        return evidence + torch.log(prior) - torch.log1p(-prior)
+        odds: torch.Tensor = evidence + torch.log(prior) - torch.log1p(-prior)
+        return odds
 
     def forward(
         self,

@@ -71,8 +71,9 @@ class Scorer(ABC):
         kinds = [tuple(window[:-1] if self.counts_contexts else window) for window in windows.tolist()]
         seen: set[tuple[int, ...]] = set()
         is_new = np.array([not (kind in seen or seen.add(kind)) for kind in kinds])  # type: ignore[func-returns-value]
-        ngrams, places = windows.unique(dim=0, return_inverse=True)
-        values = self.value(ngrams[:, :-1], ngrams[:, -1])[places.numpy()]
+        found, places = np.unique(windows.numpy(), axis=0, return_inverse=True)
+        ngrams = torch.from_numpy(found)
+        values = self.value(ngrams[:, :-1], ngrams[:, -1])[places.reshape(-1)]
         return Evidence(first, values, is_new, values > self.threshold)
 
 
@@ -155,7 +156,7 @@ class SynthIDScorer(Scorer):
         table, size = self.mark.sampling_table.double(), len(self.mark.sampling_table)
         rate = float(table.mean())
         bits = self.mark.packed
-        if not bits.words:
+        if not len(bits.words):
             return rate, math.sqrt(rate * (1 - rate) * float((self.weights**2).sum()))
         shifts = bits.find_shifts().tolist()
         sums = torch.zeros(size, dtype=torch.float64)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -157,10 +157,8 @@ class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
 
     def _hash(self, tokens: torch.Tensor) -> torch.Tensor:
         """`accumulate_hash` of tokens (…, length), from 1 on, as one sum."""
-        length = tokens.shape[-1]
-        powers = [_wrap(pow(MULTIPLIER, length - place, 1 << 64)) for place in range(length)]
-        start = sum(pow(MULTIPLIER, place, 1 << 64) * INCREMENT for place in range(length)) + pow(MULTIPLIER, length)
-        return (tokens * torch.tensor(powers, device=tokens.device)).sum(dim=-1) + _wrap(start % (1 << 64))
+        powers, start = _list_powers(tokens.shape[-1], tokens.device)
+        return (tokens * powers).sum(dim=-1) + start
 
     def _follow(self, device: torch.device) -> None:
         """Bring the keys and the table to where the work is."""
@@ -179,6 +177,14 @@ class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
                 f"a text of {input_ids.shape[1]} tokens is shorter than an n-gram of {self.ngram_len}; "
                 "there is nothing to score"
             )
+
+
+@lru_cache(maxsize=64)
+def _list_powers(length: int, device: torch.device) -> tuple[torch.Tensor, int]:
+    """What each of so many tokens is multiplied by in a hash, and what comes to it without tokens."""
+    powers = [_wrap(pow(MULTIPLIER, length - place, 1 << 64)) for place in range(length)]
+    start = sum(pow(MULTIPLIER, place, 1 << 64) * INCREMENT for place in range(length)) + pow(MULTIPLIER, length)
+    return torch.tensor(powers, device=device), _wrap(start % (1 << 64))
 
 
 def _take_logs(probs: torch.Tensor) -> torch.Tensor:
