@@ -59,6 +59,10 @@ class ReferenceSurface(ABC):
         cache_kwargs: dict[str, Any] | None = None,
     ) -> Pair:
         """Append keys and values (rows, heads, new, width) to one layer; return all of that layer's."""
+        if type(self)._append is ReferenceSurface._append:
+            raise UnsupportedError(
+                f"a {type(self).__name__} is written by unspool's own models; use merge() for a plain one"
+            )
         rows, _, num_new, _ = key_states.shape
         if self.lengths and (len(self.lengths) != rows or len(set(self.lengths)) > 1):
             raise SettingError(

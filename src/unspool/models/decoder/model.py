@@ -24,7 +24,8 @@ from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.native import ModelConfig, NativeModel, take_last
 from unspool.models.paths.captured import CapturedSteps, explain_no_capture
 from unspool.models.paths.compiled import CompiledDecoder, CompiledSteps, explain_no_compile
-from unspool.models.paths.library import WholeStep, can_run_whole, find_stores
+from unspool.models.paths.library import WholeStep, can_run_whole
+from unspool.models.paths.library_keys import find_keys
 from unspool.models.paths.prepared import MOST_POSITIONS, PACKING_LIMIT, Steps, can_prepare
 from unspool.models.weights import AnyEmbedding, AnyLinear
 from unspool.outputs import Output
@@ -214,28 +215,33 @@ class Decoder(NativeModel):
         is_small = whole.most_tokens is None or sum(span.counts) <= whole.most_tokens
         if want.hidden_states or want.attentions or not is_small or (want.early and want.logits == "all"):
             return None
-        stores = find_stores(cache, self.spec, tokens.shape[0])
-        if stores is None:
-            return None
-        self._check_positions(max(start + count for start, count in zip(span.starts, span.counts, strict=True)))
-        made = whole.forward(tokens, span, stores, want)
+        with cache.steady():
+            keys = find_keys(cache, span, self.spec)
+            if keys is None:
+                return None
+            self._check_positions(max(start + count for start, count in zip(span.starts, span.counts, strict=True)))
+            made = whole.forward(tokens, span, keys, want)
         cache.end()
         return made
 
     def take_steps(self, tokens: Sequence[int], cache: Cache, num_steps: int, ends: tuple[int, ...]) -> Stretch | None:
         """Several greedy steps in one call of the CPU library, which writes keys past the rows' lengths."""
         whole, rows = self._whole, len(tokens)
-        if whole is None or rows > whole.most_rows or cache.places() is None:
+        if whole is None or rows > whole.most_rows or cache.places(in_order=True) is None:
             return None
         if (longest := cache.longest_stretch) is not None:
             num_steps = min(num_steps, longest)
+        if not num_steps:
+            return None
+        cache.make_room(rows, num_steps)
         span = self._begin(cache, rows, num_steps, [0] * rows)  # room for all of them; no length changes
         try:
-            stores = find_stores(cache, self.spec, rows)
-            if stores is None:
-                return None
             self._check_positions(span.stop)
-            return Stretch(whole.take_steps(tokens, span, stores, ends), path="library")
+            with cache.steady():
+                keys = find_keys(cache, span, self.spec)
+                if keys is None:
+                    return None
+                return Stretch(whole.take_steps(tokens, span, keys, ends), path="library")
         finally:
             cache.end()
 

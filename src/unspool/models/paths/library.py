@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from unspool.cache import Cache, Span, Stores
+from unspool.cache import Span
 from unspool.errors import SettingError
 from unspool.kernels.alibi import alibi_slopes
 from unspool.kernels.cpu import Library
@@ -18,13 +18,10 @@ from unspool.kernels.cpu.library import (
     CHUNK,
     Job,
     Model,
-    PackedLayer,
     Packing,
     Steps,
     Store,
     describe_matrix,
-    describe_packed,
-    describe_scheme,
     point,
 )
 from unspool.kernels.cpu.library import Layer as CLayer
@@ -33,6 +30,7 @@ from unspool.kernels.cpu.library import Norm as CNorm
 from unspool.models.decoder.layers import DecoderWeights, Layer
 from unspool.models.decoder.sight import Outlook
 from unspool.models.decoder.spec import DecoderSpec
+from unspool.models.paths.library_keys import Addresses, LibraryKeys
 from unspool.models.weights import (
     AnyEmbedding,
     AnyLinear,
@@ -60,9 +58,6 @@ Piece = tuple[int, int, int]  # a row, and the first and the last (exclusive) of
 _NAMES: Final = (
     *("tokens", "positions", "own_rows", "own_places", "shared_rows", "shared_counts", "wanted", "bases", "firsts"),
 )
-Addresses = tuple[
-    Store, Store, Packing, Any, Any
-]  # own and shared, how those are packed and where; what must outlive them
 
 
 def can_run_whole(spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype) -> bool:
@@ -107,23 +102,23 @@ class StretchCall:
         self,
         tokens: Sequence[int],
         span: Span,
-        stores: Stores,
-        addresses: Addresses,
+        keys: LibraryKeys,
         scratch: int,
         ends: tuple[int, ...],
     ) -> None:
         """Let it begin with the rows' last tokens, where the span begins."""
-        self.job.own, self.job.shared, self.job.packing, self.job.packed = addresses[:4]
-        self._numbers[7][:] = stores.bases or [0] * self.num_rows
-        self._own_rows[:] = range(self.num_rows) if stores.own_rows is None else stores.own_rows
-        self._shared_rows[:], self._shared_counts[:] = stores.shared_rows, stores.shared_counts
+        at = keys.addresses
+        self.job.own, self.job.shared, self.job.packing, self.job.packed = at.own, at.shared, at.packing, at.packed
+        self._numbers[7][:] = keys.bases or [0] * self.num_rows
+        self._own_rows[:] = keys.own_rows
+        self._shared_rows[:], self._shared_counts[:] = keys.shared_rows, keys.shared_counts
         if ends != self._ends:
             self._ends = ends
             known = [end for end in ends if 0 <= end < self._vocab_size]
             self._kept_ends = (ctypes.c_int32 * len(known))(*known)
             self.steps.num_ends, self.steps.ends = len(known), ctypes.addressof(self._kept_ends)
         self._tokens[:], self._positions[:] = tokens, span.starts
-        self._own_places[:] = [start - shared for start, shared in zip(span.starts, stores.shared_counts, strict=True)]
+        self._own_places[:] = [start - shared for start, shared in zip(span.starts, keys.shared_counts, strict=True)]
         self.job.most_keys, self.job.scratch, self.steps.num_steps = span.stop, scratch, span.num_new
 
     def read(self) -> list[list[int]]:
@@ -255,8 +250,8 @@ class WholeStep:
             self._room = self._spec.max_context or (1 << 30)
 
     # --- a pass ----------------------------------------------------------------------------------------
-    def forward(self, tokens: torch.Tensor, span: Span, stores: Stores, want: Want) -> Forward:
-        """Read the tokens (rows, new), and write their keys into the stores; rows may have none of them."""
+    def forward(self, tokens: torch.Tensor, span: Span, keys: LibraryKeys, want: Want) -> Forward:
+        """Read the tokens (rows, new), and write their keys where they belong; rows may have none of them."""
         rows, num_new = tokens.shape
         spec, wants_all = self._spec, want.logits == "all"
         shape = (rows, num_new, spec.vocab_size) if wants_all else (rows, spec.vocab_size)
@@ -274,10 +269,10 @@ class WholeStep:
         with self._lock:
             self._reach(span.stop)
             self._prepare_scratch(num_tokens, num_tokens * (1 + len(want.early)), span.stop)
-            model, addresses = self._model_of(want.exit_layer), self._address(stores)
+            model = self._model_of(want.exit_layer)
             for pieces in self._cut(span):
-                outputs = self._fill(pieces, tokens, span, stores, wants_all)
-                self._run(model, pieces, outputs, span, addresses, made, want.early if outputs else ())
+                outputs = self._fill(pieces, tokens, span, keys, wants_all)
+                self._run(model, pieces, outputs, span, keys.addresses, made, want.early if outputs else ())
         return made
 
     @property
@@ -285,7 +280,9 @@ class WholeStep:
         """Rows whose steps may be taken several at a time."""
         return CHUNK if self.most_tokens is None else self.most_tokens
 
-    def take_steps(self, tokens: Sequence[int], span: Span, stores: Stores, ends: tuple[int, ...]) -> list[list[int]]:
+    def take_steps(
+        self, tokens: Sequence[int], span: Span, keys: LibraryKeys, ends: tuple[int, ...]
+    ) -> list[list[int]]:
         """The likeliest tokens of up to `span.num_new` steps, a row each, from the rows' last tokens on."""
         rows = len(tokens)
         with self._lock:
@@ -295,21 +292,21 @@ class WholeStep:
             if call is None or call.num_rows != rows or call.most_steps < span.num_new:
                 call = self._stretch = StretchCall(rows, span.num_new, self._spec.vocab_size)
             assert self._scratch is not None
-            call.prepare(tokens, span, stores, self._address(stores), self._scratch.data_ptr(), ends)
+            call.prepare(tokens, span, keys, self._scratch.data_ptr(), ends)
             self._library.run_steps(ctypes.byref(self._model), call.job, call.steps, self._library.threads)
             return call.read()
 
-    def _fill_step(self, tokens: Any, starts: Sequence[int], stores: Stores) -> None:
+    def _fill_step(self, tokens: Any, starts: Sequence[int], keys: LibraryKeys) -> None:
         """Write the numbers of a step of all rows into the table."""
         table, rows = self._numbers, len(starts)
         table[0, :rows] = tokens
         table[1, :rows] = starts
-        table[2, :rows] = range(rows) if stores.own_rows is None else stores.own_rows
-        table[4, :rows] = stores.shared_rows
-        table[5, :rows] = stores.shared_counts
+        table[2, :rows] = keys.own_rows
+        table[4, :rows] = keys.shared_rows
+        table[5, :rows] = keys.shared_counts
         table[3, :rows] = table[1, :rows] - table[5, :rows]
         table[6, :rows] = table[8, :rows] = range(rows)
-        table[7, :rows] = 0 if stores.bases is None else stores.bases
+        table[7, :rows] = 0 if keys.bases is None else keys.bases
 
     def _model_of(self, num_layers: int | None) -> Model:
         """The description, of all layers or of the first few."""
@@ -334,46 +331,6 @@ class WholeStep:
                 self._library.count_scratch(self._model, *self._prepared[:3]), dtype=torch.uint8
             )
 
-    def _address(self, stores: Stores) -> Addresses:
-        """The stores as the library knows them; the arrays of addresses must outlive the call."""
-        held = [*stores.own, *(stores.shared or ())]
-        if stores.packed is not None:
-            held += [tensor for layer in stores.packed for part in layer for tensor in part.tensors()]
-        at = find_addresses(held)
-        if stores.addressed is None or stores.addressed_at != at:  # the same buffers may have moved
-            made, arrays = [], []
-            for buffers in (stores.own,) if stores.shared is None else (stores.own, stores.shared):
-                array = (ctypes.c_void_p * len(buffers))(*(buffer.data_ptr() for buffer in buffers))
-                arrays.append(array)
-                strides = buffers[0].stride()
-                made.append(Store(ctypes.cast(array, ctypes.c_void_p), strides[0], strides[1]))
-            packing, packed = self._address_packed(stores)
-            address = ctypes.cast(packed, ctypes.c_void_p) if packed is not None else None
-            stores.addressed = (made[0], made[-1], packing, address, (arrays, packed))
-            stores.addressed_at = at
-        addressed: Addresses = stores.addressed
-        return addressed
-
-    def _address_packed(self, stores: Stores) -> tuple[Packing, Any]:
-        """How shared keys are packed, and an array of where, a layer each; None where they are not."""
-        if stores.packed is None:
-            return Packing(), None
-        rows, heads = len(stores.shared_counts), self._spec.num_kv_heads
-        schemes = tuple(part.scheme for part in stores.packed[0])
-        sliding = stores.sliding or [False] * len(stores.packed)
-        layers = []
-        for (keys, values), slides in zip(stores.packed, sliding, strict=True):
-            if (keys.scheme, values.scheme) != schemes or keys.scheme.width != self._spec.head_dim:
-                raise SettingError("layers that are packed in different ways, or for another width, are not one pass's")
-            firsts = stores.bases if slides and stores.bases is not None else [0] * rows
-            held = max(count - first for count, first in zip(stores.shared_counts, firsts, strict=True))
-            if keys.num_positions != values.num_positions or held > keys.num_positions or min(firsts) < 0:
-                raise SettingError(f"{held} packed positions do not fit {keys.num_positions}")
-            described = (describe_packed(part, rows, heads) for part in (keys, values))
-            layers.append(PackedLayer(*described, keys.num_positions, int(slides), 0))
-        packing = Packing(*(describe_scheme(scheme) for scheme in schemes))
-        return packing, (PackedLayer * len(layers))(*layers)
-
     def _cut(self, span: Span) -> list[list[Piece]]:
         """The rows' tokens in calls of at most CHUNK, in order: what a token reads is written before it."""
         calls: list[list[Piece]] = [[]]
@@ -391,24 +348,24 @@ class WholeStep:
         return [call for call in calls if call]
 
     def _fill(
-        self, pieces: Sequence[Piece], tokens: torch.Tensor, span: Span, stores: Stores, wants_all: bool
+        self, pieces: Sequence[Piece], tokens: torch.Tensor, span: Span, keys: LibraryKeys, wants_all: bool
     ) -> list[tuple[int, int]]:
         """Write the numbers of a call's tokens into the table; which (row, place) each wanted one is."""
         table, at = self._numbers, 0
         if span.num_new == 1 and len(pieces) == len(span.counts):  # a step of all rows
-            self._fill_step(tokens.reshape(-1).numpy(), span.starts, stores)
+            self._fill_step(tokens.reshape(-1).numpy(), span.starts, keys)
             return [(row, 0) for row in range(len(pieces))]
         outputs: list[tuple[int, int]] = []
         for row, first, last in pieces:
             part = slice(at, at + last - first)
-            start, shared = span.starts[row], stores.shared_counts[row]
+            start, shared = span.starts[row], keys.shared_counts[row]
             table[0, part] = tokens[row, first:last].numpy()
             table[1, part] = np.arange(start + first, start + last)
-            table[2, part] = row if stores.own_rows is None else stores.own_rows[row]
+            table[2, part] = keys.own_rows[row]
             table[3, part] = table[1, part] - shared
-            table[4, part] = stores.shared_rows[row]
+            table[4, part] = keys.shared_rows[row]
             table[5, part] = shared
-            table[7, part] = 0 if stores.bases is None else stores.bases[row]
+            table[7, part] = 0 if keys.bases is None else keys.bases[row]
             table[8, part] = at
             chosen = (
                 range(first, last) if wants_all else range(last - 1, last) if last == span.counts[row] else range(0)
@@ -452,7 +409,7 @@ class WholeStep:
             len(early),
             *self._number_rows,
             ctypes.cast((ctypes.c_int32 * len(early))(*early), ctypes.c_void_p),
-            *addresses[:4],
+            *(addresses.own, addresses.shared, addresses.packing, addresses.packed),
             made.data_ptr(),
             likeliest.data_ptr() if likeliest is not None else None,
             point(early_states),
@@ -488,8 +445,3 @@ def _describe_rows(rows: AnyLinear | AnyEmbedding) -> CMatrix:
         return rows.matrix
     bias = rows.bias if isinstance(rows, Linear) else None
     return describe_matrix(rows.weight, bias, "float32", *rows.weight.shape)
-
-
-def find_stores(cache: Cache, spec: DecoderSpec, rows: int) -> Stores | None:
-    """Where a cache's keys lie, for the library to read and write; None for kinds that it does not know."""
-    return cache.find_stores(spec.num_layers, rows, spec.num_kv_heads, spec.head_dim, torch.float32)
