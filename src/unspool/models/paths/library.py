@@ -326,10 +326,10 @@ class WholeStep:
             or have[3] != threads
             or any(had < need for had, need in zip(have, needed, strict=False))
         ):
-            self._prepared = (*map(max, have[:3], needed), threads)
-            self._scratch = torch.empty(
-                self._library.count_scratch(self._model, *self._prepared[:3]), dtype=torch.uint8
-            )
+            wanted = (*map(max, have[:3], needed), threads)
+            num_bytes = self._library.count_scratch(self._model, *wanted[:3])
+            self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
+            self._prepared = wanted  # once it is there: memory may have run out
 
     def _cut(self, span: Span) -> list[list[Piece]]:
         """The rows' tokens in calls of at most CHUNK, in order: what a token reads is written before it."""
