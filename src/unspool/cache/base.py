@@ -1,4 +1,18 @@
-"""The contract every cache fulfils: a key's index is its position, each row has its own length."""
+"""The contract every cache fulfils: a key's index is its position, each row has its own length.
+
+What a new kind writes, nineteen methods at most; everything else follows from them:
+
+- always: `write`, `_reserve` (make room), `_select` (rows follow an index), `nbytes`, `_held_tensors` (what must fit a
+  model), `__len__` (layers);
+- for what it says in `can`: `truncate` (if lowering a length is not enough), `begin_trial` and `is_trying` (`TRIAL`),
+  `_join` (`JOIN`), `write_flat` (`FLAT`), `fork` and `keep_fork` (`FORK`), `divide` (`DIVIDE`), `branch` (`BRANCH`);
+- to be read by address, which is how every fast path reads keys: `places`, and `open_layers` if it takes its memory
+  with the first keys;
+- files: `_pack` and `_unpack`, and the decorator `files.saved`.
+
+The reference's methods (`update`, `crop`, `key_cache`, …) stand in `reference.py`, on `_append` and `_show`. A kind gets
+its name, options and help in `kinds.py`.
+"""
 
 from __future__ import annotations
 
