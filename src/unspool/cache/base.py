@@ -10,8 +10,8 @@ What a new kind writes, nineteen methods at most; everything else follows from t
   with the first keys;
 - files: `_pack` and `_unpack`, and the decorator `files.saved`.
 
-The reference's methods (`update`, `crop`, `key_cache`, …) stand in `reference.py`, on `_append` and `_show`. A kind gets
-its name, options and help in `kinds.py`.
+The reference's methods (`update`, `crop`, `key_cache`, …) stand in `reference.py`, on `_append` and `_show`. A kind has
+its name, options and maker in `kinds.py`.
 """
 
 from __future__ import annotations
