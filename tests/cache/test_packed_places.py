@@ -127,5 +127,5 @@ def test_packed_windows_say_which_layers_slide() -> None:
     places = cache.places()
     assert places is not None and places.packed is not None
     assert (places.packed.sliding, places.packed.num_packed) == ([True, False], cache._stores[0].first_recent)
-    assert places.packed.bases == cache._stores[0].bases and places.packed.bases[0] > 0
+    assert places.packed.bases == cache._stores[0].bases
     assert cache.longest_stretch == 0  # a window packs where each pass ends
