@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from unspool.cache import Span
+from unspool.cache import Cache, Span
 from unspool.errors import SettingError
 from unspool.kernels.alibi import alibi_slopes
-from unspool.kernels.cpu import Library
+from unspool.kernels.cpu import Library, find_library, why_missing
 from unspool.kernels.cpu.library import (
     CHUNK,
     Job,
@@ -27,10 +27,12 @@ from unspool.kernels.cpu.library import (
 from unspool.kernels.cpu.library import Layer as CLayer
 from unspool.kernels.cpu.library import Matrix as CMatrix
 from unspool.kernels.cpu.library import Norm as CNorm
+from unspool.models.decoder.head import check_positions
 from unspool.models.decoder.layers import DecoderWeights, Layer
 from unspool.models.decoder.sight import Outlook
 from unspool.models.decoder.spec import DecoderSpec
-from unspool.models.paths.library_keys import Addresses, LibraryKeys
+from unspool.models.paths.library_keys import Addresses, LibraryKeys, find_keys
+from unspool.models.paths.path import ALL_LAYERS, EMBEDDINGS, Pass
 from unspool.models.weights import (
     AnyEmbedding,
     AnyLinear,
@@ -41,7 +43,7 @@ from unspool.models.weights import (
     find_addresses,
     iterate_tensors,
 )
-from unspool.protocols import Forward, LayerKind, Want
+from unspool.protocols import Forward, LayerKind, Stretch, Want
 
 _ACTIVATIONS: Final = {
     **dict.fromkeys(("silu", "swish"), 0),
@@ -60,19 +62,27 @@ _NAMES: Final = (
 )
 
 
-def can_run_whole(spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the library knows every part of this decoder's block."""
-    return (
-        device.type == "cpu"
-        and dtype == torch.float32
-        and spec.norm_placement in ("pre", "sandwich")
-        and spec.head_dim <= _WIDEST_HEAD
-        and spec.activation in _ACTIVATIONS
-        and not (spec.alibi is not None and spec.alibi.is_rounded)
-        and weights.project_in is None
-        and weights.project_out is None
-        and spec.has_final_norm
-    )
+def explain_no_library(
+    spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype
+) -> str | None:
+    """Why the library can't run this decoder's passes; None if it can."""
+    if device.type != "cpu":
+        return f"the model is on a device of type {device.type}"
+    if find_library() is None:
+        return f"there is no CPU library: {why_missing()}"
+    if dtype != torch.float32:
+        return f"the CPU library computes in float32, and the weights are {dtype}"
+    if spec.norm_placement not in ("pre", "sandwich") or not spec.has_final_norm:
+        return f"the CPU library has no block with the norms of {spec.family}"
+    if spec.head_dim > _WIDEST_HEAD:
+        return f"the CPU library reads heads of up to {_WIDEST_HEAD} numbers, and these have {spec.head_dim}"
+    if spec.activation not in _ACTIVATIONS:
+        return f"the CPU library has no activation {spec.activation}"
+    if spec.alibi is not None and spec.alibi.is_rounded:
+        return f"{spec.family} rounds its position biases key by key"
+    if weights.project_in is not None or weights.project_out is not None:
+        return f"{spec.family} has embeddings of another width than its states"
+    return None
 
 
 class StretchCall:
@@ -445,3 +455,72 @@ def _describe_rows(rows: AnyLinear | AnyEmbedding) -> CMatrix:
         return rows.matrix
     bias = rows.bias if isinstance(rows, Linear) else None
     return describe_matrix(rows.weight, bias, "float32", *rows.weight.shape)
+
+
+class LibraryPath:
+    """Passes in one call of the CPU library."""
+
+    name = "library"
+
+    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, outlook: Outlook) -> None:
+        library = find_library()
+        assert library is not None, "explain_no_library() says so"
+        self._spec, self._weights = spec, weights
+        self.whole = WholeStep(spec, weights, outlook, library)
+
+    def explain_refusal(self, new: Pass) -> str | None:
+        """Why a pass can't be one call; None if it can."""
+        want, most = new.want, self.whole.most_tokens
+        if new.tokens is None:
+            return EMBEDDINGS
+        if want.hidden_states or want.attentions:
+            return ALL_LAYERS
+        if want.early and want.logits == "all":
+            return "early logits are read one token at a time"
+        if most is not None and sum(new.span.counts) > most:
+            return f"torch's products of plain numbers are as fast for more than {most} tokens"
+        new.found = find_keys(new.cache, new.span, self._spec)
+        if new.found is None:
+            return f"the CPU library does not read the keys of a {type(new.cache).__name__}"
+        return None
+
+    def run(self, new: Pass) -> Forward:
+        """Read the tokens, and advance the cache."""
+        span, tokens, keys = new.span, new.tokens, new.found
+        assert tokens is not None
+        longest = max(start + count for start, count in zip(span.starts, span.counts, strict=True))
+        check_positions(self._spec, self._weights, longest)
+        with new.cache.steady():
+            if keys.may_move:  # another thread may have let a pool of blocks grow since
+                keys = find_keys(new.cache, span, self._spec)
+            forward = self.whole.forward(tokens, span, keys, new.want)
+        new.cache.end()
+        return forward
+
+    def take_steps(
+        self,
+        tokens: Sequence[int],
+        cache: Cache,
+        num_steps: int,
+        ends: tuple[int, ...],
+        open_span: Callable[[Cache, int, int, Sequence[int] | None], Span],
+    ) -> Stretch | None:
+        """Several greedy steps in one call, whose keys lie past the rows' lengths; None if they can't be."""
+        rows = len(tokens)
+        if rows > self.whole.most_rows or cache.places(in_order=True) is None:
+            return None
+        if (longest := cache.longest_stretch) is not None:
+            num_steps = min(num_steps, longest)
+        if not num_steps:
+            return None
+        cache.make_room(rows, num_steps)
+        span = open_span(cache, rows, num_steps, [0] * rows)  # room for all of them; no length changes
+        try:
+            check_positions(self._spec, self._weights, span.stop)
+            with cache.steady():
+                keys = find_keys(cache, span, self._spec)
+                if keys is None:
+                    return None
+                return Stretch(self.whole.take_steps(tokens, span, keys, ends), path=self.name)
+        finally:
+            cache.end()
