@@ -23,7 +23,7 @@ MODEL = SimpleNamespace(vocab_size=VOCAB, bos_token_id=1, is_encoder_decoder=Fal
 CONFIGS: list[Any] = [
     WatermarkingConfig(),
     WatermarkingConfig(seeding_scheme="selfhash", context_width=2, greenlist_ratio=0.4),
-    SynthIDTextWatermarkingConfig(3, list(range(100, 110))),
+    SynthIDTextWatermarkingConfig(3, [7919 * place for place in range(100, 110)], sampling_table_size=2**12),
     GumbelWatermarkingConfig(context_width=2),
 ]
 
@@ -98,7 +98,7 @@ def test_p_values_are_honest(config: Any, kind: str) -> None:
 
     Over keys: each text is judged with a key of its own. 95 % intervals, from above: a count's p values are coarse.
     """
-    num_texts, length = 300, 48
+    num_texts, length = 500, 48
     make = repeat_phrases if kind == "repetitive" else lambda rows, length: torch.randint(3, VOCAB, (rows, length))
     torch.manual_seed(1)
     texts = make(num_texts, length)
