@@ -44,7 +44,7 @@ def make_packed(scheme: Scheme, rows: int, heads: int, places: int) -> Packed:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_attention_over_packed_keys(shape: dict[str, Any], manner: str, dtype: torch.dtype) -> None:
     """Ragged rows from nothing held to many parts, with nothing packed and with all but a few; one is not there."""
-    from unspool.kernels.gpu.attention.packed_attention import PackedStepAttention, explain_no_tiles, tell_packed
+    from unspool.kernels.gpu.attention.packed_attention import PackedStepAttention, explain_no_tiles, list_packed
     from unspool.kernels.gpu.attention.split_attention import HeadShape
     from unspool.kernels.gpu.attention.turning import find_turns
 
@@ -71,7 +71,7 @@ def test_attention_over_packed_keys(shape: dict[str, Any], manner: str, dtype: t
     base = torch.zeros(16, device=DEVICE, dtype=dtype)
     tensors = [(*keys.tensors(), *values.tensors()) for keys, values in layers]
     table = torch.tensor(
-        [*tell_addresses(base, recent), *tell_packed(base, tensors, places, num_packed)], device=DEVICE
+        [*tell_addresses(base, recent), *list_packed(base, tensors, places, num_packed)], device=DEVICE
     )
     lengths = torch.tensor(held, device=DEVICE, dtype=torch.int32)
     out = torch.full((rows, heads * width), torch.nan, device=DEVICE, dtype=dtype)
@@ -121,10 +121,10 @@ def test_captured_steps_read_what_operators_read(kind: str, nbits: int, window: 
     model = make_model(window, dtype)
     tokens = torch.randint(3, 96, (3, 150), generator=torch.Generator().manual_seed(0)).cuda()
     found: dict[bool, list[torch.Tensor]] = {}
-    steps = model._captured
-    assert steps is not None
+    paths = model.paths
+    assert model.find_path("captured") is not None
     for is_captured in (True, False):
-        model._captured = steps if is_captured else None
+        model.paths = paths if is_captured else []
         told = {"nbits": nbits, "q_group_size": 16, "residual_length": 24}
         cache = model.new_cache(kind, 3, 300, config=told)
         model.forward(tokens[:, :70], cache, counts=[70, 9, 33])

@@ -28,11 +28,14 @@ from unspool.decoding.speculative.making import make_policy, remember_length
 from unspool.decoding.speculative.turns import SpeculativeTurns
 from unspool.decoding.strategy import Strategy
 from unspool.decoding.stretch import StretchTurns, can_stretch
+from unspool.decoding.token_strategy import StrategyContext
 from unspool.decoding.tokens import TokenTurns
 from unspool.decoding.tries import Candidates
 from unspool.outputs import Speculation, Stats
 from unspool.plan import Plan
+from unspool.plan.strategies import STRATEGIES
 from unspool.protocols import Model, Want
+from unspool.registry import resolve
 
 
 def make_readout(plan: Plan, prompts: Prompts) -> Readout:
@@ -91,56 +94,95 @@ def make_turns(
             rows_may_leave=rows_may_leave,
             remember=partial(remember_length, plan.drafting, policy, drafting_model),
         )
-    record = scorer.record
-    if plan.strategy in ("tokens", "contrastive"):
-        strategy = _make_strategy(scorer, plan, candidates)
-        if can_run_ahead(scorer, strategy, rows, finish, rows_may_leave=rows_may_leave):
-            return AheadTurns(rows, strategy, finish, record, rows_may_leave=rows_may_leave)
-        if not plan.do_sample and can_stretch(scorer, rows):
-            return StretchTurns(rows, strategy, finish, record, rows_may_leave=rows_may_leave, reader=scorer.reader)
-        return TokenTurns(rows, strategy, finish, record, rows_may_leave=rows_may_leave)
-    settings = _read_beams(plan)
-    trace = BeamTrace(plan.num_beams, settings.num_groups) if plan.settings.return_beam_trace else None
-    if plan.strategy == "beams":
-        return BeamSearch(scorer, rows, finish, settings, shows_table=shows_table, trace=trace)
-    common: dict[str, Any] = {
-        "batch_size": len(rows) // plan.num_beams,
-        "num_beams": plan.num_beams,
-        "device": rows.device,
-        "length_penalty": settings.length_penalty,
-        "do_early_stopping": settings.early_stopping,
-        "num_beam_hyps_to_keep": plan.num_return_sequences,
-        "max_length": plan.max_length,
-    }
-    more: dict[str, Any] = {
-        "eos_token_ids": plan.eos_token_ids,
-        "max_length": plan.max_length,
-        "shows_table": shows_table,
-        "trace": trace,
-    }
-    if plan.strategy == "beam_groups":
-        groups = BeamSearchScorer(**common, num_beam_groups=settings.num_groups)
-        return GroupBeams(scorer, rows, finish, settings, groups, **more)
+    entry, record = STRATEGIES[plan.strategy], scorer.record
+    made = resolve(entry.make)(StrategyContext(scorer, rows, finish, plan, candidates, shows_table))
+    if not entry.chooses_tokens:
+        turns: Turns = made
+        return turns
+    strategy: Strategy = made
+    if can_run_ahead(scorer, strategy, rows, finish, rows_may_leave=rows_may_leave):
+        return AheadTurns(rows, strategy, finish, record, rows_may_leave=rows_may_leave)
+    if isinstance(strategy, Sample) and not plan.do_sample and can_stretch(scorer, rows):
+        return StretchTurns(rows, strategy, finish, record, rows_may_leave=rows_may_leave, reader=scorer.reader)
+    return TokenTurns(rows, strategy, finish, record, rows_may_leave=rows_may_leave)
+
+
+# --- the strategies, as their entries in plan/strategies.py name them ------------------------------------------
+
+
+def make_sample(context: StrategyContext) -> Strategy:
+    """Greedy search or sampling."""
+    return Sample(context.scorer, do_sample=context.plan.do_sample)
+
+
+def make_contrastive_search(context: StrategyContext) -> Strategy:
+    """Contrastive search."""
+    assert context.candidates is not None
+    settings = context.plan.settings
+    alpha, top_k = float(settings.penalty_alpha), settings.top_k
+    return ContrastiveSearch(context.scorer, context.candidates, penalty_alpha=alpha, top_k=top_k)
+
+
+def make_beam_search(context: StrategyContext) -> Turns:
+    """Beam search and beam sampling."""
+    settings, trace = _read_beams(context.plan), _make_trace(context.plan)
+    return BeamSearch(
+        context.scorer, context.rows, context.finish, settings, shows_table=context.shows_table, trace=trace
+    )
+
+
+def make_group_beams(context: StrategyContext) -> Turns:
+    """Diverse beam search."""
+    settings = _read_beams(context.plan)
+    groups = BeamSearchScorer(**_describe_scorer(context, settings), num_beam_groups=settings.num_groups)
+    return GroupBeams(context.scorer, context.rows, context.finish, settings, groups, **_describe_turns(context))
+
+
+def make_constrained_beams(context: StrategyContext) -> Turns:
+    """Constrained beam search."""
+    plan, settings = context.plan, _read_beams(context.plan)
     is_last_forced = plan.settings.forced_eos_token_id is not None  # and no place for a constraint
     constrained = PunctualScorer(
-        **common,
+        **_describe_scorer(context, settings),
         constraints=prepare_constraints(
-            plan.settings, vocab_size=scorer.reader.model.info.vocab_size, end_ids=plan.eos_token_ids
+            plan.settings, vocab_size=context.scorer.reader.model.info.vocab_size, end_ids=plan.eos_token_ids
         ),
         is_strict=bool(plan.settings.strict_constraints),
         prompt_width=plan.prompt_width,
         last_place=plan.max_length - is_last_forced,
         end_ids=plan.eos_token_ids,
     )
-    return ConstrainedBeams(scorer, rows, finish, settings, constrained, **more)
+    return ConstrainedBeams(
+        context.scorer, context.rows, context.finish, settings, constrained, **_describe_turns(context)
+    )
 
 
-def _make_strategy(scorer: Scorer, plan: Plan, candidates: Candidates | None) -> Strategy:
-    """What chooses one token a row a turn."""
-    if candidates is not None:
-        settings = plan.settings
-        return ContrastiveSearch(scorer, candidates, penalty_alpha=float(settings.penalty_alpha), top_k=settings.top_k)
-    return Sample(scorer, do_sample=plan.do_sample)
+def _make_trace(plan: Plan) -> BeamTrace | None:
+    wants_trace = plan.settings.return_beam_trace
+    return BeamTrace(plan.num_beams, plan.settings.num_beam_groups or 1) if wants_trace else None
+
+
+def _describe_scorer(context: StrategyContext, settings: BeamSettings) -> dict[str, Any]:
+    plan = context.plan
+    return {
+        "batch_size": len(context.rows) // plan.num_beams,
+        "num_beams": plan.num_beams,
+        "device": context.rows.device,
+        "length_penalty": settings.length_penalty,
+        "do_early_stopping": settings.early_stopping,
+        "num_beam_hyps_to_keep": plan.num_return_sequences,
+        "max_length": plan.max_length,
+    }
+
+
+def _describe_turns(context: StrategyContext) -> dict[str, Any]:
+    plan = context.plan
+    return {
+        "eos_token_ids": plan.eos_token_ids,
+        "max_length": plan.max_length,
+        "shows_table": context.shows_table,
+        "trace": _make_trace(plan),
+    }
 
 
 def _read_beams(plan: Plan) -> BeamSettings:

@@ -15,12 +15,12 @@ from unspool.plan.call import Plan, PromptShape
 from unspool.plan.contrastive import check_candidates
 from unspool.plan.drafting import Relation
 from unspool.plan.lengths import check_reachable, decide_length
-from unspool.plan.marks import check_watermark
 from unspool.plan.memory import check_cache, name_cache
 from unspool.plan.origins import SPOKEN, Origin, find_asked
 from unspool.plan.pairs import Facts, check_methods
 from unspool.plan.refusals import check_rows, refuse_unbuilt, refuse_unused
 from unspool.plan.speed import decide_compiling, decide_drafting
+from unspool.plan.strategies import check_strategy
 from unspool.plan.tables import (
     BEAMS,
     BEAMS_ALONE,
@@ -29,6 +29,7 @@ from unspool.plan.tables import (
     DOLA,
     GIVEN_CACHE,
     GUIDANCE,
+    GUMBEL,
     LEGACY_CACHE,
     LOW_MEMORY,
     OF_MODEL,
@@ -54,8 +55,9 @@ def settle(
     check_methods(facts, *BEAMS_ALONE, LOW_MEMORY, *OF_MODEL, DOLA, GUIDANCE, STRICT, BEAMS, CONTRASTIVE_ASKED)
     check_candidates(settings, asked, vocab_size=info.vocab_size, num_rows=shape.num_rows)
     check_methods(facts, CONTRASTIVE)
+    check_strategy(facts)
     check_rows(settings, origins, shape)
-    check_watermark(settings, facts.spoken)
+    check_methods(facts, GUMBEL)
     eos = as_token_ids(settings.eos_token_id, "eos_token_id", info)
     cache_kind = name_cache(settings, origins, info, shape)
     is_endless = shape.is_endless if shape.has_cache else KINDS[cache_kind].is_endless

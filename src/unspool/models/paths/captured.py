@@ -15,18 +15,20 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import torch
 
-from unspool.cache import Cache
 from unspool.cache.places import Places
 from unspool.kernels.key_layout import KeyLayout
 from unspool.kernels.presence import SMALLEST_CAPABILITY, has_triton
 from unspool.kernels.sending import send
+from unspool.models.decoder.head import check_positions
 from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.paths.captured_shape import PassShape
+from unspool.models.paths.path import ALL_LAYERS, EMBEDDINGS, Pass
 from unspool.models.weights import find_addresses, iterate_tensors
 from unspool.protocols import Forward, Want
 
@@ -74,6 +76,8 @@ def _import_kernels() -> None:
 class CapturedSteps:
     """The captured steps of a decoder: one for each bucket of rows, lent to one caller at a time."""
 
+    name = "captured"
+
     def __init__(self, spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype) -> None:
         self._spec, self._weights, self._device, self._dtype = spec, weights, device, dtype
         self._numbered = next(iterate_tensors(weights)).device  # the device with its number
@@ -83,10 +87,20 @@ class CapturedSteps:
         self._seen: weakref.ref[Places] | None = None  # the last pass's
         self._lock = threading.Lock()
 
-    def explain_refusal(self, cache: Cache, rows: int, num_new: int, want: Want) -> str | None:
-        """Why a pass over this cache can't be a captured step; None where it can."""
+    def explain_refusal(self, new: Pass) -> str | None:
+        """Why a pass can't be a captured step; None if it can."""
+        tokens, cache, want = new.tokens, new.cache, new.want
+        if tokens is None:
+            return EMBEDDINGS
+        rows, num_new = tokens.shape[0] // cache.num_forks, max(tokens.shape[1], cache.num_forks)
+        if num_new == 1 and new.counts is not None and min(new.counts) < 1:
+            return "some rows read nothing"
+        if self._weights.positions is not None:
+            check_positions(self._spec, self._weights, max(cache.lengths, default=0) + tokens.shape[1])
+        if cache.num_forks > 1:
+            want = replace(want, logits="all")
         if want.hidden_states or want.attentions:
-            return "hidden states or attention weights of all layers are wanted"
+            return ALL_LAYERS
         if (num_new > 1) != (want.logits == "all") or num_new > MOST_NEW:
             return f"{num_new} tokens a row are read; captured are one, and drafts of up to {MOST_NEW - 1}"
         if want.early and (num_new > 1 or self._weights.project_out is not None):
@@ -96,6 +110,8 @@ class CapturedSteps:
         places = cache.places()
         if places is None:
             return f"a {type(cache).__name__} is not read by address"
+        if cache.first_fork is not None and (cache.first_fork or cache.num_forks == 1):
+            return "one candidate of a row is read alone, or after others"
         if places.branches and (num_new > 1 or want.early or want.last_states):
             return "rows that share a prompt's keys read one token at a time"
         if places.packed is not None:
@@ -103,6 +119,8 @@ class CapturedSteps:
 
             if num_new > 1:
                 return "packed keys are read one token at a time"
+            if places.packed.sliding is not None:
+                return "windows that are packed are not read by address"
             if why := explain_no_tiles(*places.packed.schemes):
                 return why
         if len(places.buffers) != self._spec.num_layers:
@@ -124,8 +142,10 @@ class CapturedSteps:
         seen = {"full": length, "sliding": min(length, self._spec.window or length)}
         return all(room >= seen[self._spec.kind_of(layer)] for layer, room in enumerate(rooms))
 
-    def run(self, tokens: torch.Tensor, cache: Cache, counts: Sequence[int] | None, want: Want) -> Forward:
+    def run(self, new: Pass) -> Forward:
         """Read tokens (rows, new), and advance the cache."""
+        tokens, cache, counts, want = new.tokens, new.cache, new.counts, new.want
+        assert tokens is not None
         num_forks, num_new = cache.num_forks, max(tokens.shape[1], cache.num_forks)
         rows = tokens.shape[0] // num_forks
         starts = (list(cache.lengths) or [0] * rows)[::num_forks]
@@ -256,7 +276,7 @@ class CapturedStep:
                 self._tell_lengths(starts)
             self._inputs.tokens[:count].copy_(tokens.reshape(-1))
             if self._epilogue is not None:
-                self._epilogue.tell(want.epilogue)
+                self._epilogue.set_inputs(want.epilogue)
             if self._graph is None:
                 self._graph = self._capture(starts)
             self._graph.replay()
@@ -294,14 +314,14 @@ class CapturedStep:
         if places.block_table is not None:
             told += self._tell_index(places.block_table)
         if places.packed is not None:
-            from unspool.kernels.gpu.attention.packed_attention import tell_packed
+            from unspool.kernels.gpu.attention.packed_attention import list_packed
 
             packed = places.packed
             absent = [0] * (self._rows - len(packed.num_packed))
-            told += tell_packed(self._inputs.base, layers, packed.num_places, [*packed.num_packed, *absent])
+            told += list_packed(self._inputs.base, layers, packed.num_places, [*packed.num_packed, *absent])
         if landing is not None and self._body.carrier is not None:
             num_positions = places.packed.num_places if places.packed is not None else buffers[0].shape[1]
-            self._body.carrier.tell(self._inputs.base, landing.homes, landing.pieces, num_positions)
+            self._body.carrier.set_layers(self._inputs.base, landing.homes, landing.pieces, num_positions)
         self._inputs.table[: len(told)].copy_(send(told, self._inputs.table.device))
         self._places = weakref.ref(places)
 
