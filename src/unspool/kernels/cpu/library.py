@@ -1,4 +1,4 @@
-"""Finding and calling the library. Sizes are checked here: below this line memory is trusted."""
+"""Finding and calling the library. Sizes are checked here; the C code trusts them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from unspool.kernels import packing
 from unspool.kernels.cpu.blocks import BLOCK
 from unspool.kernels.cpu.tiles import BYTES, TILE
 
-ABI: Final = 4
-CHUNK: Final = 64  # most tokens of one call; US_CHUNK
+ABI: Final = 5
+CHUNK: Final = 64  # the most tokens per call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
 SWITCH: Final = "UNSPOOL_CPU_KERNELS"  # "off" or the name of an instruction set
@@ -90,6 +90,10 @@ class Store(ctypes.Structure):
         ("layers", ctypes.c_void_p),
         ("row_stride", ctypes.c_int64),
         ("position_stride", ctypes.c_int64),
+        ("rooms", ctypes.c_void_p),
+        ("table", ctypes.c_void_p),
+        ("width", ctypes.c_int32),
+        ("block", ctypes.c_int32),
     ]
 
 
@@ -136,6 +140,7 @@ class Job(ctypes.Structure):
             for name in ["tokens", "positions", "own_rows", "own_places", "shared_rows", "shared_counts", "wanted"]
         ),
         ("bases", ctypes.c_void_p),
+        ("firsts", ctypes.c_void_p),
         ("early", ctypes.c_void_p),
         ("own", Store),
         ("shared", Store),
@@ -170,7 +175,7 @@ def point(tensor: torch.Tensor | None) -> int | None:
 
 
 def describe_matrix(data: torch.Tensor, bias: torch.Tensor | None, kind: str, rows: int, columns: int) -> Matrix:
-    """A matrix as the library knows it; its bytes must be exactly as many as its shape says."""
+    """The C struct of a matrix; its size in bytes must match its shape exactly."""
     tiles = -(-rows // TILE)
     expected = 4 * rows * columns if kind == "float32" else tiles * (columns // BLOCK) * BYTES[kind]  # type: ignore[index]
     if rows < 1 or columns < 1 or (kind != "float32" and columns % BLOCK) or data.nbytes != expected:
@@ -181,13 +186,13 @@ def describe_matrix(data: torch.Tensor, bias: torch.Tensor | None, kind: str, ro
 
 
 def describe_scheme(scheme: packing.Scheme) -> Scheme:
-    """A way to pack numbers, as the library knows it."""
+    """The C struct of a packing scheme."""
     dtype = _SCALES[scheme.dtype]
     return Scheme(scheme.nbits, scheme.num_bytes, int(scheme.by_channel), scheme.block, scheme.group, dtype)
 
 
 def describe_packed(packed: packing.Packed, rows: int, heads: int) -> Packed:
-    """Packed numbers as the library knows them; their sizes must be exactly those of the scheme."""
+    """The C struct of packed numbers; their sizes must match the scheme exactly."""
     scheme, places = packed.scheme, packed.num_positions
     shape = (packed.codes.shape[0], heads, *scheme.scales_of(places))
     is_sound = (
@@ -251,8 +256,8 @@ class Library:
             raise SettingError(f"this machine has no {name!r} instructions; it has {', '.join(self.available)}")
 
     def count_scratch(self, model: Model, num_tokens: int, num_read: int, most_keys: int) -> int:
-        """Bytes of working memory for runs of up to so many tokens, so many rows of which the head reads, and none of
-        which reads more than so many keys."""
+        """Bytes of working memory for calls of up to `num_tokens` tokens, `num_read` of which go through the head, and
+        none of which attends to more than `most_keys` keys."""
         return int(self._handle.us_scratch_bytes(ctypes.byref(model), num_tokens, num_read, self.threads, most_keys))
 
     def multiply(self, matrix: Matrix, x: torch.Tensor) -> torch.Tensor:
@@ -308,10 +313,10 @@ def _open() -> tuple[Library | None, str]:
 
 
 def find_library() -> Library | None:
-    """The library, where it was built for this machine and is not switched off."""
+    """The library, if it was built for this machine and is not switched off."""
     return _open()[0]
 
 
 def why_missing() -> str:
-    """Why there is no library; empty where there is one."""
+    """Why there is no library; empty if there is one."""
     return _open()[1]

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define US_ABI 4
+#define US_ABI 5
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
 #define US_PART 64     /* keys that attention reads at once: with their values they stay in the first-level cache */
@@ -57,10 +57,15 @@ typedef struct {
     const us_layer *layers;
 } us_model;
 
-/* Keys and values of one kind of store: a base address a layer, (rows, positions, 2, kv heads, width) from there. */
+/* Keys and values of one kind of store: a base address a layer, (rows, positions, 2, kv heads, width) from there.
+ * Place j of a row lies at place j, or, in a ring, at place j % room. With a table the store is (blocks, positions of a
+ * block, 2, kv heads, width), and place j of row r lies at place j % block of block table[r * width + j / block]. */
 typedef struct {
     float *const *layers;
-    int64_t row_stride, position_stride;
+    int64_t row_stride, position_stride; /* row_stride is not read of rings: their rows lie side by side */
+    const int32_t *rooms; /* of rings, one per layer; or NULL */
+    const int32_t *table; /* or NULL */
+    int32_t width, block; /* of the table: blocks of a row, and positions of a block (a power of two, 16 at least) */
 } us_store;
 
 enum us_scale_dtype { US_HALF = 0, US_BFLOAT = 1, US_FLOAT = 2 };
@@ -99,8 +104,9 @@ typedef struct {
     const int32_t *shared_counts; /* and how many of them; 0: none */
     const int32_t *wanted;        /* tokens whose logits are wanted */
     const int32_t *bases;         /* of packed layers that slide */
+    const int32_t *firsts;        /* the first token of this call that belongs to the same row */
     const int32_t *early;         /* layers, rising, before which the wanted tokens' states are read too */
-    us_store own, shared;
+    us_store own, shared; /* what is shared is no ring */
     us_packing packing;
     const us_packed_layer *packed; /* a layer each: shared keys are packed; or NULL */
     float *logits;       /* ((1 + num_early) * num_wanted, vocab): final ones, then those of each early layer */
