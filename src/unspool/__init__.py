@@ -41,7 +41,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "config": ("CompileConfig", "GenerationConfig", "SynthIDTextWatermarkingConfig", "WatermarkingConfig"),
     "constraints": ("Constraint", "ConstraintListState", "DisjunctiveConstraint", "PhrasalConstraint"),
-    "decoding.beam_trace": ("BeamTrace",),
+    "decoding.beams.trace": ("BeamTrace",),
     "decoding.transitions": ("compute_transition_scores",),
     "errors": (
         "InputError",

@@ -8,7 +8,7 @@ from typing import Any
 from unspool.api.core import as_model
 from unspool.config import GenerationConfig
 from unspool.config.drafting import Relation
-from unspool.decoding.speculative.vocabulary import Vocabularies, Vocabulary
+from unspool.decoding.speculative.drafters.vocabulary import Vocabularies, Vocabulary
 from unspool.errors import SettingError
 from unspool.plan import Origin
 from unspool.protocols import Model

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from unspool.beams import BeamSearchScorer
 from unspool.beams.punctual import PunctualScorer
 from unspool.beams.rules import prepare_constraints
-from unspool.decoding.ahead import AheadTurns, can_run_ahead
-from unspool.decoding.beam import BeamSearch, BeamSettings
-from unspool.decoding.beam_scored import ConstrainedBeams, GroupBeams
-from unspool.decoding.beam_trace import BeamTrace
-from unspool.decoding.contrastive import ContrastiveSearch
-from unspool.decoding.dola import Dola
+from unspool.decoding.beams.plain import PlainBeams
+from unspool.decoding.beams.scored import ConstrainedBeams, GroupBeams
+from unspool.decoding.beams.search import Beams, BeamTurns
+from unspool.decoding.beams.settings import BeamSettings
+from unspool.decoding.beams.trace import BeamTrace
 from unspool.decoding.finish import Finish
-from unspool.decoding.guidance import Guidance
 from unspool.decoding.loop import Turns
 from unspool.decoding.prompts import Prompts
 from unspool.decoding.reader import Reader
-from unspool.decoding.readout import Readout
+from unspool.decoding.readouts.base import Readout
+from unspool.decoding.readouts.dola import Dola
+from unspool.decoding.readouts.guidance import Guidance
 from unspool.decoding.rows import Rows
-from unspool.decoding.sample import Sample
 from unspool.decoding.scorer import Scorer
-from unspool.decoding.speculative.drafter import Drafter
+from unspool.decoding.speculative.drafters.base import Drafter
 from unspool.decoding.speculative.making import make_policy, remember_length
 from unspool.decoding.speculative.turns import SpeculativeTurns
-from unspool.decoding.strategy import Strategy
-from unspool.decoding.stretch import StretchTurns, can_stretch
-from unspool.decoding.tokens import TokenTurns
-from unspool.decoding.tries import Candidates
+from unspool.decoding.strategies.ahead import AheadTurns, can_run_ahead
+from unspool.decoding.strategies.base import Strategy
+from unspool.decoding.strategies.candidates import Candidates
+from unspool.decoding.strategies.contrastive import ContrastiveSearch
+from unspool.decoding.strategies.sample import Sample
+from unspool.decoding.strategies.stretch import StretchTurns, can_stretch
+from unspool.decoding.strategies.turns import TokenTurns
 from unspool.outputs import Speculation, Stats
 from unspool.plan import Plan
 from unspool.protocols import Model, Want
@@ -100,39 +101,51 @@ def make_turns(
             return StretchTurns(rows, strategy, finish, record, rows_may_leave=rows_may_leave, reader=scorer.reader)
         return TokenTurns(rows, strategy, finish, record, rows_may_leave=rows_may_leave)
     settings = _read_beams(plan)
+    return BeamTurns(
+        _make_beams(scorer, rows, finish, settings, plan),
+        scorer,
+        rows,
+        len(rows) // plan.num_beams,
+        plan.num_return_sequences,
+        shows_table=shows_table,
+    )
+
+
+def _make_beams(scorer: Scorer, rows: Rows, finish: Finish, settings: BeamSettings, plan: Plan) -> Beams:
+    """What decides which beams go on."""
     trace = BeamTrace(plan.num_beams, settings.num_groups) if plan.settings.return_beam_trace else None
     if plan.strategy == "beams":
-        return BeamSearch(scorer, rows, finish, settings, shows_table=shows_table, trace=trace)
-    common: dict[str, Any] = {
-        "batch_size": len(rows) // plan.num_beams,
-        "num_beams": plan.num_beams,
-        "device": rows.device,
-        "length_penalty": settings.length_penalty,
-        "do_early_stopping": settings.early_stopping,
-        "num_beam_hyps_to_keep": plan.num_return_sequences,
-        "max_length": plan.max_length,
-    }
-    more: dict[str, Any] = {
-        "eos_token_ids": plan.eos_token_ids,
-        "max_length": plan.max_length,
-        "shows_table": shows_table,
-        "trace": trace,
-    }
+        return PlainBeams(scorer, rows, finish, settings, trace=trace)
+    num_prompts = len(rows) // plan.num_beams
     if plan.strategy == "beam_groups":
-        groups = BeamSearchScorer(**common, num_beam_groups=settings.num_groups)
-        return GroupBeams(scorer, rows, finish, settings, groups, **more)
+        judge = BeamSearchScorer(
+            num_prompts,
+            plan.num_beams,
+            rows.device,
+            length_penalty=settings.length_penalty,
+            do_early_stopping=settings.early_stopping,
+            num_beam_hyps_to_keep=plan.num_return_sequences,
+            num_beam_groups=settings.num_groups,
+            max_length=plan.max_length,
+        )
+        return GroupBeams(scorer, rows, finish, settings, judge, max_length=plan.max_length, trace=trace)
     is_last_forced = plan.settings.forced_eos_token_id is not None  # and no place for a constraint
+    vocab_size = scorer.reader.model.info.vocab_size
     constrained = PunctualScorer(
-        **common,
-        constraints=prepare_constraints(
-            plan.settings, vocab_size=scorer.reader.model.info.vocab_size, end_ids=plan.eos_token_ids
-        ),
+        batch_size=num_prompts,
+        num_beams=plan.num_beams,
+        constraints=prepare_constraints(plan.settings, vocab_size=vocab_size, end_ids=plan.eos_token_ids),
+        device=rows.device,
+        length_penalty=settings.length_penalty,
+        do_early_stopping=settings.early_stopping,
+        num_beam_hyps_to_keep=plan.num_return_sequences,
+        max_length=plan.max_length,
         is_strict=bool(plan.settings.strict_constraints),
         prompt_width=plan.prompt_width,
         last_place=plan.max_length - is_last_forced,
         end_ids=plan.eos_token_ids,
     )
-    return ConstrainedBeams(scorer, rows, finish, settings, constrained, **more)
+    return ConstrainedBeams(scorer, rows, finish, settings, constrained, max_length=plan.max_length, trace=trace)
 
 
 def _make_strategy(scorer: Scorer, plan: Plan, candidates: Candidates | None) -> Strategy:
@@ -151,8 +164,8 @@ def _read_beams(plan: Plan) -> BeamSettings:
         length_penalty=1.0 if settings.length_penalty is None else settings.length_penalty,
         early_stopping=settings.early_stopping or False,
         do_sample=plan.do_sample,
-        num_eos=len(plan.eos_token_ids),
+        eos_token_ids=tuple(plan.eos_token_ids),
         max_new_tokens=plan.max_new_tokens,
         num_groups=settings.num_beam_groups or 1,
-        tells_scores=bool(settings.output_scores),
+        returns_scores=bool(settings.output_scores),
     )

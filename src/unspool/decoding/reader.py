@@ -18,7 +18,7 @@ from unspool.cache import BRANCH, BRANCH_SOURCE, Cache, branch_rows
 from unspool.decoding.forwards import join_chunks, select_rows
 from unspool.decoding.parts import ask_in_parts
 from unspool.decoding.prompts import fill_right, fit_columns
-from unspool.decoding.readout import Readout
+from unspool.decoding.readouts.base import Readout
 from unspool.decoding.rows import Rows
 from unspool.protocols import LAST, Answer, Ask, Encoded, Forward, Model, Stretching, Want
 

@@ -8,7 +8,7 @@ import torch
 
 from unspool.decoding.forwards import take_first_rows
 from unspool.decoding.reader import Reader
-from unspool.decoding.readout import Scores
+from unspool.decoding.readouts.base import Scores
 from unspool.decoding.record import Record
 from unspool.decoding.rows import Rows
 from unspool.errors import NoTokenLeftError

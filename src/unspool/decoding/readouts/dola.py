@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from unspool.decoding.readout import Readout, Scores
+from unspool.decoding.readouts.base import Readout, Scores
 from unspool.decoding.rows import Rows
 from unspool.kernels.readings import Contrast, ReadLogits
 from unspool.protocols import Forward, Want

@@ -6,7 +6,7 @@ from unspool.cache import ROLL_BACK
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.select import draw, take_likeliest
-from unspool.decoding.strategy import Choice
+from unspool.decoding.strategies.base import Choice
 from unspool.decoding.tails import draw_from_tail
 from unspool.errors import NoTokenLeftError
 

@@ -11,7 +11,7 @@ from unspool.decoding.loop import Emitted, Result
 from unspool.decoding.record import Record, read_logprobs
 from unspool.decoding.rows import Rows
 from unspool.decoding.select import NO_TOKEN
-from unspool.decoding.strategy import Strategy
+from unspool.decoding.strategies.base import Strategy
 
 
 @dataclass(slots=True)

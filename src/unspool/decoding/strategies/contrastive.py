@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import torch
 
-from unspool.decoding.readout import Scores
+from unspool.decoding.readouts.base import Scores
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.select import NO_TOKEN
-from unspool.decoding.strategy import Choice
-from unspool.decoding.tries import Candidates
+from unspool.decoding.strategies.base import Choice
+from unspool.decoding.strategies.candidates import Candidates
 from unspool.errors import NoTokenLeftError
 from unspool.kernels.contests import Won
 from unspool.logits.highest import take_highest
