@@ -20,6 +20,8 @@ class Dola(Readout):
     One layer is chosen for the whole batch, as the reference does, or for each row by itself.
     """
 
+    is_plain = False
+
     def __init__(self, layers: Sequence[int], *, chooses_by_row: bool) -> None:
         self._layers = tuple(layers)
         self._contrast = Contrast(by_row=chooses_by_row)

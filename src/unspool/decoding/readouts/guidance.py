@@ -23,6 +23,7 @@ class Guidance(Readout):
     """
 
     num_sets = 2
+    is_plain = False
 
     def __init__(self, scale: float, others: torch.Tensor, lengths: Sequence[int], prompt_lengths: Sequence[int]):
         self._guide = Guide(scale)

@@ -6,6 +6,7 @@ Of the k likeliest tokens the one is taken whose state is least like any of the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -72,6 +73,10 @@ class ContrastiveSearch:
         self._candidates.keep_rows(index)
         if self._nums is not None:
             self._nums = self._nums[torch.tensor(index, device=self._nums.device)]
+
+    def admit(self, *_: Any) -> None:
+        """Past states stay with their own call."""
+        raise ValueError("rows of a contrastive search are stepped by their own call")
 
     def explain_no_token(self, rows: Rows, place: int) -> NoTokenLeftError:
         """Why the row at `place` has no token to choose from."""
