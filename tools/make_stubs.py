@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import unspool
-from unspool import logits, stopping
+from unspool import logits, plan, plugins, stopping
 
 SOURCE = Path(unspool.__file__).parent
 PACKAGES: dict[str, dict[str, str]] = {
     "__init__.pyi": {**unspool.find_homes(), "__version__": "unspool._version"},
     "logits/__init__.pyi": logits.HOMES,
+    "plan/__init__.pyi": plan.HOMES,
+    "plugins.pyi": plugins.HOMES,
     "stopping/__init__.pyi": stopping.HOMES,
 }
 

@@ -6,10 +6,12 @@ import json
 import os
 import secrets
 import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from unspool.errors import LoadError, ModelNotFoundError, UnspoolError
+from unspool.errors import InputError, LoadError, ModelNotFoundError, ResourceError, UnspoolError, excerpt
 
 MAX_SETTINGS_BYTES = 16 << 20  # of a file that holds settings, a model's or a chat's
 _KINDS = {stat.S_IFIFO: "pipe", stat.S_IFCHR: "device", stat.S_IFBLK: "device", stat.S_IFDIR: "folder"}
@@ -63,14 +65,20 @@ def read_json_object(
 
 
 def parse_json_object(
-    data: bytes, where: str, *, is_strict: bool = True, allows_infinity: bool = False
+    data: bytes,
+    where: str,
+    *,
+    is_strict: bool = True,
+    allows_infinity: bool = False,
+    hook: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """A JSON object from bytes; `where` names it in errors.
 
-    What is strict refuses NaN, numbers without end unless it `allows_infinity`, and a key given twice.
+    What is strict refuses NaN, numbers without end unless it `allows_infinity`, and a key given twice, unless a `hook`
+    of the caller's own makes objects of pairs.
     """
     refuse = _refuse_nan if allows_infinity else _refuse_constant
-    hooks: dict[str, Any] = {"parse_constant": refuse, "object_pairs_hook": _refuse_repeats}
+    hooks: dict[str, Any] = {"parse_constant": refuse, "object_pairs_hook": hook or _refuse_repeats}
     try:
         value = json.loads(data.decode("utf-8-sig"), **(hooks if is_strict else {}))
     except RecursionError:
@@ -84,15 +92,49 @@ def parse_json_object(
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file whole or not at all: beside it first, then moved there."""
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
     try:
-        with unfinished.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+        data = text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(f"{str(path)[:300]!r} can't be written: the text holds half a character ({error})") from error
+    with writing_beside(path) as unfinished, unfinished.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def writing_beside(path: Path) -> Iterator[Path]:
+    """A name beside a file, to write it under: what is written is moved there if all went well, or removed.
+
+    A folder that is missing or read-only, and a disk that is full, are told of by a `ResourceError`.
+    """
+    unfinished = path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}.part")
+    try:
+        try:
+            yield unfinished
+            unfinished.replace(path)
+        finally:
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+    except (ResourceError, LoadError):
+        raise
+    except (OSError, ValueError) as error:  # a name with a null character in it is a ValueError
+        raise ResourceError(explain_unwritten(path, error)) from error
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those that it lies in; nothing if it is there."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise ResourceError(explain_unwritten(path, error)) from error
+
+
+def explain_unwritten(path: Path, error: Exception) -> str:
+    """Why a file or folder can't be written."""
+    reason = getattr(error, "strerror", None) or str(error)[:200]
+    hint = "" if path.parent.is_dir() else f": there is no folder {str(path.parent)[:300]!r}"
+    return f"{str(path)[:300]!r} can't be written: {reason}{hint}. Give another place, or make room there"
 
 
 def _refuse_constant(constant: str) -> NoReturn:
@@ -107,6 +149,6 @@ def _refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
-            raise ValueError(f"the key {key!r} occurs twice")
+            raise ValueError(f"the key {excerpt(key)} occurs twice")
         result[key] = value
     return result

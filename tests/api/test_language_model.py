@@ -345,13 +345,6 @@ def test_pieces_join_to_the_text(lm: LanguageModel, written: str) -> None:
     assert {piece.row for piece in pieces} == {0}
 
 
-def test_half_a_character_at_the_end_is_told_as_the_tokenizer_tells_it(lm: LanguageModel) -> None:
-    tokens = lm.tokenizer.encode("a😀")[:-1]
-    settings = {"logits_processor": [Dictate(tokens, prompt_width=1)], "max_new_tokens": len(tokens)}
-    assert "".join(lm.stream("hello", **settings)) == lm.tokenizer.decode(tokens)
-    assert lm.generate("hello", **settings).text == lm.tokenizer.decode(tokens)
-
-
 def test_rows_of_a_batch_are_interleaved(lm: LanguageModel) -> None:
     pieces = list(lm.stream(TEXTS, max_new_tokens=6, logprobs=0, eos_token_id=None))
     result = lm.generate(TEXTS, max_new_tokens=6, logprobs=0, eos_token_id=None)

@@ -12,7 +12,8 @@ from tests.conformance.cases import Case, load_model, read_cases, run_case
 from tests.fakes import FakeEncoderDecoder, FakeModel, pad_left
 from unspool import generate
 from unspool.api.calls import start
-from unspool.cache import Cache, DynamicCache, EncoderDecoderCache
+from unspool.cache import DIVIDE, Cache, DynamicCache, EncoderDecoderCache
+from unspool.cache.kinds import KINDS
 from unspool.errors import SettingError, UnsupportedError
 
 PROMPTS = [[5, 6, 7, 3], [8, 9], [13]]
@@ -183,3 +184,20 @@ def test_guided_beams_in_parts(name: str) -> None:
     }
     model = load_model(name).model
     assert torch.equal(generate(model, **settings), generate(model, **settings, low_memory=True))
+
+
+def test_kinds_say_whether_they_divide() -> None:
+    model, seen = load_model("mistral").model, set()
+    for name, kind in KINDS.items():
+        if kind.refuse is None or kind.refuse(model.info) is None:
+            seen.add(name)
+            assert kind.divides == (DIVIDE in model.new_cache(name, 1, 16).can), name
+    assert {"dynamic", "static", "paged", "offloaded", "hybrid", "quantized"} <= seen
+
+
+def test_an_encoder_reads_nothing_for_a_cache_that_can_not_be_divided() -> None:
+    model = FakeEncoderDecoder()
+    settings = {"num_beams": 2, "low_memory": True, "max_new_tokens": 2, "decoder_start_token_id": 1}
+    with pytest.raises(UnsupportedError, match="'offloaded_static' cache can't divide rows"):
+        generate(model, [[5, 6]], cache_implementation="offloaded_static", **settings)
+    assert model.num_encodings == 0

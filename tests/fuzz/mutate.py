@@ -84,7 +84,7 @@ def mutate_json(rng: Random, value: Any, times: int = 1) -> Any:
     for _ in range(times):
         places = list(_list_places(value))
         if not places:
-            return hostile_value(rng)
+            return value if isinstance(value, dict | list) else hostile_value(rng)
         holder, key = rng.choice(places)
         _change(rng, holder, key)
     return value

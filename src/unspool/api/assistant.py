@@ -7,10 +7,10 @@ from typing import Any
 
 from unspool.api.core import as_model
 from unspool.config import GenerationConfig
-from unspool.config.drafting import Relation
 from unspool.decoding.speculative.drafters.vocabulary import Vocabularies, Vocabulary
 from unspool.errors import SettingError
 from unspool.plan import Origin
+from unspool.plan.drafting import Relation
 from unspool.protocols import Model
 
 MOST_UNKNOWN = 0.05  # of a tokenizer's tokens that its model may lack: some are added after training

@@ -11,7 +11,7 @@ import torch
 from unspool.api.assistant import Assistant, follow_assistant, read_assistant
 from unspool.api.core import as_model
 from unspool.api.healing import heal_prompts
-from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, MambaCache
+from unspool.cache import Cache
 from unspool.config import GenerationConfig
 from unspool.decoding.inputs import Inputs, read_prompts
 from unspool.decoding.loop import Emitted
@@ -23,6 +23,9 @@ from unspool.logits import UnbatchedClassifierFreeGuidanceLogitsProcessor
 from unspool.models.adapters import find_settings
 from unspool.outputs import Output
 from unspool.plan import Plan, PromptShape, merge, settle
+from unspool.plan.pairs import Facts, check_methods
+from unspool.plan.past_keys import check_room, read_cache
+from unspool.plan.tables import OF_CALL, OF_SEQUENCES, OF_STREAM
 from unspool.protocols import Compilable, Model
 from unspool.stopping import as_criteria_list
 from unspool.streaming import StreamCancelled
@@ -82,16 +85,7 @@ def generate(
         **asked,
         **kwargs,
     )
-    if run.tells_logprobs and not run.returns_output:
-        raise SettingError(
-            "log-probabilities were asked for, and only an output object can carry them; "
-            "add return_dict_in_generate=True, or use lm.generate()"
-        )
-    if run.tells_beams and not run.returns_output:
-        raise SettingError(
-            "`return_beam_trace` was asked for, and only an output object can carry the trace; "
-            "add return_dict_in_generate=True, or use lm.generate()"
-        )
+    check_methods(Facts(run.settings), OF_SEQUENCES)
     if streamer is None:
         for _ in run:
             pass
@@ -105,11 +99,7 @@ def stream(
 ) -> Iterator[Emitted]:
     """What `generate` does, step by step: each row's tokens as they are chosen. Closing the iterator stops the work."""
     run = start(model, inputs, generation_config, **kwargs)
-    if run.tells_beams:
-        raise SettingError(
-            "`return_beam_trace` is told at the end, and a stream has no place for it: use generate(), or beams='all' "
-            "for the table of beams at every step"
-        )
+    check_methods(Facts(run.settings), OF_STREAM)
     return iter(run)
 
 
@@ -159,20 +149,19 @@ def start(
         follow_assistant(settings, origins, assistant_model)
     drafts = () if assistant is None else (assistant.model.info, assistant.relation)
     prompts = replace(read_prompts(core, given, settings), hides_padding=hides_padding)
-    cache = _as_cache(past_key_values, prompts, core)
+    sources = None if prompts.source is None else prompts.source.lengths
+    cache = read_cache(past_key_values, prompts.lengths, sources, core)
     shape = _shape(prompts, cache)
     plan = settle(settings, origins, core.info, shape, *drafts)
     core = _compile(core, plan)
     if assistant is not None:
         assistant.check_tokens(plan.do_sample)
-    if beams is not None and plan.num_beams == 1:
-        raise SettingError("beams='all' streams the table of a beam search; add num_beams")
     if cache is not None:
-        _check_room(cache, plan, shape)
-    if settings.stop_strings is not None and tokenizer is None:
-        raise SettingError("`stop_strings` are found in text: pass the model's `tokenizer` too")
+        check_room(cache, plan, shape)
     processors = [] if logits_processor is None else _as_processors(logits_processor)
-    _refuse_guiding_twice(plan, processors)
+    guide = next((one for one in processors if isinstance(one, UnbatchedClassifierFreeGuidanceLogitsProcessor)), None)
+    arguments = {"beams": beams, "tokenizer": tokenizer, "guide": None if guide is None else type(guide).__name__}
+    check_methods(Facts(settings, core.info, shape, given=arguments), *OF_CALL)
     criteria = [] if stopping_criteria is None else list(as_criteria_list(stopping_criteria))
     hooks = Hooks(
         processors,
@@ -188,8 +177,6 @@ def start(
     run = Run(core, prompts, plan, hooks)
     if not settings.token_healing:
         return run
-    if cache is not None:
-        raise SettingError("`token_healing` chooses the last token again, and past_key_values may hold it; give one")
     healed, added = heal_prompts(core, prompts, tokenizer, plan.pad_token_id)
     run = Run(core, healed, settle(settings, origins, core.info, _shape(healed, None), *drafts), hooks)
     run.added_texts = [text for text in added for _ in range(plan.num_return_sequences)]
@@ -269,107 +256,6 @@ def feed(streamer: Any, run: Run) -> None:
             streamer.end()
         raise
     streamer.end()
-
-
-def _as_cache(cache: Any, prompts: Prompts, model: Model) -> Cache | None:
-    if cache is None:
-        return None
-    info, lengths = model.info, prompts.lengths
-    kind = EncoderDecoderCache if info.is_encoder_decoder else DynamicCache
-    keeps_states = "state" in info.layer_kinds
-    if keeps_states and not isinstance(cache, MambaCache):
-        raise SettingError(
-            f"past_key_values is a {type(cache).__name__}, and a {info.family} model keeps states: give the "
-            "MambaCache that an earlier call returned, or one of model.new_cache()"
-        )
-    if isinstance(cache, MambaCache) and not keeps_states:
-        raise SettingError(
-            f"past_key_values is a MambaCache, which holds states, and a {info.family} model decodes with keys; "
-            f"give a {kind.__name__}"
-        )
-    if isinstance(cache, tuple | list):
-        try:
-            cache = kind.from_legacy_cache(tuple(cache))
-        except (TypeError, ValueError, IndexError, AttributeError) as error:
-            raise SettingError(
-                f"past_key_values as a tuple must hold each layer's keys and values, as {kind.__name__}"
-                f".to_legacy_cache() gives them: {error}"
-            ) from error
-    if not isinstance(cache, Cache):
-        raise SettingError(f"past_key_values must be a cache of unspool's, not a {type(cache).__name__}")
-    if isinstance(cache, EncoderDecoderCache) != info.is_encoder_decoder:
-        raise SettingError(
-            f"past_key_values is a {type(cache).__name__}, and a {info.family} model decodes with a {kind.__name__}"
-        )
-    if isinstance(cache, EncoderDecoderCache) and not cache.source_lengths:
-        raise SettingError(
-            "past_key_values hold nothing of the encoder's states; leave them out (the cache comes back with "
-            "return_dict_in_generate=True), or make them with model.new_cache(encoded=model.encode(…))"
-        )
-    shape = getattr(model, "key_shape", None)
-    misfit = cache.find_misfit(shape) if shape is not None else None
-    if misfit is not None:
-        raise SettingError(
-            f"past_key_values are of another model than this {info.family}: {misfit}; use the cache that this model "
-            "filled, or a fresh one (model.new_cache())"
-        )
-    if cache.is_endless and not keeps_states and "shifted_keys" not in info.can:
-        raise UnsupportedError(
-            f"a {type(cache).__name__} moves keys to other positions, and a {info.family} model's are learned one by "
-            "one; use a model with rotary positions or ALiBi, or a DynamicCache"
-        )
-    if cache.lengths and len(cache.lengths) != len(lengths):
-        raise SettingError(f"past_key_values hold {len(cache.lengths)} rows and the prompt has {len(lengths)}")
-    if prompts.source is not None:
-        _check_sources(cache, prompts.source.lengths)
-    for row, (held, length) in enumerate(zip(cache.lengths, lengths, strict=False)):
-        if held >= length:
-            raise SettingError(
-                f"past_key_values hold {held} positions of row {row} and its prompt has {length} tokens; pass the "
-                "whole sequence as input_ids, with at least one token after what the cache holds"
-            )
-    return cache
-
-
-def _check_sources(cache: Cache, lengths: list[int]) -> None:
-    assert isinstance(cache, EncoderDecoderCache)
-    held = [length for length in cache.source_lengths for _ in range(cache.num_branches)]
-    if len(held) != len(lengths):
-        raise SettingError(
-            f"past_key_values hold encoded texts for {len(held)} rows and the encoder's input has {len(lengths)}"
-        )
-    for row, (had, has) in enumerate(zip(held, lengths, strict=True)):
-        if had != has:
-            raise SettingError(
-                f"past_key_values hold an encoded text of {had} positions for row {row} and the encoder's input has "
-                f"{has}; pass the input that they were made from, with its attention_mask"
-            )
-
-
-def _check_room(cache: Cache, plan: Plan, shape: PromptShape) -> None:
-    room = cache.room
-    needed = shape.longest_read + plan.max_new_tokens - 1 + plan.num_candidates  # else the last token is never read
-    num_rows, held_rows = 2 * shape.num_rows, getattr(cache, "max_batch_size", None)
-    if plan.guidance_scale is not None and held_rows is not None and held_rows < num_rows:
-        raise SettingError(
-            f"past_key_values have room for {held_rows} rows, and guidance reads {num_rows}: every prompt's and its "
-            "other one's; make a larger cache, or leave it out"
-        )
-    if room is not None and room < needed:
-        raise SettingError(
-            f"past_key_values have room for {room} positions, and a prompt of {shape.longest} tokens with "
-            f"{plan.max_new_tokens} new ones needs {needed}, {needed - room} more; make a larger cache, or lower "
-            "max_new_tokens"
-        )
-
-
-def _refuse_guiding_twice(plan: Plan, processors: list[Any]) -> None:
-    own = next((p for p in processors if isinstance(p, UnbatchedClassifierFreeGuidanceLogitsProcessor)), None)
-    if own is not None and plan.guidance_scale is not None:
-        raise SettingError(
-            f"`guidance_scale` and a {type(own).__name__} among the logits_processor ask for the same thing twice; "
-            "give one of them"
-        )
 
 
 def _as_processors(given: Any) -> list[Any]:

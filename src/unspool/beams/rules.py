@@ -1,4 +1,4 @@
-"""What a beam search's settings must fulfil before it begins."""
+"""What a constrained search must write, and whether it can be written."""
 
 from __future__ import annotations
 
@@ -11,43 +11,7 @@ from unspool.constraints import Constraint, DisjunctiveConstraint, make_constrai
 from unspool.constraints.distance import count_fewest_steps, describe_constraint, holds, list_phrases
 from unspool.errors import SettingError
 
-_BEAMS_ONLY = ("force_words_ids", "return_beam_trace")
-_NOT_WITH_BEAMS = (
-    ("logprobs", "a beam's tokens are chosen together"),
-    ("mirostat_tau", "its state follows one sequence, and beams branch"),
-)
 _CONTRACT = ("advance", "does_advance", "update", "reset", "remaining", "copy")
-
-
-def check_beams(settings: GenerationConfig, asked: frozenset[str]) -> None:
-    """Raise for settings that no beam search can follow; `asked` are those that the caller set."""
-    num_beams = settings.num_beams or 1
-    is_constrained = settings.constraints is not None or settings.force_words_ids is not None
-    if "strict_constraints" in asked and settings.strict_constraints and not (is_constrained and num_beams > 1):
-        raise SettingError(
-            "`strict_constraints` is about what a constrained beam search must write, and nothing is forced; "
-            "set num_beams and force_words_ids or constraints, or leave it out"
-        )
-    if num_beams == 1:
-        for name in _BEAMS_ONLY:
-            if getattr(settings, name) and name in asked:
-                raise SettingError(
-                    f"`{name}` is read by beam search, and num_beams is 1; set num_beams, or leave it out"
-                )
-        return
-    for name, why in _NOT_WITH_BEAMS:
-        if getattr(settings, name) is not None:
-            raise SettingError(f"`{name}` does not go with num_beams={num_beams}: {why}; leave one of them out")
-    groups = settings.num_beam_groups or 1
-    if num_beams % groups:
-        raise SettingError(
-            f"`num_beams` ({num_beams}) must be divisible by `num_beam_groups` ({groups}): groups are of one size"
-        )
-    if (settings.diversity_penalty or 0.0) > 0.0 and groups == 1:
-        raise SettingError(
-            f"`diversity_penalty`={settings.diversity_penalty} is between groups of beams, and there is one group; "
-            "set num_beam_groups too"
-        )
 
 
 def read_constraints(settings: GenerationConfig) -> list[Constraint]:

@@ -23,7 +23,7 @@ from unspool.cache.dynamic import DynamicCache
 from unspool.cache.encoder_decoder import EncoderDecoderCache
 from unspool.cache.files import SavedCache, load_cache, save_cache
 from unspool.cache.forked import ForkedCache
-from unspool.cache.kinds import KINDS, CacheKind, KeyShape, find_kind, make_cache, read_options
+from unspool.cache.kinds import KINDS, CacheKindEntry, KeyShape, find_kind, make_cache, read_options
 from unspool.cache.layered import LayeredCache
 from unspool.cache.mamba import MambaCache
 from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
@@ -55,7 +55,7 @@ __all__ = [
     "BranchingCache",
     "Cache",
     "CacheConfig",
-    "CacheKind",
+    "CacheKindEntry",
     "DynamicCache",
     "EncoderDecoderCache",
     "ForkedCache",

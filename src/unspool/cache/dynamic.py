@@ -43,10 +43,14 @@ class DynamicCache(BufferedCache):
         # A part more than is needed: a text that grows for long is copied seldom, and little is left empty.
         room = _round_up(stop) + stop // 32 // CHUNK * CHUNK
         self._told = None  # or it would keep the old ones
-        for layer, buffer in enumerate(self._buffers):  # one layer at a time, so that only one is there twice
-            grown = self._take((buffer.shape[0], room, *buffer.shape[2:]), buffer.dtype, buffer.device)
-            grown.narrow(1, 0, self._room).copy_(buffer)
-            self._buffers[layer] = grown
+        try:
+            for layer, buffer in enumerate(self._buffers):  # one layer at a time, so that only one is there twice
+                grown = self._take((buffer.shape[0], room, *buffer.shape[2:]), buffer.dtype, buffer.device)
+                grown.narrow(1, 0, self._room).copy_(buffer)
+                self._buffers[layer] = grown
+        except BaseException:  # memory ran out: all layers have the room that they had
+            self._buffers[:] = [buffer.narrow(1, 0, self._room) for buffer in self._buffers]
+            raise
         self._room = room
 
     # --- the reference's surface ---------------------------------------------------------------------

@@ -22,10 +22,13 @@ from unspool.cache.quantized_static import QuantizedStaticCache
 from unspool.cache.sink import SinkCache
 from unspool.cache.sliding import HybridCache, SlidingWindowCache
 from unspool.cache.static import StaticCache
-from unspool.errors import LoadError, SettingError
+from unspool.errors import LoadError, ResourceError, SettingError, is_out_of_memory
+from unspool.numeric import is_number
+from unspool.small_files import explain_unwritten, writing_beside
 
 FORMAT: Final = "unspool cache 1"
 MOST_FACTS: Final = 1 << 24  # characters of a header's facts
+MOST_NUMBER: Final = 1 << 40  # of any number in them
 
 # A kind that can be saved stands here, and has `_pack` and `_unpack`.
 SAVED: Final[dict[str, type[Cache]]] = {
@@ -60,6 +63,7 @@ class SavedCache:
 
 def save_cache(cache: Cache, path: str | Path, *, model: Any = None, notes: Mapping[str, Any] | None = None) -> None:
     """Write a cache to a file; with `model`, the file is for that model alone."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     if type(cache).__name__ not in SAVED:
@@ -74,7 +78,11 @@ def save_cache(cache: Cache, path: str | Path, *, model: Any = None, notes: Mapp
         "notes": json.dumps(dict(notes or {})),
     }
     plain = {name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in tensors.items()}
-    save_file(plain, str(path), metadata=header)
+    with writing_beside(Path(path)) as unfinished:
+        try:
+            save_file(plain, str(unfinished), metadata=header)
+        except SafetensorError as error:  # wraps what the system says
+            raise ResourceError(explain_unwritten(Path(path), error)) from error
 
 
 def load_cache(path: str | Path, *, model: Any = None, device: torch.device | str | None = None) -> SavedCache:
@@ -93,9 +101,11 @@ def load_cache(path: str | Path, *, model: Any = None, device: torch.device | st
     moved = {name: tensor.to(where) if where is not None else tensor for name, tensor in tensors.items()}
     try:
         lengths = _read_lengths(header)
-        cache = kind._unpack(json.loads(header["facts"]), moved, lengths)
+        cache = kind._unpack(_read_facts(header), moved, lengths)
         notes = json.loads(header.get("notes", "{}"))
-    except (KeyError, TypeError, ValueError, IndexError, RuntimeError, AttributeError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError) as error:
+        if is_out_of_memory(error):
+            raise
         raise LoadError(f"{path} is damaged: its parts do not make a {kind.__name__} ({error})") from error
     return SavedCache(cache, notes if isinstance(notes, dict) else {})
 
@@ -119,14 +129,35 @@ def _read_file(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
                     f"{path} is no saved cache: its format is not {FORMAT!r}. cache.save() makes such files"
                 )
             return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    except SafetensorError as error:
+    except (SafetensorError, RuntimeError, ValueError, TypeError) as error:  # torch's, for shapes that can't be
+        if is_out_of_memory(error):
+            raise
         raise LoadError(f"{path} can't be read as safetensors: {error}") from error
+
+
+def _read_facts(header: Mapping[str, str]) -> Any:
+    """What a kind wrote of itself; numbers are finite and of usual size."""
+    facts = json.loads(header["facts"])
+    stack = [facts]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, dict):
+            stack += part.values()
+        elif isinstance(part, list):
+            stack += part
+        elif (
+            not isinstance(part, bool)
+            and isinstance(part, int | float)
+            and not (is_number(part) and abs(part) <= MOST_NUMBER)
+        ):
+            raise ValueError("a number in its header is beyond all bounds")
+    return facts
 
 
 def _read_lengths(header: Mapping[str, str]) -> list[int]:
     if len(header["facts"]) > MOST_FACTS or len(header["lengths"]) > MOST_FACTS:
         raise ValueError("its header is too long")
     lengths = json.loads(header["lengths"])
-    if not isinstance(lengths, list) or not all(isinstance(n, int) and 0 <= n <= 2**40 for n in lengths):
+    if not isinstance(lengths, list) or not all(type(n) is int and 0 <= n <= MOST_NUMBER for n in lengths):
         raise ValueError("its lengths are no list of whole numbers")
     return lengths

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 
@@ -32,6 +32,7 @@ from unspool.cache.sliding import HybridCache, SlidingWindowCache, refuse_encode
 from unspool.cache.static import StaticCache
 from unspool.cache.stores import Allocate
 from unspool.errors import SettingError, UnsupportedError
+from unspool.registry import Table
 
 Options = Mapping[str, Any]
 """What `cache_config` says, without the name of the kind."""
@@ -66,10 +67,13 @@ class KeyShape:
         return SimpleNamespace(**{**(vars(self.config) if self.config is not None else {}), **sizes})
 
 
-@dataclass(frozen=True, slots=True)
-class CacheKind:
+@dataclass(frozen=True)
+class CacheKindEntry:
     """One kind of cache: what it needs to be told, and how it is made."""
 
+    table: ClassVar[str] = "unspool.cache.kinds:KINDS"
+
+    name: str  # what `cache_implementation` takes
     make: Callable[[KeyShape, int, int | None, Options], Cache]  # shape, rows, capacity, options
     options: tuple[str, ...] = ()  # the keys of `cache_config` that it reads
     is_sized: bool = False  # takes all its memory at once, for every row and position that a call may need
@@ -77,13 +81,14 @@ class CacheKind:
     is_endless: bool = False  # holds what it holds however long a text gets, so that no context ends it
     holds_every_key: bool = True  # each position's own keys are held, so attention weights can be told by position
     forks: bool = False  # candidates for a row's next token can be read over the row's own keys
+    divides: bool = False  # a pass can run over some of the rows at a time
     is_plain: bool = False  # keys lie in one buffer a layer, where a compiled step finds them
     check: Callable[[Options], None] | None = None  # raises for values of options that can't be
     count_room: Callable[[Options], int | None] | None = None  # positions that all rows together have room for
     refuse: Callable[[Any], str | None] | None = None  # why a model (its `info`) can't be served, or None
 
 
-def find_kind(name: str) -> CacheKind:
+def find_kind(name: str) -> CacheKindEntry:
     """The kind of that name, or the error that says which there are."""
     kind = KINDS.get(name)
     if kind is None:
@@ -271,34 +276,40 @@ def _check_quantized(options: Options) -> None:
     _read_packing(options)
 
 
-KINDS: Final[dict[str, CacheKind]] = {
-    "dynamic": CacheKind(_make_dynamic, forks=True, is_plain=True),
-    "static": CacheKind(
+_BUILT_IN: Final[tuple[CacheKindEntry, ...]] = (
+    CacheKindEntry("dynamic", _make_dynamic, forks=True, divides=True, is_plain=True),
+    CacheKindEntry(
+        "static",
         _make_static,
         options=("batch_size", "max_cache_len", "device"),
         is_sized=True,
         forks=True,
+        divides=True,
         is_plain=True,
         check=_check_static,
     ),
-    "paged": CacheKind(
+    CacheKindEntry(
+        "paged",
         _make_paged,
         options=("block_size", "num_blocks", *SIZES),
         may_be_sized=True,
         forks=True,
+        divides=True,
         check=_check_paged,
         count_room=_count_pages,
     ),
-    "mamba": CacheKind(_make_mamba, is_endless=True, holds_every_key=False, refuse=refuse_without_states),
-    "sliding_window": CacheKind(_make_sliding, is_sized=True, holds_every_key=False, refuse=refuse_without_window),
-    "offloaded": CacheKind(_make_offloaded, options=OFFLOADING, check=_check_offloading),
-    "offloaded_static": CacheKind(
+    CacheKindEntry("mamba", _make_mamba, is_endless=True, holds_every_key=False, refuse=refuse_without_states),
+    CacheKindEntry("sliding_window", _make_sliding, is_sized=True, holds_every_key=False, refuse=refuse_without_window),
+    CacheKindEntry("offloaded", _make_offloaded, options=OFFLOADING, check=_check_offloading),
+    CacheKindEntry(
+        "offloaded_static",
         _make_offloaded_static,
         options=("batch_size", "max_cache_len", *OFFLOADING),
         is_sized=True,
         check=_check_offloading,
     ),
-    "offloaded_hybrid": CacheKind(
+    CacheKindEntry(
+        "offloaded_hybrid",
         _make_offloaded_hybrid,
         options=("folder",),
         is_sized=True,
@@ -306,7 +317,8 @@ KINDS: Final[dict[str, CacheKind]] = {
         check=_check_offloading,
         refuse=refuse_encoder_decoder,
     ),
-    "sink": CacheKind(
+    CacheKindEntry(
+        "sink",
         _make_sink,
         options=("window_length", "num_sink_tokens"),
         is_endless=True,
@@ -314,12 +326,13 @@ KINDS: Final[dict[str, CacheKind]] = {
         check=lambda options: check_sink(_fill_sink(options)),
         refuse=_refuse_sink,
     ),
-    "hybrid": CacheKind(_make_hybrid, is_sized=True, holds_every_key=False, refuse=refuse_encoder_decoder),
-    "quantized": CacheKind(_make_quantized, options=OPTIONS, check=_check_quantized),
-    "quantized_static": CacheKind(
-        _make_quantized_static, options=(*OPTIONS, *SIZES), is_sized=True, check=_check_quantized
+    CacheKindEntry("hybrid", _make_hybrid, is_sized=True, holds_every_key=False, refuse=refuse_encoder_decoder),
+    CacheKindEntry("quantized", _make_quantized, options=OPTIONS, check=_check_quantized),
+    CacheKindEntry(
+        "quantized_static", _make_quantized_static, options=(*OPTIONS, *SIZES), is_sized=True, check=_check_quantized
     ),
-    "quantized_hybrid": CacheKind(
+    CacheKindEntry(
+        "quantized_hybrid",
         _make_quantized_hybrid,
         options=(*OPTIONS, *SIZES),
         is_sized=True,
@@ -327,7 +340,8 @@ KINDS: Final[dict[str, CacheKind]] = {
         check=_check_quantized,
         refuse=refuse_encoder_decoder,
     ),
-    "offloaded_quantized_hybrid": CacheKind(
+    CacheKindEntry(
+        "offloaded_quantized_hybrid",
         _make_offloaded_quantized_hybrid,
         options=(*OPTIONS, *SIZES, "folder"),
         is_sized=True,
@@ -335,4 +349,7 @@ KINDS: Final[dict[str, CacheKind]] = {
         check=_check_quantized,
         refuse=refuse_encoder_decoder,
     ),
-}
+)
+
+KINDS: Final = Table[CacheKindEntry]("kind of cache", _BUILT_IN, lambda entry: entry.name)
+"""Every kind of cache, by the name that `cache_implementation` takes."""

@@ -236,6 +236,8 @@ class SinkCache(Cache):
         origins, shifts = ([int(n) for n in facts[name]] for name in ("origins", "shifts"))
         if not len(origins) == len(shifts) == len(lengths):
             raise ValueError(f"{len(origins)} origins and {len(shifts)} shifts for {len(lengths)} rows")
+        if not all(0 <= n <= length for told in (origins, shifts) for n, length in zip(told, lengths, strict=True)):
+            raise ValueError("positions are counted from beyond the text")
         num_layers = sum(name.startswith("layer.") for name in tensors)
         for layer in range(num_layers):
             held = tensors[f"layer.{layer}"]

@@ -157,6 +157,8 @@ def _write(session: Session, argument: str, *, may_overwrite: bool) -> None:
         if path.exists() and not path.is_file():
             raise InputError(f"{path} is not a file that can be overwritten")
         write_text(path, json.dumps(describe_chat(chat), ensure_ascii=False, indent=2) + "\n")
+    except UnspoolError:
+        raise
     except OSError as error:
         raise InputError(f"{path} can't be written: {error.strerror or error}") from error
     say(f"saved to {path}", DIM)

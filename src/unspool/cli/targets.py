@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from unspool.cli.parser import UsageError
-from unspool.errors import InputError
 from unspool.small_files import write_text
 
 
@@ -28,10 +27,7 @@ def find_targets(arguments: argparse.Namespace, kinds: Sequence[str]) -> dict[st
 def write_target(path: Path, content: str, *, is_forced: bool) -> None:
     """Write one of them."""
     _refuse_existing(path, is_forced=is_forced)  # someone may have written it while the model was at work
-    try:
-        write_text(path, content)
-    except OSError as error:
-        raise InputError(f"{str(path)!r} can't be written: {error.strerror or error}") from error
+    write_text(path, content)
 
 
 def _refuse_existing(path: Path, *, is_forced: bool) -> None:

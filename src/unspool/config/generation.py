@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import Any, Literal, Self, overload
 
 from unspool.config.files import HUB_OPTIONS, find_config_file
-from unspool.config.modes import GenerationMode, choose_mode
+from unspool.config.modes import GenerationMode
 from unspool.config.parameters import PARAMETERS
 from unspool.config.rules import EXTRA_OUTPUTS, check_settings, find_unused
 from unspool.config.watermarking import read_watermarking_config
 from unspool.errors import InputError, SettingError, UnsupportedError
-from unspool.small_files import read_json_object, write_text
+from unspool.registry import resolve
+from unspool.small_files import make_folder, read_json_object, write_text
 
 FILE_NAME = "generation_config.json"
-METADATA = ("_from_model_config", "_commit_hash", "_original_object_hash", "transformers_version")
+METADATA = ("_from_model_config", "_commit_hash", "_original_object_hash", "_explicit", "transformers_version")
 _UNWRITTEN = ("_commit_hash", "_original_object_hash", "_explicit")
+_MOST_NAMES = 4096  # that a dict may say were set
 _TEXT_PARTS = ("decoder", "generator", "text_config")
 
 logger = logging.getLogger("unspool.config")
@@ -43,13 +45,26 @@ class GenerationConfig:
         state["_commit_hash"] = kwargs.pop("_commit_hash", None)
         state["transformers_version"] = kwargs.pop("transformers_version", None)
         state["_explicit"] = frozenset()
+        told = kwargs.pop("_explicit", None)
         for name, value in kwargs.items():
             # A model's config.json holds much that is no generation setting.
             if name in PARAMETERS or not is_from_model:
                 setattr(self, name, value)
         if is_from_model and kwargs.get("force_bos_token_to_be_generated"):  # how BART once spelled it
             self.forced_bos_token_id = self.bos_token_id
+        if told is not None:
+            state["_explicit"] = self._read_explicit(told)
         self.validate()
+
+    def _read_explicit(self, told: Any) -> frozenset[str]:
+        """What was set by whoever made a whole dict of settings: what it says, and what differs from the defaults."""
+        if (
+            not isinstance(told, (list, tuple, set, frozenset))
+            or len(told) > _MOST_NAMES
+            or not all(isinstance(name, str) for name in told)
+        ):
+            raise SettingError("`_explicit` is a list of the names of settings, as to_dict() writes it; leave it out")
+        return frozenset(name for name in self.explicit if name in told or self._differs(name, self.__dict__[name]))
 
     def __getattr__(self, name: str) -> Any:
         # The attributes are those of PARAMETERS. One that is missing here was registered after this config was made.
@@ -76,20 +91,24 @@ class GenerationConfig:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, GenerationConfig):
             return NotImplemented
+        # What was set is part of it: a None that was set keeps a model's own value out, one by default does not.
         mine, theirs = (config.to_json_string(use_diff=False, ignore_metadata=True) for config in (self, other))
-        return mine == theirs
+        return self.explicit == other.explicit and mine == theirs
 
     def __hash__(self) -> int:
         return hash(self.to_json_string(ignore_metadata=True))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__} {self.to_json_string(ignore_metadata=True)}"
+        shown = {name: value for name, value in self.to_diff_dict().items() if name not in METADATA}
+        shown = {name: value for name, value in shown.items() if value is None or self._differs(name, value)}
+        return f"{type(self).__name__} {_to_json(shown, default=repr)}"
 
     # What it asks for
 
     def get_generation_mode(self, assistant_model: Any = None) -> GenerationMode:
         """The way to decode that these settings ask for."""
-        return choose_mode(self, has_assistant=assistant_model is not None)
+        mode: GenerationMode = resolve("unspool.plan.checking:choose_mode")(self, assistant_model is not None)
+        return mode
 
     def validate(self, strict: bool = False) -> None:
         """Raise for what can't be; log what is set without effect, or raise for that too when `strict`."""
@@ -145,6 +164,8 @@ class GenerationConfig:
         With `return_unused_kwargs`, keyword arguments that are no settings come back beside the config
         instead of being kept in it.
         """
+        if isinstance(told := config_dict.get("_explicit"), list):
+            config_dict = {**config_dict, "_explicit": [*told, *kwargs]}
         if not return_unused_kwargs:
             return cls(**{**config_dict, **kwargs})
         known = {**PARAMETERS, **config_dict, **dict.fromkeys(METADATA)}
@@ -197,17 +218,24 @@ class GenerationConfig:
     # To elsewhere
 
     def to_dict(self) -> dict[str, Any]:
-        """Every setting, the defaults included."""
+        """Every setting, the defaults included; `_explicit` lists those that were set, which from_dict() reads."""
         output = {name: copy.deepcopy(value) for name, value in self.__dict__.items() if name not in _UNWRITTEN}
         self.dict_torch_dtype_to_str(output)
+        output["_explicit"] = sorted(self.explicit)
         return output
 
     def to_diff_dict(self) -> dict[str, Any]:
-        """The settings that differ from the defaults."""
-        defaults = {name: parameter.default for name, parameter in PARAMETERS.items()}
-        defaults |= {"_from_model_config": False, "transformers_version": None}
-        missing = object()
-        return {name: value for name, value in self.to_dict().items() if value != defaults.get(name, missing)}
+        """The settings that differ from the defaults, or that were set to them: a None that was set is among these."""
+        explicit, settings = self.explicit, self.to_dict()
+        del settings["_explicit"]
+        return {name: value for name, value in settings.items() if name in explicit or self._differs(name, value)}
+
+    @staticmethod
+    def _differs(name: str, value: Any) -> bool:
+        """Whether a value is another than the one that a setting has if nobody sets it."""
+        if name in PARAMETERS:
+            return bool(value != PARAMETERS[name].default)
+        return name not in ("_from_model_config", "transformers_version") or bool(value)
 
     def dict_torch_dtype_to_str(self, d: dict[str, Any]) -> None:
         """Replace torch dtypes in `d`, and in dicts inside it, by their names, in place."""
@@ -260,7 +288,7 @@ class GenerationConfig:
         folder = Path(save_directory)
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder} is a file; a configuration is saved into a folder.")
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self.to_json_file(folder / str(config_file_name or config_name or FILE_NAME))
 
 

@@ -1,15 +1,8 @@
-"""The names of the ways to decode, and which one a set of settings asks for."""
+"""The names of the ways to decode."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
-
-from unspool.config.contrastive import find_num_candidates
-from unspool.errors import SettingError
-
-if TYPE_CHECKING:
-    from unspool.config.generation import GenerationConfig
 
 
 class GenerationMode(StrEnum):
@@ -24,38 +17,3 @@ class GenerationMode(StrEnum):
     BEAM_SAMPLE = "beam_sample"
     CONSTRAINED_BEAM_SEARCH = "constrained_beam_search"
     GROUP_BEAM_SEARCH = "group_beam_search"
-
-
-def choose_mode(config: GenerationConfig, has_assistant: bool) -> GenerationMode:
-    """The way to decode that `config` asks for; a drafter or DoLa extends greedy search and sampling only."""
-    mode = _choose_base_mode(config)
-    extensions = {
-        GenerationMode.ASSISTED_GENERATION: (
-            has_assistant or config.prompt_lookup_num_tokens is not None or config.assistant_early_exit is not None
-        ),
-        GenerationMode.DOLA_GENERATION: config.dola_layers is not None,
-    }
-    for extension, is_asked_for in extensions.items():
-        if not is_asked_for:
-            continue
-        if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
-            raise SettingError(
-                f"{extension.value} goes with greedy search and sampling only, but the other settings ask "
-                f"for {mode.value}. Unset those, or take the drafter and `dola_layers` away."
-            )
-        mode = extension
-    return mode
-
-
-def _choose_base_mode(config: GenerationConfig) -> GenerationMode:
-    if config.constraints is not None or config.force_words_ids is not None:
-        return GenerationMode.CONSTRAINED_BEAM_SEARCH
-    if (config.num_beams or 1) == 1:
-        if config.do_sample:
-            return GenerationMode.SAMPLE
-        if find_num_candidates(config):
-            return GenerationMode.CONTRASTIVE_SEARCH
-        return GenerationMode.GREEDY_SEARCH
-    if (config.num_beam_groups or 1) > 1:
-        return GenerationMode.GROUP_BEAM_SEARCH
-    return GenerationMode.BEAM_SAMPLE if config.do_sample else GenerationMode.BEAM_SEARCH

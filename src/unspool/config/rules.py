@@ -1,4 +1,4 @@
-"""Do the settings go together? What can't be is raised; what is set and has no effect is named."""
+"""Values that can't be are raised; settings that have no effect as things stand are named."""
 
 from __future__ import annotations
 
@@ -40,24 +40,13 @@ def check_settings(config: GenerationConfig) -> None:
     for name, parameter in PARAMETERS.items():
         check_value(parameter, getattr(config, name))
     _check_objects(config)
-    _check_returned(config)
-    if (config.num_beams or 1) > 1:
-        _check_beams(config)
+    resolve("unspool.plan.checking:check_config")(config)  # the plan has every rule about pairs
 
 
 def _check_objects(config: GenerationConfig) -> None:
     cache = config.cache_config
-    if cache is not None:
-        kinds = resolve("unspool.cache.kinds:KINDS")
-        configurable = tuple(name for name, kind in kinds.items() if kind.options)
-        if config.cache_implementation not in configurable:
-            raise SettingError(
-                f"`cache_config` is set, but cache_implementation={config.cache_implementation!r} has "
-                f"nothing to configure. Set `cache_implementation` to one of {configurable}, "
-                "or unset `cache_config`."
-            )
-        if not isinstance(cache, dict) and not hasattr(cache, "to_dict"):
-            raise SettingError(f"`cache_config` must be a dict or a cache config, but is a {type(cache).__name__}.")
+    if cache is not None and not isinstance(cache, dict) and not hasattr(cache, "to_dict"):
+        raise SettingError(f"`cache_config` must be a dict or a cache config, but is a {type(cache).__name__}.")
     compiling = config.compile_config
     if compiling is not None and not isinstance(compiling, CompileConfig):
         raise SettingError(f"`compile_config` must be a CompileConfig, but is a {type(compiling).__name__}.")
@@ -75,43 +64,6 @@ def _check_objects(config: GenerationConfig) -> None:
         raise SettingError("`constraints` must be a list of Constraint objects.")
     if config.generation_kwargs is not None and not isinstance(config.generation_kwargs, dict):
         raise SettingError("`generation_kwargs` must be a dict of further arguments for generate().")
-
-
-def _check_returned(config: GenerationConfig) -> None:
-    num_returned = 1 if config.num_return_sequences is None else config.num_return_sequences
-    num_beams = config.num_beams or 1
-    if num_returned == 1:
-        return
-    if num_beams == 1 and not config.do_sample:
-        raise SettingError(
-            "Greedy methods without beam search do not support `num_return_sequences` different than 1 "
-            f"(got {num_returned}): all would be the same. Set `do_sample=True` or `num_beams`."
-        )
-    if num_beams > 1 and num_returned > num_beams:
-        raise SettingError(
-            f"`num_return_sequences` ({num_returned}) has to be smaller than or equal to `num_beams` ({num_beams})."
-        )
-
-
-def _check_beams(config: GenerationConfig) -> None:
-    num_groups = config.num_beam_groups or 1
-    penalty = config.diversity_penalty or 0.0
-    if config.constraints is not None or config.force_words_ids is not None:
-        asked, undo = "`constraints` or `force_words_ids` asks for constrained beam search", "unset them"
-        is_grouped = num_groups != 1
-    elif num_groups != 1 or penalty != 0.0:
-        asked, undo = "`num_beam_groups` or `diversity_penalty` asks for group beam search", "unset both"
-        is_grouped = False
-        if penalty == 0.0:
-            raise SettingError(
-                "`diversity_penalty` should be greater than 0.0, otherwise the beam groups are identical."
-            )
-    else:
-        return
-    if config.do_sample:
-        raise SettingError(f"{asked}, which does not sample: set `do_sample=False`, or {undo}.")
-    if is_grouped:
-        raise SettingError(f"{asked}, which has no groups: set `num_beam_groups=1`, or {undo}.")
 
 
 def find_unused(config: GenerationConfig) -> dict[str, str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from unspool.cache import DIVIDE, LEGACY, ROLL_BACK, Cache, find_kind
+from unspool.config import GenerationConfig
 from unspool.decoding.beams.trace import BeamTrace
 from unspool.decoding.choice import find_want, make_candidates, make_readout, make_turns
 from unspool.decoding.finish import Finish
@@ -23,6 +25,7 @@ from unspool.decoding.returns import append_rows, build_output
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.speculative.making import check_cache, check_processors, make_drafter
+from unspool.errors import ResourceError, UnsupportedError, is_out_of_memory
 from unspool.logits.pipeline import build_processors
 from unspool.outputs import Output, Stats, TokenLogprob
 from unspool.plan import Plan
@@ -64,26 +67,51 @@ class Run:
         self._processors = build_processors(settings, describe_call(model, prompts, plan, hooks))
         if plan.drafting is not None:
             check_processors(self._processors)
+        if self._divides_rows and self._cache is None and not find_kind(plan.cache_kind).divides:
+            raise UnsupportedError(
+                f"`low_memory` reads beams in parts, and a {plan.cache_kind!r} cache can't divide rows; use "
+                "cache_implementation='dynamic', 'static' or 'paged', or leave `low_memory` out"
+            )
 
     def __iter__(self) -> Iterator[Emitted]:
         started = time.perf_counter()
         self._criteria.extend(build_late_criteria(self._plan, self._hooks))
         loan = Loan(self._hooks.cache) if self._hooks.cache is not None and not self._hooks.owns_cache else None
         try:
-            with torch.no_grad():
-                turns = self._turns = self._begin()
-            for emitted in run_turns(turns, self.stats, started):
-                self._count_passes()
-                self._gather(emitted)
-                yield emitted
+            yield from self._iterate(started)
         except GeneratorExit:
             self._close()
             raise
-        except BaseException:
+        except BaseException as error:
+            is_short = is_out_of_memory(error)
+            if is_short:
+                self._turns = self._reader = None
+                traceback.clear_frames(error.__traceback__)  # they hold what there was no room for
             if loan is not None:
                 loan.give_back()
+            if is_short:
+                raise ResourceError(self._explain_shortage(error)) from error
             raise
         self._close()
+
+    def _explain_shortage(self, error: BaseException) -> str:
+        plan, prompts = self._plan, self._prompts
+        num_rows = prompts.num_rows * plan.copies
+        return (
+            f"memory ran out in this call, which has {num_rows} rows ({prompts.num_rows} prompts of up to "
+            f"{max(prompts.lengths)} tokens) and up to {plan.max_new_tokens} new tokens each, with a {plan.cache_kind} "
+            "cache; other calls are not affected. Give fewer or shorter prompts at once, fewer beams or sequences, a "
+            "smaller max_new_tokens or prefill_chunk_size, or cache_implementation='quantized' or 'offloaded'. "
+            f"Told by the allocator: {str(error)[:200] or type(error).__name__}"
+        )
+
+    def _iterate(self, started: float) -> Iterator[Emitted]:
+        with torch.no_grad():
+            turns = self._turns = self._begin()
+        for emitted in run_turns(turns, self.stats, started):
+            self._count_passes()
+            self._gather(emitted)
+            yield emitted
 
     def _close(self) -> None:
         """Leave things as the next call wants them."""
@@ -130,9 +158,9 @@ class Run:
         return bool(self._settings.return_dict_in_generate)
 
     @property
-    def tells_logprobs(self) -> bool:
-        """Whether log-probabilities were asked for, of new tokens or of the prompt's."""
-        return self._settings.logprobs is not None or self._settings.prompt_logprobs is not None
+    def settings(self) -> GenerationConfig:
+        """The call's settings, merged."""
+        return self._settings
 
     @property
     def pad_token_id(self) -> int:
@@ -197,7 +225,7 @@ class Run:
         if self._cache is None:
             self._cache = self._new_cache()
         if self._divides_rows:
-            self._cache.require(DIVIDE)
+            self._cache.require(DIVIDE)  # a model may make another cache than the kind's
         if plan.drafting is not None:
             check_cache(plan.drafting, self._cache)
         rows = Rows(prompts, plan.pad_token_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -85,9 +86,10 @@ def load_parts(
     asked = _read_dtype(dtype)
     try:
         return _load_parts(name, where, asked, quantize, threads, revision, offline, progress, native)
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, OSError) as error:
         if not is_out_of_memory(error):
             raise
+        traceback.clear_frames(error.__traceback__)  # they hold the weights that there was room for
         raise ResourceError(
             f"{str(name)!r:.200} needs more memory than {where} has free. Close other programs, use a smaller model or "
             "one with fewer bits (quantize='int4', a GGUF file), or another device"

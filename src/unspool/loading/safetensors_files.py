@@ -26,6 +26,7 @@ _MAX_INDEX_BYTES = 64 << 20
 _MAX_DIMENSIONS = 16
 _MAX_COUNT = 1 << 48  # of any dimension or offset
 _MAX_SHARDS = 4096
+_MAX_NAME_BYTES = 250  # of a shard; file systems have names of 255
 
 
 class SafetensorsFiles(MappedTensors):
@@ -104,7 +105,8 @@ def _check_shard_name(shard: str, index: Path) -> None:
     """A shard is a .safetensors file in or below the folder, spelled so on every system."""
     parts = PurePosixPath(shard).parts
     leaves = shard.startswith("/") or ".." in parts or any(sign in shard for sign in "\\:\0")
-    if leaves or not shard.endswith(".safetensors"):
+    can_be = shard.isprintable() and len(shard.encode()) <= _MAX_NAME_BYTES
+    if leaves or not can_be or not shard.endswith(".safetensors"):
         raise LoadError(f"{index} names {shard!r} as a shard; a shard is a .safetensors file within the model's folder")
 
 

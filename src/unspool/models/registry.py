@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 
-from unspool.errors import LoadError, UnsupportedError
+from unspool.errors import LoadError, PluginError, UnsupportedError
 from unspool.models.assembly import Packing, Progress
 from unspool.models.families.baichuan import BAICHUAN
 from unspool.models.families.base import DecoderFamily
 from unspool.models.families.bloom import BLOOM
+from unspool.models.families.entry import FamilyEntry
 from unspool.models.families.falcon import FALCON
 from unspool.models.families.gemma import GEMMA, GEMMA2, GEMMA3
 from unspool.models.families.gpt2 import GPT2
@@ -25,36 +26,9 @@ from unspool.models.families.t5 import T5_FAMILY
 from unspool.models.native import NativeModel
 from unspool.models.paths.captured import prepare_captures
 from unspool.models.weights import WeightSource
+from unspool.registry import Table
 
-
-class Family(Protocol):
-    """How a family of checkpoints becomes a model."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def architectures(self) -> tuple[str, ...]: ...
-
-    @property
-    def model_types(self) -> tuple[str, ...]: ...
-
-    @property
-    def gguf(self) -> tuple[str, ...]: ...
-
-    def build(
-        self,
-        config: Mapping[str, Any],
-        tensors: WeightSource,
-        *,
-        is_gguf: bool,
-        device: torch.device,
-        dtype: torch.dtype,
-        progress: Progress | None = None,
-    ) -> NativeModel: ...
-
-
-FAMILIES: Final[tuple[Family, ...]] = (
+_BUILT_IN: Final[tuple[FamilyEntry, ...]] = (
     *(LLAMA, MISTRAL, QWEN2, QWEN3, BAICHUAN),
     *(GEMMA, GEMMA2, GEMMA3),
     *(GPT2, GPT_NEOX, GPTJ, OPT, BLOOM, PHI, FALCON),
@@ -63,15 +37,28 @@ FAMILIES: Final[tuple[Family, ...]] = (
 )
 
 
-def find_family(config: Mapping[str, Any]) -> Family | None:
+def _check_entry(entry: FamilyEntry) -> None:
+    if not entry.architectures and not entry.gguf:
+        raise PluginError(f"the family {entry.name!r} names no architecture of a config.json or a GGUF file")
+    for family in FAMILIES.values():
+        shared = {*entry.architectures} & {*family.architectures} or {*entry.gguf} & {*family.gguf}
+        if shared:
+            raise PluginError(f"{min(shared)} is read by the family {family.name!r} already")
+
+
+FAMILIES: Final = Table[FamilyEntry]("model family", _BUILT_IN, lambda entry: entry.name, _check_entry)
+"""Every family with a native model, by name."""
+
+
+def find_family(config: Mapping[str, Any]) -> FamilyEntry | None:
     """The family of a `config.json`, by its `architectures` or else its `model_type`; None without a native one."""
     names = _read_architectures(config)
-    for family in FAMILIES:
+    for family in FAMILIES.values():
         if any(name in family.architectures for name in names):
             return family
     if names:
         return None
-    return next((family for family in FAMILIES if config.get("model_type") in family.model_types), None)
+    return next((family for family in FAMILIES.values() if config.get("model_type") in family.model_types), None)
 
 
 def name_architecture(config: Mapping[str, Any]) -> str:
@@ -84,25 +71,25 @@ def _read_architectures(config: Mapping[str, Any]) -> list[str]:
     return [name for name in listed if isinstance(name, str)] if isinstance(listed, list | tuple) else []
 
 
-def describe(config: Mapping[str, Any]) -> Family:
+def describe(config: Mapping[str, Any]) -> FamilyEntry:
     """The family of a `config.json`, or the error that says which there are."""
     family = find_family(config)
     if family is not None:
         return family
-    supported = sorted(name for family in FAMILIES for name in family.architectures)
+    supported = sorted(name for family in FAMILIES.values() for name in family.architectures)
     raise UnsupportedError(
         f"config.json names the architecture {name_architecture(config)}, which has no native model. "
         f"There is one for: {', '.join(supported)}. Others run through transformers: leave native=True out"
     )
 
 
-def describe_gguf(metadata: Mapping[str, Any]) -> Family:
+def describe_gguf(metadata: Mapping[str, Any]) -> FamilyEntry:
     """The family of a GGUF file, by its `general.architecture`."""
     name = metadata.get("general.architecture")
-    for family in FAMILIES:
+    for family in FAMILIES.values():
         if name in family.gguf:
             return family
-    supported = sorted(known for family in FAMILIES for known in family.gguf)
+    supported = sorted(known for family in FAMILIES.values() for known in family.gguf)
     raise UnsupportedError(
         f"the GGUF file has general.architecture {name!r:.100}, which has no native model. "
         f"There is one for: {', '.join(supported)}"

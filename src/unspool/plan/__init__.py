@@ -5,8 +5,18 @@ Defaults < the model's generation_config.json < the caller's config < the call's
 
 from __future__ import annotations
 
-from unspool.plan.call import Plan, PromptShape, StrategyName
-from unspool.plan.origins import Origin, merge
-from unspool.plan.settling import as_token_ids, settle
+from unspool.lazy import find_lazily
 
-__all__ = ["Origin", "Plan", "PromptShape", "StrategyName", "as_token_ids", "merge", "settle"]
+HOMES = {
+    "Origin": "unspool.plan.origins",
+    "Plan": "unspool.plan.call",
+    "PromptShape": "unspool.plan.call",
+    "StrategyName": "unspool.plan.call",
+    "as_token_ids": "unspool.plan.settling",
+    "merge": "unspool.plan.origins",
+    "settle": "unspool.plan.settling",
+}
+"""Where each name is: a config asks the tables here for its pairs, without what plans need besides."""
+
+__all__ = sorted(HOMES)
+__getattr__ = find_lazily(__name__, HOMES)

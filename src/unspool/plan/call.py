@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from unspool.config import GenerationConfig
 from unspool.config.compiling import Compiling
-from unspool.config.contrastive import find_num_candidates
-from unspool.config.drafting import Drafting
+from unspool.plan.contrastive import find_num_candidates
+from unspool.plan.drafting import Drafting
 from unspool.plan.origins import Origin, find_asked
 
 StrategyName = Literal["tokens", "contrastive", "beams", "beam_groups", "constrained"]

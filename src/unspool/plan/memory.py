@@ -39,9 +39,7 @@ def name_cache(settings: GenerationConfig, origins: Mapping[str, Origin], info: 
     return name
 
 
-def check_cache(
-    name: str, settings: GenerationConfig, origins: Mapping[str, Origin], shape: PromptShape, num_new: int
-) -> dict[str, Any]:
+def check_cache(name: str, settings: GenerationConfig, shape: PromptShape, num_new: int) -> dict[str, Any]:
     """What the cache is told, once it is known to suffice for the call."""
     kind, options = find_kind(name), read_options(name, settings.cache_config)
     needed = shape.longest_read + num_new
@@ -69,19 +67,4 @@ def check_cache(
             f"`output_attentions` tells weights by position, and a {name!r} cache lets positions go; "
             "use cache_implementation='dynamic'"
         )
-    if settings.return_legacy_cache and (name != "dynamic" or shape.is_ragged):
-        what = f"a {name} cache" if name != "dynamic" else "rows of different lengths"
-        raise SettingError(f"`return_legacy_cache` gives tuples, which can't hold {what}; leave it out")
-    if shape.has_cache:
-        _refuse_beside_cache(settings, origins)
     return options
-
-
-def _refuse_beside_cache(settings: GenerationConfig, origins: Mapping[str, Origin]) -> None:
-    if settings.use_cache is False:
-        raise SettingError("past_key_values were given and `use_cache` is False; leave one of them out")
-    for name in ("cache_implementation", "cache_config", "max_cache_len"):
-        if origins[name] in ("config", "call") and getattr(settings, name) is not None:
-            raise SettingError(
-                f"`{name}` says what cache to make and past_key_values is one already; leave one of them out"
-            )

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from unspool.beams.rules import check_beams, check_constraints
+from unspool.beams.rules import check_constraints
 from unspool.cache.kinds import KINDS
-from unspool.composition import Call, check_composition
 from unspool.config import GenerationConfig
-from unspool.config.contrastive import check_contrastive
-from unspool.config.drafting import Relation
 from unspool.config.layers import find_candidate_layers
 from unspool.errors import SettingError
 from unspool.plan.call import Plan, PromptShape
+from unspool.plan.contrastive import check_candidates
+from unspool.plan.drafting import Relation
 from unspool.plan.lengths import check_reachable, decide_length
 from unspool.plan.memory import check_cache, name_cache
 from unspool.plan.origins import SPOKEN, Origin, find_asked
-from unspool.plan.refusals import check_low_memory, check_rows, refuse_by_model, refuse_unbuilt, refuse_unused
+from unspool.plan.pairs import Facts, check_methods
+from unspool.plan.refusals import check_rows, refuse_unbuilt, refuse_unused
 from unspool.plan.speed import decide_compiling, decide_drafting
+from unspool.plan.tables import (
+    BEAMS,
+    BEAMS_ALONE,
+    CONTRASTIVE,
+    CONTRASTIVE_ASKED,
+    DOLA,
+    GIVEN_CACHE,
+    GUIDANCE,
+    LEGACY_CACHE,
+    LOW_MEMORY,
+    OF_MODEL,
+    STRICT,
+)
 from unspool.protocols import ModelInfo
 
 
@@ -34,35 +48,20 @@ def settle(
     be."""
     refuse_unbuilt(settings, origins)
     refuse_unused(settings, origins)
-    check_low_memory(settings, origins)
-    refuse_by_model(settings, origins, info, shape)
-    check_composition(
-        Call(
-            settings,
-            info,
-            has_ids=shape.width > 0,
-            has_embeds=shape.has_embeds,
-            has_cache=shape.has_cache,
-            has_negative=shape.has_negative,
-            asked=find_asked(origins),
-        )
-    )
-    check_beams(settings, find_asked(origins))
-    check_contrastive(
-        settings,
-        find_asked(origins),
-        {name: SPOKEN[origin] for name, origin in origins.items()},
-        vocab_size=info.vocab_size,
-        num_rows=shape.num_rows,
-        cache_is_filled=shape.cache_is_filled,
-    )
-    check_rows(settings, shape)
+    asked = find_asked(origins)
+    facts = Facts(settings, info, shape, asked, {name: SPOKEN[origin] for name, origin in origins.items()})
+    check_methods(facts, *BEAMS_ALONE, LOW_MEMORY, *OF_MODEL, DOLA, GUIDANCE, STRICT, BEAMS, CONTRASTIVE_ASKED)
+    check_candidates(settings, asked, vocab_size=info.vocab_size, num_rows=shape.num_rows)
+    check_methods(facts, CONTRASTIVE)
+    check_rows(settings, origins, shape)
     eos = as_token_ids(settings.eos_token_id, "eos_token_id", info)
     cache_kind = name_cache(settings, origins, info, shape)
     is_endless = shape.is_endless if shape.has_cache else KINDS[cache_kind].is_endless
     max_length = decide_length(settings, origins, info, shape, is_endless)
     check_reachable(settings, origins, shape.width, max_length)
     check_constraints(settings, vocab_size=info.vocab_size, end_ids=eos, max_new_tokens=max_length - shape.width)
+    cache_config = check_cache(cache_kind, settings, shape, max_length - shape.width)
+    check_methods(replace(facts, cache_kind=cache_kind), LEGACY_CACHE, GIVEN_CACHE)
     drafting = decide_drafting(settings, origins, info, shape, assistant, relation)
     return Plan(
         settings=settings,
@@ -75,7 +74,7 @@ def settle(
         num_return_sequences=settings.num_return_sequences or 1,
         seeds=_decide_seeds(settings),
         cache_kind=cache_kind,
-        cache_config=check_cache(cache_kind, settings, origins, shape, max_length - shape.width),
+        cache_config=cache_config,
         prompt_width=shape.width,
         dola_layers=_decide_layers(settings, info),
         drafting=drafting,

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from unspool.cache.kinds import KINDS
 from unspool.config import GenerationConfig
 from unspool.config.compiling import Compiling, read_compiling
-from unspool.config.drafting import Drafting, Relation, read_drafting
 from unspool.errors import SettingError, UnsupportedError
 from unspool.plan.call import PromptShape
+from unspool.plan.drafting import Drafting, Relation, read_drafting
 from unspool.plan.origins import SPOKEN, Origin, find_asked
+from unspool.plan.pairs import Facts, check_methods
+from unspool.plan.tables import DRAFTED_ROWS
 from unspool.protocols import ModelInfo
 
 
@@ -32,11 +34,7 @@ def decide_drafting(
     )
     if drafting is None:
         return None
-    if settings.return_legacy_cache and shape.num_rows * (settings.num_return_sequences or 1) > 1:
-        raise SettingError(
-            "`return_legacy_cache` gives tuples, which can't hold rows of different lengths, and rows accept different "
-            "numbers of drafted tokens; leave it out"
-        )
+    check_methods(Facts(settings, info, shape), DRAFTED_ROWS)
     if assistant is not None:
         _check_assistant(info, assistant, shape, relation)
     return drafting

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,15 +11,18 @@ from typing import Any
 
 import tokenizers
 
-from unspool.errors import LoadError, ModelNotFoundError
-from unspool.small_files import read_bytes, read_json_object, read_text, write_text
+from unspool.errors import LoadError, ModelNotFoundError, excerpt
+from unspool.small_files import make_folder, parse_json_object, read_bytes, read_json_object, read_text, write_text
 from unspool.text.backend import add_ends, build_byte_level, refusing_damage
+from unspool.text.bounds import check_added_tokens, check_tokenizer
 from unspool.text.special_tokens import NAMED_TOKENS
 
-MAX_TOKENIZER_BYTES = 256 << 20
+MAX_TOKENIZER_BYTES = 64 << 20  # as Python's objects they take some twenty times as much
 MAX_CONFIG_BYTES = 32 << 20
 MAX_TEMPLATE_BYTES = 1 << 20
 
+_ID = re.compile("[0-9]{1,9}")
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
 
 
@@ -52,7 +56,7 @@ def read_folder(folder: Path) -> TokenizerParts:
 
 def write_folder(parts: TokenizerParts, folder: Path) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json`, from which `read_folder` makes the same again."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     added = parts.backend.get_added_tokens_decoder().values()
     named = set(parts.special_tokens.values())
     template: object = parts.chat_template
@@ -72,7 +76,9 @@ def write_folder(parts: TokenizerParts, folder: Path) -> None:
 
 def _read_backend(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
     if (folder / "tokenizer.json").is_file():
-        data = read_bytes(folder / "tokenizer.json", MAX_TOKENIZER_BYTES)
+        path = folder / "tokenizer.json"
+        data = read_bytes(path, MAX_TOKENIZER_BYTES)
+        check_tokenizer(parse_json_object(data, str(path), hook=_refuse_rules_given_twice), str(path))
         try:
             with refusing_damage():
                 backend = tokenizers.Tokenizer.from_buffer(data)
@@ -95,15 +101,25 @@ def _read_backend(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokeniz
     )
 
 
+def _refuse_rules_given_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of a rule that stands there twice one would be checked and another one used; vocabularies may have a token so."""
+    found = dict(pairs)
+    if len(found) != len(pairs) and not all(type(value) is int for _, value in pairs):
+        raise ValueError("a key occurs twice")
+    return found
+
+
 def _read_vocabulary_and_merges(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
     vocabulary = _read_json(folder / "vocab.json", MAX_TOKENIZER_BYTES)
-    if not vocabulary or not all(isinstance(index, int) and index >= 0 for index in vocabulary.values()):
+    if not vocabulary or not all(type(index) is int and 0 <= index < 2**31 for index in vocabulary.values()):
         raise LoadError(f"{folder / 'vocab.json'} must map every token to an id of 0 or more")
+    if any(map(_LONE_SURROGATE.search, vocabulary)):
+        raise LoadError(f"{folder / 'vocab.json'} has a token that is not valid Unicode")
     text = read_text(folder / "merges.txt", MAX_TOKENIZER_BYTES)
     lines = [line for line in text.split("\n") if line and not line.startswith("#version")]
     merges = [tuple(line.split(" ")) for line in lines]
     if bad := next((line for line, pair in zip(lines, merges, strict=True) if len(pair) != 2), None):
-        raise LoadError(f"{folder / 'merges.txt'} has a line that is not two tokens: {bad[:80]!r}")
+        raise LoadError(f"{folder / 'merges.txt'} has a line that is not two tokens: {excerpt(bad)}")
     pairs = [(pair[0], pair[1]) for pair in merges]
     backend = build_byte_level(vocabulary, pairs, "gpt-2", adds_prefix_space=config.get("add_prefix_space") is True)
     ends = [
@@ -112,7 +128,7 @@ def _read_vocabulary_and_merges(folder: Path, config: Mapping[str, Any]) -> toke
     ]
     for end in ends:
         if end is not None and backend.token_to_id(end) is None:
-            raise LoadError(f"{folder / 'tokenizer_config.json'} adds {end!r}, which vocab.json does not have")
+            raise LoadError(f"{folder / 'tokenizer_config.json'} adds {excerpt(end)}, which vocab.json does not have")
     add_ends(backend, bos_token=ends[0], eos_token=ends[1])
     return backend
 
@@ -121,23 +137,28 @@ def _add_declared_tokens(backend: tokenizers.Tokenizer, declared: Mapping[str, A
     """Make the tokens that only the configuration knows part of the vocabulary, in the order of their ids."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     by_id = declared.get("added_tokens_decoder") or {}
-    if not isinstance(by_id, dict) or not all(key.isdecimal() for key in by_id):
+    if not isinstance(by_id, dict) or not all(_ID.fullmatch(key) for key in by_id):
         raise LoadError("tokenizer_config.json: added_tokens_decoder must map ids to tokens")
+    added: dict[str, tokenizers.AddedToken] = {}
+    ids: dict[str, int] = {}
     for key, value in sorted(by_id.items(), key=lambda item: int(item[0])):
         token = _added_token(value, f"added_tokens_decoder[{key}]", is_special=False)
-        if token is not None and token.content not in known:
-            _add(backend, token)
-            known.add(token.content)
-            if backend.token_to_id(token.content) != int(key):
-                raise LoadError(
-                    f"tokenizer_config.json gives {token.content!r} the id {key}, but the vocabulary leads to "
-                    f"{backend.token_to_id(token.content)}; the two files are not of the same model"
-                )
+        if token is not None and token.content not in known and token.content not in added:
+            added[token.content] = token
+            ids[token.content] = int(key)
     for name, value in _list_special_tokens(declared):
         token = _added_token(value, name, is_special=True)
         if token is not None and token.content not in known:
-            _add(backend, token)
-            known.add(token.content)
+            added.setdefault(token.content, token)
+    check_added_tokens(list(added), "tokenizer_config.json")
+    with refusing_damage():
+        backend.add_tokens(list(added.values()))  # all at once: the library builds its search anew each time
+    for text, index in ids.items():
+        if backend.token_to_id(text) != index:
+            raise LoadError(
+                f"tokenizer_config.json gives {excerpt(text)} the id {index}, but the vocabulary leads to "
+                f"{backend.token_to_id(text)}; the two files are not of the same model"
+            )
 
 
 def _list_special_tokens(declared: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -149,13 +170,6 @@ def _list_special_tokens(declared: Mapping[str, Any]) -> list[tuple[str, Any]]:
             raise LoadError(f"tokenizer_config.json: {key} must be a list")
         found += [(key, value) for value in (others.values() if isinstance(others, dict) else others)]
     return found
-
-
-def _add(backend: tokenizers.Tokenizer, token: tokenizers.AddedToken) -> None:
-    if token.special:
-        backend.add_special_tokens([token])
-    else:
-        backend.add_tokens([token])
 
 
 def _added_token(value: Any, name: str, *, is_special: bool) -> tokenizers.AddedToken | None:
@@ -174,7 +188,9 @@ def _token_text(value: Any, name: str) -> str | None:
     if value is None or value == "":
         return None
     if not isinstance(value, str) or len(value) > 4096:
-        raise LoadError(f"tokenizer_config.json: {name} must be a short string, not {str(value)[:80]!r}")
+        raise LoadError(f"tokenizer_config.json: {name} must be a short string, not {excerpt(value)}")
+    if _LONE_SURROGATE.search(value):
+        raise LoadError(f"tokenizer_config.json: {name} is {excerpt(value)}, which is not valid Unicode")
     return value
 
 

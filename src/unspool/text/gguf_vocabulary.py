@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import tokenizers
 
-from unspool.errors import LoadError, UnsupportedError
+from unspool.errors import LoadError, UnsupportedError, excerpt
 from unspool.text.backend import (
     add_ends,
     build_byte_level,
@@ -18,11 +18,13 @@ from unspool.text.backend import (
     find_split,
     refusing_damage,
 )
+from unspool.text.bounds import check_added_tokens, check_pieces, measure_charsmap
 from unspool.text.tokenizer import Tokenizer
 
 MAX_TOKENS = 2_000_000
 MAX_MERGES = 8_000_000
 MAX_TOKEN_CHARACTERS = 65_536
+MAX_MERGED_CHARACTERS = 512  # of a token that merges make: every cut of it is tried
 MAX_CHARSMAP_BYTES = 16 << 20
 
 Item = TypeVar("Item", int, float, str)
@@ -55,7 +57,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
     kind = _read_text(metadata, "model")
     if kind not in _BUILDERS:
         raise UnsupportedError(
-            f"the file's tokenizer is of the kind {kind!r} (tokenizer.ggml.model), which can't be built; "
+            f"the file's tokenizer is of the kind {excerpt(kind)} (tokenizer.ggml.model), which can't be built; "
             f"known: {', '.join(_BUILDERS)}. Use the model's folder with its tokenizer.json"
         )
     vocabulary = _Vocabulary(metadata)
@@ -81,7 +83,9 @@ class _Vocabulary:
         self.ids = {token: index for index, token in enumerate(self.tokens)}
         if len(self.ids) != len(self.tokens):
             twice = next(token for index, token in enumerate(self.tokens) if self.ids[token] != index)
-            raise LoadError(f"tokenizer.ggml.tokens holds {twice!r} more than once, so an id has no token of its own")
+            raise LoadError(
+                f"tokenizer.ggml.tokens holds {excerpt(twice)} more than once, so an id has no token of its own"
+            )
         types = _read_list(metadata, "token_type", int, MAX_TOKENS, length=len(self.tokens))
         self.types = types if types is not None else [int(TokenType.NORMAL)] * len(self.tokens)
         self.special_tokens = {
@@ -108,7 +112,7 @@ class _Vocabulary:
         """A yes or no of the file."""
         value = self.metadata.get(_PREFIX + key, default)
         if not isinstance(value, bool | int) or value not in (0, 1):
-            raise LoadError(f"{_PREFIX}{key} must be true or false, not {value!r}")
+            raise LoadError(f"{_PREFIX}{key} must be true or false, not {excerpt(value)}")
         return bool(value)
 
     def find_ends(self, kind: str) -> tuple[bool, bool]:
@@ -124,7 +128,9 @@ class _Vocabulary:
             is_special = kind in (TokenType.CONTROL, TokenType.UNKNOWN) or token in special
             if is_special or kind == TokenType.USER_DEFINED:
                 marked.append(tokenizers.AddedToken(token, normalized=False, special=is_special))
-        backend.add_tokens(marked)
+        check_added_tokens([token.content for token in marked], "the control tokens of the file")
+        with refusing_damage():
+            backend.add_tokens(marked)
 
 
 def _build_gpt2(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
@@ -134,7 +140,7 @@ def _build_gpt2(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
     # The first token of a pair may itself be a space in files that don't spell bytes as letters.
     cuts = [line.find(" ", 1) for line in lines]
     if -1 in cuts:
-        raise LoadError(f"tokenizer.ggml.merges holds {lines[cuts.index(-1)][:80]!r}, which is not a pair of tokens")
+        raise LoadError(f"tokenizer.ggml.merges holds {excerpt(lines[cuts.index(-1)])}, which is not a pair of tokens")
     merges = [(line[:cut], line[cut + 1 :]) for line, cut in zip(lines, cuts, strict=True)]
     return build_byte_level(
         vocabulary.ids,
@@ -157,10 +163,14 @@ def _build_llama(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
 
 
 def _build_t5(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
+    pieces = list(zip(vocabulary.tokens, vocabulary.read_scores(), strict=True))
     unk_token = vocabulary.special_tokens.get("unk_token")
+    if unk_token is None:
+        raise LoadError("tokenizer.ggml.unknown_token_id is missing, and the kind 't5' can't encode a text without it")
+    check_pieces(iter(vocabulary.tokens), "tokenizer.ggml.tokens")
     return build_unigram(
-        list(zip(vocabulary.tokens, vocabulary.read_scores(), strict=True)),
-        unk_id=None if unk_token is None else vocabulary.ids[unk_token],
+        pieces,
+        unk_id=vocabulary.ids[unk_token],
         charsmap=_read_charsmap(vocabulary.metadata),
         adds_space_prefix=vocabulary.read_flag("add_space_prefix", True),
         removes_extra_spaces=vocabulary.read_flag("remove_extra_whitespaces", True),
@@ -179,7 +189,8 @@ def _find_merges(tokens: Sequence[str], ids: Mapping[str, int], scores: Sequence
     normal = set(tokens)
     ranked: list[tuple[float, int, str, str]] = []
     for token in tokens:
-        if len(token) < 2:
+        # A longer one can't be reached by merges, as if its parts were not in the vocabulary.
+        if not 2 <= len(token) <= MAX_MERGED_CHARACTERS:
             continue
         rank = (-scores[ids[token]], ids[token])
         for cut in range(1, len(token)):
@@ -232,7 +243,7 @@ def _read_id(metadata: Mapping[str, object], key: str, num_tokens: int) -> int |
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < num_tokens:
-        raise LoadError(f"{_PREFIX}{key} is {value!r}, which is not an id of a vocabulary of {num_tokens}")
+        raise LoadError(f"{_PREFIX}{key} is {excerpt(value)}, which is not an id of a vocabulary of {num_tokens}")
     return value
 
 
@@ -244,6 +255,7 @@ def _read_charsmap(metadata: Mapping[str, object]) -> bytes | None:
     if not all(-128 <= number <= 255 for number in numbers):
         raise LoadError("tokenizer.ggml.precompiled_charsmap must hold bytes")
     charsmap = bytes(number & 0xFF for number in numbers)  # some files have them signed
+    measure_charsmap(charsmap)
     size = int.from_bytes(charsmap[:4], "little")
     if len(charsmap) < 4 or size % 4 or size > len(charsmap) - 4:
         raise LoadError("tokenizer.ggml.precompiled_charsmap is damaged: its trie reaches past its end")

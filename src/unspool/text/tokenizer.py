@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 import tokenizers
 import torch
 
-from unspool.errors import InputError, SettingError
+from unspool.errors import InputError, SettingError, UnspoolError
 from unspool.text.backend import refusing_damage
 from unspool.text.encoding import Encoding, encode_rows
 from unspool.text.folder import TokenizerParts, read_folder, write_folder
@@ -125,6 +125,10 @@ class Tokenizer:
                 encodings = self.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeError) as error:  # a lone surrogate, which no UTF-8 text holds
             raise InputError(f"a text can't be encoded because it is not valid Unicode: {error}") from error
+        except UnspoolError:
+            raise
+        except Exception as error:  # the library's plain one: a vocabulary without an unknown token, mostly
+            raise InputError(f"a text can't be encoded by this tokenizer: {error}") from error
         return [encoding.ids for encoding in encodings]
 
     # --- ids to text ------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ from tests.decoding.speculative.tokenizer_fakes import make_byte_level, make_pai
 from tests.fakes import FakeEncoderDecoder, FakeModel, make_tokenizer, pad_left
 from unspool import GenerationConfig, TextStreamer, generate
 from unspool.cache import ROLL_BACK, DynamicCache
-from unspool.config.drafting import read_drafting
 from unspool.errors import SettingError, UnspoolError, UnsupportedError
 from unspool.logits.mirostat import MirostatLogitsWarper
+from unspool.plan.drafting import read_drafting
 from unspool.text import Tokenizer
 
 LOOKUP = {"prompt_lookup_num_tokens": 3}

@@ -6,7 +6,6 @@ from functools import partial
 
 from unspool.cache import ROLL_BACK, TRIAL, Cache
 from unspool.config import GenerationConfig
-from unspool.config.drafting import MOST_DRAFTED, Drafting
 from unspool.decoding.prompts import Prompts
 from unspool.decoding.reader import Reader, encode
 from unspool.decoding.rows import Rows
@@ -26,6 +25,7 @@ from unspool.decoding.speculative.weighing import Weighed
 from unspool.errors import SettingError, UnsupportedError
 from unspool.logits import LogitsProcessorList
 from unspool.plan import Plan
+from unspool.plan.drafting import MOST_DRAFTED, Drafting
 from unspool.protocols import Model
 
 CAPACITY_AHEAD = 256  # positions that a draft model's cache makes room for at once

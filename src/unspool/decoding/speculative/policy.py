@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from unspool.config.drafting import Schedule
+from unspool.plan.drafting import Schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import torch
 
 from unspool.cache import Cache, KeyShape
 from unspool.config import GenerationConfig
-from unspool.errors import InputError, UnsupportedError
+from unspool.errors import InputError, UnspoolError, UnsupportedError, is_out_of_memory
 from unspool.models.adapters.description import Description
 from unspool.models.adapters.passes import Pass
 from unspool.models.adapters.settings import read_settings
@@ -20,6 +20,23 @@ from unspool.models.handing import Origin, Reduced, reduce_model
 from unspool.protocols import Want
 
 OWN_FORWARD = "a transformers model runs its own forward"
+
+
+@contextmanager
+def name_failures(model: Any) -> Iterator[None]:
+    """Raise what goes wrong in a model's own code as an error that says where it did; a config can be the cause."""
+    try:
+        yield
+    except UnspoolError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        reason = " ".join(str(error).split())[:300]
+        raise UnsupportedError(
+            f"the forward pass of transformers' {type(model).__name__} failed: {type(error).__name__}: {reason}. "
+            "Check the model's config, or use another model"
+        ) from error
 
 
 class AdaptedModel:

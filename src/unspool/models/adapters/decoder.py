@@ -9,7 +9,7 @@ import torch
 
 from unspool.cache import Cache, DynamicCache, KeyShape, make_cache
 from unspool.errors import InputError, UnsupportedError
-from unspool.models.adapters.adapted import OWN_FORWARD, AdaptedModel
+from unspool.models.adapters.adapted import OWN_FORWARD, AdaptedModel, name_failures
 from unspool.models.adapters.description import Description
 from unspool.models.adapters.keys import make_keys
 from unspool.models.adapters.passes import AlignedPass, Measurement, Pass, PlacedPass, make_pass, pick_columns
@@ -121,7 +121,8 @@ class AdaptedDecoder(AdaptedModel):
         return forward
 
     def _call(self, told: Pass, name: str, new: torch.Tensor, said: Mapping[str, Any]) -> Any:
-        return self.inner(**{name: new}, **said, past_key_values=make_keys(told), use_cache=True, return_dict=True)
+        with name_failures(self.inner):
+            return self.inner(**{name: new}, **said, past_key_values=make_keys(told), use_cache=True, return_dict=True)
 
     def _add_states(
         self, forward: Forward, states: Any, told: PlacedPass | AlignedPass, last: list[int], want: Want

@@ -14,7 +14,7 @@ import torch
 from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, KeyShape, Span, make_cache
 from unspool.cache.stores import join
 from unspool.errors import InputError, UnsupportedError
-from unspool.models.adapters.adapted import OWN_FORWARD, AdaptedModel
+from unspool.models.adapters.adapted import OWN_FORWARD, AdaptedModel, name_failures
 from unspool.models.adapters.description import Description
 from unspool.models.adapters.keys import make_pair_keys
 from unspool.models.adapters.passes import Harvest, PlacedPass, pick_columns
@@ -43,7 +43,7 @@ class AdaptedPair(AdaptedModel):
         rows, length = given.shape[:2]
         lengths = list(counts) if counts is not None else [length] * rows
         said: dict[str, Any] = {"input_ids": tokens} if embeds is None else {"inputs_embeds": embeds.to(self.dtype)}
-        with self._switch(want):
+        with self._switch(want), name_failures(self.inner):
             made = self.inner.get_encoder()(
                 **said,
                 attention_mask=_mark(lengths, length, self.device),
@@ -194,15 +194,16 @@ class AdaptedPair(AdaptedModel):
     ) -> Any:
         from transformers.modeling_outputs import BaseModelOutput
 
-        return self.inner(
-            encoder_outputs=BaseModelOutput(last_hidden_state=states),  # type: ignore[arg-type]  # any kind of float
-            attention_mask=_mark(lengths, states.shape[1], self.device),
-            past_key_values=make_pair_keys(told, source),
-            use_cache=True,
-            return_dict=True,
-            **{name: new},
-            **more,
-        )
+        with name_failures(self.inner):
+            return self.inner(
+                encoder_outputs=BaseModelOutput(last_hidden_state=states),  # type: ignore[arg-type]  # any kind of float
+                attention_mask=_mark(lengths, states.shape[1], self.device),
+                past_key_values=make_pair_keys(told, source),
+                use_cache=True,
+                return_dict=True,
+                **{name: new},
+                **more,
+            )
 
 
 class GroupPass(PlacedPass):

@@ -13,22 +13,19 @@ from unspool.models.assembly import Packing, Progress
 from unspool.models.decoder.layers import WeightNames, assemble_decoder
 from unspool.models.decoder.model import Decoder
 from unspool.models.decoder.spec import DecoderSpec
+from unspool.models.families.entry import FamilyEntry
 from unspool.models.families.gguf import find_gguf_names
 from unspool.models.settings import Settings
 from unspool.models.weights import WeightSource
 from unspool.protocols import LayerKind
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderFamily:
-    """How a family of checkpoints becomes a decoder."""
+@dataclass(frozen=True, kw_only=True)
+class DecoderFamily(FamilyEntry):
+    """A family of checkpoints that becomes a decoder."""
 
-    name: str
-    architectures: tuple[str, ...]  # of config.json
-    model_types: tuple[str, ...]
     read_config: Callable[[Settings], DecoderSpec]
     find_names: Callable[[Settings, WeightSource], WeightNames]
-    gguf: tuple[str, ...] = ()  # names of general.architecture
     read_gguf: Callable[[Settings, WeightSource], DecoderSpec] | None = None
     find_gguf_names: Callable[[Settings, WeightSource], WeightNames] = find_gguf_names
 

@@ -12,6 +12,7 @@ from unspool.errors import UnsupportedError
 from unspool.kernels.activations import find_activation
 from unspool.models.assembly import Progress
 from unspool.models.families.base import read_ids, refuse_quantised
+from unspool.models.families.entry import FamilyEntry
 from unspool.models.mamba.model import Mamba
 from unspool.models.mamba.weights import MambaNames, MambaSpec, assemble_mamba
 from unspool.models.settings import Settings
@@ -51,8 +52,8 @@ GGUF_NAMES: Final = MambaNames(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class MambaFamily:
+@dataclass(frozen=True, kw_only=True)
+class MambaFamily(FamilyEntry):
     """How Mamba's checkpoints become a model."""
 
     name: str = "mamba"

@@ -14,18 +14,18 @@ from unspool.models.assembly import Progress
 from unspool.models.encoder_decoder.t5 import T5
 from unspool.models.encoder_decoder.t5_weights import T5Spec, assemble_t5
 from unspool.models.families.base import refuse_quantised
+from unspool.models.families.entry import FamilyEntry
 from unspool.models.settings import Settings
 from unspool.models.weights import WeightSource
 
 
-@dataclass(frozen=True, slots=True)
-class T5Family:
+@dataclass(frozen=True, kw_only=True)
+class T5Family(FamilyEntry):
     """How T5's checkpoints become a model."""
 
     name: str = "t5"
     architectures: tuple[str, ...] = ("T5ForConditionalGeneration",)
     model_types: tuple[str, ...] = ("t5",)
-    gguf: tuple[str, ...] = ()
 
     def build(
         self,

@@ -327,10 +327,10 @@ class WholeStep:
             or have[3] != threads
             or any(had < need for had, need in zip(have, needed, strict=False))
         ):
-            self._prepared = (*map(max, have[:3], needed), threads)
-            self._scratch = torch.empty(
-                self._library.count_scratch(self._model, *self._prepared[:3]), dtype=torch.uint8
-            )
+            wanted = (*map(max, have[:3], needed), threads)
+            num_bytes = self._library.count_scratch(self._model, *wanted[:3])
+            self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
+            self._prepared = wanted  # once it is there: memory may have run out
 
     def _address(self, stores: Stores) -> Addresses:
         """The stores as the library knows them; the arrays of addresses must outlive the call."""

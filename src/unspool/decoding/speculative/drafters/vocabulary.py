@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from unspool.config.drafting import Relation
 from unspool.errors import SettingError
+from unspool.plan.drafting import Relation
 from unspool.stopping.pieces import TokenPieces
 
 FEWEST_COMMON = 0.05  # of the smaller vocabulary: below it, drawn guesses could hardly say anything

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from unspool.config.generation import GenerationConfig
 from unspool.errors import SettingError, UnsupportedError
+from unspool.plan.pairs import Facts, check_methods
+from unspool.plan.tables import DRAFTS
 
 Schedule = Literal["constant", "heuristic", "heuristic_transient"]
 DrafterKind = Literal["prompt_lookup", "draft_model", "early_exit"]
@@ -31,20 +33,6 @@ _DRAFTERS: dict[DrafterKind, str] = {
     "draft_model": "`assistant_model`",
     "early_exit": "`assistant_early_exit`",
 }
-# What decides tokens in another way than one at a time from one distribution; each with what to do instead.
-_NOT_WITH_DRAFTS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
-    ("num_beams", (None, 1), "beam search follows several texts at once; use num_beams=1"),
-    ("num_beam_groups", (None, 1), "beam search follows several texts at once; use num_beams=1"),
-    ("constraints", (None,), "constraints are kept by beam search; use num_beams without a drafter"),
-    ("force_words_ids", (None,), "forced words are kept by beam search; use num_beams without a drafter"),
-    ("penalty_alpha", (None, 0, 0.0), "contrastive search chooses by hidden states; leave penalty_alpha out"),
-    ("dola_layers", (None,), "DoLa contrasts layers at every token; leave dola_layers out"),
-    ("guidance_scale", (None, 1, 1.0), "guidance reads a second prompt at every token; leave guidance_scale out"),
-    ("mirostat_tau", (None,), "Mirostat's cut follows every token drawn; use top_p or min_p"),
-    ("use_cache", (None, True), "drafts are checked against kept keys and values; leave use_cache on"),
-    ("output_hidden_states", (None, False), "a check reads tokens that may be refused; decode without a drafter"),
-    ("output_attentions", (None, False), "a check reads tokens that may be refused; decode without a drafter"),
-)
 
 
 @dataclass(frozen=True)
@@ -80,13 +68,12 @@ def read_drafting(
     if len(named) > 1:
         raise SettingError(f"{_DRAFTERS[named[0]]} and {_DRAFTERS[named[1]]} name two drafters; give one of them")
     kind = named[0]
-    for name, off, why in _NOT_WITH_DRAFTS:
-        value = getattr(settings, name)
-        if value not in off:
-            if not has_assistant and not _is_asked(kind, asked):
-                return None  # what a model's file suggests gives way to what was asked for
-            what = _DRAFTERS[kind] if has_assistant or _is_asked(kind, asked) else "`speculate`"
-            raise SettingError(f"`{name}`={value!r} does not go with a drafter ({what}): {why}")
+    try:
+        check_methods(Facts(settings, given={"drafter": _DRAFTERS[kind]}), DRAFTS)
+    except SettingError:
+        if has_assistant or _is_asked(kind, asked):
+            raise
+        return None  # what a model's file suggests gives way to what was asked for
     _refuse_unread(kind, settings, asked)
     _refuse_lookbehind(settings, asked, relation)
     return _settle(kind, settings, num_layers, can, relation)

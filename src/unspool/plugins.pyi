@@ -1,0 +1,30 @@
+# Made by tools/make_stubs.py.
+from unspool.cache.kinds import CacheKindEntry as CacheKindEntry
+from unspool.config.parameter import Parameter as Parameter
+from unspool.config.parameter import make_count as make_count
+from unspool.config.parameter import make_flag as make_flag
+from unspool.config.parameter import make_number as make_number
+from unspool.config.parameter import make_other as make_other
+from unspool.config.parameter import make_token as make_token
+from unspool.logits.entry import ProcessorEntry as ProcessorEntry
+from unspool.models.families.base import DecoderFamily as DecoderFamily
+from unspool.models.families.entry import FamilyEntry as FamilyEntry
+from unspool.registry import register as register
+from unspool.registry import unregister as unregister
+from unspool.stopping.entry import StopEntry as StopEntry
+
+__all__ = [
+    "CacheKindEntry",
+    "DecoderFamily",
+    "FamilyEntry",
+    "Parameter",
+    "ProcessorEntry",
+    "StopEntry",
+    "make_count",
+    "make_flag",
+    "make_number",
+    "make_other",
+    "make_token",
+    "register",
+    "unregister",
+]

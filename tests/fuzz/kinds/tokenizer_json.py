@@ -1,0 +1,119 @@
+"""tokenizer.json: mutated, loaded, and used on texts that hostile rules would make much of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tests.fuzz.mutate import dump_json, hostile_string, mutate_bytes, mutate_json
+from unspool.text.tokenizer import Tokenizer
+
+NAME = "tokenizer_json"
+SHARE = 2.0
+SHORT = 25
+
+_LETTERS = list("abcdefgh ▁.é") + [f"<0x{code:02X}>" for code in range(256)]
+_TEXTS = ("", "a", "hello abc\n\n  a b", "a" * 3000, "日本 \U0001f680 é" * 50, " " * 2000, "<s>a</s>" * 200, "\x00\x1b")
+_PATTERNS = (
+    r"\s+",
+    "a*b",
+    r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|\s+",
+    "(a+)+b",
+    "(a|b|ab)*c",
+    "a{1,9}",
+    "",
+    "(",
+    r"\1",
+    "x*x*y",
+)
+_MODELS: tuple[dict[str, Any], ...] = (
+    {
+        "type": "BPE",
+        "vocab": {**{token: i for i, token in enumerate(_LETTERS)}, "ab": 500, "abc": 501},
+        "merges": [["a", "b"], ["ab", "c"]],
+        "byte_fallback": True,
+        "fuse_unk": True,
+        "unk_token": None,
+        "dropout": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "ignore_merges": False,
+    },
+    {
+        "type": "WordPiece",
+        "vocab": {"[UNK]": 0, "a": 1, "##b": 2},
+        "unk_token": "[UNK]",
+        "max_input_chars_per_word": 100,
+    },
+    {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0], ["ab", -2.5], ["▁", -3.0]]},
+    {"type": "WordLevel", "vocab": {"a": 0, "<unk>": 1}, "unk_token": "<unk>"},
+)
+
+
+def make(rng: Random) -> tuple[bytes, list[str]]:
+    described: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": rng.choice(
+            (None, {"max_length": 4, "stride": 9, "strategy": "LongestFirst", "direction": "Left"})
+        ),
+        "padding": None,
+        "added_tokens": [_make_added(rng, i) for i in range(rng.randrange(4))],
+        "normalizer": _make_normalizer(rng, 0),
+        "pre_tokenizer": _make_cut(rng),
+        "post_processor": _make_template(rng),
+        "decoder": rng.choice(
+            (None, {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Metaspace", "replacement": "▁"})
+        ),
+        "model": rng.choice(_MODELS),
+    }
+    if rng.random() < 0.6:
+        described = mutate_json(rng, described, rng.choice((1, 1, 2, 3)))
+    data = dump_json(described)
+    data = mutate_bytes(rng, data, 2) if rng.random() < 0.1 else data
+    return data, rng.sample(_TEXTS, 3)
+
+
+def _make_normalizer(rng: Random, depth: int) -> Any:
+    roll = rng.randrange(7)
+    if roll == 0:
+        return None
+    if roll == 1 and depth < 4:
+        times = rng.choice((1, 2, 4, 100))
+        return {"type": "Sequence", "normalizers": [_make_normalizer(rng, depth + 1) or {"type": "NFC"}] * times}
+    if roll == 2:
+        return {"type": "Prepend", "prepend": rng.choice(("▁", "x" * 5000))}
+    if roll == 3:
+        return {"type": rng.choice(("NFC", "NFKD", "Lowercase", "StripAccents", "Nmt", "ByteLevel"))}
+    pattern = {"String": rng.choice((" ", "a", ""))} if roll < 6 else {"Regex": rng.choice(_PATTERNS)}
+    return {"type": "Replace", "pattern": pattern, "content": rng.choice(("▁", "a" * 9, "a" * 1000, ""))}
+
+
+def _make_cut(rng: Random) -> Any:
+    split = {"type": "Split", "pattern": {"Regex": rng.choice(_PATTERNS)}, "behavior": "Isolated", "invert": False}
+    return rng.choice((None, {"type": "Whitespace"}, split, {"type": "Sequence", "pretokenizers": [split, split]}))
+
+
+def _make_template(rng: Random) -> Any:
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    special = {"SpecialToken": {"id": "<s>", "type_id": 0}}
+    single = [special, *[text] * rng.choice((1, 1, 2, 500))]
+    tokens = {"<s>": {"id": "<s>", "ids": [1] * rng.choice((1, 1, 9000)), "tokens": ["<s>"]}}
+    template = {"type": "TemplateProcessing", "single": single, "pair": [text], "special_tokens": tokens}
+    return rng.choice((None, template))
+
+
+def _make_added(rng: Random, place: int) -> dict[str, Any]:
+    content = rng.choice(("<s>", "</s>", f"<{place}>", hostile_string(rng)))
+    flags = {name: rng.random() < 0.3 for name in ("single_word", "lstrip", "rstrip", "normalized", "special")}
+    return {"id": 600 + place, "content": content, **flags}
+
+
+def run(given: tuple[bytes, list[str]], folder: Path) -> None:
+    data, texts = given
+    (folder / "tokenizer.json").write_bytes(data)
+    tokenizer = Tokenizer.from_folder(folder)
+    for text in texts:
+        ids = tokenizer.encode(text)
+        tokenizer.decode(ids, skip_special_tokens=True)
+        tokenizer.convert_ids_to_tokens(ids[:50])
