@@ -39,7 +39,13 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "SinkCache",
         "SlidingWindowCache",
     ),
-    "config": ("CompileConfig", "GenerationConfig", "SynthIDTextWatermarkingConfig", "WatermarkingConfig"),
+    "config": (
+        "CompileConfig",
+        "GenerationConfig",
+        "GumbelWatermarkingConfig",
+        "SynthIDTextWatermarkingConfig",
+        "WatermarkingConfig",
+    ),
     "constraints": ("Constraint", "ConstraintListState", "DisjunctiveConstraint", "PhrasalConstraint"),
     "decoding.beams.trace": ("BeamTrace",),
     "decoding.transitions": ("compute_transition_scores",),
@@ -67,6 +73,11 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "registry": ("register",),
     "streaming": ("AsyncTextIteratorStreamer", "TextIteratorStreamer", "TextStreamer"),
     "text": ("Tokenizer",),
+    "watermark": (
+        "GumbelWatermarkLogitsProcessor",
+        "SynthIDTextWatermarkLogitsProcessor",
+        "WatermarkLogitsProcessor",
+    ),
 }
 # Rooms that keep a table of their public names, most of them made from the entries of their parts.
 _TABLED = ("logits", "stopping")

@@ -32,6 +32,7 @@ from unspool.cache import StaticCache as StaticCache
 from unspool.cache import StaticCacheConfig as StaticCacheConfig
 from unspool.config import CompileConfig as CompileConfig
 from unspool.config import GenerationConfig as GenerationConfig
+from unspool.config import GumbelWatermarkingConfig as GumbelWatermarkingConfig
 from unspool.config import SynthIDTextWatermarkingConfig as SynthIDTextWatermarkingConfig
 from unspool.config import WatermarkingConfig as WatermarkingConfig
 from unspool.constraints import Constraint as Constraint
@@ -90,6 +91,7 @@ from unspool.logits.typicality import EpsilonLogitsWarper as EpsilonLogitsWarper
 from unspool.logits.typicality import EtaLogitsWarper as EtaLogitsWarper
 from unspool.logits.typicality import TopHLogitsWarper as TopHLogitsWarper
 from unspool.logits.typicality import TypicalLogitsWarper as TypicalLogitsWarper
+from unspool.logits.watermark import WatermarkProcessor as WatermarkProcessor
 from unspool.logits.whisper import WhisperTimeStampLogitsProcessor as WhisperTimeStampLogitsProcessor
 from unspool.outputs import GenerateBeamDecoderOnlyOutput as GenerateBeamDecoderOnlyOutput
 from unspool.outputs import GenerateBeamEncoderDecoderOutput as GenerateBeamEncoderDecoderOutput
@@ -108,6 +110,9 @@ from unspool.streaming import AsyncTextIteratorStreamer as AsyncTextIteratorStre
 from unspool.streaming import TextIteratorStreamer as TextIteratorStreamer
 from unspool.streaming import TextStreamer as TextStreamer
 from unspool.text import Tokenizer as Tokenizer
+from unspool.watermark import GumbelWatermarkLogitsProcessor as GumbelWatermarkLogitsProcessor
+from unspool.watermark import SynthIDTextWatermarkLogitsProcessor as SynthIDTextWatermarkLogitsProcessor
+from unspool.watermark import WatermarkLogitsProcessor as WatermarkLogitsProcessor
 
 __all__ = [
     "AlternatingCodebooksLogitsProcessor",
@@ -145,6 +150,8 @@ __all__ = [
     "GenerateEncoderDecoderOutput",
     "Generation",
     "GenerationConfig",
+    "GumbelWatermarkLogitsProcessor",
+    "GumbelWatermarkingConfig",
     "HQQQuantizedCache",
     "HammingDiversityLogitsProcessor",
     "HybridCache",
@@ -194,6 +201,7 @@ __all__ = [
     "StoppingCriteriaList",
     "SuppressTokensAtBeginLogitsProcessor",
     "SuppressTokensLogitsProcessor",
+    "SynthIDTextWatermarkLogitsProcessor",
     "SynthIDTextWatermarkingConfig",
     "TemperatureLogitsWarper",
     "TextIteratorStreamer",
@@ -210,6 +218,8 @@ __all__ = [
     "UnfulfilledError",
     "UnspoolError",
     "UnsupportedError",
+    "WatermarkLogitsProcessor",
+    "WatermarkProcessor",
     "WatermarkingConfig",
     "WhisperTimeStampLogitsProcessor",
     "XTCLogitsWarper",

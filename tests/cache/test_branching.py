@@ -56,7 +56,7 @@ def test_equals_copies_of_the_prompt(lengths: list[int], branches: int, seed: in
     torch.manual_seed(seed)
     prompt = DynamicCache()
     fill(prompt, lengths)
-    plain = DynamicCache._copy_of(prompt, [row for row in range(len(lengths)) for _ in range(branches)])
+    plain = prompt.take_rows([row for row in range(len(lengths)) for _ in range(branches)])
     branching = BranchingCache(prompt, branches)
     rows = len(lengths) * branches
     for _ in range(num_steps):

@@ -20,11 +20,13 @@ from unspool.cache import (
     FIXED_SHAPE,
     FLAT,
     FORK,
+    JOIN,
     LEGACY,
     RAGGED,
     ROLL_BACK,
     SELECT_ROWS,
     TRIAL,
+    BlockPool,
     Cache,
     DynamicCache,
     EncoderDecoderCache,
@@ -42,7 +44,7 @@ from unspool.cache import (
     Span,
     StaticCache,
 )
-from unspool.cache.mapped import take_mapped
+from unspool.cache.offload.mapped import take_mapped
 from unspool.errors import LoadError, ResourceError, SettingError, UnspoolError, UnsupportedError
 from unspool.kernels.packed import PackedKeys
 from unspool.kernels.ragged import Ragged
@@ -475,17 +477,17 @@ def test_masks_of_rings_take_no_tensor(kind: str) -> None:
 
 
 def test_capabilities() -> None:
-    both = {ROLL_BACK, SELECT_ROWS, RAGGED, FORK, DIVIDE}
+    both = {ROLL_BACK, SELECT_ROWS, RAGGED, FORK, DIVIDE, JOIN}
     assert KINDS["dynamic"]().can == both | {FLAT, BRANCH, LEGACY}
     assert KINDS["static"]().can == both | {FLAT, FIXED_SHAPE}
     assert KINDS["pair of static"]().can == both | {FLAT, BRANCH_SOURCE}
     assert KINDS["paged"]().can == both | {FLAT}
     assert KINDS["paged in small blocks"]().can == both | {FLAT, FIXED_SHAPE}
     assert KINDS["offloaded"]().can == both - {FORK, DIVIDE} | {LEGACY}
-    assert KINDS["quantized"]().can == {ROLL_BACK, TRIAL, SELECT_ROWS, RAGGED}
-    assert KINDS["quantized static"]().can == {ROLL_BACK, TRIAL, SELECT_ROWS, RAGGED, FIXED_SHAPE}
+    assert KINDS["quantized"]().can == {ROLL_BACK, TRIAL, SELECT_ROWS, RAGGED, JOIN}
+    assert KINDS["quantized static"]().can == {ROLL_BACK, TRIAL, SELECT_ROWS, RAGGED, FIXED_SHAPE, JOIN}
     for kind in ("sliding", "hybrid", "sink", "quantized hybrid", "quantized sliding"):
-        assert {TRIAL, SELECT_ROWS, RAGGED} <= KINDS[kind]().can and ROLL_BACK not in KINDS[kind]().can
+        assert {TRIAL, SELECT_ROWS, RAGGED, JOIN} <= KINDS[kind]().can and ROLL_BACK not in KINDS[kind]().can
     assert [KINDS[kind]().is_compileable for kind in ("dynamic", "static")] == [False, True]
 
 
@@ -649,6 +651,96 @@ def test_a_clone_goes_its_own_way(cache: Cache) -> None:
     other.read(9)
 
 
+# --- rows join and leave ------------------------------------------------------------------------------------
+
+
+def join(plain: Plain, other: Plain) -> None:
+    plain.cache.join(other.cache)
+    plain.rows = [*plain.rows, *map(list, other.rows)]
+    plain.written = max(plain.written, other.written)
+    assert plain.cache.lengths == [len(row) for row in plain.rows]
+
+
+def take(plain: Plain, index: list[int]) -> Plain:
+    return Plain(plain.cache.take_rows(index), [list(plain.rows[row]) for row in index], plain.written + 1000)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_joined_midway_hold_what_they_held_alone(kind: str) -> None:
+    plain = Plain(KINDS[kind](), [[], []])
+    plain.read(11, [11, 4])
+    newcomer = Plain(KINDS[kind](), [[], []], written=3000)
+    newcomer.read(9, [3, 9])
+    newcomer.read(1)
+    plain.read(1)
+    join(plain, newcomer)
+    plain.read(1)
+    newcomer.read(2)  # it goes its own way
+    plain.read(3, [3, 1, 2, 0])
+    left = take(plain, [3, 0])
+    plain.select([1, 2])
+    left.read(8, [8, 2])
+    plain.read(1)
+    join(left, plain)
+    left.read(1)
+    left.select([2, 1])
+    left.read(20, [20, 7])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_join_a_batch_that_all_have_left(kind: str) -> None:
+    plain, newcomer = Plain(KINDS[kind](), []), Plain(KINDS[kind](), [[], []])
+    newcomer.read(12, [12, 5])
+    join(plain, newcomer)  # nothing was ever written here
+    plain.read(1)
+    plain.select([])
+    assert plain.cache.lengths == []
+    join(plain, newcomer)
+    join(plain, take(newcomer, [1]))
+    plain.read(1)
+    plain.read(4, [4, 2, 3])
+
+
+def test_what_can_not_join() -> None:
+    with pytest.raises(SettingError, match="rows of a StaticCache can't join those of a DynamicCache"):
+        KINDS["dynamic"]().join(KINDS["static"]())
+    full = Plain(KINDS["static"](), [[]] * MOST_ROWS)
+    full.read(2)
+    with pytest.raises(SettingError, match=f"{MOST_ROWS + 1} rows do not fit"):
+        full.cache.join(full.cache.take_rows([0]))
+    full.read(1)
+    for kind in ("sliding", "quantized", "sink"):
+        plain = Plain(KINDS[kind](), [[]])
+        plain.read(2)
+        plain.cache.begin_trial()
+        with pytest.raises(SettingError, match="can't join while tokens are tried"):
+            plain.cache.join(plain.cache.clone())
+    few = PagedCache(block_size=16, num_blocks=3)
+    Plain(few, [[]]).read(20)
+    other = PagedCache(block_size=16)
+    Plain(other, [[], []]).read(17)
+    before = few.pool.num_free
+    with pytest.raises(ResourceError, match="3 are missing"):
+        few.join(other)
+    assert (few.lengths, few.pool.num_free) == ([20], before)
+
+
+def test_rows_over_one_pool_join_without_a_copy() -> None:
+    pool = BlockPool(16)
+    plain, other = Plain(PagedCache(pool), [[]]), Plain(PagedCache(pool), [[], []], written=3000)
+    plain.read(40)
+    other.read(33, [33, 20])
+    used = pool.num_blocks - pool.num_free
+    join(plain, other)
+    assert pool.num_blocks - pool.num_free == used
+    del other
+    plain.read(1)
+    plain.select([1, 2])
+    plain.read(3)
+    plain.select([])
+    assert pool.num_free == pool.num_blocks
+
+
 @pytest.mark.parametrize("lengths", [[11, 4], [30, 1], [5, 5]])
 def test_saved_and_loaded(cache: Cache, lengths: list[int], tmp_path: Path) -> None:
     plain = Plain(cache, [[], []])
@@ -708,7 +800,7 @@ def test_offloaded_keys_leave_no_file_and_need_space(tmp_path: Path, monkeypatch
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("unspool.cache.mapped._reserve", refuse)
+    monkeypatch.setattr("unspool.cache.offload.mapped._reserve", refuse)
     with pytest.raises(ResourceError, match=r"MiB more in .* name another folder"):
         Plain(OffloadedCache(folder=tmp_path), [[]]).read(3)
     assert list(tmp_path.iterdir()) == []

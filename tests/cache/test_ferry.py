@@ -11,7 +11,7 @@ from tests.conformance.cases import load_model
 
 import unspool
 from unspool.cache import OffloadedCache, OffloadedStaticCache
-from unspool.cache.ferry import Copy, Ferry
+from unspool.cache.offload.ferry import Copy, Ferry
 
 
 class LateLane:

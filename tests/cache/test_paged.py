@@ -17,7 +17,7 @@ from tests.conformance.cases import Case, load_model, read_cases, run_case
 
 import unspool
 from unspool.cache import BlockPool, Cache, EncoderDecoderCache, PagedCache
-from unspool.cache.pool import BLOCK_SIZE, NOBODYS
+from unspool.cache.paged.pool import BLOCK_SIZE, NOBODYS
 from unspool.errors import LoadError, ResourceError, SettingError, UnsupportedError
 
 SIZE = 16  # positions of a block, here

@@ -2,12 +2,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
 
-from unspool.config import CompileConfig, SynthIDTextWatermarkingConfig, WatermarkingConfig
-from unspool.errors import SettingError, UnsupportedError
+from unspool.config import (
+    CompileConfig,
+    GenerationConfig,
+    GumbelWatermarkingConfig,
+    SynthIDTextWatermarkingConfig,
+    WatermarkingConfig,
+)
+from unspool.errors import SettingError
 
 
 def test_defaults_are_the_reference_s() -> None:
@@ -40,6 +47,10 @@ def test_forms(tmp_path: Path) -> None:
 def test_impossible_values_are_refused() -> None:
     for bad in (
         WatermarkingConfig(greenlist_ratio=1.1),
+        WatermarkingConfig(greenlist_ratio=0.0),
+        WatermarkingConfig(greenlist_ratio=1.0),
+        GumbelWatermarkingConfig(seeding_scheme="lefthash"),
+        SynthIDTextWatermarkingConfig(ngram_len=1, keys=[1]),
         WatermarkingConfig(greenlist_ratio=float("nan")),
         WatermarkingConfig(seeding_scheme="x"),
         WatermarkingConfig(context_width=0),
@@ -54,7 +65,31 @@ def test_impossible_values_are_refused() -> None:
         SynthIDTextWatermarkingConfig.from_dict({"ngram_len": 5})
 
 
-def test_processors_are_still_to_come() -> None:
-    for config in (WatermarkingConfig(), SynthIDTextWatermarkingConfig(5, [1])):
-        with pytest.raises(UnsupportedError, match="arrives with watermarking"):
-            config.construct_processor(10, "cpu")
+SECRET = 918273645546372819
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        WatermarkingConfig(hashing_key=SECRET),
+        GumbelWatermarkingConfig(hashing_key=SECRET),
+        SynthIDTextWatermarkingConfig(5, [SECRET, 1]),
+    ],
+)
+def test_keys_are_not_shown(config: Any) -> None:
+    """What is logged and printed has no key in it; what is saved has."""
+    settings = GenerationConfig(watermarking_config=config)
+    rows = GenerationConfig(watermarking_config=[config, None])
+    for shown in (repr(config), str(config), f"{config}", repr(settings), str(settings), repr(rows)):
+        assert str(SECRET) not in shown
+    assert str(SECRET) in config.to_json_string()
+    assert GenerationConfig.from_dict(json.loads(settings.to_json_string())).watermarking_config == config
+    assert GenerationConfig.from_dict(json.loads(rows.to_json_string())).watermarking_config == [config, None]
+
+
+@pytest.mark.parametrize("make", [WatermarkingConfig, GumbelWatermarkingConfig])
+def test_errors_do_not_tell_a_key(make: Any) -> None:
+    for wrong in (str(SECRET), float(SECRET), SECRET * 2**10):
+        with pytest.raises(SettingError, match="hashing_key") as error:
+            make(hashing_key=wrong).validate()
+        assert str(wrong) not in str(error.value)

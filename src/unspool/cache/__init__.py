@@ -7,35 +7,35 @@ from unspool.cache.base import (
     FIXED_SHAPE,
     FLAT,
     FORK,
+    JOIN,
     LEGACY,
     RAGGED,
     ROLL_BACK,
     SELECT_ROWS,
     TRIAL,
     Cache,
-    Mask,
-    Span,
     Stores,
 )
-from unspool.cache.branching import BranchedKeys, BranchingCache, branch_rows
 from unspool.cache.config import CacheConfig, StaticCacheConfig
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.encoder_decoder import EncoderDecoderCache
 from unspool.cache.files import SavedCache, load_cache, save_cache
-from unspool.cache.forked import ForkedCache
 from unspool.cache.kinds import KINDS, CacheKindEntry, KeyShape, find_kind, make_cache, read_options
 from unspool.cache.layered import LayeredCache
 from unspool.cache.mamba import MambaCache
-from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
-from unspool.cache.paged import PagedCache
-from unspool.cache.pool import BlockPool
+from unspool.cache.offload.offloaded import OffloadedCache, OffloadedStaticCache
+from unspool.cache.paged.cache import PagedCache
+from unspool.cache.paged.pool import BlockPool
 from unspool.cache.quantized import HQQQuantizedCache, QuantizedCache, QuantoQuantizedCache
-from unspool.cache.quantized_config import QuantizedCacheConfig
 from unspool.cache.quantized_hybrid import QuantizedHybridCache
 from unspool.cache.quantized_static import QuantizedStaticCache
 from unspool.cache.sink import SinkCache
 from unspool.cache.sliding import HybridCache, SlidingWindowCache
+from unspool.cache.span import Mask, Span
 from unspool.cache.static import StaticCache
+from unspool.cache.stores.quantized_config import QuantizedCacheConfig
+from unspool.cache.views.branching import BranchedKeys, BranchingCache, branch_rows
+from unspool.cache.views.forked import ForkedCache
 
 __all__ = [
     "BRANCH",
@@ -44,6 +44,7 @@ __all__ = [
     "FIXED_SHAPE",
     "FLAT",
     "FORK",
+    "JOIN",
     "KINDS",
     "LEGACY",
     "RAGGED",

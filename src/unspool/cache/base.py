@@ -3,59 +3,35 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, Self, cast
+from typing import Any, Final, Self, cast
 
 import torch
 
+from unspool.cache.files import Savable, load_cache
 from unspool.cache.places import Places
+from unspool.cache.reference import ReferenceSurface
+from unspool.cache.span import Mask, Span
 from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.kernels.packing import Packed
 from unspool.kernels.ragged import Ragged
-from unspool.kernels.sending import send
-
-Mask = torch.Tensor | Literal["causal"] | None
-"""What a layer's queries may see: a boolean tensor (rows or 1, 1, new, keys), plain causal, or everything."""
 
 ROLL_BACK: Final = "roll_back"  # a row's length can be lowered
 TRIAL: Final = "try_tokens"  # a row's length can be lowered to where it was when a trial began
 SELECT_ROWS: Final = "select_rows"  # rows can leave, be repeated and be reordered
+JOIN: Final = "join_rows"  # rows of another cache of the kind can be taken in, and rows handed out
 DIVIDE: Final = "divide_rows"  # a pass can run over some of the rows at a time
 RAGGED: Final = "ragged"  # rows can have different lengths
 FORK: Final = "fork_rows"  # several tokens can be tried after a row, over one copy of its keys
 FLAT: Final = "take_flat_tokens"  # a pass may bring its real tokens alone, one row's behind the other's
-BRANCH: Final = "branch_rows"  # rows that continue one prompt can share its keys (`branching.branch_rows`)
+BRANCH: Final = "branch_rows"  # rows that continue one prompt can share its keys (`branch`)
 BRANCH_SOURCE: Final = "branch_source"  # rows that continue one prompt can share the keys of what an encoder read
 LEGACY: Final = "to_legacy"  # keys can be returned as the reference's tuples of tensors
 FIXED_SHAPE: Final = "fixed_shape"  # buffers never move, so a step over them can be captured
-
-
-@dataclass(slots=True)
-class Span:
-    """Where one forward pass writes: the positions that follow what each row holds."""
-
-    starts: list[int]
-    num_new: int
-    counts: list[int]  # how many of the new positions are real, a row each
-    stop: int  # keys in view: the longest row, the new positions included
-    is_uniform: bool  # all rows start at the same position
-    placed: torch.Tensor | None = None  # the positions, once somebody has asked for them, or where they are others
-    device: torch.device | str = "cpu"
-
-    @property
-    def positions(self) -> torch.Tensor:
-        """The new positions: (rows, new) int64."""
-        if self.placed is None:
-            column = torch.arange(self.num_new, device=self.device)
-            if self.is_uniform:
-                self.placed = (column + self.starts[0]).expand(len(self.starts), self.num_new)
-            else:
-                self.placed = send(self.starts, torch.device(self.device))[:, None] + column
-        return self.placed
 
 
 @dataclass(slots=True)
@@ -75,7 +51,7 @@ class Stores:
     addressed_at: list[int] = field(default_factory=list)  # where they lay then
 
 
-class Cache(ABC):
+class Cache(ReferenceSurface, Savable):
     """Keys and values of the past, a layer each.
 
     A forward pass calls `begin` once, `write` in every layer and `end` once. What a short row wrote past its
@@ -115,12 +91,12 @@ class Cache(ABC):
             raise SettingError(f"counts {real} do not fit {rows} rows of {num_new} new positions")
         stop = max(starts) + num_new
         is_uniform = min(starts) == stop - num_new
-        self._reserve_rows(starts, [start + count for start, count in zip(starts, real, strict=True)], stop)
+        self._open_rows(starts, [start + count for start, count in zip(starts, real, strict=True)], stop)
         self.lengths = starts
         self._span = Span(starts, num_new, real, stop, is_uniform, device=device)
         return self._span
 
-    def attach(self, turns: Any) -> None:  # noqa: B027 - most kinds have no use for it
+    def attach(self, turns: Any) -> None:
         """Called by a model before a pass: how it enters positions into keys, for kinds that place keys anew."""
 
     @abstractmethod
@@ -170,9 +146,9 @@ class Cache(ABC):
         """Attention weights (rows, heads, new, keys in view) with a key's weight at the index of its position."""
         return weights
 
-    def holds_buffers(self, num_layers: int) -> bool:  # noqa: ARG002 - kinds that make none say no
+    def holds_buffers(self, num_layers: int) -> bool:
         """Whether every layer's buffer is there already, so that a pass only writes into them."""
-        return False
+        return len(self) == num_layers
 
     @property
     def longest_pass(self) -> int | None:
@@ -216,9 +192,16 @@ class Cache(ABC):
         """Where the keys lie, for a step that reads and writes them by address; None for kinds that need `write`."""
         return None
 
-    def advance(self, rows: int) -> None:  # noqa: ARG002 - kinds that have no places are never asked
+    def advance(self, rows: int) -> None:
         """Make room for one position a row and count it as held: a captured step writes it by address."""
-        raise UnsupportedError(f"a {type(self).__name__} is written through begin(), write() and end()")
+        if type(self).places is Cache.places:
+            raise UnsupportedError(f"a {type(self).__name__} is written through begin(), write() and end()")
+        starts = list(self.lengths) or [0] * rows
+        if len(starts) != rows:
+            raise SettingError(f"the cache holds {len(starts)} rows and the step has {rows}; select_rows() first")
+        stops = [start + 1 for start in starts]
+        self._open_rows(starts, stops, max(stops))
+        self.lengths = stops
 
     # --- rows ----------------------------------------------------------------------------------------
     def truncate(self, lengths: Sequence[int]) -> None:
@@ -242,13 +225,13 @@ class Cache(ABC):
         if ROLL_BACK not in self.can:
             self.require(TRIAL)
 
-    def put_aside(self, rows: Sequence[int]) -> None:  # noqa: B027 - only some kinds need it
+    def put_aside(self, rows: Sequence[int]) -> None:
         """Remember rows that have ended and go on as padding, so that `take_back` returns them to where they are now.
 
         Where a row can be rolled back there is nothing to do.
         """
 
-    def take_back(self) -> None:  # noqa: B027 - likewise
+    def take_back(self) -> None:
         """Return the rows that were put aside to where they were then."""
 
     def select_rows(self, index: Sequence[int]) -> None:
@@ -258,10 +241,6 @@ class Cache(ABC):
             return  # nothing held yet, or nothing moves
         self._select(torch.tensor(list(index), dtype=torch.int64))
         self.lengths = [self.lengths[i] for i in index]
-        self._note_filled()
-
-    def _note_filled(self) -> None:  # noqa: B027 - only kinds that count positions by layer too
-        """Set what is counted by layer to the rows' lengths: the longest row may have left."""
 
     def fork(self, forks: range) -> Cache:  # noqa: ARG002 - kinds that can, do
         """A view for one pass in which every row is followed by `len(forks)` tokens, each seeing the row and itself.
@@ -276,6 +255,42 @@ class Cache(ABC):
         """Let every row grow by its fork `chosen[row]`, a number out of the views' `forks`."""
         self.require(FORK)
         raise NotImplementedError(f"{type(self).__name__} says that it can fork")
+
+    def branch(self, num_branches: int) -> Cache:  # noqa: ARG002 - likewise
+        """A cache in which every row goes on in `num_branches` rows over one copy of its keys; it owns this one."""
+        self.require(BRANCH)
+        raise NotImplementedError(f"{type(self).__name__} says that it can branch")
+
+    def take_rows(self, index: Sequence[int]) -> Self:
+        """A cache of the same kind that holds what some of the rows do, and goes its own way from here."""
+        self.require(JOIN)
+        part = self.clone()
+        part.select_rows(list(index))
+        return part
+
+    def join(self, other: Any) -> None:
+        """Take in the rows of another cache of the same kind, after one's own; the other keeps what it holds.
+
+        Raises and changes nothing where there is no room for them, or one of the two is amid a trial.
+        """
+        self.require(JOIN)
+        if type(other) is not type(self):
+            raise SettingError(f"the rows of a {type(other).__name__} can't join those of a {type(self).__name__}")
+        if self.is_trying or other.is_trying:
+            raise SettingError("rows can't join while tokens are tried; end the trial with truncate() first")
+        if other.lengths:
+            self._check_rows(len(self.lengths) + len(other.lengths))
+            self._join(other)
+            self.lengths = [*self.lengths, *other.lengths]
+
+    def _join(self, other: Any) -> None:
+        """Store the rows of another cache, which has some, after one's own."""
+        raise NotImplementedError(f"{type(self).__name__} says that it can join rows")
+
+    @property
+    def is_trying(self) -> bool:
+        """Whether a trial has begun that keeps what its passes write over."""
+        return False
 
     def divide(self, num_parts: int, num_new: int) -> list[Cache]:  # noqa: ARG002 - kinds that can't say so
         """Caches over every `num_parts`-th row, with room for `num_new` positions, that write into this one's keys.
@@ -298,21 +313,6 @@ class Cache(ABC):
         if capability not in self.can:
             raise UnsupportedError(f"{type(self).__name__} can't {capability.replace('_', ' ')}")
 
-    def _find_starts(self, rows: int) -> list[int]:
-        """Where a captured step of so many rows begins."""
-        starts = list(self.lengths) or [0] * rows
-        if len(starts) != rows:
-            raise SettingError(f"the cache holds {len(starts)} rows and the step has {rows}; select_rows() first")
-        return starts
-
-    def _check_update(self, rows: int) -> None:
-        """Raise where `update`, which tells no positions, can't know where rows go on."""
-        if self.lengths and (len(self.lengths) != rows or len(set(self.lengths)) > 1):
-            raise SettingError(
-                f"update() appends to rows of one length and this cache's rows hold {self.lengths} positions for "
-                f"{rows} given; unspool's own models write ragged rows through begin() and write()"
-            )
-
     def _check_batch(self, rows: int, most: int, instead: str) -> None:
         """Raise where more rows come than memory was taken for."""
         if rows > most:
@@ -325,6 +325,18 @@ class Cache(ABC):
         if self._span is None:
             raise RuntimeError("write() and end() belong between begin() and end() of one forward pass")
         return self._span
+
+    def _open_rows(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:
+        self._check_rows(len(starts))
+        if not self.lengths:
+            self._open(len(starts))
+        self._reserve_rows(starts, stops, stop)
+
+    def _check_rows(self, rows: int) -> None:
+        """Raise where more rows come than memory was taken for."""
+
+    def _open(self, rows: int) -> None:
+        """Called once, before the first positions of so many rows are written."""
 
     def _reserve_rows(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:  # noqa: ARG002
         """Make sure that every row can be written from its start to its stop; `stop` is where the pass ends."""
@@ -370,32 +382,11 @@ class Cache(ABC):
         """What a clone does not own a copy of."""
         return []
 
-    def save(self, path: str | Path, *, model: Any = None) -> None:
-        """Write the cache to a safetensors file; with `model`, the file is for that model alone."""
-        from unspool.cache.files import save_cache
-
-        save_cache(self, path, model=model)
-
     @staticmethod
     def load(path: str | Path, *, model: Any = None, device: torch.device | str | None = None) -> Cache:
         """Read what `save` wrote; with `model`, a cache that another model made is refused."""
-        from unspool.cache.files import load_cache
-
-        return load_cache(path, model=model, device=device).cache
-
-    def _pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """What it takes to make the cache again: facts that JSON can hold, and tensors."""
-        raise UnsupportedError(f"a {type(self).__name__} can't be saved")
-
-    @classmethod
-    def _unpack(
-        cls,
-        facts: dict[str, Any],  # noqa: ARG003 - kinds that can be saved read them
-        tensors: dict[str, torch.Tensor],  # noqa: ARG003
-        lengths: list[int],  # noqa: ARG003
-    ) -> Cache:
-        """The cache that `_pack` took apart; raises a ValueError for parts that do not belong together."""
-        raise UnsupportedError(f"a {cls.__name__} can't be loaded")
+        cache: Cache = load_cache(path, model=model, device=device).cache
+        return cache
 
     def find_misfit(self, shape: Any) -> str | None:
         """Why keys of a shape (`KeyShape`) can't be written here, or None where they can."""
@@ -420,41 +411,7 @@ class Cache(ABC):
         """Become what a clone holds, which must not be used any more."""
         self.__dict__.update(copied.__dict__)
 
-    # --- the reference's surface ---------------------------------------------------------------------
-    @abstractmethod
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: int,
-        cache_kwargs: dict[str, Any] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append keys and values (rows, heads, new, width) to one layer; return all of that layer's."""
-
-    @abstractmethod
-    def get_seq_length(self, layer_idx: int | None = 0) -> int:
-        """Positions held by a layer (of the longest row)."""
-
-    @property
-    def seen_tokens(self) -> int:
-        """Positions that went in (of the longest row)."""
-        return max(self.lengths, default=0)
-
-    def get_max_cache_shape(self) -> int | None:
-        """The most positions this cache can hold; None where it grows."""
-        return None
-
-    def get_usable_length(self, new_seq_length: int, layer_idx: int | None = 0) -> int:
-        """Positions that stay when `new_seq_length` more arrive."""
-        limit, held = self.get_max_cache_shape(), self.get_seq_length(layer_idx)
-        if limit is not None and held + new_seq_length > limit:
-            return limit - new_seq_length
-        return held
-
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Reorder rows by index, as beam search asks for."""
-        self.select_rows([int(i) for i in beam_idx])
-
 
 def _restore(kind: type[Cache], facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: list[int]) -> Cache:
-    return kind._unpack(facts, tensors, lengths)
+    made: Cache = kind._unpack(facts, tensors, lengths)
+    return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import copy
 from operator import is_
 from typing import TYPE_CHECKING, Any
@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unspool.cache.base import DIVIDE, FLAT, FORK, Cache, Stores
-from unspool.cache.forked import BufferedFork
 from unspool.cache.places import Places
-from unspool.cache.stores import join
+from unspool.cache.span import Span
+from unspool.cache.stores.layout import split
+from unspool.cache.views.forked import BufferedFork
 from unspool.errors import SettingError
 from unspool.kernels.presence import has_triton
 from unspool.kernels.ragged import Ragged
@@ -33,7 +34,6 @@ class BufferedCache(Cache):
         super().__init__()
         self._buffers: list[torch.Tensor] = []
         self._keeper: tuple[Places, ForkKeeper] | None = None  # for as long as the places are these
-        self._filled: list[int] = []  # positions held, a layer each (they differ only amid a pass)
         self._places: Places | None = None
         self._told: Stores | None = None  # the buffers as they were last told, if they still are these
 
@@ -42,7 +42,9 @@ class BufferedCache(Cache):
 
     # --- a forward pass ------------------------------------------------------------------------------
     def write(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        span = self._require_span()
+        return self._store(layer, self._require_span(), kv)
+
+    def _store(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if layer >= len(self._buffers):
             self._add_layer(layer, kv.shape[0], kv.shape[3], kv.shape[4], kv.dtype, kv.device)
         buffer = self.rows_of(layer)
@@ -51,8 +53,7 @@ class BufferedCache(Cache):
         else:
             rows = torch.arange(kv.shape[0], device=kv.device)
             buffer.index_put_((rows[:, None], span.positions), kv)
-        keys, values = buffer.narrow(1, 0, span.stop).unbind(2)
-        return keys.transpose(1, 2), values.transpose(1, 2)
+        return split(buffer.narrow(1, 0, span.stop))
 
     def write_flat(self, layer: int, kv: torch.Tensor, ragged: Ragged) -> tuple[torch.Tensor, torch.Tensor]:
         self.require(FLAT)
@@ -69,17 +70,6 @@ class BufferedCache(Cache):
         buffer, rows = self._buffers[layer], len(self.lengths)
         return buffer if buffer.shape[0] == rows else buffer.narrow(0, 0, rows)
 
-    def end(self) -> None:
-        super().end()
-        self._note_filled()
-
-    def truncate(self, lengths: Any) -> None:
-        super().truncate(lengths)
-        self._note_filled()
-
-    def _note_filled(self) -> None:
-        self._filled = [max(self.lengths, default=0)] * len(self._buffers)
-
     # --- a captured step -----------------------------------------------------------------------------
     def places(self) -> Places | None:
         if type(self).write is not BufferedCache.write:
@@ -95,12 +85,6 @@ class BufferedCache(Cache):
     def _make_places(self) -> Places:
         return Places(list(self._buffers))
 
-    def advance(self, rows: int) -> None:
-        starts = self._find_starts(rows)
-        self._reserve(max(starts) + 1)
-        self.lengths = [start + 1 for start in starts]
-        self._note_filled()
-
     def _select(self, index: torch.Tensor) -> None:
         held = max(self.lengths, default=0)
         self._told = None  # or it would keep the old ones
@@ -109,9 +93,6 @@ class BufferedCache(Cache):
             chosen = self._take((len(index), *buffer.shape[1:]), buffer.dtype, buffer.device)
             torch.index_select(buffer.narrow(1, 0, held), 0, rows, out=chosen.narrow(1, 0, held))
             self._buffers[layer] = chosen
-
-    def holds_buffers(self, num_layers: int) -> bool:
-        return len(self._buffers) == num_layers
 
     def find_stores(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> Stores | None:
         stop = self._require_span().stop
@@ -144,6 +125,21 @@ class BufferedCache(Cache):
             return None
         return self._buffers
 
+    def _join(self, other: BufferedCache) -> None:
+        """By copying: both parts' rows lie in new buffers of as much room as the longer of them has."""
+        mine, theirs = len(self.lengths), len(other.lengths)
+        self._told = None  # or it would keep the old ones
+        self._reserve(max(max(self.lengths, default=0), max(other.lengths)))
+        for layer, given in enumerate(other._buffers):
+            held = max(other.lengths)
+            whole = self._take((mine + theirs, self._capacity(), *given.shape[2:]), given.dtype, given.device)
+            if layer == len(self._buffers):
+                self._buffers.append(whole)
+            elif mine:
+                whole[:mine].copy_(self._buffers[layer][:mine])
+            self._buffers[layer] = whole
+            whole[mine:, :held].copy_(given[:theirs, :held])
+
     def plain_buffers(self) -> list[torch.Tensor]:
         """The buffers themselves: (rows, capacity, 2, heads, width), a layer each."""
         return self._buffers
@@ -166,18 +162,16 @@ class BufferedCache(Cache):
                 part = buffer.narrow(1, first, held - first)
                 part.index_copy_(0, into, part.index_select(0, source))  # gathered before it is written
         self.lengths = [self.lengths[row] for row in index]
-        self._note_filled()
 
     def fork(self, forks: range) -> Cache:
         self.require(FORK)
-        return BufferedFork(self, forks)
+        return BufferedFork(self, forks, self)
 
     def keep_fork(self, chosen: torch.Tensor) -> None:
         self.require(FORK)
         if chosen.is_cuda and (keeper := self._find_keeper()) is not None:
             keeper.keep(chosen, self.lengths)
             self.lengths = [length + 1 for length in self.lengths]
-            self._note_filled()
             return
         places: dict[torch.device, tuple[torch.Tensor, ...]] = {}  # made once: a copy to the device makes the host wait
         for layer, buffer in enumerate(self._buffers):
@@ -187,7 +181,6 @@ class BufferedCache(Cache):
             held = self.rows_of(layer)
             held.index_put_((rows, ends), held[rows, forks])
         self.lengths = [length + 1 for length in self.lengths]
-        self._note_filled()
 
     def _find_keeper(self) -> ForkKeeper | None:
         """What moves forks in all layers by one kernel; None where there is no Triton, or buffers are not alike."""
@@ -220,13 +213,8 @@ class BufferedCache(Cache):
             part = copy(self)
             part.lengths = self.lengths[first::num_parts]
             part._buffers = [buffer[first:rows:num_parts] for buffer in self._buffers]
-            part._note_filled()
             parts.append(part)
         return parts
-
-    def rejoin(self, parts: Sequence[Cache]) -> None:
-        super().rejoin(parts)
-        self._note_filled()
 
     @property
     def nbytes(self) -> int:
@@ -239,7 +227,6 @@ class BufferedCache(Cache):
         if layer != len(self._buffers):
             raise SettingError(f"layer {layer} is written before layer {len(self._buffers)}")
         self._buffers.append(self._take((rows, self._capacity(), 2, heads, width), dtype, device))
-        self._filled.append(0)
 
     def _take(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Memory for a layer: zeros, for what lies past a short row's end is masked, and NaN can't be."""
@@ -267,58 +254,15 @@ class BufferedCache(Cache):
                 self._add_layer(layer, len(lengths), held.shape[3], held.shape[4], held.dtype, held.device)
             self._buffers[layer][: held.shape[0], : held.shape[1]] = held
         self.lengths = list(lengths)
-        self._note_filled()
 
     # --- the reference's surface ---------------------------------------------------------------------
-    def _append(
-        self,
-        layer_idx: int,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        positions: torch.Tensor | None,
-    ) -> None:
-        rows, heads, num_new, width = key_states.shape
-        held = self._filled[layer_idx] if layer_idx < len(self._filled) else 0
-        self._check_update(rows)
-        stop = held + num_new if positions is None else max(held, int(positions.max()) + 1)
-        self._reserve(stop)
-        if layer_idx >= len(self._buffers):
-            self._add_layer(layer_idx, rows, heads, width, key_states.dtype, key_states.device)
-        self.lengths = self.lengths or [0] * rows
-        buffer = self.rows_of(layer_idx)
-        kv = join(key_states, value_states)
-        if positions is None:
-            buffer.narrow(1, held, num_new).copy_(kv)
-        else:
-            buffer.index_copy_(1, positions.to(buffer.device), kv.to(buffer.device, buffer.dtype).contiguous())
-        self._filled[layer_idx] = stop
-        self.lengths = [self._filled[0]] * rows
+    def _append(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if layer < len(self._buffers):
+            kv = kv.to(self._buffers[layer].device, self._buffers[layer].dtype)
+        return self._store(layer, span, kv)
 
-    def _read(self, layer_idx: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        keys, values = self.rows_of(layer_idx).narrow(1, 0, stop).unbind(2)
-        return keys.transpose(1, 2), values.transpose(1, 2)
-
-    def get_seq_length(self, layer_idx: int | None = 0) -> int:
-        layer = layer_idx or 0
-        return self._filled[layer] if layer < len(self._filled) else 0
-
-    @property
-    def key_cache(self) -> list[torch.Tensor]:
-        """The keys held, a layer each: (rows, heads, positions, width)."""
-        return [self._read(layer, stop)[0] for layer, stop in enumerate(self._filled)]
-
-    @property
-    def value_cache(self) -> list[torch.Tensor]:
-        """The values held, a layer each: (rows, heads, positions, width)."""
-        return [self._read(layer, stop)[1] for layer, stop in enumerate(self._filled)]
+    def _show(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return split(self.rows_of(layer).narrow(1, 0, self.get_seq_length(layer)))
 
     def __len__(self) -> int:
         return len(self._buffers)
-
-    def __getitem__(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
-        if not 0 <= layer_idx < len(self):
-            raise KeyError(f"the cache has {len(self)} layers; layer {layer_idx} was asked for")
-        return self._read(layer_idx, self._filled[layer_idx])
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        return (self[layer] for layer in range(len(self)))

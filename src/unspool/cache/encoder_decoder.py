@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from unspool.cache.base import BRANCH, BRANCH_SOURCE, Cache, Mask, Span
+from unspool.cache.base import BRANCH, BRANCH_SOURCE, JOIN, Cache
 from unspool.cache.buffered import BufferedCache
 from unspool.cache.dynamic import DynamicCache
+from unspool.cache.files import SAVED, saved
+from unspool.cache.span import Mask, Span
 from unspool.errors import SettingError, UnsupportedError
 from unspool.kernels.ragged import Ragged
 
 LegacyPair = tuple[tuple[torch.Tensor, ...], ...]
 
 
+@saved
 class EncoderDecoderCache(Cache):
     """Self-attention keys of the decoder, and cross-attention keys of the encoder's states (written once).
 
@@ -27,7 +30,7 @@ class EncoderDecoderCache(Cache):
         self.self_attention_cache = self_attention_cache
         self.cross_attention_cache = cross_attention_cache
         cross = cross_attention_cache
-        self.is_updated = {layer: cross.get_seq_length(layer) > 0 for layer in range(_num_layers(cross))}
+        self.is_updated = {layer: cross.get_seq_length(layer) > 0 for layer in range(len(cross))}
         self.num_branches = num_branches  # rows that read one row of the cross-attention cache
         self._span = None
 
@@ -135,11 +138,28 @@ class EncoderDecoderCache(Cache):
         self.self_attention_cache.select_rows(index)
         self.cross_attention_cache.select_rows(sources)
 
-    def branch(self, num_branches: int) -> None:
+    def branch(self, num_branches: int) -> EncoderDecoderCache:
         """Continue every row in `num_branches` rows, which read one copy of its cross-attention keys."""
         rows = len(self.source_lengths) * self.num_branches
         self.self_attention_cache.select_rows([row for row in range(rows) for _ in range(num_branches)])
         self.num_branches *= num_branches
+        return self
+
+    @property
+    def is_trying(self) -> bool:
+        return self.self_attention_cache.is_trying
+
+    def join(self, other: Any) -> None:
+        """Take in the rows of another pair, and the sources that they read."""
+        self.require(JOIN)
+        if not isinstance(other, EncoderDecoderCache):
+            raise SettingError(f"the rows of a {type(other).__name__} can't join those of a pair of caches")
+        given = other.merge()  # every row with a source of its own, as the rows that join have
+        if self.num_branches > 1:
+            self._unshare()
+        self.self_attention_cache.join(given.self_attention_cache)
+        self.cross_attention_cache.join(given.cross_attention_cache)
+        self.is_updated |= other.is_updated
 
     def divide(self, num_parts: int, num_new: int) -> list[Cache]:
         if self.num_branches not in (1, num_parts):
@@ -212,8 +232,6 @@ class EncoderDecoderCache(Cache):
     def _unpack(
         cls, facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: list[int]
     ) -> EncoderDecoderCache:
-        from unspool.cache.files import SAVED
-
         parts = []
         for kind, name, held in zip(facts["kinds"], ("own", "cross"), (lengths, facts["source_lengths"]), strict=True):
             if kind == cls.__name__:
@@ -254,14 +272,11 @@ class EncoderDecoderCache(Cache):
         self.is_updated = dict.fromkeys(self.is_updated, False)
 
     def __len__(self) -> int:
-        return _num_layers(self.self_attention_cache)
+        return len(self.self_attention_cache)
 
-    def __getitem__(self, layer_idx: int) -> tuple[torch.Tensor, ...]:
+    def __getitem__(self, layer_idx: int) -> tuple[torch.Tensor, ...]:  # type: ignore[override]  # own, then cross
         own, cross = self.check_dynamic_cache("indexing")
         return (*own[layer_idx], *(cross[layer_idx] if layer_idx < len(cross) else ()))
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
-        return (self[layer] for layer in range(len(self)))
 
     def to_legacy_cache(self) -> LegacyPair:
         """(keys, values, cross keys, cross values), a layer each."""
@@ -314,7 +329,3 @@ class EncoderDecoderCache(Cache):
         """Keep only the given rows of both parts."""
         for part in self.check_dynamic_cache("batch_select_indices"):
             part.batch_select_indices(indices)
-
-
-def _num_layers(cache: Cache) -> int:
-    return len(cache) if hasattr(cache, "__len__") else 0

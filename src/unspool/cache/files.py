@@ -6,23 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 
-from unspool.cache.base import Cache
-from unspool.cache.dynamic import DynamicCache
-from unspool.cache.encoder_decoder import EncoderDecoderCache
-from unspool.cache.mamba import MambaCache
-from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
-from unspool.cache.paged import PagedCache
-from unspool.cache.quantized import HQQQuantizedCache, QuantizedCache, QuantoQuantizedCache
-from unspool.cache.quantized_hybrid import QuantizedHybridCache
-from unspool.cache.quantized_static import QuantizedStaticCache
-from unspool.cache.sink import SinkCache
-from unspool.cache.sliding import HybridCache, SlidingWindowCache
-from unspool.cache.static import StaticCache
-from unspool.errors import LoadError, ResourceError, SettingError, is_out_of_memory
+from unspool.errors import LoadError, ResourceError, SettingError, UnsupportedError, is_out_of_memory
 from unspool.numeric import is_number
 from unspool.small_files import explain_unwritten, writing_beside
 
@@ -30,38 +18,51 @@ FORMAT: Final = "unspool cache 1"
 MOST_FACTS: Final = 1 << 24  # characters of a header's facts
 MOST_NUMBER: Final = 1 << 40  # of any number in them
 
-# A kind that can be saved stands here, and has `_pack` and `_unpack`.
-SAVED: Final[dict[str, type[Cache]]] = {
-    kind.__name__: kind
-    for kind in (
-        DynamicCache,
-        StaticCache,
-        SlidingWindowCache,
-        HybridCache,
-        SinkCache,
-        MambaCache,
-        OffloadedCache,
-        OffloadedStaticCache,
-        PagedCache,
-        QuantizedCache,
-        QuantoQuantizedCache,
-        HQQQuantizedCache,
-        QuantizedStaticCache,
-        QuantizedHybridCache,
-        EncoderDecoderCache,
-    )
-}
+SAVED: Final[dict[str, type[Savable]]] = {}  # kinds that can be saved, by name
+
+
+class Savable:
+    """What can be taken apart into facts and tensors, and put together again."""
+
+    lengths: list[int]
+
+    def save(self, path: str | Path, *, model: Any = None) -> None:
+        """Write the cache to a safetensors file; with `model`, the file is for that model alone."""
+        save_cache(self, path, model=model)
+
+    def _pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """What it takes to make the cache again: facts that JSON can hold, and tensors."""
+        raise UnsupportedError(f"a {type(self).__name__} can't be saved")
+
+    @classmethod
+    def _unpack(
+        cls,
+        facts: dict[str, Any],  # noqa: ARG003 - kinds that can be saved read them
+        tensors: dict[str, torch.Tensor],  # noqa: ARG003
+        lengths: list[int],  # noqa: ARG003
+    ) -> Any:
+        """The cache that `_pack` took apart; raises a ValueError for parts that do not belong together."""
+        raise UnsupportedError(f"a {cls.__name__} can't be loaded")
+
+
+Kind = TypeVar("Kind", bound=type[Savable])
+
+
+def saved(kind: Kind) -> Kind:
+    """Class decorator: this kind has `_pack` and `_unpack`, and files may name it."""
+    SAVED[kind.__name__] = kind
+    return kind
 
 
 @dataclass(frozen=True, slots=True)
 class SavedCache:
     """What a file holds: the cache, and what was noted beside it."""
 
-    cache: Cache
+    cache: Any
     notes: dict[str, Any]
 
 
-def save_cache(cache: Cache, path: str | Path, *, model: Any = None, notes: Mapping[str, Any] | None = None) -> None:
+def save_cache(cache: Savable, path: str | Path, *, model: Any = None, notes: Mapping[str, Any] | None = None) -> None:
     """Write a cache to a file; with `model`, the file is for that model alone."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file

@@ -17,20 +17,20 @@ import torch
 from unspool.cache.base import Cache
 from unspool.cache.config import CacheConfig
 from unspool.cache.dynamic import DynamicCache
-from unspool.cache.linked import take_linked
 from unspool.cache.mamba import MambaCache, refuse_without_states
-from unspool.cache.mapped import take_mapped
-from unspool.cache.offloaded import OffloadedCache, OffloadedStaticCache
-from unspool.cache.paged import PagedCache
-from unspool.cache.pool import BLOCK_SIZE, check_pool
+from unspool.cache.offload.linked import take_linked
+from unspool.cache.offload.mapped import take_mapped
+from unspool.cache.offload.offloaded import OffloadedCache, OffloadedStaticCache
+from unspool.cache.paged.cache import PagedCache
+from unspool.cache.paged.pool import BLOCK_SIZE, check_pool
 from unspool.cache.quantized import QUANTIZED_CACHES
-from unspool.cache.quantized_config import OPTIONS, QuantizedCacheConfig, read_quantized_config
 from unspool.cache.quantized_hybrid import QuantizedHybridCache
 from unspool.cache.quantized_static import QuantizedStaticCache
 from unspool.cache.sink import SinkCache, check_sink
 from unspool.cache.sliding import HybridCache, SlidingWindowCache, refuse_encoder_decoder, refuse_without_window
 from unspool.cache.static import StaticCache
-from unspool.cache.stores import Allocate
+from unspool.cache.stores.plain import Allocate
+from unspool.cache.stores.quantized_config import OPTIONS, QuantizedCacheConfig, read_quantized_config
 from unspool.errors import SettingError, UnsupportedError
 from unspool.registry import Table
 

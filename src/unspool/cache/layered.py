@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
-from unspool.cache.base import FIXED_SHAPE, RAGGED, SELECT_ROWS, TRIAL, Cache, Mask, Span
+from unspool.cache.base import FIXED_SHAPE, JOIN, RAGGED, SELECT_ROWS, TRIAL, Cache
 from unspool.cache.places import Places
-from unspool.cache.ring import Ring, Trial
-from unspool.cache.stores import Allocate, PlainStore, RingStore, Store, join, take_memory
+from unspool.cache.span import Mask, Span
+from unspool.cache.stores.layout import split
+from unspool.cache.stores.plain import Allocate, PlainStore, RingStore, Store, take_memory
+from unspool.cache.stores.ring import Ring, Trial
 from unspool.errors import SettingError, UnsupportedError
 
 
@@ -31,8 +33,9 @@ class Room:
 class LayeredCache(Cache):
     """A cache whose layers are full or sliding: sliding ones hold a window's keys in a ring."""
 
-    can = frozenset({TRIAL, SELECT_ROWS, RAGGED, FIXED_SHAPE})
+    can = frozenset({TRIAL, SELECT_ROWS, RAGGED, FIXED_SHAPE, JOIN})
     is_compileable = True
+    takes_positions = True
 
     def __init__(self, kinds: Sequence[str], window: int, room: Room, allocate: Allocate = take_memory) -> None:
         super().__init__()
@@ -48,16 +51,12 @@ class LayeredCache(Cache):
             places = self._ring.size if kind == "sliding" else room.positions
             buffer = allocate((room.rows, places, 2, room.heads, room.width), room.dtype, device)
             self._stores.append(RingStore(self._ring, buffer) if kind == "sliding" else PlainStore(buffer))
-        self._filled = [0] * len(self._stores)
         self._known_places: Places | None = None
 
     @property
     def room(self) -> int | None:
         """The most positions that a row can get; None where it can go on for ever."""
         return self.max_cache_len if self._is_bounded else None
-
-    def holds_buffers(self, num_layers: int) -> bool:
-        return len(self._stores) == num_layers
 
     # --- a forward pass ------------------------------------------------------------------------------
     def begin(
@@ -67,17 +66,12 @@ class LayeredCache(Cache):
         counts: Sequence[int] | None = None,
         device: torch.device | str = "cpu",
     ) -> Span:
-        self._check_rows(rows)
         span = super().begin(rows, num_new, counts, device)
         self._ring.begin(span)
         return span
 
     def write(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._stores[layer].write(self._require_span(), kv)
-
-    def end(self) -> None:
-        super().end()
-        self._note_filled()
 
     def _reserve(self, stop: int) -> None:
         if self._is_bounded and stop > self.max_cache_len:
@@ -98,13 +92,6 @@ class LayeredCache(Cache):
         if known is None or not all(map(is_, known.buffers, buffers)):
             self._known_places = known = Places(buffers, rooms=[buffer.shape[1] for buffer in buffers])
         return known
-
-    def advance(self, rows: int) -> None:
-        self._check_rows(rows)
-        starts = self._find_starts(rows)
-        self._reserve(max(starts) + 1)
-        self.lengths = [start + 1 for start in starts]
-        self._note_filled()
 
     # --- what is in view -----------------------------------------------------------------------------
     def stands_in_order(self, window: int | None) -> bool:
@@ -147,10 +134,6 @@ class LayeredCache(Cache):
                 store.tried = []
             self._ring.trial = None
         self.lengths = list(lengths)
-        self._note_filled()
-
-    def _note_filled(self) -> None:
-        self._filled = [max(self.lengths, default=0)] * len(self._stores)
 
     def _ring_stores(self) -> Iterator[RingStore]:
         return (store for store in self._stores if isinstance(store, RingStore))
@@ -161,6 +144,22 @@ class LayeredCache(Cache):
         for store in self._stores:
             store.select(index, held)
         self._ring.select(index)
+
+    @property
+    def is_trying(self) -> bool:
+        return self._ring.trial is not None
+
+    def _join(self, other: LayeredCache) -> None:
+        if other.kinds != self.kinds or other._ring.size != self._ring.size:
+            raise SettingError(
+                f"rows of windows of {other._ring.size} positions can't join those of {self._ring.size}; "
+                "make both caches for the same model and the same number of positions"
+            )
+        mine, rows = len(self.lengths), len(other.lengths)
+        self._reserve(max(other.lengths))
+        for store, given in zip(self._stores, other._stores, strict=True):
+            held = min(max(other.lengths), given.buffer.shape[1])
+            store.buffer[mine : mine + rows, :held] = given.buffer[:rows, :held]
 
     @property
     def nbytes(self) -> int:
@@ -205,46 +204,22 @@ class LayeredCache(Cache):
             held = tensors[f"layer.{layer}"]
             store.buffer[: len(lengths), : held.shape[1]] = held
         cache.lengths = lengths
-        cache._note_filled()
         return cache
 
     # --- the reference's surface ---------------------------------------------------------------------
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: int,
-        cache_kwargs: dict[str, Any] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append to one layer; return its buffers, oldest position first: a prompt longer than a window whole."""
-        rows, _, num_new, _ = key_states.shape
-        self._check_rows(rows)
-        self._check_update(rows)
-        positions = (cache_kwargs or {}).get("cache_position")
-        held = self._filled[layer_idx] if positions is None else int(positions[0])
-        self._reserve(held + num_new)
-        span = Span(
-            [held] * rows,
-            num_new,
-            [num_new] * rows,
-            held + num_new,
-            True,
-            torch.arange(held, held + num_new, device=key_states.device).expand(rows, num_new),
-        )
-        store = self._stores[layer_idx]
+    def _append(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The buffers are returned, oldest position first; a prompt longer than a window is returned whole."""
+        store = self._stores[layer]
         if isinstance(store, RingStore):
             self._ring.begin(span)
-        kv = join(key_states, value_states)
         store.write(span, kv.to(store.buffer.dtype))
-        self._filled[layer_idx] = held + num_new
-        self.lengths = [self._filled[0]] * rows
-        if isinstance(store, RingStore) and num_new > self._ring.size:
-            return key_states, value_states
-        keys, values = store.read(rows, self._filled[layer_idx]).unbind(2)
-        return keys.transpose(1, 2), values.transpose(1, 2)
+        if isinstance(store, RingStore) and span.num_new > self._ring.size:
+            return split(kv)
+        return split(store.read(len(span.starts), span.stop))
 
-    def get_seq_length(self, layer_idx: int | None = 0) -> int:
-        return self._filled[layer_idx or 0]
+    def _show(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = len(self.lengths) or self.max_batch_size
+        return split(self._stores[layer].read(rows, self.get_seq_length(layer)))
 
     def get_max_cache_shape(self) -> int | None:
         return self.max_cache_len
@@ -254,22 +229,7 @@ class LayeredCache(Cache):
         for store in self._stores:
             store.buffer.zero_()
         self._ring.trial = None
-        self._filled = [0] * len(self._stores)
         self.lengths = []
-
-    @property
-    def key_cache(self) -> list[torch.Tensor]:
-        """Every layer's keys as they are kept, oldest first: (rows, heads, places, width)."""
-        return [self._show(layer, 0) for layer in range(len(self._stores))]
-
-    @property
-    def value_cache(self) -> list[torch.Tensor]:
-        """Every layer's values as they are kept, oldest first: (rows, heads, places, width)."""
-        return [self._show(layer, 1) for layer in range(len(self._stores))]
-
-    def _show(self, layer: int, which: int) -> torch.Tensor:
-        rows = len(self.lengths) or self.max_batch_size
-        return self._stores[layer].read(rows, self._filled[layer]).unbind(2)[which].transpose(1, 2)
 
     def __len__(self) -> int:
         return len(self._stores)

@@ -9,7 +9,9 @@ from typing import Any, NoReturn
 
 import torch
 
-from unspool.cache.base import RAGGED, SELECT_ROWS, TRIAL, Cache, Span
+from unspool.cache.base import JOIN, RAGGED, SELECT_ROWS, TRIAL, Cache
+from unspool.cache.files import saved
+from unspool.cache.span import Span
 from unspool.errors import SettingError, UnsupportedError
 
 Inputs = tuple[torch.Tensor, ...]
@@ -44,6 +46,7 @@ class _Trial:
     passes: list[_Pass] = field(default_factory=list)
 
 
+@saved
 class MambaCache(Cache):
     """The states of a Mamba model: of one size however long the text gets, so nothing in them can be taken back.
 
@@ -51,7 +54,7 @@ class MambaCache(Cache):
     written beside the old ones and take their place when a pass ends, so that a pass that fails changes nothing.
     """
 
-    can = frozenset({TRIAL, SELECT_ROWS, RAGGED})
+    can = frozenset({TRIAL, SELECT_ROWS, RAGGED, JOIN})
     is_endless = True
 
     def __init__(
@@ -257,6 +260,19 @@ class MambaCache(Cache):
             trial.conv, trial.ssm = trial.conv.index_select(1, where), trial.ssm.index_select(1, where)
             for kept in trial.passes:
                 kept.select(index, rows)
+
+    @property
+    def is_trying(self) -> bool:
+        return self._trial is not None
+
+    def _join(self, other: MambaCache) -> None:
+        mine = len(self.lengths)
+        if self._conv.shape[0] != other._conv.shape[0] or self._conv.shape[2:] != other._conv.shape[2:]:
+            raise SettingError("states of another model can't join these; make both caches from one config")
+        self._conv = torch.cat((self._conv[:, :mine], other._conv[:, : len(other.lengths)]), dim=1)
+        self._ssm = torch.cat((self._ssm[:, :mine], other._ssm[:, : len(other.lengths)]), dim=1)
+        self._next_conv, self._next_ssm = torch.empty_like(self._conv), torch.empty_like(self._ssm)
+        self.max_batch_size = max(self.max_batch_size, self._conv.shape[1])
 
     def _reserve(self, stop: int) -> None:
         """Nothing: states do not grow."""

@@ -7,17 +7,20 @@ Rolling back into a packed block unpacks what stays of it; packed again, a numbe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from operator import is_
 from typing import Any, Final, Self
 
 import torch
 
-from unspool.cache.base import FIXED_SHAPE, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache, Span, Stores
-from unspool.cache.packed_store import PackedStore, settle_together
+from unspool.cache.base import FIXED_SHAPE, JOIN, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache, Stores
+from unspool.cache.files import saved
 from unspool.cache.places import Landing, PackedPlaces, Places
-from unspool.cache.quantized_config import QuantizedCacheConfig
-from unspool.cache.stores import join
+from unspool.cache.reference import GrowingSurface
+from unspool.cache.span import Span
+from unspool.cache.stores.layout import split
+from unspool.cache.stores.packed import PackedStore, settle_together
+from unspool.cache.stores.quantized_config import QuantizedCacheConfig
 from unspool.errors import SettingError
 from unspool.kernels.packed import PackedView
 from unspool.kernels.packing import fit_range
@@ -27,10 +30,11 @@ _CHUNK: Final = 256  # positions by which packed buffers grow, at least
 _SHARE: Final = 32  # … or this part of what they hold, so that long texts do not copy them ever again
 
 
-class QuantizedCache(Cache):
+@saved
+class QuantizedCache(Cache, GrowingSurface):
     """A cache that packs what is no longer recent, with unspool's own quantiser."""
 
-    can = frozenset({ROLL_BACK, TRIAL, SELECT_ROWS, RAGGED})
+    can = frozenset({ROLL_BACK, TRIAL, SELECT_ROWS, RAGGED, JOIN})
     rolls_back_exactly = False
     backend: str | None = None  # the one a kind stands for; None: the config's, packed by unspool itself
 
@@ -46,7 +50,6 @@ class QuantizedCache(Cache):
         self.compute_dtype, self.device = config.compute_dtype, config.device
         self._fit = backend.find_fit() if self.backend is not None else fit_range
         self._stores: list[PackedStore] = []
-        self._filled: list[int] = []  # positions held, a layer each (they differ only amid update() calls)
         self._places = self._round_up(max(0, (capacity or 0) - self.residual_length))
         self._slots = self.residual_length + self.q_group_size + STEP_ROOM
         self._is_trial = False
@@ -116,26 +119,18 @@ class QuantizedCache(Cache):
         view = self._view_of(layer)
         if view is not None:
             return store.show(recent, view)
-        keys, values = recent.unbind(2)
-        return keys.transpose(1, 2), values.transpose(1, 2)
+        return split(recent)
 
     def end(self) -> None:
         super().end()
         if not self._is_trial:
             self._settle()
-        self._note_filled()
-
-    def _note_filled(self) -> None:
-        self._filled = [max(self.lengths, default=0)] * len(self._stores)
 
     def _settle(self) -> None:
         if self._stores and not self._stores[0].is_overdue(self.lengths):
             return  # layers are alike
         for store in self._stores:
             store.settle(self.lengths)
-
-    def holds_buffers(self, num_layers: int) -> bool:
-        return len(self._stores) == num_layers
 
     # --- the CPU library -----------------------------------------------------------------------------
     def find_stores(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> Stores | None:
@@ -211,11 +206,8 @@ class QuantizedCache(Cache):
         return None
 
     def advance(self, rows: int) -> None:
-        starts = self._find_starts(rows)
         self._settle_steps()
-        self._reserve(max(starts) + 1)
-        self.lengths = [start + 1 for start in starts]
-        self._note_filled()
+        super().advance(rows)
 
     def _settle_steps(self) -> None:
         """Pack what captured steps left behind: they write by address, and nobody ends them."""
@@ -241,7 +233,6 @@ class QuantizedCache(Cache):
         recent = torch.zeros(rows, self._slots, 2, heads, width, dtype=kv.dtype, device=kv.device)
         schemes = self.cache_config.make_schemes(width)
         self._stores.append(PackedStore(schemes, self._fit, self.residual_length, self._places, recent))
-        self._filled.append(0)
 
     def _check_device(self, device: torch.device) -> None:
         asked = torch.device(self.device)
@@ -272,12 +263,42 @@ class QuantizedCache(Cache):
         for store in self._stores:
             store.truncate(self.lengths)
             store.settle(self.lengths)  # what a trial kept back
-        self._note_filled()
 
     def _select(self, index: torch.Tensor) -> None:
         self._told_stores = None  # or it would keep the old ones
         for store in self._stores:
             store.select(index, is_fixed=FIXED_SHAPE in self.can)
+
+    @property
+    def is_trying(self) -> bool:
+        return self._is_trial
+
+    def take_rows(self, index: Sequence[int]) -> Self:
+        self.require(JOIN)
+        if FIXED_SHAPE in self.can:
+            return super().take_rows(index)
+        self._settle_steps()
+        part = type(self)(self.cache_config)
+        part._places, part._slots = self._places, self._slots
+        part._stores = [store.copy_of(index) for store in self._stores]
+        part.lengths = [self.lengths[row] for row in index]
+        return part
+
+    def _join(self, other: QuantizedCache) -> None:
+        if other.cache_config != self.cache_config:
+            raise SettingError("rows that are packed in another way can't join; make both caches with one cache_config")
+        self._settle_steps()
+        other._settle_steps()
+        self._told_stores = None  # or it would keep the old ones
+        if not self._stores:
+            self._stores = [store.copy_of(range(len(other.lengths))) for store in other._stores]
+            self._places, self._slots = other._places, other._slots
+            return
+        self._places = max(self._places, other._places)
+        slots = max(store.recent.shape[1] for store in (*self._stores, *other._stores))
+        for mine, theirs in zip(self._stores, other._stores, strict=True):
+            mine.reserve(self._places, slots)
+            mine.join(theirs, len(self.lengths), len(other.lengths))
 
     @property
     def nbytes(self) -> int:
@@ -310,7 +331,6 @@ class QuantizedCache(Cache):
         recent = [tensors[f"{layer}.{len(tensors) // facts['num_layers'] - 1}"] for layer in range(facts["num_layers"])]
         cache = cls._make_like(QuantizedCacheConfig(**facts["config"]), facts, recent, tensors)
         cache.lengths = lengths
-        cache._note_filled()
         counts = zip(cache._stores, facts["num_packed"], facts["bases"], strict=True)
         for layer, (store, packed, bases) in enumerate(counts):
             store.fill([tensors[f"{layer}.{place}"] for place in range(len(store.tensors()))], packed, bases, lengths)
@@ -333,30 +353,14 @@ class QuantizedCache(Cache):
         return cache
 
     # --- the reference's surface ---------------------------------------------------------------------
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: int,
-        cache_kwargs: dict[str, Any] | None = None,  # noqa: ARG002 - the reference's argument; positions follow
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append to one layer; return all its keys and values, unpacked."""
-        rows, _, num_new, _ = key_states.shape
-        self._check_update(rows)
-        held = self._filled[layer_idx] if layer_idx < len(self._filled) else 0
-        stop = held + num_new
-        self._reserve(stop)
-        kv = join(key_states, value_states)
-        if layer_idx >= len(self._stores):
-            self._add_store(layer_idx, kv)
-        positions = torch.arange(held, stop, device=kv.device).expand(rows, num_new)
-        span = Span([held] * rows, num_new, [num_new] * rows, stop, True, positions)
-        store = self._stores[layer_idx]
+    def _append(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """All keys and values of the layer are returned, unpacked."""
+        if layer >= len(self._stores):
+            self._add_store(layer, kv)
+        store = self._stores[layer]
         recent = store.write(span, kv)
-        read = self._read_layer(store, recent, positions, stop)
-        store.settle([stop] * rows)
-        self._filled[layer_idx] = stop
-        self.lengths = [self._filled[0]] * rows
+        read = self._read_layer(store, recent, span.positions, span.stop)
+        store.settle([span.stop] * len(span.starts))
         return read
 
     def _read_layer(
@@ -368,51 +372,14 @@ class QuantizedCache(Cache):
         kept = stop - min(store.bases)
         return keys.unpack(kept), values.unpack(kept)
 
-    def get_seq_length(self, layer_idx: int | None = 0) -> int:
-        layer = layer_idx or 0
-        return self._filled[layer] if layer < len(self._filled) else 0
-
-    def __len__(self) -> int:
-        return len(self._stores)
-
-    def __getitem__(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """A layer's keys and values, unpacked: (rows, heads, positions, width)."""
-        if not 0 <= layer_idx < len(self):
-            raise KeyError(f"the cache has {len(self)} layers; layer {layer_idx} was asked for")
-        store, stop = self._stores[layer_idx], self._filled[layer_idx]
-        rows = len(self.lengths)
+    def _show(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        store, stop, rows = self._stores[layer], self.get_seq_length(layer), len(self.lengths)
         num_slots = stop - min(store.first_recent, default=0)
         positions = torch.zeros(rows, 0, dtype=torch.int64, device=store.recent.device)
         return self._read_layer(store, store.recent[:rows, :num_slots], positions, stop)
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        return (self[layer] for layer in range(len(self)))
-
-    @property
-    def key_cache(self) -> list[torch.Tensor]:
-        """The keys held, unpacked, a layer each: (rows, heads, positions, width)."""
-        return [keys for keys, _ in self]
-
-    @property
-    def value_cache(self) -> list[torch.Tensor]:
-        """The values held, unpacked, a layer each: (rows, heads, positions, width)."""
-        return [values for _, values in self]
-
-    def crop(self, max_length: int) -> None:
-        """Keep the first `max_length` positions; a negative number removes as many from the end."""
-        held = self.get_seq_length()
-        keep = max_length if max_length >= 0 else held + max_length
-        if keep < 0:
-            raise SettingError(f"crop({max_length}) asks for more than the {held} positions held")
-        self.truncate([min(keep, length) for length in self.lengths])
-
-    def to_legacy_cache(self) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
-        """Keys and values, unpacked, as a tuple of pairs, a layer each."""
-        if len(set(self.lengths)) > 1:
-            raise SettingError(
-                f"the rows hold {self.lengths} positions, and tuples of tensors can't say so; keep the cache itself"
-            )
-        return tuple(self)
+    def __len__(self) -> int:
+        return len(self._stores)
 
     @classmethod
     def from_legacy_cache(
@@ -421,58 +388,17 @@ class QuantizedCache(Cache):
         cache_config: QuantizedCacheConfig | None = None,
     ) -> Self:
         """A cache that packs a tuple of (keys, values) pairs."""
-        cache = cls(cache_config or QuantizedCacheConfig(backend=cls.backend or "unspool"))
-        for layer, (keys, values) in enumerate(past_key_values or ()):
-            cache.update(keys, values, layer)
-        return cache
-
-    def batch_split(self, full_batch_size: int, split_size: int) -> list[Self]:
-        """One cache for every `split_size` rows."""
-        return [
-            self._copy_of(list(range(first, min(first + split_size, full_batch_size))))
-            for first in range(0, full_batch_size, split_size)
-        ]
-
-    @classmethod
-    def from_batch_splits(cls, splits: Sequence[Self]) -> Self:
-        """One cache with the rows of all the given ones."""
-        whole = splits[0]._copy_of(list(range(len(splits[0].lengths))))
-        for part in splits[1:]:
-            whole._join(part)
-        return whole
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat every row."""
-        self.select_rows([row for row in range(len(self.lengths)) for _ in range(repeats)])
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep only the given rows."""
-        self.select_rows([int(i) for i in indices])
-
-    def _copy_of(self, rows: list[int]) -> Self:
-        part = type(self)(self.cache_config)
-        part._places, part._slots = self._places, self._slots
-        part._stores = [store.copy_of(rows) for store in self._stores]
-        part.lengths = [self.lengths[row] for row in rows]
-        part._note_filled()
-        return part
-
-    def _join(self, part: QuantizedCache) -> None:
-        self._places = max(self._places, part._places)
-        slots = max(store.recent.shape[1] for store in (*self._stores, *part._stores))
-        for mine, theirs in zip(self._stores, part._stores, strict=True):
-            mine.reserve(self._places, slots)
-            mine.join(theirs)
-        self.lengths = [*self.lengths, *part.lengths]
-        self._note_filled()
+        return cls(cache_config or QuantizedCacheConfig(backend=cls.backend or "unspool"))._take_legacy(past_key_values)
 
 
+@saved
 class QuantoQuantizedCache(QuantizedCache):
     """A cache in 2 or 4 bits as optimum-quanto fits them, where it is installed; as unspool does, where not."""
 
     backend = "quanto"
 
 
+@saved
 class HQQQuantizedCache(QuantizedCache):
     """A cache in 2, 4 or 8 bits as hqq fits them, where it is installed; as unspool does, where not."""
 

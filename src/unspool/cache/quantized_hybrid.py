@@ -8,28 +8,32 @@ from typing import Any, Final, Self
 
 import torch
 
-from unspool.cache.base import FIXED_SHAPE, RAGGED, SELECT_ROWS, TRIAL, Mask, Span, Stores
+from unspool.cache.base import FIXED_SHAPE, JOIN, RAGGED, SELECT_ROWS, TRIAL, Stores
+from unspool.cache.files import saved
 from unspool.cache.layered import find_layer_misfit
-from unspool.cache.linked import take_linked
-from unspool.cache.packed_window import PackedWindowStore
+from unspool.cache.offload.linked import take_linked
 from unspool.cache.places import Landing, PackedPlaces, Places
-from unspool.cache.quantized_config import QuantizedCacheConfig
+from unspool.cache.quantized import QuantizedCache
 from unspool.cache.quantized_static import TRIAL_ROOM, QuantizedStaticCache
 from unspool.cache.sliding import read_kinds, read_window
-from unspool.cache.stores import Allocate
+from unspool.cache.span import Mask, Span
+from unspool.cache.stores.packed_window import PackedWindowStore
+from unspool.cache.stores.plain import Allocate
+from unspool.cache.stores.quantized_config import QuantizedCacheConfig
 from unspool.errors import SettingError
 from unspool.kernels.packed import PackedView
 
 _SHARE: Final = 4  # a window has room for this part of itself more, so that it does not slide at every block
 
 
+@saved
 class QuantizedHybridCache(QuantizedStaticCache):
     """A quantised cache for models some of whose layers slide (Gemma 2 and 3), or all (Mistral).
 
     Memory is taken once, by `allocate` where one is given: all layers can lie in mapped files.
     """
 
-    can = frozenset({TRIAL, SELECT_ROWS, RAGGED, FIXED_SHAPE})
+    can = frozenset({TRIAL, SELECT_ROWS, RAGGED, FIXED_SHAPE, JOIN})
 
     def __init__(
         self,
@@ -180,6 +184,15 @@ class QuantizedHybridCache(QuantizedStaticCache):
             store.check_truncation(lengths)
         self.lengths = list(lengths)
         self._roll_stores_back()
+
+    def _join(self, other: QuantizedCache) -> None:
+        assert isinstance(other, QuantizedHybridCache)
+        if (other.kinds, other.window) != (self.kinds, self.window):
+            raise SettingError(f"rows of windows of {other.window} positions can't join those of {self.window}")
+        rooms = [[store.keys.num_positions for store in cache._stores] for cache in (self, other)]
+        if self.room is None and rooms[0] != rooms[1]:
+            raise SettingError(f"rows of max_cache_len={other.max_cache_len} can't join those of {self.max_cache_len}")
+        super()._join(other)
 
     # --- copies and files ----------------------------------------------------------------------------
     def clone(self) -> Self:

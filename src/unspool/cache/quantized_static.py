@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, Final, Self
 
 import torch
 
-from unspool.cache.base import FIXED_SHAPE, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Span
+from unspool.cache.base import FIXED_SHAPE, JOIN, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL
+from unspool.cache.files import saved
 from unspool.cache.quantized import STEP_ROOM, QuantizedCache
-from unspool.cache.quantized_config import QuantizedCacheConfig
+from unspool.cache.span import Span
+from unspool.cache.stores.quantized_config import QuantizedCacheConfig
 from unspool.errors import SettingError
 from unspool.kernels.packed import PackedView
 
 TRIAL_ROOM: Final = 64  # new positions that a step may bring: buffers can't grow
 
 
+@saved
 class QuantizedStaticCache(QuantizedCache):
     """A quantised cache whose memory is taken once: its buffers never move, so a step over them can be captured."""
 
-    can = frozenset({ROLL_BACK, TRIAL, SELECT_ROWS, RAGGED, FIXED_SHAPE})
+    can = frozenset({ROLL_BACK, TRIAL, SELECT_ROWS, RAGGED, FIXED_SHAPE, JOIN})
     is_compileable = True
 
     def __init__(
@@ -52,25 +54,9 @@ class QuantizedStaticCache(QuantizedCache):
         self._copied: list[int] = []  # what is in _counts
         self._columns: torch.Tensor | None = None
 
-    def begin(
-        self,
-        rows: int,
-        num_new: int,
-        counts: Sequence[int] | None = None,
-        device: torch.device | str = "cpu",
-    ) -> Span:
-        self._check_rows(rows)
-        if not self.lengths:
-            for store in self._stores:
-                store.restart(rows)
-        return super().begin(rows, num_new, counts, device)
-
-    def advance(self, rows: int) -> None:
-        self._check_rows(rows)
-        if not self.lengths:
-            for store in self._stores:
-                store.restart(rows)
-        super().advance(rows)
+    def _open(self, rows: int) -> None:
+        for store in self._stores:
+            store.restart(rows)
 
     def _look(self, span: Span) -> None:
         """Steps always read packed and recent buffers whole; a prompt that is longer than those takes the detour."""
@@ -112,21 +98,17 @@ class QuantizedStaticCache(QuantizedCache):
         self._check_rows(len(index))
         super()._select(index)
 
+    def _join(self, other: QuantizedCache) -> None:
+        if other.cache_config != self.cache_config:
+            raise SettingError("rows that are packed in another way can't join; make both caches with one cache_config")
+        self._reserve(max(other.lengths))
+        self._settle_steps()
+        other._settle_steps()
+        for mine, theirs in zip(self._stores, other._stores, strict=True):
+            mine.join(theirs, len(self.lengths), len(other.lengths))
+
     def _check_rows(self, rows: int) -> None:
         self._check_batch(rows, self.max_batch_size, "quantized")
-
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: int,
-        cache_kwargs: dict[str, Any] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        self._check_rows(key_states.shape[0])
-        if not self.lengths:
-            for store in self._stores:
-                store.restart(key_states.shape[0])
-        return super().update(key_states, value_states, layer_idx, cache_kwargs)
 
     def get_max_cache_shape(self) -> int:
         return self.max_cache_len
@@ -137,7 +119,6 @@ class QuantizedStaticCache(QuantizedCache):
             for tensor in store.tensors():
                 tensor.zero_()
             store.restart(0)
-        self._filled = [0] * len(self._stores)
         self._is_trial = False
         self.lengths = []
 

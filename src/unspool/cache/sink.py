@@ -7,10 +7,13 @@ from typing import Any, Protocol
 
 import torch
 
-from unspool.cache.base import RAGGED, SELECT_ROWS, TRIAL, Cache, Mask, Span
-from unspool.cache.ring import Ring, Trial
+from unspool.cache.base import JOIN, RAGGED, SELECT_ROWS, TRIAL, Cache
+from unspool.cache.files import saved
 from unspool.cache.sink_surface import ShiftedLayers
-from unspool.cache.stores import RingStore
+from unspool.cache.span import Mask, Span
+from unspool.cache.stores.layout import split
+from unspool.cache.stores.plain import RingStore
+from unspool.cache.stores.ring import Ring, Trial
 from unspool.errors import SettingError, UnsupportedError
 
 BLOCK = 32  # positions after which the sinks move up behind the window
@@ -29,6 +32,7 @@ class Turns(Protocol):
         ...
 
 
+@saved
 class SinkCache(Cache):
     """The first `num_sink_tokens` and the last positions, `window_length` in all: constant memory, texts without end.
 
@@ -38,7 +42,7 @@ class SinkCache(Cache):
     positions have grown by twice the window, everything is turned back, so that angles stay small.
     """
 
-    can = frozenset({TRIAL, SELECT_ROWS, RAGGED})
+    can = frozenset({TRIAL, SELECT_ROWS, RAGGED, JOIN})
     is_in_order = False
     is_endless = True
 
@@ -79,9 +83,6 @@ class SinkCache(Cache):
     def _find_shift(self, position: int) -> int:
         """How far the sinks stand from their first places for the query at a position."""
         return max(0, position - self.window_length + 1) // BLOCK * BLOCK
-
-    def holds_buffers(self, num_layers: int) -> bool:
-        return len(self._stores) == num_layers
 
     # --- a forward pass ------------------------------------------------------------------------------
     def begin(
@@ -203,6 +204,35 @@ class SinkCache(Cache):
         self._origins = [self._origins[row] for row in rows]
         self._shifts = [self._shifts[row] for row in rows]
 
+    @property
+    def is_trying(self) -> bool:
+        return self._ring.trial is not None
+
+    def _join(self, other: SinkCache) -> None:
+        if (other.window_length, other.num_sink_tokens) != (self.window_length, self.num_sink_tokens):
+            raise SettingError(f"rows of a window of {other.window_length} can't join those of {self.window_length}")
+        if self._shifted.num_layers or other._shifted.num_layers:
+            raise SettingError("a SinkCache that was filled through update() can't be joined")
+        mine, rows = len(self.lengths), len(other.lengths)
+        for layer, given in enumerate(other._stores):
+            if layer == len(self._stores):
+                self._stores.append(RingStore(self._ring, given.buffer[:0], is_fixed=False))
+            store = self._stores[layer]
+            store.buffer = torch.cat((store.buffer[:mine], given.buffer[:rows]))
+        if self._first_sinks or other._first_sinks:  # rows whose sinks have not moved have them where they were written
+            self._first_sinks = [
+                torch.cat((self._written_sinks(layer)[:mine], other._written_sinks(layer)[:rows]))
+                for layer in range(len(other._stores))
+            ]
+        self._origins = [*self._origins[:mine], *other._origins]
+        self._shifts = [*self._shifts[:mine], *other._shifts]
+
+    def _written_sinks(self, layer: int) -> torch.Tensor:
+        """The sinks' keys as they were written: (rows, sinks, heads, width)."""
+        if self._first_sinks:
+            return self._first_sinks[layer]
+        return self._stores[layer].buffer[:, : self.num_sink_tokens, 0]
+
     def _reserve(self, stop: int) -> None:
         """Nothing to do: any position finds a place."""
 
@@ -283,21 +313,13 @@ class SinkCache(Cache):
         self._shifted.reorder(beam_idx)
         super().reorder_cache(beam_idx)
 
-    @property
-    def key_cache(self) -> list[torch.Tensor]:
-        """Every layer's keys as they are kept, oldest first: (rows, heads, positions, width)."""
-        return self._shifted.keys or [self._show(store, 0) for store in self._stores]
-
-    @property
-    def value_cache(self) -> list[torch.Tensor]:
-        """Every layer's values as they are kept, oldest first: (rows, heads, positions, width)."""
-        return self._shifted.values or [self._show(store, 1) for store in self._stores]
-
-    def _show(self, store: RingStore, which: int) -> torch.Tensor:
+    def _show(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is kept, oldest first."""
+        if self._shifted.num_layers:
+            return self._shifted.keys[layer], self._shifted.values[layer]
         if len(set(self.lengths)) > 1:
             raise SettingError(f"the rows hold {self.lengths} positions, and one tensor can't show them in order")
-        held = self.get_seq_length()
-        return store.read(len(self.lengths), self.lengths[0])[:, :held].unbind(2)[which].transpose(1, 2)
+        return split(self._stores[layer].read(len(self.lengths), self.lengths[0])[:, : self.get_seq_length()])
 
     def __len__(self) -> int:
         return len(self._stores) or self._shifted.num_layers

@@ -6,13 +6,15 @@ from typing import Any
 
 import torch
 
+from unspool.cache.files import saved
 from unspool.cache.layered import LayeredCache, Room
-from unspool.cache.stores import Allocate, take_memory
+from unspool.cache.stores.plain import Allocate, take_memory
 from unspool.errors import SettingError
 
 DeviceMap = dict[int, str | torch.device | int]
 
 
+@saved
 class SlidingWindowCache(LayeredCache):
     """A cache for models all of whose layers slide (Mistral): memory is bounded by the window, texts are not."""
 
@@ -35,6 +37,7 @@ class SlidingWindowCache(LayeredCache):
         super().__init__(kinds, window, room)
 
 
+@saved
 class HybridCache(LayeredCache):
     """A cache for models some of whose layers slide (Gemma 2 and 3): rings beside buffers of every key."""
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from unspool.cache.base import DIVIDE, FIXED_SHAPE, FLAT, FORK, RAGGED, ROLL_BACK, SELECT_ROWS, Span
+from unspool.cache.base import DIVIDE, FIXED_SHAPE, FLAT, FORK, JOIN, RAGGED, ROLL_BACK, SELECT_ROWS
 from unspool.cache.buffered import BufferedCache
+from unspool.cache.files import saved
+from unspool.cache.span import Span
+from unspool.cache.stores.layout import split
 from unspool.errors import SettingError
 
 
+@saved
 class StaticCache(BufferedCache):
     """A cache whose memory is taken once, for `max_batch_size` rows of `max_cache_len` positions."""
 
-    can = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED, FORK, DIVIDE, FLAT, FIXED_SHAPE})
+    can = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED, FORK, DIVIDE, FLAT, FIXED_SHAPE, JOIN})
     is_compileable = True
+    takes_positions = True
 
     def __init__(
         self,
@@ -54,20 +58,16 @@ class StaticCache(BufferedCache):
                 "make it larger (max_cache_len) or use cache_implementation='dynamic'"
             )
 
-    def begin(
-        self,
-        rows: int,
-        num_new: int,
-        counts: Sequence[int] | None = None,
-        device: torch.device | str = "cpu",
-    ) -> Span:
-        self._check_rows(rows)
-        return super().begin(rows, num_new, counts, device)
-
     def _select(self, index: torch.Tensor) -> None:
         self._check_rows(len(index))
         for buffer in self._buffers:
             buffer[: len(index)] = buffer[index.to(buffer.device)]
+
+    def _join(self, other: BufferedCache) -> None:
+        mine, held = len(self.lengths), max(other.lengths)
+        self._reserve(held)
+        for buffer, given in zip(self._buffers, other._buffers, strict=True):
+            buffer[mine : mine + len(other.lengths), :held] = given[: len(other.lengths), :held]
 
     def _check_rows(self, rows: int) -> None:
         self._check_batch(rows, self.max_batch_size, "dynamic")
@@ -91,17 +91,10 @@ class StaticCache(BufferedCache):
         return cache
 
     # --- the reference's surface ---------------------------------------------------------------------
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: int,
-        cache_kwargs: dict[str, Any] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write at `cache_kwargs["cache_position"]`, or after what is held; return the whole buffers."""
-        self._check_rows(key_states.shape[0])
-        self._append(layer_idx, key_states, value_states, (cache_kwargs or {}).get("cache_position"))
-        return self._read(layer_idx, self.max_cache_len)
+    def _append(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The whole buffers are returned, as the reference's are."""
+        super()._append(layer, span, kv)
+        return split(self.rows_of(layer))
 
     def get_max_cache_shape(self) -> int:
         return self.max_cache_len
@@ -110,5 +103,4 @@ class StaticCache(BufferedCache):
         """Forget everything and keep the memory."""
         for buffer in self._buffers:
             buffer.zero_()
-        self._filled = [0] * len(self._buffers)
         self.lengths = []

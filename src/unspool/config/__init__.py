@@ -11,6 +11,7 @@ from unspool.config.rules import find_unused
 from unspool.config.values import check_value
 from unspool.config.watermarking import (
     BaseWatermarkingConfig,
+    GumbelWatermarkingConfig,
     SynthIDTextWatermarkingConfig,
     WatermarkingConfig,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "CompileConfig",
     "GenerationConfig",
     "GenerationMode",
+    "GumbelWatermarkingConfig",
     "Parameter",
     "SynthIDTextWatermarkingConfig",
     "WatermarkingConfig",

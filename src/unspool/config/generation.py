@@ -15,7 +15,7 @@ from unspool.config.files import HUB_OPTIONS, find_config_file
 from unspool.config.modes import GenerationMode
 from unspool.config.parameters import PARAMETERS
 from unspool.config.rules import EXTRA_OUTPUTS, check_settings, find_unused
-from unspool.config.watermarking import read_watermarking_config
+from unspool.config.watermarking import BaseWatermarkingConfig, read_watermarking_config
 from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.registry import resolve
 from unspool.small_files import make_folder, read_json_object, write_text
@@ -75,8 +75,8 @@ class GenerationConfig:
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(type(self), name):
             raise SettingError(f"`{name}` can't be a setting: GenerationConfig has a method of that name.")
-        if name == "watermarking_config" and isinstance(value, Mapping):
-            value = read_watermarking_config(value)
+        if name == "watermarking_config":
+            value = _read_watermarks(value)
         self.__dict__[name] = value
         if not name.startswith("_") and name not in METADATA:
             # Replaced, never changed in place: copies share it.
@@ -101,7 +101,7 @@ class GenerationConfig:
     def __repr__(self) -> str:
         shown = {name: value for name, value in self.to_diff_dict().items() if name not in METADATA}
         shown = {name: value for name, value in shown.items() if value is None or self._differs(name, value)}
-        return f"{type(self).__name__} {_to_json(shown, default=repr)}"
+        return f"{type(self).__name__} {_to_json(_hide_keys(shown), default=repr)}"
 
     # What it asks for
 
@@ -290,6 +290,24 @@ class GenerationConfig:
             raise InputError(f"{folder} is a file; a configuration is saved into a folder.")
         make_folder(folder)
         self.to_json_file(folder / str(config_file_name or config_name or FILE_NAME))
+
+
+def _read_watermarks(value: Any) -> Any:
+    """A watermark's settings, or one for each row, from their dicts."""
+    if isinstance(value, (list, tuple)):
+        return [_read_watermarks(one) for one in value]
+    return read_watermarking_config(value) if isinstance(value, Mapping) else value
+
+
+def _hide_keys(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings without the watermarks' keys, as they may be shown."""
+    marks = settings.get("watermarking_config")
+    if isinstance(marks, BaseWatermarkingConfig):
+        return {**settings, "watermarking_config": marks.without_key()}
+    if isinstance(marks, list):
+        hidden = [one.without_key() if isinstance(one, BaseWatermarkingConfig) else one for one in marks]
+        return {**settings, "watermarking_config": hidden}
+    return settings
 
 
 def _holds(value: Any, part: Any) -> bool:

@@ -88,7 +88,6 @@ _TABLE: tuple[Parameter, ...] = (
         off=(1,),
     ),
     make_flag("low_memory", None, "control", "Read the candidates of contrastive search one after the other."),
-    make_other("watermarking_config", "object", "control", "A WatermarkingConfig or SynthIDTextWatermarkingConfig."),
     # What comes back
     make_count("num_return_sequences", 1, "output", "Sequences returned for each prompt.", at_least=1),
     make_flag("output_attentions", False, "output", "Return the attentions of every step.", needs=_OUTPUT),

@@ -52,14 +52,17 @@ def _check_objects(config: GenerationConfig) -> None:
         raise SettingError(f"`compile_config` must be a CompileConfig, but is a {type(compiling).__name__}.")
     if compiling is not None:
         compiling.validate()
-    watermark = config.watermarking_config
-    if watermark is not None:
-        if not isinstance(watermark, BaseWatermarkingConfig):
+    marks = config.watermarking_config
+    for mark in marks if isinstance(marks, list) else [marks]:
+        if mark is None:
+            continue
+        if not isinstance(mark, BaseWatermarkingConfig):
             raise SettingError(
-                "`watermarking_config` must be a WatermarkingConfig, a SynthIDTextWatermarkingConfig or the "
-                f"dict of one, but is a {type(watermark).__name__}."
+                "`watermarking_config` must be a WatermarkingConfig, a SynthIDTextWatermarkingConfig, a "
+                "GumbelWatermarkingConfig, the dict of one, or a list with one for each prompt, but is a "
+                f"{type(mark).__name__}."
             )
-        watermark.validate()
+        mark.validate()
     if config.constraints is not None and not isinstance(config.constraints, (list, tuple)):
         raise SettingError("`constraints` must be a list of Constraint objects.")
     if config.generation_kwargs is not None and not isinstance(config.generation_kwargs, dict):

@@ -1,4 +1,4 @@
-"""The settings of the two watermarks."""
+"""The settings of the watermarks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
-from unspool.errors import SettingError, UnsupportedError
+from unspool.errors import SettingError
 from unspool.numeric import is_number
+from unspool.registry import resolve
 from unspool.small_files import write_text
 
 LARGEST_TABLE = 2**24
@@ -20,6 +21,8 @@ LARGEST_KEY = 2**63 - 1
 MOST_KEYS = 1024
 LARGEST_HISTORY = 2**20
 LONGEST_CONTEXT = 1024
+SECRETS = ("hashing_key", "keys")
+HIDDEN = "(hidden)"
 
 
 @dataclass
@@ -50,7 +53,12 @@ class BaseWatermarkingConfig(ABC):
         yield from self.to_dict().items()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__} {self.to_json_string()}"
+        """The settings without the key: a repr ends up in logs and error messages."""
+        return f"{type(self).__name__} {json.dumps(self.without_key(), indent=2)}"
+
+    def without_key(self) -> dict[str, Any]:
+        """The settings as a dict in which the key is not told."""
+        return {name: HIDDEN if name in SECRETS else value for name, value in self.to_dict().items()}
 
     def to_json_string(self) -> str:
         """The settings as JSON."""
@@ -70,16 +78,17 @@ class BaseWatermarkingConfig(ABC):
     def validate(self) -> None:
         """Raise a SettingError for a value that can't be."""
 
-    @abstractmethod
     def construct_processor(self, vocab_size: int, device: Any) -> Any:
         """The processor that puts the watermark in."""
+        # By name: settings stand below everything that is made from them.
+        return resolve("unspool.watermark:make_processor")(self, vocab_size, device)
 
 
 def _check_integer(name: str, value: Any, at_least: int, at_most: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not at_least <= value <= at_most:
+        found = "is not" if name in SECRETS else f"is {value!r}"
         raise SettingError(
-            f"`watermarking_config` is wrong: `{name}` should be an integer from {at_least} to {at_most}, "
-            f"but is {value!r}."
+            f"`watermarking_config` is wrong: `{name}` should be an integer from {at_least} to {at_most}, but {found}."
         )
 
 
@@ -105,20 +114,18 @@ class WatermarkingConfig(BaseWatermarkingConfig):
         """Raise a SettingError for a value that can't be."""
         if self.seeding_scheme not in ("lefthash", "selfhash"):
             raise SettingError(
-                "`watermarking_config` is wrong: `seeding_scheme` should be 'lefthash' or 'selfhash', "
-                f"but is {self.seeding_scheme!r}."
+                "`watermarking_config` is wrong: `seeding_scheme` should be 'lefthash' or 'selfhash' (or 'gumbel', of "
+                f"a GumbelWatermarkingConfig), but is {self.seeding_scheme!r}."
             )
         _check_number("greenlist_ratio", self.greenlist_ratio, 0.0, 1.0)
+        if self.greenlist_ratio in (0.0, 1.0):
+            raise SettingError(
+                "`watermarking_config` is wrong: `greenlist_ratio` should lie between 0 and 1, without either: an "
+                "empty list, or one of all tokens, marks nothing."
+            )
         _check_number("bias", self.bias, -1e6, 1e6)
         _check_integer("hashing_key", self.hashing_key, -LARGEST_KEY, LARGEST_KEY)
         _check_integer("context_width", self.context_width, 1, LONGEST_CONTEXT)
-
-    def construct_processor(self, vocab_size: int, device: Any) -> Any:  # noqa: ARG002 - the reference's arguments
-        """The processor that puts the watermark in."""
-        raise UnsupportedError(
-            "The green-list watermark's processor arrives with watermarking; this version can't write one. "
-            "Unset `watermarking_config`."
-        )
 
 
 @dataclass(repr=False)
@@ -135,7 +142,7 @@ class SynthIDTextWatermarkingConfig(BaseWatermarkingConfig):
 
     def validate(self) -> None:
         """Raise a SettingError for a value that can't be."""
-        _check_integer("ngram_len", self.ngram_len, 1, LONGEST_CONTEXT)
+        _check_integer("ngram_len", self.ngram_len, 2, LONGEST_CONTEXT)
         if not isinstance(self.keys, (list, tuple)) or not 0 < len(self.keys) <= MOST_KEYS:
             raise SettingError(f"`watermarking_config` is wrong: `keys` should be a list of 1 to {MOST_KEYS} integers.")
         for key in self.keys:
@@ -144,16 +151,30 @@ class SynthIDTextWatermarkingConfig(BaseWatermarkingConfig):
         _check_integer("sampling_table_seed", self.sampling_table_seed, -LARGEST_KEY, LARGEST_KEY)
         _check_integer("sampling_table_size", self.sampling_table_size, 1, LARGEST_TABLE)
 
-    def construct_processor(self, vocab_size: int, device: Any) -> Any:  # noqa: ARG002 - the reference's arguments
-        """The processor that puts the watermark in."""
-        raise UnsupportedError(
-            "SynthID-Text's processor arrives with watermarking; this version can't write one. "
-            "Unset `watermarking_config`."
-        )
+
+@dataclass(repr=False)
+class GumbelWatermarkingConfig(BaseWatermarkingConfig):
+    """The distortion-free watermark's settings: sampling by keyed Gumbel noise (Aaronson, 2022)."""
+
+    hashing_key: int = 15485863
+    context_width: int = 4
+    seeding_scheme: str = "gumbel"
+
+    def validate(self) -> None:
+        """Raise a SettingError for a value that can't be."""
+        if self.seeding_scheme != "gumbel":
+            raise SettingError(
+                "`watermarking_config` is wrong: a GumbelWatermarkingConfig's `seeding_scheme` is 'gumbel', not "
+                f"{self.seeding_scheme!r}; use a WatermarkingConfig for green lists."
+            )
+        _check_integer("hashing_key", self.hashing_key, -LARGEST_KEY, LARGEST_KEY)
+        _check_integer("context_width", self.context_width, 1, LONGEST_CONTEXT)
 
 
 def read_watermarking_config(settings: Mapping[str, Any]) -> BaseWatermarkingConfig:
-    """The watermark's settings from a dict: SynthID-Text's are told by their `ngram_len` and `keys`."""
+    """The watermark's settings from a dict: SynthID-Text's have `ngram_len` and `keys`, others a `seeding_scheme`."""
     if "ngram_len" in settings or "keys" in settings:
         return SynthIDTextWatermarkingConfig.from_dict(settings)
+    if settings.get("seeding_scheme") == "gumbel":
+        return GumbelWatermarkingConfig.from_dict(settings)
     return WatermarkingConfig.from_dict(settings)

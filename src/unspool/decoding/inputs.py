@@ -140,7 +140,9 @@ def _read_source(model: Model, inputs: Inputs, settings: GenerationConfig) -> Pr
     rows = len(source.lengths)
     info = model.info
     start = as_token_ids(settings.decoder_start_token_id, "decoder_start_token_id", info)
-    start = start or as_token_ids(settings.bos_token_id, "bos_token_id", info)
+    if any(token < 0 for token in start):  # a way to say "none", which can't be said for one row of several
+        start = ()
+    start = start or tuple(token for token in as_token_ids(settings.bos_token_id, "bos_token_id", info) if token >= 0)
     if inputs.decoder_input_ids is not None:
         ids = read_ids(inputs.decoder_input_ids, info.vocab_size, "decoder_input_ids").to(model.device)
         if ids.shape[0] != rows:

@@ -38,6 +38,7 @@ from unspool.logits.typicality import EpsilonLogitsWarper as EpsilonLogitsWarper
 from unspool.logits.typicality import EtaLogitsWarper as EtaLogitsWarper
 from unspool.logits.typicality import TopHLogitsWarper as TopHLogitsWarper
 from unspool.logits.typicality import TypicalLogitsWarper as TypicalLogitsWarper
+from unspool.logits.watermark import WatermarkProcessor as WatermarkProcessor
 from unspool.logits.whisper import WhisperTimeStampLogitsProcessor as WhisperTimeStampLogitsProcessor
 
 __all__ = [
@@ -79,6 +80,7 @@ __all__ = [
     "TopPLogitsWarper",
     "TypicalLogitsWarper",
     "UnbatchedClassifierFreeGuidanceLogitsProcessor",
+    "WatermarkProcessor",
     "WhisperTimeStampLogitsProcessor",
     "XTCLogitsWarper",
 ]

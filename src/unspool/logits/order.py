@@ -426,6 +426,22 @@ _SAMPLING: tuple[ProcessorEntry, ...] = (
 _LAST: tuple[ProcessorEntry, ...] = (
     # A watermark comes after everything that shapes the distribution, and before it is normalised.
     ProcessorEntry(
+        processor=f"{_HERE}.watermark:WatermarkProcessor",
+        parameters=(
+            Parameter(
+                "watermarking_config",
+                None,
+                "object",
+                "control",
+                "A watermark: WatermarkingConfig, SynthIDTextWatermarkingConfig or GumbelWatermarkingConfig.",
+                off=(None,),
+                may_be_per_row=True,
+            ),
+        ),
+        make=lambda kind, build: kind.make(build),
+        stage="last",
+    ),
+    ProcessorEntry(
         processor=f"{_HERE}.cleanup:LogitNormalization",
         parameters=(
             make_flag(

@@ -17,7 +17,6 @@ MOST_COPIES_OF_MODELS = 256  # beams, sequences or candidates a prompt that a mo
 # What is not built yet: each with the value that switches it off.
 OFF: dict[str, tuple[Any, str]] = {
     "forced_decoder_ids": (None, "Whisper's way to force a language and a task"),
-    "watermarking_config": (None, "watermarking"),
     "generation_kwargs": ({}, "further arguments"),
 }
 

@@ -15,6 +15,7 @@ from unspool.plan.call import Plan, PromptShape
 from unspool.plan.contrastive import check_candidates
 from unspool.plan.drafting import Relation
 from unspool.plan.lengths import check_reachable, decide_length
+from unspool.plan.marks import check_watermark
 from unspool.plan.memory import check_cache, name_cache
 from unspool.plan.origins import SPOKEN, Origin, find_asked
 from unspool.plan.pairs import Facts, check_methods
@@ -54,6 +55,7 @@ def settle(
     check_candidates(settings, asked, vocab_size=info.vocab_size, num_rows=shape.num_rows)
     check_methods(facts, CONTRASTIVE)
     check_rows(settings, origins, shape)
+    check_watermark(settings, facts.spoken)
     eos = as_token_ids(settings.eos_token_id, "eos_token_id", info)
     cache_kind = name_cache(settings, origins, info, shape)
     is_endless = shape.is_endless if shape.has_cache else KINDS[cache_kind].is_endless

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from unspool.errors import LoadError
 from unspool.models.decoder.frequencies import make_rope, plain_frequencies
 from unspool.models.decoder.layers import WeightNames
 from unspool.models.decoder.spec import DecoderSpec, NormSpec
@@ -27,6 +28,8 @@ def _read_config(config: Settings) -> DecoderSpec:
     num_heads = config.integer("n_head", "num_attention_heads")
     head_dim = read_head_dim(config, hidden_size, num_heads)
     width = config.integer("rotary_dim", default=64)
+    if width % 2 or width > head_dim:
+        raise LoadError(f"{config.where} rotates {width} of {head_dim} numbers a head; pairs need an even part")
     return DecoderSpec(
         family="gptj",
         vocab_size=config.integer("vocab_size"),

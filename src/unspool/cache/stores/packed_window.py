@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from unspool.cache.base import Span
-from unspool.cache.packed_store import PackedStore, Pending, Run
+from unspool.cache.span import Span
+from unspool.cache.stores.packed import PackedStore, Pending, Run
 from unspool.errors import UnsupportedError
 from unspool.kernels.packing import Fit, Packed, Scheme
 

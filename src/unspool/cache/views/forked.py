@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 import torch
 
-from unspool.cache.base import RAGGED, Cache, Mask, Span, Stores
+from unspool.cache.base import RAGGED, Cache, Stores
 from unspool.cache.places import Places
+from unspool.cache.span import Mask, Span
 from unspool.errors import SettingError, UnsupportedError
 
-if TYPE_CHECKING:
-    from unspool.cache.buffered import BufferedCache
+
+class RowBuffers(Protocol):
+    """Rows that lie whole in one buffer a layer."""
+
+    lengths: list[int]
+
+    def rows_of(self, layer: int) -> torch.Tensor:
+        """A layer's buffer, without rows that are kept for later."""
+
+    def find_buffers(
+        self, num_layers: int, rows: int, stop: int, heads: int, width: int, dtype: torch.dtype
+    ) -> list[torch.Tensor] | None:
+        """The buffers themselves, where all are alike, in a CPU's memory, and have room up to position `stop`."""
+
+    def _reserve(self, stop: int) -> None:
+        """Make sure that positions up to `stop` can be written."""
 
 
 class ForkedCache(Cache):
@@ -86,9 +101,6 @@ class ForkedCache(Cache):
         taken = weights.gather(-1, index[:, None, None].expand(*weights.shape[:-1], -1))
         return taken.masked_fill((column > ends)[:, None, None], 0.0)
 
-    def holds_buffers(self, num_layers: int) -> bool:
-        return self._held.holds_buffers(num_layers)
-
     # --- what a view does not do -----------------------------------------------------------------------
     def select_rows(self, index: Sequence[int]) -> None:  # noqa: ARG002 - the contract's argument
         raise UnsupportedError("a fork's rows don't move; keep_fork() of the cache below ends it")
@@ -96,19 +108,19 @@ class ForkedCache(Cache):
     def _select(self, index: torch.Tensor) -> None:
         self.select_rows(index.tolist())
 
-    def update(self, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        raise UnsupportedError("a fork is written by unspool's own models")
+    def advance(self, rows: int) -> None:  # noqa: ARG002 - likewise
+        raise UnsupportedError("a fork is written through begin(), write() and end()")
 
-    def get_seq_length(self, layer_idx: int | None = 0) -> int:
-        return self._held.get_seq_length(layer_idx)
+    def __len__(self) -> int:
+        return len(self._held)
 
 
 class BufferedFork(ForkedCache):
     """Forks of rows that lie whole in one buffer a layer."""
 
-    def __init__(self, held: BufferedCache, forks: range) -> None:
+    def __init__(self, held: Cache, forks: range, whole: RowBuffers) -> None:
         super().__init__(held, forks)
-        self._whole = held
+        self._whole = whole
 
     def write(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Store the forks' keys and values; return those of the rows (rows, heads, keys in view, width)."""

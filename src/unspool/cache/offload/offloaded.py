@@ -8,14 +8,16 @@ from typing import Any, Self
 
 import torch
 
-from unspool.cache.base import BRANCH, DIVIDE, FLAT, FORK, Span
+from unspool.cache.base import BRANCH, DIVIDE, FLAT, FORK
 from unspool.cache.buffered import BufferedCache
 from unspool.cache.dynamic import DynamicCache
-from unspool.cache.ferry import Ferry
-from unspool.cache.mapped import take_mapped
+from unspool.cache.files import saved
+from unspool.cache.offload.ferry import Ferry
+from unspool.cache.offload.mapped import take_mapped
 from unspool.cache.places import Landing, Places
+from unspool.cache.span import Span
 from unspool.cache.static import StaticCache
-from unspool.cache.stores import split
+from unspool.cache.stores.layout import split
 from unspool.errors import SettingError
 
 HOST = torch.device("cpu")
@@ -150,15 +152,21 @@ class OffloadingCache(BufferedCache):
         self._settle()
         super().copy_rows(index, first)
 
-    def _append(
-        self, layer_idx: int, key_states: torch.Tensor, value_states: torch.Tensor, positions: torch.Tensor | None
-    ) -> None:
+    def _append(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self._follow(kv.device)
         self._settle()
-        super()._append(layer_idx, key_states, value_states, positions)
+        keys, values = super()._append(layer, span, kv)
+        return keys.to(kv.device), values.to(kv.device)
 
-    def _read(self, layer_idx: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _show(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         self._settle()
-        return super()._read(layer_idx, stop)
+        return super()._show(layer)
+
+    def _join(self, other: BufferedCache) -> None:
+        self._settle()
+        if isinstance(other, OffloadingCache):
+            other._settle()
+        super()._join(other)
 
     def clone(self) -> Self:
         self._settle()
@@ -196,6 +204,7 @@ class OffloadingCache(BufferedCache):
         return staying + (self._ferry.nbytes if self._ferry is not None else 0)
 
 
+@saved
 class OffloadedCache(OffloadingCache, DynamicCache):
     """A dynamic cache whose keys live in pinned host memory, or in a temporary file on a machine without a GPU."""
 
@@ -212,40 +221,23 @@ class OffloadedCache(OffloadingCache, DynamicCache):
         self._prepare(torch.device("cpu"), folder, resident_layers, num_layers)
         DynamicCache.__init__(self, capacity=capacity)
 
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: int,
-        cache_kwargs: dict[str, Any] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        self._follow(key_states.device)
-        keys, values = super().update(key_states, value_states, layer_idx, cache_kwargs)
-        return keys.to(key_states.device), values.to(key_states.device)
-
     def _make_room(self, stop: int) -> None:
         self._settle()
         super()._make_room(stop)
 
-    def _new_like(self, room: int) -> OffloadedCache:
-        like = OffloadedCache(
+    def new_like(self, room: int) -> Self:
+        like = type(self)(
             capacity=room, folder=self._folder, resident_layers=self._num_resident, num_layers=self._num_layers
         )
         like._move_to(self._device)
         return like
 
-    def _copy_of(self, rows: list[int]) -> DynamicCache:
+    def take_rows(self, index: Sequence[int]) -> Self:
         self._settle()
-        return super()._copy_of(rows)
-
-    @classmethod
-    def from_batch_splits(cls, splits: Sequence[DynamicCache]) -> DynamicCache:
-        for part in splits:
-            if isinstance(part, OffloadedCache):
-                part._settle()
-        return super().from_batch_splits(splits)
+        return super().take_rows(index)
 
 
+@saved
 class OffloadedStaticCache(OffloadingCache, StaticCache):
     """A static cache whose keys live in host memory: fixed room, on the device only two layers at a time."""
 
@@ -270,16 +262,6 @@ class OffloadedStaticCache(OffloadingCache, StaticCache):
         self._prepare(torch.device(device), folder, resident_layers, int(config.num_hidden_layers))
         dtype = dtype or torch.float32
         StaticCache.__init__(self, config, max_batch_size, max_cache_len, device, dtype, layer_device_map)
-
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: int,
-        cache_kwargs: dict[str, Any] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        keys, values = super().update(key_states, value_states, layer_idx, cache_kwargs)
-        return keys.to(key_states.device), values.to(key_states.device)
 
     def reset(self) -> None:
         self._settle()

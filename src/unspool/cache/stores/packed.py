@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from unspool.cache.base import Span
+from unspool.cache.span import Span
 from unspool.kernels.packed import PackedKeys, PackedView
 from unspool.kernels.packing import Fit, Packed, Scheme, pack, unpack
 
@@ -256,16 +256,26 @@ class PackedStore:
         part.bases = [self.bases[row] for row in rows]
         return part
 
-    def join(self, other: PackedStore) -> None:
-        """Take over another's rows, after one's own."""
-        other.reserve(self.keys.num_positions, self.recent.shape[1])
-        self.keys, self.values = (
-            Packed(mine.scheme, *map(torch.cat, zip(mine.tensors(), theirs.tensors(), strict=True)))
-            for mine, theirs in ((self.keys, other.keys), (self.values, other.values))
-        )
-        self.recent = torch.cat((self.recent, other.recent))
-        self.num_packed = [*self.num_packed, *other.num_packed]
-        self.bases = [*self.bases, *other.bases]
+    def join(self, other: PackedStore, held: int, rows: int) -> None:
+        """Take in another's first rows, after one's own `held` ones; there is room for as many positions as it has."""
+        self._take_room(held + rows)
+        packed, recent = max(other.num_packed, default=0), min(other.recent.shape[1], self.recent.shape[1])
+        for mine, theirs in ((self.keys, other.keys), (self.values, other.values)):
+            room, given = mine.narrow(0, packed), theirs.narrow(0, packed)
+            for into, source in zip(room.tensors(), given.tensors(), strict=True):
+                into[held : held + rows] = source[:rows]
+        self.recent[held : held + rows, :recent] = other.recent[:rows, :recent]
+        self.num_packed = [*self.num_packed[:held], *other.num_packed[:rows]]
+        self.bases = [*self.bases[:held], *other.bases[:rows]]
+
+    def _take_room(self, rows: int) -> None:
+        """Have memory for so many rows, and keep what there is."""
+        if rows > self.recent.shape[0]:
+            self.keys, self.values = (
+                Packed(packed.scheme, *(_grow_axis(tensor, 0, rows) for tensor in packed.tensors()))
+                for packed in (self.keys, self.values)
+            )
+            self.recent = _grow_axis(self.recent, 0, rows)
 
 
 def settle_together(stores: Sequence[PackedStore], lengths: Sequence[int]) -> None:

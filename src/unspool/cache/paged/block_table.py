@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from itertools import islice
 
-from unspool.cache.pool import BlockPool
+from unspool.cache.paged.pool import BlockPool
 
 
 class BlockTable:
@@ -78,6 +78,25 @@ class BlockTable:
             self.pool.share([block for place, row in enumerate(rows) if place not in stay for block in row])
             self.pool.give_back([block for place, row in enumerate(old) if place not in stay for block in row])
             self.rows = rows
+            self.version += 1
+
+    def join(self, other: BlockTable, lengths: Sequence[int]) -> None:
+        """Take in another table's rows, of these lengths, after one's own; or raise and change nothing."""
+        pool = self.pool
+        kept = [row[: pool.count_blocks(length)] for row, length in zip(other.rows, lengths, strict=True)]
+        with pool.lock:
+            if other.pool is pool:
+                pool.share([block for row in kept for block in row])
+                self.rows += kept
+            else:
+                with other.pool.lock:
+                    held = sorted({block for row in kept for block in row})
+                    number = dict(zip(held, pool.adopt_copies(other.pool, held), strict=True))
+                rows = [[number[block] for block in row] for row in kept]
+                taken = [block for row in rows for block in row]
+                pool.share(taken)
+                pool.give_back(list(number.values()))  # each was taken once, and is counted for its rows now
+                self.rows += rows
             self.version += 1
 
     def open(self, rows: int) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import torch
 
-from unspool.cache.base import Span
-from unspool.cache.ring import Ring
+from unspool.cache.span import Span
+from unspool.cache.stores.layout import split
+from unspool.cache.stores.ring import Ring
 
 Allocate = Callable[[tuple[int, ...], torch.dtype, torch.device], torch.Tensor]
 """Where a store takes its memory from: zeros of a shape."""
@@ -123,14 +124,3 @@ class RingStore(Store):
             return buffer
         pinned, recent = buffer[:, : ring.num_pinned], buffer[:, ring.num_pinned :]
         return torch.cat((pinned, recent.roll(-((length - ring.num_pinned) % ring.reach), dims=1)), dim=1)
-
-
-def split(kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values (rows, heads, places, width) of a buffer (rows, places, 2, heads, width)."""
-    keys, values = kv.unbind(2)
-    return keys.transpose(1, 2), values.transpose(1, 2)
-
-
-def join(keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Keys and values (rows, heads, places, width) as a buffer has them: (rows, places, 2, heads, width)."""
-    return torch.stack((keys.transpose(1, 2), values.transpose(1, 2)), dim=2)

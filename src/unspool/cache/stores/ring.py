@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from unspool.cache.base import Mask, Span
+from unspool.cache.span import Mask, Span
 from unspool.errors import UnsupportedError
 
 

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
-from unspool.cache.forked import ForkedCache
+from unspool.cache.base import Cache
+from unspool.cache.views.forked import ForkedCache
 
-if TYPE_CHECKING:
-    from unspool.cache.paged import PagedCache
+
+class ForkedBlocks(Protocol):
+    """Rows in blocks, past whose ends candidates can be written."""
+
+    def open_forks(self, count: int) -> None:
+        """Make sure that `count` candidates can be written past every row's end."""
+
+    def write_forks(
+        self, layer: int, kv: torch.Tensor, positions: torch.Tensor, stop: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store candidates (rows, forks, 2, heads, width) at positions (rows, forks); return the first `stop` keys."""
+
+    def close_forks(self) -> None:
+        """Forget where candidates were written: rows are written to again."""
 
 
 class PagedFork(ForkedCache):
     """Forks of rows in blocks: they lie where what follows the row would."""
 
-    def __init__(self, held: PagedCache, forks: range) -> None:
+    def __init__(self, held: Cache, forks: range, blocks: ForkedBlocks) -> None:
         super().__init__(held, forks)
-        self._paged = held
+        self._paged = blocks
 
     def write(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Store the forks' keys and values; return those of the rows (rows, heads, keys in view, width)."""

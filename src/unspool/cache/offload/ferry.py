@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from unspool.cache.base import Span
+from unspool.cache.span import Span
 
 Copy = tuple[torch.Tensor, torch.Tensor]
 """Where to, and what."""

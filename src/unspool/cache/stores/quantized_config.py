@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from unspool.cache.config import CacheConfig
-from unspool.cache.quantizers import BACKENDS, Backend
+from unspool.cache.stores.quantizers import BACKENDS, Backend
 from unspool.errors import SettingError
 from unspool.kernels.packing import Scheme
 

@@ -142,6 +142,20 @@ class BlockPool:
             self._move(blocks, copies)
             return copies
 
+    def adopt_copies(self, other: BlockPool, blocks: Sequence[int]) -> list[int]:
+        """New blocks that hold what some of another pool's do, with one user each."""
+        if other.block_size != self.block_size:
+            raise SettingError(
+                f"blocks of {other.block_size} positions can't be copied into a pool of blocks of {self.block_size}"
+            )
+        with self.lock:
+            for layer, held in enumerate(other.buffers):
+                self.open_layer(layer, held.shape[3], held.shape[4], held.dtype, held.device)
+            copies = self.take(len(blocks), is_cleaned=False)
+            for mine, theirs in zip(self.buffers, other.buffers, strict=True):
+                mine[copies] = theirs[list(blocks)]
+            return copies
+
     # --- memory --------------------------------------------------------------------------------------
     def open_layer(self, layer: int, heads: int, width: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A layer's blocks, made where nobody has written to it yet."""

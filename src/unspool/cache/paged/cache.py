@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass
@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unspool.cache.base import DIVIDE, FIXED_SHAPE, FLAT, FORK, RAGGED, ROLL_BACK, SELECT_ROWS, Cache, Span
-from unspool.cache.block_index import BlockIndex
-from unspool.cache.block_table import BlockTable
-from unspool.cache.paged_fork import PagedFork
+from unspool.cache.base import DIVIDE, FIXED_SHAPE, FLAT, FORK, JOIN, RAGGED, ROLL_BACK, SELECT_ROWS, Cache
+from unspool.cache.files import saved
+from unspool.cache.paged.block_index import BlockIndex
+from unspool.cache.paged.block_table import BlockTable
+from unspool.cache.paged.fork import PagedFork
+from unspool.cache.paged.pool import BLOCK_SIZE, MOST_BLOCKS, BlockPool
 from unspool.cache.places import Places
-from unspool.cache.pool import BLOCK_SIZE, MOST_BLOCKS, BlockPool
-from unspool.cache.stores import join
+from unspool.cache.span import Span
+from unspool.cache.stores.layout import split
 from unspool.errors import SettingError
 from unspool.kernels.presence import has_triton
 from unspool.kernels.ragged import Ragged
@@ -35,6 +37,7 @@ class _Move:
     blocks: torch.Tensor | None  # (rows * blocks in view,); None: the new keys are all there are, or `first` says it
 
 
+@saved
 class PagedCache(Cache):
     """A cache whose rows hold blocks of a pool (`BlockPool`): memory for what rows hold, not rows times the longest.
 
@@ -43,7 +46,7 @@ class PagedCache(Cache):
     captured steps reads keys that are gathered in order, layer by layer.
     """
 
-    can = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED, FORK, DIVIDE, FLAT})
+    can = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED, FORK, DIVIDE, FLAT, JOIN})
 
     def __init__(
         self,
@@ -67,7 +70,6 @@ class PagedCache(Cache):
         self._table = BlockTable(self.pool)
         self._index: BlockIndex | None = None  # the table on a device
         self._told_version = -1  # of the table, that the index was told
-        self._filled: list[int] = []  # positions held, a layer each (they differ only amid a pass)
         self._move: _Move | None = None
         self._places: Places | None = None
         self._keeper: tuple[Places, ForkKeeper] | None = None  # for as long as the places are these
@@ -87,9 +89,10 @@ class PagedCache(Cache):
     def _reserve_rows(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:  # noqa: ARG002
         """Blocks for what each row really gets: what a short row has past its end is written nowhere."""
         self._check_room(max(stops))
-        if not self.lengths:
-            self._table.open(len(starts))
         self._table.make_room(starts, stops)
+
+    def _open(self, rows: int) -> None:
+        self._table.open(rows)
 
     def _reserve(self, stop: int) -> None:
         self._reserve_rows(self.lengths, [stop] * len(self.lengths), stop)
@@ -113,8 +116,8 @@ class PagedCache(Cache):
                 new = new.index_select(0, move.real)
             buffer.flatten(0, 1).index_copy_(0, move.slots, new)
             if move.first is None and move.blocks is None:  # nothing was held before: what is new is all there is
-                return _as_heads(kv)
-            return _as_heads(self._view(buffer, move, len(span.starts), span.stop))
+                return split(kv)
+            return split(self._view(buffer, move, len(span.starts), span.stop))
 
     def write_flat(self, layer: int, kv: torch.Tensor, ragged: Ragged) -> tuple[torch.Tensor, torch.Tensor]:
         span = self._require_span()
@@ -129,8 +132,6 @@ class PagedCache(Cache):
             return keys, values
 
     def _open_layer(self, layer: int, kv: torch.Tensor) -> torch.Tensor:
-        if layer == len(self._filled):
-            self._filled.append(0)
         if layer < len(self.pool.buffers):
             return self.pool.buffers[layer]
         return self.pool.open_layer(layer, kv.shape[-2], kv.shape[-1], kv.dtype, kv.device)
@@ -176,10 +177,6 @@ class PagedCache(Cache):
     def end(self) -> None:
         super().end()
         self._move = None
-        self._note_filled()
-
-    def _note_filled(self) -> None:
-        self._filled = [max(self.lengths, default=0)] * len(self.pool.buffers)
 
     def holds_buffers(self, num_layers: int) -> bool:
         return len(self.pool.buffers) == num_layers
@@ -198,24 +195,23 @@ class PagedCache(Cache):
             self._places = known = self.pool.show(table)
         return known
 
-    def advance(self, rows: int) -> None:
-        starts = self._find_starts(rows)
-        stops = [start + 1 for start in starts]
-        self._reserve_rows(starts, stops, max(stops))
-        self.lengths = stops
-        self._note_filled()
-
     # --- rows ----------------------------------------------------------------------------------------
     def truncate(self, lengths: Sequence[int]) -> None:
         super().truncate(lengths)
         self._table.cut(self.lengths)
-        self._note_filled()
 
     def _select(self, index: torch.Tensor) -> None:
         self._table.select(index.tolist())
 
+    def _join(self, other: PagedCache) -> None:
+        """Blocks of one pool are counted for both; those of another are copied."""
+        self._check_room(max(other.lengths))
+        if not self.lengths:
+            self._table.open(0)
+        self._table.join(other._table, other.lengths)
+
     def fork(self, forks: range) -> Cache:
-        return PagedFork(self, forks)
+        return PagedFork(self, forks, self)
 
     def keep_fork(self, chosen: torch.Tensor) -> None:
         """Move every row's chosen fork to the row's end."""
@@ -228,7 +224,6 @@ class PagedCache(Cache):
         else:
             self._keep_plainly(chosen)
         self.lengths = [length + 1 for length in self.lengths]
-        self._note_filled()
 
     def _keep_plainly(self, chosen: torch.Tensor) -> None:
         ends = torch.tensor(self.lengths, device=chosen.device)[:, None]  # (rows, 1)
@@ -254,7 +249,7 @@ class PagedCache(Cache):
                 slots = self._tell_index(kv.device).find_slots(positions, self.pool.block_size).flatten()
                 self._move = self._plan_view(slots, None, stop, kv.device)
             buffer.flatten(0, 1).index_copy_(0, self._move.slots, kv.flatten(0, 1))
-            return _as_heads(self._view(buffer, self._move, len(self.lengths), stop))
+            return split(self._view(buffer, self._move, len(self.lengths), stop))
 
     def close_forks(self) -> None:
         """Forget where candidates were written: rows are written to again."""
@@ -269,14 +264,12 @@ class PagedCache(Cache):
             # The very lists of this cache: what a part takes or copies, this one has.
             part._table = BlockTable(self.pool, self._table.rows[first::num_parts], owns=False)
             part._index = part._places = part._keeper = None
-            part._note_filled()
             parts.append(part)
         return parts
 
     def rejoin(self, parts: Sequence[Cache]) -> None:
         super().rejoin(parts)
         self._table.version += 1  # the parts may have taken blocks for its rows
-        self._note_filled()
 
     # --- what it takes -------------------------------------------------------------------------------
     @property
@@ -297,7 +290,7 @@ class PagedCache(Cache):
         """A clone holds the same blocks: nothing is copied until one of the two writes to a block of both."""
         copied = copy(self)
         memo[id(self)] = copied
-        copied.lengths, copied._filled = list(self.lengths), list(self._filled)
+        copied.lengths = list(self.lengths)
         copied._table = self._table.clone()
         copied._index = copied._places = copied._keeper = copied._move = None
         return copied
@@ -336,64 +329,25 @@ class PagedCache(Cache):
         cache.pool.adopt(buffers, users)
         cache._table.rows = [[1 + block for block in row] for row in rows]
         cache.lengths = list(lengths)
-        cache._note_filled()
         return cache
 
     # --- the reference's surface ---------------------------------------------------------------------
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: int,
-        cache_kwargs: dict[str, Any] | None = None,  # noqa: ARG002 - the reference's argument; positions follow
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        rows, _, num_new, _ = key_states.shape
-        self._check_update(rows)
-        held = self._filled[layer_idx] if layer_idx < len(self._filled) else 0
-        self._reserve_rows([held] * rows, [held + num_new] * rows, held + num_new)
-        self.lengths = self.lengths or [0] * rows
-        kv = join(key_states, value_states)
+    def _append(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         with self.pool.lock:
-            buffer = self._open_layer(layer_idx, kv)
-            positions = torch.arange(held, held + num_new, device=kv.device).expand(rows, num_new)
-            slots = self._tell_index(kv.device).find_slots(positions, self.pool.block_size).flatten()
+            buffer = self._open_layer(layer, kv)
+            slots = self._tell_index(kv.device).find_slots(span.positions, self.pool.block_size).flatten()
             buffer.flatten(0, 1).index_copy_(0, slots, kv.flatten(0, 1))
-        self._filled[layer_idx] = held + num_new
-        self.lengths = [self._filled[0]] * rows
-        return self[layer_idx]
+            return self._gather(layer, span.stop)
 
-    def get_seq_length(self, layer_idx: int | None = 0) -> int:
-        layer = layer_idx or 0
-        return self._filled[layer] if layer < len(self._filled) else 0
+    def _show(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        with self.pool.lock:
+            return self._gather(layer, self.get_seq_length(layer))
+
+    def _gather(self, layer: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        buffer = self.pool.buffers[layer]
+        none = torch.empty(0, dtype=torch.int64, device=buffer.device)
+        move = self._plan_view(none, None, stop, buffer.device)
+        return split(self._view(buffer, move, len(self.lengths), stop))
 
     def __len__(self) -> int:
-        return len(self._filled)
-
-    def __getitem__(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """A layer's keys and values, gathered: (rows, heads, positions, width)."""
-        if not 0 <= layer_idx < len(self):
-            raise KeyError(f"the cache has {len(self)} layers; layer {layer_idx} was asked for")
-        with self.pool.lock:
-            buffer, stop = self.pool.buffers[layer_idx], self._filled[layer_idx]
-            none = torch.empty(0, dtype=torch.int64, device=buffer.device)
-            move = self._plan_view(none, None, stop, buffer.device)
-            return _as_heads(self._view(buffer, move, len(self.lengths), stop))
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        return (self[layer] for layer in range(len(self)))
-
-    @property
-    def key_cache(self) -> list[torch.Tensor]:
-        """The keys held, a layer each: (rows, heads, positions, width)."""
-        return [keys for keys, _ in self]
-
-    @property
-    def value_cache(self) -> list[torch.Tensor]:
-        """The values held, a layer each: (rows, heads, positions, width)."""
-        return [values for _, values in self]
-
-
-def _as_heads(kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values (rows, heads, positions, width) of (rows, positions, 2, heads, width)."""
-    keys, values = kv.unbind(2)
-    return keys.transpose(1, 2), values.transpose(1, 2)
+        return len(self.pool.buffers) if self.lengths else 0

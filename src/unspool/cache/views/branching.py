@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 
-from unspool.cache.base import BRANCH, BRANCH_SOURCE, DIVIDE, RAGGED, ROLL_BACK, SELECT_ROWS, Cache, Mask, Span, Stores
+from unspool.cache.base import DIVIDE, RAGGED, ROLL_BACK, SELECT_ROWS, Cache, Stores
 from unspool.cache.buffered import BufferedCache
-from unspool.cache.dynamic import DynamicCache
-from unspool.cache.encoder_decoder import EncoderDecoderCache
 from unspool.cache.places import Places
-from unspool.cache.stores import join
+from unspool.cache.span import Mask, Span
+from unspool.cache.stores.layout import join
 from unspool.errors import SettingError, UnsupportedError
 
 
@@ -23,6 +23,14 @@ class BranchedKeys:
 
     shared: torch.Tensor  # (prompts, heads, prompt positions, width)
     own: torch.Tensor  # (prompts * branches, heads, own positions, width)
+
+
+class GrowingRows(BufferedCache):
+    """Rows in buffers of a kind that can be made anew: what a branching cache is made of."""
+
+    @abstractmethod
+    def new_like(self, room: int) -> Self:
+        """An empty cache of the same kind."""
 
 
 class BranchingCache(Cache):
@@ -36,11 +44,11 @@ class BranchingCache(Cache):
     can = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED, DIVIDE})
     is_in_order = False
 
-    def __init__(self, prompt: BufferedCache, num_branches: int) -> None:
+    def __init__(self, prompt: GrowingRows, num_branches: int) -> None:
         super().__init__()
         self.num_branches = num_branches
         self._prompt = prompt
-        self._own = DynamicCache()
+        self._own = prompt.new_like(1)
         self._prompt_lengths = [length for length in prompt.lengths for _ in range(num_branches)]
         self._origins: list[list[int]] = [[] for _ in self._prompt_lengths]  # who wrote each own position
         self._num_written = 0
@@ -69,11 +77,8 @@ class BranchingCache(Cache):
     def write(self, layer: int, kv: torch.Tensor) -> Any:
         """Store a row's own keys and values; return both as `BranchedKeys`."""
         own_keys, own_values = self._own.write(layer, kv)
-        shared_keys, shared_values = self._prompt[layer]
+        shared_keys, shared_values = self._prompt._show(layer)
         return BranchedKeys(shared_keys, own_keys), BranchedKeys(shared_values, own_values)
-
-    def holds_buffers(self, num_layers: int) -> bool:
-        return self._own.holds_buffers(num_layers)
 
     def find_stores(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> Stores | None:
         own = self._own.find_stores(num_layers, rows, heads, width, dtype)
@@ -192,7 +197,7 @@ class BranchingCache(Cache):
         parts: list[Cache] = []
         for first, own in enumerate(self._own.divide(num_parts, num_new)):
             part = BranchingCache(self._prompt, 1)
-            assert isinstance(own, DynamicCache)
+            assert isinstance(own, GrowingRows)
             part._own = own
             part.lengths = self.lengths[first::num_parts]
             part._origins = [[] for _ in part.lengths]  # who wrote what is noted for all branches together
@@ -207,7 +212,7 @@ class BranchingCache(Cache):
     def _open_own(self) -> None:
         """Make the branches' own buffers before the first pass, which would make them for the rows it is given."""
         rows = len(self.lengths)
-        for layer, (keys, _) in enumerate(self._prompt):
+        for layer, keys in enumerate(self._prompt.key_cache):
             self._own._add_layer(layer, rows, keys.shape[1], keys.shape[3], keys.dtype, keys.device)
         self._own.lengths = [0] * rows
 
@@ -227,31 +232,26 @@ class BranchingCache(Cache):
     def _select(self, index: torch.Tensor) -> None:
         self.select_rows(index.tolist())
 
-    # --- the reference's surface ---------------------------------------------------------------------
-    def update(self, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        raise UnsupportedError("a branching cache is written by unspool's own models; use merge() for a plain one")
+    def __len__(self) -> int:
+        return len(self._own)
 
     def get_seq_length(self, layer_idx: int | None = 0) -> int:  # noqa: ARG002 - all layers hold as much
         return max(self.lengths, default=0)
 
-    def __len__(self) -> int:
-        return len(self._own)
-
-    def merge(self) -> DynamicCache:
+    def merge(self) -> Cache:
         """A plain cache in which every row holds its prompt's keys and its own."""
         self._gather_own()
         rows = len(self.lengths)
-        whole = DynamicCache(capacity=max(self.lengths))
+        whole = self._prompt.new_like(max(self.lengths))
         for layer in range(len(self._own)):
-            shared = join(*self._prompt[layer])  # (prompts, positions, 2, …)
-            own = join(*self._own[layer])
+            shared = join(*self._prompt._show(layer))  # (prompts, positions, 2, …)
+            own = join(*self._own._show(layer))
             whole._add_layer(layer, rows, own.shape[3], own.shape[4], own.dtype, own.device)
             buffer = whole._buffers[layer]
             for row, (first, length) in enumerate(zip(self._prompt_lengths, self.lengths, strict=True)):
                 buffer[row, :first] = shared[row // self.num_branches, :first]
                 buffer[row, first:length] = own[row, : length - first]
         whole.lengths = list(self.lengths)
-        whole._note_filled()
         return whole
 
     @property
@@ -262,10 +262,4 @@ class BranchingCache(Cache):
 
 def branch_rows(cache: Cache, num_branches: int) -> Cache:
     """A cache in which `num_branches` rows continue every row of `cache`, over one copy of what they share."""
-    if BRANCH_SOURCE in cache.can:
-        assert isinstance(cache, EncoderDecoderCache)
-        cache.branch(num_branches)
-        return cache
-    cache.require(BRANCH)
-    assert isinstance(cache, BufferedCache)
-    return BranchingCache(cache, num_branches)
+    return cache.branch(num_branches)

@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from unspool.cache.pool import NOBODYS
+from unspool.cache.paged.pool import NOBODYS
 from unspool.kernels.sending import send
 
 _NARROWEST: Final = 8  # blocks a row

@@ -1,0 +1,1 @@
+"""Keys in memory that is cheaper than the device's."""

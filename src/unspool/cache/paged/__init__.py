@@ -1,0 +1,1 @@
+"""Keys in blocks of a pool."""

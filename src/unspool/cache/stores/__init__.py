@@ -1,0 +1,1 @@
+"""What holds one layer's keys: plain, a ring, packed in few bits."""

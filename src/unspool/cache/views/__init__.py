@@ -1,0 +1,1 @@
+"""Caches that show another cache's keys in another way: forks, branches."""

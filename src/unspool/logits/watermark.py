@@ -1,0 +1,63 @@
+"""What the sampling chain knows of watermarks: a processor that comes after it, and one for each row's own mark."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+
+from unspool.logits.base import LogitsProcessor
+from unspool.logits.building import Build
+
+
+class WatermarkProcessor(LogitsProcessor):
+    """A processor that marks text: a function of the key and the visible history."""
+
+    @staticmethod
+    def make(build: Build) -> WatermarkProcessor:
+        """The processor that `watermarking_config` asks for: one for all rows, or one for each."""
+        config, width = build.get("watermarking_config"), build.context.prompt_width
+        made: dict[int, WatermarkProcessor] = {}
+        for one in config if isinstance(config, list) else [config]:
+            if one is not None and id(one) not in made:
+                made[id(one)] = one.construct_processor(build.context.vocab_size, None).after_prompt(width)
+        if isinstance(config, list):
+            return RowWatermarks([made.get(id(one)) for one in config])
+        return made[id(config)]
+
+    @abstractmethod
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:
+        """Scores (rows, vocab) with the mark; `pads` are the columns of padding before each row."""
+
+    def after_prompt(self, prompt_width: int) -> WatermarkProcessor:
+        """The processor for text that begins after so many columns."""
+        return self
+
+
+class RowWatermarks(WatermarkProcessor):
+    """A watermark of its own, or none, for each row."""
+
+    def __init__(self, marks: Sequence[WatermarkProcessor | None]) -> None:
+        self.marks = list(marks)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:
+        """The scores, each row with its own mark."""
+        result = scores.clone()
+        places: dict[int, list[int]] = {}
+        for place, mark in enumerate(self.marks):
+            if mark is not None:
+                places.setdefault(id(mark), []).append(place)
+        for rows in places.values():
+            mark = self.marks[rows[0]]
+            assert mark is not None
+            index = torch.tensor(rows, device=scores.device)
+            result[index] = mark(input_ids[index], scores[index], None if pads is None else pads[index])
+        return result
+
+    def select_rows(self, index: torch.Tensor) -> RowWatermarks:
+        """The marks of the rows at `index`."""
+        chosen = copy.copy(self)
+        chosen.marks = [self.marks[place] for place in index.tolist()]
+        return chosen

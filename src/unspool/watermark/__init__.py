@@ -1,0 +1,15 @@
+"""Watermarks: processors that write them, detectors that find them, and the training of SynthID-Text's."""
+
+from __future__ import annotations
+
+from unspool.watermark.green_list import WatermarkLogitsProcessor
+from unspool.watermark.gumbel import GumbelWatermarkLogitsProcessor
+from unspool.watermark.making import make_processor
+from unspool.watermark.synthid import SynthIDTextWatermarkLogitsProcessor
+
+__all__ = [
+    "GumbelWatermarkLogitsProcessor",
+    "SynthIDTextWatermarkLogitsProcessor",
+    "WatermarkLogitsProcessor",
+    "make_processor",
+]

@@ -1,0 +1,125 @@
+"""Green lists: the tokens before a token choose a part of the vocabulary, whose scores are raised.
+
+"A Watermark for Large Language Models" (arXiv 2301.10226) and "On the Reliability of Watermarks" (arXiv 2306.04634).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from unspool.config import WatermarkingConfig
+from unspool.errors import InputError
+from unspool.logits.watermark import WatermarkProcessor
+from unspool.watermark.twister import SEED_BITS, are_first, find_first, permute
+
+NUM_CANDIDATES = 40  # of `selfhash`: the likeliest tokens, each asked for its own green list
+TABLE_SIZE = 1_000_003
+MOST_CACHED_BYTES = 1 << 26  # of green lists, by context
+
+
+class WatermarkLogitsProcessor(WatermarkProcessor):
+    """Adds `bias` to the scores of the tokens on the green list of the tokens before."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        device: Any,  # noqa: ARG002 - the reference's argument; green lists are the same on all devices
+        greenlist_ratio: float = 0.25,
+        bias: float = 2.0,
+        hashing_key: int = 15485863,
+        seeding_scheme: str = "lefthash",
+        context_width: int = 1,
+    ) -> None:
+        WatermarkingConfig(greenlist_ratio, bias, hashing_key, seeding_scheme, context_width).validate()
+        self.vocab_size = vocab_size
+        self.greenlist_size = int(vocab_size * greenlist_ratio)
+        self.bias = bias
+        self.seeding_scheme = seeding_scheme
+        self.context_width = context_width
+        self._key = hashing_key
+        self._seed_of_token = _list_seeds(hashing_key, vocab_size) if seeding_scheme == "lefthash" else None
+        self._table = _permute_table(hashing_key) if seeding_scheme == "selfhash" else None
+        self._lists: OrderedDict[int, torch.Tensor] = OrderedDict()  # by seed
+        self._num_cached = max(8, MOST_CACHED_BYTES // max(1, vocab_size))
+
+    @property
+    def is_self_seeded(self) -> bool:
+        """Whether a token's list depends on the token itself."""
+        return self._table is not None
+
+    def set_seed(self, input_seq: torch.Tensor) -> int:
+        """The seed (its low 32 bits) that the last tokens of a text (length,) give the next token's green list."""
+        return int(self.find_seeds(input_seq[None, -self.context_width :])[0])
+
+    def find_seeds(self, contexts: torch.Tensor) -> torch.Tensor:
+        """The seeds of contexts (…, width): 32 bits in int64. With `selfhash` a context ends with the token itself."""
+        if self._seed_of_token is not None:
+            self._seed_of_token = self._seed_of_token.to(contexts.device)
+            return self._seed_of_token[contexts[..., -1]]
+        assert self._table is not None
+        table = self._table = self._table.to(contexts.device)
+        values = table[contexts % TABLE_SIZE] + 1
+        product = (self._key * values * values[..., -1:]).amin(dim=-1)  # wraps around, as the reference's does
+        return (product - (product < 0).long()) & SEED_BITS  # what `% (2**64 - 1)` leaves of the low 32 bits
+
+    def are_green(self, contexts: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Whether tokens (n,) are on the green lists of their contexts (n, width): (n,) bool."""
+        seeds = self.find_seeds(contexts)
+        found = are_first(seeds.cpu(), tokens.cpu(), self.vocab_size, self.greenlist_size)
+        return found.to(contexts.device)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:  # noqa: ARG002
+        """The scores with `bias` added on the green lists; unchanged while the text is shorter than the context."""
+        if scores.shape[-1] != self.vocab_size:
+            raise InputError(
+                f"the watermark is for a vocabulary of {self.vocab_size} tokens, and the scores have "
+                f"{scores.shape[-1]}; make the processor with the model's `vocab_size`"
+            )
+        if input_ids.shape[-1] < self.context_width:
+            return scores
+        if self.is_self_seeded:
+            return self._raise_candidates(input_ids, scores)
+        seeds = self.find_seeds(input_ids)
+        result = scores.clone()
+        for row, is_green in enumerate(self._find_lists(seeds)):
+            result[row].add_(is_green, alpha=self.bias)
+        return result
+
+    def _find_lists(self, seeds: torch.Tensor) -> list[torch.Tensor]:
+        """The green lists of seeds, as masks of 0 and 1 where the seeds are."""
+        wanted = seeds.tolist()
+        missing = [seed for seed in dict.fromkeys(wanted) if seed not in self._lists]
+        if missing:
+            made = find_first(torch.tensor(missing), self.vocab_size, self.greenlist_size).view(torch.uint8)
+            for seed, is_green in zip(missing, made, strict=True):
+                self._lists[seed] = is_green.to(seeds.device)
+        for seed in wanted:
+            self._lists.move_to_end(seed)
+        lists = [self._lists[seed] for seed in wanted]
+        while len(self._lists) > self._num_cached:
+            self._lists.popitem(last=False)
+        return lists
+
+    def _raise_candidates(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Each of the likeliest tokens is raised if it is on the list that it would itself help to choose."""
+        highest, candidates = scores.topk(min(NUM_CANDIDATES, self.vocab_size), dim=-1)  # (rows, candidates)
+        before = input_ids[:, None, input_ids.shape[-1] - self.context_width + 1 :]
+        before = before.expand(-1, candidates.shape[1], -1)
+        contexts = torch.cat((before, candidates[..., None]), dim=-1)
+        is_green = self.are_green(contexts.flatten(0, 1), candidates.flatten()).view_as(candidates)
+        return scores.scatter(-1, candidates, torch.where(is_green, highest + self.bias, highest))
+
+
+@lru_cache(maxsize=16)
+def _list_seeds(key: int, vocab_size: int) -> torch.Tensor:
+    """Every token's seed as the token before (vocab,): the key times the token, its low 32 bits."""
+    return torch.tensor([(key * token) % (2**64 - 1) & SEED_BITS for token in range(vocab_size)])
+
+
+@lru_cache(maxsize=4)
+def _permute_table(key: int) -> torch.Tensor:
+    return permute(key, TABLE_SIZE)

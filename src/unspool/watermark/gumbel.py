@@ -1,0 +1,104 @@
+"""Gumbel sampling with keyed noise: the token is a function of the key, the tokens before and the probabilities.
+
+Aaronson's scheme ("Watermarking of large language models", 2022; arXiv 2301.10226, section 7, compares it): every
+token has a uniform number that the key and the context choose, and the token with the least `-log(1 - u) / p` is taken.
+Over keys that is a draw from the distribution, so nothing is distorted.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from unspool.config import GumbelWatermarkingConfig
+from unspool.logits.watermark import WatermarkProcessor
+from unspool.watermark.contexts import is_last_repeated, take_windows
+
+_STEP = 0x9E3779B97F4A7C15
+_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_TOKEN = 0x9E3779B1
+_FINAL_1, _FINAL_2 = 0x85EBCA6B, 0xC2B2AE35
+_LOW = (1 << 32) - 1
+
+
+class GumbelWatermarkLogitsProcessor(WatermarkProcessor):
+    """Leaves one token: the one that keyed noise draws from the scores.
+
+    A context that the text had before would draw with the same noise again, so there the scores stay as they are.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        device: Any,  # noqa: ARG002 - as the other watermarks' processors; the noise is the same on all devices
+        hashing_key: int = 15485863,
+        context_width: int = 4,
+        *,
+        prompt_width: int = 0,
+    ) -> None:
+        GumbelWatermarkingConfig(hashing_key, context_width).validate()
+        self.vocab_size = vocab_size
+        self.context_width = context_width
+        self.prompt_width = prompt_width
+        self._key = hashing_key
+
+    def after_prompt(self, prompt_width: int) -> GumbelWatermarkLogitsProcessor:
+        """The processor for text that begins after so many columns; the prompt is context."""
+        chosen = copy.copy(self)
+        chosen.prompt_width = prompt_width
+        return chosen
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:
+        """Zero for the drawn token and minus infinity for all others; repeated contexts' scores as they are."""
+        if pads is not None:
+            columns = torch.arange(input_ids.shape[-1], device=input_ids.device)
+            input_ids = input_ids.masked_fill(columns < pads[:, None], 0)
+        windows = take_windows(input_ids, self.context_width)
+        is_repeated = is_last_repeated(windows, min(self.prompt_width, windows.shape[1] - 1))
+        tokens = self._draw(scores, self.hash_contexts(windows[:, -1]))
+        alone = torch.full_like(scores, float("-inf")).scatter_(-1, tokens[:, None], 0.0)
+        is_kept = is_repeated[:, None] | scores.isneginf().all(dim=-1, keepdim=True)
+        return torch.where(is_kept, scores, alone)
+
+    def _draw(self, scores: torch.Tensor, contexts: torch.Tensor) -> torch.Tensor:
+        tokens = torch.arange(scores.shape[-1], device=scores.device)
+        noise = self.draw_noise(contexts[:, None], tokens).to(torch.float32)
+        probs = torch.softmax(scores, dim=-1, dtype=torch.float32)
+        return (-torch.log1p(-noise) / probs).min(dim=-1).indices
+
+    def hash_contexts(self, contexts: torch.Tensor) -> torch.Tensor:
+        """The state (…), int64, that the key and a context (…, width) give the noise."""
+        state = _mix(torch.full(contexts.shape[:-1], self._key, dtype=torch.int64, device=contexts.device))
+        for place in range(contexts.shape[-1]):
+            state = _mix(state + (contexts[..., place] + 1) * _signed(_STEP))
+        return state
+
+    def draw_noise(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """The uniform numbers in (0, 1), float64, of tokens after contexts of these states; small ones win."""
+        low, high = states & _LOW, (states >> 32) & _LOW
+        word = _finish(((tokens * _TOKEN) + low) & _LOW)
+        return (_finish(word ^ high).to(torch.float64) + 0.5) * 2.0**-32
+
+
+def _mix(value: torch.Tensor) -> torch.Tensor:
+    """SplitMix64's finaliser on int64 (Steele et al., 2014)."""
+    value = (value ^ _shift(value, 30)) * _signed(_MIX_1)
+    value = (value ^ _shift(value, 27)) * _signed(_MIX_2)
+    return value ^ _shift(value, 31)
+
+
+def _finish(word: torch.Tensor) -> torch.Tensor:
+    """MurmurHash3's 32-bit finaliser, on 32 bits in int64."""
+    word = ((word ^ (word >> 16)) * _FINAL_1) & _LOW
+    word = ((word ^ (word >> 13)) * _FINAL_2) & _LOW
+    return word ^ (word >> 16)
+
+
+def _shift(value: torch.Tensor, bits: int) -> torch.Tensor:
+    return (value >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value

@@ -1,0 +1,189 @@
+"""SynthID-Text: the next token wins a tournament whose rounds are judged by keyed bits.
+
+"Scalable watermarking for identifying large language model outputs", Nature 634 (2024). The reference's processor
+counts its calls and keeps what it saw; here all of that is read off the visible history, so rows may be reordered,
+rolled back and repeated.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from unspool.config import SynthIDTextWatermarkingConfig
+from unspool.errors import InputError
+from unspool.logits.watermark import WatermarkProcessor
+from unspool.watermark.contexts import find_repeated, is_last_repeated, take_windows
+from unspool.watermark.tournament import PackedBits, run_tournament
+from unspool.watermark.twister import draw_bits
+
+MULTIPLIER = 6364136223846793005
+INCREMENT = 1
+
+
+class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
+    """Favours tokens whose keyed bits (g-values), given the `ngram_len - 1` tokens before, are 1.
+
+    Over keys, the distribution that is sampled stays as it was. `prompt_width` columns are no part of the text: the
+    first tokens' context is zeros, as the reference's.
+    """
+
+    def __init__(
+        self,
+        ngram_len: int,
+        keys: Sequence[int],
+        sampling_table_size: int,
+        sampling_table_seed: int,
+        context_history_size: int,
+        device: Any,
+        skip_first_ngram_calls: bool = False,
+        debug_mode: bool = False,
+        *,
+        prompt_width: int = 0,
+    ) -> None:
+        config = SynthIDTextWatermarkingConfig(
+            ngram_len, list(keys), context_history_size, sampling_table_seed, sampling_table_size
+        )
+        config.validate()
+        self.ngram_len = ngram_len
+        self.keys = torch.tensor(config.keys, device=device)
+        self.sampling_table = draw_bits(sampling_table_seed, sampling_table_size).to(device or "cpu")
+        self.context_history_size = context_history_size
+        self.skip_first_ngram_calls = skip_first_ngram_calls
+        self.debug_mode = debug_mode
+        self.prompt_width = prompt_width
+
+    @property
+    def device(self) -> torch.device:
+        """Where the keys and the table are; they follow the scores."""
+        return self.keys.device
+
+    @property
+    def depth(self) -> int:
+        """The rounds of the tournament, one for each key."""
+        return len(self.keys)
+
+    def after_prompt(self, prompt_width: int) -> SynthIDTextWatermarkLogitsProcessor:
+        """The processor for text that begins after so many columns."""
+        chosen = copy.copy(self)
+        chosen.prompt_width = prompt_width
+        return chosen
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:  # noqa: ARG002
+        """Log-probabilities of the tournament's winner; the scores as they are where the context is a repeated one."""
+        self._check_input_ids_shape(input_ids)
+        if self.debug_mode:
+            scores = torch.ones_like(scores)
+        width = self.ngram_len - 1
+        text = input_ids[:, self.prompt_width :]
+        if self.skip_first_ngram_calls and text.shape[1] < width:
+            return scores
+        self._follow(scores.device)
+        windows = take_windows(text, width)
+        first = width if self.skip_first_ngram_calls else 0
+        is_repeated = is_last_repeated(windows, first, self.context_history_size)
+        probs = torch.softmax(scores, dim=-1, dtype=torch.float32)
+        run_tournament(probs, self._bits, self._hash(windows[:, -1]))
+        marked = _take_logs(probs).to(scores.dtype)
+        return torch.where(is_repeated[:, None] | scores.isneginf(), scores, marked)
+
+    # --- g-values ------------------------------------------------------------------------------------
+    def accumulate_hash(
+        self,
+        current_hash: torch.Tensor,
+        data: torch.Tensor,
+        multiplier: int = MULTIPLIER,
+        increment: int = INCREMENT,
+    ) -> torch.Tensor:
+        """The hash (…) after the numbers of `data` (…, length), one by one, by a linear congruential generator."""
+        for place in range(data.shape[-1]):
+            current_hash = (current_hash + data[..., place]) * multiplier + increment
+        return current_hash
+
+    def compute_ngram_keys(self, ngrams: torch.Tensor) -> torch.Tensor:
+        """The random keys (rows, ngrams, depth) of n-grams (rows, ngrams, ngram_len)."""
+        if ngrams.dim() != 3 or ngrams.shape[2] != self.ngram_len:
+            raise InputError(
+                f"n-grams have to be of the shape (rows, ngrams, {self.ngram_len}), but are {list(ngrams.shape)}"
+            )
+        self._follow(ngrams.device)
+        return (self._hash(ngrams)[..., None] + self.keys) * MULTIPLIER + INCREMENT
+
+    def sample_g_values(self, ngram_keys: torch.Tensor) -> torch.Tensor:
+        """The bits, 0 or 1, that random keys choose from the sampling table; of the keys' shape."""
+        self._follow(ngram_keys.device)
+        return self.sampling_table[ngram_keys % len(self.sampling_table)]
+
+    def compute_g_values(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """The g-values (rows, length - (ngram_len - 1), depth) of a text's tokens (rows, length)."""
+        self._check_text(input_ids)
+        return self.sample_g_values(self.compute_ngram_keys(input_ids.unfold(1, self.ngram_len, 1)))
+
+    def update_scores(self, scores: torch.Tensor, g_values: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities of the tournament's winner, from scores (rows, vocab) and g-values (rows, vocab, depth)."""
+        probs = torch.softmax(scores, dim=1)
+        for depth in range(g_values.shape[-1]):
+            bits = g_values[..., depth]
+            mass = (bits * probs).sum(dim=1, keepdim=True)
+            probs = probs * (1 + bits - mass)
+        return _take_logs(probs)
+
+    # --- masks ---------------------------------------------------------------------------------------
+    def compute_context_repetition_mask(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """1 for tokens (rows, length - (ngram_len - 1)) whose context is new, 0 where it stood in the text before."""
+        self._check_text(input_ids)
+        contexts = input_ids[:, :-1].unfold(1, self.ngram_len - 1, 1)
+        return ~find_repeated(contexts, self.context_history_size)
+
+    def compute_eos_token_mask(self, input_ids: torch.Tensor, eos_token_id: int) -> torch.Tensor:
+        """1 for the tokens (rows, length) before the first end token, 0 from there on."""
+        self._check_input_ids_shape(input_ids)
+        return (input_ids == eos_token_id).long().cumsum(dim=-1).eq(0).to(torch.int64)
+
+    def expected_mean_g_value(self, vocab_size: int, coinflip_prob: float = 0.5) -> float:
+        """The mean g-value of text marked in one round by a model that finds all tokens equally likely."""
+        return coinflip_prob + coinflip_prob * (1 - coinflip_prob) * (1 - 1 / vocab_size)
+
+    # --- within --------------------------------------------------------------------------------------
+    @cached_property
+    def _bits(self) -> PackedBits:
+        return PackedBits.of(self.sampling_table, self.keys, MULTIPLIER, INCREMENT)
+
+    def _hash(self, tokens: torch.Tensor) -> torch.Tensor:
+        """`accumulate_hash` of tokens (…, length), from 1 on, as one sum."""
+        length = tokens.shape[-1]
+        powers = [_wrap(pow(MULTIPLIER, length - place, 1 << 64)) for place in range(length)]
+        start = sum(pow(MULTIPLIER, place, 1 << 64) * INCREMENT for place in range(length)) + pow(MULTIPLIER, length)
+        return (tokens * torch.tensor(powers, device=tokens.device)).sum(dim=-1) + _wrap(start % (1 << 64))
+
+    def _follow(self, device: torch.device) -> None:
+        """Bring the keys and the table to where the work is."""
+        if self.keys.device != device:
+            self.keys, self.sampling_table = self.keys.to(device), self.sampling_table.to(device)
+            self.__dict__.pop("_bits", None)
+
+    def _check_input_ids_shape(self, input_ids: torch.Tensor) -> None:
+        if input_ids.dim() != 2:
+            raise InputError(f"input_ids have to be of the shape (rows, length), but are {list(input_ids.shape)}")
+
+    def _check_text(self, input_ids: torch.Tensor) -> None:
+        self._check_input_ids_shape(input_ids)
+        if input_ids.shape[1] < self.ngram_len:
+            raise InputError(
+                f"a text of {input_ids.shape[1]} tokens is shorter than an n-gram of {self.ngram_len}; "
+                "there is nothing to score"
+            )
+
+
+def _take_logs(probs: torch.Tensor) -> torch.Tensor:
+    """Logarithms, with the lowest finite number instead of minus infinity."""
+    logs = probs.log()
+    return torch.where(logs.isfinite(), logs, torch.finfo(logs.dtype).min)
+
+
+def _wrap(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value

@@ -1,0 +1,68 @@
+"""SynthID-Text's tournament over a whole vocabulary, round by round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+WORD = 32  # rounds whose bits share a number
+
+
+@dataclass(frozen=True)
+class PackedBits:
+    """The g-values of all tokens and rounds, as words that a token's hash is looked up in.
+
+    A bit is `table[((hash * m + 1) + key) * m + 1 mod size]`. Where the size is a power of two, a sum's remainder is
+    the sum of remainders: the last product is a shift of the table for each key, made once, and a token has all its
+    bits from one look.
+    """
+
+    table: torch.Tensor  # (size,), 0 or 1
+    keys: torch.Tensor  # (depth,)
+    multiplier: int
+    increment: int
+    words: tuple[torch.Tensor, ...]  # (size,) int32 each; none where the size is no power of two
+
+    @classmethod
+    def of(cls, table: torch.Tensor, keys: torch.Tensor, multiplier: int, increment: int) -> PackedBits:
+        """Pack a table for its keys."""
+        size, words = len(table), []
+        if size & (size - 1) == 0:
+            shifts = (keys * multiplier + increment) % size
+            place = torch.arange(size, device=table.device)
+            for first in range(0, len(keys), WORD):
+                word = torch.zeros(size, dtype=torch.int64, device=table.device)
+                for number, shift in enumerate(shifts[first : first + WORD]):
+                    word |= table[(place + shift) % size] << number
+                words.append(torch.where(word >= 1 << 31, word - (1 << 32), word).to(torch.int32))
+        return cls(table, keys, multiplier, increment, tuple(words))
+
+    @property
+    def depth(self) -> int:
+        """Rounds."""
+        return len(self.keys)
+
+
+def run_tournament(probs: torch.Tensor, bits: PackedBits, contexts: torch.Tensor) -> None:
+    """Make probabilities (rows, vocab), float32, those of the winner, in place; `contexts` are the rows' hashes."""
+    run_plainly(probs, bits, contexts)
+
+
+def run_plainly(probs: torch.Tensor, bits: PackedBits, contexts: torch.Tensor) -> None:
+    """`run_tournament` operator by operator."""
+    tokens = torch.arange(probs.shape[-1], device=probs.device)
+    hashes = (contexts[:, None] + tokens) * bits.multiplier + bits.increment  # (rows, vocab)
+    size = len(bits.table)
+    if bits.words:
+        hashes = (hashes * bits.multiplier) & (size - 1)
+    for depth in range(bits.depth):
+        if bits.words:
+            if depth % WORD == 0:
+                word = bits.words[depth // WORD][hashes]
+            is_one = ((word >> depth % WORD) & 1).to(probs.dtype)
+        else:
+            keys = (hashes + bits.keys[depth]) * bits.multiplier + bits.increment
+            is_one = bits.table[keys % size].to(probs.dtype)
+        mass = (is_one * probs).sum(dim=-1, keepdim=True)
+        probs.mul_(is_one.add_(1 - mass))
