@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,18 @@ from tests.fakes import FakeModel
 
 import unspool
 from unspool import GenerationConfig, PluginError, SettingError, generate
+from unspool.api.calls import _INPUT_NAMES, start
+from unspool.cache.kinds import CacheKindEntry
 from unspool.cli.parser import Parser
 from unspool.cli.settings import add_settings, collect_settings
 from unspool.config.parameter import make_flag, make_number
-from unspool.config.parameters import PARAMETERS
+from unspool.config.parameters import ARGUMENTS, PARAMETERS
 from unspool.logits.entry import ProcessorEntry
 from unspool.logits.order import PROCESSORS, list_stage
+from unspool.logits.order_table import make_table
+from unspool.models.families.llama import LLAMA
+from unspool.plan.drafters import DrafterEntry
+from unspool.plan.strategies import StrategyEntry
 from unspool.registry import unregister
 from unspool.stopping.entry import StopEntry
 
@@ -99,6 +107,8 @@ def test_a_processors_settings_are_settings_like_others(tmp_path: Path) -> None:
 def test_a_processor_stands_where_its_entry_says() -> None:
     with registered(LIFT):
         assert list_stage("control")[-1] is LIFT
+        assert "| `Lift` | `lift_seven` | None, 0.0 | yes | `lift_gently` |" in make_table(list(PROCESSORS.values()))
+        assert "Lift" not in make_table()
     names = [entry.setting for entry in PROCESSORS.values()]
     first = ProcessorEntry(processor=Lift, parameters=LIFT.parameters, stage="sampling", after="top_k")
     with registered(first):
@@ -145,6 +155,23 @@ def test_a_stop_ends_rows_with_its_reason() -> None:
             "the stage 'never'",
         ),
         (ProcessorEntry(processor=Lift, parameters=LIFT.parameters, after="nobody"), "after 'nobody'"),
+        (CacheKindEntry("static", len), "there is a kind of cache 'static' already"),
+        (CacheKindEntry("", len), "a kind of cache needs a name"),
+        (CacheKindEntry("cupboard", None), "has no function that makes it"),  # type: ignore[arg-type]
+        (replace(LLAMA, name="cat"), "LlamaForCausalLM is read by the family 'llama' already"),
+        (replace(LLAMA, architectures=("Cat",)), "there is a model family 'llama' already"),
+        (replace(LLAMA, name="cat", architectures=(), gguf=()), "names no architecture"),
+        (StrategyEntry(name="idle", make=len), "no setting that switches it on"),
+        (
+            StrategyEntry(name="idle", make="unspool.errors:__doc__", parameters=LIFT.parameters),
+            "no function that makes",
+        ),
+        (StrategyEntry(name="beams", make=len, parameters=LIFT.parameters), "there is a strategy 'beams' already"),
+        (DrafterEntry(name="idle", make=len), "no setting that switches it on"),
+        (
+            DrafterEntry(name="early_exit", make=len, parameters=LIFT.parameters),
+            "a drafter 'early_exit' already",
+        ),
         (StopEntry(stop=Doubled, reason="eos", parameters=DOUBLED.parameters), "there is a stop 'eos' already"),
         (StopEntry(stop=Doubled, reason="criteria", parameters=DOUBLED.parameters), "a caller's own criteria"),
     ],
@@ -155,6 +182,11 @@ def test_what_cannot_be_added_is_refused_and_nothing_is(entry: Any, told: str) -
     with pytest.raises(PluginError, match=told):
         unspool.register(DOUBLED, entry)
     assert list(PARAMETERS) == names
+
+
+def test_no_setting_can_take_the_name_of_an_argument() -> None:
+    named = {*inspect.signature(generate).parameters, *inspect.signature(start).parameters, *_INPUT_NAMES}
+    assert named - {"kwargs"} == set(ARGUMENTS)
 
 
 def test_only_what_was_registered_can_be_taken_back() -> None:

@@ -66,6 +66,28 @@ TEMPLATES = {
         "{% continue %}{% endif %}{% set s %}<{{ m.role }}>{% endset %}{{ s }}{% else %}none{% endfor %}"
         "{% call(x) twice() %}[{{ x }}]{% endcall %}"
     ).replace("{% call", "{% macro twice() %}{{ caller(1) }}{{ caller(2) }}{% endmacro %}{% call"),
+    "llama 3": (
+        "{{- bos_token }}\n{%- if not date_string is defined %}{%- set date_string = '26 Jul 2024' %}{%- endif %}\n"
+        "{%- if messages[0]['role'] == 'system' %}{%- set system = messages[0]['content']|trim %}"
+        "{%- set messages = messages[1:] %}{%- else %}{%- set system = '' %}{%- endif %}\n"
+        "{{- '<|start_header_id|>system<|end_header_id|>\\n\\n' }}"
+        "{{- 'Today: ' + date_string + system }}{{- '<|eot_id|>' }}"
+        "{%- for message in messages %}{%- if not ('tool_calls' in message) %}"
+        "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | string }}"
+        "{%- elif message.tool_calls|length != 1 %}{{- raise_exception('one call at a time') }}"
+        "{%- else %}{%- set call = message.tool_calls[0].function %}"
+        "{{- '{\"name\": \"' + call.name + '\", \"parameters\": ' }}{{- call.arguments | tojson }}{{- '}' }}"
+        "{%- endif %}{%- endfor %}{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant' }}{%- endif %}"
+    ),
+    "gemma": (
+        "{{ bos_token }}{% for message in messages %}{% if loop.first and message['role'] == 'system' %}"
+        "{% set prefix = message['content'] + '\\n\\n' %}{% continue %}{% endif %}"
+        "{% if (message['role'] == 'assistant') %}{% set role = 'model' %}{% else %}{% set role = message['role'] %}"
+        "{% endif %}{{ '<start_of_turn>' + role + '\\n' }}{% if message['content'] is string %}"
+        "{{ message['content'] | trim }}{% elif message['content'] is iterable %}{% for item in message['content'] %}"
+        "{% if item['type'] == 'text' %}{{ item['text'] | trim }}{% endif %}{% endfor %}{% endif %}"
+        "{{ '<end_of_turn>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"
+    ),
     "recursive": (
         "{% for t in [{'v': 1, 'c': [{'v': 2, 'c': []}]}] recursive %}{{ t.v }}({{ loop(t.c) }}){% endfor %}"
         "{% filter upper %}abc{% endfilter %}{% with a = 3 %}{{ a }}{% endwith %}"

@@ -31,7 +31,7 @@ from unspool.cache.sliding import HybridCache, SlidingWindowCache, refuse_encode
 from unspool.cache.static import StaticCache
 from unspool.cache.stores.plain import Allocate
 from unspool.cache.stores.quantized_config import OPTIONS, QuantizedCacheConfig, read_quantized_config
-from unspool.errors import SettingError, UnsupportedError
+from unspool.errors import PluginError, SettingError, UnsupportedError
 from unspool.registry import Table
 
 Options = Mapping[str, Any]
@@ -351,5 +351,11 @@ _BUILT_IN: Final[tuple[CacheKindEntry, ...]] = (
     ),
 )
 
-KINDS: Final = Table[CacheKindEntry]("kind of cache", _BUILT_IN, lambda entry: entry.name)
+
+def _check_entry(entry: CacheKindEntry) -> None:
+    if not callable(entry.make):
+        raise PluginError(f"the kind of cache {entry.name!r} has no function that makes it")
+
+
+KINDS: Final = Table[CacheKindEntry]("kind of cache", _BUILT_IN, lambda entry: entry.name, _check_entry)
 """Every kind of cache, by the name that `cache_implementation` takes."""

@@ -110,15 +110,6 @@ _TABLE: tuple[Parameter, ...] = (
         choices=("constant", "heuristic", "heuristic_transient"),
     ),
     make_number("assistant_confidence_threshold", 0.4, "assistance", "The drafter stops below this confidence."),
-    make_count("prompt_lookup_num_tokens", None, "assistance", "Tokens drafted from the prompt itself.", at_least=1),
-    make_count("max_matching_ngram_size", None, "assistance", "Longest n-gram looked up in the prompt.", at_least=1),
-    make_count(
-        "assistant_early_exit",
-        None,
-        "assistance",
-        "Layer after which the model drafts for itself.",
-        at_least=1,
-    ),
     make_count(
         "assistant_lookbehind", 10, "assistance", "Drafter tokens re-read when the tokenizers differ.", at_least=1
     ),
@@ -182,10 +173,24 @@ _TABLE: tuple[Parameter, ...] = (
 SOURCES: Final = (
     "unspool.stopping.order:STOPS",
     "unspool.logits.order:PROCESSORS",
+    "unspool.plan.strategies:STRATEGIES",
+    "unspool.plan.drafters:DRAFTERS",
 )
-# Arguments of generate() that are no settings: a plug-in's setting can't have such a name.
-ARGUMENTS: Final = (
+# Arguments of generate() in the reference's signature, which it refuses as settings.
+CALL_ARGUMENTS: Final = (
+    "logits_processor",
+    "stopping_criteria",
+    "prefix_allowed_tokens_fn",
+    "synced_gpus",
     "assistant_model",
+    "streamer",
+    "negative_prompt_ids",
+    "negative_prompt_attention_mask",
+    "use_model_defaults",
+)
+# Every argument of a call that is no setting: a plug-in's setting can't have such a name.
+ARGUMENTS: Final = (
+    *CALL_ARGUMENTS,
     "assistant_tokenizer",
     "attention_mask",
     "beams",
@@ -198,18 +203,10 @@ ARGUMENTS: Final = (
     "input_ids",
     "inputs",
     "inputs_embeds",
-    "logits_processor",
     "model",
-    "negative_prompt_attention_mask",
-    "negative_prompt_ids",
     "owns_cache",
     "past_key_values",
-    "prefix_allowed_tokens_fn",
-    "stopping_criteria",
-    "streamer",
-    "synced_gpus",
     "tokenizer",
-    "use_model_defaults",
 )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from unspool.config.compiling import CompileConfig
 from unspool.config.parameter import Parameter
-from unspool.config.parameters import PARAMETERS
+from unspool.config.parameters import CALL_ARGUMENTS, PARAMETERS
 from unspool.config.values import check_value
 from unspool.config.watermarking import BaseWatermarkingConfig
 from unspool.errors import SettingError
@@ -17,17 +17,6 @@ if TYPE_CHECKING:
     from unspool.config.generation import GenerationConfig
 
 EXTRA_OUTPUTS = ("output_attentions", "output_hidden_states", "output_scores", "output_logits")
-CALL_ARGUMENTS = (
-    "logits_processor",
-    "stopping_criteria",
-    "prefix_allowed_tokens_fn",
-    "synced_gpus",
-    "assistant_model",
-    "streamer",
-    "negative_prompt_ids",
-    "negative_prompt_attention_mask",
-    "use_model_defaults",
-)
 
 
 def check_settings(config: GenerationConfig) -> None:

@@ -30,10 +30,13 @@ from unspool.decoding.strategies.candidates import Candidates
 from unspool.decoding.strategies.contrastive import ContrastiveSearch
 from unspool.decoding.strategies.sample import Sample
 from unspool.decoding.strategies.stretch import StretchTurns, can_stretch
+from unspool.decoding.strategies.token_strategy import StrategyContext
 from unspool.decoding.strategies.turns import TokenTurns
 from unspool.outputs import Speculation, Stats
 from unspool.plan import Plan
+from unspool.plan.strategies import STRATEGIES
 from unspool.protocols import Model, Want
+from unspool.registry import resolve
 
 
 def make_readout(plan: Plan, prompts: Prompts) -> Readout:
@@ -92,50 +95,71 @@ def make_turns(
             rows_may_leave=rows_may_leave,
             remember=partial(remember_length, plan.drafting, policy, drafting_model),
         )
-    record = scorer.record
-    if plan.strategy in ("tokens", "contrastive"):
-        strategy = _make_strategy(scorer, plan, candidates)
-        if can_run_ahead(scorer, strategy, rows, finish, rows_may_leave=rows_may_leave):
-            return AheadTurns(rows, strategy, finish, record, rows_may_leave=rows_may_leave)
-        if not plan.do_sample and can_stretch(scorer, rows):
-            return StretchTurns(rows, strategy, finish, record, rows_may_leave=rows_may_leave, reader=scorer.reader)
-        return TokenTurns(rows, strategy, finish, record, rows_may_leave=rows_may_leave)
-    settings = _read_beams(plan)
-    return BeamTurns(
-        _make_beams(scorer, rows, finish, settings, plan),
-        scorer,
-        rows,
-        len(rows) // plan.num_beams,
-        plan.num_return_sequences,
-        shows_table=shows_table,
+    entry, record = STRATEGIES[plan.strategy], scorer.record
+    made = resolve(entry.make)(StrategyContext(scorer, rows, finish, plan, candidates, shows_table))
+    if not entry.chooses_tokens:
+        turns: Turns = made
+        return turns
+    strategy: Strategy = made
+    if can_run_ahead(scorer, strategy, rows, finish, rows_may_leave=rows_may_leave):
+        return AheadTurns(rows, strategy, finish, record, rows_may_leave=rows_may_leave)
+    if strategy.takes_likeliest and can_stretch(scorer, rows):
+        return StretchTurns(rows, strategy, finish, record, rows_may_leave=rows_may_leave, reader=scorer.reader)
+    return TokenTurns(rows, strategy, finish, record, rows_may_leave=rows_may_leave)
+
+
+# --- the strategies, as their entries in plan/strategies.py name them ------------------------------------------
+
+
+def make_sample(context: StrategyContext) -> Strategy:
+    """Greedy search or sampling."""
+    return Sample(context.scorer, do_sample=context.plan.do_sample)
+
+
+def make_contrastive_search(context: StrategyContext) -> Strategy:
+    """Contrastive search."""
+    assert context.candidates is not None
+    settings = context.plan.settings
+    alpha, top_k = float(settings.penalty_alpha), settings.top_k
+    return ContrastiveSearch(context.scorer, context.candidates, penalty_alpha=alpha, top_k=top_k)
+
+
+def make_beam_search(context: StrategyContext) -> Turns:
+    """Beam search and beam sampling."""
+    settings, trace = _read_beams(context.plan), _make_trace(context.plan)
+    return _turn_beams(context, PlainBeams(context.scorer, context.rows, context.finish, settings, trace=trace))
+
+
+def make_group_beams(context: StrategyContext) -> Turns:
+    """Diverse beam search."""
+    plan, settings = context.plan, _read_beams(context.plan)
+    judge = BeamSearchScorer(
+        len(context.rows) // plan.num_beams,
+        plan.num_beams,
+        context.rows.device,
+        length_penalty=settings.length_penalty,
+        do_early_stopping=settings.early_stopping,
+        num_beam_hyps_to_keep=plan.num_return_sequences,
+        num_beam_groups=settings.num_groups,
+        max_length=plan.max_length,
     )
+    trace = _make_trace(plan)
+    beams = GroupBeams(
+        context.scorer, context.rows, context.finish, settings, judge, max_length=plan.max_length, trace=trace
+    )
+    return _turn_beams(context, beams)
 
 
-def _make_beams(scorer: Scorer, rows: Rows, finish: Finish, settings: BeamSettings, plan: Plan) -> Beams:
-    """What decides which beams go on."""
-    trace = BeamTrace(plan.num_beams, settings.num_groups) if plan.settings.return_beam_trace else None
-    if plan.strategy == "beams":
-        return PlainBeams(scorer, rows, finish, settings, trace=trace)
-    num_prompts = len(rows) // plan.num_beams
-    if plan.strategy == "beam_groups":
-        judge = BeamSearchScorer(
-            num_prompts,
-            plan.num_beams,
-            rows.device,
-            length_penalty=settings.length_penalty,
-            do_early_stopping=settings.early_stopping,
-            num_beam_hyps_to_keep=plan.num_return_sequences,
-            num_beam_groups=settings.num_groups,
-            max_length=plan.max_length,
-        )
-        return GroupBeams(scorer, rows, finish, settings, judge, max_length=plan.max_length, trace=trace)
+def make_constrained_beams(context: StrategyContext) -> Turns:
+    """Constrained beam search."""
+    plan, settings = context.plan, _read_beams(context.plan)
     is_last_forced = plan.settings.forced_eos_token_id is not None  # and no place for a constraint
-    vocab_size = scorer.reader.model.info.vocab_size
-    constrained = PunctualScorer(
-        batch_size=num_prompts,
+    vocab_size = context.scorer.reader.model.info.vocab_size
+    judge = PunctualScorer(
+        batch_size=len(context.rows) // plan.num_beams,
         num_beams=plan.num_beams,
         constraints=prepare_constraints(plan.settings, vocab_size=vocab_size, end_ids=plan.eos_token_ids),
-        device=rows.device,
+        device=context.rows.device,
         length_penalty=settings.length_penalty,
         do_early_stopping=settings.early_stopping,
         num_beam_hyps_to_keep=plan.num_return_sequences,
@@ -145,15 +169,29 @@ def _make_beams(scorer: Scorer, rows: Rows, finish: Finish, settings: BeamSettin
         last_place=plan.max_length - is_last_forced,
         end_ids=plan.eos_token_ids,
     )
-    return ConstrainedBeams(scorer, rows, finish, settings, constrained, max_length=plan.max_length, trace=trace)
+    trace = _make_trace(plan)
+    beams = ConstrainedBeams(
+        context.scorer, context.rows, context.finish, settings, judge, max_length=plan.max_length, trace=trace
+    )
+    return _turn_beams(context, beams)
 
 
-def _make_strategy(scorer: Scorer, plan: Plan, candidates: Candidates | None) -> Strategy:
-    """What chooses one token a row a turn."""
-    if candidates is not None:
-        settings = plan.settings
-        return ContrastiveSearch(scorer, candidates, penalty_alpha=float(settings.penalty_alpha), top_k=settings.top_k)
-    return Sample(scorer, do_sample=plan.do_sample)
+def _turn_beams(context: StrategyContext, beams: Beams) -> BeamTurns:
+    plan = context.plan
+    num_prompts = len(context.rows) // plan.num_beams
+    return BeamTurns(
+        beams,
+        context.scorer,
+        context.rows,
+        num_prompts,
+        plan.num_return_sequences,
+        shows_table=context.shows_table,
+    )
+
+
+def _make_trace(plan: Plan) -> BeamTrace | None:
+    wants_trace = plan.settings.return_beam_trace
+    return BeamTrace(plan.num_beams, plan.settings.num_beam_groups or 1) if wants_trace else None
 
 
 def _read_beams(plan: Plan) -> BeamSettings:

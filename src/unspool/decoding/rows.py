@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from unspool.decoding.prompts import Prompts, fill_right
 from unspool.decoding.randomness import Uniforms, draw_uniform
+from unspool.kernels.sending import send
 
 CHUNK = 64  # columns by which tables grow
 NUM_STREAMS = 2  # independent numbers for one position: the draw's, and the processors'; speculation has its own
@@ -58,8 +59,7 @@ class Rows:
             return self._tokens[:, lengths[0] - num_new : lengths[0]], counts
         if not any(held):
             return self._tokens[:, :num_new], counts
-        first = torch.tensor(list(held), device=self.device)
-        column = first[:, None] + torch.arange(num_new, device=self.device)
+        column = send(held, self.device)[:, None] + torch.arange(num_new, device=self.device)
         return self._tokens.gather(1, column.clamp_(max=max(lengths) - 1)), counts
 
     def append(self, tokens: torch.Tensor, counts: Sequence[int] | None = None) -> None:
@@ -70,10 +70,10 @@ class Rows:
         if self._view is not None:
             self._view = _enter(self._view, tokens, self.ends, self.pad_token_id)
         if counts is None and num_new == 1:
-            self._late.append(tokens)
-            self.lengths = [length + 1 for length in self.lengths]
             if len(self._late) == CHUNK:
                 self._enter_late()
+            self._late.append(tokens)
+            self.lengths = [length + 1 for length in self.lengths]
             return
         self._enter_late()
         self._table = _enter(self._table, tokens, self.lengths, self.pad_token_id)
@@ -269,5 +269,5 @@ def _enter(table: torch.Tensor, tokens: torch.Tensor, starts: Sequence[int], fil
     if min(starts) == max(starts):
         table[:, starts[0] : starts[0] + num_new] = tokens
         return table
-    column = torch.tensor(list(starts), device=table.device)[:, None] + torch.arange(num_new, device=table.device)
+    column = send(starts, table.device)[:, None] + torch.arange(num_new, device=table.device)
     return table.scatter_(1, column, tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from unspool.logits.entry import ProcessorEntry, Stage
@@ -17,13 +18,13 @@ _STAGES: dict[Stage, str] = {
 }
 
 
-def make_table() -> str:
-    """A Markdown table with a line for each processor, in the order of application."""
+def make_table(entries: Sequence[ProcessorEntry] = PROCESSORS.built_in) -> str:
+    """A Markdown table with a line for each processor, in the order of application; of the built-in ones by default."""
     lines = ["| # | processor | setting | off at | one a row | also reads |", "|---|---|---|---|---|---|"]
     number = 0
     for stage, title in _STAGES.items():
         lines.append(f"| | **{title}** | | | | |")
-        for entry in PROCESSORS.built_in:
+        for entry in entries:
             if entry.stage == stage:
                 number += 1
                 lines.append(f"| {number} {_describe(entry)}")

@@ -11,7 +11,6 @@ HOMES = {
     "Origin": "unspool.plan.origins",
     "Plan": "unspool.plan.call",
     "PromptShape": "unspool.plan.call",
-    "StrategyName": "unspool.plan.call",
     "as_token_ids": "unspool.plan.settling",
     "merge": "unspool.plan.origins",
     "settle": "unspool.plan.settling",

@@ -1,7 +1,6 @@
 # Made by tools/make_stubs.py.
 from unspool.plan.call import Plan as Plan
 from unspool.plan.call import PromptShape as PromptShape
-from unspool.plan.call import StrategyName as StrategyName
 from unspool.plan.origins import Origin as Origin
 from unspool.plan.origins import merge as merge
 from unspool.plan.settling import as_token_ids as as_token_ids
@@ -11,7 +10,6 @@ __all__ = [
     "Origin",
     "Plan",
     "PromptShape",
-    "StrategyName",
     "as_token_ids",
     "merge",
     "settle",

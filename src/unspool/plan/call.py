@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from unspool.config import GenerationConfig
 from unspool.config.compiling import Compiling
 from unspool.plan.contrastive import find_num_candidates
 from unspool.plan.drafting import Drafting
 from unspool.plan.origins import Origin, find_asked
-
-StrategyName = Literal["tokens", "contrastive", "beams", "beam_groups", "constrained"]
+from unspool.plan.strategies import find_strategy
 
 
 @dataclass(frozen=True)
@@ -69,14 +68,9 @@ class Plan:
         return self.max_length - self.prompt_width
 
     @property
-    def strategy(self) -> StrategyName:
-        """Which way of decoding the settings ask for."""
-        settings = self.settings
-        if self.num_beams == 1:
-            return "contrastive" if self.num_candidates else "tokens"
-        if settings.constraints is not None or settings.force_words_ids is not None:
-            return "constrained"
-        return "beam_groups" if (settings.num_beam_groups or 1) > 1 else "beams"
+    def strategy(self) -> str:
+        """The name of the strategy that the settings ask for."""
+        return find_strategy(self.settings).name
 
     @property
     def num_candidates(self) -> int:

@@ -8,11 +8,12 @@ from typing import Literal
 
 from unspool.config.generation import GenerationConfig
 from unspool.errors import SettingError, UnsupportedError
+from unspool.plan.drafters import DRAFTERS
 from unspool.plan.pairs import Facts, check_methods
+from unspool.plan.strategies import refuse_drafts
 from unspool.plan.tables import DRAFTS
 
 Schedule = Literal["constant", "heuristic", "heuristic_transient"]
-DrafterKind = Literal["prompt_lookup", "draft_model", "early_exit"]
 
 # A draft model's tokens beside the model's: the same; the same under other numbers; others.
 Relation = Literal["same", "renumbered", "other"]
@@ -28,18 +29,13 @@ AUTO_NGRAM = 3
 _OF_MODELS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 _OF_LOOKUP = ("max_matching_ngram_size",)
 _OF_TOKENIZERS = ("assistant_lookbehind", "target_lookbehind")
-_DRAFTERS: dict[DrafterKind, str] = {
-    "prompt_lookup": "`prompt_lookup_num_tokens`",
-    "draft_model": "`assistant_model`",
-    "early_exit": "`assistant_early_exit`",
-}
 
 
 @dataclass(frozen=True)
 class Drafting:
     """A call's drafter, settled."""
 
-    kind: DrafterKind
+    kind: str  # the name of its entry
     num_tokens: int
     schedule: Schedule = "constant"
     confidence: float = 0.0  # a model's draft ends after a token less likely than this
@@ -66,10 +62,10 @@ def read_drafting(
         _refuse_alone(settings, asked)
         return None
     if len(named) > 1:
-        raise SettingError(f"{_DRAFTERS[named[0]]} and {_DRAFTERS[named[1]]} name two drafters; give one of them")
+        raise SettingError(f"{_name(named[0])} and {_name(named[1])} name two drafters; give one of them")
     kind = named[0]
     try:
-        check_methods(Facts(settings, given={"drafter": _DRAFTERS[kind]}), DRAFTS)
+        check_methods(Facts(settings, given={"drafter": _name(kind)}), DRAFTS, refuse_drafts())
     except SettingError:
         if has_assistant or _is_asked(kind, asked):
             raise
@@ -79,31 +75,26 @@ def read_drafting(
     return _settle(kind, settings, num_layers, can, relation)
 
 
-def _find_named(settings: GenerationConfig, asked: Collection[str], has_assistant: bool) -> list[DrafterKind]:
-    named: list[DrafterKind] = []
-    if has_assistant:
-        named.append("draft_model")
-    if settings.prompt_lookup_num_tokens is not None:
-        named.append("prompt_lookup")
-    if settings.assistant_early_exit is not None:
-        named.append("early_exit")
+def _find_named(settings: GenerationConfig, asked: Collection[str], has_assistant: bool) -> list[str]:
+    named = [
+        name
+        for name, entry in DRAFTERS.items()
+        if (getattr(settings, entry.setting) is not None if entry.parameters else has_assistant)
+    ]
     if len(named) > 1:  # what the caller names stands before what a model's file suggests
-        own = [kind for kind in named if kind == "draft_model" or _SETTING_OF[kind] in asked]
+        own = [kind for kind in named if not DRAFTERS[kind].parameters or DRAFTERS[kind].setting in asked]
         named = own or named[:1]
     if not named and settings.speculate == "auto":
         named.append("prompt_lookup")
     return named
 
 
-_SETTING_OF: dict[DrafterKind, str] = {
-    "prompt_lookup": "prompt_lookup_num_tokens",
-    "early_exit": "assistant_early_exit",
-    "draft_model": "assistant_model",
-}
+def _name(kind: str) -> str:
+    return f"`{DRAFTERS[kind].setting}`"
 
 
-def _is_asked(kind: DrafterKind, asked: Collection[str]) -> bool:
-    return _SETTING_OF[kind] in asked or "speculate" in asked
+def _is_asked(kind: str, asked: Collection[str]) -> bool:
+    return DRAFTERS[kind].setting in asked or "speculate" in asked
 
 
 def _refuse_alone(settings: GenerationConfig, asked: Collection[str]) -> None:
@@ -117,15 +108,16 @@ def _refuse_alone(settings: GenerationConfig, asked: Collection[str]) -> None:
                 raise SettingError(f"`{name}`={getattr(settings, name)!r} steers {needed}")
 
 
-def _refuse_unread(kind: DrafterKind, settings: GenerationConfig, asked: Collection[str]) -> None:
-    unread = _OF_MODELS if kind == "prompt_lookup" else _OF_LOOKUP
-    instead = "prompt_lookup_num_tokens says how many" if kind == "prompt_lookup" else "its drafter is a model"
-    if settings.speculate == "auto" and kind != "prompt_lookup":
+def _refuse_unread(kind: str, settings: GenerationConfig, asked: Collection[str]) -> None:
+    reads_model = kind in ("draft_model", "early_exit")
+    unread = _OF_LOOKUP if reads_model else _OF_MODELS if kind == "prompt_lookup" else (*_OF_MODELS, *_OF_LOOKUP)
+    instead = "its drafter is a model" if reads_model else f"{DRAFTERS[kind].setting} says how many"
+    if settings.speculate == "auto" and reads_model:
         unread = (*unread, "num_assistant_tokens_schedule")
         instead = "speculate='auto' chooses the length itself"
     for name in unread:
         if name in asked and getattr(settings, name) is not None:
-            raise SettingError(f"`{name}` is not read beside {_DRAFTERS[kind]}: {instead}; leave it out")
+            raise SettingError(f"`{name}` is not read beside {_name(kind)}: {instead}; leave it out")
 
 
 def _refuse_lookbehind(settings: GenerationConfig, asked: Collection[str], relation: Relation) -> None:
@@ -142,7 +134,7 @@ def _refuse_lookbehind(settings: GenerationConfig, asked: Collection[str], relat
 
 
 def _settle(
-    kind: DrafterKind, settings: GenerationConfig, num_layers: int, can: Collection[str], relation: Relation
+    kind: str, settings: GenerationConfig, num_layers: int, can: Collection[str], relation: Relation
 ) -> Drafting:
     is_auto = settings.speculate == "auto"
     if kind == "prompt_lookup":
@@ -152,6 +144,10 @@ def _settle(
         _check_most("prompt_lookup_num_tokens", num_tokens, MOST_DRAFTED)
         _check_most("max_matching_ngram_size", size, LONGEST_NGRAM)
         return Drafting(kind, num_tokens, max_ngram_size=size, is_auto=is_auto)
+    if kind not in ("draft_model", "early_exit"):  # what a plug-in added
+        num_tokens = DRAFTERS[kind].count(settings)
+        _check_most(DRAFTERS[kind].setting, num_tokens, MOST_DRAFTED)
+        return Drafting(kind, num_tokens, is_auto=is_auto)
     num_tokens = 20 if settings.num_assistant_tokens is None else settings.num_assistant_tokens
     _check_most("num_assistant_tokens", num_tokens, MOST_DRAFTED)
     threshold = settings.assistant_confidence_threshold or 0.0

@@ -21,6 +21,7 @@ from unspool.plan.origins import SPOKEN, Origin, find_asked
 from unspool.plan.pairs import Facts, check_methods
 from unspool.plan.refusals import check_rows, refuse_unbuilt, refuse_unused
 from unspool.plan.speed import decide_compiling, decide_drafting
+from unspool.plan.strategies import check_strategy
 from unspool.plan.tables import (
     BEAMS,
     BEAMS_ALONE,
@@ -54,6 +55,7 @@ def settle(
     check_methods(facts, *BEAMS_ALONE, LOW_MEMORY, *OF_MODEL, DOLA, GUIDANCE, STRICT, BEAMS, CONTRASTIVE_ASKED)
     check_candidates(settings, asked, vocab_size=info.vocab_size, num_rows=shape.num_rows)
     check_methods(facts, CONTRASTIVE)
+    check_strategy(facts)
     check_rows(settings, origins, shape)
     check_watermark(settings, facts.spoken)
     eos = as_token_ids(settings.eos_token_id, "eos_token_id", info)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 from unspool.cache import ROLL_BACK, TRIAL, Cache
@@ -25,10 +26,25 @@ from unspool.decoding.speculative.weighing import Weighed
 from unspool.errors import SettingError, UnsupportedError
 from unspool.logits import LogitsProcessorList
 from unspool.plan import Plan
+from unspool.plan.drafters import DRAFTERS
 from unspool.plan.drafting import MOST_DRAFTED, Drafting
 from unspool.protocols import Model
+from unspool.registry import resolve
 
 CAPACITY_AHEAD = 256  # positions that a draft model's cache makes room for at once
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterContext:
+    """What a drafter is made from."""
+
+    plan: Plan
+    drafting: Drafting
+    scorer: Scorer
+    rows: Rows
+    prompts: Prompts
+    assistant: Model | None = None  # a model that drafts
+    vocabularies: Vocabularies | None = None  # the model's and the assistant's, where they are not one
 
 
 def make_policy(drafting: Drafting, drafter: Drafter) -> Policy:
@@ -79,20 +95,40 @@ def make_drafter(
 
     `vocabularies` are the model's and the assistant's, where they are not one.
     """
-    drafting = plan.drafting
-    if drafting is None:
+    if plan.drafting is None:
         return None
-    if drafting.kind == "prompt_lookup":
-        return PromptLookup(rows, drafting.max_ngram_size, plan.eos_token_ids, _read_sources(prompts, plan.copies))
-    confidence = Confidence(drafting.confidence)
-    if drafting.exit_layer is not None:
-        return EarlyExit(
-            scorer, drafting.exit_layer, do_sample=plan.do_sample, confidence=confidence, ends=plan.eos_token_ids
-        )
+    context = DrafterContext(plan, plan.drafting, scorer, rows, prompts, assistant, vocabularies)
+    drafter: Drafter = resolve(DRAFTERS[plan.drafting.kind].make)(context)
+    return drafter
+
+
+# --- the drafters, as their entries in plan/drafters.py name them ----------------------------------------------
+
+
+def make_prompt_lookup(context: DrafterContext) -> Drafter:
+    """Prompt lookup."""
+    plan, sources = context.plan, _read_sources(context.prompts, context.plan.copies)
+    return PromptLookup(context.rows, context.drafting.max_ngram_size, plan.eos_token_ids, sources)
+
+
+def make_early_exit(context: DrafterContext) -> Drafter:
+    """The model's own first layers."""
+    plan, layer = context.plan, context.drafting.exit_layer
+    assert layer is not None
+    confidence = Confidence(context.drafting.confidence)
+    return EarlyExit(context.scorer, layer, do_sample=plan.do_sample, confidence=confidence, ends=plan.eos_token_ids)
+
+
+def make_draft_model(context: DrafterContext) -> Drafter:
+    """Another model, of the same tokenizer or another."""
+    plan, scorer, assistant = context.plan, context.scorer, context.assistant
     assert assistant is not None
-    reader = Reader(assistant, _new_cache(assistant, rows, prompts, plan.copies), answer=scorer.reader.answer)
-    if vocabularies is not None:
-        return _make_translating(plan, drafting, DraftRows(reader, len(rows)), vocabularies, scorer)
+    cache = _new_cache(assistant, context.rows, context.prompts, plan.copies)
+    reader = Reader(assistant, cache, answer=scorer.reader.answer)
+    if context.vocabularies is not None:
+        rows = DraftRows(reader, len(context.rows))
+        return _make_translating(plan, context.drafting, rows, context.vocabularies, scorer)
+    confidence = Confidence(context.drafting.confidence)
     return DraftModel(reader, scorer, do_sample=plan.do_sample, confidence=confidence, ends=plan.eos_token_ids)
 
 

@@ -21,6 +21,7 @@ class Sample:
     def __init__(self, scorer: Scorer, *, do_sample: bool) -> None:
         self._scorer = scorer
         self._do_sample = do_sample
+        self.takes_likeliest = not do_sample
 
     def step(self, rows: Rows) -> Choice:
         """Choose every row's next token."""
