@@ -22,13 +22,13 @@ from unspool.models.weights import MemorySource
 @torch.inference_mode()
 def time_pass(model: Any, rows: int, contexts: list[int]) -> list[float]:
     """Microseconds of a pass over so many keys a row, for each context."""
-    model._captured._waiting.clear()
+    model.find_path("captured")._waiting.clear()
     cache = model.new_cache("static", rows, max(contexts) + 64)
     model.forward(torch.zeros(rows, 16, dtype=torch.int64, device="cuda"), cache)
     token = torch.zeros(rows, 1, dtype=torch.int64, device="cuda")
     for _ in range(2):
         model.forward(token, cache)
-    step = next(iter(model._captured._waiting.values()))[0]
+    step = next(iter(model.find_path("captured")._waiting.values()))[0]
     found = []
     for context in contexts:
         times = []

@@ -75,13 +75,13 @@ def main() -> None:
                 continue
             if way == "library" and find_library() is None:
                 continue
-            whole = lm.model._whole
+            paths = lm.model.paths
             if way != "library" and options.device == "cpu":
-                weights.find_library, lm.model._whole = lambda: None, None
+                weights.find_library, lm.model.paths = lambda: None, []
             if way == "rounded":
                 weights.PackedLinear.__call__ = multiply_rounded
             found = measure(lm, text, options.tokens)
-            weights.find_library, lm.model._whole, weights.PackedLinear.__call__ = find_library, whole, call
+            weights.find_library, lm.model.paths, weights.PackedLinear.__call__ = find_library, paths, call
             exact = found if exact is None else exact
             cells += tell(found, exact)
         print("| " + " | ".join(cells) + " |", flush=True)

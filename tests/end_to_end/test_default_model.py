@@ -94,8 +94,5 @@ def test_quantised_caches_give_the_tokens_of_operators(lm: unspool.LanguageModel
 
     made, path = answer()
     assert path == "library"
-    whole, lm.model._whole = lm.model._whole, None  # type: ignore[attr-defined]
-    try:
+    with lm.model.without_paths("library"):  # type: ignore[attr-defined]
         assert answer() == (made, "eager")
-    finally:
-        lm.model._whole = whole  # type: ignore[attr-defined]

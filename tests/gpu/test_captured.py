@@ -109,9 +109,8 @@ def test_half_precision_is_as_near_as_torchs(name: str) -> None:
         for is_captured in (True, False):
             cache = model.new_cache()
             model.forward(ids[:, :-1], cache)
-            captured, model._captured = model._captured, model._captured if is_captured else None
-            forward = model.forward(ids[:, -1:], cache)
-            model._captured = captured
+            with model.without_paths(*([] if is_captured else ["captured"])):
+                forward = model.forward(ids[:, -1:], cache)
             assert forward.path == ("captured" if is_captured else "eager")
             found[label, is_captured] = forward.logits.double()
     exact = found["full", False]

@@ -121,10 +121,10 @@ def test_captured_steps_read_what_operators_read(kind: str, nbits: int, window: 
     model = make_model(window, dtype)
     tokens = torch.randint(3, 96, (3, 150), generator=torch.Generator().manual_seed(0)).cuda()
     found: dict[bool, list[torch.Tensor]] = {}
-    steps = model._captured
-    assert steps is not None
+    paths = model.paths
+    assert model.find_path("captured") is not None
     for is_captured in (True, False):
-        model._captured = steps if is_captured else None
+        model.paths = paths if is_captured else []
         told = {"nbits": nbits, "q_group_size": 16, "residual_length": 24}
         cache = model.new_cache(kind, 3, 300, config=told)
         model.forward(tokens[:, :70], cache, counts=[70, 9, 33])

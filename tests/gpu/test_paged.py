@@ -235,7 +235,7 @@ def test_passes_over_blocks(name: str, size: int, monkeypatch: pytest.MonkeyPatc
 
     captured = passes()
     with monkeypatch.context() as patch:
-        patch.setattr(model, "_captured", None)
+        patch.setattr(model, "paths", [])
         eager = passes()
     assert {made.path for made in captured} == {"captured"} and {made.path for made in eager} == {"eager"}
     for mine, theirs in zip(captured, eager, strict=True):

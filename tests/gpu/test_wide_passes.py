@@ -38,7 +38,7 @@ def make_tokens(rows: int, new: int) -> torch.Tensor:
 def both_ways(model: Any, monkeypatch: pytest.MonkeyPatch, passes: Any) -> tuple[list[Forward], list[Forward]]:
     captured = passes()
     with monkeypatch.context() as patch:
-        patch.setattr(model, "_captured", None)
+        patch.setattr(model, "paths", [])
         eager = passes()
     assert {made.path for made in captured} == {"captured"} and {made.path for made in eager} == {"eager"}
     return captured, eager
@@ -131,7 +131,7 @@ def test_contests_are_decided_in_the_pass(name: str, alpha: float, top_k: int, m
     for ends in ({"eos_token_id": None}, {"eos_token_id": list(range(0, 160, 9))}):
         captured = unspool.generate(model, ids, max_new_tokens=20, **asked, **ends)
         with monkeypatch.context() as patch:
-            patch.setattr(model, "_captured", None)
+            patch.setattr(model, "paths", [])
             assert captured.tolist() == unspool.generate(model, ids, max_new_tokens=20, **asked, **ends).tolist()
 
 
@@ -159,11 +159,11 @@ def test_numbers_of_a_call_are_inputs_of_its_graph(
 
     monkeypatch.setattr(module, "CapturedStep", Counted)
     asked = {"max_new_tokens": 10, "eos_token_id": None, "pad_token_id": 0}
-    model._captured._waiting.clear()
+    model.find_path("captured")._waiting.clear()
     captured = [unspool.generate(model, ids, **asked, **one).tolist() for one in settings]
     assert len(made) == len(set(made)) and len({str(tokens) for tokens in captured}) > 1
     with monkeypatch.context() as patch:
-        patch.setattr(model, "_captured", None)
+        patch.setattr(model, "paths", [])
         assert captured == [unspool.generate(model, ids, **asked, **one).tolist() for one in settings]
 
 
@@ -174,5 +174,5 @@ def test_a_contest_outgrows_the_room_of_its_past(monkeypatch: pytest.MonkeyPatch
     model, ids = load("llama"), make_tokens(1, 5)
     asked = {"penalty_alpha": 0.6, "top_k": 4, "max_new_tokens": 40, "eos_token_id": None}
     captured = unspool.generate(model, ids, **asked)
-    monkeypatch.setattr(model, "_captured", None)
+    monkeypatch.setattr(model, "paths", [])
     assert captured.tolist() == unspool.generate(model, ids, **asked).tolist()

@@ -15,7 +15,6 @@ from unspool.plan.call import Plan, PromptShape
 from unspool.plan.contrastive import check_candidates
 from unspool.plan.drafting import Relation
 from unspool.plan.lengths import check_reachable, decide_length
-from unspool.plan.marks import check_watermark
 from unspool.plan.memory import check_cache, name_cache
 from unspool.plan.origins import SPOKEN, Origin, find_asked
 from unspool.plan.pairs import Facts, check_methods
@@ -30,6 +29,7 @@ from unspool.plan.tables import (
     DOLA,
     GIVEN_CACHE,
     GUIDANCE,
+    GUMBEL,
     LEGACY_CACHE,
     LOW_MEMORY,
     OF_MODEL,
@@ -57,7 +57,7 @@ def settle(
     check_methods(facts, CONTRASTIVE)
     check_strategy(facts)
     check_rows(settings, origins, shape)
-    check_watermark(settings, facts.spoken)
+    check_methods(facts, GUMBEL)
     eos = as_token_ids(settings.eos_token_id, "eos_token_id", info)
     cache_kind = name_cache(settings, origins, info, shape)
     is_endless = shape.is_endless if shape.has_cache else KINDS[cache_kind].is_endless

@@ -5,6 +5,7 @@ Who adds a method that does not go with another adds a line here; a plug-in brin
 
 from __future__ import annotations
 
+from unspool.config.watermarking import GumbelWatermarkingConfig
 from unspool.errors import UnsupportedError
 from unspool.plan.contrastive import find_num_candidates
 from unspool.plan.pairs import Facts, Method, Pair
@@ -283,6 +284,91 @@ DRAFTED_ROWS = Method(
     "`return_legacy_cache` gives tuples, which can't hold rows of different lengths, and rows accept different numbers "
     "of drafted tokens; leave it out",
     (Pair(lambda facts: facts.shape.num_rows * (facts.settings.num_return_sequences or 1) > 1, ""),),
+)
+
+_SAME_KIND = "use a draft model of the same kind, or prompt_lookup_num_tokens"
+
+ASSISTANT = Method(
+    lambda facts: facts.given["assistant"] is not None,
+    "`assistant_model` {why}",
+    (
+        Pair(
+            lambda facts: (
+                facts.given["relation"] == "same" and facts.given["assistant"].vocab_size != facts.info.vocab_size
+            ),
+            "has a vocabulary of {assistant.vocab_size} tokens and the model one of {info.vocab_size}: its drafts "
+            "would mean other texts; pass `tokenizer` and `assistant_tokenizer` to draft across tokenizers, or use a "
+            "draft model with the same one",
+        ),
+        Pair(
+            lambda facts: facts.info.is_encoder_decoder and not facts.given["assistant"].is_encoder_decoder,
+            f"is decoder-only and the model is an encoder-decoder; {_SAME_KIND}",
+        ),
+        Pair(
+            lambda facts: facts.given["assistant"].is_encoder_decoder and not facts.info.is_encoder_decoder,
+            f"is an encoder-decoder and the model is decoder-only; {_SAME_KIND}",
+        ),
+        Pair(
+            lambda facts: facts.shape.has_embeds,
+            "reads tokens, and inputs_embeds are the model's own; pass input_ids, or use assistant_early_exit",
+        ),
+        Pair(
+            lambda facts: facts.given["relation"] != "same" and facts.info.is_encoder_decoder,
+            "has another tokenizer than the model, and an encoder-decoder's source is not put into other tokens; use a "
+            "draft model with the same tokenizer, or prompt_lookup_num_tokens",
+        ),
+    ),
+)
+
+
+def _has_gumbel(facts: Facts) -> bool:
+    marks = facts.settings.watermarking_config
+    return any(isinstance(one, GumbelWatermarkingConfig) for one in (marks if isinstance(marks, list) else [marks]))
+
+
+GUMBEL = Method(
+    _has_gumbel,  # it draws its tokens itself
+    "the Gumbel watermark, set {spoken[watermarking_config]}, {why}",
+    (
+        Pair(
+            lambda facts: not facts.settings.do_sample or facts.num_beams > 1,
+            "is a way to sample, and this call does not sample one token at a time; set do_sample=True without beams, "
+            "or use a WatermarkingConfig, which marks every way to decode",
+        ),
+        Pair(
+            "num_return_sequences",
+            "draws the same text for the same prompt and key, so num_return_sequences={value} would give copies; ask "
+            "for one, or give prompts of the same text keys of their own (a list in `watermarking_config`)",
+        ),
+    ),
+)
+
+# --- compiled steps ----------------------------------------------------------------------------------------------
+
+_COMPILED = "`{wish}`, set {told}, asks for compiled steps, and {why}"
+COMPILABLE = Method(
+    lambda _: True,  # read where compiled steps were asked for
+    _COMPILED,
+    (
+        Pair(
+            lambda facts: "compile" not in facts.info.can,
+            "those of a {info.family} model can't be compiled yet; leave it out",
+            UnsupportedError,
+        ),
+    ),
+)
+COMPILED = Method(
+    lambda _: True,
+    _COMPILED + "; leave one of them out",
+    (
+        Pair(lambda facts: facts.settings.use_cache is False, "`use_cache`=False reads every text anew at every step"),
+        Pair("output_hidden_states", "`{name}` returns what a compiled step does not keep"),
+        Pair("output_attentions", "`{name}` returns what a compiled step does not keep"),
+        Pair(
+            lambda facts: not facts.given["is_plain"],
+            "this cache does not keep its keys in plain buffers; use a 'dynamic' or 'static' one",
+        ),
+    ),
 )
 
 # --- the cache ---------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -10,6 +11,7 @@ from unspool.registry.plugins import load_plugins
 
 Entry = TypeVar("Entry")
 
+_NAME = re.compile(r"[A-Za-z][\w.-]{0,99}", re.ASCII)
 _changes = 0
 
 
@@ -61,8 +63,8 @@ class Table(Mapping[str, Entry], Generic[Entry]):
             raise PluginError(f"there is a {self.what} {name!r} already; give yours another name")
         if self._check is not None:
             self._check(entry)
-        if not isinstance(name, str) or not name:
-            raise PluginError(f"a {self.what} needs a name, and this one has {name!r:.80}")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise PluginError(f"a {self.what} needs a name of letters, digits, '_', '.' and '-', not {name!r:.80}")
 
     def add(self, entry: Entry) -> None:
         """Add an entry: behind the entry that its `after` names, or last."""

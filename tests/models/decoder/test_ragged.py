@@ -29,7 +29,7 @@ def make_decoder(pair: Any) -> Decoder:
     """A decoder whose passes are all made by torch's operators: the C library has no filled form."""
     native = pair.native
     model = Decoder(native.spec, native.weights, pair.config, native.device, native.dtype)
-    model._whole = model._steps = None
+    model.paths = []
     return model
 
 

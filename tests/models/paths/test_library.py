@@ -12,7 +12,7 @@ import torch
 from unspool.cache import BranchingCache, Cache, DynamicCache
 from unspool.kernels.cpu import find_library, why_missing
 from unspool.models.decoder.model import Decoder
-from unspool.models.paths.library import can_run_whole
+from unspool.models.paths.library import LibraryPath, explain_no_library
 from unspool.models.registry import build_model
 from unspool.models.weights import MemorySource, PackedEmbedding, PackedLinear
 from unspool.protocols import Want
@@ -28,8 +28,9 @@ WHOLE = [
 def make(pair: Any) -> Decoder:
     native = pair.native
     model = Decoder(native.spec, native.weights, pair.config, native.device, native.dtype)
-    assert model._whole is not None
-    model._whole.most_tokens = None  # long passes too
+    library = model.find_path("library")
+    assert isinstance(library, LibraryPath)
+    library.whole.most_tokens = None  # long passes too
     return model
 
 
@@ -63,7 +64,7 @@ def test_passes_equal_those_of_operators(
         tokens = make_tokens(rows, 16)
         whole = read(model, tokens, counts, model.new_cache(kind, rows, 32), want)
         with monkeypatch.context() as patch:
-            patch.setattr(model, "_whole", None)
+            patch.setattr(model, "paths", model.paths[1:])
             plain = read(model, tokens, counts, model.new_cache(kind, rows, 32), want)
         for made, expected in zip(whole, plain, strict=True):
             if counts is not None and made.dim() == 3 and made.shape[1] == 9:  # what lies past a row's end is nothing
@@ -101,7 +102,7 @@ def test_branches_read_what_they_share(
         return torch.stack([first, model.forward(tokens[:, 1:2], cache).logits])
 
     whole = decode()
-    monkeypatch.setattr(model, "_whole", None)
+    monkeypatch.setattr(model, "paths", model.paths[1:])
     assert_close(whole, decode())
 
 
@@ -116,7 +117,7 @@ def test_long_texts_are_read_in_parts(pair_of: Callable[[str], Any], monkeypatch
         return torch.cat(logits)
 
     whole = decode()
-    monkeypatch.setattr(model, "_whole", None)
+    monkeypatch.setattr(model, "paths", model.paths[1:])
     assert_close(whole, decode())
 
 
@@ -188,7 +189,7 @@ def test_early_layers_are_read_on_the_way(
 
     assert model.forward(tokens, DynamicCache(), want=want).path == "library"
     whole = decode()
-    monkeypatch.setattr(model, "_whole", None)
+    monkeypatch.setattr(model, "paths", model.paths[1:])
     for made, expected in zip(whole, decode(), strict=True):
         assert_close(made, expected)
 
@@ -198,7 +199,7 @@ def test_a_long_prompts_early_logits_are_its_last_tokens(
 ) -> None:
     model, tokens, want = make(pair_of("llama")), make_tokens(2, 150), Want(early=(0, 1))
     whole = model.forward(tokens, DynamicCache(), counts=[150, 70], want=want)
-    monkeypatch.setattr(model, "_whole", None)
+    monkeypatch.setattr(model, "paths", model.paths[1:])
     plain = model.forward(tokens, DynamicCache(), counts=[150, 70], want=want)
     assert whole.early_logits is not None and plain.early_logits is not None
     for made, expected in zip(whole.early_logits, plain.early_logits, strict=True):
@@ -228,7 +229,7 @@ def test_forks_read_their_row_and_themselves(
     model.forward(make_tokens(2, 9, 1), view)
     assert model.forward(tokens[:, :1], view.fork(range(3))).path == "library"
     whole = decode()
-    monkeypatch.setattr(model, "_whole", None)
+    monkeypatch.setattr(model, "paths", model.paths[1:])
     for made, expected in zip(whole, decode(), strict=True):
         assert_close(made, expected)
 
@@ -267,8 +268,11 @@ def test_no_token_is_the_likeliest_of_what_is_no_number(pair_of: Callable[[str],
 def test_blocks_that_are_not_known_are_left_to_torch(pair_of: Callable[[str], Any], name: str) -> None:
     model = pair_of(name).native
     expected = model.spec.alibi is None or not model.spec.alibi.is_rounded
-    assert can_run_whole(model.spec, model.weights, model.device, model.dtype) == expected
-    assert not can_run_whole(model.spec, model.weights, model.device, torch.bfloat16)
+    refusal = explain_no_library(model.spec, model.weights, model.device, model.dtype)
+    assert (refusal is None) == expected
+    assert "bfloat16" in str(explain_no_library(model.spec, model.weights, model.device, torch.bfloat16))
+    if refusal is not None:
+        assert refusal in model.forward(make_tokens(1, 3), DynamicCache()).path_reason
 
 
 # --- quantised ---------------------------------------------------------------------------------------------------
@@ -285,7 +289,7 @@ def test_quantised_models_stay_close_to_their_own_numbers(
     assert isinstance(model.weights.embedding, PackedEmbedding) and model.weights.embedding.kind == "int8"
     tokens = make_tokens(3, 16)
     whole = torch.cat([made.flatten() for made in read(model, tokens, None, DynamicCache(), Want())])
-    monkeypatch.setattr(model, "_whole", None)
+    monkeypatch.setattr(model, "paths", model.paths[1:])
     operators = torch.cat([made.flatten() for made in read(model, tokens, None, DynamicCache(), Want())])
     monkeypatch.setattr("unspool.models.weights.find_library", lambda: None)  # the numbers that the blocks stand for
     exact = torch.cat([made.flatten() for made in read(model, tokens, None, DynamicCache(), Want())])

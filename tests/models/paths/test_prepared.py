@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from unspool.models.decoder.head import cap_logits
 from unspool.models.decoder.model import Decoder
 from unspool.models.paths.prepared import can_prepare
 from unspool.protocols import Want
@@ -41,17 +42,14 @@ def decode(model: Decoder, tokens: torch.Tensor, counts: list[int] | None, promp
 @pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "unpacked"])
 @pytest.mark.parametrize("rows", [1, 2, 5])
 @pytest.mark.parametrize("name", PREPARED)
-def test_prepared_steps_equal_plain_ones(
-    pair_of: Callable[[str], Any], name: str, rows: int, is_packed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prepared_steps_equal_plain_ones(pair_of: Callable[[str], Any], name: str, rows: int, is_packed: bool) -> None:
     pair, tokens = pair_of(name), make_tokens(rows, 12)
     model = Decoder(pair.native.spec, pair.native.weights, pair.config, pair.native.device, pair.native.dtype)
     model.packs_for_batches = is_packed
-    monkeypatch.setattr(model, "_whole", None)
+    model.paths = [path for path in model.paths if path.name != "library"]
     for counts in (None, [6 - row % 3 for row in range(rows)]):
         prepared = decode(model, tokens, counts)
-        with monkeypatch.context() as patch:
-            patch.setattr(model, "_steps", None)
+        with model.without_paths("prepared"):
             plain = decode(model, tokens, counts)
         assert float((prepared - plain).abs().max()) <= 1e-5 * max(1.0, float(plain.abs().max()))
 
@@ -88,7 +86,7 @@ def test_leaving_after_the_first_layers(pair_of: Callable[[str], Any], name: str
     for exit_layer in (1, 2):
         cache, shadow = (model.new_cache("dynamic", rows=2) for _ in range(2))
         hidden = model.forward(tokens[:, :8], shadow, want=Want(hidden_states=True)).hidden_states
-        expected = model._project(model._finish(hidden[exit_layer]))[:, -1]
+        expected = cap_logits(model.spec, model.weights.head(model._finish(hidden[exit_layer])))[:, -1]
         found = model.forward(tokens[:, :8], cache, want=Want(exit_layer=exit_layer)).logits
         torch.testing.assert_close(found, expected)
         cache.truncate([0, 0])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,10 +13,10 @@ from unspool.cache import Cache, DynamicCache, Span
 from unspool.config import CompileConfig
 from unspool.errors import InputError, UnsupportedError
 from unspool.kernels.activations import find_activation
-from unspool.kernels.cpu import find_library
 from unspool.kernels.ragged import Ragged
 from unspool.kernels.rotary import rotate_
 from unspool.models.arrangement import read_mask
+from unspool.models.decoder.head import cap_logits, check_positions, read_out
 from unspool.models.decoder.layers import DecoderWeights, Layer
 from unspool.models.decoder.ragged import Layout
 from unspool.models.decoder.reading import read_keys, read_ragged
@@ -23,9 +24,10 @@ from unspool.models.decoder.sight import Outlook, Sight
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.native import ModelConfig, NativeModel, take_last
 from unspool.models.paths.captured import CapturedSteps, explain_no_capture
-from unspool.models.paths.compiled import CompiledDecoder, CompiledSteps, explain_no_compile
-from unspool.models.paths.library import WholeStep, can_run_whole, find_stores
-from unspool.models.paths.prepared import MOST_POSITIONS, PACKING_LIMIT, Steps, can_prepare
+from unspool.models.paths.compiled import UNREAD, CompiledSteps, explain_no_compile
+from unspool.models.paths.library import LibraryPath, explain_no_library
+from unspool.models.paths.path import ClosedPath, Pass, Path, run_first
+from unspool.models.paths.prepared import PACKING_LIMIT, PreparedPath, can_prepare
 from unspool.models.weights import AnyEmbedding, AnyLinear
 from unspool.outputs import Output
 from unspool.protocols import LAST, Encoded, Forward, Stretch, Want
@@ -68,27 +70,42 @@ class Decoder(NativeModel):
     def _refresh(self) -> None:
         self._outlook = Outlook(self.spec, self.device, self.dtype)
         self._layout = Layout(self.spec, self.device, self.dtype)
-        self._steps: Steps | None = None
-        self._whole: WholeStep | None = None
-        library = find_library() if self.device.type == "cpu" else None
-        if library is not None and can_run_whole(self.spec, self.weights, self.device, self.dtype):
-            self._whole = WholeStep(self.spec, self.weights, self._outlook, library)
-        if can_prepare(self.spec, self.weights, self.device, self.dtype):
-            self._steps = Steps(self.spec, self.weights, packs=self._packs)
-        self._why_eager = explain_no_capture(self.spec, self.device, self.dtype)
-        self._captured: CapturedSteps | None = None
-        if self._why_eager is None:
-            self._captured = CapturedSteps(self.spec, self.weights, self.device, self.dtype)
-        self._compiled: dict[str, CompiledDecoder] = {}
+        self.paths = self._list_paths()
+        self._compiled: dict[str, Decoder] = {}
+
+    def _list_paths(self) -> list[Path]:
+        """The fast ways to run a pass, in the order in which they are tried."""
+        made = (self.spec, self.weights, self.device, self.dtype)
+        if self.device.type != "cpu":
+            why = explain_no_capture(self.spec, self.device, self.dtype)
+            return [CapturedSteps(*made) if why is None else ClosedPath("captured", why)]
+        why = explain_no_library(*made)
+        paths: list[Path] = [
+            LibraryPath(self.spec, self.weights, self._outlook) if why is None else ClosedPath("library", why)
+        ]
+        if can_prepare(*made):
+            paths.append(PreparedPath(self.spec, self.weights, self._outlook, packs=self._packs))
+        return paths
+
+    def find_path(self, name: str) -> Path | None:
+        """The path of that name, if it takes passes of this model."""
+        return next((path for path in self.paths if path.name == name and not isinstance(path, ClosedPath)), None)
+
+    @contextmanager
+    def without_paths(self, *names: str) -> Iterator[None]:
+        """Run passes without these paths for a while: for tests, and to compare what they cost."""
+        held, self.paths = self.paths, [path for path in self.paths if path.name not in names]
+        try:
+            yield
+        finally:
+            self.paths = held
 
     @property
     def fast_path(self) -> str | None:
-        """How steps run where nothing else is asked for: "captured", "library", or None for operator by operator."""
-        if self._captured is not None:
-            return "captured"
-        return "library" if self._whole is not None else None
+        """How steps run if nothing else is asked for: "captured", "library", or None for operator by operator."""
+        return next((name for name in ("captured", "library") if self.find_path(name) is not None), None)
 
-    def compiled(self, config: CompileConfig) -> CompiledDecoder:
+    def compiled(self, config: CompileConfig) -> Decoder:
         """This model with steps that run through torch.compile; the same one for the same arguments."""
         reason = explain_no_compile(self.spec, self.weights)
         if reason is not None:
@@ -96,7 +113,11 @@ class Decoder(NativeModel):
         key = repr(config)
         if key not in self._compiled:
             steps = CompiledSteps(self.spec, self.weights, self.device, self.dtype, config)
-            self._compiled[key] = CompiledDecoder(self, steps)
+            model = object.__new__(Decoder)
+            model.__dict__.update(self.__dict__)
+            model.info = replace(self.info, can=self.info.can - UNREAD)
+            model.paths = [steps, *self.paths]
+            self._compiled[key] = model
         return self._compiled[key]
 
     @property
@@ -138,47 +159,40 @@ class Decoder(NativeModel):
         want: Want = LAST,
         embeds: torch.Tensor | None = None,
     ) -> Forward:
-        why_eager = self._explain_eager(tokens, cache, counts, want)
-        if why_eager is None and self._captured is not None and tokens is not None:
-            return self._captured.run(tokens, cache, counts, want)
-        forward = self._forward_eagerly(tokens, cache, counts, want, embeds)
-        if forward.path == "eager":
-            forward.path_reason = why_eager or ""
+        new = Pass(tokens, cache, counts, want, embeds, self._begin)
+        forward, refusals = run_first(self.paths, new)
+        if forward is None:
+            forward = self._run_plainly(new)
+        forward.path_reason = refusals
         return forward
 
-    def _forward_eagerly(
-        self,
-        tokens: torch.Tensor | None,
-        cache: Cache,
-        counts: Sequence[int] | None,
-        want: Want,
-        embeds: torch.Tensor | None,
-    ) -> Forward:
-        """A pass operator by operator, or on the path prepared for a CPU."""
-        given = tokens if tokens is not None else embeds
-        assert given is not None
-        rows, num_new = given.shape[:2]
-        span = self._begin(cache, rows, num_new, counts)
-        if self._whole is not None and tokens is not None:
-            whole = self._run_whole(self._whole, tokens, cache, span, want)
-            if whole is not None:
-                return whole
-        early: list[torch.Tensor] = []
-        if not self._is_step(tokens, cache, num_new, want):
+    def _run_plainly(self, new: Pass) -> Forward:
+        """A pass operator by operator."""
+        cache, span, want, early = new.cache, new.span, new.want, list[torch.Tensor]()
+        if self._is_step(new):
+            with torch.inference_mode():  # logits are made outside, so that callers may change them
+                states, _, _ = self._run(new.tokens, cache, span, want, new.embeds, early)
+            forward = read_out(self.spec, self.weights, states[:, -1], early, self.weights.head)
+        else:
             ragged = self._find_ragged(cache, span, want)
             if ragged is not None:
-                return self._forward_ragged(ragged, given, cache, span, want)
-            states, hidden, attentions = self._run(tokens, cache, span, want, embeds, early)
-            read = states if want.logits == "all" else take_last(states, counts)
-            made = self._read_out(read, early, self.weights.head, hidden, attentions)
-        elif self._steps is None or tokens is None:
-            with torch.inference_mode():  # logits are made outside, so that callers may change them
-                states, _, _ = self._run(tokens, cache, span, want, embeds, early)
-            made = self._read_out(states[:, -1], early, self.weights.head)
-        else:
-            return self._step(self._steps, tokens, cache, span, want)
-        made.last_states = states if want.last_states else None
-        return made
+                return self._forward_ragged(ragged, new.given, cache, span, want)
+            states, hidden, attentions = self._run(new.tokens, cache, span, want, new.embeds, early)
+            read = states if want.logits == "all" else take_last(states, new.counts)
+            forward = read_out(self.spec, self.weights, read, early, self.weights.head)
+            forward.hidden_states, forward.attentions = hidden, attentions
+        forward.last_states = states if want.last_states else None
+        return forward
+
+    def _is_step(self, new: Pass) -> bool:
+        """Whether a pass reads one token per row after what the cache holds, so that autograd need record nothing."""
+        want = new.want
+        return (
+            new.given.shape[1] == 1
+            and want.logits == "last"
+            and not (want.hidden_states or want.attentions)
+            and new.cache.holds_buffers(self.spec.num_layers)
+        )
 
     def _find_ragged(self, cache: Cache, span: Span, want: Want) -> Ragged | None:
         """The pass's real tokens, where it is to be made of them alone; None where rows are filled to the longest."""
@@ -195,7 +209,9 @@ class Decoder(NativeModel):
         found, _, _ = self._run(tokens, cache, span, want, embeds, early, ragged)
         states = found[0]  # (tokens, width of the head)
         wants_all = want.logits == "all"
-        made = self._read_out(states if wants_all else ragged.take_last(states), early, self.weights.head)
+        made = read_out(
+            self.spec, self.weights, states if wants_all else ragged.take_last(states), early, self.weights.head
+        )
         if wants_all:
             made.logits = ragged.fill(made.logits)
         made.last_states = ragged.fill(states) if want.last_states else None
@@ -207,102 +223,12 @@ class Decoder(NativeModel):
         cache.attach(self._outlook)
         return cache.begin(rows, num_new, counts, self.device)
 
-    def _run_whole(
-        self, whole: WholeStep, tokens: torch.Tensor, cache: Cache, span: Span, want: Want
-    ) -> Forward | None:
-        """The pass in one call of the CPU library; None where it must be made of operators."""
-        is_small = whole.most_tokens is None or sum(span.counts) <= whole.most_tokens
-        if want.hidden_states or want.attentions or not is_small or (want.early and want.logits == "all"):
-            return None
-        stores = find_stores(cache, self.spec, tokens.shape[0])
-        if stores is None:
-            return None
-        self._check_positions(max(start + count for start, count in zip(span.starts, span.counts, strict=True)))
-        made = whole.forward(tokens, span, stores, want)
-        cache.end()
-        return made
-
     def take_steps(self, tokens: Sequence[int], cache: Cache, num_steps: int, ends: tuple[int, ...]) -> Stretch | None:
         """Several greedy steps in one call of the CPU library, which writes keys past the rows' lengths."""
-        whole, rows = self._whole, len(tokens)
-        if whole is None or rows > whole.most_rows or cache.places() is None:
+        library = self.find_path("library")
+        if not isinstance(library, LibraryPath):
             return None
-        if (longest := cache.longest_stretch) is not None:
-            num_steps = min(num_steps, longest)
-        span = self._begin(cache, rows, num_steps, [0] * rows)  # room for all of them; no length changes
-        try:
-            stores = find_stores(cache, self.spec, rows)
-            if stores is None:
-                return None
-            self._check_positions(span.stop)
-            return Stretch(whole.take_steps(tokens, span, stores, ends), path="library")
-        finally:
-            cache.end()
-
-    def _explain_eager(
-        self, tokens: torch.Tensor | None, cache: Cache, counts: Sequence[int] | None, want: Want
-    ) -> str | None:
-        """Why a pass can't be a captured step; None where it can."""
-        if self._captured is None:
-            return self._why_eager
-        if tokens is None:
-            return "embeddings are read"
-        num_new = max(tokens.shape[1], cache.num_forks)
-        if num_new == 1 and counts is not None and min(counts) < 1:
-            return "some rows read nothing"
-        if self.weights.positions is not None:
-            self._check_positions(max(cache.lengths, default=0) + tokens.shape[1])
-        wanted = replace(want, logits="all") if cache.num_forks > 1 else want
-        return self._captured.explain_refusal(cache, tokens.shape[0] // cache.num_forks, num_new, wanted)
-
-    def _is_step(self, tokens: torch.Tensor | None, cache: Cache, num_new: int, want: Want) -> bool:
-        """Whether a pass is one of few tokens after what is held, whose way is prepared (or at least records less)."""
-        if want.hidden_states or want.attentions or not cache.holds_buffers(self.spec.num_layers):
-            return False
-        if num_new == 1:
-            return want.logits == "last"
-        is_wide = want.logits == "all" and self._steps is not None and tokens is not None and cache.is_in_order
-        return is_wide and not want.early and tokens is not None and tokens.numel() <= MOST_POSITIONS
-
-    def _step(self, steps: Steps, tokens: torch.Tensor, cache: Cache, span: Span, want: Want) -> Forward:
-        """A few tokens a row on the prepared path."""
-        rows, num_new = tokens.shape
-        step = steps.borrow(rows, num_new)
-        early: list[torch.Tensor] = []
-        assert self.weights.final_norm is not None
-        with torch.inference_mode():
-            sights = self._outlook.look(cache, span)
-            x = step.run(tokens, self.weights.embedding.weight, cache, sights, want, early)
-            states = self.weights.final_norm(x)
-        cache.end()
-        steps.give_back(step)
-        made = self._read_out(states, early, step.project)
-        if want.logits == "all":
-            made.logits = made.logits.view(rows, num_new, -1)
-        if want.last_states:
-            made.last_states = states.view(rows, num_new, -1)
-        return made
-
-    def _read_out(
-        self,
-        states: torch.Tensor,
-        early: list[torch.Tensor],
-        head: Callable[[torch.Tensor], torch.Tensor],
-        hidden: tuple[torch.Tensor, ...] | None = None,
-        attentions: tuple[torch.Tensor, ...] | None = None,
-    ) -> Forward:
-        """The logits of final states and, by the same product, those of earlier layers' states (rows, hidden).
-
-        Earlier states are read as they are: no final norm, no cap. DoLa is defined so.
-        """
-        if not early:
-            return Forward(self._cap(head(states)), hidden, attentions)
-        earlier = torch.cat(early)  # (layers * rows, hidden)
-        if self.weights.project_out is not None:
-            earlier = self.weights.project_out(earlier)
-        logits = head(torch.cat((states, earlier)))  # ((1 + layers) * rows, vocab): the head is read once
-        final, *rest = torch.split(logits, states.shape[0])
-        return Forward(self._cap(final), hidden, attentions, early_logits=tuple(rest))
+        return library.take_steps(tokens, cache, num_steps, ends, self._begin)
 
     def _run(
         self,
@@ -350,29 +276,17 @@ class Decoder(NativeModel):
         if weights.positions is not None:
             positions = (span.positions if ragged is None else ragged.positions[None]) + self.spec.position_offset
             # What lies past a short row's end is never read, so it may point at any position.
-            self._check_positions(max(start + count for start, count in zip(span.starts, span.counts, strict=True)))
+            check_positions(
+                self.spec,
+                self.weights,
+                max(start + count for start, count in zip(span.starts, span.counts, strict=True)),
+            )
             x = x + weights.positions[positions.clamp(max=weights.positions.shape[0] - 1)]
         return weights.embedding_norm(x) if weights.embedding_norm is not None else x
-
-    def _check_positions(self, longest: int) -> None:
-        if self.weights.positions is None:
-            return
-        limit = self.weights.positions.shape[0] - self.spec.position_offset
-        if longest > limit:
-            raise InputError(
-                f"position {longest - 1} was asked for and {self.info.family} learned positions up to {limit - 1}"
-            )
 
     def _finish(self, x: torch.Tensor) -> torch.Tensor:
         x = self.weights.final_norm(x) if self.weights.final_norm is not None else x
         return self.weights.project_out(x) if self.weights.project_out is not None else x
-
-    def _project(self, states: torch.Tensor) -> torch.Tensor:
-        return self._cap(self.weights.head(states))
-
-    def _cap(self, logits: torch.Tensor) -> torch.Tensor:
-        cap = self.spec.logit_softcap
-        return logits if cap is None else torch.tanh(logits / cap) * cap
 
     # --- a block -------------------------------------------------------------------------------------
     def _block(
@@ -468,7 +382,7 @@ class Decoder(NativeModel):
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         output = CausalOutput(
-            logits=self._project(arranged.unpack(states)[:, keep]),
+            logits=cap_logits(self.spec, self.weights.head(arranged.unpack(states)[:, keep])),
             past_key_values=cache if use_cache is None or use_cache else None,
             hidden_states=tuple(map(arranged.unpack, hidden)) if hidden is not None else None,
             attentions=tuple(map(arranged.unpack_weights, weights)) if weights is not None else None,

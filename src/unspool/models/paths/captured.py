@@ -15,18 +15,20 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import torch
 
-from unspool.cache import Cache
 from unspool.cache.places import Places
 from unspool.kernels.key_layout import KeyLayout
 from unspool.kernels.presence import SMALLEST_CAPABILITY, has_triton
 from unspool.kernels.sending import send
+from unspool.models.decoder.head import check_positions
 from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.paths.captured_shape import PassShape
+from unspool.models.paths.path import ALL_LAYERS, EMBEDDINGS, Pass
 from unspool.models.weights import find_addresses, iterate_tensors
 from unspool.protocols import Forward, Want
 
@@ -74,6 +76,8 @@ def _import_kernels() -> None:
 class CapturedSteps:
     """The captured steps of a decoder: one for each bucket of rows, lent to one caller at a time."""
 
+    name = "captured"
+
     def __init__(self, spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype) -> None:
         self._spec, self._weights, self._device, self._dtype = spec, weights, device, dtype
         self._numbered = next(iterate_tensors(weights)).device  # the device with its number
@@ -83,10 +87,20 @@ class CapturedSteps:
         self._seen: weakref.ref[Places] | None = None  # the last pass's
         self._lock = threading.Lock()
 
-    def explain_refusal(self, cache: Cache, rows: int, num_new: int, want: Want) -> str | None:
-        """Why a pass over this cache can't be a captured step; None where it can."""
+    def explain_refusal(self, new: Pass) -> str | None:
+        """Why a pass can't be a captured step; None if it can."""
+        tokens, cache, want = new.tokens, new.cache, new.want
+        if tokens is None:
+            return EMBEDDINGS
+        rows, num_new = tokens.shape[0] // cache.num_forks, max(tokens.shape[1], cache.num_forks)
+        if num_new == 1 and new.counts is not None and min(new.counts) < 1:
+            return "some rows read nothing"
+        if self._weights.positions is not None:
+            check_positions(self._spec, self._weights, max(cache.lengths, default=0) + tokens.shape[1])
+        if cache.num_forks > 1:
+            want = replace(want, logits="all")
         if want.hidden_states or want.attentions:
-            return "hidden states or attention weights of all layers are wanted"
+            return ALL_LAYERS
         if (num_new > 1) != (want.logits == "all") or num_new > MOST_NEW:
             return f"{num_new} tokens a row are read; captured are one, and drafts of up to {MOST_NEW - 1}"
         if want.early and (num_new > 1 or self._weights.project_out is not None):
@@ -124,8 +138,10 @@ class CapturedSteps:
         seen = {"full": length, "sliding": min(length, self._spec.window or length)}
         return all(room >= seen[self._spec.kind_of(layer)] for layer, room in enumerate(rooms))
 
-    def run(self, tokens: torch.Tensor, cache: Cache, counts: Sequence[int] | None, want: Want) -> Forward:
+    def run(self, new: Pass) -> Forward:
         """Read tokens (rows, new), and advance the cache."""
+        tokens, cache, counts, want = new.tokens, new.cache, new.counts, new.want
+        assert tokens is not None
         num_forks, num_new = cache.num_forks, max(tokens.shape[1], cache.num_forks)
         rows = tokens.shape[0] // num_forks
         starts = (list(cache.lengths) or [0] * rows)[::num_forks]

@@ -7,26 +7,26 @@ own pass, and `Forward.path_reason` says why.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 
-from unspool.cache import Cache
 from unspool.config import CompileConfig
-from unspool.errors import InputError, SettingError, UnsupportedError
+from unspool.errors import SettingError, UnsupportedError
 from unspool.kernels.presence import has_triton
+from unspool.models.decoder.head import check_positions
 from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.paths.compiled_step import StepFunction
+from unspool.models.paths.path import ALL_LAYERS, EMBEDDINGS, Pass
 from unspool.models.weights import WordRows, iterate_tensors
-from unspool.protocols import LAST, Encoded, Forward, Model, Want
+from unspool.protocols import Forward
 
 MOST_NEW: Final = 16  # tokens a row
 _STRIDE: Final = 256  # positions by which the keys in view grow
 # Forms of keys that the compiled step does not read, and steps that would not be compiled ones.
-_UNREAD: Final = frozenset({"branches", "forks", "stretches"})
+UNREAD: Final = frozenset({"branches", "forks", "stretches"})
 
 
 def explain_no_compile(spec: DecoderSpec, weights: DecoderWeights) -> str | None:
@@ -38,66 +38,10 @@ def explain_no_compile(spec: DecoderSpec, weights: DecoderWeights) -> str | None
     return None
 
 
-class CompiledDecoder:
-    """A decoder with compiled steps: the same model to everyone who decodes with it."""
-
-    def __init__(self, model: Model, steps: CompiledSteps) -> None:
-        self._model, self._steps = model, steps
-        self.info = replace(model.info, can=model.info.can - _UNREAD)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self._model.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What the weights are kept in."""
-        return self._model.dtype
-
-    def new_cache(
-        self,
-        kind: str = "dynamic",
-        rows: int = 1,
-        capacity: int | None = None,
-        encoded: Encoded | None = None,
-        config: Mapping[str, Any] | None = None,
-    ) -> Cache:
-        """An empty cache, as the model makes it."""
-        return self._model.new_cache(kind, rows, capacity, encoded, config)
-
-    def encode(
-        self,
-        tokens: torch.Tensor | None,
-        counts: Sequence[int] | None = None,
-        *,
-        want: Want = LAST,
-        embeds: torch.Tensor | None = None,
-    ) -> Encoded:
-        """What the model's encoder returns, where it has one."""
-        return self._model.encode(tokens, counts, want=want, embeds=embeds)
-
-    @torch.no_grad()
-    def forward(
-        self,
-        tokens: torch.Tensor | None,
-        cache: Cache,
-        *,
-        counts: Sequence[int] | None = None,
-        want: Want = LAST,
-        embeds: torch.Tensor | None = None,
-    ) -> Forward:
-        """Read new tokens after what the cache holds, by the compiled step where it can."""
-        reason = self._steps.explain_refusal(tokens, cache, want)
-        if reason is None and tokens is not None:
-            return self._steps.run(tokens, cache, counts, want)
-        forward = self._model.forward(tokens, cache, counts=counts, want=want, embeds=embeds)
-        forward.path_reason = f"not compiled: {reason}"
-        return forward
-
-
 class CompiledSteps:
     """The compiled steps of a decoder: one function for each set of layers that is to be read."""
+
+    name = "compiled"
 
     def __init__(
         self,
@@ -113,12 +57,13 @@ class CompiledSteps:
         self._functions: dict[tuple[tuple[int, ...], int | None], Callable[..., Any]] = {}
         self._known: list[torch.Tensor] = []  # the buffers whose sizes are marked
 
-    def explain_refusal(self, tokens: torch.Tensor | None, cache: Cache, want: Want) -> str | None:
-        """Why a pass can't be a compiled step; None where it can."""
+    def explain_refusal(self, new: Pass) -> str | None:
+        """Why a pass can't be a compiled step; None if it can."""
+        tokens, cache, want = new.tokens, new.cache, new.want
         if tokens is None:
-            return "embeddings are read"
+            return EMBEDDINGS
         if want.hidden_states or want.attentions:
-            return "hidden states or attention weights of all layers are wanted"
+            return ALL_LAYERS
         rows, num_new = tokens.shape
         if (num_new > 1) != (want.logits == "all") or num_new > MOST_NEW or (want.early and num_new > 1):
             return f"{num_new} tokens a row are read; compiled are one, and drafts of up to {MOST_NEW - 1}"
@@ -132,12 +77,14 @@ class CompiledSteps:
             return f"the cache keeps {first.shape[0]} rows in {first.dtype} on {first.device}"
         return None
 
-    def run(self, tokens: torch.Tensor, cache: Cache, counts: Sequence[int] | None, want: Want) -> Forward:
+    def run(self, new: Pass) -> Forward:
         """Read tokens (rows, new), and advance the cache."""
+        tokens, cache, counts, want = new.tokens, new.cache, new.counts, new.want
+        assert tokens is not None
         rows, num_new = tokens.shape
         starts = list(cache.lengths) or [0] * rows
         stop = max(starts) + num_new
-        self._check_positions(stop)
+        check_positions(self._spec, self._weights, stop)
         cache.begin(rows, num_new, counts, self._device)
         cache.end()
         places = cache.places()
@@ -156,15 +103,6 @@ class CompiledSteps:
             early_logits=early or None,
             path="compiled",
         )
-
-    def _check_positions(self, stop: int) -> None:
-        if self._weights.positions is None:
-            return
-        limit = self._weights.positions.shape[0] - self._spec.position_offset
-        if stop > limit:
-            raise InputError(
-                f"position {stop - 1} was asked for and {self._spec.family} learned them up to {limit - 1}"
-            )
 
     def _mark(self, keys: torch.Tensor, buffers: list[torch.Tensor]) -> None:
         """Say which sizes change, so that the first graph serves them all; and what stays where it is."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ import torch
 from unspool.cache import Cache, Span, Stores
 from unspool.errors import SettingError
 from unspool.kernels.alibi import alibi_slopes
-from unspool.kernels.cpu import Library
+from unspool.kernels.cpu import Library, find_library, why_missing
 from unspool.kernels.cpu.library import (
     CHUNK,
     Job,
@@ -30,9 +30,11 @@ from unspool.kernels.cpu.library import (
 from unspool.kernels.cpu.library import Layer as CLayer
 from unspool.kernels.cpu.library import Matrix as CMatrix
 from unspool.kernels.cpu.library import Norm as CNorm
+from unspool.models.decoder.head import check_positions
 from unspool.models.decoder.layers import DecoderWeights, Layer
 from unspool.models.decoder.sight import Outlook
 from unspool.models.decoder.spec import DecoderSpec
+from unspool.models.paths.path import ALL_LAYERS, EMBEDDINGS, Pass
 from unspool.models.weights import (
     AnyEmbedding,
     AnyLinear,
@@ -43,7 +45,7 @@ from unspool.models.weights import (
     find_addresses,
     iterate_tensors,
 )
-from unspool.protocols import Forward, LayerKind, Want
+from unspool.protocols import Forward, LayerKind, Stretch, Want
 
 _ACTIVATIONS: Final = {
     **dict.fromkeys(("silu", "swish"), 0),
@@ -63,19 +65,27 @@ Addresses = tuple[
 ]  # own and shared, how those are packed and where; what must outlive them
 
 
-def can_run_whole(spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the library knows every part of this decoder's block."""
-    return (
-        device.type == "cpu"
-        and dtype == torch.float32
-        and spec.norm_placement in ("pre", "sandwich")
-        and spec.head_dim <= _WIDEST_HEAD
-        and spec.activation in _ACTIVATIONS
-        and not (spec.alibi is not None and spec.alibi.is_rounded)
-        and weights.project_in is None
-        and weights.project_out is None
-        and spec.has_final_norm
-    )
+def explain_no_library(
+    spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype
+) -> str | None:
+    """Why the library can't run this decoder's passes; None if it can."""
+    if device.type != "cpu":
+        return f"the model is on a device of type {device.type}"
+    if find_library() is None:
+        return f"there is no CPU library: {why_missing()}"
+    if dtype != torch.float32:
+        return f"the CPU library computes in float32, and the weights are {dtype}"
+    if spec.norm_placement not in ("pre", "sandwich") or not spec.has_final_norm:
+        return f"the CPU library has no block with the norms of {spec.family}"
+    if spec.head_dim > _WIDEST_HEAD:
+        return f"the CPU library reads heads of up to {_WIDEST_HEAD} numbers, and these have {spec.head_dim}"
+    if spec.activation not in _ACTIVATIONS:
+        return f"the CPU library has no activation {spec.activation}"
+    if spec.alibi is not None and spec.alibi.is_rounded:
+        return f"{spec.family} rounds its position biases key by key"
+    if weights.project_in is not None or weights.project_out is not None:
+        return f"{spec.family} has embeddings of another width than its states"
+    return None
 
 
 class StretchCall:
@@ -487,6 +497,67 @@ def _describe_rows(rows: AnyLinear | AnyEmbedding) -> CMatrix:
     return describe_matrix(rows.weight, bias, "float32", *rows.weight.shape)
 
 
-def find_stores(cache: Cache, spec: DecoderSpec, rows: int) -> Stores | None:
-    """Where a cache's keys lie, for the library to read and write; None for kinds that it does not know."""
-    return cache.find_stores(spec.num_layers, rows, spec.num_kv_heads, spec.head_dim, torch.float32)
+class LibraryPath:
+    """Passes in one call of the CPU library."""
+
+    name = "library"
+
+    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, outlook: Outlook) -> None:
+        library = find_library()
+        assert library is not None, "explain_no_library() says so"
+        self._spec, self._weights = spec, weights
+        self.whole = WholeStep(spec, weights, outlook, library)
+
+    def explain_refusal(self, new: Pass) -> str | None:
+        """Why a pass can't be one call; None if it can."""
+        want, most = new.want, self.whole.most_tokens
+        if new.tokens is None:
+            return EMBEDDINGS
+        if want.hidden_states or want.attentions:
+            return ALL_LAYERS
+        if want.early and want.logits == "all":
+            return "early logits are read one token at a time"
+        if most is not None and sum(new.span.counts) > most:
+            return f"torch's products of plain numbers are as fast for more than {most} tokens"
+        new.found = self._find_stores(new.cache, new.span, new.tokens.shape[0])
+        if new.found is None:
+            return f"the CPU library does not read the keys of a {type(new.cache).__name__}"
+        return None
+
+    def run(self, new: Pass) -> Forward:
+        """Read the tokens, and advance the cache."""
+        span, tokens, stores = new.span, new.tokens, new.found
+        assert tokens is not None
+        longest = max(start + count for start, count in zip(span.starts, span.counts, strict=True))
+        check_positions(self._spec, self._weights, longest)
+        forward = self.whole.forward(tokens, span, stores, new.want)
+        new.cache.end()
+        return forward
+
+    def take_steps(
+        self,
+        tokens: Sequence[int],
+        cache: Cache,
+        num_steps: int,
+        ends: tuple[int, ...],
+        open_span: Callable[[Cache, int, int, Sequence[int] | None], Span],
+    ) -> Stretch | None:
+        """Several greedy steps in one call, whose keys lie past the rows' lengths; None if they can't be."""
+        rows = len(tokens)
+        if rows > self.whole.most_rows or cache.places() is None:
+            return None
+        if (longest := cache.longest_stretch) is not None:
+            num_steps = min(num_steps, longest)
+        span = open_span(cache, rows, num_steps, [0] * rows)  # room for all of them; no length changes
+        try:
+            stores = self._find_stores(cache, span, rows)
+            if stores is None:
+                return None
+            check_positions(self._spec, self._weights, span.stop)
+            return Stretch(self.whole.take_steps(tokens, span, stores, ends), path=self.name)
+        finally:
+            cache.end()
+
+    def _find_stores(self, cache: Cache, span: Span, rows: int) -> Stores | None:  # noqa: ARG002 - the pass must be open
+        spec = self._spec
+        return cache.find_stores(spec.num_layers, rows, spec.num_kv_heads, spec.head_dim, torch.float32)

@@ -21,12 +21,14 @@ import torch.nn.functional as F
 from unspool.cache import Cache
 from unspool.kernels.activations import find_activation
 from unspool.kernels.forked import attend_forked
+from unspool.models.decoder.head import read_out
 from unspool.models.decoder.layers import DecoderWeights, Layer
 from unspool.models.decoder.reading import read_keys, read_others
-from unspool.models.decoder.sight import Sight
+from unspool.models.decoder.sight import Outlook, Sight
 from unspool.models.decoder.spec import DecoderSpec
+from unspool.models.paths.path import ALL_LAYERS, EMBEDDINGS, Pass
 from unspool.models.weights import AnyLinear, Linear
-from unspool.protocols import LAST, Want
+from unspool.protocols import LAST, Forward, Want
 
 PACKING_LIMIT: Final = 1 << 30  # bytes of weights up to which a second copy, laid out for batches, is kept
 _PACKED_ROWS: Final = 8  # the batch that packed weights are laid out for; others read them as well
@@ -73,15 +75,53 @@ class PreparedLayer:
     post_ffn_norm: torch.Tensor | None
 
 
-class Steps:
+class PreparedPath:
     """The prepared steps of a decoder: one for each number of rows, lent to one caller at a time."""
 
-    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, *, packs: bool) -> None:
+    name = "prepared"
+
+    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, outlook: Outlook, *, packs: bool) -> None:
         self._spec = spec
         self._weights = weights
+        self._outlook = outlook
         self._packs = packs and _can_pack()
         self._prepared: dict[bool, tuple[list[PreparedLayer], Product]] = {}
         self._waiting: dict[tuple[int, int], PreparedStep] = {}
+
+    def explain_refusal(self, new: Pass) -> str | None:
+        """Why a pass can't be a prepared step; None if it can."""
+        want, tokens, cache = new.want, new.tokens, new.cache
+        if tokens is None:
+            return EMBEDDINGS
+        if want.hidden_states or want.attentions:
+            return ALL_LAYERS
+        if not cache.holds_buffers(self._spec.num_layers):
+            return "the cache has no buffers yet"
+        if tokens.shape[1] == 1:
+            return None if want.logits == "last" else "logits of all positions are wanted"
+        if want.logits != "all" or want.early or tokens.numel() > MOST_POSITIONS or not cache.is_in_order:
+            return f"{tokens.shape[1]} tokens a row are read; prepared are one, and a few drafts"
+        return None
+
+    def run(self, new: Pass) -> Forward:
+        """Read a few tokens a row, and advance the cache."""
+        tokens, cache, want, early = new.tokens, new.cache, new.want, list[torch.Tensor]()
+        assert tokens is not None and self._weights.final_norm is not None
+        rows, num_new = tokens.shape
+        step = self.borrow(rows, num_new)
+        with torch.inference_mode():
+            sights = self._outlook.look(cache, new.span)
+            x = step.run(tokens, self._weights.embedding.weight, cache, sights, want, early)
+            states = self._weights.final_norm(x)
+        cache.end()
+        self.give_back(step)
+        forward = read_out(self._spec, self._weights, states, early, step.project)
+        forward.path = self.name
+        if want.logits == "all":
+            forward.logits = forward.logits.view(rows, num_new, -1)
+        if want.last_states:
+            forward.last_states = states.view(rows, num_new, -1)
+        return forward
 
     def borrow(self, rows: int, num_new: int = 1) -> PreparedStep:
         """A step for `rows` rows of `num_new` tokens; another thread that asks meanwhile gets its own."""

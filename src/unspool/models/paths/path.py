@@ -1,0 +1,100 @@
+"""What a fast path is: a way to run a decoder's pass, which says in words which passes it can't take.
+
+A decoder has a list of them and takes the first that doesn't refuse. What every refusing one said reaches
+`Forward.path_reason` unchanged. Where all refuse, the pass is run operator by operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+
+from unspool.cache import Cache, Span
+from unspool.protocols import Forward, Want
+
+# Refusals that several paths share.
+EMBEDDINGS: Final = "embeddings are read"
+ALL_LAYERS: Final = "hidden states or attention weights of all layers are wanted"
+
+
+class Pass:
+    """One pass over new tokens. Its span is opened when it is first asked for: paths that need none open none."""
+
+    __slots__ = ("_open", "_span", "cache", "counts", "embeds", "found", "tokens", "want")
+
+    def __init__(
+        self,
+        tokens: torch.Tensor | None,
+        cache: Cache,
+        counts: Sequence[int] | None,
+        want: Want,
+        embeds: torch.Tensor | None,
+        open_span: Callable[[Cache, int, int, Sequence[int] | None], Span],
+    ) -> None:
+        self.tokens, self.cache, self.counts, self.want, self.embeds = tokens, cache, counts, want, embeds
+        self.found: Any = None  # what a path found out when it was asked, for its run
+        self._open = open_span
+        self._span: Span | None = None
+
+    @property
+    def given(self) -> torch.Tensor:
+        """The tokens (rows, new), or the embeddings (rows, new, hidden)."""
+        given = self.tokens if self.tokens is not None else self.embeds
+        assert given is not None
+        return given
+
+    @property
+    def span(self) -> Span:
+        """Where the pass writes; its cache is open from now on, until `cache.end()`."""
+        if self._span is None:
+            rows, num_new = self.given.shape[:2]
+            self._span = self._open(self.cache, rows, num_new, self.counts)
+        return self._span
+
+
+class Path(Protocol):
+    """One way to run passes."""
+
+    @property
+    def name(self) -> str:
+        """What `Forward.path` says."""
+        ...
+
+    def explain_refusal(self, new: Pass) -> str | None:
+        """Why this pass can't be taken, or None if it can."""
+        ...
+
+    def run(self, new: Pass) -> Forward:
+        """Run a pass that was not refused, and advance its cache."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedPath:
+    """A path that can't take any pass of a model."""
+
+    name: str
+    reason: str
+
+    def explain_refusal(self, new: Pass) -> str | None:  # noqa: ARG002 - the same for every pass
+        """The same reason for every pass."""
+        return self.reason
+
+    def run(self, new: Pass) -> Forward:  # noqa: ARG002 - the protocol's
+        """Never called."""
+        raise AssertionError(f"{self.name} takes no pass: {self.reason}")
+
+
+def run_first(paths: Sequence[Path], new: Pass) -> tuple[Forward | None, str]:
+    """The answer of the first path that takes the pass, or None; and what those before it said."""
+    refusals: list[str] = []
+    for path in paths:
+        refusal = path.explain_refusal(new)
+        if refusal is None:
+            return path.run(new), "; ".join(refusals)
+        if refusal not in refusals:
+            refusals.append(refusal)
+    return None, "; ".join(refusals)
