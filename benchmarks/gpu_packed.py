@@ -21,7 +21,7 @@ from gpu_tilings import time_graph  # benchmarks/gpu_tilings.py
 
 from unspool.cache import DynamicCache, QuantizedCache, QuantizedCacheConfig
 from unspool.kernels.attention import attend
-from unspool.kernels.gpu.attention.packed_attention import USUAL, PackedStepAttention, PackedTiling, tell_packed
+from unspool.kernels.gpu.attention.packed_attention import USUAL, PackedStepAttention, PackedTiling, list_packed
 from unspool.kernels.gpu.attention.split_attention import HeadShape
 from unspool.kernels.gpu.attention.step_attention import StepAttention
 from unspool.kernels.packed import attend_packed
@@ -126,7 +126,7 @@ def compare_steps(rows: int, context: int, num_layers: int = 8) -> None:
     base = torch.zeros(16, device=device, dtype=torch.bfloat16)
     recent = [(own.data_ptr() - base.data_ptr()) // 16 for _, own in layers]
     tensors = [(*packed[0].tensors(), *packed[1].tensors()) for packed, _ in layers]
-    table = torch.tensor([*recent, 256, *tell_packed(base, tensors, context, [num_packed] * rows)], device=device)
+    table = torch.tensor([*recent, 256, *list_packed(base, tensors, context, [num_packed] * rows)], device=device)
     lengths = torch.full((rows,), context, dtype=torch.int32, device=device)
     qkv = torch.randn(rows, (HEADS + 2 * KV_HEADS) * WIDTH, device=device).to(torch.bfloat16)
     out = torch.empty(rows, HEADS * WIDTH, device=device, dtype=torch.bfloat16)

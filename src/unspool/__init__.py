@@ -74,8 +74,13 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "streaming": ("AsyncTextIteratorStreamer", "TextIteratorStreamer", "TextStreamer"),
     "text": ("Tokenizer",),
     "watermark": (
+        "BayesianDetectorConfig",
+        "BayesianDetectorModel",
         "GumbelWatermarkLogitsProcessor",
+        "SynthIDTextWatermarkDetector",
         "SynthIDTextWatermarkLogitsProcessor",
+        "WatermarkDetector",
+        "WatermarkDetectorOutput",
         "WatermarkLogitsProcessor",
     ),
 }

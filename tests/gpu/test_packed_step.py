@@ -44,7 +44,7 @@ def make_packed(scheme: Scheme, rows: int, heads: int, places: int) -> Packed:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_attention_over_packed_keys(shape: dict[str, Any], manner: str, dtype: torch.dtype) -> None:
     """Ragged rows from nothing held to many parts, with nothing packed and with all but a few; one is not there."""
-    from unspool.kernels.gpu.attention.packed_attention import PackedStepAttention, explain_no_tiles, tell_packed
+    from unspool.kernels.gpu.attention.packed_attention import PackedStepAttention, explain_no_tiles, list_packed
     from unspool.kernels.gpu.attention.split_attention import HeadShape
     from unspool.kernels.gpu.attention.turning import find_turns
 
@@ -71,7 +71,7 @@ def test_attention_over_packed_keys(shape: dict[str, Any], manner: str, dtype: t
     base = torch.zeros(16, device=DEVICE, dtype=dtype)
     tensors = [(*keys.tensors(), *values.tensors()) for keys, values in layers]
     table = torch.tensor(
-        [*tell_addresses(base, recent), *tell_packed(base, tensors, places, num_packed)], device=DEVICE
+        [*tell_addresses(base, recent), *list_packed(base, tensors, places, num_packed)], device=DEVICE
     )
     lengths = torch.tensor(held, device=DEVICE, dtype=torch.int32)
     out = torch.full((rows, heads * width), torch.nan, device=DEVICE, dtype=dtype)

@@ -48,7 +48,7 @@ def test_one_graph_serves_every_scale() -> None:
     with torch.cuda.graph(graph):
         made.run(logits, tokens, lengths)
     for scale in (1.5, -2.0, 0.25, 7.0, 7.0, 1.5):
-        made.tell(Guide(scale))
+        made.set_inputs(Guide(scale))
         graph.replay()
         expected = Guide(scale).read(logits.double())
         assert float((made.scores[:2] - expected).abs().max()) < 4e-5 * (1 + abs(scale))

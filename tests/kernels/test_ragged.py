@@ -75,14 +75,14 @@ def test_a_mask_is_never_larger_than_a_block(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "BLOCK", 4)
     ragged = make_rows([(0, 11), (7, 6)])
     windowed = ragged.cut(3, in_blocks=False)
-    assert [(piece.row, piece.num_queries, piece.first, piece.stop) for piece in windowed.pieces] == [
+    assert [(block.row, block.num_queries, block.first, block.stop) for block in windowed.blocks] == [
         *((0, 4, 0, 4), (0, 4, 2, 8), (0, 3, 6, 11)),
         *((1, 4, 5, 11), (1, 2, 9, 13)),
     ]
-    assert windowed.mask(windowed.pieces[1], torch.float32).shape == (4, 6)
+    assert windowed.mask(windowed.blocks[1], torch.float32).shape == (4, 6)
     # A row that holds nothing needs no mask, so it is not cut.
-    assert [piece.num_queries for piece in ragged.cut(None, in_blocks=False).pieces] == [11, 4, 2]
-    assert [piece.num_queries for piece in ragged.cut(None, in_blocks=True).pieces] == [4, 4, 3, 4, 2]
+    assert [block.num_queries for block in ragged.cut(None, in_blocks=False).blocks] == [11, 4, 2]
+    assert [block.num_queries for block in ragged.cut(None, in_blocks=True).blocks] == [4, 4, 3, 4, 2]
 
 
 # --- torch's kernel -------------------------------------------------------------------------------------------

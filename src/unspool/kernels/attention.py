@@ -19,7 +19,7 @@ def attend(
     softcap: float | None = None,
     want_weights: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What the queries read (rows, heads, new, width), and the attention weights where they are wanted."""
+    """The attention output (rows, heads, new, width), and the attention weights if they are wanted."""
     if want_weights or softcap is not None:
         read, weights = _attend_explicitly(queries, keys, values, scale, mask, is_causal, softcap)
         return read, weights if want_weights else None
@@ -27,7 +27,7 @@ def attend(
     kv_heads = keys.shape[1]
     if heads == kv_heads:
         return _attend_fused(queries, keys, values, mask, scale=scale, is_causal=is_causal), None
-    if num_new == 1:  # the heads that share a key become its queries: keys are read once, not once a head
+    if num_new == 1:  # the heads that share a key become its queries: keys are read once, not once per head
         if mask is not None and mask.shape[1] > 1:
             mask = mask.reshape(mask.shape[0], kv_heads, heads // kv_heads, mask.shape[-1])
         grouped = queries.reshape(rows, kv_heads, heads // kv_heads, width)
@@ -39,7 +39,7 @@ def attend(
 def _attend_fused(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, **settings: Any
 ) -> torch.Tensor:
-    """torch's own attention. On a GPU without cuDNN's, which plans anew, for 60 ms, whenever a length is new."""
+    """torch's own attention, on a GPU without cuDNN's, which spends 60 ms on a new plan for every new length."""
     if not queries.is_cuda or torch.compiler.is_compiling() or not _has_cudnn():
         return F.scaled_dot_product_attention(queries, keys, values, mask, **settings)
     torch.backends.cuda.enable_cudnn_sdp(False)

@@ -1,4 +1,4 @@
-"""Attention of branches that share a prompt: its keys are read once a prompt, not once a branch."""
+"""Attention of branches that share a prompt: its keys are read once per prompt, not once per branch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def attend_branches(
     mask: torch.Tensor | None = None,  # over shared and own keys: (rows, heads or 1, new, shared + own)
     softcap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What the queries read (rows, heads, new, width), and the weights over shared and own keys where they are made."""
+    """The attention output (rows, heads, new, width), and the weights over shared and own keys if they are computed."""
     if mask is None and softcap is None and _can_merge(queries):
         return _merge_parts(queries, shared_keys, shared_values, own_keys, own_values, scale), None
     rows, heads, num_new, width = queries.shape
@@ -54,7 +54,7 @@ def attend_shared(
     mask: torch.Tensor | None = None,  # the same for all branches and queries: (prompts, 1, 1, keys)
     want_weights: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention where branches of a prompt read nothing of their own: they become further queries of its keys."""
+    """Attention of branches that have no keys of their own: they become further queries over their prompt's keys."""
     (rows, heads, num_new, _), prompts = queries.shape, keys.shape[0]
     branches = rows // prompts
     if branches == 1:
@@ -82,10 +82,10 @@ def _merge_parts(
     own_values: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """Attend to both parts on their own, and weigh what was read by how much each part was attended to.
+    """Attend to both parts separately, and combine the outputs by each part's share of the attention weights.
 
-    torch's flash attention for the CPU tells the logarithm of the sum of the weights; it also reads keys where they
-    lie, which plain products would copy first.
+    torch's flash attention for the CPU returns the log-sum-exp of the scores; it also reads keys in place, where plain
+    products would copy them first.
     """
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     rows, heads, num_new, width = queries.shape

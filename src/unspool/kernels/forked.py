@@ -1,4 +1,4 @@
-"""Attention of several queries that stand at one position of one row: its keys are read once, where they lie."""
+"""Attention of several queries at the same position of one row: its keys are read once and in place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def attend_forked(
     softcap: float | None = None,
     want_weights: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What the queries read (rows * forks, heads, 1, width), and the weights over all keys where they are wanted."""
+    """The attention output (rows * forks, heads, 1, width), and the weights over all keys if they are wanted."""
     kv_heads = keys.shape[1]
     folded = queries.reshape(keys.shape[0], num_forks, kv_heads, -1, queries.shape[-1]).transpose(1, 2).flatten(2, 3)
     read, weights = attend(
@@ -29,7 +29,7 @@ def attend_forked(
 
 
 def fold_mask(mask: torch.Tensor, num_forks: int, heads: int, kv_heads: int) -> torch.Tensor:
-    """A mask over forks (rows * forks, heads or 1, 1, keys) as `attend_forked` takes it; one row may stand for all."""
+    """A mask over forks (rows * forks, heads or 1, 1, keys) as `attend_forked` takes it; one row may serve all."""
     num_keys, group = mask.shape[-1], heads // kv_heads
     if mask.shape[1] == 1:
         folded = mask.reshape(-1, 1, num_forks, 1, num_keys).expand(-1, -1, -1, group, -1)

@@ -1,17 +1,17 @@
 """How captured passes find the key of a position of a row.
 
-A pass is told where a cache's memory lies by one table of numbers, so that one graph serves every cache. Addresses are
-counted from a tensor that the pass owns, those of keys in units of some numbers, those of indices in int32.
+A pass gets the addresses of a cache's memory as one table of numbers, so that one graph serves every cache. Addresses
+are offsets from a tensor that the pass owns: those of keys in units of several numbers, those of indices in int32.
 
-- plain: the layers' buffers, and the positions that a row has room for. Key `j` of row `r` is at place `j` of row `r`.
-  Where layers are away, those buffers are the ones that they were brought into, and behind the room is where they live.
-- rings: that, and behind it the positions that each layer has room for. Key `j` of a layer with room for `n` is at
-  place `j % n`: a layer that slides has room for its window alone.
-- branches: what is plain; the same of the prompts' buffers; where the ancestry lies and its width; the number `s` of
-  keys that each row shares. Key `j` is at place `j` of the row's prompt where `j < s`, else at place `j - s` of row
+- plain: the layers' buffers, and a row's capacity in positions. Key `j` of row `r` is at index `j` of row `r`. If
+  layers are offloaded, these are the buffers that they are copied to; the addresses of their homes follow the capacity.
+- rings: the same, followed by each layer's capacity. Key `j` of a layer of capacity `n` is at index `j % n`: a
+  sliding layer has a capacity of its window.
+- branches: the plain entries; the same for the prompts' buffers; address and width of the ancestry; the number `s` of
+  keys that each row shares. Key `j` is at index `j` of the row's prompt if `j < s`, else at index `j - s` of row
   `ancestry[r, j - s]`: a block of one position.
-- blocks: the layers' blocks, and the positions of a block; where the block table lies and its width. Key `j` is at
-  place `j % size` of block `table[r, j // size]`.
+- blocks: the layers' blocks, and the positions per block; address and width of the block table. Key `j` is at index
+  `j % size` of block `table[r, j // size]`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class KeyLayout:
-    """Which of the layouts a pass reads, and what its kernels are compiled for."""
+    """The layout that a pass reads and its kernels are compiled for."""
 
-    branches: int = 0  # rows a prompt that share its keys; 0 where none do
-    block_size: int = 0  # positions of a block; 0 where rows lie whole
-    is_ring: bool = False  # layers have room for different numbers of positions, and begin anew where it ends
-    is_away: bool = False  # of a layer: its keys were brought here, and new ones are written where they live
+    branches: int = 0  # rows per prompt that share its keys; 0 if none do
+    block_size: int = 0  # positions per block; 0 if rows are contiguous
+    is_ring: bool = False  # layers have different capacities and wrap around at their end
+    is_away: bool = False  # of a layer: its keys are offloaded and were copied here; new ones are written to their home
 
     def count_entries(self, num_layers: int, rows: int) -> int:
         """How many numbers the table has."""

@@ -19,22 +19,22 @@ _BLOCK_NUMBERS = 1 << 21  # numbers unpacked at a time: what fits a core's cache
 
 @dataclass(slots=True)
 class PackedView:
-    """Where a pass's queries stand, and how much of each row is packed."""
+    """The positions of a pass's queries, and how much of each row is packed."""
 
-    num_packed: list[int]  # positions, a row each: whole blocks
+    num_packed: list[int]  # positions, one count per row: whole blocks
     counts: torch.Tensor  # the same on the device: (rows,) int32
     positions: torch.Tensor  # (rows, new) of the queries, int64
-    num_places: int  # positions that any row may have packed: what a fixed shape has room for, or the most held
+    num_places: int  # the most packed positions of any row: the capacity of a fixed shape, or the most held
 
     @property
     def is_uniform(self) -> bool:
-        """Whether every row has as much packed."""
+        """Whether all rows have the same number of packed positions."""
         return all(count == self.num_places for count in self.num_packed)
 
 
 @dataclass(slots=True)
 class PackedKeys:
-    """Keys (or values): packed up to a position that each row has, in full precision from there on."""
+    """Keys (or values): packed up to a position of each row, in full precision from there on."""
 
     packed: Packed  # index is position
     recent: torch.Tensor  # (rows, heads, recent, width): index 0 of a row is the first position that is not packed
@@ -64,9 +64,9 @@ def attend_packed(
     softcap: float | None = None,
     want_weights: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What the queries read (rows, heads, new, width), and the weights by position where they are wanted.
+    """The attention output (rows, heads, new, width), and the weights by position if they are wanted.
 
-    Queries see positions up to their own, as far back as the window goes. A mask says so itself, and may add a bias.
+    Queries see positions up to their own, as far back as the window goes. A mask replaces this, and may add a bias.
     """
     if want_weights:
         return attend_plainly(
@@ -118,7 +118,7 @@ def attend_in_blocks(
     softcap: float | None = None,
     block_numbers: int = _BLOCK_NUMBERS,
 ) -> torch.Tensor:
-    """A softmax that runs over blocks of keys (Milakov and Gimelshein, 2018): no temporary grows with the context."""
+    """An online softmax over blocks of keys (Milakov and Gimelshein, 2018): no temporary grows with the context."""
     rows, heads, num_new, width = queries.shape
     kv_heads, num_recent = keys.recent.shape[1], keys.recent.shape[2]
     view, block = keys.view, keys.packed.scheme.block
@@ -153,7 +153,7 @@ def attend_in_blocks(
 
 
 class _RunningSoftmax:
-    """What queries (rows, kv_heads, asked, width) have read so far, and how much weight that has."""
+    """The output of queries (rows, kv_heads, asked, width) so far, and the sum of its weights."""
 
     def __init__(self, queries: torch.Tensor) -> None:
         self._queries = queries

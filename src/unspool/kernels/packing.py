@@ -1,4 +1,4 @@
-"""Numbers in few bits: groups of them share a scale and a zero point, and several lie in one byte.
+"""Numbers in few bits: groups of them share a scale and a zero point, and a byte holds several.
 
 A group runs down the positions of one channel ("by channel", for keys, whose outliers live in channels) or along the
 channels of one position ("by token", for values), as in KIVI (Liu et al., 2024). Byte `j` of a position holds the
@@ -19,7 +19,7 @@ Fit = Callable[[torch.Tensor, int, torch.dtype], tuple[torch.Tensor, torch.Tenso
 """Groups (groups, size) float32, bits, dtype -> codes uint8 (groups, size), scale and zero (groups,) of the dtype."""
 
 BITS = (2, 4, 8)
-_SMALLEST_GROUP = 4  # of channels; smaller ones spend more on scales than they save
+_SMALLEST_GROUP = 4  # channels; smaller groups spend more on scales than they save
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class Scheme:
     width: int
     block: int  # positions that are packed together
     by_channel: bool
-    group: int  # channels that share a scale, where groups run along them
+    group: int  # channels that share a scale, if groups run along them
     dtype: torch.dtype  # of scales and zero points
 
     @classmethod
     def of(cls, width: int, nbits: int, group_size: int, by_channel: bool, dtype: torch.dtype) -> Scheme:
-        """The scheme for heads of a width; groups along them are the largest even parts of at most `group_size`."""
+        """The scheme for heads of this width; groups along them are the largest even parts of at most `group_size`."""
         group = next(size for size in range(min(group_size, width), 0, -1) if width % size == 0)
         if not by_channel and group < min(_SMALLEST_GROUP, width, group_size):
             raise SettingError(
@@ -55,7 +55,7 @@ class Scheme:
         return -(-self.width // self.parts)
 
     def scales_of(self, num_positions: int) -> tuple[int, int]:
-        """The last two sizes of scales and zero points for so many positions."""
+        """The last two dimensions of scales and zero points for this many positions."""
         if self.by_channel:
             return num_positions // self.block, self.width
         return num_positions, self.width // self.group
@@ -72,7 +72,7 @@ class Packed:
 
     @classmethod
     def empty(cls, scheme: Scheme, rows: int, heads: int, num_positions: int, device: torch.device) -> Packed:
-        """Room for so many positions."""
+        """Uninitialised memory for this many positions."""
         shape = (rows, heads, *scheme.scales_of(num_positions))
         return cls(
             scheme,
@@ -83,7 +83,7 @@ class Packed:
 
     @property
     def num_positions(self) -> int:
-        """Positions there is room for."""
+        """The capacity in positions."""
         return self.codes.shape[2]
 
     @property
@@ -113,7 +113,7 @@ class Packed:
         return Packed(self.scheme, self.codes[index], self.scale[index], self.zero[index])
 
     def copy_(self, other: Packed) -> None:
-        """Take over another's numbers."""
+        """Copy another's numbers."""
         for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
             mine.copy_(theirs)
 
@@ -143,7 +143,7 @@ def unpack(packed: Packed, dtype: torch.dtype) -> torch.Tensor:
     scale, zero = packed.scale.float().unsqueeze(-2), packed.zero.float().unsqueeze(-2)
     if scheme.by_channel:  # (rows, heads, blocks, block, width)
         grouped = codes.view(rows, heads, -1, scheme.block, scheme.width)
-    else:  # (rows, heads, positions, group, groups): scales stand last
+    else:  # (rows, heads, positions, group, groups): scales come last
         grouped = codes.view(rows, heads, num_positions, -1, scheme.group).transpose(-1, -2)
     made = grouped.mul(scale).add_(zero)
     if not scheme.by_channel:
@@ -152,7 +152,7 @@ def unpack(packed: Packed, dtype: torch.dtype) -> torch.Tensor:
 
 
 def join_codes(codes: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """Codes (…, width), one a byte, as (…, bytes)."""
+    """Codes (…, width), one per byte, as (…, bytes)."""
     if scheme.parts == 1:
         return codes
     missing = scheme.parts * scheme.num_bytes - scheme.width
@@ -165,7 +165,7 @@ def join_codes(codes: torch.Tensor, scheme: Scheme) -> torch.Tensor:
 
 
 def split_codes(joined: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """Codes (…, bytes) as (…, width), one a byte."""
+    """Codes (…, bytes) as (…, width), one per byte."""
     if scheme.parts == 1:
         return joined
     mask = (1 << scheme.nbits) - 1
@@ -177,7 +177,7 @@ def split_codes(joined: torch.Tensor, scheme: Scheme) -> torch.Tensor:
 
 
 def fit_range(groups: torch.Tensor, nbits: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Even steps from a group's least number to its greatest; no number is off by more than half a step.
+    """Even steps from a group's minimum to its maximum; no number is off by more than half a step.
 
     Scale and zero point are rounded outwards to their dtype before numbers are, so that nothing has to be clipped.
     """

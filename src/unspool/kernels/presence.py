@@ -1,4 +1,4 @@
-"""What this installation has to run kernels with."""
+"""Whether this installation and a device can run the Triton kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SMALLEST_CAPABILITY: Final = (8, 0)  # Ampere: what our kernels are written for
 
 @cache
 def has_triton() -> bool:
-    """Whether Triton is installed; it is imported only where a GPU is used."""
+    """Whether Triton is installed; it is imported only if a GPU is used."""
     return find_spec("triton") is not None
 
 

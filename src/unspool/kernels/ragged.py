@@ -1,7 +1,7 @@
-"""Passes over rows of different lengths whose real tokens lie one behind the other, and their attention.
+"""Passes over rows of different lengths whose real tokens are concatenated, and their attention.
 
-Everything in a decoder but attention looks at one token at a time, so it need not know of rows. Attention reads the
-keys where the cache holds them: on a GPU one kernel of torch's serves all rows, elsewhere each row is read by itself.
+Everything in a decoder but attention works on one token at a time and needs no rows. Attention reads the keys in
+place in the cache: on a GPU one kernel of torch's serves all rows, elsewhere rows are read one by one.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import torch
 from unspool.kernels.attention import attend
 from unspool.kernels.sending import send
 
-BLOCK: Final = 1024  # queries that read at once where what they see must be told by a mask
+BLOCK: Final = 1024  # queries per call if they need a mask
 _WIDEST_FLASH_HEAD: Final = 256
 
 
 @dataclass(slots=True, frozen=True)
-class Piece:
-    """Some queries of a row that read at once."""
+class QueryBlock:
+    """Consecutive queries of a row that one attention call reads."""
 
     row: int
-    own: slice  # which of the pass's tokens they are
+    own: slice  # their indices among the pass's tokens
     num_queries: int
     first: int  # the first key that any of them sees
     stop: int  # and the first that none does
@@ -43,20 +43,20 @@ class Piece:
 
 
 class Cut:
-    """All pieces of a pass for layers of one window, and their masks."""
+    """All query blocks of a pass for layers of one window, and their masks."""
 
-    def __init__(self, pieces: list[Piece], window: int | None, device: torch.device) -> None:
-        self.pieces = pieces
+    def __init__(self, blocks: list[QueryBlock], window: int | None, device: torch.device) -> None:
+        self.blocks = blocks
         self._window, self._device = window, device
-        masked = [piece for piece in pieces if not piece.sees_all() and not piece.is_causal(window)]
-        self._before = max((piece.num_before for piece in masked), default=0)
-        self._most = max((piece.num_queries for piece in masked), default=0)
+        masked = [block for block in blocks if not block.sees_all() and not block.is_causal(window)]
+        self._before = max((block.num_before for block in masked), default=0)
+        self._most = max((block.num_queries for block in masked), default=0)
         self._band: torch.Tensor | None = None
 
-    def mask(self, piece: Piece, dtype: torch.dtype) -> torch.Tensor:
-        """What a piece's queries see of its keys, to be added to scores: (queries, keys).
+    def mask(self, block: QueryBlock, dtype: torch.dtype) -> torch.Tensor:
+        """The additive mask of a block's queries over its keys: (queries, keys).
 
-        It depends on distances alone, so all masks are cut out of one band.
+        It depends on distances alone, so all masks are slices of one band.
         """
         before, most = self._before, self._most
         if self._band is None:
@@ -67,15 +67,15 @@ class Cut:
                 is_hidden |= distances >= self._window
             band = torch.zeros(is_hidden.shape, dtype=dtype, device=self._device)
             self._band = band.masked_fill_(is_hidden, -torch.inf)
-        found = self._band[: piece.num_queries, before - piece.num_before : before + piece.num_queries]
+        found = self._band[: block.num_queries, before - block.num_before : before + block.num_queries]
         return found if found.device.type == "cpu" else found.contiguous()  # GPU kernels want it aligned
 
 
 class Ragged:
-    """The real tokens of a pass over ragged rows, one row's behind the other's.
+    """The real tokens of a pass over ragged rows, concatenated row by row.
 
-    A row has `counts[row]` of them, which follow the `starts[row]` positions that it holds. Filled form is what passes
-    have otherwise: (rows, new, …), each row's tokens first and anything after them.
+    A row has `counts[row]` of them, which follow the `starts[row]` positions that it holds. The filled form is that of
+    other passes: (rows, new, …), each row's tokens first and arbitrary padding after them.
     """
 
     def __init__(self, starts: Sequence[int], counts: Sequence[int], positions: torch.Tensor) -> None:
@@ -87,8 +87,8 @@ class Ragged:
         rows = len(self.counts)
         numbers = send([*counts, *(end - count for end, count in zip(self._ends, counts, strict=True))], device)
         each = torch.arange(rows, device=device)
-        self.rows = each.repeat_interleave(numbers[:rows], output_size=self.num_tokens)  # (tokens,): whose each is
-        self.columns = torch.arange(self.num_tokens, device=device) - numbers[rows:][self.rows]  # its place in the row
+        self.rows = each.repeat_interleave(numbers[:rows], output_size=self.num_tokens)  # (tokens,): the row of each
+        self.columns = torch.arange(self.num_tokens, device=device) - numbers[rows:][self.rows]  # its index in the row
         self.positions = self.take(positions)  # (tokens,)
         self._device = device
         self._cuts: dict[tuple[int | None, bool], Cut] = {}
@@ -96,7 +96,7 @@ class Ragged:
         self._lasts: torch.Tensor | None = None
 
     def take(self, filled: torch.Tensor) -> torch.Tensor:
-        """The real ones (tokens, …) of filled rows (rows, new, …)."""
+        """The real tokens (tokens, …) of filled rows (rows, new, …)."""
         return filled[self.rows, self.columns]
 
     def fill(self, flat: torch.Tensor) -> torch.Tensor:
@@ -106,40 +106,42 @@ class Ragged:
         return filled
 
     def take_last(self, flat: torch.Tensor) -> torch.Tensor:
-        """Each row's last (rows, …) of the tokens (tokens, …); anything for a row that has none."""
+        """Each row's last token (rows, …) of the tokens (tokens, …); an arbitrary one for a row that has none."""
         if self._lasts is None:
             self._lasts = send([max(end - 1, 0) for end in self._ends], self._device)
         return flat.index_select(0, self._lasts)
 
-    # --- what attention asks -------------------------------------------------------------------------
+    # --- what attention uses -------------------------------------------------------------------------
     def cut(self, window: int | None, *, in_blocks: bool) -> Cut:
-        """The rows' queries in pieces that read at once.
+        """The rows' queries in blocks, one per attention call.
 
-        A row that holds nothing is one piece, for its mask is the plain causal one. All others (and with `in_blocks`
-        every row) are cut into blocks, each with the keys that it sees: a mask is then never larger than a block, and
-        windows cost what they see.
+        A row that holds nothing is one block, because its mask is the plain causal one. All others (and with
+        `in_blocks` every row) are cut into blocks of `BLOCK`, each with the keys that it sees, so that masks stay
+        small and keys outside a window cost nothing.
         """
         key = (window, in_blocks)
         if key not in self._cuts:
-            pieces = [
-                self._make_piece(row, place, min(place + size, count), window)
+            blocks = [
+                self._make_block(row, place, min(place + size, count), window)
                 for row, (start, count) in enumerate(zip(self.starts, self.counts, strict=True))
                 if count
                 for size in (BLOCK if in_blocks or start or (window is not None and window < count) else count,)
                 for place in range(0, count, size)
             ]
-            self._cuts[key] = Cut(pieces, window, self._device)
+            self._cuts[key] = Cut(blocks, window, self._device)
         return self._cuts[key]
 
-    def _make_piece(self, row: int, place: int, stop: int, window: int | None) -> Piece:
+    def _make_block(self, row: int, place: int, stop: int, window: int | None) -> QueryBlock:
         start, begin = self.starts[row], self._ends[row] - self.counts[row]
         first = 0 if window is None else max(0, start + place - window + 1)
-        return Piece(row, slice(begin + place, begin + stop), stop - place, first, start + stop, start + place - first)
+        return QueryBlock(
+            row, slice(begin + place, begin + stop), stop - place, first, start + stop, start + place - first
+        )
 
     def bounds(self, room: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where queries and keys of each row end, for a kernel that reads buffers of `room` positions a row.
+        """Cumulative ends of each row's queries and keys, for a kernel that reads buffers of `room` positions per row.
 
-        Between two rows stands one of no queries, whose keys are what is left of the buffer.
+        Between two rows there is an empty one without queries, whose keys are the rest of the buffer.
         """
         if room not in self._bounds:
             queries, keys = [0], [0]
@@ -161,7 +163,7 @@ def attend_ragged(
     window: int | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """What the queries of ragged rows read: (tokens, heads, width)."""
+    """The attention output of ragged rows: (tokens, heads, width)."""
     has_kernel = softcap is None and has_flash(queries.device, queries.dtype, queries.shape[-1])
     flash = find_flash() if has_kernel else None
     if flash is None:
@@ -182,7 +184,7 @@ def attend_ragged(
 
 
 def has_flash(device: torch.device, dtype: torch.dtype, width: int) -> bool:
-    """Whether torch's kernel for ragged rows takes heads of such a width and kind of number."""
+    """Whether torch's kernel for ragged rows supports heads of this width and dtype."""
     return (
         device.type == "cuda"
         and dtype in (torch.bfloat16, torch.float16)
@@ -195,9 +197,9 @@ def has_flash(device: torch.device, dtype: torch.dtype, width: int) -> bool:
 
 @cache
 def find_flash() -> Callable[..., Any] | None:
-    """torch's attention for ragged rows, where this torch has one that takes a scale and windows.
+    """torch's attention for ragged rows, if this torch has one that takes a scale and windows.
 
-    Grouped queries are its kernel's own; since torch 2.12 it wants to be told of them.
+    Its kernel supports grouped queries; since torch 2.12 they need a flag.
     """
     try:
         from torch.nn.attention.varlen import varlen_attn
@@ -220,17 +222,17 @@ def _attend_row_by_row(
 ) -> torch.Tensor:
     read = torch.empty_like(queries, memory_format=torch.contiguous_format)
     cut = ragged.cut(window, in_blocks=softcap is not None)
-    for piece in cut.pieces:
-        is_causal = not piece.sees_all() and piece.is_causal(window)
-        needs_mask = not piece.sees_all() and not is_causal
+    for block in cut.blocks:
+        is_causal = not block.sees_all() and block.is_causal(window)
+        needs_mask = not block.sees_all() and not is_causal
         found, _ = attend(
-            queries[piece.own].transpose(0, 1)[None],
-            keys[piece.row, piece.first : piece.stop].transpose(0, 1)[None],
-            values[piece.row, piece.first : piece.stop].transpose(0, 1)[None],
+            queries[block.own].transpose(0, 1)[None],
+            keys[block.row, block.first : block.stop].transpose(0, 1)[None],
+            values[block.row, block.first : block.stop].transpose(0, 1)[None],
             scale=scale,
-            mask=cut.mask(piece, queries.dtype)[None, None] if needs_mask else None,
+            mask=cut.mask(block, queries.dtype)[None, None] if needs_mask else None,
             is_causal=is_causal,
             softcap=softcap,
         )  # (1, heads, queries, width)
-        read[piece.own] = found[0].transpose(0, 1)
+        read[block.own] = found[0].transpose(0, 1)
     return read

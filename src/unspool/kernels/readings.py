@@ -1,4 +1,4 @@
-"""What guidance and DoLa make of a pass's logits, in torch; `gpu/readings.py` does it at a captured pass's end."""
+"""Guidance and DoLa on a pass's logits, in torch; `gpu/sampling/readings.py` does it at the end of a captured pass."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from dataclasses import dataclass
 
 import torch
 
-RELATIVE_TOP = 0.1  # tokens less likely than this share of the likeliest are left out
+RELATIVE_TOP = 0.1  # tokens less likely than this fraction of the most likely one are left out
 
 
 @dataclass(slots=True)
 class ReadLogits:
-    """What a captured pass made of its logits."""
+    """The scores that a captured pass computed from its logits."""
 
-    scores: torch.Tensor  # (rows, vocab): what the processors are given
-    chosen: torch.Tensor | None = None  # (rows,): the place of the early layer contrasted with
+    scores: torch.Tensor  # (rows, vocab): the input of the processors
+    chosen: torch.Tensor | None = None  # (rows,): the index of the early layer contrasted with
 
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """Rows come twice, and the first half is led away from the second (Sanchez et al. 2023, arXiv 2306.17806)."""
+    """Classifier-free guidance (Sanchez et al. 2023, arXiv 2306.17806): the first half of the rows has the prompts, the
+    second the negative prompts."""
 
     scale: float
 
     @property
     def key(self) -> Guide:
-        """What a captured pass is made for: the same with any scale, which is an input."""
+        """The key of the captured pass: one serves every scale, which is an input."""
         return Guide(1.0)
 
     def fits(self, num_new: int, num_forks: int) -> bool:
@@ -41,9 +42,9 @@ class Guide:
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """The last layer's prediction beside an earlier layer's (Chuang et al. 2023, arXiv 2309.03883).
+    """The last layer's prediction contrasted with an earlier layer's (Chuang et al. 2023, arXiv 2309.03883).
 
-    One layer is chosen for the whole batch, as the reference does, or for each row by itself.
+    One layer is chosen for the whole batch, as the reference does, or for each row separately.
     """
 
     by_row: bool
@@ -51,7 +52,7 @@ class Contrast:
 
     @property
     def key(self) -> Contrast:
-        """What a captured pass is made for."""
+        """The key of the captured pass."""
         return self
 
     def fits(self, num_new: int, num_forks: int) -> bool:
@@ -61,8 +62,8 @@ class Contrast:
     def read(self, logits: torch.Tensor, early: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """DoLa's scores (rows, vocab) of logits (rows, vocab) and early logits (layers, rows, vocab).
 
-        Also the place of the layer chosen, a row each: the one whose distribution is farthest from the last layer's by
-        Jensen-Shannon divergence. Nothing synchronises with the device.
+        Also the index of the chosen layer, one per row: the one whose distribution is farthest from the last layer's
+        by Jensen-Shannon divergence. Nothing synchronises with the device.
         """
         mature = torch.log_softmax(logits, dim=-1)
         premature = torch.log_softmax(early, dim=-1)

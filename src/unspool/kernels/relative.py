@@ -1,4 +1,4 @@
-"""Relative position buckets (Raffel et al., 2020): near distances one by one, far ones by their logarithm."""
+"""Relative position buckets (Raffel et al., 2020): one per near distance, logarithmic ones for far distances."""
 
 from __future__ import annotations
 

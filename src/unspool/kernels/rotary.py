@@ -10,7 +10,7 @@ _FIRST_TABLE = 512  # positions a table starts with
 
 
 class RotaryTable:
-    """The rotation of every pair at every position, as complex numbers; it grows as positions are asked for."""
+    """The rotation of every pair at every position, as complex numbers; it grows on demand."""
 
     def __init__(self, frequencies: Sequence[float], gain: float, device: torch.device) -> None:
         self._frequencies = torch.tensor(frequencies, dtype=torch.float32, device=device)  # (pairs,)
@@ -33,14 +33,14 @@ class RotaryTable:
         return torch.polar(torch.ones_like(angles), angles)[:, None, None]
 
     def reserve(self, num_positions: int) -> torch.Tensor:
-        """The table, made to cover at least `num_positions`."""
+        """The table, extended to at least `num_positions`."""
         if num_positions > self.table.shape[0]:
             self.table = self._make(max(num_positions, 2 * self.table.shape[0]))
         return self.table
 
 
 def rotate_(heads: torch.Tensor, factors: torch.Tensor) -> None:
-    """Turn the pairs at the front of each head (rows, new, heads, width) by factors (rows or 1, new, 1, pairs)."""
+    """Rotate the pairs at the front of each head (rows, new, heads, width) by factors (rows or 1, new, 1, pairs)."""
     turned = heads[..., : 2 * factors.shape[-1]]
     pairs = turned.view(*turned.shape[:-1], -1, 2)
     if heads.dtype == torch.float32:

@@ -13,13 +13,13 @@ CHUNK = 64  # positions whose states are held at a time
 
 
 def convolve(window: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """A causal convolution, a channel each: (rows, taps - 1 + new, inner) by (taps, inner) → (rows, new, inner)."""
+    """A causal depthwise convolution: (rows, taps - 1 + new, inner) by (taps, inner) → (rows, new, inner)."""
     taps = kernel.shape[0]
     num_new = window.shape[1] - taps + 1
     if num_new == 1:
         sums = (window * kernel).sum(dim=1, keepdim=True)
         return sums if bias is None else sums.add_(bias)
-    # One pass a tap over rows of channels: torch's grouped convolution would want the channels before the positions.
+    # One pass per tap over rows of channels: torch's grouped convolution would want the channels before the positions.
     sums = window[:, :num_new] * kernel[0]
     for tap in range(1, taps):
         sums.addcmul_(window[:, tap : tap + num_new], kernel[tap])
@@ -43,23 +43,23 @@ def step(
 
 def scan(
     state: torch.Tensor,  # (rows, state, inner)
-    dt: torch.Tensor,  # (rows, new, inner); 0 where a position is to leave the state as it is
+    dt: torch.Tensor,  # (rows, new, inner); 0 if a position must leave the state as it is
     a: torch.Tensor,  # (state, inner)
     u: torch.Tensor,  # (rows, new, inner)
     b: torch.Tensor,  # (rows, new, state)
-    c: torch.Tensor | None,  # (rows, new, state); None where only the state is wanted
+    c: torch.Tensor | None,  # (rows, new, state); None if only the state is wanted
     *,
     chunk: int = CHUNK,
     width: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Many positions: y (rows, new, inner), empty without `c`, and the state after the last.
 
-    `width` positions side by side are joined before they meet the state that comes to them: 1 is the definition,
-    one operation a position. That is the least work, and what a CPU wants; a GPU waits less for fewer, larger ones.
+    `width` neighbouring positions are combined before the incoming state is applied: 1 is the definition, one
+    operation per position. That is the least work, and best on a CPU; a GPU is faster with fewer, larger operations.
     """
     num_new = dt.shape[1]
     width = width or _choose_width(dt.device)
-    dt = dt.transpose(0, 1).contiguous()  # (new, rows, inner): a position's numbers lie together
+    dt = dt.transpose(0, 1).contiguous()  # (new, rows, inner): a position's numbers are contiguous
     fed, b = dt * u.transpose(0, 1), b.transpose(0, 1)
     outputs = []
     for first in range(0, num_new, chunk):
@@ -76,9 +76,9 @@ def scan(
 
 
 def _accumulate(states: torch.Tensor, decay: torch.Tensor, state: torch.Tensor, width: int) -> torch.Tensor:
-    """Turn what feeds each position (positions, rows, state, inner) into its state, in place; return the last.
+    """Turn the inputs of each position (positions, rows, state, inner) into its state, in place; return the last.
 
-    Products of decays only shrink, so that nothing can overflow; `decay` is used up.
+    Products of decays only shrink, so that nothing can overflow; `decay` is overwritten.
     """
     lanes = states.view(-1, width, *states.shape[1:])
     decays = decay.view(lanes.shape)

@@ -1,4 +1,4 @@
-"""Numbers that the host knows, on a device."""
+"""Copying numbers from the host to a device without waiting."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 
 
 def send(numbers: Sequence[float], device: torch.device, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    """The numbers as a tensor on a device; the host does not wait for what a GPU has still to do.
+    """The numbers as a tensor on a device; the host does not wait for the GPU's pending work.
 
-    A plain copy to a GPU waits for all work launched before it. From pinned memory it takes its place in the queue,
-    and torch gives the memory to nobody else until it has been read.
+    A plain copy to a GPU waits for all work launched before it. A copy from pinned memory is queued, and torch does
+    not reuse the memory until it has been read.
     """
     if device.type != "cuda":
         return torch.tensor(list(numbers), dtype=dtype, device=device)

@@ -1,6 +1,6 @@
-"""The CPU library: products and whole decoding steps in C, each beside what torch does in its place.
+"""The CPU library: products and whole decoding steps in C, each with a torch equivalent.
 
-`library` finds it and says why it is not there; `blocks` are quantised matrices as rows; `tiles` lays them out for it.
+`library` finds it, or says why it is missing; `blocks` are quantised matrices as rows; `tiles` lays them out for it.
 """
 
 from unspool.kernels.cpu.blocks import BLOCK, Blocks, Kind, join_blocks, quantise_rows, read_blocks

@@ -13,7 +13,7 @@ from unspool.errors import LoadError
 BLOCK: Final = 32  # columns that share a scale, as in GGUF's simple formats
 Kind = Literal["int8", "int4"]
 _STORED_BYTES: Final = {"Q8_0": 34, "Q5_0": 22, "Q4_0": 18, "Q4_1": 20}  # of a block in a GGUF file
-_SMALLEST: Final = 2.0**-24  # the least float16 above zero
+_SMALLEST: Final = 2.0**-24  # the smallest positive float16
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Blocks:
         return Blocks(self.quants[order], self.scales[order], minimums)
 
     def dequantise(self) -> torch.Tensor:
-        """The numbers that it stands for: (rows, columns) float32."""
+        """The dequantised matrix: (rows, columns) float32."""
         rows, columns = self.quants.shape
         values = self.quants.view(rows, -1, BLOCK).float() * self.scales.float()[..., None]
         if self.minimums is not None:
@@ -48,7 +48,7 @@ def read_blocks(raw: torch.Tensor, stored: str, shape: tuple[int, ...]) -> Block
 
     `raw` are the tensor's bytes. Q4_0 counts from -8, which is a minimum of -8 scales: exact in float16. Q5_0 counts
     from -16 and fits 8 bits. Q4_K's scales are products of 17 bits, more than a float16 has, Q6_K has two scales to a
-    block, and Q5_1 a minimum beside 5 bits: none of them can be told exactly.
+    block, and Q5_1 a minimum beside 5 bits: none of them can be represented exactly.
     """
     if len(shape) != 2 or stored not in _STORED_BYTES or shape[1] % BLOCK:
         return None
@@ -84,8 +84,8 @@ def join_blocks(parts: Sequence[Blocks]) -> Blocks:
 
 
 def quantise_rows(weight: torch.Tensor, kind: Kind) -> Blocks:
-    """The nearest blocks to a matrix of numbers (rows, columns): symmetric with 8 bits, from the least to the
-    largest of a block with 4."""
+    """The nearest blocks to a matrix of numbers (rows, columns): symmetric with 8 bits, from a block's minimum
+    to its maximum with 4."""
     rows, columns = weight.shape
     if columns % BLOCK:
         raise LoadError(f"{columns} columns are not whole blocks of {BLOCK}")

@@ -1,7 +1,7 @@
 """Building the library: `python -m unspool.kernels.cpu.build`. Needs nothing but Python and a C compiler.
 
-The compiler is $CC, cc, gcc or clang; where there is none, the one in the `ziglang` wheel. Every instruction set is a
-compilation of the same file, and the library chooses at run time.
+The compiler is $CC, cc, gcc or clang, or else the one in the `ziglang` wheel. The same file is compiled once for every
+instruction set, and the library chooses at run time.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ NAMES = {"arm64": "aarch64", "amd64": "x86_64"}
 
 
 def find_compiler() -> list[str] | None:
-    """The command of a C compiler; None where there is none."""
+    """The command of a C compiler; None if there is none."""
     asked = os.environ.get("CC")
     if asked and shutil.which(shlex.split(asked)[0]):
         return shlex.split(asked)
@@ -105,7 +105,7 @@ def _call(command: list[str]) -> None:
 
 
 def main() -> int:
-    """Build for this machine, and say what was done."""
+    """Build for this machine, and print the result."""
     compiler = find_compiler()
     if compiler is None:
         print("no C compiler was found: install one (apt install gcc), or `pip install ziglang`", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The library's products as operators that torch.compile can put into a graph: it can't look into C."""
+"""The library's products as custom operators, because torch.compile can't trace C."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ BYTES: Final[dict[Kind, int]] = {"int8": 16 + 256, "int4": 32 + 128}  # of one b
 
 
 def pack_tiles(blocks: Blocks) -> torch.Tensor:
-    """The bytes of a matrix as the library reads it: (tiles, blocks, bytes) uint8; rows are filled up with zeros."""
+    """The bytes of a matrix as the library reads it: (tiles, blocks, bytes) uint8; rows are padded with zeros."""
     quants, missing = blocks.quants, -blocks.quants.shape[0] % TILE
     if missing:
         quants = F.pad(quants, (0, 0, 0, missing))
@@ -37,7 +37,7 @@ def _pack_halves(values: torch.Tensor, missing: int) -> torch.Tensor:
 
 
 def unpack_tiles(packed: torch.Tensor, kind: Kind, num_rows: int) -> Blocks:
-    """What was packed."""
+    """The blocks that were packed: the inverse of `pack_tiles`."""
     num_tiles, num_blocks, _ = packed.shape
     scales = _unpack_halves(packed[:, :, :16])[:num_rows]
     if kind == "int8":

@@ -1,1 +1,1 @@
-"""Triton kernels of the decoding step; only imported where a CUDA device is used. Their torch references lie above."""
+"""Triton kernels of the decoding step, imported only if a GPU is used. Their torch references are in `kernels/`."""

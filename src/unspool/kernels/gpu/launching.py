@@ -1,6 +1,6 @@
-"""How kernels are started: compiled side by side at first, and the next one while the last one ends.
+"""Launching kernels: compiled in parallel the first time, and overlapped with the kernel before.
 
-The second is programmatic dependent launch: a kernel may start before the one it reads from has ended.
+The overlap is programmatic dependent launch (PDL): a kernel may start before the one it reads from has ended.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def can_overlap() -> bool:
 
 
 def launch_options() -> dict[str, Any]:
-    """What every launch of a kernel that calls `wait_for_input` passes."""
+    """The options for every launch of a kernel that calls `wait_for_input`."""
     return {"PDL": True, "launch_pdl": True} if can_overlap() else {"PDL": False}
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """Start a kernel; inside `compile_ahead` only see to it that it gets compiled."""
+    """Launch a kernel; inside `compile_ahead`, only compile it."""
     if getattr(_state, "only_compiles", False):
         kernel.warmup(*args, grid=grid, **options)
     else:
@@ -44,9 +44,9 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
 
 @contextmanager
 def compile_ahead() -> Iterator[None]:
-    """Compile the kernels that are launched inside, all at the same time, and start none of them.
+    """Compile the kernels that are launched inside, all in parallel, and start none of them.
 
-    The first step of all on a machine would otherwise compile some ten kernels one after the other.
+    The first step on a machine would otherwise compile some ten kernels one after the other.
     """
     if not hasattr(triton, "AsyncCompileMode") or not torch.cuda.is_available():
         yield
@@ -61,7 +61,7 @@ def compile_ahead() -> Iterator[None]:
 
 @triton.jit
 def wait_for_input(PDL: tl.constexpr):
-    """Wait until the kernel before has written all it writes. What does not come from it may be loaded earlier."""
+    """Wait until the kernel before has finished writing. What it does not write may be loaded earlier."""
     if PDL:
         tlx.gdc_wait()
 
@@ -75,9 +75,9 @@ def let_next_start(PDL: tl.constexpr):
 
 @triton.jit
 def ask_for(at, is_asked, PDL: tl.constexpr):
-    """Have the cache lines at some addresses brought into the second-level cache, and wait for nothing.
+    """Prefetch the cache lines at some addresses into the L2 cache, without waiting.
 
-    What a kernel will read and the one before it does not write can be on its way while that one still runs.
+    Inputs that the kernel before does not write can be prefetched while it still runs.
     """
     if PDL:
         tl.inline_asm_elementwise(

@@ -110,6 +110,8 @@ class CapturedSteps:
         places = cache.places()
         if places is None:
             return f"a {type(cache).__name__} is not read by address"
+        if cache.first_fork is not None and (cache.first_fork or cache.num_forks == 1):
+            return "one candidate of a row is read alone, or after others"
         if places.branches and (num_new > 1 or want.early or want.last_states):
             return "rows that share a prompt's keys read one token at a time"
         if places.packed is not None:
@@ -117,6 +119,8 @@ class CapturedSteps:
 
             if num_new > 1:
                 return "packed keys are read one token at a time"
+            if places.packed.sliding is not None:
+                return "windows that are packed are not read by address"
             if why := explain_no_tiles(*places.packed.schemes):
                 return why
         if len(places.buffers) != self._spec.num_layers:
@@ -272,7 +276,7 @@ class CapturedStep:
                 self._tell_lengths(starts)
             self._inputs.tokens[:count].copy_(tokens.reshape(-1))
             if self._epilogue is not None:
-                self._epilogue.tell(want.epilogue)
+                self._epilogue.set_inputs(want.epilogue)
             if self._graph is None:
                 self._graph = self._capture(starts)
             self._graph.replay()
@@ -310,14 +314,14 @@ class CapturedStep:
         if places.block_table is not None:
             told += self._tell_index(places.block_table)
         if places.packed is not None:
-            from unspool.kernels.gpu.attention.packed_attention import tell_packed
+            from unspool.kernels.gpu.attention.packed_attention import list_packed
 
             packed = places.packed
             absent = [0] * (self._rows - len(packed.num_packed))
-            told += tell_packed(self._inputs.base, layers, packed.num_places, [*packed.num_packed, *absent])
+            told += list_packed(self._inputs.base, layers, packed.num_places, [*packed.num_packed, *absent])
         if landing is not None and self._body.carrier is not None:
             num_positions = places.packed.num_places if places.packed is not None else buffers[0].shape[1]
-            self._body.carrier.tell(self._inputs.base, landing.homes, landing.pieces, num_positions)
+            self._body.carrier.set_layers(self._inputs.base, landing.homes, landing.pieces, num_positions)
         self._inputs.table[: len(told)].copy_(send(told, self._inputs.table.device))
         self._places = weakref.ref(places)
 

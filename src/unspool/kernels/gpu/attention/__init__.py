@@ -1,1 +1,1 @@
-"""Attention of captured passes, and how its keys are found and moved."""
+"""Attention of captured passes, and the addressing and copying of its keys."""

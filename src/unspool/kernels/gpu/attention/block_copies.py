@@ -1,4 +1,4 @@
-"""Blocks of a paged cache copied to others, in all layers by one launch: beside `BlockPool._move`."""
+"""Blocks of a paged cache copied to others, in all layers by one launch. The reference is `BlockPool._move`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import triton.language as tl
 from unspool.kernels.gpu.launching import launch
 from unspool.kernels.sending import send
 
-TILE: Final = 2048  # numbers a program moves
+TILE: Final = 2048  # numbers that a program copies
 
 
 @triton.jit
 def _copy_blocks(BASE, TABLE, SOURCES, TARGETS, NUMBERS: tl.constexpr, TILE: tl.constexpr):
-    """Part of a layer's block, to where another one lies."""
+    """Copy part of a layer's block to another block."""
     pair, layer, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     buffer = BASE + tl.load(TABLE + layer)
     at = part * TILE + tl.arange(0, TILE)
@@ -27,7 +27,7 @@ def _copy_blocks(BASE, TABLE, SOURCES, TARGETS, NUMBERS: tl.constexpr, TILE: tl.
 
 
 class BlockMover:
-    """Where the blocks (blocks, block size, 2, heads, width) of all layers lie, for as long as they stay there."""
+    """The addresses of all layers' blocks (blocks, block size, 2, heads, width), valid until they move."""
 
     def __init__(self, buffers: Sequence[torch.Tensor]) -> None:
         first = buffers[0]
@@ -36,7 +36,7 @@ class BlockMover:
         self._table = send(offsets, first.device)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Let blocks `targets` hold what `sources` do; none is in both."""
+        """Copy blocks `sources` to `targets`; no block is in both."""
         device, numbers = self._base.device, self._numbers
         grid = (len(targets), self._num_layers, triton.cdiv(numbers, TILE))
         moved = (send(sources, device), send(targets, device))

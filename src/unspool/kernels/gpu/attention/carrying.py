@@ -1,7 +1,7 @@
-"""Keys that live beside the GPU, brought over while the layers before theirs compute: a part of a step's own graph.
+"""Offloaded keys, copied to the GPU while the layers before theirs compute: part of a step's graph.
 
-A stream of its own copies what layer `n + 2` needs as soon as layer `n`, whose memory it takes over, has been read. How
-much that is, and where it lies, is read on the device. The reference is a step that reads keys through the link.
+A separate stream copies the keys of layer `n + 2` as soon as layer `n`, whose memory it reuses, has been read. Sizes
+and addresses are read on the device. The reference is a step that reads keys over the link.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from unspool.kernels.gpu.launching import launch
 from unspool.kernels.sending import send
 
 WORD_BYTES: Final = 4
-UNIT: Final = 4  # words: addresses and sizes are told as multiples of so many
-WORDS: Final = 4096  # a program copies at once: what 128 threads can have on its way
-WORKERS: Final = 16  # programs a tensor: as many as keep the link busy, and few processors
-_TOLD: Final = 4  # numbers a tensor
+UNIT: Final = 4  # words: addresses and sizes are multiples of this
+WORDS: Final = 4096  # that a program copies at once: what 128 threads can have in flight
+WORKERS: Final = 16  # programs per tensor: enough to keep the link busy, on few processors
+_ENTRIES: Final = 4  # per tensor
 
 
 @triton.jit(do_not_specialize=["nth", "window", "num_chunks"])
@@ -30,7 +30,7 @@ def _carry(
     HAS_WINDOW: tl.constexpr,
 ):  # fmt: skip
     worker, num_workers = tl.program_id(0), tl.num_programs(0)
-    # Of each tensor: where it lives, where it goes, how far its chunks lie apart, and what a block of them takes.
+    # For each tensor: its address, the address to copy to, the stride of its chunks, and the size of a block of them.
     told = PIECES + (nth * tl.num_programs(1) + tl.program_id(1)) * TOLD
     home = BASE + tl.load(told) * UNIT
     landing = BASE + tl.load(told + 1) * UNIT
@@ -49,7 +49,7 @@ def _carry(
 
 
 class Carrier:
-    """Brings the layers that are away, each before it is read, into two pieces of memory that take turns.
+    """Copies offloaded layers, each before it is read, into two buffers that alternate.
 
     A step calls `begin` before its first layer, `hold_for` before a layer's keys are read and `go_on` after it.
     """
@@ -60,48 +60,48 @@ class Carrier:
         rows: int,
         device: torch.device,
         *,
-        num_tensors: int = 1,  # a layer's
-        chunks: int = 1,  # that a row has of each
-        positions: int = 1,  # in a block, of which only whole ones are brought
-        windows: Mapping[int, int] | None = None,  # positions that layers look back, where they don't see all
+        num_tensors: int = 1,  # per layer
+        chunks: int = 1,  # per row of each tensor
+        positions: int = 1,  # per block; only whole blocks are copied
+        windows: Mapping[int, int] | None = None,  # of the sliding layers, in positions
     ) -> None:
         self._away, self._windows = tuple(away), windows or {}
         self._num_tensors, self._chunks, self._positions = num_tensors, chunks, positions
         self._num_chunks = rows * chunks
-        self._told = torch.zeros(len(away) * num_tensors * _TOLD, dtype=torch.int64, device=device)
+        self._table = torch.zeros(len(away) * num_tensors * _ENTRIES, dtype=torch.int64, device=device)
         self._stream: Any = torch.cuda.Stream(device, priority=-1)  # its few programs go before those that fill the GPU
         self._marks: list[Any] = []
 
-    def tell(
+    def set_layers(
         self,
-        base: torch.Tensor,  # where addresses are counted from
+        base: torch.Tensor,  # addresses are offsets from it
         homes: Sequence[Sequence[torch.Tensor]],
         pieces: Sequence[Sequence[torch.Tensor]],
-        num_positions: int,  # that a chunk has room for
+        num_positions: int,  # capacity of a chunk
     ) -> None:
-        """Bring these layers' tensors (rows, …) to those pieces, from now on."""
-        size, told = UNIT * WORD_BYTES, []
+        """From now on, copy the layers' tensors (rows, …) from `homes` to `pieces`."""
+        size, entries = UNIT * WORD_BYTES, []
         num_blocks = max(num_positions // self._positions, 1)
         for nth, home in enumerate(homes[: len(self._away)]):
             for tensor, piece in zip(home, pieces[nth % 2], strict=True):
                 apart = tensor.nbytes // (tensor.shape[0] * self._chunks)
-                told += [(each.data_ptr() - base.data_ptr()) // size for each in (tensor, piece)]
-                told += [apart // size, apart // num_blocks // size]
-        self._told.copy_(send(told, self._told.device))
+                entries += [(each.data_ptr() - base.data_ptr()) // size for each in (tensor, piece)]
+                entries += [apart // size, apart // num_blocks // size]
+        self._table.copy_(send(entries, self._table.device))
 
     def begin(self, base: torch.Tensor, counts: torch.Tensor) -> None:
-        """Start with the first two layers; `counts` are the positions that each row holds."""
+        """Start copying the first two layers; `counts` are the positions that each row holds."""
         self._marks = []
         self._stream.wait_stream(torch.cuda.current_stream())
         for _ in range(2):
             self._carry_next(base, counts)
 
     def hold_for(self, layer: int) -> None:
-        """Let what is launched from here on wait until a layer is there."""
+        """Make everything launched from here on wait until a layer has been copied."""
         torch.cuda.current_stream().wait_event(self._marks[self._away.index(layer)])
 
     def go_on(self, base: torch.Tensor, counts: torch.Tensor) -> None:
-        """Start with the next layer: what was launched so far has read the one whose place it takes."""
+        """Start copying the next layer: everything launched so far has read the layer that it overwrites."""
         self._stream.wait_stream(torch.cuda.current_stream())
         self._carry_next(base, counts)
 
@@ -115,7 +115,7 @@ class Carrier:
                 _carry,
                 (WORKERS, self._num_tensors),
                 base.view(torch.int32),
-                self._told,
+                self._table,
                 counts,
                 nth,
                 window or 0,
@@ -124,7 +124,7 @@ class Carrier:
                 POSITIONS=self._positions,
                 WORDS=WORDS,
                 UNIT=UNIT,
-                TOLD=_TOLD,
+                TOLD=_ENTRIES,
                 HAS_WINDOW=window is not None,
                 num_warps=4,
             )

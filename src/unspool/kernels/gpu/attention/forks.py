@@ -1,4 +1,4 @@
-"""Taking one of several tried tokens over, in all layers at once: beside `BufferedCache.keep_fork`."""
+"""Keeping one of several forks, in all layers at once. The reference is `BufferedCache.keep_fork`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unspool.kernels.gpu.launching import launch, let_next_start, wait_for_input
 from unspool.kernels.key_layout import PLAIN, KeyLayout
 from unspool.kernels.sending import send
 
-BLOCK = 1024  # numbers a program moves
+BLOCK = 1024  # numbers that a program moves
 
 
 @triton.jit
@@ -22,7 +22,7 @@ def _keep_keys(
     BASE, TABLE, LENGTHS, CHOSEN, num_layers,
     POSITION: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A layer's keys of the kept token, from where they were tried to the row's end."""
+    """Move a layer's keys of the kept fork to the row's end."""
     row, layer, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     at = part * BLOCK + tl.arange(0, BLOCK)
     let_next_start(PDL)
@@ -44,38 +44,38 @@ def _keep_keys(
 def keep_keys(
     base: torch.Tensor,  # of the buffers' dtype
     table: torch.Tensor,  # int64: see `kernels.key_layout`
-    lengths: torch.Tensor,  # (rows,) int32; below 0 for a row that is not there
-    chosen: torch.Tensor,  # (rows,) int64: which of the tokens tried, which lie one after the other past the row's end
+    lengths: torch.Tensor,  # (rows,) int32; negative for an absent row
+    chosen: torch.Tensor,  # (rows,) int64: index of the kept fork; forks follow one another past the row's end
     *,
     num_layers: int,
-    position: int,  # numbers that a position takes
+    position: int,  # numbers per position
     unit: int,
     layout: KeyLayout = PLAIN,
     **options: Any,
 ) -> None:
-    """Move what the chosen tokens wrote to their rows' ends."""
+    """Move the keys of the chosen forks to their rows' ends."""
     grid = (len(lengths), num_layers, triton.cdiv(position, BLOCK))
     settings = {"POSITION": position, "BLOCK": BLOCK, "UNIT": unit, "PAGE": layout.block_size, **options}
     launch(_keep_keys, grid, base, table, lengths, chosen, num_layers, **settings)
 
 
 class ForkKeeper:
-    """Where the buffers (rows or blocks, positions, 2, heads, width) of one cache lie, as long as they stay there."""
+    """The addresses of a cache's buffers (rows or blocks, positions, 2, heads, width), valid until they move."""
 
     def __init__(self, buffers: Sequence[torch.Tensor], block_table: torch.Tensor | None = None) -> None:
         first = buffers[0]
         self._base, self._num_layers, self._layout = first, len(buffers), PLAIN
-        told = [(buffer.data_ptr() - first.data_ptr()) // first.element_size() for buffer in buffers]
-        told.append(first.shape[1])
-        self._ends: torch.Tensor | None = None  # what indices are counted from
+        entries = [(buffer.data_ptr() - first.data_ptr()) // first.element_size() for buffer in buffers]
+        entries.append(first.shape[1])
+        self._ends: torch.Tensor | None = None  # indices are offsets from it
         if block_table is not None:
             self._layout = KeyLayout(block_size=first.shape[1])
             self._ends = torch.empty(block_table.shape[0], dtype=torch.int32, device=first.device)
-            told += [(block_table.data_ptr() - self._ends.data_ptr()) // 4, block_table.shape[1]]
-        self._table = send(told, first.device)
+            entries += [(block_table.data_ptr() - self._ends.data_ptr()) // 4, block_table.shape[1]]
+        self._table = send(entries, first.device)
 
     def keep(self, chosen: torch.Tensor, lengths: Sequence[int]) -> None:
-        """Move fork `chosen[row]` (rows,), which lies so many places past the row's end, to the end itself."""
+        """Move fork `chosen[row]` (rows,), which is that many positions past the row's end, to the end itself."""
         first = self._base
         ends = send(lengths, first.device, torch.int32)
         if self._ends is not None:

@@ -1,7 +1,7 @@
-"""Where the key of a position of a row lies, for every layout of `kernels.key_layout`: what kernels find keys by.
+"""The address of the key at a position of a row, for every layout of `kernels.key_layout`.
 
-`find_row` reads what the table says of a row once; the others then make addresses of positions. For a plain layout
-nothing is looked up, and addresses are what they would be without any of this.
+`find_row` reads a row's entries of the table once; the others then turn positions into addresses. For a plain layout
+nothing is looked up, and the address arithmetic is the usual one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ def find_row(
     BASE, TABLE, LENGTHS, layer, num_layers, row,
     POSITION: tl.constexpr, UNIT: tl.constexpr, BRANCHES: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
-    """A layer's keys and how far its rows (or blocks) are apart; the same of prompts, and how many keys a row shares;
-    and where the row's ancestry (or blocks) are listed."""
+    """A layer's keys and the stride of its rows (or blocks); the same for prompts, and the number of keys that a row
+    shares; and the address of the row's ancestry (or block table)."""
     own = BASE + tl.load(TABLE + layer) * UNIT
     apart = tl.load(TABLE + num_layers) * POSITION
     shared, shared_apart, num_shared, listed = own, apart, 0, LENGTHS
@@ -32,7 +32,7 @@ def find_row(
 
 @triton.jit
 def find_room(TABLE, apart, layer, num_layers, POSITION: tl.constexpr, IS_RING: tl.constexpr):
-    """How many positions a layer's rows have room for, where each has its own, and how far they are apart."""
+    """The capacity of a layer's rows in positions, if each layer has its own, and their stride."""
     room = 1
     if IS_RING:
         room = tl.load(TABLE + num_layers + 1 + layer).to(tl.int32)
@@ -42,7 +42,7 @@ def find_room(TABLE, apart, layer, num_layers, POSITION: tl.constexpr, IS_RING: 
 
 @triton.jit
 def wrap(place, room, IS_RING: tl.constexpr):
-    """The places of positions in a ring."""
+    """The indices of positions in a ring."""
     found = place
     if IS_RING:
         found = place % room
@@ -51,7 +51,7 @@ def wrap(place, room, IS_RING: tl.constexpr):
 
 @triton.jit
 def find_home(BASE, TABLE, own, layer, num_layers, UNIT: tl.constexpr, IS_AWAY: tl.constexpr):
-    """Where a layer's keys live, and so where its new ones go: elsewhere, if what is read was brought from there."""
+    """The home of a layer's keys, where new ones are written; for an offloaded layer not the buffer that is read."""
     home = own
     if IS_AWAY:
         home = BASE + tl.load(TABLE + num_layers + 1 + layer) * UNIT
@@ -63,7 +63,7 @@ def find_keys(
     row, place, is_there, own, apart, shared, shared_apart, num_shared, listed,
     POSITION: tl.constexpr, BRANCHES: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
-    """Where the keys of any positions of a row lie."""
+    """The addresses of the keys at any positions of a row."""
     if BRANCHES > 0:
         mine = tl.maximum(place - num_shared, 0)
         whose = tl.load(listed + mine, mask=is_there & (place >= num_shared), other=0)
@@ -85,7 +85,7 @@ def find_tile(
     row, start, place, is_there, own, apart, shared, shared_apart, num_shared, listed,
     POSITION: tl.constexpr, BRANCHES: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
-    """Where the keys of a tile of positions lie, the first of which is there; no tile crosses a block's end."""
+    """The addresses of the keys of a tile of positions, the first of which exists; no tile crosses a block's end."""
     if PAGE > 0:
         block = tl.load(listed + start // PAGE).to(tl.int64)
         found = own + block * (PAGE * POSITION) + (place % PAGE) * POSITION
@@ -101,7 +101,7 @@ def find_new(
     row, place, is_there, home, apart, num_shared, listed,
     POSITION: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
-    """Where a row's new keys go, and which of them: where the row has no block, nowhere."""
+    """The addresses of a row's new keys, and which of them are written: none if the row has no block."""
     if PAGE > 0:
         block = tl.load(listed + place // PAGE, mask=is_there, other=0).to(tl.int64)
         into = home + (block * PAGE + place % PAGE) * POSITION

@@ -1,8 +1,8 @@
-"""One new token a row over keys in few bits: `attention.py` for a cache whose old positions are packed.
+"""One new token per row over keys in few bits: `step_attention.py` for a cache whose old positions are packed.
 
 The reference is `kernels.packed.attend_plainly`. Programs share a row's packed blocks and unpack them tile by tile in
-registers; the last one reads what is not packed, and writes the new key after it. How much is packed, how long rows
-are and where everything lies is read on the device, so one captured step serves any cache of one scheme.
+registers; the last one reads the unpacked positions, and writes the new key after them. Packed counts, row lengths and
+addresses are read on the device, so one captured step serves any cache of one scheme.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from unspool.kernels.gpu.launching import let_next_start, wait_for_input
 from unspool.kernels.key_layout import KeyLayout
 from unspool.kernels.packing import Scheme
 
-ALIGNED: Final = 16  # bytes: addresses of packed blocks are told as multiples of so many
-SMALLEST_CHUNK: Final = 128  # positions that a program is started for
-TILES: Final = (64, 32, 16)  # positions unpacked at once, the largest that parts a block evenly
+ALIGNED: Final = 16  # bytes: addresses of packed blocks are multiples of this
+SMALLEST_CHUNK: Final = 128  # the fewest positions per program
+TILES: Final = (64, 32, 16)  # positions unpacked at once: the largest that divides a block
 MOST_RECENT: Final = 32  # positions that are not packed, read at once
 MOST_SPLITS: Final = 64
 _HALVED_BITS: Final = 4
-NUM_TENSORS: Final = 6  # a layer's: codes, scales and zero points of keys, then of values
+NUM_TENSORS: Final = 6  # per layer: codes, scales and zero points of keys, then of values
 
 
 @dataclass(frozen=True, slots=True)
 class PackedTiling:
-    """For how many programs packed positions are cut; a program's warps, and how many tiles are on their way."""
+    """The number of programs that packed positions are split among; a program's warps, and its tiles in flight."""
 
     programs: int
     warps: int
     stages: int
-    registers: int | None = None  # most of a thread
+    registers: int | None = None  # the most per thread
 
 
 USUAL: Final = PackedTiling(256, 4, 3)  # about two programs for each processor of an H200
@@ -60,7 +60,7 @@ def _unpack(
     BYTES: tl.constexpr = D * NBITS // 8
     GROUPS: tl.constexpr = D // GROUP
     place, channel = start + tl.arange(0, TILE), tl.arange(0, D)
-    # A byte is asked for once for every channel that it holds; only the first time it comes from memory.
+    # A byte is loaded once for every channel that it holds; only the first load goes to memory.
     raw = tl.load(CODES + place[:, None] * BYTES + (channel % BYTES)[None, :]).to(tl.int32)
     codes = ((raw >> (channel // BYTES * NBITS)[None, :]) & ((1 << NBITS) - 1)).to(tl.float32)
     if BY_CHANNEL:
@@ -77,7 +77,7 @@ def _read_tile(
     query, k, v, place, is_key, slopes, scale, softcap, highest, total, read,
     HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
 ):  # fmt: skip
-    """Go on with a running softmax over a tile of keys; at least one of them is seen."""
+    """Continue an online softmax over a tile of keys; at least one of them is visible."""
     scores = score_keys(query, k, place, slopes, scale, softcap, HAS_CAP, HAS_SLOPES)
     scores = tl.where(is_key[None, :], scores, float("-inf"))
     higher, total, read = read_values(scores, v, highest, total, read, False)
@@ -86,7 +86,7 @@ def _read_tile(
 
 @triton.jit
 def _take_turned(AT, NORM, cos, sin, is_number, eps, PAIRS: tl.constexpr, D: tl.constexpr, HAS_NORM: tl.constexpr):
-    """Heads (ROWS, D) at `AT` (ROWS, 1), normalised and turned to their position: float32."""
+    """Heads (ROWS, D) at `AT` (ROWS, 1), normalised and rotated to their position: float32."""
     number = tl.arange(0, D)
     x = tl.load(AT + number[None, :], mask=is_number, other=0.0).to(tl.float32)
     root = tl.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None]
@@ -116,11 +116,11 @@ def _attend(
     HAS_ASM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    POSITION: tl.constexpr = 2 * KV_HEADS * D  # numbers that a position takes where it is not packed
+    POSITION: tl.constexpr = 2 * KV_HEADS * D  # numbers per unpacked position
     WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
     length = tl.load(LENGTHS + row)  # keys held; where the new one goes
-    # The table: the layers' recent positions and how many a row has room for; packed positions a row has room for;
-    # six times the layers' packed tensors; each row's number of packed positions.
+    # The table: the layers' recent positions and a row's capacity for them; a row's capacity for packed positions;
+    # the layers' packed tensors, six times; each row's number of packed positions.
     recent = BASE + tl.load(TABLE + layer) * UNIT
     recent += row * tl.load(TABLE + num_layers) * POSITION + head * D
     num_places = tl.load(TABLE + num_layers + 1)
@@ -220,22 +220,22 @@ def _attend(
 
 
 def explain_no_tiles(keys: Scheme, values: Scheme) -> str | None:
-    """Why the kernel can't read what is packed so; None where it can."""
+    """Why the kernel can't read this packing; None if it can."""
     width = keys.width
     if width < SMALLEST_DOT or width & (width - 1) or keys.parts * keys.num_bytes != width:
         return f"heads of {width} numbers can't be unpacked in whole tiles"
     if keys.block % TILES[-1]:
         return f"groups of {keys.block} positions are not whole tiles of {TILES[-1]}"
     if keys.nbits != values.nbits or keys.dtype != values.dtype:
-        return "keys and values are packed in other numbers of bits"
+        return "keys and values are packed in different numbers of bits"
     return None
 
 
 def can_halve(keys: Scheme, values: Scheme, dtype: torch.dtype) -> bool:
-    """Whether queries of a dtype can read what is packed so half by half: `packed_halves`."""
-    is_told = keys.by_channel and not values.by_channel and values.width // values.group <= 2
+    """Whether queries of this dtype can read this packing in halves: `packed_halves`."""
+    has_groups = keys.by_channel and not values.by_channel and values.width // values.group <= 2
     return (
-        is_told
+        has_groups
         and keys.nbits == values.nbits == _HALVED_BITS
         and keys.dtype == values.dtype == torch.float16
         and keys.width >= 2 * SMALLEST_DOT
@@ -243,18 +243,18 @@ def can_halve(keys: Scheme, values: Scheme, dtype: torch.dtype) -> bool:
     )
 
 
-def tell_packed(
+def list_packed(
     base: torch.Tensor, layers: Sequence[tuple[torch.Tensor, ...]], num_places: int, num_packed: Sequence[int]
 ) -> list[int]:
-    """What the table says after the recent positions: the packed tensors of all layers, counted from `base`."""
-    told = [num_places]
+    """The table's entries after the recent positions: the packed tensors of all layers, as offsets from `base`."""
+    entries = [num_places]
     for which in range(NUM_TENSORS):
-        told += [(tensors[which].data_ptr() - base.data_ptr()) // ALIGNED for tensors in layers]
-    return [*told, *num_packed]
+        entries += [(tensors[which].data_ptr() - base.data_ptr()) // ALIGNED for tensors in layers]
+    return [*entries, *num_packed]
 
 
 def count_packed(num_layers: int, rows: int) -> int:
-    """How many numbers `tell_packed` tells."""
+    """The number of entries that `list_packed` returns."""
     return 1 + NUM_TENSORS * num_layers + rows
 
 
@@ -275,7 +275,7 @@ class PackedStepAttention(SplitAttention):
         super().__init__(rows, shape.heads // shape.kv_heads, shape.width, shape, device, splits)
 
     def _prepare(self, qkv: torch.Tensor, base: torch.Tensor, layout: KeyLayout) -> Launch:
-        assert not layout.branches and not layout.block_size, "rows over packed keys share none, and lie whole"
+        assert not layout.branches and not layout.block_size, "rows over packed keys share none, and are contiguous"
         keys, values = self._packing
         constants = {
             "TILE": self._tile,

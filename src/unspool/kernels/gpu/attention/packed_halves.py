@@ -1,8 +1,8 @@
 """Packed keys of 4 bits read in two halves of their channels: low nibbles are one, high nibbles the other.
 
-What the default packs: keys by channel, values by token in one group or two. Numbers go to the tensor cores as they
-stand, less 8, which is exact in 16 bits: a key's scale is multiplied into the query, a value's into its weight, and
-what is added to all numbers of a group is added once.
+This is the default packing: keys by channel, values by token in one group or two. The tensor cores get the codes minus
+8, which is exact in 16 bits: a key's scale is multiplied into the query, a value's into its weight, and the offset of
+a group is added once.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import triton.language as tl
 
 @triton.jit
 def _spread_nibbles(raw, IS_BF16: tl.constexpr, HAS_ASM: tl.constexpr):
-    """Low and high nibbles of bytes, less 8, as 16-bit floats.
+    """Low and high nibbles of bytes, minus 8, as 16-bit floats.
 
-    A nibble is put into the mantissa of 128 (bfloat16) or 1024 (float16), two at a time, and what that adds is taken
-    off. The compiler may not move this behind a change of layout, which would then move four times the bytes.
+    A nibble is put into the mantissa of 128 (bfloat16) or 1024 (float16), two at a time, and the excess is subtracted.
+    The compiler must not move this behind a change of layout, which would then move four times the bytes.
     """
     if not HAS_ASM:
         wide = raw.to(tl.int32)
@@ -91,8 +91,8 @@ def _hold(pairs, IS_BF16: tl.constexpr, HAS_ASM: tl.constexpr):
 def _load_of_keys(SCALES, ZEROS, start, is_there, GP: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr):
     """Scales and zero points of a block's keys for every query: those of low channels, then those of high ones.
 
-    They are asked for query by query, so that a thread gets neighbouring channels in one load; only the first time
-    they come from memory.
+    They are loaded query by query, so that a thread gets neighbouring channels in one load; only the first load goes
+    to memory.
     """
     H: tl.constexpr = D // 2
     at = start // BLOCK * D + tl.arange(0, GP)[:, None] * 0 + tl.arange(0, H)[None, :]
@@ -105,7 +105,7 @@ def _load_of_keys(SCALES, ZEROS, start, is_there, GP: tl.constexpr, D: tl.conste
 
 @triton.jit
 def _load_of_values(SCALES, ZEROS, start, is_there, TILE: tl.constexpr, IS_PAIR: tl.constexpr):
-    """Scales and zero points of a tile's values as they lie: of both groups in one word where there are two."""
+    """Scales and zero points of a tile's values as stored: both groups in one word if there are two."""
     place = start + tl.arange(0, TILE)
     if IS_PAIR:
         SCALES, ZEROS = SCALES.to(tl.pointer_type(tl.int32)), ZEROS.to(tl.pointer_type(tl.int32))
@@ -134,10 +134,10 @@ def read_in_halves(
     STAGES: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SLOPES: tl.constexpr,
     HAS_ASM: tl.constexpr,
 ):  # fmt: skip
-    """What queries (GP, D) read of packed positions from `begin` to `end`: highest scores, sums of weights, reads.
+    """Attention of queries (GP, D) to packed positions from `begin` to `end`: highest scores, sums of weights, outputs.
 
-    A tile's scales and zero points are asked for while the tile before it is worked on. There may be no tile at all,
-    and `begin` then lies where nothing is: so what is asked for before the first one is asked for only if it is there.
+    A tile's scales and zero points are loaded while the tile before it is processed. There may be no tile at all, and
+    `begin` is then out of bounds: the loads before the first tile are therefore masked.
     """
     H: tl.constexpr = D // 2  # bytes of a position, and channels of a half
     DTYPE: tl.constexpr = query.dtype
@@ -145,7 +145,7 @@ def read_in_halves(
     low_query, high_query = tl.split(tl.permute(tl.reshape(query, (GP, 2, H)), (0, 2, 1)))
     low_wide, high_wide = low_query.to(tl.float32) * scale, high_query.to(tl.float32) * scale
     highest = tl.full((GP,), float("-inf"), tl.float32)
-    # Sums of weights, and of what is added to each group's numbers, are kept place by place and added up at the end.
+    # Sums of weights, and of each group's offsets, are kept per element and reduced at the end.
     total = tl.full((GP, TILE), 0.0, tl.float32)
     first_more, second_more = total, total
     low_read = tl.full((GP, H), 0.0, tl.float32)

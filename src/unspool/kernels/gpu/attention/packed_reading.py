@@ -1,8 +1,8 @@
 """Passes of a few tokens over packed keys: tiles are unpacked in registers, long rows are split.
 
-One program reads a part of one row's keys for all queries that share a key head. Its last part is what lies there
-in full precision. A second kernel weighs the parts. A tile is worked on in slices of channels: one slice has one
-scale a position, and one shift unpacks it. (Captured steps of one token have a kernel of their own:
+One program reads a part of one row's keys for all queries that share a key head. The last part is what is stored in
+full precision. A second kernel combines the parts. A tile is processed in slices of channels: a slice has one scale
+per position, and one shift unpacks it. (Captured steps of one token have a kernel of their own:
 `packed_attention.py`.)
 """
 
@@ -16,15 +16,15 @@ from unspool.kernels.gpu.attention.packed_tiles import multiply_tile, pick, unpa
 from unspool.kernels.packed import PackedKeys
 from unspool.kernels.packing import Scheme
 
-MOST_NEW = 16  # query positions a row; more are a prompt, whose products fill the device anyway
+MOST_NEW = 16  # query positions per row; more are a prompt, whose products fill the device anyway
 _MOST_ASKED = 128  # queries that share a key head
 _MOST_SLICES = 4
 _SHORTEST_PART = 256  # positions
-_PROGRAMS_EACH = 4  # for every multiprocessor
+_PROGRAMS_EACH = 4  # per multiprocessor
 
 
 def can_read(queries: torch.Tensor, keys: PackedKeys, values: PackedKeys) -> bool:
-    """Whether the kernel has the shape for these queries and this packing."""
+    """Whether the kernel supports the shapes of these queries and this packing."""
     _, heads, num_new, _ = queries.shape
     asked = heads // keys.recent.shape[1] * num_new
     if num_new > MOST_NEW or asked > _MOST_ASKED or keys.view.num_places == 0:
@@ -49,7 +49,7 @@ def attend(
     window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    """What the queries read: (rows, heads, new, width)."""
+    """The attention output: (rows, heads, new, width)."""
     rows, heads, num_new, width = queries.shape
     kv_heads, num_recent = keys.recent.shape[1], keys.recent.shape[2]
     share = heads // kv_heads
@@ -61,7 +61,7 @@ def attend(
     logs = torch.empty(rows, kv_heads, num_parts, asked, dtype=torch.float32, device=queries.device)
     positions = keys.view.positions
     slice_width = _slice_width(key_scheme, value_scheme)
-    masked = mask if mask is not None else read  # any pointer will do where none is read
+    masked = mask if mask is not None else read  # a dummy pointer if there is no mask
     _read_part[(num_parts, kv_heads, rows)](
         queries, read, logs, keys.packed.codes, keys.packed.scale, keys.packed.zero, values.packed.codes,
         values.packed.scale, values.packed.zero, keys.recent, values.recent, keys.view.counts, positions, masked,
@@ -86,7 +86,7 @@ def attend(
 
 
 def _split(num_places: int, pairs: int, tile: int, device: torch.device) -> tuple[int, int]:
-    """Positions a part, and the number of parts: the last one is what is not packed."""
+    """Positions per part, and the number of parts: the last one is what is not packed."""
     cores = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
     wanted = max(1, _PROGRAMS_EACH * cores // pairs)
     part = max(_SHORTEST_PART, -(-num_places // wanted))
@@ -95,7 +95,7 @@ def _split(num_places: int, pairs: int, tile: int, device: torch.device) -> tupl
 
 
 def _slice_width(keys: Scheme, values: Scheme) -> int:
-    """Channels that one shift unpacks and that have one scale a position, for keys and values alike; 0: none."""
+    """Channels that one shift unpacks and that have one scale per position, for keys and values alike; 0 if none."""
     width = keys.num_bytes
     for scheme in (keys, values):
         if not scheme.by_channel:
@@ -111,7 +111,7 @@ def _is_power(number: int) -> bool:
 
 
 def _mask_strides(mask: torch.Tensor) -> tuple[int, int, int]:
-    """Strides over rows, heads and new positions; where the mask has one for all, no step is made."""
+    """Strides over rows, heads and new positions; 0 for a dimension that the mask broadcasts."""
     row, head, new = (0 if mask.shape[axis] == 1 else mask.stride(axis) for axis in range(3))
     return row, head, new
 
@@ -286,5 +286,5 @@ def _join_parts(read, logs, out, num_parts, num_asked, WIDTH: tl.constexpr, PART
     for each in range(num_parts):
         log = tl.load(logs + first + each * num_asked)
         made += tl.load(read + (first + each * num_asked) * WIDTH + column) * tl.exp(log - peak)
-    # Queries of a pair lie head by head, position by position: as they do in (rows, heads, new, width).
+    # Queries of a pair are ordered by head, then by position: as in (rows, heads, new, width).
     tl.store(out + (pair * num_asked + lane) * WIDTH + column, (made / total).to(out.dtype.element_ty))

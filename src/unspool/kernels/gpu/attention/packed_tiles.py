@@ -1,4 +1,4 @@
-"""Tiles of packed keys inside a kernel: unpacked, multiplied, weighed. A slice of channels has one scale a position."""
+"""Tiles of packed keys inside a kernel: unpack, multiply, weigh. A slice of channels has one scale per position."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def weigh_tile(
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
 ):
-    """The tile's weights, the new peak, and how much what was read before fades."""
+    """The tile's weights, the new maximum, and the factor that rescales the output so far."""
     if HAS_CAP:
         doubled = 2.0 * scores / softcap
         scores = softcap * (1.0 - 2.0 / (tl.exp(doubled) + 1.0))  # tanh; an infinite exponential gives 1

@@ -1,7 +1,7 @@
-"""What the attentions of captured passes have in common: a running softmax, parts of split keys, one way to be called.
+"""What the attentions of captured passes have in common: an online softmax, split keys, one call interface.
 
 The keys of a row are split among programs (flash-decoding: Dao et al., 2023), each of which serves all query heads that
-share a key head; the program that ends last puts the parts together.
+share a key head; the program that ends last combines the parts.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import triton.language as tl
 from unspool.kernels.gpu.launching import launch, launch_options
 from unspool.kernels.key_layout import PLAIN, KeyLayout
 
-UNIT: Final = 8  # numbers: addresses are told as multiples of so many, so that loads are known to be aligned
+UNIT: Final = 8  # numbers: addresses are multiples of this, so that loads are known to be aligned
 SMALLEST_DOT: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """What the attention of a block looks like."""
+    """The shape of a block's attention."""
 
     heads: int
     kv_heads: int
@@ -38,7 +38,7 @@ class HeadShape:
 def score_keys(
     query, k, place, slopes, scale, softcap, HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr
 ):  # fmt: skip
-    """How much queries (queries, width) ask for keys (keys, width) at positions (keys,): (queries, keys)."""
+    """The scores of queries (queries, width) for keys (keys, width) at positions (keys,): (queries, keys)."""
     scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
     if HAS_CAP:
         scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
@@ -49,9 +49,9 @@ def score_keys(
 
 @triton.jit
 def read_values(scores, v, highest, total, read, MAY_SEE_NONE: tl.constexpr):
-    """Go on with a running softmax over some keys' values; what is not seen has the score -inf.
+    """Continue an online softmax over some keys' values; masked keys have the score -inf.
 
-    A query that has seen no key yet, and sees none of these, may be among them only with `MAY_SEE_NONE`.
+    A query may have all of its keys so far masked only with `MAY_SEE_NONE`.
     """
     higher = tl.maximum(highest, tl.max(scores, 1))
     base = higher
@@ -70,10 +70,10 @@ def put_together(
     QUERIES: tl.constexpr, G: tl.constexpr, TOKEN: tl.constexpr, D: tl.constexpr,
     GP: tl.constexpr, DP: tl.constexpr, GJ: tl.constexpr, MOST_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Write what a key head's queries read; where its keys are split, the program that ends last adds the parts up.
+    """Write the output of a key head's queries; if its keys are split, the program that ends last adds the parts up.
 
-    Query `q` of `QUERIES` belongs to head `q % G` of token `q // G`; tokens lie `TOKEN` numbers apart at `OUT`. A tile
-    for the tensor cores has room for more queries (GP) than there are: parts are added up over GJ, as few as can be.
+    Query `q` of `QUERIES` belongs to head `q % G` of token `q // G`; tokens have a stride of `TOKEN` numbers at `OUT`.
+    A tile for the tensor cores is padded to GP queries: parts are added up over GJ, the smallest size that fits.
     """
     rg, rd = tl.arange(0, GP), tl.arange(0, DP)
     is_head = rg < QUERIES
@@ -90,7 +90,7 @@ def put_together(
         num_before = tl.atomic_add(COUNTS + slot, 1, sem="acq_rel")
         if num_before == used - 1:
             tl.debug_barrier()
-            # How much each part counts is known at once; what they read is then added up, several loads at a time.
+            # The weight of each part is known first; the outputs are then added up, several loads at a time.
             rq = tl.arange(0, GJ)
             is_one = rq < QUERIES
             is_its = is_one[:, None] & (rd < D)[None, :]
@@ -115,16 +115,16 @@ def put_together(
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What one kind of attention starts, and what for."""
+    """The kernel that one kind of attention launches, and its parameters."""
 
     kernel: Any
-    chunk: int  # the fewest keys that a program is started for
-    constants: dict[str, Any]  # what the kernel is compiled for, beside what all are
-    views: tuple[torch.Tensor, ...] = field(default=())  # the tensor that addresses are counted from, as other numbers
+    chunk: int  # the fewest keys per program
+    constants: dict[str, Any]  # compile-time constants beside those that all kernels have
+    views: tuple[torch.Tensor, ...] = field(default=())  # the base tensor of all addresses, viewed as other dtypes
 
 
 class SplitAttention(ABC):
-    """The attention of captured passes: room for the parts of split keys, and the launch of a kernel."""
+    """The attention of captured passes: buffers for the parts of split keys, and the launch of a kernel."""
 
     def __init__(
         self, rows: int, num_queries: int, width: int, shape: HeadShape, device: torch.device, splits: int
@@ -140,15 +140,15 @@ class SplitAttention(ABC):
 
     @abstractmethod
     def _prepare(self, qkv: torch.Tensor, base: torch.Tensor, layout: KeyLayout) -> Launch:
-        """What is started for queries of this dtype over keys of this layout."""
+        """The launch for queries of this dtype over keys of this layout."""
 
     def __call__(
         self,
         qkv: torch.Tensor,  # (rows * new, (heads + 2 * kv_heads) * width), as the product left it
         out: torch.Tensor,  # (rows * new, heads * width)
-        base: torch.Tensor,  # of the buffers' dtype: where addresses are counted from
+        base: torch.Tensor,  # of the buffers' dtype: addresses are offsets from it
         table: torch.Tensor,  # int64: see `kernels.key_layout`
-        lengths: torch.Tensor,  # (rows,) int32: positions held, -1 for a row that is not there
+        lengths: torch.Tensor,  # (rows,) int32: positions held, -1 for an absent row
         layer: int,
         num_layers: int,
         *,
@@ -160,7 +160,7 @@ class SplitAttention(ABC):
         slopes: torch.Tensor | None = None,  # (heads,) float32: ALiBi
         layout: KeyLayout = PLAIN,
     ) -> None:
-        """Turn queries and keys, write keys and values after each row's length, and read what the queries see."""
+        """Rotate queries and keys, write keys and values after each row's length, and attend."""
         shape, unused = self._shape, self._stats
         started = self._prepare(qkv, base, layout)
         launch(
@@ -201,6 +201,6 @@ class SplitAttention(ABC):
             HAS_WINDOW=is_windowed,
             HAS_SLOPES=slopes is not None,
             **started.constants,
-            # What waits for a copy as well as for the product before it can't start early.
+            # A kernel that waits for a copy as well as for the product before it can't start early.
             **({"PDL": False} if layout.is_away else launch_options()),
         )

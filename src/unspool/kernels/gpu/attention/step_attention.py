@@ -1,7 +1,7 @@
-"""One new token a row: rope, the write into the cache and attention over the keys in view, in one kernel.
+"""One new token per row: rope, the write into the cache and attention over the keys in view, in one kernel.
 
-The reference is `kernels.rotary.rotate_`, `Cache.write` and `kernels.attention.attend`. How many keys there are is read
-on the device, and so is where they lie (`key_lookup`): a captured step serves any cache and any length.
+The reference is `kernels.rotary.rotate_`, `Cache.write` and `kernels.attention.attend`. The number of keys and their
+addresses (`key_lookup`) are read on the device: a captured step serves any cache and any length.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from unspool.kernels.gpu.launching import LINE_BYTES, ask_for, let_next_start, w
 from unspool.kernels.key_layout import KeyLayout
 
 MOST_SPLITS: Final = 32
-ASKED: Final = 256  # keys: so few of a program are asked for before its queries are there
-NARROW: Final = 64  # numbers a head
+ASKED: Final = 256  # keys: up to this many per program are prefetched before its queries are ready
+NARROW: Final = 64  # numbers per head
 LARGEST_BLOCK_BYTES: Final = 32_768  # of keys; there are as many of values
-USUAL_SHARED_BYTES: Final = 98_304  # where the GPU does not say how much a program may have
+USUAL_SHARED_BYTES: Final = 98_304  # if the GPU does not report its limit per program
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionTiling:
-    """How keys are cut: those looked at at once, the fewest a program is started for, and for how many programs."""
+    """How keys are split: keys per tile, the fewest keys per program, and the number of programs."""
 
     block: int
     chunk: int
@@ -72,7 +72,7 @@ def _attend(
     BRANCHES: tl.constexpr, PAGE: tl.constexpr, IS_RING: tl.constexpr, IS_AWAY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    POSITION: tl.constexpr = 2 * KV_HEADS * D  # numbers a position takes
+    POSITION: tl.constexpr = 2 * KV_HEADS * D  # numbers per position
     WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
     length = tl.load(LENGTHS + row)  # keys held; where the new one goes
     own, apart, shared, shared_apart, num_shared, listed = find_row(
@@ -89,7 +89,7 @@ def _attend(
     used = tl.maximum(tl.cdiv(num_keys, chunk), 1)
     begin = first + split * chunk
     end = tl.minimum(begin + chunk, length)
-    if BRANCHES == 0:  # a few keys can be on their way while the queries are still made
+    if BRANCHES == 0:  # a few keys can be prefetched while the queries are still computed
         LINE: tl.constexpr = LINE_BYTES * 8 // QKV.dtype.element_ty.primitive_bitwidth  # numbers
         LINES: tl.constexpr = (DP + LINE - 1) // LINE
         number, asked = tl.arange(0, LINES) * LINE, begin + tl.arange(0, ASKED)
@@ -106,7 +106,7 @@ def _attend(
     if (length >= 0) & (split < used):
         rg, rd = tl.arange(0, GP), tl.arange(0, DP)
         is_head, is_number = rg < G, rd < D
-        # --- the queries, turned to their position
+        # --- the queries, rotated to their position
         heads_at = QKV + row.to(tl.int64) * WIDTH + (head * G + rg)[:, None] * D
         is_query = is_head[:, None] & is_number[None, :]
         q = tl.load(heads_at + rd[None, :], mask=is_query, other=0.0).to(tl.float32)
@@ -179,7 +179,7 @@ def _attend(
             into += head * D + rd
             tl.store(into, k_new, mask=is_number)
             tl.store(into + KV_HEADS * D, v_new, mask=is_number)
-        # --- the parts together
+        # --- combining the parts
         put_together(
             read, highest, total, OUT + row.to(tl.int64) * (HEADS * D) + head * G * D, PARTS, STATS, COUNTS,
             row * KV_HEADS + head, split, used, num_splits, G, G, HEADS * D, D, GP, DP, GJ, MOST_SPLITS,
@@ -187,7 +187,7 @@ def _attend(
 
 
 class StepAttention(SplitAttention):
-    """The attention of captured steps: one new token a row."""
+    """The attention of captured steps: one new token per row."""
 
     def __init__(
         self, rows: int, shape: HeadShape, device: torch.device, tiling: AttentionTiling | None = None
@@ -214,26 +214,26 @@ class StepAttention(SplitAttention):
 
 
 def count_splits(wanted: int) -> int:
-    """Among how many programs a row's keys are split: a power of two."""
+    """The number of programs that share a row's keys: a power of two."""
     return min(MOST_SPLITS, 1 << (max(1, wanted).bit_length() - 1))
 
 
 def pad_width(shape: HeadShape) -> int:
-    """A head's numbers as a kernel's tile has them: a power of two."""
+    """A head's width, padded to a power of two as a kernel's tile needs it."""
     return int(max(SMALLEST_DOT, triton.next_power_of_2(shape.width)))
 
 
 def _choose_tiling(rows: int, shape: HeadShape) -> AttentionTiling:
-    """What was found best on an H200."""
+    """The best tiling measured on an H200."""
     if rows == 1:
         return ONE_ROW
     return SEVERAL_ROWS if shape.width > NARROW else SEVERAL_ROWS_OF_NARROW_HEADS
 
 
 def fit_memory(tiling: AttentionTiling, head_bytes: int, layout: KeyLayout) -> tuple[int, int]:
-    """The keys looked at at once and how many such tiles are on their way: what the shared memory has room for.
+    """Keys per tile and the number of tiles in flight that fit into shared memory.
 
-    A tile lies in one block of a paged cache, whose number is loaded before it: Triton then counts stages twice.
+    A tile is part of one block of a paged cache, whose index is loaded first: Triton then counts stages twice.
     """
     block, stages = max(16, min(tiling.block, LARGEST_BLOCK_BYTES // head_bytes)), tiling.stages
     if layout.block_size:
@@ -244,7 +244,7 @@ def fit_memory(tiling: AttentionTiling, head_bytes: int, layout: KeyLayout) -> t
 
 @cache
 def _find_shared_bytes() -> int:
-    """Shared memory that keys and values on their way may take, with some left for the rest."""
+    """Shared memory for keys and values in flight, with some left for the rest."""
     if not torch.cuda.is_available():
         return USUAL_SHARED_BYTES
     properties = torch.cuda.get_device_properties()

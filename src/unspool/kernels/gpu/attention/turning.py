@@ -1,7 +1,7 @@
-"""How far rope turns a pass's tokens: the same in every layer, so it is worked out once a pass.
+"""Rope's sines and cosines of a pass's tokens: the same in every layer, so they are computed once per pass.
 
-The reference is `kernels.rotary.RotaryTable`. Exact sines of large angles take a hundred instructions each: inside an
-attention kernel, again for every head and part, they cost more than its reading.
+The reference is `kernels.rotary.RotaryTable`. An exact sine of a large angle takes a hundred instructions: computed
+inside an attention kernel, again for every head and part, sines would cost more than reading the keys.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def _find_turns(LENGTHS, FREQS, OUT, gain, NEW: tl.constexpr, AHEAD: tl.constexp
 
 
 def find_turns(
-    lengths: torch.Tensor,  # (rows,) int32: where a row's first new token stands
+    lengths: torch.Tensor,  # (rows,) int32: position of a row's first new token
     frequencies: torch.Tensor,  # (pairs,) float32
     gain: float,
     out: torch.Tensor,  # (tokens, 2, pairs) float32: cosines, then sines
     *,
-    is_forked: bool = False,  # a row's new tokens all stand at one position
+    is_forked: bool = False,  # all new tokens of a row have the same position
 ) -> None:
-    """out = cosines and sines of every new token's angles, times rope's gain."""
+    """Write cosines and sines of every new token's angles, times rope's gain, to `out`."""
     tokens, _, pairs = out.shape
     launch(
         _find_turns,

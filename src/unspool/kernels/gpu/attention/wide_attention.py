@@ -1,8 +1,8 @@
-"""Several new tokens a row: as `attention`, for drafts that are checked and candidates that are tried.
+"""Several new tokens per row: as `step_attention`, for drafts and for candidates.
 
-All of a row's new tokens see the keys held. Drafts stand one after the other, and each sees those before it;
-candidates (`is_forked`) stand at one position, and each sees itself alone. The queries of all of them are one
-matrix, so the keys are read once for a row.
+All new tokens of a row see the keys held. Drafts have consecutive positions, and each sees those before it; candidates
+(`is_forked`) share one position, and each sees only itself. Their queries are one matrix, so the keys are read once
+per row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from unspool.kernels.key_layout import KeyLayout
 
 @triton.jit
 def _turn(x, pair, token, TURNS, DP: tl.constexpr, PAIRS: tl.constexpr):
-    """Rows (n, DP) turned as their tokens (n,) are; `pair` has neighbours exchanged."""
+    """Rows (n, DP) rotated to the positions of their tokens (n,); `pair` has neighbours exchanged."""
     rd = tl.arange(0, DP)
     at = TURNS + token[:, None] * 2 * PAIRS + rd[None, :] // 2
     is_turned = (rd < 2 * PAIRS)[None, :] & (token >= 0)[:, None]
@@ -49,7 +49,7 @@ def _attend_wide(
     PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    POSITION: tl.constexpr = 2 * KV_HEADS * D  # numbers a position takes
+    POSITION: tl.constexpr = 2 * KV_HEADS * D  # numbers per position
     WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
     length = tl.load(LENGTHS + row)  # keys held; where the first new one goes
     own, apart, shared, shared_apart, num_shared, listed = find_row(
@@ -67,12 +67,12 @@ def _attend_wide(
     wait_for_input(PDL)
     if (length >= 0) & (split < used):
         rg, rd, rn = tl.arange(0, GP), tl.arange(0, DP), tl.arange(0, NP)
-        token = tl.minimum(rg // G, NEW - 1)  # whose query it is
+        token = tl.minimum(rg // G, NEW - 1)  # the token of each query
         is_head, is_number, is_new = rg < G * NEW, rd < D, rn < NEW
         ahead, new_ahead = token, rn
         if IS_FORKED:
             ahead, new_ahead = token * 0, rn * 0
-        # --- the queries and the new keys, turned to their positions
+        # --- the queries and the new keys, rotated to their positions
         heads_at = QKV + ((row * NEW + token).to(tl.int64) * WIDTH + (head * G + rg % G) * D)[:, None]
         is_query = is_head[:, None] & is_number[None, :]
         q = tl.load(heads_at + rd[None, :], mask=is_query, other=0.0).to(tl.float32)
@@ -124,7 +124,9 @@ def _attend_wide(
             if HAS_WINDOW:
                 is_seen = is_seen & (place[None, :] > (length + ahead)[:, None] - window)
             scores = tl.where(is_seen, scores, float("-inf"))
-            highest, total, read = read_values(scores, v, highest, total, read, True)  # a window may have passed all
+            highest, total, read = read_values(
+                scores, v, highest, total, read, True
+            )  # all keys may be outside a window
         # --- the new keys, which the last part sees and writes
         if split == used - 1:
             scores = score_keys(query, k_new, length + new_ahead, slopes, scale, softcap, HAS_CAP, HAS_SLOPES)
@@ -141,7 +143,7 @@ def _attend_wide(
             is_stored = is_there[:, None] & is_number[None, :]
             tl.store(into, k_new, mask=is_stored)
             tl.store(into + KV_HEADS * D, v_new, mask=is_stored)
-        # --- the parts together
+        # --- combining the parts
         put_together(
             read, highest, total, OUT + row.to(tl.int64) * (NEW * HEADS * D) + head * G * D, PARTS, STATS, COUNTS,
             row * KV_HEADS + head, split, used, num_splits, G * NEW, G, HEADS * D, D, GP, DP, GJ, MOST_SPLITS,
@@ -149,7 +151,7 @@ def _attend_wide(
 
 
 class WideAttention(SplitAttention):
-    """The attention of captured passes of several tokens a row."""
+    """The attention of captured passes of several tokens per row."""
 
     def __init__(self, rows: int, num_new: int, shape: HeadShape, device: torch.device, *, is_forked: bool) -> None:
         self._new, self._is_forked = num_new, is_forked
@@ -157,7 +159,7 @@ class WideAttention(SplitAttention):
         super().__init__(rows, num_new * shape.heads // shape.kv_heads, pad_width(shape), shape, device, splits)
 
     def _prepare(self, qkv: torch.Tensor, base: torch.Tensor, layout: KeyLayout) -> Launch:  # noqa: ARG002
-        assert not layout.branches and not layout.is_away, "keys that are shared or away are read one token at a time"
+        assert not layout.branches and not layout.is_away, "shared and offloaded keys are read one token at a time"
         block, stages = fit_memory(SEVERAL_ROWS, self._width * qkv.element_size(), layout)
         constants = {
             "DP": self._width,

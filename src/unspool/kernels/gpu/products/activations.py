@@ -1,4 +1,4 @@
-"""Activation functions inside kernels: the formulas of `kernels.activations` under numbers."""
+"""Activation functions inside kernels: the formulas of `kernels.activations`, selected by number."""
 
 from __future__ import annotations
 

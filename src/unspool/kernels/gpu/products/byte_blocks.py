@@ -41,7 +41,7 @@ def _byte_of(word, PLACE: tl.constexpr):
 
 @triton.jit
 def _add_bytes(word, total, HAS_ASM: tl.constexpr):
-    """The sum of words' signed bytes, on top of another."""
+    """The sum of words' signed bytes, added to another sum."""
     if HAS_ASM:
         found = tl.inline_asm_elementwise(
             "dp4a.s32.s32 $0, $1, 0x01010101, $2;", "=r,r,r", [word, total], dtype=tl.int32, is_pure=True, pack=1
@@ -53,7 +53,7 @@ def _add_bytes(word, total, HAS_ASM: tl.constexpr):
 
 @triton.jit
 def multiply_bytes(w, x, HAS_ASM: tl.constexpr):
-    """The sum of blocks' numbers times the signed bytes that belong to them: int32."""
+    """The dot products of blocks with their signed bytes: int32."""
     if HAS_ASM:
         found = tl.inline_asm_elementwise(
             """{
@@ -99,9 +99,9 @@ def multiply_bytes(w, x, HAS_ASM: tl.constexpr):
 
 @triton.jit
 def round_input(xs, BW: tl.constexpr, HAS_ASM: tl.constexpr):
-    """Blocks of the input as signed bytes in words; what one of them counts, and the blocks' sums.
+    """Blocks of the input as signed bytes in words; their scales, and the blocks' sums.
 
-    A number that is none makes all of its block none.
+    A NaN makes its whole block NaN.
     """
     BLOCKS: tl.constexpr = BW // 4
     ALL: tl.constexpr = tl.PropagateNan.ALL

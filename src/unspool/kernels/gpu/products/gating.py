@@ -26,7 +26,7 @@ def _gate(UP, OUT, N, ACT: tl.constexpr, IS_GATED: tl.constexpr, BLOCK: tl.const
 
 
 def gate(up: torch.Tensor, activation: int, out: torch.Tensor) -> None:
-    """out (rows, inner) from up (rows, inner), or from (rows, 2 * inner) where it is gated."""
+    """out (rows, inner) from up (rows, inner), or from (rows, 2 * inner) if it is gated."""
     rows, inner = out.shape
     launch(
         _gate,

@@ -1,6 +1,6 @@
-"""Blocks of 4-bit numbers times an input in halves, two to a register.
+"""Blocks of 4-bit numbers times an input in float16, two to a register.
 
-Each block of the input is taken over a power of two, so that nothing is lost by small numbers.
+Each block of the input is divided by a power of two, so that small numbers lose no precision.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def _join_halves(low, high, HAS_ASM: tl.constexpr):
 
 @triton.jit
 def multiply_halves(w, x, HAS_ASM: tl.constexpr):
-    """The sum of blocks' numbers, less 8 each, times the halves that belong to them: float32.
+    """The dot products of blocks, minus 8 each, with their halves: float32.
 
-    Numbers stand in the mantissa of 1024, or 16 times as large; what that adds is taken off. A block is added up in two
-    chains of eight products each.
+    Numbers are put into the mantissa of 1024, or 16 times as large, and the excess is subtracted. A block is added up
+    in two chains of eight products each.
     """
     if HAS_ASM:
         found = tl.inline_asm_elementwise(
@@ -119,7 +119,7 @@ def multiply_halves(w, x, HAS_ASM: tl.constexpr):
 
 @triton.jit
 def halve_input(xs, BW: tl.constexpr, HAS_ASM: tl.constexpr):
-    """Blocks of the input over the power of two of their greatest, in words; those powers, and the blocks' sums."""
+    """Blocks of the input divided by the power of two of their maximum, in words; those powers, and their sums."""
     BLOCKS: tl.constexpr = BW // 4
     top, whole = tl.zeros((BW,), tl.float32), tl.zeros((BW,), tl.float32)
     for i in tl.static_range(8):

@@ -1,7 +1,7 @@
-"""A matrix times two rows that stay in registers while several parts of the matrix pass: beside `row_product`.
+"""A matrix times two rows that stay in registers while a program goes through several parts of the matrix.
 
-There a program reads the rows, their norm and one part of the matrix. With two rows that is nearly as much again as the
-part itself; here it is read once for several parts, and the next part is on its way while one is multiplied.
+In `row_product` a program reads the rows, their norm and one part of the matrix. With two rows that nearly doubles what
+is read; here they are read once for several parts, and the next part is prefetched while one is multiplied.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unspool.kernels.gpu.products.result import Around, launch_product
 
 @dataclass(frozen=True, slots=True)
 class HeldTiling:
-    """How the matrix is cut: rows a part, parts a program, its warps."""
+    """How the matrix is cut: rows per part, parts per program, its warps."""
 
     rows: int
     tiles: int

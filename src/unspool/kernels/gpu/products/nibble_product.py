@@ -1,7 +1,7 @@
-"""A matrix of 4-bit words times one row: the input stays in registers while several tiles of rows go by.
+"""A matrix of 4-bit words times one row: the input stays in registers while a program goes through several tiles.
 
 The reference is `Words.dequantise` and `F.linear`. A word's numbers are never widened one by one: either they and the
-input are halves (`half_blocks.py`), or both are whole numbers (`byte_blocks.py`).
+input are float16 (`half_blocks.py`), or both are integers (`byte_blocks.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_CHUNKS: Final = 8  # of words of a row: all of the input is held in registe
 
 @dataclass(frozen=True, slots=True)
 class NibbleTiling:
-    """How the matrix is cut: rows and words of each at a time, tiles a program, and its warps."""
+    """How the matrix is cut: rows and words of each at a time, tiles per program, and its warps."""
 
     rows: int
     words: int
@@ -65,7 +65,7 @@ def _multiply_nibbles(
     rn = tl.program_id(0) * (BN * num_tiles) + place
     at = W + rn.to(tl.int64)[:, None] * KW + word[None, :]
     factors_at = FACTORS + rn.to(tl.int64)[:, None] * KB + block[None, :]
-    beside, factors_beside = N.to(tl.int64) * KW, N.to(tl.int64) * KB  # where the gated half lies
+    beside, factors_beside = N.to(tl.int64) * KW, N.to(tl.int64) * KB  # offset of the gated half
     words, factors, others, other_factors = (), (), (), ()
     for c in tl.static_range(CHUNKS):
         is_word = (rn < N)[:, None] & (c * BW + word < KW)[None, :]
@@ -102,7 +102,7 @@ def _multiply_nibbles(
             inputs = inputs + (round_input(xs, BW, HAS_ASM),)
         else:
             inputs = inputs + (halve_input(xs, BW, HAS_ASM),)
-    # --- tile by tile: the next one is on its way while this one is multiplied
+    # --- tile by tile: the next one is prefetched while this one is multiplied
     for tile in tl.range(num_tiles):
         part = tl.zeros((BN, BLOCKS), tl.float32)
         other = part

@@ -1,4 +1,4 @@
-"""Root-mean-square norms of a step's rows, with the residual added in the same pass: beside `kernels.norms`."""
+"""Root-mean-square norms of a step's rows, with the residual added in the same pass (reference: `kernels.norms`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _normalise(X, WEIGHT, OUT, eps, N, BLOCK: tl.constexpr, ADDS: tl.constexpr, 
 
 
 def normalise(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, *, adds: bool = False) -> None:
-    """out = rms_norm(x), or out += rms_norm(x) where a block normalises what it adds: (rows, hidden)."""
+    """out = rms_norm(x), or out += rms_norm(x) if a block normalises what it adds: (rows, hidden)."""
     rows, width = x.shape
     block = triton.next_power_of_2(width)
     launch(

@@ -1,4 +1,4 @@
-"""A product of a step in the way that is fastest for its shape: a kernel of ours, or cuBLAS with kernels around it."""
+"""A step's matrix product by the fastest method for its shape: a kernel of ours, or cuBLAS with kernels around it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from unspool.kernels.gpu.products.tilings import (
 from unspool.kernels.gpu.products.words import Words, rounds_inputs
 from unspool.kernels.gpu.products.words_product import MOST_ROWS, multiply_words, unpack_words
 
-FEW_ROWS: Final = 6  # for which a quantised matrix is read again for every two rows
+FEW_ROWS: Final = 6  # up to this many, a quantised matrix is read again for every two rows
 MOST_UNPACKED: Final = 1 << 26  # numbers at a time
 
 
 def multiply(
-    weight: torch.Tensor | Words,  # (outputs, inputs); gate above value where gated
+    weight: torch.Tensor | Words,  # (outputs, inputs); gate above value if gated
     x: torch.Tensor,  # (rows, inputs)
-    out: torch.Tensor,  # (rows, outputs), half as many where gated
+    out: torch.Tensor,  # (rows, outputs), half as many if gated
     *,
     norm: torch.Tensor | None = None,
     eps: float = 0.0,
@@ -38,7 +38,7 @@ def multiply(
     is_gated: bool = False,
     adds: bool = False,
 ) -> None:
-    """out = activation(weight @ norm(x) + bias), times the gated half, plus what was there where it `adds`."""
+    """out = activation(weight @ norm(x) + bias), times the gated half; added to `out` if `adds`."""
     around: dict[str, Any] = {"norm": norm, "eps": eps, "bias": bias, "activation": activation, "adds": adds}
     if isinstance(weight, Words):
         _multiply_words(weight, x, out, is_gated=is_gated, **around)
@@ -66,7 +66,7 @@ def multiply(
 
 
 def _multiply_words(weight: Words, x: torch.Tensor, out: torch.Tensor, *, is_gated: bool, **around: Any) -> None:
-    """A few rows from the words themselves; more from the numbers that they stand for, unpacked for the moment."""
+    """A few rows multiply the words directly; more multiply a temporary dequantised copy."""
     outputs, inputs = weight.shape
     if x.shape[0] == 1 and weight.kind == "int4" and x.dtype != torch.float32:
         rounds = rounds_inputs()

@@ -1,4 +1,4 @@
-"""What stands around a product of a few rows: norm, bias, activation, gate and residual, and how it is launched."""
+"""The operations around a product of a few rows: norm, bias, activation, gate and residual, and its launch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from unspool.kernels.gpu.products.activations import NONE, activate
 
 
 class Around(TypedDict, total=False):
-    """What stands around a product: out = activation(weight @ norm(x) + bias), times the gated half, plus what was
-    there where it `adds`."""
+    """The operations around a product: out = activation(weight @ norm(x) + bias), times the gated half; added to `out`
+    if `adds`."""
 
     norm: torch.Tensor | None  # x is normalised by its root mean square and scaled by this first
     eps: float
@@ -26,7 +26,7 @@ class Around(TypedDict, total=False):
 
 @triton.jit
 def load_held(Y, row, rn, is_output, N, ADDS: tl.constexpr):
-    """What a row's outputs `rn` hold already, where a product is added to it: asked for long before it is needed."""
+    """The current values of a row's outputs `rn`, if a product is added to them: loaded long before they are needed."""
     held = 0.0
     if ADDS:
         held = tl.load(Y + row * N.to(tl.int64) + rn, mask=is_output, other=0.0).to(tl.float32)
@@ -39,8 +39,8 @@ def write_result(
     K: tl.constexpr, ACT: tl.constexpr, IS_GATED: tl.constexpr, ADDS: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """One row's outputs `rn` from its products (outputs, columns), those of the gated half, the input's squares, and
-    what `load_held` found."""
+    """Write one row's outputs `rn` from its products (outputs, columns), those of the gated half, the input's squares,
+    and the result of `load_held`."""
     y = tl.sum(total, 1)  # before the squares: fewer numbers are held at the same time
     root = 1.0
     if HAS_NORM:
@@ -60,22 +60,22 @@ def write_result(
 
 
 def count_outputs(shape: tuple[int, ...], around: Around) -> int:
-    """The outputs of a matrix (outputs, inputs), of both halves one where it is gated."""
+    """The number of outputs of a matrix (outputs, inputs): half of its rows if it is gated."""
     return shape[0] // 2 if around.get("is_gated") else shape[0]
 
 
 def launch_product(
     kernel: Any,
-    matrix: tuple[torch.Tensor, ...],  # the tensors that it is kept in
+    matrix: tuple[torch.Tensor, ...],  # the tensors that store it
     shape: tuple[int, ...],  # (outputs, inputs)
     x: torch.Tensor,  # (rows, inputs)
-    out: torch.Tensor,  # (rows, outputs), half as many where gated; any dtype
-    outputs_each: int,  # a program
+    out: torch.Tensor,  # (rows, outputs), half as many if gated; any dtype
+    outputs_each: int,  # outputs per program
     around: Around,
     *more: Any,
     **options: Any,
 ) -> None:
-    """Start a kernel of a product: they all take the same, in one order, and `more` and `options` of their own."""
+    """Launch a product kernel: all take the same arguments in one order, and `more` and `options` of their own."""
     outputs, norm, bias = count_outputs(shape, around), around.get("norm"), around.get("bias")
     launch(
         kernel,

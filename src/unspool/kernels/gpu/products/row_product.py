@@ -1,7 +1,7 @@
-"""A matrix times one row or two, with what stands before and after it in a block: norm, bias, activation, residual.
+"""A matrix times one or two rows, with the operations before and after it in a block: norm, bias, activation, residual.
 
-The reference is `F.linear` with `kernels.norms.rms_norm` before it. The work is reading the matrix, so a program takes
-a few of its rows whole; what it reads first is on its way before the kernel that makes the input has ended.
+The reference is `F.linear` with `kernels.norms.rms_norm` before it. Reading the matrix is the cost, so a program takes
+a few whole rows of it; its first loads are issued before the kernel that computes the input has ended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unspool.kernels.gpu.products.result import Around, count_outputs, launch_pr
 
 @dataclass(frozen=True, slots=True)
 class RowTiling:
-    """How the matrix is cut: rows and columns a program, its warps, and when it lets the next kernel start."""
+    """How the matrix is cut: rows and columns per program, its warps, and when it lets the next kernel start."""
 
     rows: int
     columns: int
@@ -105,7 +105,7 @@ def multiply_row(
     tiling: RowTiling,
     **around: Unpack[Around],
 ) -> None:
-    """A product and what stands around it."""
+    """A product and the operations around it."""
     launch_product(
         _multiply_row,
         (weight,),

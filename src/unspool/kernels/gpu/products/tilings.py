@@ -1,4 +1,4 @@
-"""Which tiling a product takes: measured once a shape and GPU (`benchmarks/gpu_tilings.py`), else a rule.
+"""The tiling of a product: measured once per shape and GPU (`benchmarks/gpu_tilings.py`), else chosen by a rule.
 
 From three rows on cuBLAS is as fast as a kernel of ours, the norms and gates around it included: one on the tensor
 cores only reached its times, one that holds whole rows of the matrix in registers was slower.
@@ -25,10 +25,10 @@ _USUAL_OF_TWO: Final = RowTiling(4, 1024, 2)
 _USUAL_GATED_OF_TWO: Final = RowTiling(2, 2048, 4)
 _HELD: Final = HeldTiling(4, 8, 4)
 _HELD_GATED: Final = HeldTiling(2, 8, 4)
-_WIDEST_HELD: Final = 2048  # inputs: two rows of so many are held in registers
+_WIDEST_HELD: Final = 2048  # inputs: two rows of this many fit into registers
 _FEWEST_HELD: Final = 8192  # outputs: with fewer there are not enough programs
 MOST_ROWS: Final = 2
-MOST_NUMBERS_OF_TWO: Final = 34_000_000  # of a matrix that two rows are multiplied by here
+MOST_NUMBERS_OF_TWO: Final = 34_000_000  # of a matrix that two rows multiply with our kernels
 MOST_BYTES: Final = 1 << 20  # of a file of measured tilings
 _WIDE: Final = 65_536  # outputs: a head
 
@@ -54,7 +54,7 @@ _MEASURED_OF_TWO: Final[dict[tuple[int, int], RowTiling]] = {
     (6144, 4096): RowTiling(8, 1024, 4),
 }
 
-# (outputs, inputs): of 4-bit words and one row, measured on an H200, 2026-11-15
+# (outputs, inputs): 4-bit words and one row, measured on an H200, 2026-11-15
 _MEASURED_OF_HALVES: Final[dict[tuple[int, int], NibbleTiling]] = {
     (6144, 4096): NibbleTiling(8, 512, 2, 8),
     (4096, 4096): NibbleTiling(16, 512, 1, 8),
@@ -74,7 +74,7 @@ _LONG_ROW: Final = 1024  # words
 
 
 def choose_nibble_tiling(outputs: int, inputs: int, *, rounds: bool, is_gated: bool = False) -> NibbleTiling | None:
-    """The tiling for one row and a matrix of 4-bit words, both halves counted where it is gated; None: too wide."""
+    """The tiling for one row and a matrix of 4-bit words, both halves counted if it is gated; None if too wide."""
     found = (_MEASURED_OF_BYTES if rounds else _MEASURED_OF_HALVES).get((outputs, inputs))
     if found is not None:
         return found
@@ -90,10 +90,10 @@ def choose_nibble_tiling(outputs: int, inputs: int, *, rounds: bool, is_gated: b
 def choose_held_tiling(
     outputs: int, inputs: int, num_rows: int, dtype: torch.dtype, *, is_gated: bool
 ) -> HeldTiling | None:
-    """The tiling for two rows that are held while several parts of a matrix pass; None where others are faster.
+    """The tiling for two rows held in registers (`held_product`); None if other kernels are faster.
 
     Measured on an H200, 2026-11-15: 18.2 against 21.0 microseconds for a gated (16384, 2048). Matrices of few outputs
-    lose by it; a head, whose logits cuBLAS can't write in float32, is read this way too.
+    are slower with it; a head, whose logits cuBLAS can't write in float32, uses it too.
     """
     if num_rows != MOST_ROWS or dtype == torch.float32 or inputs > _WIDEST_HELD or outputs < _FEWEST_HELD:
         return None
@@ -104,7 +104,7 @@ def choose_held_tiling(
 
 
 def choose_words_tiling(outputs: int, num_words: int, kind: Kind) -> WordsTiling:
-    """The tiling for a quantised matrix whose rows have so many words."""
+    """The tiling for a quantised matrix with rows of `num_words` words."""
     words = min(512, 1 << (num_words - 1).bit_length())
     rows = 4 if kind == "int8" and outputs < _WIDE else 8
     return WordsTiling(rows, words, max(1, words // 128))
@@ -113,7 +113,7 @@ def choose_words_tiling(outputs: int, num_words: int, kind: Kind) -> WordsTiling
 def choose_tiling(
     outputs: int, inputs: int, num_rows: int, dtype: torch.dtype, *, is_gated: bool = False
 ) -> RowTiling | None:
-    """The tiling for a matrix (outputs, inputs), both halves counted where it is gated; None where cuBLAS is used."""
+    """The tiling for a matrix (outputs, inputs), both halves counted if it is gated; None if cuBLAS is used."""
     if num_rows == MOST_ROWS and outputs * inputs <= MOST_NUMBERS_OF_TWO and dtype != torch.float32:
         return _MEASURED_OF_TWO.get((outputs, inputs)) or (_USUAL_GATED_OF_TWO if is_gated else _USUAL_OF_TWO)
     if num_rows > 1:
@@ -121,7 +121,7 @@ def choose_tiling(
     found = read_measured().get((outputs, inputs)) or _MEASURED.get((outputs, inputs))
     if found is None:
         found = _USUAL_GATED if is_gated else _USUAL
-    if dtype == torch.float32:  # twice the bytes a number: half the columns
+    if dtype == torch.float32:  # twice the bytes per number: half the columns
         return RowTiling(found.rows, max(256, found.columns // 2), found.warps, found.starts_next_early)
     return found
 
@@ -134,7 +134,7 @@ def find_table() -> Path:
 
 @cache
 def read_measured() -> dict[tuple[int, int], RowTiling]:
-    """The tilings measured on this machine; none where nobody did, or where the file is not one of ours."""
+    """The tilings measured on this machine; empty if there are none, or if the file is invalid."""
     if not torch.cuda.is_available():
         return {}
     path = find_table()

@@ -1,4 +1,4 @@
-"""Words of a matrix taken apart inside a kernel: blocks of four, and the halves of one."""
+"""Splitting words of a matrix inside a kernel: blocks of four, and the halves of one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def half_of(pair, IS_HIGH: tl.constexpr):
 
 @triton.jit
 def part_words(words, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
-    """What belongs to the four words of blocks (ROWS, 4 * BLOCKS) as four tensors."""
+    """The four words of blocks (ROWS, 4 * BLOCKS) as four tensors."""
     even, odd = tl.split(tl.reshape(words, (ROWS, BLOCKS, 2, 2)))
     first, third = tl.split(even)
     second, fourth = tl.split(odd)

@@ -1,7 +1,7 @@
-"""Quantised matrices as a GPU reads them: 32-bit words of 4- or 8-bit numbers, and a scale and a minimum a block.
+"""Quantised matrices as a GPU reads them: 32-bit words of 4- or 8-bit numbers, and a scale and a minimum per block.
 
-The numbers of a block of 32 columns are dealt out so that word j holds columns j, j + words, j + 2 * words, …: what a
-thread needs of the input for one place of all its words then lies side by side.
+The numbers of a block of 32 columns are interleaved: word j holds columns j, j + words, j + 2 * words, …, so that the
+inputs that a thread needs for one index of all its words are contiguous.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def rounds_inputs() -> bool:
 class Words:
     """A matrix (rows, columns): `value = number * scale + minimum`, with 8 bits `(number - 128) * scale`."""
 
-    words: torch.Tensor  # (rows, columns / numbers a word) int32
+    words: torch.Tensor  # (rows, columns / numbers per word) int32
     factors: torch.Tensor  # (rows, columns / 32): a float16's bits (int16), or the scale's and the minimum's (int32)
     kind: Kind
 
@@ -43,7 +43,7 @@ class Words:
         return self.words.shape[0], self.factors.shape[1] * BLOCK
 
     def dequantise(self, dtype: torch.dtype) -> torch.Tensor:
-        """The numbers that it stands for: (rows, columns)."""
+        """The dequantised matrix: (rows, columns)."""
         bits = 4 if self.kind == "int4" else 8
         shifts = torch.arange(0, 32, bits, device=self.words.device, dtype=torch.int32)
         rows = self.words.shape[0]
@@ -57,7 +57,7 @@ class Words:
         return numbers.view(rows, -1).to(dtype)
 
     def narrow(self, first: int, count: int) -> Words:
-        """Some rows, one after the other."""
+        """Consecutive rows."""
         return Words(self.words[first : first + count], self.factors[first : first + count], self.kind)
 
     def select(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -66,8 +66,8 @@ class Words:
 
 
 def lay_out_words(blocks: Blocks, device: torch.device) -> Words:
-    """Blocks as words on a device. Numbers of 8 bits are counted from 0."""
-    rounds_inputs()  # a setting that is none is told while weights are loaded, not in the first pass
+    """Blocks as words on a device. 8-bit numbers are stored unsigned."""
+    rounds_inputs()  # an invalid setting raises while weights are loaded, not in the first pass
     rows, columns = blocks.quants.shape
     bits = 4 if blocks.kind == "int4" else 8
     numbers = blocks.quants.to(device).to(torch.int32) + (0 if bits == 4 else 128)

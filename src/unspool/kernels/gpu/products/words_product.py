@@ -1,7 +1,7 @@
-"""A quantised matrix times a few rows: as `few_rows`, from words of 4- or 8-bit numbers.
+"""A quantised matrix times a few rows: as `row_product`, from words of 4- or 8-bit numbers.
 
-The reference is `Words.dequantise` and `F.linear`. What counts here is instructions, not bytes: a number becomes a
-float where it stands, as low bits of a power of two's mantissa, and what that adds is taken off once a block.
+The reference is `Words.dequantise` and `F.linear`. Instructions are the cost here, not bytes: a number becomes a float
+in place, as the low bits of a power of two's mantissa, and the excess is subtracted once per block.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from unspool.kernels.gpu.products.result import Around, launch_product, load_hel
 from unspool.kernels.gpu.products.words import Words
 
 MOST_ROWS: Final = 2  # at once: sums of all of them are held in registers
-_UNPACKED: Final = 1024  # numbers a program
+_UNPACKED: Final = 1024  # numbers per program
 
 
 @dataclass(frozen=True, slots=True)
 class WordsTiling:
-    """How the matrix is cut: rows a program, words of each at a time, and its warps."""
+    """How the matrix is cut: rows per program, words of each at a time, and its warps."""
 
     rows: int
     words: int
@@ -32,7 +32,7 @@ class WordsTiling:
 
 @triton.jit
 def _choose_bits(bits, MASK: tl.constexpr, EXPONENT: tl.constexpr, HAS_ASM: tl.constexpr):
-    """(bits & MASK) | EXPONENT as a float; one instruction, which the compiler makes two of."""
+    """(bits & MASK) | EXPONENT as a float, in one instruction; the compiler would use two."""
     if HAS_ASM:
         found = tl.inline_asm_elementwise(
             "lop3.b32 $0, $1, $2, $3, 0xEA;",
@@ -82,7 +82,7 @@ def _choose_nibble(words, PLACE: tl.constexpr, HAS_ASM: tl.constexpr):
 
 @triton.jit
 def _find_numbers(W, FACTORS, row, column, is_one, K: tl.constexpr, IS_SHORT: tl.constexpr):
-    """The numbers at some columns of rows, one by one."""
+    """The numbers at some columns of rows, element by element."""
     BITS: tl.constexpr = 4 if IS_SHORT else 8
     WORDS: tl.constexpr = BITS  # of a block of 32
     word = tl.load(W + row * (K * BITS // 32) + column // 32 * WORDS + column % WORDS, mask=is_one, other=0)
@@ -117,10 +117,10 @@ def unpack_words(
     weight: Words,
     out: torch.Tensor,  # (rows, columns)
     *,
-    rows: torch.Tensor | None = None,  # which; all where none are told
+    rows: torch.Tensor | None = None,  # which rows; None: all
     scale: float = 1.0,
 ) -> torch.Tensor:
-    """Write the numbers that words stand for, times a scale: embeddings, and what products of many rows read."""
+    """Write dequantised rows times a scale: embeddings, and the input of products of many rows."""
     columns = weight.shape[1]
     launch(
         _unpack_words,
@@ -224,7 +224,7 @@ def _multiply_words(
                 squares = squares + (so_far[4][row] + x * x,)
                 if HAS_NORM:
                     x = x * norm
-                # What the numbers' places in the mantissa add to them (`_choose_nibble`, `_choose_byte`).
+                # The excess of numbers put into a mantissa (`_choose_nibble`, `_choose_byte`).
                 if IS_SHORT:
                     excess = x * (2048.0 if i % 2 == 1 and i < 7 else 128.0)
                 else:

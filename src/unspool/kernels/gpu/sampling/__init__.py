@@ -1,1 +1,1 @@
-"""The ends of a step: embedding, likeliest token, draws, contests."""
+"""Both ends of a step: embedding, most likely token, draws, contests."""

@@ -1,7 +1,7 @@
 """Contrastive search at the end of a captured pass over candidates, beside what `decoding/tries.py` does in torch.
 
-Five kernels: how like the past each candidate's state is, which one is best, its keys and its logits moved to where
-the row goes on, and the likeliest tokens to follow. So a turn of the search is one graph.
+Five kernels: each candidate's similarity to the past, the best candidate, moving its keys and its logits to the row's
+end, and the most likely next tokens. A turn of the search is then one graph.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from unspool.kernels.sending import send
 POSITIONS: Final = 16  # of the past that a program compares at a time
 SPLITS: Final = 64  # programs that share a row's past
 _NUMBERS: Final = 8192  # products that a program holds
-_UNIT: Final = 4  # numbers: the past's address is told as a multiple of so many
+_UNIT: Final = 4  # numbers: the past's address is a multiple of this
 
 
 @triton.jit
@@ -34,7 +34,7 @@ def _compare(
     HIDDEN: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, BP: tl.constexpr, BH: tl.constexpr,
     UNIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The highest cosine of each candidate's state and one of its row's past, in a part of the past."""
+    """The highest cosine similarity of each candidate's state to its row's past, in a part of the past."""
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     rk, rh = tl.arange(0, KP), tl.arange(0, BH)
     let_next_start(PDL)
@@ -66,7 +66,7 @@ def _judge(
     HIDDEN: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
     UNIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Which candidate is kept; the direction of its state joins the past."""
+    """Choose the candidate to keep, and append the direction of its state to the past."""
     row = tl.program_id(0).to(tl.int64)
     rk, splits, at = tl.arange(0, KP), tl.arange(0, SPLITS), tl.arange(0, BLOCK)
     let_next_start(PDL)
@@ -93,7 +93,7 @@ def _keep_logits(
     LOGITS, CHOSEN, KEPT, PARTS, TOPS, TOKENS, V,
     K: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The kept candidate's logits, tile by tile: their sum of exponentials, and the highest of them."""
+    """Copy the kept candidate's logits, tile by tile, with their sum of exponentials and their maximum."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tile * TILE + tl.arange(0, TILE)
     let_next_start(PDL)
@@ -118,7 +118,7 @@ def _rank(
     PARTS, TOPS, TOKENS, LENGTHS, NEXT, WEIGHTS, num_tiles,
     K: tl.constexpr, FOUND: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The likeliest tokens of a row, falling, and their probabilities; the row is one longer from here on."""
+    """The most likely tokens of a row, in descending order, and their probabilities; the row's length grows by one."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, FOUND)
     let_next_start(PDL)
@@ -137,7 +137,7 @@ def _rank(
 
 
 class CapturedContest:
-    """What decides a contest of `num` candidates a row in a captured pass, for a fixed number of rows."""
+    """Decides a contest of `num` candidates per row in a captured pass, for a fixed number of rows."""
 
     def __init__(self, rows: int, num: int, hidden: int, vocab: int, position: int, device: torch.device) -> None:
         self._rows, self._num, self._hidden, self._position = rows, num, hidden, position
@@ -147,25 +147,25 @@ class CapturedContest:
             return torch.zeros(*size, dtype=dtype, device=device)
 
         self._alpha, self._weights, self._kept = make(1), make(rows, num), make(rows, vocab)
-        self._table = make(2, dtype=torch.int64)  # where the past lies, and its room
+        self._table = make(2, dtype=torch.int64)  # the past's address and capacity
         self._likeness, self._parts = make(rows, SPLITS, num), make(rows, tiles, 2)
         self._tops, self._tokens = make(rows, tiles, num), make(rows, tiles, num, dtype=torch.int32)
         self._chosen = make(rows, dtype=torch.int64)
         self._next, self._next_weights = make(rows, num, dtype=torch.int64), make(rows, num)
-        self._told: weakref.ref[torch.Tensor] | None = None  # the past that the table tells
+        self._past: weakref.ref[torch.Tensor] | None = None  # the past whose address is in the table
         self._told_alpha = 0.0
 
-    def tell(self, contest: Contest) -> None:
-        """Take what the next pass needs."""
+    def set_inputs(self, contest: Contest) -> None:
+        """Set the inputs of the next pass."""
         self._weights[: len(contest.weights)].copy_(contest.weights)
         if contest.alpha != self._told_alpha:
             self._alpha.copy_(send([contest.alpha], self._alpha.device, torch.float32))
             self._told_alpha = contest.alpha
-        if self._told is None or self._told() is not contest.past:
+        if self._past is None or self._past() is not contest.past:
             unit = _UNIT * contest.past.element_size()
             address = (contest.past.data_ptr() - self._weights.data_ptr()) // unit
             self._table.copy_(send([address, contest.past.shape[1]], self._table.device))
-            self._told = weakref.ref(contest.past)
+            self._past = weakref.ref(contest.past)
 
     def finish(self, end: PassEnd) -> None:
         """Launch the contest after a pass over candidates."""
@@ -182,11 +182,11 @@ class CapturedContest:
 
     def run(
         self,
-        states: torch.Tensor,  # (rows * candidates, hidden): what the head read
+        states: torch.Tensor,  # (rows * candidates, hidden): the head's input
         logits: torch.Tensor,  # (rows * candidates, vocab)
         base: torch.Tensor,
         table: torch.Tensor,  # int64: see `kernels.key_layout`
-        lengths: torch.Tensor,  # (rows,) int32: one more afterwards
+        lengths: torch.Tensor,  # (rows,) int32: incremented
         *,
         num_layers: int,
         unit: int,
@@ -277,6 +277,6 @@ class CapturedContest:
         )
 
     def take(self, rows: int) -> tuple[torch.Tensor, Won]:
-        """The kept candidates' logits (rows, vocab), and how the contest ended."""
+        """The kept candidates' logits (rows, vocab), and the contest's result."""
         won = Won(self._chosen[:rows].clone(), self._next[:rows].clone(), self._next_weights[:rows].clone())
         return self._kept[:rows].clone(), won

@@ -13,11 +13,11 @@ from unspool.kernels.key_layout import KeyLayout
 class PassEnd:
     """The buffers of a captured pass after its last layer."""
 
-    logits: torch.Tensor  # (tokens, and once more for every early layer; vocab)
-    likeliest: torch.Tensor  # (rows,): to be written by an epilogue that makes scores of the logits
-    states: torch.Tensor  # (tokens, hidden): what the head read
+    logits: torch.Tensor  # (tokens * (1 + early layers), vocab)
+    likeliest: torch.Tensor  # (rows,): written by an epilogue that computes scores from the logits
+    states: torch.Tensor  # (tokens, hidden): the head's input
     lengths: torch.Tensor  # (rows,) int32
-    base: torch.Tensor  # what addresses are counted from
+    base: torch.Tensor  # addresses are offsets from it
     table: torch.Tensor  # int64: see `kernels.key_layout`
     num_layers: int
     unit: int

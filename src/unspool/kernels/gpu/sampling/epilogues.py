@@ -1,4 +1,4 @@
-"""What follows a captured pass in its graph: the strategy's own work, on the device."""
+"""What follows a captured pass in its graph: the strategy's own computation, on the device."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from unspool.kernels.readings import Contrast, Guide
 
 @dataclass(frozen=True, slots=True)
 class EpilogueSizes:
-    """What memory an epilogue needs."""
+    """The sizes that determine an epilogue's memory."""
 
     rows: int
-    num_new: int  # tokens, or candidates, a row
-    num_early: int  # layers whose logits are there too
+    num_new: int  # tokens, or candidates, per row
+    num_early: int  # early layers whose logits are computed too
     hidden: int
     vocab: int
-    position: int  # numbers of a position's keys and values in one layer
+    position: int  # numbers per position of one layer's keys and values
 
 
 class CapturedEpilogue(Protocol):
-    """The end of a captured pass: its inputs are set by `tell`, launched by `finish` and read by `take`."""
+    """The end of a captured pass: `set_inputs` sets its inputs, `finish` launches it, `take` returns its result."""
 
-    def tell(self, epilogue: Any) -> None:
-        """Take what the next pass needs: an epilogue with the same key."""
+    def set_inputs(self, epilogue: Any) -> None:
+        """Set the inputs of the next pass, from an epilogue with the same key."""
         ...
 
     def finish(self, end: PassEnd) -> None:
-        """Launch it after a pass. Lengths (rows,) are one more afterwards, where a row is there."""
+        """Launch it after a pass. It increments the lengths (rows,) of rows that are present."""
         ...
 
     def take(self, rows: int) -> tuple[torch.Tensor | None, Any]:
-        """Logits (rows, vocab) that replace those of the pass, or None; and what `Forward.epilogue` is."""
+        """Logits (rows, vocab) that replace those of the pass, or None; and the value of `Forward.epilogue`."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""Guidance and DoLa at the end of a captured pass, beside what `kernels/readings.py` does in torch.
+"""Guidance and DoLa at the end of a captured pass. The reference is `kernels/readings.py`, in torch.
 
-A row of logits is cut into tiles, a program each. What a whole row must know (how large its exponentials sum up, which
-layer differs most) is put together by every program of the next kernel from the tiles' parts: there are some thirty.
+A row of logits is cut into tiles, one per program. A row's totals (the sum of its exponentials, the layer that differs
+most) are reduced by every program of the next kernel from the tiles' partial results: there are some thirty.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WARPS: Final = 8
 
 @triton.jit
 def _sum_tiles(LOGITS, PARTS, V, TILE: tl.constexpr, PDL: tl.constexpr):
-    """Of every tile of every row: its highest logit, and the sum of what lies below it."""
+    """Of every tile of every row: its highest logit, and the sum of exponentials relative to it."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tile * TILE + tl.arange(0, TILE)
     let_next_start(PDL)
@@ -39,7 +39,7 @@ def _sum_tiles(LOGITS, PARTS, V, TILE: tl.constexpr, PDL: tl.constexpr):
 
 @triton.jit
 def join_parts(PARTS, row, num_tiles, TILES: tl.constexpr):
-    """A row's highest logit, and the logarithm of the sum of its exponentials."""
+    """A row's highest logit, and its log-sum-exp."""
     tiles = tl.arange(0, TILES)
     part = PARTS + (row * num_tiles + tiles) * 2
     highest = tl.load(part, mask=tiles < num_tiles, other=float("-inf"))
@@ -51,7 +51,7 @@ def join_parts(PARTS, row, num_tiles, TILES: tl.constexpr):
 
 @triton.jit
 def _count_rows(LENGTHS, num_rows, ROWS: tl.constexpr):
-    """Rows that are there."""
+    """The number of rows that are present."""
     rows = tl.arange(0, ROWS)
     lengths = tl.load(LENGTHS + rows, mask=rows < num_rows, other=-1)
     return tl.sum((lengths >= 0).to(tl.int32), 0)
@@ -87,7 +87,7 @@ def _diverge(
     LOGITS, PARTS, DIVERGENCES, V, num_tiles,
     TILE: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """How far a layer's distribution is from the last one's, tile by tile."""
+    """The divergence of a layer's distribution from the last layer's, tile by tile."""
     row, tile, layer = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     num_rows = tl.num_programs(0)
     early = (1 + layer) * num_rows + row
@@ -116,7 +116,7 @@ def _contrast(
     let_next_start(PDL)
     wait_for_input(PDL)
     first, stop = row, row + 1
-    if not BY_ROW:  # all rows have a say
+    if not BY_ROW:  # one layer for the batch: the mean over rows
         first, stop = row * 0, row * 0 + _count_rows(LENGTHS, num_rows, ROWS)
     farthest, chosen = float("-inf"), row * 0
     for layer in range(num_layers):
@@ -141,41 +141,41 @@ def _contrast(
 
 
 class CapturedReading:
-    """What a captured pass makes of its logits: scores for the processors, and the likeliest token by them."""
+    """Computes scores for the processors from a captured pass's logits, and the most likely token by them."""
 
     def __init__(self, reading: Guide | Contrast, rows: int, num_early: int, vocab: int, device: torch.device) -> None:
         self._reading, self._num_early = reading.key, num_early
         self._scale = torch.zeros(1, dtype=torch.float32, device=device)  # guidance's, an input of the graph
-        self._told: float | None = None  # what it holds
+        self._held: float | None = None  # the value in `_scale`
         self.scores = torch.zeros(rows, vocab, dtype=torch.float32, device=device)
-        self.chosen = torch.zeros(rows, dtype=torch.int64, device=device)  # places of early layers
+        self.chosen = torch.zeros(rows, dtype=torch.int64, device=device)  # indices of early layers
         num_tiles = count_tiles(vocab)
         self._parts = torch.zeros((1 + num_early) * rows, num_tiles, 2, dtype=torch.float32, device=device)
         self._divergences = torch.zeros(max(1, num_early), rows, num_tiles, dtype=torch.float32, device=device)
         self._tops = torch.zeros(rows, num_tiles, dtype=torch.float32, device=device)
         self._sizes = {"ROWS": max(2, triton.next_power_of_2(rows)), "TILES": max(2, triton.next_power_of_2(num_tiles))}
-        self.tell(reading)
+        self.set_inputs(reading)
 
-    def tell(self, reading: Guide | Contrast) -> None:
-        """Take what the next pass needs: a reading of the same form."""
-        if isinstance(reading, Guide) and reading.scale != self._told:
+    def set_inputs(self, reading: Guide | Contrast) -> None:
+        """Set the inputs of the next pass, from a reading with the same key."""
+        if isinstance(reading, Guide) and reading.scale != self._held:
             self._scale.copy_(send([reading.scale], self._scale.device, torch.float32))
-            self._told = reading.scale
+            self._held = reading.scale
 
     def finish(self, end: PassEnd) -> None:
-        """Read the logits of a pass of one token a row."""
+        """Read the logits of a pass of one token per row."""
         self.run(end.logits, end.likeliest, end.lengths)
 
     def take(self, rows: int) -> tuple[None, ReadLogits]:
-        """What became of the logits of the first `rows` rows of the pass."""
+        """The scores of the first `rows` rows of the pass."""
         if isinstance(self._reading, Guide):
             return None, ReadLogits(self.scores[: rows // 2].clone())
         return None, ReadLogits(self.scores[:rows].clone(), self.chosen[:rows].clone())
 
     def run(self, logits: torch.Tensor, tokens: torch.Tensor, lengths: torch.Tensor) -> None:
-        """Read logits (rows, and once more for every early layer; vocab): `scores`, `chosen`, and tokens (rows,).
+        """Read logits (rows * (1 + early layers), vocab): `scores`, `chosen`, and tokens (rows,).
 
-        Lengths (rows,) are one more afterwards, where a row is there.
+        Lengths (rows,) are incremented for rows that are present.
         """
         rows, vocab = self.scores.shape
         num_tiles = self._tops.shape[1]

@@ -1,5 +1,6 @@
-"""A draw from whole rows of scores in two kernels: tiles are weighed side by side, then a program a row finds the tile
-at which the cumulated probability passes the number, and the token in it. The reference is `select.draw_plainly`.
+"""A draw from whole rows of scores in two kernels: tiles are summed in parallel, then one program per row finds the
+tile at which the cumulative probability passes the uniform number, and the token in it. The reference is
+`select.draw_plainly`.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import triton.language as tl
 
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
-TILE: Final = 1_024  # scores a program of the first kernel weighs
+TILE: Final = 1_024  # scores per program of the first kernel
 
 
 @triton.jit
 def _weigh_tiles(SCORES, TOPS, WEIGHTS, V, row_stride, TILE: tl.constexpr, PDL: tl.constexpr):
-    """Every tile's highest score (infinity where one is no number), and the weight of all where that weighs one."""
+    """Every tile's highest score (infinity if one is NaN), and the sum of exponentials relative to it."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = tile * TILE + tl.arange(0, TILE)
     let_next_start(PDL)
@@ -51,7 +52,7 @@ def _find_token(
         passed = tl.cumsum(weights, 0)
         target = uniform * tl.max(passed, 0)
         drawn = tl.min(tl.where((weights > 0.0) & (passed > target), tile, TILES), 0)
-        drawn = tl.minimum(drawn, tl.max(tl.where(weights > 0.0, tile, 0), 0))  # in case rounding lets none pass
+        drawn = tl.minimum(drawn, tl.max(tl.where(weights > 0.0, tile, 0), 0))  # if rounding lets none pass
         before = tl.sum(tl.where(tile < drawn, weights, 0.0), 0)
         at = tl.arange(0, TILE)
         token = drawn * TILE + at
@@ -68,7 +69,7 @@ def _find_token(
 def draw_row(scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """The tokens (rows,) at which scores (rows, vocab) float32 pass uniforms (rows,) float64.
 
-    -1 stands where there is none: where no score is possible, or one of them is no number.
+    -1 if there is none: no score is finite, or one of them is NaN.
     """
     scores = scores if scores.stride(1) == 1 else scores.contiguous()
     uniforms = uniforms.contiguous()

@@ -1,10 +1,9 @@
 """A sampling tail in two kernels: temperature, top-k, top-p, min-p and the draw, without a sort.
 
 The reference is `decoding.tails.draw_by_operators`, some twenty operators. Here the first kernel finds the maxima of
-groups of scores. The k-th largest score is no lower than the k-th largest maximum, so the second one, a program a row,
-reads only the groups whose maximum is that high, and ranks the few scores it finds there by comparing them with each
-other. Scores that tie in such numbers that there is no room for them are weighed in passes over the whole row instead:
-slowly, and with the same result.
+groups of scores. The k-th largest score is no lower than the k-th largest maximum, so the second one, one program per
+row, reads only the groups whose maximum is that high, and ranks the few scores there by comparing them with each other.
+If too many scores tie to fit, passes over the whole row are used instead: slower, with the same result.
 """
 
 from __future__ import annotations
@@ -18,26 +17,26 @@ import triton.language as tl
 
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
-FEWEST_GROUPS: Final = 1_024  # where the vocabulary has as many tokens
+FEWEST_GROUPS: Final = 1_024  # if the vocabulary has as many tokens
 LARGEST_GROUP: Final = 128
-RUN: Final = 8  # tokens of a group that lie side by side: 32 bytes, the least that is read
-TILE: Final = 1_024  # scores a program of the first kernel looks at
-CHUNK: Final = 4_096  # scores that the second kernel looks at together
-SLOW_CHUNK: Final = 1_024  # where it needs many passes
-PAIRS: Final = 4_096  # that it compares together
+RUN: Final = 8  # contiguous tokens of a group: 32 bytes, the smallest memory transaction
+TILE: Final = 1_024  # scores per program of the first kernel
+CHUNK: Final = 4_096  # scores that the second kernel processes at once
+SLOW_CHUNK: Final = 1_024  # if it needs many passes
+PAIRS: Final = 4_096  # that it compares at once
 FEWEST_PLACES: Final = 128  # for candidates
 SPARE_PLACES: Final = 40  # groups may hold more than one
 
 
 @dataclass(frozen=True, slots=True)
 class TailSettings:
-    """A tail's numbers, one for all rows or one a row: (rows or 1, 1) each, where the scores are."""
+    """A tail's settings, one for all rows or one per row: (rows or 1, 1) each, on the scores' device."""
 
     top_k: torch.Tensor  # int64, above 0
     largest_k: int
     temperature: torch.Tensor | None = None  # float32
-    top_p: torch.Tensor | None = None  # float64: a token stays while those above it have less
-    fewest: int = 1  # tokens that top-p leaves at least
+    top_p: torch.Tensor | None = None  # float64: a token is kept while the tokens above it sum to less
+    fewest: int = 1  # the fewest tokens that top-p keeps
     min_p: torch.Tensor | None = None  # float32: logarithms
 
 
@@ -46,7 +45,7 @@ def _find_tops(
     SCORES, TOPS, V, G, row_stride,
     STRIPS: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The highest of every group's scores; infinity where one of them is no number."""
+    """The highest of every group's scores; infinity if one of them is NaN."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK * RUN + tl.arange(0, BLOCK * RUN)
     token = tl.arange(0, STRIPS)[:, None] * (G * RUN) + column[None, :]
@@ -62,7 +61,7 @@ def _find_tops(
 
 @triton.jit
 def _temper(scores, temperature, IS_TEMPERED: tl.constexpr):
-    """Scores over the temperature, rounded as torch rounds them; infinity where that is no number."""
+    """Scores divided by the temperature, rounded as torch rounds them; infinity if that is NaN."""
     if IS_TEMPERED:
         scores = tl.div_rn(scores, tl.zeros_like(scores) + temperature)
         scores = tl.where(scores == scores, scores, float("inf"))
@@ -71,7 +70,7 @@ def _temper(scores, temperature, IS_TEMPERED: tl.constexpr):
 
 @triton.jit
 def _find_bound(tops, highest, k):
-    """A number that at least k scores reach; minus infinity where fewer groups are finite."""
+    """A number that at least k scores reach; minus infinity if fewer groups are finite."""
     low = tl.min(tl.where(tops > float("-inf"), tops, highest), 0)
     num_chosen = tl.sum((tops >= low).to(tl.int32), 0)
     low = tl.where(num_chosen >= k, low, float("-inf"))
@@ -89,7 +88,7 @@ def _find_bound(tops, highest, k):
 
 @triton.jit
 def _order(value):
-    """A whole number that rises with a float."""
+    """An integer with the same order as a float."""
     bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
 
@@ -104,7 +103,7 @@ def _unorder(order):
 def _load(
     SCORES, GROUPS, V, G, num_chosen, temperature, strip, column, RUN: tl.constexpr, IS_TEMPERED: tl.constexpr
 ):  # fmt: skip
-    """Scores of the chosen groups: by strip, then by column, their tokens rise."""
+    """Scores of the chosen groups, in ascending order of tokens by strip, then by column."""
     is_there = column < num_chosen * RUN
     group = tl.load(GROUPS + column // RUN, mask=is_there, other=0)
     token = strip * (G * RUN) + group * RUN + column % RUN
@@ -118,7 +117,7 @@ def _weigh(
     SCORES, GROUPS, V, G, num_chosen, temperature, highest, least,
     STRIPS: tl.constexpr, RUN: tl.constexpr, COLUMNS: tl.constexpr, IS_TEMPERED: tl.constexpr,
 ):  # fmt: skip
-    """How many of a row's scores are not below `least`, and their weights' sum; the highest weighs one."""
+    """The number of a row's scores that are at least `least`, and the sum of their weights; the highest weighs one."""
     counts = tl.zeros((COLUMNS,), tl.int32)
     weights = tl.zeros((COLUMNS,), tl.float64)
     for strip in range(STRIPS):
@@ -136,7 +135,7 @@ def _find_cut(
     SCORES, GROUPS, V, G, num_chosen, temperature, highest, low, least_count, least_weight,
     STRIPS: tl.constexpr, RUN: tl.constexpr, COLUMNS: tl.constexpr, IS_TEMPERED: tl.constexpr,
 ):  # fmt: skip
-    """The highest number, not below `low`, that so many scores of so much weight reach (in `_order`)."""
+    """The highest number, at least `low`, that enough scores of enough weight reach (in `_order`)."""
     high = _order(highest) + 1
     while high - low > 1:
         middle = low + (high - low) // 2
@@ -156,12 +155,12 @@ def _draw_slowly(
     STRIPS: tl.constexpr, RUN: tl.constexpr, COLUMNS: tl.constexpr, IS_TEMPERED: tl.constexpr,
     HAS_TOP_P: tl.constexpr,
 ):  # fmt: skip
-    """A row's token by passes over the chosen groups: thresholds are found by bisection, and of ties the first stay."""
+    """A row's token by passes over the chosen groups: bisection finds the thresholds, the first of ties are kept."""
     low = _find_cut(
         SCORES, GROUPS, V, G, num_chosen, temperature, highest, _order(bound), k, 0.0,
         STRIPS, RUN, COLUMNS, IS_TEMPERED,
     )  # fmt: skip
-    cut = _unorder(low)  # what is below it goes, and of what is equal all but the first `num_ties`
+    cut = _unorder(low)  # scores below it are removed, and of equal ones all but the first `num_ties`
     num_ties = tl.zeros((), tl.int32) + V
     if HAS_TOP_P:  # noqa: SIM102 - decided when the kernel is compiled
         if top_p <= 1.0:
@@ -184,7 +183,7 @@ def _draw_slowly(
     total = tl.zeros((), tl.float64)
     chosen = tl.full((), -1, tl.int64)
     is_open = tl.full((), 1, tl.int32)
-    for turn in range(2):  # the first time round only the total is found
+    for turn in range(2):  # the first iteration only computes the total
         target = uniform * total
         reached = tl.zeros((), tl.float64)
         num_before = tl.zeros((), tl.int32)
@@ -246,7 +245,7 @@ def _draw(
         tl.store(GROUPS + number - 1, group, mask=is_chosen)
         num_chosen = tl.max(number, 0)
         tl.debug_barrier()
-        # Candidates are written down in rising order of their tokens.
+        # Candidates are stored in ascending order of their tokens.
         num_found = tl.zeros((), tl.int32)
         for first in range(0, STRIPS, TOGETHER):
             at = tl.arange(0, TOGETHER * COLUMNS)
@@ -263,7 +262,7 @@ def _draw(
         if (num_found <= ROOM) & (num_chosen * RUN <= COLUMNS):
             at = tl.arange(0, ROOM)
             value = tl.load(VALUES + at, mask=at < num_found, other=float("-inf"))
-            rank = tl.zeros((ROOM,), tl.int32)  # of equals the earlier token comes first
+            rank = tl.zeros((ROOM,), tl.int32)  # of equal scores the earlier token comes first
             above = tl.zeros((ROOM,), tl.float64)  # the weight of what comes before
             for first in range(0, num_found, BLOCK):
                 other = first + tl.arange(0, BLOCK)
@@ -297,7 +296,7 @@ def _draw(
 def draw_tail(scores: torch.Tensor, uniforms: torch.Tensor, settings: TailSettings) -> torch.Tensor:
     """The tokens (rows,) drawn by uniforms (rows,) float64 from what a tail leaves of scores (rows, vocab) float32.
 
-    -1 stands where there is none: where no score is possible, or one of them is no number.
+    -1 if there is none: no score is finite, or one of them is NaN.
     """
     scores = scores if scores.stride(1) == 1 else scores.contiguous()
     uniforms = uniforms.contiguous()
@@ -365,14 +364,14 @@ def draw_tail(scores: torch.Tensor, uniforms: torch.Tensor, settings: TailSettin
 
 
 def choose_group(vocab: int, k: int) -> int:
-    """How many tokens a group has: so few that there are many more groups than are looked into."""
+    """The number of tokens per group: so few that there are many more groups than are read."""
     fewest_groups = max(FEWEST_GROUPS, 4 * k)
     largest = min(LARGEST_GROUP, vocab // fewest_groups)
     return int(triton.next_power_of_2(largest + 1)) // 2 if largest else 1
 
 
 def count_chosen(k: int) -> int:
-    """How many groups the bound lets through at most, but for ties: looking for a closer one costs more."""
+    """The most groups that pass the bound, except for ties: a tighter bound would cost more."""
     return k + k // 8 + 8
 
 

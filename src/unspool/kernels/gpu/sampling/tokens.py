@@ -1,4 +1,4 @@
-"""The two ends of a step: a token's embedding, and the likeliest next token, which becomes the next step's input."""
+"""Both ends of a step: a token's embedding, and the most likely next token, which becomes the next step's input."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import triton.language as tl
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
 EMBED_BLOCK = 1024
-TILE = 4096  # logits a program looks at
+TILE = 4096  # logits per program
 
 
 @triton.jit
@@ -18,7 +18,7 @@ def _embed(TOKENS, TABLE, OUT, scale, N, BLOCK: tl.constexpr, PDL: tl.constexpr)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     let_next_start(PDL)
     wait_for_input(PDL)
-    token = tl.maximum(tl.load(TOKENS + row), 0)  # where no token could be chosen the row has ended
+    token = tl.maximum(tl.load(TOKENS + row), 0)  # a row without a token has ended
     x = tl.load(TABLE + token * N + at, mask=at < N, other=0.0).to(tl.float32)
     tl.store(OUT + row * N + at, (x * scale).to(OUT.dtype.element_ty), mask=at < N)
 
@@ -77,13 +77,13 @@ def _take_highest(
 
 
 def take_highest(
-    logits: torch.Tensor,  # (rows, vocab) float32; capped in place where a cap is given
-    tops: torch.Tensor,  # (rows, tiles) float32: room
-    tokens: torch.Tensor,  # (rows,) int64: the first of the highest, or -1 where there is none
-    lengths: torch.Tensor,  # (rows,) int32: one more afterwards, where a row is real
+    logits: torch.Tensor,  # (rows, vocab) float32; capped in place if a cap is given
+    tops: torch.Tensor,  # (rows, tiles) float32: workspace
+    tokens: torch.Tensor,  # (rows,) int64: the first of the highest, or -1 if there is none
+    lengths: torch.Tensor,  # (rows,) int32: incremented for rows that are present
     cap: float | None,
 ) -> None:
-    """The likeliest tokens, a row each, and the rows' lengths after them."""
+    """The most likely tokens, one per row, and the rows' lengths after them."""
     rows, vocab = logits.shape
     num_tiles = tops.shape[1]
     launch(
@@ -102,7 +102,7 @@ def take_highest(
 
 
 def take_found(scores: torch.Tensor, tops: torch.Tensor, tokens: torch.Tensor, lengths: torch.Tensor) -> None:
-    """`take_highest` of scores (rows, vocab) whose highest of every tile is found (rows, tiles)."""
+    """`take_highest` of scores (rows, vocab) whose maximum per tile is known (rows, tiles)."""
     rows, vocab = scores.shape
     num_tiles = tops.shape[1]
     launch(
@@ -122,5 +122,5 @@ def take_found(scores: torch.Tensor, tops: torch.Tensor, tokens: torch.Tensor, l
 
 
 def count_tiles(vocab: int) -> int:
-    """How many tiles the logits are looked at in."""
+    """The number of tiles that the logits are cut into."""
     return int(triton.cdiv(vocab, TILE))
