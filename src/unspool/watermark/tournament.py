@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from unspool.kernels.cpu import find_library
+
 WORD = 32  # rounds whose bits share a number
 
 
@@ -22,7 +24,7 @@ class PackedBits:
     keys: torch.Tensor  # (depth,)
     multiplier: int
     increment: int
-    words: tuple[torch.Tensor, ...]  # (size,) int32 each; none where the size is no power of two
+    words: torch.Tensor  # (words, size) int32; no words where the size is no power of two
 
     @classmethod
     def of(cls, table: torch.Tensor, keys: torch.Tensor, multiplier: int, increment: int) -> PackedBits:
@@ -36,7 +38,12 @@ class PackedBits:
                 for number, shift in enumerate(shifts[first : first + WORD]):
                     word |= table[(place + shift) % size] << number
                 words.append(torch.where(word >= 1 << 31, word - (1 << 32), word).to(torch.int32))
-        return cls(table, keys, multiplier, increment, tuple(words))
+        packed = torch.stack(words) if words else torch.zeros(0, size, dtype=torch.int32, device=table.device)
+        return cls(table, keys, multiplier, increment, packed)
+
+    def find_shifts(self) -> torch.Tensor:
+        """How far each key shifts the table (depth,)."""
+        return (self.keys * self.multiplier + self.increment) % len(self.table)
 
     @property
     def depth(self) -> int:
@@ -46,7 +53,14 @@ class PackedBits:
 
 def run_tournament(probs: torch.Tensor, bits: PackedBits, contexts: torch.Tensor) -> None:
     """Make probabilities (rows, vocab), float32, those of the winner, in place; `contexts` are the rows' hashes."""
-    run_plainly(probs, bits, contexts)
+    library = find_library() if probs.device.type == "cpu" and len(bits.words) else None
+    if library is None or not library.has_marks or not probs.is_contiguous():
+        run_plainly(probs, bits, contexts)
+        return
+    # A token's hash, times the multiplier, as a start and a step; only what is left of them modulo the size counts.
+    factor = bits.multiplier * bits.multiplier
+    starts = (contexts * bits.multiplier + bits.increment) * bits.multiplier & (len(bits.table) - 1)
+    library.run_tournament(probs, bits.words, bits.depth, starts, factor % len(bits.table))
 
 
 def run_plainly(probs: torch.Tensor, bits: PackedBits, contexts: torch.Tensor) -> None:
@@ -54,10 +68,10 @@ def run_plainly(probs: torch.Tensor, bits: PackedBits, contexts: torch.Tensor) -
     tokens = torch.arange(probs.shape[-1], device=probs.device)
     hashes = (contexts[:, None] + tokens) * bits.multiplier + bits.increment  # (rows, vocab)
     size = len(bits.table)
-    if bits.words:
+    if len(bits.words):
         hashes = (hashes * bits.multiplier) & (size - 1)
     for depth in range(bits.depth):
-        if bits.words:
+        if len(bits.words):
             if depth % WORD == 0:
                 word = bits.words[depth // WORD][hashes]
             is_one = ((word >> depth % WORD) & 1).to(probs.dtype)

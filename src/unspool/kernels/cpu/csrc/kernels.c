@@ -771,6 +771,8 @@ static void run_product(const void *argument, int32_t thread, us_team *team) {
     multiply_part(w, rows, &in, &(output){.y = task->y, .stride = (size_t)w->rows}, thread, team->size);
 }
 
+#include "marks.h"
+
 #define TEXT(a) #a
 #define QUOTED(a) TEXT(a)
-const us_kernels NAMED(us_, US_NAME) = {QUOTED(US_NAME), run_once, run_steps, run_product};
+const us_kernels NAMED(us_, US_NAME) = {QUOTED(US_NAME), run_once, run_steps, run_product, run_first, run_tournament};

@@ -143,4 +143,15 @@ void us_product(const us_matrix *matrix, const float *x, int32_t num_rows, float
 /* Rows of a matrix as numbers: (count, columns). */
 void us_read_rows(const us_matrix *matrix, const int32_t *rows, int32_t count, float *out);
 
+/* Watermarks; 0, or -1 where there is no memory. Permutations are those of torch.randperm on a CPU.
+   us_find_first: for each seed, which of `vocab` tokens are among the first `num_first`: out (count, vocab), 0 or 1.
+   us_are_first: whether each token is, by its own seed: out (count).
+   us_run_tournament: SynthID-Text's, on probabilities (rows, vocab) in place. Token v of a row has its bits at
+   starts[row] + v * step, modulo size (a power of two), in `words` (one word of 32 rounds, size numbers, each). */
+int32_t us_find_first(const uint32_t *seeds, int64_t count, int32_t vocab, int32_t num_first, uint8_t *out, int32_t threads);
+int32_t us_are_first(const uint32_t *seeds, const int32_t *tokens, int64_t count, int32_t vocab, int32_t num_first,
+                     uint8_t *out, int32_t threads);
+int32_t us_run_tournament(float *probs, int64_t rows, int32_t vocab, int32_t depth, const uint32_t *words, uint32_t size,
+                          uint32_t step, const uint32_t *starts, int32_t threads);
+
 #endif
