@@ -39,7 +39,7 @@ from unspool.constraints import Constraint as Constraint
 from unspool.constraints import ConstraintListState as ConstraintListState
 from unspool.constraints import DisjunctiveConstraint as DisjunctiveConstraint
 from unspool.constraints import PhrasalConstraint as PhrasalConstraint
-from unspool.decoding.beam_trace import BeamTrace as BeamTrace
+from unspool.decoding.beams.trace import BeamTrace as BeamTrace
 from unspool.decoding.transitions import compute_transition_scores as compute_transition_scores
 from unspool.errors import InputError as InputError
 from unspool.errors import LoadError as LoadError

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from unspool.decoding.finish import Finish
+from unspool.cache import Cache
+from unspool.decoding.finish import Finish, JoinedFinish
 from unspool.decoding.loop import Emitted, Result
 from unspool.decoding.record import Record, read_logprobs
 from unspool.decoding.rows import Rows
 from unspool.decoding.select import NO_TOKEN
-from unspool.decoding.strategy import Strategy
+from unspool.decoding.strategies.base import Strategy
 
 
 @dataclass(slots=True)
@@ -64,7 +65,7 @@ class TokenTurns:
 
     def _tell(self, new_tokens: list[list[int]], emitted: Emitted) -> Emitted:
         """Enter what the rows just got, see who is done with it, and let them leave."""
-        reasons = self._find_reasons(new_tokens)
+        reasons = self.finish.explain_rows(self.rows, new_tokens, self.record.scores)
         for number, chosen, reason in zip(self.rows.numbers, new_tokens, reasons, strict=True):
             if number in self.reasons:
                 continue  # it ended before, and goes on as padding
@@ -75,13 +76,6 @@ class TokenTurns:
             self._let_leave()
         return emitted
 
-    def _find_reasons(self, new_tokens: list[list[int]]) -> list[str | None]:
-        """Why each row is done, or None; nothing is computed where the tokens themselves tell."""
-        if self.finish.needs_history or any(len(chosen) > 1 for chosen in new_tokens):
-            return self.finish.explain(self.rows.history(), self.record.scores)
-        width = max(self.rows.ends)
-        return self.finish.explain_tokens([chosen[0] for chosen in new_tokens], width)
-
     def _let_leave(self) -> None:
         staying = [place for place, number in enumerate(self.rows.numbers) if number not in self.reasons]
         if staying:
@@ -89,3 +83,19 @@ class TokenTurns:
             self.strategy.keep_rows(staying)
         else:
             self.rows.numbers = []
+
+    def admit(self, other: TokenTurns, cache: Cache) -> None:
+        """Take in the rows of other turns at work, after these; `cache` holds the keys of both. The others are used up.
+
+        Their numbers go on after these: row `i` of the others is row `max(numbers) + 1 + i`.
+        """
+        if self.record.keeps_any or other.record.keeps_any or not (self.rows_may_leave and other.rows_may_leave):
+            raise ValueError("rows of which something is kept step by step stay with their own call")
+        own = list(self.rows.numbers)
+        first = max([*own, *self.reasons]) + 1
+        new = [first + number for number in other.rows.numbers]
+        counts = (len(own), len(new))
+        shifts = self.rows.admit(other.rows, new)
+        self.strategy.admit(other.strategy, cache, counts, shifts)
+        self.finish = JoinedFinish.of(self.finish, own, other.finish, new, shifts)
+        self.reasons |= {first + number: reason for number, reason in other.reasons.items()}

@@ -11,8 +11,8 @@ import torch
 
 from unspool.cache import FORK, ROLL_BACK, SELECT_ROWS, TRIAL, Cache
 from unspool.decoding.forwards import select_rows
-from unspool.decoding.past_states import PastStates
 from unspool.decoding.reader import Reader
+from unspool.decoding.strategies.past_states import PastStates
 from unspool.kernels.contests import Contest
 from unspool.kernels.sending import send
 from unspool.protocols import Forward

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from unspool.decoding.speculative.alignment import align_tokens, join_text
-from unspool.decoding.speculative.vocabulary import Vocabularies
+from unspool.decoding.speculative.drafters.alignment import align_tokens, join_text
+from unspool.decoding.speculative.drafters.vocabulary import Vocabularies
 
 
 class Place(NamedTuple):

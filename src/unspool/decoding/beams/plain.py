@@ -1,54 +1,25 @@
-"""Beam search and beam sampling: several hypotheses a prompt, the best of them returned."""
+"""Beam search and beam sampling: the likeliest (or drawn) continuations of every prompt go on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 
-from unspool.decoding.beam_stream import Agreement
-from unspool.decoding.beam_trace import BeamTrace, Candidate
+from unspool.decoding.beams.settings import NEVER, BeamSettings
+from unspool.decoding.beams.trace import BeamTrace, Candidate
 from unspool.decoding.finish import Finish
-from unspool.decoding.loop import Emitted, LiveBeam, Result
+from unspool.decoding.loop import LiveBeam, Result
 from unspool.decoding.randomness import draw_gumbel
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.errors import NoTokenLeftError
 from unspool.logits.highest import take_highest
 
-NEVER = -1e9  # the score of a beam that does not exist (yet); what the reference uses, so that ties fall alike
-
-EarlyStopping = bool | Literal["never"]
-
-
-@dataclass(frozen=True)
-class BeamSettings:
-    """What steers a beam search."""
-
-    num_beams: int
-    num_returned: int
-    length_penalty: float
-    early_stopping: EarlyStopping
-    do_sample: bool
-    num_eos: int
-    max_new_tokens: int
-    num_groups: int = 1
-    tells_scores: bool = False  # the scores of what is returned are asked for
-
-    @property
-    def num_candidates(self) -> int:
-        """Continuations looked at a step: enough that `num_beams` go on even if every end token is among them."""
-        return max(2, 1 + self.num_eos) * self.num_beams
-
-    def score(self, sum_logprobs: float, num_tokens: int) -> float:
-        """A hypothesis' score: its log-probability over its length, raised to the penalty."""
-        return float(sum_logprobs / num_tokens**self.length_penalty)
-
 
 @dataclass(slots=True)
-class Hypothesis:
+class Beam:
     """A sequence of a prompt's search: its new tokens, where each came from, and its log-probability."""
 
     tokens: list[int]
@@ -58,25 +29,25 @@ class Hypothesis:
     reason: str = ""
     place: int = -1  # of the last token among its step's candidates, once finished
 
-    def grow(self, token: int, parent: int, sum_logprobs: float) -> Hypothesis:
-        """This hypothesis and one token more."""
-        return Hypothesis([*self.tokens, token], [*self.parents, parent], sum_logprobs)
+    def grow(self, token: int, parent: int, sum_logprobs: float) -> Beam:
+        """This beam and one token more."""
+        return Beam([*self.tokens, token], [*self.parents, parent], sum_logprobs)
 
-    def cross_out(self) -> Hypothesis:
+    def cross_out(self) -> Beam:
         """What stands in the place of a beam that has ended, where too few others go on."""
-        return Hypothesis([*self.tokens], [*self.parents], self.sum_logprobs + NEVER)
+        return Beam([*self.tokens], [*self.parents], self.sum_logprobs + NEVER)
 
 
 @dataclass(slots=True)
 class Search:
     """One prompt's search: the beams that run, and the best that are finished."""
 
-    running: list[Hypothesis]
-    finished: list[Hypothesis] = field(default_factory=list)
+    running: list[Beam]
+    finished: list[Beam] = field(default_factory=list)
     is_done: bool = False
 
-    def keep_best(self, found: Sequence[Hypothesis], settings: BeamSettings) -> None:
-        """Put finished hypotheses among the best; with early stopping a full list stays as it is."""
+    def keep_best(self, found: Sequence[Beam], settings: BeamSettings) -> None:
+        """Put finished beams among the best; with early stopping a full list stays as it is."""
         if settings.early_stopping is True and len(self.finished) == settings.num_beams:
             return
         self.finished = sorted([*self.finished, *found], key=lambda one: -one.score)[: settings.num_beams]
@@ -92,10 +63,8 @@ class Search:
         return settings.score(self.running[0].sum_logprobs, longest) > self.finished[-1].score
 
 
-class BeamSearch:
+class PlainBeams:
     """Keeps the `num_beams` likeliest continuations of every prompt (or draws them), step by step."""
-
-    reads_choice = False
 
     def __init__(
         self,
@@ -104,33 +73,31 @@ class BeamSearch:
         finish: Finish,
         settings: BeamSettings,
         *,
-        shows_table: bool = False,
         trace: BeamTrace | None = None,
     ) -> None:
         self._scorer, self._rows, self._finish, self._settings = scorer, rows, finish, settings
-        num_prompts = len(rows) // settings.num_beams
-        self._agreement = Agreement(num_prompts, settings.num_returned, shows_table=shows_table)
-        self.trace = trace
+        self._trace = trace
         start = [0.0] + [NEVER] * (settings.num_beams - 1)  # the beams of a prompt must not all start alike
-        self._searches = [Search([Hypothesis([], [], score) for score in start]) for _ in range(num_prompts)]
+        num_prompts = len(rows) // settings.num_beams
+        self._searches = [Search([Beam([], [], score) for score in start]) for _ in range(num_prompts)]
         self._num_tokens = 0
 
     def is_done(self) -> bool:
         """Whether every prompt's search has ended."""
         return all(search.is_done for search in self._searches)
 
-    def turn(self) -> Emitted:
-        """Score every beam's next token, keep the best continuations of each prompt, and let the rows follow."""
+    def choose(self) -> tuple[list[int], torch.Tensor]:
+        """Score every beam's next token, and keep the best continuations of each prompt."""
         candidates = self._find_candidates()
         self._num_tokens += 1
         parents: list[int] = []
         for prompt, search in enumerate(self._searches):
             parents += self._advance(prompt, search, candidates[prompt])
-        tokens = [[beam.tokens[-1]] for search in self._searches for beam in search.running]
-        self._rows.reorder(parents)
-        self._rows.append(torch.tensor(tokens, device=self._rows.device))
-        self._scorer.reader.reorder_rows(parents)
-        return self._emit()
+        tokens = [beam.tokens[-1] for search in self._searches for beam in search.running]
+        return parents, torch.tensor(tokens, device=self._rows.device)
+
+    def follow(self) -> None:
+        """What has ended is known from the candidates."""
 
     def _find_candidates(self) -> list[list[Candidate]]:
         """Each prompt's likeliest (or drawn) continuations, and whether they end their sequence."""
@@ -184,19 +151,19 @@ class BeamSearch:
         found = []
         for place, one in enumerate(candidates[: settings.num_beams]):
             if one.reason is not None and one.sum_logprobs > NEVER / 2:
-                hypothesis = grown[place]
-                hypothesis.score = settings.score(one.sum_logprobs, self._num_tokens)
-                hypothesis.reason, hypothesis.place = one.reason, place
-                found.append(hypothesis)
+                beam = grown[place]
+                beam.score = settings.score(one.sum_logprobs, self._num_tokens)
+                beam.reason, beam.place = one.reason, place
+                found.append(beam)
         search.keep_best(found, settings)
         order = sorted(
             range(len(candidates)),
             key=lambda place: -(candidates[place].sum_logprobs + (NEVER if candidates[place].reason else 0.0)),
         )
         kept = order[: settings.num_beams]
-        if self.trace is not None:
+        if self._trace is not None:
             finished = {one.place: one.score for one in search.finished if len(one.tokens) == self._num_tokens}
-            self.trace.note(prompt, self._num_tokens, candidates, kept, finished=finished)
+            self._trace.note(prompt, self._num_tokens, candidates, kept, finished=finished)
         if all(one.sum_logprobs <= NEVER / 2 or one.sum_logprobs == -torch.inf for one in candidates):
             raise self._explain_nothing(prompt)
         search.running = [
@@ -204,45 +171,37 @@ class BeamSearch:
         ]
         has_next = any(one.reason is None for one in candidates)
         search.is_done = not has_next or not search.can_improve(settings, self._num_tokens)
-        if search.is_done and self.trace is not None:
+        if search.is_done and self._trace is not None:
             for best in search.finished[: settings.num_returned]:
-                self.trace.note_returned(prompt, len(best.tokens), best.place, best.score, best.reason)
+                self._trace.note_returned(prompt, len(best.tokens), best.place, best.score, best.reason)
         return [first_row + candidates[place].parent for place in kept]
 
     def _explain_nothing(self, prompt: int) -> NoTokenLeftError:
         return self._scorer.explain_no_token(self._rows, prompt * self._settings.num_beams)
 
-    def _emit(self) -> Emitted:
-        settings = self._settings
-        emitted = Emitted({}, {})
-        for prompt, search in enumerate(self._searches):
-            live = [beam.tokens for beam in search.running] + [one.tokens for one in search.finished]
-            ended = search.finished[: settings.num_returned] if search.is_done else None
-            self._agreement.tell(
-                emitted,
-                prompt,
-                live,
-                None if ended is None else [(one.tokens, one.reason) for one in ended],
-            )
-        if self._agreement.shows_table:
-            emitted.beams = [
-                [LiveBeam(beam.tokens, beam.sum_logprobs, None) for beam in search.running]
-                + [LiveBeam(one.tokens, one.score, one.reason) for one in search.finished]
-                for search in self._searches
-            ]
-        return emitted
+    # --- what is returned ----------------------------------------------------------------------------
+    def list_live(self, prompt: int) -> list[list[int]]:
+        """New tokens of the running and of the finished beams."""
+        search = self._searches[prompt]
+        return [beam.tokens for beam in search.running] + [one.tokens for one in search.finished]
+
+    def list_returned(self, prompt: int) -> list[tuple[list[int], str]] | None:
+        """New tokens and reasons of a prompt's best, once its search is over."""
+        search = self._searches[prompt]
+        if not search.is_done:
+            return None
+        return [(one.tokens, one.reason) for one in search.finished[: self._settings.num_returned]]
+
+    def list_table(self, prompt: int) -> list[LiveBeam]:
+        """The running beams by their log-probabilities, then the finished ones by their scores."""
+        search = self._searches[prompt]
+        running = [LiveBeam(beam.tokens, beam.sum_logprobs, None) for beam in search.running]
+        return running + [LiveBeam(one.tokens, one.score, one.reason) for one in search.finished]
 
     def result(self) -> Result:
         """The scores and origins of the sequences returned, best first for each prompt; the trace."""
         best = [one for search in self._searches for one in search.finished[: self._settings.num_returned]]
         longest = max((len(one.parents) for one in best), default=0)
-        return Result(
-            {
-                "sequences_scores": torch.tensor([one.score for one in best]) if self._settings.tells_scores else None,
-                "beam_indices": torch.tensor([one.parents + [-1] * (longest - len(one.parents)) for one in best]),
-                "beam_trace": self.trace,
-            }
-        )
-
-    def close(self) -> None:
-        """Nothing is left undone."""
+        scores = torch.tensor([one.score for one in best]) if self._settings.returns_scores else None
+        origins = torch.tensor([one.parents + [-1] * (longest - len(one.parents)) for one in best])
+        return Result({"sequences_scores": scores, "beam_indices": origins, "beam_trace": self._trace})

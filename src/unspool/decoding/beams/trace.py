@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from unspool.decoding.trace_reading import Fields, read_json
+from unspool.decoding.beams.trace_fields import Fields, read_json
 from unspool.errors import InputError
 
 IMPOSSIBLE = -5e8  # a log-probability below this is of a beam that does not exist, or of a token that can't come

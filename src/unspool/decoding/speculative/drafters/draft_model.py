@@ -11,8 +11,8 @@ from unspool.decoding.reader import Reader
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.select import NO_TOKEN, draw, take_likeliest
-from unspool.decoding.speculative.confidence import Confidence
-from unspool.decoding.speculative.drafter import DRAFT_STREAM, Draft
+from unspool.decoding.speculative.drafters.base import DRAFT_STREAM, Draft
+from unspool.decoding.speculative.drafters.confidence import Confidence
 
 
 class ModelDrafter(ABC):

@@ -1,4 +1,4 @@
-"""What a beam scorer reads in one step, and what it gives back."""
+"""What a beam scorer is offered in one step, and what it returns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Ids: TypeAlias = int | Sequence[int] | torch.Tensor
 Ancestry: TypeAlias = Sequence[Sequence[int]]
 
 
-class Candidate(NamedTuple):
+class Offer(NamedTuple):
     """A token that a beam could go on with, and the score of the two together."""
 
     token: int
@@ -25,11 +25,11 @@ class Candidate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BeamStep:
+class BeamOffers:
     """The candidates of every row, the best first; read from the device once."""
 
     input_ids: torch.Tensor  # (batch * group, length)
-    candidates: list[list[Candidate]]
+    candidates: list[list[Offer]]
     end_ids: frozenset[int]
     pad_id: int | None
     ancestry: Ancestry | None
@@ -55,16 +55,16 @@ class BeamStep:
         """The beams that a hypothesis ending in this step came by."""
         return None if self.ancestry is None else (*self.ancestry[beam], beam)
 
-    def make_padding(self, count: int) -> list[Candidate]:
+    def make_padding(self, count: int) -> list[Offer]:
         """What the beams of a row that is done go on with."""
         if not self.end_ids or self.pad_id is None:
             raise InputError(
                 "A row of the batch is done while others are not, and is filled up with padding. "
                 "Pass `eos_token_id` and `pad_token_id`."
             )
-        return [Candidate(self.pad_id, 0.0, 0)] * count
+        return [Offer(self.pad_id, 0.0, 0)] * count
 
-    def pack(self, chosen: list[Candidate]) -> UserDict[str, torch.Tensor]:
+    def pack(self, chosen: list[Offer]) -> UserDict[str, torch.Tensor]:
         """The chosen candidates of all rows as tensors."""
         tokens, scores, beams = zip(*chosen, strict=True)
         device = self.input_ids.device
@@ -78,7 +78,7 @@ class BeamStep:
         )
 
 
-def read_step(
+def read_offers(
     input_ids: torch.Tensor,
     next_scores: torch.Tensor,
     next_tokens: torch.Tensor,
@@ -90,7 +90,7 @@ def read_step(
     eos_token_id: Ids | None,
     beam_indices: Ancestry | None,
     decoder_prompt_len: int,
-) -> BeamStep:
+) -> BeamOffers:
     """Check the shapes, and bring the candidates over from the device."""
     if input_ids.ndim != 2 or input_ids.shape[0] != batch_size * group_size:
         raise InputError(
@@ -109,8 +109,8 @@ def read_step(
         if beams and not 0 <= min(beams) <= max(beams) < group_size:
             raise InputError(f"`next_indices` names beams outside of the {group_size} of a row: {beams!r:.200}.")
         first = row * group_size
-        candidates.append([Candidate(t, s, first + b) for t, s, b in zip(tokens, scores, beams, strict=True)])
-    return BeamStep(
+        candidates.append([Offer(t, s, first + b) for t, s, b in zip(tokens, scores, beams, strict=True)])
+    return BeamOffers(
         input_ids=input_ids,
         candidates=candidates,
         end_ids=frozenset(read_ids(eos_token_id)),

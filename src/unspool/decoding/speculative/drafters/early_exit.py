@@ -10,8 +10,8 @@ from unspool.cache import ROLL_BACK
 from unspool.decoding.reader import Reader
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
-from unspool.decoding.speculative.confidence import Confidence
-from unspool.decoding.speculative.draft_model import ModelDrafter
+from unspool.decoding.speculative.drafters.confidence import Confidence
+from unspool.decoding.speculative.drafters.draft_model import ModelDrafter
 from unspool.errors import UnsupportedError
 from unspool.protocols import Want
 

@@ -6,15 +6,16 @@ Of the k likeliest tokens the one is taken whose state is least like any of the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from unspool.decoding.readout import Scores
+from unspool.decoding.readouts.base import Scores
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.select import NO_TOKEN
-from unspool.decoding.strategy import Choice
-from unspool.decoding.tries import Candidates
+from unspool.decoding.strategies.base import Choice
+from unspool.decoding.strategies.candidates import Candidates
 from unspool.errors import NoTokenLeftError
 from unspool.kernels.contests import Won
 from unspool.logits.highest import take_highest
@@ -24,6 +25,7 @@ class ContrastiveSearch:
     """Reads every row's k likeliest continuations, and takes the best by (1 - α) · probability - α · likeness."""
 
     reads_choice = True
+    takes_likeliest = False
 
     def __init__(
         self, scorer: Scorer, candidates: Candidates, *, penalty_alpha: float, top_k: int | Sequence[int]
@@ -72,6 +74,10 @@ class ContrastiveSearch:
         self._candidates.keep_rows(index)
         if self._nums is not None:
             self._nums = self._nums[torch.tensor(index, device=self._nums.device)]
+
+    def admit(self, *_: Any) -> None:
+        """Past states stay with their own call."""
+        raise ValueError("rows of a contrastive search are stepped by their own call")
 
     def explain_no_token(self, rows: Rows, place: int) -> NoTokenLeftError:
         """Why the row at `place` has no token to choose from."""

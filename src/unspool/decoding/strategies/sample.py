@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from unspool.cache import ROLL_BACK
+from typing import Any
+
+from unspool.cache import ROLL_BACK, Cache
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.select import draw, take_likeliest
-from unspool.decoding.strategy import Choice
+from unspool.decoding.strategies.base import Choice
 from unspool.decoding.tails import draw_from_tail
 from unspool.errors import NoTokenLeftError
 
@@ -19,6 +21,7 @@ class Sample:
     def __init__(self, scorer: Scorer, *, do_sample: bool) -> None:
         self._scorer = scorer
         self._do_sample = do_sample
+        self.takes_likeliest = not do_sample
 
     def step(self, rows: Rows) -> Choice:
         """Choose every row's next token."""
@@ -44,6 +47,12 @@ class Sample:
     def keep_rows(self, index: list[int]) -> None:
         """Let cache and processors follow rows that stay."""
         self._scorer.keep_rows(index)
+
+    def admit(self, other: Any, cache: Cache, counts: tuple[int, int], shifts: tuple[int, int]) -> None:
+        """Take in rows that are chosen in the same way."""
+        if not isinstance(other, Sample) or other._do_sample != self._do_sample:
+            raise ValueError("rows of which some are drawn and others are not can't be chosen by one strategy")
+        self._scorer.admit(other._scorer, cache, counts, shifts)
 
     def explain_no_token(self, rows: Rows, place: int) -> NoTokenLeftError:
         """Why the row at `place` has no token to choose from."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from unspool.decoding.finish import Finish
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
-from unspool.decoding.strategy import Choice
-from unspool.decoding.tries import Candidates
+from unspool.decoding.strategies.base import Choice
+from unspool.decoding.strategies.candidates import Candidates
 from unspool.errors import NoTokenLeftError
 from unspool.plan import Plan
 
@@ -35,8 +36,9 @@ class TokenStrategy(ABC):
     follows the rows in `keep_rows`.
     """
 
-    reads_choice = True  # its tokens are known on the host when it returns them, so no step is launched ahead
-    can_forget = False
+    reads_choice = False  # the model reads its tokens at the next step
+    takes_likeliest = False
+    can_forget = False  # its tokens may be chosen on the host, so no step is launched ahead
 
     def __init__(self, context: StrategyContext) -> None:
         self.scorer, self.plan = context.scorer, context.plan
@@ -57,6 +59,10 @@ class TokenStrategy(ABC):
     def keep_rows(self, index: list[int]) -> None:
         """Follow the rows that stay when others leave: row `i` is what row `index[i]` was."""
         self.scorer.keep_rows(index)
+
+    def admit(self, *_: Any) -> None:
+        """Not unless a strategy says how its own rows and another's go on together."""
+        raise ValueError(f"rows of {type(self).__name__} are stepped by their own call")
 
     def explain_no_token(self, rows: Rows, place: int) -> NoTokenLeftError:
         """Why the row at `place` has no token to choose from."""

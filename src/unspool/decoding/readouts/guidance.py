@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from unspool.decoding.prompts import Prompts
-from unspool.decoding.readout import Readout, Scores
+from unspool.decoding.readouts.base import Readout, Scores
 from unspool.decoding.rows import Rows
 from unspool.kernels.readings import Guide, ReadLogits
 from unspool.protocols import Forward, Want
@@ -23,6 +23,7 @@ class Guidance(Readout):
     """
 
     num_sets = 2
+    is_plain = False
 
     def __init__(self, scale: float, others: torch.Tensor, lengths: Sequence[int], prompt_lengths: Sequence[int]):
         self._guide = Guide(scale)

@@ -8,13 +8,13 @@ import torch
 
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
-from unspool.decoding.speculative.alignment import join_text
-from unspool.decoding.speculative.confidence import Confidence
-from unspool.decoding.speculative.draft_model import ModelDrafter
-from unspool.decoding.speculative.draft_rows import DraftRows
-from unspool.decoding.speculative.drafter import Draft
-from unspool.decoding.speculative.translation import Translation
-from unspool.decoding.speculative.vocabulary import Vocabularies
+from unspool.decoding.speculative.drafters.alignment import join_text
+from unspool.decoding.speculative.drafters.base import Draft
+from unspool.decoding.speculative.drafters.confidence import Confidence
+from unspool.decoding.speculative.drafters.draft_model import ModelDrafter
+from unspool.decoding.speculative.drafters.draft_rows import DraftRows
+from unspool.decoding.speculative.drafters.translation import Translation
+from unspool.decoding.speculative.drafters.vocabulary import Vocabularies
 
 
 class SharedText:

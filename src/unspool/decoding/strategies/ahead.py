@@ -17,8 +17,8 @@ from unspool.decoding.loop import Emitted
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.select import NO_TOKEN
-from unspool.decoding.strategy import Strategy
-from unspool.decoding.tokens import TokenTurns
+from unspool.decoding.strategies.base import Strategy
+from unspool.decoding.strategies.turns import TokenTurns
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from unspool.decoding.readout import Readout, Scores
+from unspool.decoding.readouts.base import Readout, Scores
 from unspool.decoding.rows import Rows
 from unspool.kernels.readings import Contrast, ReadLogits
 from unspool.protocols import Forward, Want
@@ -19,6 +19,8 @@ class Dola(Readout):
 
     One layer is chosen for the whole batch, as the reference does, or for each row by itself.
     """
+
+    is_plain = False
 
     def __init__(self, layers: Sequence[int], *, chooses_by_row: bool) -> None:
         self._layers = tuple(layers)

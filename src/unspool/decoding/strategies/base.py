@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
+from unspool.cache import Cache
 from unspool.decoding.rows import Rows
 from unspool.errors import NoTokenLeftError
 
@@ -32,6 +33,11 @@ class Strategy(Protocol):
         ...
 
     @property
+    def takes_likeliest(self) -> bool:
+        """Whether it takes the token of the highest score, so that a model can take several steps at once."""
+        ...
+
+    @property
     def can_forget(self) -> bool:
         """Whether `forget` can undo a step, and no step waits for the host."""
         ...
@@ -42,6 +48,13 @@ class Strategy(Protocol):
 
     def keep_rows(self, index: list[int]) -> None:
         """Follow the rows that stay when others leave."""
+        ...
+
+    def admit(self, other: Any, cache: Cache, counts: tuple[int, int], shifts: tuple[int, int]) -> None:
+        """Take in the rows of another strategy of the kind; raises where the two can't go on as one.
+
+        `cache` holds the keys of both, `counts` says how many rows each has, `shifts` how many columns they move.
+        """
         ...
 
     def explain_no_token(self, rows: Rows, place: int) -> NoTokenLeftError:

@@ -16,7 +16,7 @@ from unspool.decoding.loop import Emitted
 from unspool.decoding.reader import Reader
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
-from unspool.decoding.tokens import TokenTurns
+from unspool.decoding.strategies.turns import TokenTurns
 
 SECONDS_AT_ONCE: Final = 0.02  # that one call may take: a stream stays smooth, and a call can be stopped
 MOST_STEPS: Final = 64

@@ -1,4 +1,4 @@
-"""What a beam search tells while it runs: the tokens that are certain."""
+"""What a beam search emits while it runs: the tokens that are certain."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from unspool.decoding.loop import Emitted
 
 
 class Agreement:
-    """Tells the tokens that every live beam of a prompt agrees on, once; nothing told is ever taken back.
+    """Emits the tokens that every live beam of a prompt agrees on, once; nothing emitted is ever taken back.
 
     What can still be returned is a running beam's descendant or a finished hypothesis that is kept, so the tokens
     that all of these share are certain.
     """
 
-    def __init__(self, num_prompts: int, num_returned: int, *, shows_table: bool = False) -> None:
+    def __init__(self, num_prompts: int, num_returned: int) -> None:
         self._num_returned = num_returned
-        self._told = [0] * num_prompts
+        self._num_sure = [0] * num_prompts
         self._is_over = [False] * num_prompts
-        self.shows_table = shows_table
 
-    def tell(
+    def add(
         self,
         emitted: Emitted,
         prompt: int,
@@ -30,18 +29,18 @@ class Agreement:
         """Add what became certain of a prompt; with `ended`, the rest of each sequence that is returned."""
         if self._is_over[prompt]:
             return
-        told, first_row = self._told[prompt], prompt * self._num_returned
+        before, first_row = self._num_sure[prompt], prompt * self._num_returned
         if ended is not None:
             self._is_over[prompt] = True
             for place, (tokens, reason) in enumerate(ended):
-                emitted.tokens[first_row + place] = list(tokens[told:])
+                emitted.tokens[first_row + place] = list(tokens[before:])
                 emitted.finished[first_row + place] = reason
             return
-        sure = _count_shared(live, told)
-        if sure > told:
+        sure = _count_shared(live, before)
+        if sure > before:
             for place in range(self._num_returned):
-                emitted.tokens[first_row + place] = list(live[0][told:sure])
-            self._told[prompt] = sure
+                emitted.tokens[first_row + place] = list(live[0][before:sure])
+            self._num_sure[prompt] = sure
 
 
 def _count_shared(sequences: Sequence[Sequence[int]], start: int) -> int:

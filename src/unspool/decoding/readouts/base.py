@@ -31,6 +31,7 @@ class Readout:
     """
 
     num_sets = 1  # rows of the cache for each row of the call; those of the call itself come first
+    is_plain = True  # it knows nothing of single rows
     needs_every_row = False  # rows that are done must stay, because others' scores depend on them
 
     def widen(self, want: Want) -> Want:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 from unspool.decoding.rows import Rows
-from unspool.decoding.speculative.confidence import Confidence
-from unspool.decoding.speculative.draft_rows import DraftRows
-from unspool.decoding.speculative.drafter import Draft
-from unspool.decoding.speculative.translation import Translation
-from unspool.decoding.speculative.vocabulary import Vocabulary
+from unspool.decoding.speculative.drafters.base import Draft
+from unspool.decoding.speculative.drafters.confidence import Confidence
+from unspool.decoding.speculative.drafters.draft_rows import DraftRows
+from unspool.decoding.speculative.drafters.translation import Translation
+from unspool.decoding.speculative.drafters.vocabulary import Vocabulary
 
 
 class UniversalDraft:

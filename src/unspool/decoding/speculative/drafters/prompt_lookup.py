@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from unspool.decoding.rows import Rows
-from unspool.decoding.speculative.drafter import Draft
+from unspool.decoding.speculative.drafters.base import Draft
 
 NO_TOKEN = -1  # stands between an encoder's text and the decoder's: nothing matches across it
 
