@@ -34,7 +34,7 @@ from unspool.plugins import (
 class QuadraticSmoothing(LogitsProcessor):
     """Lowers scores by the square of their distance from the highest (quadratic sampling, kalomaze 2024)."""
 
-    def __init__(self, factor: float | Sequence[float]) -> None:
+    def __init__(self, factor: float | Sequence[float] | torch.Tensor) -> None:
         self.factor = torch.as_tensor(factor, dtype=torch.float32).reshape(-1, 1)  # (1, 1) or (rows, 1)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -98,7 +98,7 @@ class TypicalSearch(TokenStrategy):
     def choose(self, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
         """The most typical token of every row."""
         logprobs = scores.float().log_softmax(dim=-1)  # (rows, vocab)
-        entropy = torch.special.entr(logprobs.exp()).sum(dim=-1, keepdim=True)
+        entropy: torch.Tensor = torch.special.entr(logprobs.exp()).sum(dim=-1, keepdim=True)
         return (-logprobs - entropy).abs().argmin(dim=-1)
 
 

@@ -47,7 +47,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "WatermarkingConfig",
     ),
     "constraints": ("Constraint", "ConstraintListState", "DisjunctiveConstraint", "PhrasalConstraint"),
-    "decoding.beam_trace": ("BeamTrace",),
+    "decoding.beams.trace": ("BeamTrace",),
     "decoding.transitions": ("compute_transition_scores",),
     "errors": (
         "InputError",
@@ -74,8 +74,13 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "streaming": ("AsyncTextIteratorStreamer", "TextIteratorStreamer", "TextStreamer"),
     "text": ("Tokenizer",),
     "watermark": (
+        "BayesianDetectorConfig",
+        "BayesianDetectorModel",
         "GumbelWatermarkLogitsProcessor",
+        "SynthIDTextWatermarkDetector",
         "SynthIDTextWatermarkLogitsProcessor",
+        "WatermarkDetector",
+        "WatermarkDetectorOutput",
         "WatermarkLogitsProcessor",
     ),
 }

@@ -39,7 +39,7 @@ from unspool.constraints import Constraint as Constraint
 from unspool.constraints import ConstraintListState as ConstraintListState
 from unspool.constraints import DisjunctiveConstraint as DisjunctiveConstraint
 from unspool.constraints import PhrasalConstraint as PhrasalConstraint
-from unspool.decoding.beam_trace import BeamTrace as BeamTrace
+from unspool.decoding.beams.trace import BeamTrace as BeamTrace
 from unspool.decoding.transitions import compute_transition_scores as compute_transition_scores
 from unspool.errors import InputError as InputError
 from unspool.errors import LoadError as LoadError
@@ -110,14 +110,21 @@ from unspool.streaming import AsyncTextIteratorStreamer as AsyncTextIteratorStre
 from unspool.streaming import TextIteratorStreamer as TextIteratorStreamer
 from unspool.streaming import TextStreamer as TextStreamer
 from unspool.text import Tokenizer as Tokenizer
+from unspool.watermark import BayesianDetectorConfig as BayesianDetectorConfig
+from unspool.watermark import BayesianDetectorModel as BayesianDetectorModel
 from unspool.watermark import GumbelWatermarkLogitsProcessor as GumbelWatermarkLogitsProcessor
+from unspool.watermark import SynthIDTextWatermarkDetector as SynthIDTextWatermarkDetector
 from unspool.watermark import SynthIDTextWatermarkLogitsProcessor as SynthIDTextWatermarkLogitsProcessor
+from unspool.watermark import WatermarkDetector as WatermarkDetector
+from unspool.watermark import WatermarkDetectorOutput as WatermarkDetectorOutput
 from unspool.watermark import WatermarkLogitsProcessor as WatermarkLogitsProcessor
 
 __all__ = [
     "AlternatingCodebooksLogitsProcessor",
     "Answer",
     "AsyncTextIteratorStreamer",
+    "BayesianDetectorConfig",
+    "BayesianDetectorModel",
     "BeamHypotheses",
     "BeamScorer",
     "BeamSearchScorer",
@@ -201,6 +208,7 @@ __all__ = [
     "StoppingCriteriaList",
     "SuppressTokensAtBeginLogitsProcessor",
     "SuppressTokensLogitsProcessor",
+    "SynthIDTextWatermarkDetector",
     "SynthIDTextWatermarkLogitsProcessor",
     "SynthIDTextWatermarkingConfig",
     "TemperatureLogitsWarper",
@@ -218,6 +226,8 @@ __all__ = [
     "UnfulfilledError",
     "UnspoolError",
     "UnsupportedError",
+    "WatermarkDetector",
+    "WatermarkDetectorOutput",
     "WatermarkLogitsProcessor",
     "WatermarkProcessor",
     "WatermarkingConfig",

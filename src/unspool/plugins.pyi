@@ -7,11 +7,11 @@ from unspool.config.parameter import make_number as make_number
 from unspool.config.parameter import make_other as make_other
 from unspool.config.parameter import make_token as make_token
 from unspool.decoding.rows import Rows as Rows
-from unspool.decoding.speculative.drafter import Draft as Draft
-from unspool.decoding.speculative.drafter import Drafter as Drafter
+from unspool.decoding.speculative.drafters.base import Draft as Draft
+from unspool.decoding.speculative.drafters.base import Drafter as Drafter
 from unspool.decoding.speculative.making import DrafterContext as DrafterContext
-from unspool.decoding.token_strategy import StrategyContext as StrategyContext
-from unspool.decoding.token_strategy import TokenStrategy as TokenStrategy
+from unspool.decoding.strategies.token_strategy import StrategyContext as StrategyContext
+from unspool.decoding.strategies.token_strategy import TokenStrategy as TokenStrategy
 from unspool.logits.entry import ProcessorEntry as ProcessorEntry
 from unspool.models.families.base import DecoderFamily as DecoderFamily
 from unspool.models.families.base import fixed as fixed

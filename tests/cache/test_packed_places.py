@@ -116,6 +116,16 @@ def test_rows_and_room_are_checked() -> None:
     assert cache.lengths == [3]
 
 
-def test_packed_windows_have_no_places() -> None:
+def test_packed_windows_say_which_layers_slide() -> None:
     sizes = SimpleNamespace(**vars(SIZES), sliding_window=8, layer_types=["sliding_attention", "full_attention"])
-    assert QuantizedHybridCache(CONFIG, sizes, 1, 40).places() is None
+    cache = QuantizedHybridCache(CONFIG, sizes, 1, 40)
+    for num_new in (9, 30):
+        cache.begin(1, num_new)
+        for layer in range(2):
+            cache.write(layer, torch.zeros(1, num_new, 2, 2, 8))
+        cache.end()
+    places = cache.places()
+    assert places is not None and places.packed is not None
+    assert (places.packed.sliding, places.packed.num_packed) == ([True, False], cache._stores[0].first_recent)
+    assert places.packed.bases == cache._stores[0].bases
+    assert cache.longest_stretch == 0  # a window packs where each pass ends

@@ -13,7 +13,7 @@ import pytest
 
 import unspool
 from unspool.cli import explain
-from unspool.decoding.beam_trace import BeamTrace
+from unspool.decoding.beams.trace import BeamTrace
 from unspool.explain.wording import measure, show_text, write_number
 
 SMALL = ("--num-beams", "3", "--max-new-tokens", "5")

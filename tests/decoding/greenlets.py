@@ -62,7 +62,7 @@ class Engine:
     def _answer_joined(self, asks: list[Ask]) -> list[Forward]:
         """One pass over the rows of all asks, whose keys stand in one cache while it lasts."""
         self.num_passes += 1
-        joined = _join([ask.cache for ask in asks])
+        joined = join_caches([ask.cache for ask in asks])
         tokens = torch.cat([ask.tokens for ask in asks if ask.tokens is not None])
         forward = answer_at_once(Ask(asks[0].model, joined, tokens))
         answers, first = [], 0
@@ -80,7 +80,7 @@ def _can_join(ask: Ask) -> bool:
     return is_step and wants_logits and type(ask.cache) is DynamicCache and bool(ask.cache.lengths)
 
 
-def _join(caches: Sequence[Cache]) -> DynamicCache:
+def join_caches(caches: Sequence[Cache]) -> DynamicCache:
     """A cache with the rows of several, layer by layer; caches that join without copies are another matter."""
     longest = max(max(cache.lengths) for cache in caches)
     joined = DynamicCache(capacity=longest + 1)

@@ -10,8 +10,8 @@ import torch
 import unspool
 from tests.conformance.cases import load_model
 from unspool.decoding import choice
-from unspool.decoding.ahead import AheadTurns, Flight
 from unspool.decoding.rows import Rows
+from unspool.decoding.strategies.ahead import AheadTurns, Flight
 from unspool.errors import NoTokenLeftError
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from unspool.decoding.past_states import CHUNK, PastStates
+from unspool.decoding.strategies.past_states import CHUNK, PastStates
 
 
 def expect(past: list[torch.Tensor], states: torch.Tensor) -> list[list[float]]:

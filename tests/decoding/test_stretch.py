@@ -15,7 +15,8 @@ from tests.conformance.cases import load_model
 from tests.fakes import FakeModel, pad_left
 from unspool.api.calls import start
 from unspool.cache import Cache
-from unspool.decoding import choice, stretch
+from unspool.decoding import choice
+from unspool.decoding.strategies import stretch
 from unspool.errors import NoTokenLeftError
 from unspool.kernels.cpu import find_library
 from unspool.protocols import Stretch

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.explain import traces
 from tests.explain.traces import SEARCHES, make_trace, read_words, search
-from unspool.decoding.beam_trace import BeamTrace, Candidate
+from unspool.decoding.beams.trace import BeamTrace, Candidate
 from unspool.explain import BeamTree, build_tree, draw_page, draw_svg, draw_terminal
 from unspool.explain.layout import ROW, arrange, spread
 from unspool.explain.wording import (

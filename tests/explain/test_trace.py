@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import unspool
 from tests.explain.traces import PROMPTS, SEARCHES, make_trace, search
 from tests.fakes import FakeModel, pad_left
-from unspool.decoding.beam_trace import BeamTrace
+from unspool.decoding.beams.trace import BeamTrace
 from unspool.errors import InputError, SettingError
 
 

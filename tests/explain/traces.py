@@ -6,7 +6,7 @@ from typing import Any
 
 import unspool
 from tests.fakes import FakeModel, pad_left
-from unspool.decoding.beam_trace import BeamTrace, Candidate
+from unspool.decoding.beams.trace import BeamTrace, Candidate
 
 PROMPTS = ([1, 2, 3], [4, 5], [6])
 SEARCHES: dict[str, dict[str, Any]] = {

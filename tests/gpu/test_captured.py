@@ -99,21 +99,22 @@ def test_no_token_left_is_told_although_a_step_was_launched_after_it() -> None:
         unspool.generate(load("llama").model, ids, suppress_tokens=list(range(vocab)), max_new_tokens=5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_half_precision_is_as_near_as_torchs(name: str) -> None:
-    """A step's logits in bfloat16, captured and by operators, beside float32's."""
-    ids = torch.randint(3, 90, (3, 20), device="cuda")
-    found = {}
-    for label, dtype in (("full", torch.float32), ("half", torch.bfloat16)):
-        model = load(name, dtype).model
-        for is_captured in (True, False):
-            cache = model.new_cache()
-            model.forward(ids[:, :-1], cache)
-            with model.without_paths(*([] if is_captured else ["captured"])):
-                forward = model.forward(ids[:, -1:], cache)
-            assert forward.path == ("captured" if is_captured else "eager")
-            found[label, is_captured] = forward.logits.double()
-    exact = found["full", False]
-    torch.testing.assert_close(found["full", True], exact, atol=1e-4, rtol=1e-4)
-    errors = [(found["half", is_captured] - exact).norm() / exact.norm() for is_captured in (True, False)]
-    assert errors[0] < 1.2 * errors[1] + 1e-3
+def test_captured_steps_are_as_near_as_torchs(name: str, dtype: torch.dtype) -> None:
+    """A step's logits, captured and by operators, beside float64's: sums of another order round otherwise."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, 90, (3, 20), generator=generator).cuda()
+
+    def read(kept_in: torch.dtype, path: str) -> torch.Tensor:
+        model = load(name, kept_in).model
+        cache = model.new_cache()
+        model.forward(ids[:, :-1], cache)
+        with model.without_paths(*(["captured"] if path == "eager" else [])):
+            forward = model.forward(ids[:, -1:], cache)
+        assert forward.path == path
+        return forward.logits.double()
+
+    exact = read(torch.float64, "eager")
+    captured, eager = (float((read(dtype, path) - exact).norm() / exact.norm()) for path in ("captured", "eager"))
+    assert captured < 1.5 * eager + 2 * torch.finfo(dtype).eps

@@ -168,7 +168,7 @@ def test_numbers_of_a_call_are_inputs_of_its_graph(
 
 
 def test_a_contest_outgrows_the_room_of_its_past(monkeypatch: pytest.MonkeyPatch) -> None:
-    from unspool.decoding import past_states
+    from unspool.decoding.strategies import past_states
 
     monkeypatch.setattr(past_states, "CHUNK", 8)
     model, ids = load("llama"), make_tokens(1, 5)

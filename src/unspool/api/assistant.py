@@ -7,7 +7,7 @@ from typing import Any
 
 from unspool.api.core import as_model
 from unspool.config import GenerationConfig
-from unspool.decoding.speculative.vocabulary import Vocabularies, Vocabulary
+from unspool.decoding.speculative.drafters.vocabulary import Vocabularies, Vocabulary
 from unspool.errors import SettingError
 from unspool.plan import Origin
 from unspool.plan.drafting import Relation

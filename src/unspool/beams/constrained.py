@@ -8,9 +8,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from unspool.beams.hypotheses import BeamHypotheses
+from unspool.beams.offers import Ancestry, BeamOffers, Ids, Offer, read_offers
 from unspool.beams.scorer import HypothesisScorer
-from unspool.beams.step import Ancestry, BeamStep, Candidate, Ids, read_step
 from unspool.constraints import Constraint, ConstraintListState
 from unspool.errors import SettingError, UnsupportedError
 
@@ -82,7 +81,7 @@ class ConstrainedBeamSearchScorer(HypothesisScorer):
 
         `scores_for_all_vocab` is what the candidates were taken from: (batch * num_beams, vocab).
         """
-        step = read_step(
+        step = read_offers(
             input_ids,
             next_scores,
             next_tokens,
@@ -96,7 +95,7 @@ class ConstrainedBeamSearchScorer(HypothesisScorer):
         )
         is_done = self._done.tolist()
         progress: dict[History, ConstraintListState] = {}
-        chosen: list[Candidate] = []
+        chosen: list[Offer] = []
         for row in range(self.batch_size):
             if is_done[row]:
                 chosen += step.make_padding(self.num_beams)
@@ -123,7 +122,7 @@ class ConstrainedBeamSearchScorer(HypothesisScorer):
         With `push_progress` a beam that has completed its constraints is put forward with its likeliest token.
         """
         given = zip(sent_beam_tokens.tolist(), sent_beam_scores.tolist(), sent_beam_indices.tolist(), strict=True)
-        candidates = [Candidate(*one) for one in given]
+        candidates = [Offer(*one) for one in given]
         histories = [tuple(sequence) for sequence in input_ids.tolist()]
         shared_out = self._share_out(batch_idx, histories, vocab_scores, candidates, push_progress)
         tokens, scores, beams = zip(*(candidate for candidate, _ in shared_out), strict=True)
@@ -155,15 +154,11 @@ class ConstrainedBeamSearchScorer(HypothesisScorer):
         for row, is_done in enumerate(self._done.tolist()):
             if is_done:
                 continue
-            hypotheses = self._beam_hyps[row]
 
-            def add(beam: int, hypotheses: BeamHypotheses = hypotheses) -> None:
-                hypotheses.add(
-                    input_ids[beam],
-                    scores[beam],
-                    beam_indices=None if beam_indices is None else beam_indices[beam],
-                    generated_len=written_length,
-                )
+            def add(beam: int, row: int = row) -> None:
+                ancestry = None if beam_indices is None else beam_indices[beam]
+                own = beam - row * self.num_beams
+                self._finish(row, input_ids[beam], scores[beam], ancestry, written_length, beam=own)
 
             beams = range(row * self.num_beams, (row + 1) * self.num_beams)
             self._close_row(row, sequences, [(beam, scores[beam]) for beam in beams], add)
@@ -180,7 +175,7 @@ class ConstrainedBeamSearchScorer(HypothesisScorer):
             for beam in (beam for beam, is_complete in fulfils.items() if not is_complete):
                 add(beam)
 
-    def _may_end(self, step: BeamStep, candidate: Candidate) -> bool:
+    def _may_end(self, step: BeamOffers, candidate: Offer) -> bool:
         return self._state_after(step.histories[candidate.beam]).completed
 
     def _state_after(self, history: History) -> ConstraintListState:
@@ -196,9 +191,9 @@ class ConstrainedBeamSearchScorer(HypothesisScorer):
         row: int,
         histories: list[History],
         vocab_scores: torch.Tensor,
-        likeliest: list[Candidate],
+        likeliest: list[Offer],
         push_progress: bool = False,
-    ) -> list[tuple[Candidate, ConstraintListState]]:
+    ) -> list[tuple[Offer, ConstraintListState]]:
         """The row's beams of the next step, each with its progress: in turns the best of every bank."""
         beams = range(row * len(likeliest), (row + 1) * len(likeliest))
         needed = {histories[beam] for beam in beams} | {histories[candidate.beam] for candidate in likeliest}
@@ -232,7 +227,7 @@ class ConstrainedBeamSearchScorer(HypothesisScorer):
         return [int(scores.argmax())] if push_progress else []
 
 
-def _score_forced(forced: list[tuple[int, int]], vocab_scores: torch.Tensor) -> list[Candidate]:
+def _score_forced(forced: list[tuple[int, int]], vocab_scores: torch.Tensor) -> list[Offer]:
     """The forced (beam, token) pairs with their scores, read from the device at once."""
     if not forced:
         return []
@@ -244,7 +239,7 @@ def _score_forced(forced: list[tuple[int, int]], vocab_scores: torch.Tensor) -> 
             f"The constraints ask for the tokens {outside!r:.200}, and the model's vocabulary has {vocabulary}."
         )
     scores = vocab_scores[list(beams), list(tokens)].tolist()
-    return [Candidate(token, score, beam) for token, score, beam in zip(tokens, scores, beams, strict=True)]
+    return [Offer(token, score, beam) for token, score, beam in zip(tokens, scores, beams, strict=True)]
 
 
 def _take_turns(banks: list[int], scores: list[float], dtype: torch.dtype) -> list[int]:

@@ -20,6 +20,15 @@ class Hypothesis(NamedTuple):
     beam_indices: Sequence[int] | None
 
 
+class Ending(NamedTuple):
+    """Where a finished hypothesis came from."""
+
+    hypothesis: Hypothesis
+    step: int  # how many tokens were written when it was finished, its end token included
+    place: int | None  # of its end token among that step's candidates; None where it was running to the last
+    beam: int | None  # the beam of its group that it was then
+
+
 class BeamHypotheses:
     """The `num_beams` best finished hypotheses of a row, or of one group of it."""
 
@@ -52,18 +61,21 @@ class BeamHypotheses:
         sum_logprobs: float,
         beam_indices: Sequence[int] | None = None,
         generated_len: int | None = None,
-    ) -> None:
-        """Keep a finished hypothesis if it is among the best; without `generated_len` its whole length counts."""
+    ) -> Hypothesis | None:
+        """Keep a finished hypothesis if it is among the best, and return it; without `generated_len` its whole length
+        counts."""
         score = self._score(sum_logprobs, hyp.shape[-1] if generated_len is None else generated_len)
         if len(self) >= self.num_beams and score <= self.worst_score:
-            return
-        self.beams.append(Hypothesis(score, hyp, beam_indices))
+            return None
+        added = Hypothesis(score, hyp, beam_indices)
+        self.beams.append(added)
         if len(self) > self.num_beams:
             worst = min(range(len(self)), key=lambda i: self.beams[i].score)  # of equals the oldest goes
             del self.beams[worst]
             self.worst_score = min(hypothesis.score for hypothesis in self.beams)
         else:
             self.worst_score = min(score, self.worst_score)
+        return added
 
     def is_done(self, best_sum_logprobs: float, cur_len: int, decoder_prompt_len: int = 0) -> bool:
         """Whether no hypothesis that is still being written is expected to get in.

@@ -8,12 +8,12 @@ from typing import Any, TypeAlias
 import torch
 
 from unspool.beams.constrained import ConstrainedBeamSearchScorer, History
-from unspool.beams.step import BeamStep, Candidate
+from unspool.beams.offers import BeamOffers, Offer
 from unspool.constraints import ConstraintListState
 from unspool.constraints.distance import can_complete, describe_constraint, holds, list_missing, list_phrases
 from unspool.errors import UnfulfilledError
 
-Proposal: TypeAlias = tuple[Candidate, ConstraintListState]
+Proposal: TypeAlias = tuple[Offer, ConstraintListState]
 REAL = -5e8  # below it lie beams that are not in use (-1e9) and tokens that a processor forbade (-inf)
 
 
@@ -44,7 +44,7 @@ class PunctualScorer(ConstrainedBeamSearchScorer):
             state.reset(history[self._prompt_width :])
         return state
 
-    def _may_end(self, step: BeamStep, candidate: Candidate) -> bool:
+    def _may_end(self, step: BeamOffers, candidate: Offer) -> bool:
         return candidate.score > REAL and super()._may_end(step, candidate)
 
     def _propose(self, state: ConstraintListState, scores: torch.Tensor, push_progress: bool) -> list[int]:
@@ -57,7 +57,7 @@ class PunctualScorer(ConstrainedBeamSearchScorer):
         row: int,
         histories: list[History],
         vocab_scores: torch.Tensor,
-        likeliest: list[Candidate],
+        likeliest: list[Offer],
         push_progress: bool = False,
     ) -> list[Proposal]:
         shared = super()._share_out(row, histories, vocab_scores, likeliest, push_progress)
@@ -90,7 +90,7 @@ class PunctualScorer(ConstrainedBeamSearchScorer):
         return sum(bool((vocab_scores[beam] > REAL).any()) for beam in complete)
 
     def _propose_further(
-        self, row: int, histories: list[History], vocab_scores: torch.Tensor, likeliest: list[Candidate]
+        self, row: int, histories: list[History], vocab_scores: torch.Tensor, likeliest: list[Offer]
     ) -> list[Proposal]:
         """All that a row's beams could go on with: each one's likeliest tokens, and every step of a constraint."""
         offered = {(candidate.beam, candidate.token): candidate for candidate in likeliest}
@@ -101,7 +101,7 @@ class PunctualScorer(ConstrainedBeamSearchScorer):
                 if token in self._end_ids or (beam, token) in offered:
                     continue
                 score = float(vocab_scores[beam, token])
-                offered[beam, token] = Candidate(token, score, beam)
+                offered[beam, token] = Offer(token, score, beam)
                 if score == -torch.inf and bool((vocab_scores[beam] > REAL).any()):
                     self._forbidden.add(token)
         proposals: list[Proposal] = []

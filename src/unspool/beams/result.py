@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from unspool.beams.hypotheses import Hypothesis
-from unspool.beams.step import Ids, read_ids
+from unspool.beams.offers import Ids, read_ids
 from unspool.errors import InputError
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import UserDict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from unspool.beams.hypotheses import BeamHypotheses
+from unspool.beams.hypotheses import BeamHypotheses, Ending, Hypothesis
+from unspool.beams.offers import Ancestry, BeamOffers, Ids, Offer, read_offers
 from unspool.beams.result import assemble_result
-from unspool.beams.step import Ancestry, BeamStep, Candidate, Ids, read_step
 from unspool.errors import InputError, SettingError
 
 
@@ -68,6 +69,7 @@ class HypothesisScorer(BeamScorer):
             BeamHypotheses(self.group_size, length_penalty, do_early_stopping, max_length)
             for _ in range(batch_size * num_beam_groups)
         ]
+        self._endings: list[list[Ending]] = [[] for _ in self._beam_hyps]
         self._done = torch.zeros(batch_size * num_beam_groups, dtype=torch.bool)  # read every step: not on a device
 
     @property
@@ -80,10 +82,44 @@ class HypothesisScorer(BeamScorer):
         """Whether every row, in all its groups, is done."""
         return bool(self._done.all())
 
-    def _separate(self, step: BeamStep, row: int, place: int) -> list[Candidate]:
+    def is_over(self, row: int, group: int = 0) -> bool:
+        """Whether a group of a row is done."""
+        return bool(self._done[row * self.num_beam_groups + group])
+
+    def finished(self, row: int, group: int = 0) -> list[Hypothesis]:
+        """The finished hypotheses of a group of a row that are kept so far."""
+        return list(self._beam_hyps[row * self.num_beam_groups + group].beams)
+
+    def list_endings(self, row: int, group: int = 0) -> list[Ending]:
+        """Where the finished hypotheses of a group of a row came from."""
+        return list(self._endings[row * self.num_beam_groups + group])
+
+    def find_ending(self, hypothesis: Hypothesis) -> Ending:
+        """Where one of the finished hypotheses came from."""
+        return next(one for endings in self._endings for one in endings if one.hypothesis is hypothesis)
+
+    def _finish(
+        self,
+        pool: int,
+        tokens: torch.Tensor,
+        score: float,
+        ancestry: Sequence[int] | None,
+        step: int,
+        *,
+        place: int | None = None,
+        beam: int | None = None,
+    ) -> None:
+        """Put a hypothesis among the finished ones of a pool, if it is one of the best."""
+        kept = self._beam_hyps[pool]
+        added = kept.add(tokens, score, beam_indices=ancestry, generated_len=step)
+        if added is not None:
+            endings = [*self._endings[pool], Ending(added, step, place, beam)]
+            self._endings[pool] = [one for one in endings if any(one.hypothesis is held for held in kept.beams)]
+
+    def _separate(self, step: BeamOffers, row: int, place: int) -> list[Offer]:
         """The candidates that a row's beams go on with; those that end in an end token are finished here."""
         candidates = step.candidates[row]
-        going_on: list[Candidate] = []
+        going_on: list[Offer] = []
         for rank, candidate in enumerate(candidates):
             if candidate.token not in step.end_ids:
                 going_on.append(candidate)
@@ -91,11 +127,13 @@ class HypothesisScorer(BeamScorer):
                     break
             # An end among the spare candidates is behind as many beams as there may be: it is none of the best.
             elif rank < self.group_size and self._may_end(step, candidate):
-                self._beam_hyps[place].add(
+                self._finish(
+                    place,
                     step.input_ids[candidate.beam].clone(),
                     candidate.score,
-                    beam_indices=step.trace_ancestry(candidate.beam),
-                    generated_len=step.written_length,
+                    step.trace_ancestry(candidate.beam),
+                    step.written_length,
+                    place=rank,
                 )
         if len(going_on) < self.group_size:
             raise InputError(
@@ -107,7 +145,7 @@ class HypothesisScorer(BeamScorer):
             self._done[place] = True
         return going_on
 
-    def _may_end(self, step: BeamStep, candidate: Candidate) -> bool:  # noqa: ARG002 - for those who restrict it
+    def _may_end(self, step: BeamOffers, candidate: Offer) -> bool:  # noqa: ARG002 - for those who restrict it
         """Whether a beam may be finished by this end token."""
         return True
 
@@ -178,7 +216,7 @@ class BeamSearchScorer(HypothesisScorer):
         """
         if not 0 <= group_index < self.num_beam_groups:
             raise InputError(f"`group_index` is {group_index}, and there are {self.num_beam_groups} groups from 0 on.")
-        step = read_step(
+        step = read_offers(
             input_ids,
             next_scores,
             next_tokens,
@@ -191,7 +229,7 @@ class BeamSearchScorer(HypothesisScorer):
             decoder_prompt_len=decoder_prompt_len,
         )
         is_done = self._done.tolist()
-        chosen: list[Candidate] = []
+        chosen: list[Offer] = []
         for row in range(self.batch_size):
             place = row * self.num_beam_groups + group_index
             if is_done[place]:
@@ -218,13 +256,10 @@ class BeamSearchScorer(HypothesisScorer):
         for place, is_done in enumerate(self._done.tolist()):
             if is_done:
                 continue
-            for beam in range(place * self.group_size, (place + 1) * self.group_size):
-                self._beam_hyps[place].add(
-                    input_ids[beam],
-                    scores[beam],
-                    beam_indices=None if beam_indices is None else beam_indices[beam],
-                    generated_len=written_length,
-                )
+            first = place * self.group_size
+            for beam in range(first, first + self.group_size):
+                ancestry = None if beam_indices is None else beam_indices[beam]
+                self._finish(place, input_ids[beam], scores[beam], ancestry, written_length, beam=beam - first)
         return self._assemble(input_ids, max_length, pad_token_id, eos_token_id)
 
 

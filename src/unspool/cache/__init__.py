@@ -14,7 +14,6 @@ from unspool.cache.base import (
     SELECT_ROWS,
     TRIAL,
     Cache,
-    Stores,
 )
 from unspool.cache.config import CacheConfig, StaticCacheConfig
 from unspool.cache.dynamic import DynamicCache
@@ -80,7 +79,6 @@ __all__ = [
     "Span",
     "StaticCache",
     "StaticCacheConfig",
-    "Stores",
     "branch_rows",
     "find_kind",
     "load_cache",

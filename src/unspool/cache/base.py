@@ -1,4 +1,18 @@
-"""The contract every cache fulfils: a key's index is its position, each row has its own length."""
+"""The contract every cache fulfils: a key's index is its position, each row has its own length.
+
+What a new kind writes, nineteen methods at most; everything else follows from them:
+
+- always: `write`, `_reserve` (make room), `_select` (rows follow an index), `nbytes`, `_held_tensors` (what must fit a
+  model), `__len__` (layers);
+- for what it says in `can`: `truncate` (if lowering a length is not enough), `begin_trial` and `is_trying` (`TRIAL`),
+  `_join` (`JOIN`), `write_flat` (`FLAT`), `fork` and `keep_fork` (`FORK`), `divide` (`DIVIDE`), `branch` (`BRANCH`);
+- to be read by address, which is how every fast path reads keys: `places`, and `open_layers` if it takes its memory
+  with the first keys;
+- files: `_pack` and `_unpack`, and the decorator `files.saved`.
+
+The reference's methods (`update`, `crop`, `key_cache`, …) stand in `reference.py`, on `_append` and `_show`. A kind has
+its name, options and maker in `kinds.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +20,6 @@ import copy
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self, cast
 
@@ -17,7 +30,6 @@ from unspool.cache.places import Places
 from unspool.cache.reference import ReferenceSurface
 from unspool.cache.span import Mask, Span
 from unspool.errors import InputError, SettingError, UnsupportedError
-from unspool.kernels.packing import Packed
 from unspool.kernels.ragged import Ragged
 
 ROLL_BACK: Final = "roll_back"  # a row's length can be lowered
@@ -34,23 +46,6 @@ LEGACY: Final = "to_legacy"  # keys can be returned as the reference's tuples of
 FIXED_SHAPE: Final = "fixed_shape"  # buffers never move, so a step over them can be captured
 
 
-@dataclass(slots=True)
-class Stores:
-    """Where a pass's keys and values lie, a buffer a layer (rows, positions, 2, heads, width), for code that reads them
-    by address: a row's own, and before them those that it shares with others."""
-
-    own: list[torch.Tensor]
-    shared: list[torch.Tensor] | None
-    shared_rows: list[int]  # whose keys come first, a row each
-    shared_counts: list[int]  # and how many; 0: none
-    own_rows: list[int] | None = None  # which row of its own buffers each is; None: they are in order
-    packed: list[tuple[Packed, Packed]] | None = None  # keys and values, a layer each: shared keys are in few bits
-    sliding: list[bool] | None = None  # layers whose packed places are counted from a row's base
-    bases: list[int] | None = None  # the position that place 0 of those stands for, a row each
-    addressed: Any = None  # what the reader made of the buffers, kept for the next pass over the same ones
-    addressed_at: list[int] = field(default_factory=list)  # where they lay then
-
-
 class Cache(ReferenceSurface, Savable):
     """Keys and values of the past, a layer each.
 
@@ -61,6 +56,7 @@ class Cache(ReferenceSurface, Savable):
     can: frozenset[str] = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED})
     is_compileable: bool = False
     num_forks: int = 1  # rows of a pass that read the keys of one row held here
+    first_fork: int | None = None  # the number of the first of them; None: this is no view of forks
     sees_by_position: bool = False  # keys are packed, and their attention works out itself what may be seen
     is_in_order: bool = True  # the keys in view stand at the indices of their positions, for all rows alike
     rolls_back_exactly: bool = True  # a row that is rolled back holds what it held then, bit by bit
@@ -174,13 +170,17 @@ class Cache(ReferenceSurface, Savable):
         """Bytes that keys and values take."""
         return 0
 
-    def find_stores(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> Stores | None:  # noqa: ARG002 - kinds that have some
-        """The open pass's buffers, for a model that computes by address; None for kinds that keep keys otherwise."""
-        return None
+    def open_layers(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> None:
+        """Take the memory of layers that nothing was written to yet, in a CPU's memory, for a pass that writes by
+        address; for kinds that take it with the first keys."""
+
+    def make_room(self, rows: int, num_new: int) -> None:
+        """Let so many positions past every row's length be written, in a pass that counts none of them."""
 
     @property
     def longest_stretch(self) -> int | None:
-        """Steps that may be taken at once before the cache changes what it holds; None where it never does."""
+        """Steps that may be taken at once before the cache changes what it holds; None if it never does, 0 if even one
+        must be taken alone."""
         return None
 
     # --- a captured step -----------------------------------------------------------------------------
@@ -188,8 +188,11 @@ class Cache(ReferenceSurface, Savable):
         """Inside it nothing moves that another thread could move: from `places` until a step has been launched."""
         return nullcontext()
 
-    def places(self) -> Places | None:
-        """Where the keys lie, for a step that reads and writes them by address; None for kinds that need `write`."""
+    def places(self, *, in_order: bool = False) -> Places | None:  # noqa: ARG002 - kinds whose rows read others' keys ask
+        """Where the keys lie, for a pass that reads and writes them by address; None for kinds that need `write`.
+
+        With `in_order`, every row's own keys lie in its own row: reordering moves keys, not an index.
+        """
         return None
 
     def advance(self, rows: int) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unspool.cache.base import DIVIDE, FLAT, FORK, Cache, Stores
+from unspool.cache.base import DIVIDE, FLAT, FORK, Cache
 from unspool.cache.places import Places
 from unspool.cache.span import Span
 from unspool.cache.stores.layout import split
@@ -35,10 +35,9 @@ class BufferedCache(Cache):
         self._buffers: list[torch.Tensor] = []
         self._keeper: tuple[Places, ForkKeeper] | None = None  # for as long as the places are these
         self._places: Places | None = None
-        self._told: Stores | None = None  # the buffers as they were last told, if they still are these
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_told": None, "_places": None}  # addresses are not a copy's
+        return self.__dict__ | {"_places": None}  # addresses are not a copy's
 
     # --- a forward pass ------------------------------------------------------------------------------
     def write(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -71,7 +70,7 @@ class BufferedCache(Cache):
         return buffer if buffer.shape[0] == rows else buffer.narrow(0, 0, rows)
 
     # --- a captured step -----------------------------------------------------------------------------
-    def places(self) -> Places | None:
+    def places(self, *, in_order: bool = False) -> Places | None:  # noqa: ARG002 - they always are
         if type(self).write is not BufferedCache.write:
             return None  # a kind that stores in a way of its own
         return self._find_places()
@@ -87,48 +86,21 @@ class BufferedCache(Cache):
 
     def _select(self, index: torch.Tensor) -> None:
         held = max(self.lengths, default=0)
-        self._told = None  # or it would keep the old ones
+        self._places = None  # or it would keep the old ones
         for layer, buffer in enumerate(self._buffers):
             rows = index.to(buffer.device)
             chosen = self._take((len(index), *buffer.shape[1:]), buffer.dtype, buffer.device)
             torch.index_select(buffer.narrow(1, 0, held), 0, rows, out=chosen.narrow(1, 0, held))
             self._buffers[layer] = chosen
 
-    def find_stores(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> Stores | None:
-        stop = self._require_span().stop
-        told = self._told
-        if told is not None and len(told.own) == len(self._buffers) and all(map(is_, told.own, self._buffers)):
-            first = told.own[0]
-            fits = first.shape[1] >= stop and first.shape[2:] == (2, heads, width) and first.dtype == dtype
-            if fits and len(told.shared_counts) == rows and len(told.own) == num_layers:
-                return told
-        self._told = None
-        for layer in range(len(self._buffers), 0 if self.lives_elsewhere else num_layers):
+    def open_layers(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> None:
+        for layer in range(len(self._buffers), num_layers):
             self._add_layer(layer, rows, heads, width, dtype, torch.device("cpu"))
-        buffers = self.find_buffers(num_layers, rows, stop, heads, width, dtype)
-        if buffers is not None:
-            self._told = Stores(list(buffers), None, [0] * rows, [0] * rows)
-        return self._told
-
-    def find_buffers(
-        self, num_layers: int, rows: int, stop: int, heads: int, width: int, dtype: torch.dtype
-    ) -> list[torch.Tensor] | None:
-        """The buffers themselves, where all are alike, in a CPU's memory, and have room up to position `stop`."""
-        if self.lives_elsewhere or len(self._buffers) != num_layers:
-            return None
-        first = self._buffers[0]
-        has_room = first.shape[0] >= rows and first.shape[1] >= stop and first.shape[2:] == (2, heads, width)
-        if not has_room or first.dtype != dtype or first.device.type != "cpu":
-            return None
-        shapes, strides = [buffer.shape for buffer in self._buffers], [buffer.stride() for buffer in self._buffers]
-        if shapes.count(first.shape) < num_layers or strides.count(first.stride()) < num_layers:
-            return None
-        return self._buffers
 
     def _join(self, other: BufferedCache) -> None:
         """By copying: both parts' rows lie in new buffers of as much room as the longer of them has."""
         mine, theirs = len(self.lengths), len(other.lengths)
-        self._told = None  # or it would keep the old ones
+        self._places = None  # or it would keep the old ones
         self._reserve(max(max(self.lengths, default=0), max(other.lengths)))
         for layer, given in enumerate(other._buffers):
             held = max(other.lengths)
@@ -139,10 +111,6 @@ class BufferedCache(Cache):
                 whole[:mine].copy_(self._buffers[layer][:mine])
             self._buffers[layer] = whole
             whole[mine:, :held].copy_(given[:theirs, :held])
-
-    def plain_buffers(self) -> list[torch.Tensor]:
-        """The buffers themselves: (rows, capacity, 2, heads, width), a layer each."""
-        return self._buffers
 
     def copy_rows(self, index: Sequence[int], first: int) -> None:
         """Let rows become what others are from position `first` on: what lies before it is the same already."""

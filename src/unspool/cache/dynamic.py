@@ -41,7 +41,7 @@ class DynamicCache(GrowingRows, GrowingSurface):
     def _make_room(self, stop: int) -> None:
         # A part more than is needed: a text that grows for long is copied seldom, and little is left empty.
         room = _round_up(stop) + stop // 32 // CHUNK * CHUNK
-        self._told = None  # or it would keep the old ones
+        self._places = None  # or it would keep the old ones
         try:
             for layer, buffer in enumerate(self._buffers):  # one layer at a time, so that only one is there twice
                 grown = self._take((buffer.shape[0], room, *buffer.shape[2:]), buffer.dtype, buffer.device)

@@ -84,7 +84,7 @@ class LayeredCache(Cache):
         self._check_batch(rows, self.max_batch_size, "dynamic")
 
     # --- a captured step -----------------------------------------------------------------------------
-    def places(self) -> Places | None:
+    def places(self, *, in_order: bool = False) -> Places | None:  # noqa: ARG002 - they always are
         """None during a trial, which keeps what its passes write over."""
         if self._ring.trial is not None:
             return None
@@ -92,6 +92,11 @@ class LayeredCache(Cache):
         if known is None or not all(map(is_, known.buffers, buffers)):
             self._known_places = known = Places(buffers, rooms=[buffer.shape[1] for buffer in buffers])
         return known
+
+    @property
+    def longest_stretch(self) -> int | None:
+        """Until a ring writes over keys: what is taken too much must leave all others as they were."""
+        return max(1, self._ring.size - max(self.lengths, default=0)) if "sliding" in self.kinds else None
 
     # --- what is in view -----------------------------------------------------------------------------
     def stands_in_order(self, window: int | None) -> bool:

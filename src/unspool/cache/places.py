@@ -1,4 +1,5 @@
-"""Where a cache's keys lie in memory: what a captured step, which finds them by address, must know."""
+"""Where a cache's keys lie in memory: what passes that find them by address (the CPU library, captured and compiled
+steps) must know."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ class PackedPlaces:
     layers: list[tuple[torch.Tensor, ...]]  # codes, scales and zero points of keys, then of values, a layer each
     schemes: tuple[Scheme, Scheme]  # of keys and of values
     num_places: int  # positions that a row has room for
-    num_packed: list[int]  # a row each
+    num_packed: list[int]  # positions before the first that is not packed, one per row
+    sliding: list[bool] | None = None  # layers that hold a window alone: their places are counted from a row's base
+    bases: list[int] | None = None  # the position that place 0 of those stands for, one per row
 
 
 @dataclass(frozen=True, slots=True, eq=False)

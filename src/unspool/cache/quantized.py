@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 import torch
 
-from unspool.cache.base import FIXED_SHAPE, JOIN, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache, Stores
+from unspool.cache.base import FIXED_SHAPE, JOIN, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache
 from unspool.cache.files import saved
 from unspool.cache.places import Landing, PackedPlaces, Places
 from unspool.cache.reference import GrowingSurface
@@ -56,10 +56,9 @@ class QuantizedCache(Cache, GrowingSurface):
         self._view: PackedView | None = None
         self._told: tuple[list[int], torch.Tensor] | None = None
         self._known_places: Places | None = None
-        self._told_stores: Stores | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_told_stores": None}  # addresses are not a copy's
+        return self.__dict__ | {"_known_places": None}  # addresses are not a copy's
 
     # --- a forward pass ------------------------------------------------------------------------------
     def begin(
@@ -132,45 +131,10 @@ class QuantizedCache(Cache, GrowingSurface):
         for store in self._stores:
             store.settle(self.lengths)
 
-    # --- the CPU library -----------------------------------------------------------------------------
-    def find_stores(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> Stores | None:
-        """What is packed as shared keys, and what is recent as a row's own; None for a pass that is longer than those
-        have room for: it is read as it came, and packed on its way."""
-        span = self._require_span()
+    # --- passes by address ---------------------------------------------------------------------------
+    def open_layers(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> None:
         for layer in range(len(self._stores), num_layers):
             self._add_store(layer, torch.zeros(1, dtype=dtype).expand(rows, 1, 2, heads, width))
-        firsts = self._first_recent()
-        if len(self._stores) != num_layers or len(firsts) != rows:
-            return None
-        needed = max(start - first for start, first in zip(span.starts, firsts, strict=True)) + span.num_new
-        first = self._stores[0].recent
-        if first.shape[0] < rows or first.shape[1] < needed or first.shape[2:] != (2, heads, width):
-            return None
-        if first.dtype != dtype or first.device.type != "cpu":
-            return None
-        told = self._told_stores
-        if told is None or told.shared_counts != firsts or not self._still_holds(told):
-            told = self._told_stores = self._tell_stores(firsts)
-        return told
-
-    def _still_holds(self, told: Stores) -> bool:
-        """Whether nothing has moved since stores were told."""
-        assert told.packed is not None
-        return all(map(is_, told.own, [store.recent for store in self._stores])) and all(
-            keys is store.keys and values is store.values
-            for (keys, values), store in zip(told.packed, self._stores, strict=True)
-        )
-
-    def _tell_stores(self, firsts: list[int]) -> Stores | None:
-        stores, first = self._stores, self._stores[0].recent
-        for store in stores:
-            recent = store.recent
-            if recent.shape != first.shape or recent.dtype != first.dtype or store.first_recent != firsts:
-                return None
-            if not all(tensor.is_contiguous() and tensor.device.type == "cpu" for tensor in store.tensors()):
-                return None
-        packed = [(store.keys, store.values) for store in stores]
-        return Stores([store.recent for store in stores], None, list(range(len(firsts))), list(firsts), packed=packed)
 
     @property
     def longest_stretch(self) -> int | None:
@@ -178,28 +142,37 @@ class QuantizedCache(Cache, GrowingSurface):
             return STEP_ROOM
         return min(STEP_ROOM, self._stores[0].count_steps(self.lengths))
 
-    # --- a captured step -----------------------------------------------------------------------------
-    def places(self) -> Places | None:
-        stores = self._stores
-        known = self._known_places
+    def places(self, *, in_order: bool = False) -> Places | None:  # noqa: ARG002 - they always are
+        stores, known = self._stores, self._known_places
+        if not stores:
+            return Places([])
+        counts, bases = self._first_recent(), self._find_bases()
         if (
             known is not None
             and known.packed is not None
-            and known.packed.num_packed == stores[0].num_packed
+            and known.packed.num_packed == counts
+            and known.packed.bases == bases
             and all(map(is_, known.buffers, [store.recent for store in stores]))
             and all(layer[0] is store.keys.codes for layer, store in zip(known.packed.layers, stores, strict=True))
         ):
             return known
-        if not stores:
-            return Places([])
         first = stores[0]
         layers: list[tuple[torch.Tensor, ...]] = [(*store.keys.tensors(), *store.values.tensors()) for store in stores]
-        packed = PackedPlaces(layers, (first.keys.scheme, first.values.scheme), self._places, list(first.num_packed))
+        schemes, sliding = (first.keys.scheme, first.values.scheme), self._find_sliding()
+        packed = PackedPlaces(layers, schemes, self._places, list(counts), sliding, bases)
         landing = known.landing if known is not None else None
         if landing is None or any(home[0] is not layer[0] for home, layer in zip(landing.homes, layers, strict=True)):
             landing = self._make_landing(packed)
         self._known_places = Places([store.recent for store in stores], packed=packed, landing=landing)
         return self._known_places
+
+    def _find_sliding(self) -> list[bool] | None:
+        """Which layers hold a window alone; None: none do."""
+        return None
+
+    def _find_bases(self) -> list[int] | None:
+        """The position that place 0 of those stands for, one per row."""
+        return None
 
     def _make_landing(self, packed: PackedPlaces) -> Landing | None:  # noqa: ARG002 - for kinds whose blocks are away
         """Where captured steps bring what is packed before they read it; None where they read it as it lies."""
@@ -217,7 +190,7 @@ class QuantizedCache(Cache, GrowingSurface):
     def _reserve(self, stop: int) -> None:
         places = self._round_down(max(0, stop - self.residual_length))
         if places > self._places:
-            self._told_stores = None  # or it would keep the old ones
+            self._known_places = None  # or it would keep the old ones
             self._places = self._round_up(max(places, self._places + max(_CHUNK, self._places // _SHARE)))
         slots = self._slots
         if self._is_trial and self._stores:  # nothing is packed, so everything new is recent
@@ -265,7 +238,7 @@ class QuantizedCache(Cache, GrowingSurface):
             store.settle(self.lengths)  # what a trial kept back
 
     def _select(self, index: torch.Tensor) -> None:
-        self._told_stores = None  # or it would keep the old ones
+        self._known_places = None  # or it would keep the old ones
         for store in self._stores:
             store.select(index, is_fixed=FIXED_SHAPE in self.can)
 
@@ -289,7 +262,7 @@ class QuantizedCache(Cache, GrowingSurface):
             raise SettingError("rows that are packed in another way can't join; make both caches with one cache_config")
         self._settle_steps()
         other._settle_steps()
-        self._told_stores = None  # or it would keep the old ones
+        self._known_places = None  # or it would keep the old ones
         if not self._stores:
             self._stores = [store.copy_of(range(len(other.lengths))) for store in other._stores]
             self._places, self._slots = other._places, other._slots

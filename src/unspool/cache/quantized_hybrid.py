@@ -8,11 +8,11 @@ from typing import Any, Final, Self
 
 import torch
 
-from unspool.cache.base import FIXED_SHAPE, JOIN, RAGGED, SELECT_ROWS, TRIAL, Stores
+from unspool.cache.base import FIXED_SHAPE, JOIN, RAGGED, SELECT_ROWS, TRIAL
 from unspool.cache.files import saved
 from unspool.cache.layered import find_layer_misfit
 from unspool.cache.offload.linked import take_linked
-from unspool.cache.places import Landing, PackedPlaces, Places
+from unspool.cache.places import Landing, PackedPlaces
 from unspool.cache.quantized import QuantizedCache
 from unspool.cache.quantized_static import TRIAL_ROOM, QuantizedStaticCache
 from unspool.cache.sliding import read_kinds, read_window
@@ -71,21 +71,16 @@ class QuantizedHybridCache(QuantizedStaticCache):
             )
         self._house(layer)
 
-    def _tell_stores(self, firsts: list[int]) -> Stores | None:
-        told = super()._tell_stores(firsts)
-        window = self._find_window_store()
-        if told is not None and window is not None:
-            told.sliding = [isinstance(store, PackedWindowStore) for store in self._stores]
-            told.bases = list(window.bases)
-        return told
+    def _find_sliding(self) -> list[bool] | None:
+        return [kind == "sliding" for kind in self.kinds] if "sliding" in self.kinds else None
 
-    def _still_holds(self, told: Stores) -> bool:
+    def _find_bases(self) -> list[int] | None:
         window = self._find_window_store()
-        return super()._still_holds(told) and (window is None or told.bases == window.bases)
+        return None if window is None else list(window.bases)
 
-    def places(self) -> Places | None:
-        """None where layers slide: their windows are packed where no captured step looks for them."""
-        return None if "sliding" in self.kinds else super().places()
+    @property
+    def longest_stretch(self) -> int | None:
+        return 0 if "sliding" in self.kinds else super().longest_stretch  # a window packs where each pass ends
 
     def _make_landing(self, packed: PackedPlaces) -> Landing | None:
         if not self._is_linked:

@@ -23,6 +23,8 @@ COMMANDS = {
     "run": "Continue a prompt, or answer it with --chat.",
     "chat": "Talk with a model, turn by turn.",
     "explain": "Draw a beam search as a tree, in the terminal and as a page.",
+    "detect": "Say whether a text carries a watermark, with its p value.",
+    "train-detector": "Train SynthID-Text's detector on text that a model writes.",
     "models": "List the models that are installed and those that can be.",
     "pull": "Fetch a model.",
     "bench": "Measure this machine's speed, beside other engines.",
@@ -115,7 +117,7 @@ def _dispatch(words: list[str]) -> int:
     if name not in COMMANDS:
         hint = suggest(name, COMMANDS) or "."
         raise UsageError(f"there is no command {name[:80]!r}{hint} The commands are: {', '.join(COMMANDS)}")
-    command = cast(Command, import_module(f"unspool.cli.{name}"))
+    command = cast(Command, import_module(f"unspool.cli.{name.replace('-', '_')}"))
     return command.execute(command.build_parser().read([*before, *rest]))
 
 
@@ -123,7 +125,7 @@ def _format_help(stream: TextIO) -> str:
     def heading(text: str) -> str:
         return paint(text, BOLD, stream=stream)
 
-    commands = "\n".join(f"  {name:<10}{summary}" for name, summary in COMMANDS.items())
+    commands = "\n".join(f"  {name:<16}{summary}" for name, summary in COMMANDS.items())
     examples = "\n".join(f"  {example}" for example in _EXAMPLES)
     return (
         f"{heading('unspool')} turns a language model into text.\n\n"

@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from unspool.beams import BeamSearchScorer
 from unspool.beams.punctual import PunctualScorer
 from unspool.beams.rules import prepare_constraints
-from unspool.decoding.ahead import AheadTurns, can_run_ahead
-from unspool.decoding.beam import BeamSearch, BeamSettings
-from unspool.decoding.beam_scored import ConstrainedBeams, GroupBeams
-from unspool.decoding.beam_trace import BeamTrace
-from unspool.decoding.contrastive import ContrastiveSearch
-from unspool.decoding.dola import Dola
+from unspool.decoding.beams.plain import PlainBeams
+from unspool.decoding.beams.scored import ConstrainedBeams, GroupBeams
+from unspool.decoding.beams.search import Beams, BeamTurns
+from unspool.decoding.beams.settings import BeamSettings
+from unspool.decoding.beams.trace import BeamTrace
 from unspool.decoding.finish import Finish
-from unspool.decoding.guidance import Guidance
 from unspool.decoding.loop import Turns
 from unspool.decoding.prompts import Prompts
 from unspool.decoding.reader import Reader
-from unspool.decoding.readout import Readout
+from unspool.decoding.readouts.base import Readout
+from unspool.decoding.readouts.dola import Dola
+from unspool.decoding.readouts.guidance import Guidance
 from unspool.decoding.rows import Rows
-from unspool.decoding.sample import Sample
 from unspool.decoding.scorer import Scorer
-from unspool.decoding.speculative.drafter import Drafter
+from unspool.decoding.speculative.drafters.base import Drafter
 from unspool.decoding.speculative.making import make_policy, remember_length
 from unspool.decoding.speculative.turns import SpeculativeTurns
-from unspool.decoding.strategy import Strategy
-from unspool.decoding.stretch import StretchTurns, can_stretch
-from unspool.decoding.token_strategy import StrategyContext
-from unspool.decoding.tokens import TokenTurns
-from unspool.decoding.tries import Candidates
+from unspool.decoding.strategies.ahead import AheadTurns, can_run_ahead
+from unspool.decoding.strategies.base import Strategy
+from unspool.decoding.strategies.candidates import Candidates
+from unspool.decoding.strategies.contrastive import ContrastiveSearch
+from unspool.decoding.strategies.sample import Sample
+from unspool.decoding.strategies.stretch import StretchTurns, can_stretch
+from unspool.decoding.strategies.token_strategy import StrategyContext
+from unspool.decoding.strategies.turns import TokenTurns
 from unspool.outputs import Speculation, Stats
 from unspool.plan import Plan
 from unspool.plan.strategies import STRATEGIES
@@ -102,7 +103,7 @@ def make_turns(
     strategy: Strategy = made
     if can_run_ahead(scorer, strategy, rows, finish, rows_may_leave=rows_may_leave):
         return AheadTurns(rows, strategy, finish, record, rows_may_leave=rows_may_leave)
-    if isinstance(strategy, Sample) and not plan.do_sample and can_stretch(scorer, rows):
+    if strategy.takes_likeliest and can_stretch(scorer, rows):
         return StretchTurns(rows, strategy, finish, record, rows_may_leave=rows_may_leave, reader=scorer.reader)
     return TokenTurns(rows, strategy, finish, record, rows_may_leave=rows_may_leave)
 
@@ -126,63 +127,71 @@ def make_contrastive_search(context: StrategyContext) -> Strategy:
 def make_beam_search(context: StrategyContext) -> Turns:
     """Beam search and beam sampling."""
     settings, trace = _read_beams(context.plan), _make_trace(context.plan)
-    return BeamSearch(
-        context.scorer, context.rows, context.finish, settings, shows_table=context.shows_table, trace=trace
-    )
+    return _turn_beams(context, PlainBeams(context.scorer, context.rows, context.finish, settings, trace=trace))
 
 
 def make_group_beams(context: StrategyContext) -> Turns:
     """Diverse beam search."""
-    settings = _read_beams(context.plan)
-    groups = BeamSearchScorer(**_describe_scorer(context, settings), num_beam_groups=settings.num_groups)
-    return GroupBeams(context.scorer, context.rows, context.finish, settings, groups, **_describe_turns(context))
+    plan, settings = context.plan, _read_beams(context.plan)
+    judge = BeamSearchScorer(
+        len(context.rows) // plan.num_beams,
+        plan.num_beams,
+        context.rows.device,
+        length_penalty=settings.length_penalty,
+        do_early_stopping=settings.early_stopping,
+        num_beam_hyps_to_keep=plan.num_return_sequences,
+        num_beam_groups=settings.num_groups,
+        max_length=plan.max_length,
+    )
+    trace = _make_trace(plan)
+    beams = GroupBeams(
+        context.scorer, context.rows, context.finish, settings, judge, max_length=plan.max_length, trace=trace
+    )
+    return _turn_beams(context, beams)
 
 
 def make_constrained_beams(context: StrategyContext) -> Turns:
     """Constrained beam search."""
     plan, settings = context.plan, _read_beams(context.plan)
     is_last_forced = plan.settings.forced_eos_token_id is not None  # and no place for a constraint
-    constrained = PunctualScorer(
-        **_describe_scorer(context, settings),
-        constraints=prepare_constraints(
-            plan.settings, vocab_size=context.scorer.reader.model.info.vocab_size, end_ids=plan.eos_token_ids
-        ),
+    vocab_size = context.scorer.reader.model.info.vocab_size
+    judge = PunctualScorer(
+        batch_size=len(context.rows) // plan.num_beams,
+        num_beams=plan.num_beams,
+        constraints=prepare_constraints(plan.settings, vocab_size=vocab_size, end_ids=plan.eos_token_ids),
+        device=context.rows.device,
+        length_penalty=settings.length_penalty,
+        do_early_stopping=settings.early_stopping,
+        num_beam_hyps_to_keep=plan.num_return_sequences,
+        max_length=plan.max_length,
         is_strict=bool(plan.settings.strict_constraints),
         prompt_width=plan.prompt_width,
         last_place=plan.max_length - is_last_forced,
         end_ids=plan.eos_token_ids,
     )
-    return ConstrainedBeams(
-        context.scorer, context.rows, context.finish, settings, constrained, **_describe_turns(context)
+    trace = _make_trace(plan)
+    beams = ConstrainedBeams(
+        context.scorer, context.rows, context.finish, settings, judge, max_length=plan.max_length, trace=trace
+    )
+    return _turn_beams(context, beams)
+
+
+def _turn_beams(context: StrategyContext, beams: Beams) -> BeamTurns:
+    plan = context.plan
+    num_prompts = len(context.rows) // plan.num_beams
+    return BeamTurns(
+        beams,
+        context.scorer,
+        context.rows,
+        num_prompts,
+        plan.num_return_sequences,
+        shows_table=context.shows_table,
     )
 
 
 def _make_trace(plan: Plan) -> BeamTrace | None:
     wants_trace = plan.settings.return_beam_trace
     return BeamTrace(plan.num_beams, plan.settings.num_beam_groups or 1) if wants_trace else None
-
-
-def _describe_scorer(context: StrategyContext, settings: BeamSettings) -> dict[str, Any]:
-    plan = context.plan
-    return {
-        "batch_size": len(context.rows) // plan.num_beams,
-        "num_beams": plan.num_beams,
-        "device": context.rows.device,
-        "length_penalty": settings.length_penalty,
-        "do_early_stopping": settings.early_stopping,
-        "num_beam_hyps_to_keep": plan.num_return_sequences,
-        "max_length": plan.max_length,
-    }
-
-
-def _describe_turns(context: StrategyContext) -> dict[str, Any]:
-    plan = context.plan
-    return {
-        "eos_token_ids": plan.eos_token_ids,
-        "max_length": plan.max_length,
-        "shows_table": context.shows_table,
-        "trace": _make_trace(plan),
-    }
 
 
 def _read_beams(plan: Plan) -> BeamSettings:
@@ -193,8 +202,8 @@ def _read_beams(plan: Plan) -> BeamSettings:
         length_penalty=1.0 if settings.length_penalty is None else settings.length_penalty,
         early_stopping=settings.early_stopping or False,
         do_sample=plan.do_sample,
-        num_eos=len(plan.eos_token_ids),
+        eos_token_ids=tuple(plan.eos_token_ids),
         max_new_tokens=plan.max_new_tokens,
         num_groups=settings.num_beam_groups or 1,
-        tells_scores=bool(settings.output_scores),
+        returns_scores=bool(settings.output_scores),
     )

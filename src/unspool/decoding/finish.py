@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 import torch
 
+from unspool.decoding.rows import Rows
 from unspool.outputs import StepTensors
 from unspool.registry import resolve
 from unspool.stopping import StoppingCriteriaList, as_row_flags
@@ -41,6 +42,18 @@ class Finish:
                 self._clocks.append((partial(entry.is_over, criterion), entry.reason))
         self.end_tokens = tuple(sorted(self._reason_of))
 
+    def split(self, numbers: Collection[int], shift: int) -> list[tuple[Finish, Collection[int], int]]:
+        """These stops for the rows of such numbers, whose columns have moved by `shift`; see `JoinedFinish`."""
+        return [(self, numbers, shift)]
+
+    def explain_rows(
+        self, rows: Rows, new_tokens: Sequence[Sequence[int]], scores: StepTensors | None
+    ) -> list[str | None]:
+        """Why each row is done with the tokens it just got, or None; nothing is computed where the tokens decide."""
+        if self.needs_history or any(len(tokens) > 1 for tokens in new_tokens):
+            return self.explain(rows.history(), scores)
+        return self.explain_tokens([tokens[0] for tokens in new_tokens], max(rows.ends))
+
     def explain(self, history: torch.Tensor, scores: StepTensors | None) -> list[str | None]:
         """The reason why each row of (rows, width) is done, or None."""
         num_rows = history.shape[0]
@@ -71,3 +84,61 @@ class Finish:
     def ends_at(self, width: int) -> bool:
         """Whether all rows are done at that width, whatever their tokens are."""
         return any(width >= most for most, _ in self._limits)
+
+
+class JoinedFinish(Finish):
+    """The stops of rows that came together: each set of rows has its own, and counts its own columns."""
+
+    def __init__(self, parts: Sequence[tuple[Finish, Collection[int], int]]) -> None:
+        # Every part: its stops, the numbers of its rows, and the columns before those that it would have alone.
+        self._parts = [(finish, frozenset(numbers), shift) for finish, numbers, shift in parts]
+        self.has_custom = any(finish.has_custom for finish, _, _ in self._parts)
+        self.needs_history = any(finish.needs_history for finish, _, _ in self._parts)
+        self.end_tokens = tuple(sorted({token for finish, _, _ in self._parts for token in finish.end_tokens}))
+
+    @classmethod
+    def of(
+        cls, own: Finish, numbers: Collection[int], other: Finish, others: Collection[int], shifts: tuple[int, int]
+    ) -> JoinedFinish:
+        """Two sets of rows, whose columns move by `shifts` when they come together."""
+        return cls([*own.split(numbers, shifts[0]), *other.split(others, shifts[1])])
+
+    def split(self, numbers: Collection[int], shift: int) -> list[tuple[Finish, Collection[int], int]]:  # noqa: ARG002
+        """The parts, with their columns moved."""
+        return [(finish, own, before + shift) for finish, own, before in self._parts]
+
+    def explain_rows(
+        self, rows: Rows, new_tokens: Sequence[Sequence[int]], scores: StepTensors | None
+    ) -> list[str | None]:
+        """Every part's own reasons for its own rows."""
+        reasons: list[str | None] = [None] * len(rows)
+        width = max(rows.ends)
+        for finish, numbers, shift in self._parts:
+            places = [place for place, number in enumerate(rows.numbers) if number in numbers]
+            if not places:
+                continue
+            if finish.needs_history:
+                found = finish.explain(rows.history()[places, shift:], scores)
+            else:
+                found = finish.explain_tokens([new_tokens[place][0] for place in places], width - shift)
+            for place, reason in zip(places, found, strict=True):
+                reasons[place] = reason
+        return reasons
+
+    def explain(self, history: torch.Tensor, scores: StepTensors | None) -> list[str | None]:
+        """Not without knowing whose rows they are."""
+        raise NotImplementedError("joined stops are asked by explain_rows")
+
+    def explain_tokens(self, tokens: Sequence[int], width: int) -> list[str | None]:
+        """Likewise."""
+        raise NotImplementedError("joined stops are asked by explain_rows")
+
+    def count_left(self, width: int) -> int | None:
+        """How many columns more every row may get."""
+        left = [finish.count_left(width - shift) for finish, _, shift in self._parts]
+        known = [count for count in left if count is not None]
+        return min(known) if known else None
+
+    def ends_at(self, width: int) -> bool:
+        """Whether all rows are done at that width."""
+        return all(finish.ends_at(width - shift) for finish, _, shift in self._parts)

@@ -9,8 +9,8 @@ import torch
 
 from unspool.config import GenerationConfig
 from unspool.decoding.prompts import (
+    EncoderInput,
     Prompts,
-    Source,
     fill_right,
     mark_padding,
     read_ids,
@@ -59,7 +59,7 @@ def _read_own(model: Model, inputs: Inputs, settings: GenerationConfig) -> Promp
     return Prompts(ids, lengths)
 
 
-def _read_negative(model: Model, inputs: Inputs, settings: GenerationConfig, num_rows: int) -> Source | None:
+def _read_negative(model: Model, inputs: Inputs, settings: GenerationConfig, num_rows: int) -> EncoderInput | None:
     """The negative prompts, one for every row; None where guidance has none, or nothing to do."""
     given, mask = inputs.negative_prompt_ids, inputs.negative_prompt_attention_mask
     if given is None:
@@ -86,7 +86,7 @@ def _read_negative(model: Model, inputs: Inputs, settings: GenerationConfig, num
     if settings.guidance_scale == 1:
         return None
     tokens, copies = fill_right(ids, firsts, lengths), num_rows // rows
-    return Source(tokens.expand(num_rows, -1) if copies > 1 else tokens, lengths * copies)
+    return EncoderInput(tokens.expand(num_rows, -1) if copies > 1 else tokens, lengths * copies)
 
 
 def _start_alone(inputs: Inputs, settings: GenerationConfig, info: ModelInfo) -> torch.Tensor:
@@ -163,7 +163,7 @@ def _read_source(model: Model, inputs: Inputs, settings: GenerationConfig) -> Pr
     return Prompts(ids, [ids.shape[1]] * rows, source=source)
 
 
-def _encoder_side(model: Model, inputs: Inputs, settings: GenerationConfig) -> Source:
+def _encoder_side(model: Model, inputs: Inputs, settings: GenerationConfig) -> EncoderInput:
     info = model.info
     if inputs.encoder_outputs is not None:
         given = inputs.encoder_outputs
@@ -171,11 +171,11 @@ def _encoder_side(model: Model, inputs: Inputs, settings: GenerationConfig) -> S
             given = given[0] if isinstance(given, tuple) and given else getattr(given, "last_hidden_state", None)
         states = _check_embeds(given, info, "encoder_outputs").to(model.device)
         firsts, lengths = read_source_lengths(inputs.attention_mask, (states.shape[0], states.shape[1]))
-        return Source(None, lengths, encoded=Encoded(fill_right(states, firsts, lengths), lengths))
+        return EncoderInput(None, lengths, encoded=Encoded(fill_right(states, firsts, lengths), lengths))
     if inputs.inputs_embeds is not None:
         embeds = _check_embeds(inputs.inputs_embeds, info, "inputs_embeds").to(model.device)
         firsts, lengths = read_source_lengths(inputs.attention_mask, (embeds.shape[0], embeds.shape[1]))
-        return Source(None, lengths, embeds=fill_right(embeds, firsts, lengths))
+        return EncoderInput(None, lengths, embeds=fill_right(embeds, firsts, lengths))
     if inputs.input_ids is None:
         raise InputError("an encoder-decoder model needs input_ids, inputs_embeds or encoder_outputs to read")
     ids = read_ids(inputs.input_ids, info.vocab_size).to(model.device)
@@ -183,4 +183,4 @@ def _encoder_side(model: Model, inputs: Inputs, settings: GenerationConfig) -> S
     if mask is None:
         mask = mark_padding(ids, _telling_pad(settings, info))
     firsts, lengths = read_source_lengths(mask, (ids.shape[0], ids.shape[1]))
-    return Source(fill_right(ids, firsts, lengths), lengths)
+    return EncoderInput(fill_right(ids, firsts, lengths), lengths)

@@ -11,7 +11,7 @@ import torch
 from unspool.cache import Cache
 from unspool.decoding.prompts import Prompts
 from unspool.decoding.randomness import derive_seed, draw_seed
-from unspool.decoding.speculative.vocabulary import Vocabularies
+from unspool.decoding.speculative.drafters.vocabulary import Vocabularies
 from unspool.logits import LogitsProcessor
 from unspool.logits.building import Context
 from unspool.plan import Plan

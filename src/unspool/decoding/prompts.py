@@ -16,7 +16,7 @@ MAX_POSITIONS = 2**24
 
 
 @dataclass(frozen=True)
-class Source:
+class EncoderInput:
     """What an encoder reads: right-filled rows of tokens or embeddings, or states it has made already."""
 
     tokens: torch.Tensor | None  # (rows, source)
@@ -32,8 +32,8 @@ class Prompts:
     ids: torch.Tensor  # (rows, width); width 0 where only embeddings were given
     lengths: list[int]  # positions a row takes in the decoder
     embeds: torch.Tensor | None = None  # (rows, longest, hidden), right-filled
-    source: Source | None = None
-    negative: Source | None = None  # what guidance leads away from: the decoder's other prompts, or the encoder's
+    source: EncoderInput | None = None
+    negative: EncoderInput | None = None  # what guidance leads away from: the decoder's other prompts, or the encoder's
     hides_padding: bool = False  # whether processors are told what is padding; the reference counts it as tokens
 
     @property

@@ -36,7 +36,10 @@ def draw_uniform(seeds: torch.Tensor, positions: torch.Tensor, stream: int = 0) 
 
 
 class Uniforms:
-    """`draw_uniform`'s numbers, worked out for many positions ahead, so that a step takes them from a table."""
+    """`draw_uniform`'s numbers, worked out for many positions ahead, so that a step takes them from a table.
+
+    Rows that leave, are repeated or come in take their columns with them.
+    """
 
     def __init__(self, stream: int = 0) -> None:
         self._stream = stream
@@ -48,7 +51,7 @@ class Uniforms:
         """The numbers (rows,) of each row's position."""
         if self._table is not None and self._seeds is seeds:
             ahead = positions[0] - self._first[0]
-            if 0 <= ahead < AHEAD and all(
+            if 0 <= ahead < len(self._table) and all(
                 position - first == ahead for position, first in zip(positions, self._first, strict=True)
             ):
                 return self._table[ahead]
@@ -57,6 +60,30 @@ class Uniforms:
         ahead_of_it = torch.arange(AHEAD, device=seeds.device)[:, None]
         self._table = draw_uniform(seeds, first + ahead_of_it, self._stream)
         return self._table[0]
+
+    def select(self, index: Sequence[int], chosen: torch.Tensor, seeds: torch.Tensor) -> None:
+        """Follow rows that stay or are repeated; `chosen` is the index on their device, `seeds` are theirs now."""
+        if self._table is not None:
+            self._table = self._table.index_select(1, chosen)
+            self._first = [self._first[row] for row in index]
+            self._seeds = seeds
+
+    def admit(self, other: Uniforms, seeds: torch.Tensor, positions: Sequence[int], others: Sequence[int]) -> None:
+        """Take in the numbers of other rows; `positions` and `others` are the next ones of both, `seeds` all rows'."""
+        own, new = self._take_ahead(positions), other._take_ahead(others)
+        self._table = None
+        if own is not None and new is not None:
+            ahead = min(len(own), len(new))
+            self._table = torch.cat((own[:ahead], new[:ahead].to(own.device)), dim=1)
+            self._first, self._seeds = [*positions, *others], seeds
+
+    def _take_ahead(self, positions: Sequence[int]) -> torch.Tensor | None:
+        """The numbers from these positions on, where the table has them."""
+        if self._table is None:
+            return None
+        steps = {position - first for position, first in zip(positions, self._first, strict=True)}
+        ahead = min(steps)
+        return self._table[ahead:] if len(steps) == 1 and 0 <= ahead < len(self._table) else None
 
 
 def draw_gumbel(seeds: torch.Tensor, positions: torch.Tensor, count: int) -> torch.Tensor:

@@ -18,7 +18,7 @@ from unspool.cache import BRANCH, BRANCH_SOURCE, Cache, branch_rows
 from unspool.decoding.forwards import join_chunks, select_rows
 from unspool.decoding.parts import ask_in_parts
 from unspool.decoding.prompts import fill_right, fit_columns
-from unspool.decoding.readout import Readout
+from unspool.decoding.readouts.base import Readout
 from unspool.decoding.rows import Rows
 from unspool.protocols import LAST, Answer, Ask, Encoded, Forward, Model, Stretching, Want
 
@@ -329,6 +329,16 @@ class Reader:
         self.cache.select_rows(spread)
         self._select_prompts(index)
         self._select_ready(spread)
+
+    def admit(self, other: Reader, cache: Cache) -> None:
+        """Take in the rows of another reader of the model, whose prompts are read too; `cache` holds both's keys."""
+        is_plain = self.readout.is_plain and other.readout.is_plain and self._num_parts == other._num_parts == 1
+        if self.model is not other.model or not is_plain or self.want != other.want or self._prompt_embeds is not None:
+            raise ValueError("rows that are read in different ways can't share their passes")
+        if self.ready is not None or other.ready is not None:
+            raise ValueError("the first tokens of both sets must be chosen before they come together")
+        self.cache = cache
+        self.num_passes += other.num_passes
 
     def close_sets(self) -> None:
         """Leave the call's own rows in the cache, for whoever gets it."""

@@ -1,30 +1,39 @@
-"""The rows being decoded: their history, their lengths, and who they are."""
+"""The rows being decoded: their tokens, their lengths, and who they are."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 
-from unspool.decoding.prompts import Prompts
+from unspool.decoding.prompts import Prompts, fill_right
 from unspool.decoding.randomness import Uniforms, draw_uniform
+from unspool.kernels.sending import send
 
-CHUNK = 64  # columns by which the history's buffer grows
+CHUNK = 64  # columns by which tables grow
 NUM_STREAMS = 2  # independent numbers for one position: the draw's, and the processors'; speculation has its own
 
 
 class Rows:
-    """Sequences being decoded. Position `p` of a row stands in column `p + offset` of its history."""
+    """Sequences being decoded, without padding: position `p` of a row stands in column `p` of its line.
+
+    What processors and stops see is a view: `history()` shows the rows side by side, left-padded as the caller's
+    batch was, with position `p` of a row in column `p + offset`. It is made when somebody first looks, and kept.
+    """
 
     def __init__(self, prompts: Prompts, pad_token_id: int) -> None:
         device = prompts.ids.device
         self.numbers = list(range(prompts.num_rows))  # which row of the call each one is
         self.lengths = list(prompts.lengths)  # positions, prompt and emitted
+        # Columns before a row's first position; below zero where a prompt of embeddings has no columns.
         self.offsets = [prompts.width - length for length in prompts.lengths]
         self.pad_token_id = pad_token_id
         self.seeds = torch.zeros(prompts.num_rows, dtype=torch.int64, device=device)
-        self._table = prompts.ids  # (rows, columns); `_ids` has all of it
-        self._late: list[list[int]] = []  # columns that nobody has asked for yet
+        self._table = _unpad(prompts, self.offsets, pad_token_id)  # (rows, room); `_tokens` has all of it
+        self._given: torch.Tensor | None = prompts.ids if any(self.offsets) else None  # what the view begins with
+        self._view: torch.Tensor | None = None  # (rows, room): the history, where it is not the table itself
+        self._late: list[torch.Tensor | list[int]] = []  # columns of all rows that nobody has asked for yet
         self._hides_padding = prompts.hides_padding
         self._columns: list[int] = []
         self._padding: torch.Tensor | None = None
@@ -34,13 +43,104 @@ class Rows:
         return len(self.numbers)
 
     @property
+    def device(self) -> torch.device:
+        """Where the tokens are."""
+        return self._table.device
+
+    # --- tokens --------------------------------------------------------------------------------------
+    def unread(self, held: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
+        """The tokens after the first `held` positions of each row, right-filled, and how many they are."""
+        lengths = self.lengths
+        counts = [length - n for length, n in zip(lengths, held, strict=True)]
+        num_new = max(counts)
+        if num_new == 1 and self._late and min(counts) == 1:
+            return self._read_late(-1), counts
+        if min(counts) == num_new and min(lengths) == max(lengths):
+            return self._tokens[:, lengths[0] - num_new : lengths[0]], counts
+        if not any(held):
+            return self._tokens[:, :num_new], counts
+        column = send(held, self.device)[:, None] + torch.arange(num_new, device=self.device)
+        return self._tokens.gather(1, column.clamp_(max=max(lengths) - 1)), counts
+
+    def append(self, tokens: torch.Tensor, counts: Sequence[int] | None = None) -> None:
+        """Add each row's first `counts[row]` tokens of (rows, new); all of them without counts."""
+        num_new = tokens.shape[1]
+        # Where no token could be chosen one that can be read stands in: the call ends when that is seen.
+        tokens = tokens.clamp(min=0)
+        if self._view is not None:
+            self._view = _enter(self._view, tokens, self.ends, self.pad_token_id)
+        if counts is None and num_new == 1:
+            if len(self._late) == CHUNK:
+                self._enter_late()
+            self._late.append(tokens)
+            self.lengths = [length + 1 for length in self.lengths]
+            return
+        self._enter_late()
+        self._table = _enter(self._table, tokens, self.lengths, self.pad_token_id)
+        added = counts if counts is not None else [num_new] * len(self)
+        self.lengths = [length + count for length, count in zip(self.lengths, added, strict=True)]
+
+    def append_late(self, tokens: list[int]) -> None:
+        """Add a token to each row, on the host: it is sent once somebody looks at it."""
+        if self._view is not None:
+            self.append(torch.tensor(tokens, device=self.device)[:, None])
+            return
+        self._late.append(tokens)
+        self.lengths = [length + 1 for length in self.lengths]
+
+    def _read_late(self, place: int) -> torch.Tensor:
+        late = self._late[place]
+        if isinstance(late, list):
+            late = self._late[place] = torch.tensor(late, device=self.device)[:, None]
+        return late  # (rows, 1)
+
+    def _enter_late(self) -> None:
+        if self._late:
+            starts = [length - len(self._late) for length in self.lengths]
+            columns = [self._read_late(place) for place in range(len(self._late))]
+            self._late = []
+            tokens = columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
+            self._table = _enter(self._table, tokens, starts, self.pad_token_id)
+
+    @property
+    def _tokens(self) -> torch.Tensor:
+        self._enter_late()
+        return self._table
+
+    def tokens_from(self, place: int, first: int) -> list[int]:
+        """A row's tokens from a position on, where the row has them as ids."""
+        first = max(first, -self.offsets[place])  # positions of embeddings have none
+        return self._tokens[place, first : self.lengths[place]].tolist()
+
+    def last_tokens(self) -> list[int]:
+        """Every row's last token."""
+        late = self._late[-1] if self._late else None
+        if isinstance(late, list):
+            return late
+        held = [length - 1 for length in self.lengths]
+        tokens: list[int] = self.unread(held)[0][:, 0].tolist()
+        return tokens
+
+    def drop(self, count: int) -> None:
+        """Take each row's last `count` tokens away again."""
+        self._enter_late()
+        self.lengths = [length - count for length in self.lengths]
+
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """Take tokens back: rows get the given lengths, which are not above those they have."""
+        assert all(new <= held for new, held in zip(lengths, self.lengths, strict=True))
+        self._enter_late()
+        self.lengths = list(lengths)
+
+    # --- what processors and stops see ---------------------------------------------------------------
+    @property
     def ends(self) -> list[int]:
-        """Columns taken, a row each."""
+        """Columns taken in the history, one number per row."""
         return [length + offset for length, offset in zip(self.lengths, self.offsets, strict=True)]
 
     def pads(self) -> list[int]:
         """Columns before each row's first position, as they stand in a left-padded batch."""
-        first = min(0, *self.offsets)  # below zero where a prompt of embeddings has no columns
+        first = min(0, *self.offsets)
         return [offset - first for offset in self.offsets]
 
     def padding(self, width: int | None = None) -> torch.Tensor | None:
@@ -66,84 +166,80 @@ class Rows:
         """
         ends = self.ends
         width = max(ends) if width is None else width
+        shown = self._show()
         if min(ends) >= width:
-            return self._ids[:, :width]
+            return shown[:, :width]
         shift = torch.tensor([max(0, width - end) for end in ends], device=self.device)[:, None]
         column = torch.arange(width, device=self.device) - shift
-        return self._ids.gather(1, column.clamp(min=0)).masked_fill(column < 0, self.pad_token_id)
+        return shown.gather(1, column.clamp(min=0)).masked_fill(column < 0, self.pad_token_id)
 
-    def unread(self, held: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
-        """The tokens after the first `held` positions of each row, right-filled, and how many they are."""
-        counts = [length - n for length, n in zip(self.lengths, held, strict=True)]
-        num_new, ends = max(counts), self.ends
-        if min(counts) == num_new and min(ends) == max(ends):
-            return self._ids[:, ends[0] - num_new : ends[0]], counts
-        first = torch.tensor([end - count for end, count in zip(ends, counts, strict=True)], device=self.device)
-        column = first[:, None] + torch.arange(num_new, device=self.device)
-        return self._ids.gather(1, column.clamp_(max=max(ends) - 1)), counts
+    def _show(self) -> torch.Tensor:
+        """The rows at their columns: (rows, room)."""
+        if not any(self.offsets):
+            return self._tokens
+        if self._view is None:
+            tokens, width = self._tokens, max(self.ends)
+            offsets = torch.tensor(self.offsets, device=self.device)[:, None]
+            column = torch.arange(width + CHUNK, device=self.device) - offsets
+            view = tokens.gather(1, column.clamp(0, tokens.shape[1] - 1)).masked_fill(column < 0, self.pad_token_id)
+            if self._given is not None:
+                view[:, : self._given.shape[1]] = self._given  # padding as the caller wrote it
+            self._view = view
+        return self._view
 
-    def append(self, tokens: torch.Tensor, counts: Sequence[int] | None = None) -> None:
-        """Add each row's first `counts[row]` tokens of (rows, new); all of them without counts."""
-        num_new = tokens.shape[1]
-        self._enter_late()
-        ends = self.ends
-        room = self._table.shape[1]
-        if max(ends) + num_new > room:
-            grown = max(ends) + num_new + CHUNK
-            self._table = torch.nn.functional.pad(self._table, (0, grown - room), value=self.pad_token_id)
-        if min(ends) == max(ends):
-            # Where no token could be chosen one that can be read stands in: the call ends when that is seen.
-            torch.clamp(tokens, min=0, out=self._table[:, ends[0] : ends[0] + num_new])
-        else:
-            column = torch.tensor(ends, device=self.device)[:, None] + torch.arange(num_new, device=self.device)
-            self._table.scatter_(1, column, tokens)
-        added = counts if counts is not None else [num_new] * len(self)
-        self.lengths = [length + count for length, count in zip(self.lengths, added, strict=True)]
-
-    def append_late(self, tokens: list[int]) -> None:
-        """Add a token to each row, on the host: it is entered into the history once somebody looks there."""
-        self._late.append(tokens)
-        self.lengths = [length + 1 for length in self.lengths]
-
-    def _enter_late(self) -> None:
-        if self._late:
-            late, self._late = self._late, []
-            self.lengths = [length - len(late) for length in self.lengths]
-            self.append(torch.tensor(late, device=self.device).t())
-
-    @property
-    def _ids(self) -> torch.Tensor:
-        self._enter_late()
-        return self._table
-
-    def drop(self, count: int) -> None:
-        """Take each row's last `count` tokens away again."""
-        self._enter_late()
-        self.lengths = [length - count for length in self.lengths]
-
+    # --- rows leave, move and come in ----------------------------------------------------------------
     def select(self, index: Sequence[int]) -> None:
         """Keep, repeat or reorder rows."""
         chosen = torch.tensor(list(index), dtype=torch.int64, device=self.device)
-        self._table = self._ids.index_select(0, chosen)
+        self._move(chosen)
+        self._given = None if self._given is None else self._given.index_select(0, chosen)
         self.seeds = self.seeds.index_select(0, chosen)
         self.numbers = [self.numbers[i] for i in index]
         self.lengths = [self.lengths[i] for i in index]
         self.offsets = [self.offsets[i] for i in index]
+        for uniforms in self._uniforms.values():
+            uniforms.select(index, chosen, self.seeds)
 
     def reorder(self, index: Sequence[int]) -> None:
-        """Let beams go on from others of their prompt: histories move, what belongs to the place stays."""
-        self._table = self._ids[torch.tensor(list(index), device=self.device)]
+        """Let beams go on from others of their prompt: tokens move, what belongs to the place stays."""
+        self._move(torch.tensor(list(index), device=self.device))
 
-    @property
-    def device(self) -> torch.device:
-        """Where the histories are."""
-        return self._table.device
+    def _move(self, chosen: torch.Tensor) -> None:
+        self._table = self._tokens.index_select(0, chosen)
+        if self._view is not None:
+            self._view = self._view.index_select(0, chosen)
 
     def repeat(self, index: Sequence[int]) -> None:
         """Continue prompts more than once: each copy is a row of the call of its own."""
         self.select(index)
         self.numbers = list(range(len(index)))
 
+    def admit(self, other: Rows, numbers: Sequence[int]) -> tuple[int, int]:
+        """Take in the rows of another set, after these, under new `numbers`; the other set is used up.
+
+        Returns how many columns to the right these rows and the new ones stand from now on: all end in one column.
+        Both sets must hide their padding, or rows would see another number of padding columns than alone.
+        """
+        if not (self._hides_padding and other._hides_padding):
+            raise ValueError("rows whose padding counts as tokens can't stand beside others: hide it (hides_padding)")
+        ends, others = set(self.ends), set(other.ends)
+        if len(ends) > 1 or len(others) > 1:
+            raise ValueError(f"rows that end in the columns {sorted(ends)} and {sorted(others)} can't be joined")
+        end, other_end = max(ends), max(others)
+        shifts = (max(end, other_end) - end, max(end, other_end) - other_end)
+        tables = [self._tokens, other._tokens.to(self.device)]
+        room = max(table.shape[1] for table in tables)
+        self._table = torch.cat([F.pad(one, (0, room - one.shape[1]), value=self.pad_token_id) for one in tables])
+        self._given = self._view = None
+        self.offsets = [one + shifts[0] for one in self.offsets] + [one + shifts[1] for one in other.offsets]
+        held, self.lengths = self.lengths, self.lengths + other.lengths
+        self.numbers = self.numbers + list(numbers)
+        self.seeds = torch.cat((self.seeds, other.seeds.to(self.device)))
+        for stream, uniforms in self._uniforms.items():
+            uniforms.admit(other._uniforms[stream], self.seeds, held, other.lengths)
+        return shifts
+
+    # --- randomness ----------------------------------------------------------------------------------
     def uniforms(self, stream: int = 0) -> torch.Tensor:
         """A number in [0, 1) for each row's next token, by its seed and position: (rows,)."""
         return self._uniforms[stream].take(self.seeds, self.lengths)
@@ -153,26 +249,25 @@ class Rows:
         start = torch.tensor(list(first), device=self.device)[:, None]
         return draw_uniform(self.seeds[:, None], start + torch.arange(num_positions, device=self.device), stream)
 
-    def rewind(self, lengths: Sequence[int]) -> None:
-        """Take tokens back: rows get the given lengths, which are not above those they have."""
-        assert all(new <= held for new, held in zip(lengths, self.lengths, strict=True))
-        self._enter_late()
-        self.lengths = list(lengths)
-
-    def tokens_from(self, place: int, first: int) -> list[int]:
-        """A row's tokens from a position on, where the row has them as ids."""
-        end = self.lengths[place] + self.offsets[place]
-        return self._ids[place, max(0, first + self.offsets[place]) : end].tolist()
-
-    def last_tokens(self) -> list[int]:
-        """Every row's last token."""
-        if self._late:
-            return self._late[-1]
-        ends = self.ends
-        if min(ends) == max(ends):
-            return self._ids[:, ends[0] - 1].tolist()
-        return [int(self._ids[place, end - 1]) for place, end in enumerate(ends)]
-
     def positions(self) -> torch.Tensor:
         """The position of each row's next token: (rows,)."""
         return torch.tensor(self.lengths, device=self.device)
+
+
+def _unpad(prompts: Prompts, offsets: Sequence[int], pad_token_id: int) -> torch.Tensor:
+    """The prompts' ids by position: (rows, longest); pad tokens stand where a prompt has embeddings alone."""
+    if not prompts.width:
+        return prompts.ids.new_full((prompts.num_rows, max(prompts.lengths)), pad_token_id)
+    return fill_right(prompts.ids, offsets, prompts.lengths)
+
+
+def _enter(table: torch.Tensor, tokens: torch.Tensor, starts: Sequence[int], fill: int) -> torch.Tensor:
+    """Write tokens (rows, new) into each row from its start on, in place or into a table that has grown."""
+    num_new, room, stop = tokens.shape[1], table.shape[1], max(starts) + tokens.shape[1]
+    if stop > room:
+        table = F.pad(table, (0, stop + CHUNK - room), value=fill)
+    if min(starts) == max(starts):
+        table[:, starts[0] : starts[0] + num_new] = tokens
+        return table
+    column = send(starts, table.device)[:, None] + torch.arange(num_new, device=table.device)
+    return table.scatter_(1, column, tokens)

@@ -11,7 +11,7 @@ import torch
 
 from unspool.cache import DIVIDE, LEGACY, ROLL_BACK, Cache, find_kind
 from unspool.config import GenerationConfig
-from unspool.decoding.beam_trace import BeamTrace
+from unspool.decoding.beams.trace import BeamTrace
 from unspool.decoding.choice import find_want, make_candidates, make_readout, make_turns
 from unspool.decoding.finish import Finish
 from unspool.decoding.loan import Loan

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from unspool.cache import Cache
 from unspool.decoding.forwards import take_first_rows
 from unspool.decoding.reader import Reader
-from unspool.decoding.readout import Scores
+from unspool.decoding.readouts.base import Scores
 from unspool.decoding.record import Record
 from unspool.decoding.rows import Rows
 from unspool.errors import NoTokenLeftError
@@ -156,6 +157,12 @@ class Scorer:
         """Let the cache and the processors follow rows that stay while others leave."""
         self.reader.keep_rows(index)
         self._follow_processors(self.processors.select_rows(torch.tensor(list(index))))
+
+    def admit(self, other: Scorer, cache: Cache, counts: tuple[int, int], shifts: tuple[int, int]) -> None:
+        """Take in the rows of another scorer, after these: see `TokenTurns.admit`."""
+        self.reader.admit(other.reader, cache)
+        self._copies_logits = self._copies_logits or other._copies_logits
+        self._follow_processors(self.processors.join_rows(other.processors, counts, shifts))
 
     def _follow_processors(self, processors: LogitsProcessorList) -> None:
         self.processors = processors

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from unspool.decoding.beam_trace import BeamTrace, Candidate, TraceStep
+from unspool.decoding.beams.trace import BeamTrace, Candidate, TraceStep
 from unspool.errors import InputError
 
 Decode = Callable[[Sequence[int]], str]

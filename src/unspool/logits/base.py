@@ -5,19 +5,24 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import lru_cache
-from types import FunctionType, MethodType
-from typing import Any
+from types import FunctionType, MappingProxyType, MethodType
+from typing import Any, ClassVar
 
 import torch
 
 from unspool.errors import SettingError
-from unspool.logits.rows import RowTable, RowValues
+from unspool.logits.rows import RowTable, RowValues, TokenIds
+
+Joining = Mapping[str, Callable[[Any, Any], Any]]
 
 
 class LogitsProcessor(ABC):
     """A pure function of the history and the scores: `(input_ids, scores) -> scores`, each row on its own."""
+
+    counts_columns: ClassVar[bool] = True  # what it does may depend on how many columns the history has
+    joined_by: ClassVar[Joining] = MappingProxyType({})  # how attributes follow when rows come together
 
     @abstractmethod
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -75,11 +80,94 @@ class LogitsProcessorList(list[Any]):
                         "does not give; let it have a default"
                     )
 
+    def join_rows(
+        self, other: LogitsProcessorList, counts: tuple[int, int], shifts: tuple[int, int]
+    ) -> LogitsProcessorList:
+        """The list for so many rows of this one and, after them, of another, whose columns move by `shifts`.
+
+        Processors that both have become one with values per row. Where that can't be, each list runs on its own rows.
+        """
+        if len(self) == len(other):
+            pairs = [_join(one, two, counts, shifts) for one, two in zip(self, other, strict=True)]
+            if all(joined is not None for joined in pairs):
+                return LogitsProcessorList(pairs)
+        return LogitsProcessorList(
+            [RowGroups([*_as_groups(self, counts[0], shifts[0]), *_as_groups(other, counts[1], shifts[1])])]
+        )
+
     def select_rows(self, index: torch.Tensor) -> LogitsProcessorList:
         """The list for the rows at `index`; a user's processor without `select_rows` stays as it is."""
         return LogitsProcessorList(
             processor.select_rows(index) if hasattr(processor, "select_rows") else processor for processor in self
         )
+
+
+class RowGroups(LogitsProcessor):
+    """Lists of processors for groups of rows that stand one after the other; each is shown its rows as if alone."""
+
+    def __init__(self, groups: Sequence[tuple[LogitsProcessorList, int, int]]) -> None:
+        self.groups = list(groups)  # the processors, how many rows they are for, and the columns before theirs
+
+    def __call__(
+        self,
+        input_ids: torch.Tensor,
+        scores: torch.Tensor,
+        uniforms: torch.Tensor | None = None,
+        pads: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The scores of every group after its own processors."""
+        parts, first = [], 0
+        for processors, count, shift in self.groups:
+            own = slice(first, first + count)
+            first += count
+            extra = {} if uniforms is None else {"uniforms": uniforms[own]}
+            if pads is not None:
+                extra["pads"] = (pads[own] - shift).clamp(min=0)
+            parts.append(processors(input_ids[own, shift:], scores[own], **extra))
+        return torch.cat(parts)
+
+    def select_rows(self, index: torch.Tensor) -> LogitsProcessor:
+        """The groups for the rows at `index`, which keep their order."""
+        groups, first = [], 0
+        for processors, count, shift in self.groups:
+            own = index[(index >= first) & (index < first + count)] - first
+            first += count
+            if len(own):
+                groups.append((processors.select_rows(own), len(own), shift))
+        return RowGroups(groups)
+
+
+def _as_groups(processors: LogitsProcessorList, count: int, shift: int) -> list[tuple[LogitsProcessorList, int, int]]:
+    """A list as groups of rows, whose columns have moved by `shift`."""
+    if len(processors) == 1 and isinstance(processors[0], RowGroups):
+        return [(own, rows, before + shift) for own, rows, before in processors[0].groups]
+    return [(processors, count, shift)]
+
+
+def _join(one: Any, two: Any, counts: tuple[int, int], shifts: tuple[int, int]) -> LogitsProcessor | None:
+    """Two processors of a class as one for the rows of both; None where they differ in more than values per row."""
+    if type(one) is not type(two) or not isinstance(one, LogitsProcessor):
+        return None
+    if one.counts_columns and any(shifts):
+        return None
+    joined = copy.copy(one)
+    for name, own in vars(one).items():
+        theirs = vars(two).get(name)
+        if isinstance(own, RowValues) and isinstance(theirs, RowValues):
+            setattr(joined, name, own.join(theirs, counts))
+        elif name in one.joined_by:
+            setattr(joined, name, one.joined_by[name](own, theirs))
+        elif isinstance(own, RowTable) or not _is_same(own, theirs):
+            return None
+    return joined
+
+
+def _is_same(one: Any, two: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return isinstance(two, torch.Tensor) and one.shape == two.shape and torch.equal(one, two.to(one.device))
+    if isinstance(one, TokenIds):
+        return isinstance(two, TokenIds) and one.ids == two.ids
+    return type(one) is type(two) and isinstance(one, (int, float, str, tuple, type(None))) and one == two
 
 
 Extra = tuple[tuple[str, ...], tuple[str, ...], bool]

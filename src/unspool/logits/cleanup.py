@@ -10,6 +10,8 @@ from unspool.logits.base import LogitsProcessor
 class InfNanRemoveLogitsProcessor(LogitsProcessor):
     """Replaces NaN by 0 and infinite scores by the largest finite ones."""
 
+    counts_columns = False
+
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores, all finite."""
         limits = torch.finfo(scores.dtype)
@@ -18,6 +20,8 @@ class InfNanRemoveLogitsProcessor(LogitsProcessor):
 
 class LogitNormalization(LogitsProcessor):
     """Turns scores into log-probabilities."""
+
+    counts_columns = False
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The logarithm of the scores' softmax."""

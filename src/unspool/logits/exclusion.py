@@ -17,6 +17,8 @@ class XTCLogitsWarper(LogitsProcessor):
     Whether a row is cut is decided by `uniforms`, a number in [0, 1) a row, which decoding draws from the row's seed.
     """
 
+    counts_columns = False
+
     def __init__(self, probability: Numbers, threshold: Numbers = 0.1, filter_value: float = -INF) -> None:
         self.filter_value = filter_value
         self._probability = RowValues.read("xtc_probability", probability, in_range("xtc_probability", 0, 1))

@@ -43,6 +43,8 @@ class ForcedEOSTokenLogitsProcessor(LogitsProcessor):
 class SuppressTokensLogitsProcessor(LogitsProcessor):
     """Forbids tokens everywhere."""
 
+    counts_columns = False
+
     def __init__(self, suppress_tokens: Any, device: Any = "cpu") -> None:
         self._tokens = TokenIds("suppress_tokens", suppress_tokens)
         self.suppress_tokens = torch.tensor(self._tokens.ids, device=device)

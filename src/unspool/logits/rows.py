@@ -63,6 +63,13 @@ class RowValues:
             column = self._column = self.values.to(dtype=dtype).to(device=scores.device).unsqueeze(-1)
         return column
 
+    def join(self, other: RowValues, counts: tuple[int, int]) -> RowValues:
+        """The values of so many rows, and after them those of the other's."""
+        if not (self.is_per_row or other.is_per_row) and torch.equal(self.values, other.values):
+            return self
+        parts = [one.values.expand(count) for one, count in zip((self, other), counts, strict=True)]
+        return RowValues(self.name, torch.cat(parts), is_per_row=True)
+
     def select(self, index: torch.Tensor) -> RowValues:
         """The values of the rows at `index`; one value for all stays as it is."""
         if not self.is_per_row:

@@ -14,6 +14,8 @@ from unspool.logits.rows import Numbers, RowValues, as_finite_float, as_positive
 class TemperatureLogitsWarper(LogitsProcessor):
     """Divides the scores by a temperature: above 1 flattens the distribution, below 1 sharpens it."""
 
+    counts_columns = False
+
     def __init__(self, temperature: Numbers) -> None:
         self._values = RowValues.read("temperature", temperature, _check)
 
@@ -39,6 +41,8 @@ class DynamicTemperatureLogitsWarper(LogitsProcessor):
     Origin: llama.cpp's and koboldcpp's "dynatemp". The entropy is taken relative to the largest possible one
     over the tokens that are still possible, to the power of `exponent`.
     """
+
+    counts_columns = False
 
     def __init__(self, temperature: Numbers, spread: Numbers, exponent: Numbers = 1.0) -> None:
         self._middle = RowValues.read("temperature", temperature, _check)

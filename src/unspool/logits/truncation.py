@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from types import MappingProxyType
+from typing import Any, ClassVar, cast
 
 import torch
 
 from unspool.errors import SettingError
-from unspool.logits.base import LogitsProcessor
+from unspool.logits.base import Joining, LogitsProcessor
 from unspool.logits.highest import take_highest
 from unspool.logits.rows import Numbers, RowValues, as_finite_float, as_positive_integer, holds_rows, in_range
 from unspool.logits.temperature import exact_dtype
@@ -25,6 +26,9 @@ class TopKLogitsWarper(LogitsProcessor):
 
     With one k a row, 0 leaves that row as it is.
     """
+
+    counts_columns = False
+    joined_by: ClassVar[Joining] = MappingProxyType({"largest": max})
 
     def __init__(self, top_k: Numbers, filter_value: float = -INF, min_tokens_to_keep: int = 1) -> None:
         fewest = as_positive_integer("min_tokens_to_keep", min_tokens_to_keep)
@@ -69,6 +73,8 @@ class TopPLogitsWarper(LogitsProcessor):
 
     With one p a row, 1.0 leaves that row as it is.
     """
+
+    counts_columns = False
 
     def __init__(self, top_p: Numbers, filter_value: float = -INF, min_tokens_to_keep: int = 1) -> None:
         self.filter_value = filter_value
@@ -180,6 +186,8 @@ class TopPLogitsWarper(LogitsProcessor):
 class MinPLogitsWarper(LogitsProcessor):
     """Keeps tokens at least `min_p` times as likely as the likeliest (Nguyen et al. 2024, arXiv 2407.01082)."""
 
+    counts_columns = False
+
     def __init__(self, min_p: Numbers, filter_value: float = -INF, min_tokens_to_keep: int = 1) -> None:
         self.filter_value = filter_value
         self.min_tokens_to_keep = as_positive_integer("min_tokens_to_keep", min_tokens_to_keep)
@@ -212,6 +220,8 @@ class MinPLogitsWarper(LogitsProcessor):
 class TopALogitsWarper(LogitsProcessor):
     """Keeps tokens with at least `top_a` times the square of the likeliest's probability (KoboldAI's top-a)."""
 
+    counts_columns = False
+
     def __init__(self, top_a: Numbers, filter_value: float = -INF) -> None:
         self.filter_value = filter_value
         self._values = RowValues.read("top_a", top_a, in_range("top_a", 0, 1))
@@ -231,6 +241,8 @@ class TopNSigmaLogitsWarper(LogitsProcessor):
 
     Only the scores that are still possible count; with one n a row, 0 leaves that row as it is.
     """
+
+    counts_columns = False
 
     def __init__(self, top_n_sigma: Numbers, filter_value: float = -INF) -> None:
         self.filter_value = filter_value

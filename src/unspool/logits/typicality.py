@@ -22,6 +22,8 @@ class TypicalLogitsWarper(LogitsProcessor):
     With one mass a row, 1.0 leaves that row as it is.
     """
 
+    counts_columns = False
+
     def __init__(self, mass: Numbers = 0.9, filter_value: float = -INF, min_tokens_to_keep: int = 1) -> None:
         self.filter_value = filter_value
         self.min_tokens_to_keep = as_positive_integer("min_tokens_to_keep", min_tokens_to_keep)
@@ -61,6 +63,8 @@ class EpsilonLogitsWarper(LogitsProcessor):
 
     With one epsilon a row, 0 leaves that row as it is.
     """
+
+    counts_columns = False
 
     _name = "epsilon_cutoff"
 
@@ -112,6 +116,8 @@ class EtaLogitsWarper(EpsilonLogitsWarper):
 
 class TopHLogitsWarper(LogitsProcessor):
     """Keeps the likeliest tokens that hold a share of the entropy (Potraghloo et al. 2025, arXiv 2509.02510)."""
+
+    counts_columns = False
 
     def __init__(self, top_h: Numbers, filter_value: float = -INF) -> None:
         self.filter_value = filter_value

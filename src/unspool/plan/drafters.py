@@ -1,6 +1,6 @@
 """The drafters: which one the settings name, and how many tokens it guesses.
 
-A drafter is an object with the methods of `decoding.speculative.drafter.Drafter`, and an entry here; a plug-in
+A drafter is an object with the methods of `decoding.speculative.drafters.base.Drafter`, and an entry here; a plug-in
 registers the same entry.
 """
 

@@ -1,7 +1,7 @@
 """The strategies: which one the settings ask for, and what it can't stand beside.
 
-A strategy that chooses one token per row and turn is an object with the methods of `decoding.strategy.Strategy`, and
-an entry here; a plug-in registers the same entry.
+A strategy that chooses one token per row and turn is an object with the methods of `decoding.strategies.base.Strategy`,
+and an entry here; a plug-in registers the same entry.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class StrategyEntry:
     table: ClassVar[str] = "unspool.plan.strategies:STRATEGIES"
 
     name: str
-    make: str | Callable[[Any], Any]  # from a `decoding.token_strategy.StrategyContext`; a string says where it is
+    make: (
+        str | Callable[[Any], Any]
+    )  # from a `decoding.strategies.token_strategy.StrategyContext`; a string says where it is
     parameters: tuple[Parameter, ...] = ()  # its settings; the first one switches it on
     is_on: Callable[[GenerationConfig], bool] | None = None  # None: where the first setting is
     chooses_tokens: bool = True  # one token per row and turn; otherwise `make` gives turns of its own

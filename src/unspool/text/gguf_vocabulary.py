@@ -18,7 +18,7 @@ from unspool.text.backend import (
     find_split,
     refusing_damage,
 )
-from unspool.text.bounds import check_added_tokens, check_pieces, measure_charsmap
+from unspool.text.bounds import check_added_tokens, check_charsmap, check_pieces
 from unspool.text.tokenizer import Tokenizer
 
 MAX_TOKENS = 2_000_000
@@ -255,7 +255,7 @@ def _read_charsmap(metadata: Mapping[str, object]) -> bytes | None:
     if not all(-128 <= number <= 255 for number in numbers):
         raise LoadError("tokenizer.ggml.precompiled_charsmap must hold bytes")
     charsmap = bytes(number & 0xFF for number in numbers)  # some files have them signed
-    measure_charsmap(charsmap)
+    check_charsmap(charsmap, "tokenizer.ggml")
     size = int.from_bytes(charsmap[:4], "little")
     if len(charsmap) < 4 or size % 4 or size > len(charsmap) - 4:
         raise LoadError("tokenizer.ggml.precompiled_charsmap is damaged: its trie reaches past its end")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -14,6 +15,7 @@ from unspool.text.backend import refusing_damage
 from unspool.text.encoding import Encoding, encode_rows
 from unspool.text.folder import TokenizerParts, read_folder, write_folder
 from unspool.text.special_tokens import NamedToken, NamedTokenId, SpecialTokens
+from unspool.text.work import Workload, encode_within_limits, measure_workload
 
 MAX_TEXT_CHARACTERS = 64 << 20
 MAX_TOKEN_ID = 2**31 - 1
@@ -109,6 +111,11 @@ class Tokenizer:
         """The ids of one text."""
         return self._encode_all([text], add_special_tokens)[0]
 
+    @cached_property
+    def _workload(self) -> Workload:
+        with refusing_damage():
+            return measure_workload(self.backend_tokenizer)
+
     def _encode_all(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
         for text in texts:
             if not isinstance(text, str):
@@ -122,14 +129,13 @@ class Tokenizer:
             )
         try:
             with refusing_damage():
-                encodings = self.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+                return encode_within_limits(self.backend_tokenizer, self._workload, texts, add_special_tokens)
         except (TypeError, UnicodeError) as error:  # a lone surrogate, which no UTF-8 text holds
             raise InputError(f"a text can't be encoded because it is not valid Unicode: {error}") from error
         except UnspoolError:
             raise
         except Exception as error:  # the library's plain one: a vocabulary without an unknown token, mostly
             raise InputError(f"a text can't be encoded by this tokenizer: {error}") from error
-        return [encoding.ids for encoding in encodings]
 
     # --- ids to text ------------------------------------------------------------------------------------
 

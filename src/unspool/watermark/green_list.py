@@ -43,7 +43,7 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
         self._key = hashing_key
         self._seed_of_token = _list_seeds(hashing_key, vocab_size) if seeding_scheme == "lefthash" else None
         self._table = _permute_table(hashing_key) if seeding_scheme == "selfhash" else None
-        self._lists: OrderedDict[int, torch.Tensor] = OrderedDict()  # by seed
+        self._lists: OrderedDict[int, torch.Tensor] = OrderedDict()  # by seed, 0 or 1
         self._num_cached = max(8, MOST_CACHED_BYTES // max(1, vocab_size))
 
     @property
@@ -84,6 +84,8 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
         if self.is_self_seeded:
             return self._raise_candidates(input_ids, scores)
         seeds = self.find_seeds(input_ids)
+        if scores.device.type != "cpu":
+            return scores.add(torch.stack(self._find_lists(seeds)), alpha=self.bias)
         result = scores.clone()
         for row, is_green in enumerate(self._find_lists(seeds)):
             result[row].add_(is_green, alpha=self.bias)
@@ -95,11 +97,10 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
         missing = [seed for seed in dict.fromkeys(wanted) if seed not in self._lists]
         if missing:
             made = find_first(torch.tensor(missing), self.vocab_size, self.greenlist_size).view(torch.uint8)
-            for seed, is_green in zip(missing, made, strict=True):
-                self._lists[seed] = is_green.to(seeds.device)
+            self._lists.update(zip(missing, made.to(seeds.device), strict=True))
         for seed in wanted:
             self._lists.move_to_end(seed)
-        lists = [self._lists[seed] for seed in wanted]
+        lists = [self._lists[seed].to(seeds.device) for seed in wanted]
         while len(self._lists) > self._num_cached:
             self._lists.popitem(last=False)
         return lists

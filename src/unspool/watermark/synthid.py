@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -52,6 +52,7 @@ class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
         self.ngram_len = ngram_len
         self.keys = torch.tensor(config.keys, device=device)
         self.sampling_table = draw_bits(sampling_table_seed, sampling_table_size).to(device or "cpu")
+        self.sampling_table_seed = sampling_table_seed
         self.context_history_size = context_history_size
         self.skip_first_ngram_calls = skip_first_ngram_calls
         self.debug_mode = debug_mode
@@ -87,7 +88,7 @@ class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
         first = width if self.skip_first_ngram_calls else 0
         is_repeated = is_last_repeated(windows, first, self.context_history_size)
         probs = torch.softmax(scores, dim=-1, dtype=torch.float32)
-        run_tournament(probs, self._bits, self._hash(windows[:, -1]))
+        run_tournament(probs, self.packed, self._hash(windows[:, -1]))
         marked = _take_logs(probs).to(scores.dtype)
         return torch.where(is_repeated[:, None] | scores.isneginf(), scores, marked)
 
@@ -150,21 +151,20 @@ class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
 
     # --- within --------------------------------------------------------------------------------------
     @cached_property
-    def _bits(self) -> PackedBits:
+    def packed(self) -> PackedBits:
+        """The g-values of all tokens, packed."""
         return PackedBits.of(self.sampling_table, self.keys, MULTIPLIER, INCREMENT)
 
     def _hash(self, tokens: torch.Tensor) -> torch.Tensor:
         """`accumulate_hash` of tokens (…, length), from 1 on, as one sum."""
-        length = tokens.shape[-1]
-        powers = [_wrap(pow(MULTIPLIER, length - place, 1 << 64)) for place in range(length)]
-        start = sum(pow(MULTIPLIER, place, 1 << 64) * INCREMENT for place in range(length)) + pow(MULTIPLIER, length)
-        return (tokens * torch.tensor(powers, device=tokens.device)).sum(dim=-1) + _wrap(start % (1 << 64))
+        powers, start = _list_powers(tokens.shape[-1], tokens.device)
+        return (tokens * powers).sum(dim=-1) + start
 
     def _follow(self, device: torch.device) -> None:
         """Bring the keys and the table to where the work is."""
         if self.keys.device != device:
             self.keys, self.sampling_table = self.keys.to(device), self.sampling_table.to(device)
-            self.__dict__.pop("_bits", None)
+            self.__dict__.pop("packed", None)
 
     def _check_input_ids_shape(self, input_ids: torch.Tensor) -> None:
         if input_ids.dim() != 2:
@@ -177,6 +177,14 @@ class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
                 f"a text of {input_ids.shape[1]} tokens is shorter than an n-gram of {self.ngram_len}; "
                 "there is nothing to score"
             )
+
+
+@lru_cache(maxsize=64)
+def _list_powers(length: int, device: torch.device) -> tuple[torch.Tensor, int]:
+    """What each of so many tokens is multiplied by in a hash, and what comes to it without tokens."""
+    powers = [_wrap(pow(MULTIPLIER, length - place, 1 << 64)) for place in range(length)]
+    start = sum(pow(MULTIPLIER, place, 1 << 64) * INCREMENT for place in range(length)) + pow(MULTIPLIER, length)
+    return torch.tensor(powers, device=device), _wrap(start % (1 << 64))
 
 
 def _take_logs(probs: torch.Tensor) -> torch.Tensor:

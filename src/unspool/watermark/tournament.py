@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from unspool.kernels.cpu import find_library
+
 WORD = 32  # rounds whose bits share a number
 
 
@@ -22,21 +24,22 @@ class PackedBits:
     keys: torch.Tensor  # (depth,)
     multiplier: int
     increment: int
-    words: tuple[torch.Tensor, ...]  # (size,) int32 each; none where the size is no power of two
+    words: torch.Tensor  # (words, size) int32; no words where the size is no power of two
 
     @classmethod
     def of(cls, table: torch.Tensor, keys: torch.Tensor, multiplier: int, increment: int) -> PackedBits:
         """Pack a table for its keys."""
         size, words = len(table), []
         if size & (size - 1) == 0:
-            shifts = (keys * multiplier + increment) % size
+            shifts = find_shifts(keys, size, multiplier, increment)
             place = torch.arange(size, device=table.device)
             for first in range(0, len(keys), WORD):
                 word = torch.zeros(size, dtype=torch.int64, device=table.device)
                 for number, shift in enumerate(shifts[first : first + WORD]):
                     word |= table[(place + shift) % size] << number
                 words.append(torch.where(word >= 1 << 31, word - (1 << 32), word).to(torch.int32))
-        return cls(table, keys, multiplier, increment, tuple(words))
+        packed = torch.stack(words) if words else torch.zeros(0, size, dtype=torch.int32, device=table.device)
+        return cls(table, keys, multiplier, increment, packed)
 
     @property
     def depth(self) -> int:
@@ -44,9 +47,21 @@ class PackedBits:
         return len(self.keys)
 
 
+def find_shifts(keys: torch.Tensor, size: int, multiplier: int, increment: int) -> torch.Tensor:
+    """How far each key shifts a table of `size`, a power of two: (depth,)."""
+    return (keys * multiplier + increment) % size
+
+
 def run_tournament(probs: torch.Tensor, bits: PackedBits, contexts: torch.Tensor) -> None:
     """Make probabilities (rows, vocab), float32, those of the winner, in place; `contexts` are the rows' hashes."""
-    run_plainly(probs, bits, contexts)
+    library = find_library() if probs.device.type == "cpu" and len(bits.words) else None
+    if library is None or not library.has_marks or not probs.is_contiguous():
+        run_plainly(probs, bits, contexts)
+        return
+    # A token's hash, times the multiplier, as a start and a step; only what is left of them modulo the size counts.
+    factor = bits.multiplier * bits.multiplier
+    starts = (contexts * bits.multiplier + bits.increment) * bits.multiplier & (len(bits.table) - 1)
+    library.run_tournament(probs, bits.words, bits.depth, starts, factor % len(bits.table))
 
 
 def run_plainly(probs: torch.Tensor, bits: PackedBits, contexts: torch.Tensor) -> None:
@@ -54,10 +69,10 @@ def run_plainly(probs: torch.Tensor, bits: PackedBits, contexts: torch.Tensor) -
     tokens = torch.arange(probs.shape[-1], device=probs.device)
     hashes = (contexts[:, None] + tokens) * bits.multiplier + bits.increment  # (rows, vocab)
     size = len(bits.table)
-    if bits.words:
+    if len(bits.words):
         hashes = (hashes * bits.multiplier) & (size - 1)
     for depth in range(bits.depth):
-        if bits.words:
+        if len(bits.words):
             if depth % WORD == 0:
                 word = bits.words[depth // WORD][hashes]
             is_one = ((word >> depth % WORD) & 1).to(probs.dtype)

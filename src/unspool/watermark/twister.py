@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from unspool.kernels.cpu import find_library
+
 SEED_BITS = (1 << 32) - 1  # of a 64-bit seed, torch gives the twister the low half
 
 
@@ -27,20 +29,39 @@ def draw_bits(seed: int, count: int) -> torch.Tensor:
 
 def permute(seed: int, count: int) -> torch.Tensor:
     """What `torch.randperm(count)` gives on a CPU after `manual_seed(seed)`."""
-    order = list(range(count))
-    for place, other in enumerate(_find_swaps(seed, count, count - 1).tolist()):
-        order[place], order[other] = order[other], order[place]
-    return torch.tensor(order)
+    if count < 2:
+        return torch.arange(count)
+    place = np.arange(count - 1, dtype=np.int64)
+    swaps = _find_swaps(seed, count, count - 1).astype(np.int64)
+    came_from = np.full(count, -1, dtype=np.int64)
+    is_moved = swaps != place
+    came_from[swaps[is_moved]] = place[is_moved]
+    start = np.where(came_from < 0, np.arange(count), came_from)  # followed to its end: what a place holds at its turn
+    while not np.array_equal(start, further := start[start]):
+        start = further
+    by_swap = np.argsort(swaps, kind="stable")
+    before = np.full(count - 1, -1, dtype=np.int64)  # the swap before that took from the same place
+    is_same = swaps[by_swap[1:]] == swaps[by_swap[:-1]]
+    before[by_swap[1:][is_same]] = by_swap[:-1][is_same]
+    first = np.where(swaps == place, start[place], np.where(before < 0, swaps, start[before]))
+    last = start[count - 1]
+    return torch.from_numpy(np.concatenate((first, [last])))
 
 
 def find_first(seeds: torch.Tensor, count: int, num_first: int) -> torch.Tensor:
     """For each seed, which of `count` tokens are among the first so many of their permutation: (seeds, count) bool."""
+    library = find_library()
+    if library is not None and library.has_marks:
+        return library.find_first(seeds, count, num_first)
     masks = [_mark_first(int(seed), count, num_first) for seed in seeds.tolist()]
     return torch.from_numpy(np.stack(masks)) if masks else torch.zeros(0, count, dtype=torch.bool)
 
 
 def are_first(seeds: torch.Tensor, tokens: torch.Tensor, count: int, num_first: int) -> torch.Tensor:
     """Whether each token is among the first so many of its own seed's permutation of `count`: (seeds,) bool."""
+    library = find_library()
+    if library is not None and library.has_marks:
+        return library.are_first(seeds, tokens, count, num_first)
     found = [
         _is_first(int(seed), int(token), count, num_first)
         for seed, token in zip(seeds.tolist(), tokens.tolist(), strict=True)

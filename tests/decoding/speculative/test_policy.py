@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from unspool.decoding.speculative.confidence import Confidence
+from unspool.decoding.speculative.drafters.confidence import Confidence
 from unspool.decoding.speculative.policy import Scheduled, Turn
 from unspool.decoding.speculative.weighing import Acceptance, Weighed
 

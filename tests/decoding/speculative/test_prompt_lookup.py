@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from unspool.decoding.prompts import Prompts
 from unspool.decoding.rows import Rows
-from unspool.decoding.speculative.prompt_lookup import NO_TOKEN, NgramIndex, PromptLookup
+from unspool.decoding.speculative.drafters.prompt_lookup import NO_TOKEN, NgramIndex, PromptLookup
 
 tokens = st.lists(st.integers(0, 4), min_size=2, max_size=40)
 

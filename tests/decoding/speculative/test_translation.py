@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.decoding.speculative.tokenizer_fakes import PAIRS, make_characters, make_pair
-from unspool.decoding.speculative.alignment import align_tokens, join_text
-from unspool.decoding.speculative.translation import Translation, split_at_special
-from unspool.decoding.speculative.vocabulary import Vocabularies, Vocabulary
+from unspool.decoding.speculative.drafters.alignment import align_tokens, join_text
+from unspool.decoding.speculative.drafters.translation import Translation, split_at_special
+from unspool.decoding.speculative.drafters.vocabulary import Vocabularies, Vocabulary
 from unspool.errors import SettingError
 from unspool.text import Tokenizer
 

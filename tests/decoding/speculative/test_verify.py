@@ -10,7 +10,7 @@ import torch
 from tests.decoding.speculative.drafting_fakes import Layered, make_drafters
 from unspool import generate
 from unspool.decoding.randomness import draw_uniform
-from unspool.decoding.speculative.drafter import Draft
+from unspool.decoding.speculative.drafters.base import Draft
 from unspool.decoding.speculative.verify import choose_against
 from unspool.logits import RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper, TopPLogitsWarper
 

@@ -122,11 +122,10 @@ class OffloadingCache(BufferedCache):
                     self._ferry.fetch_ahead(index, self._buffers[index], held, len(span.starts))
                 return
 
-    def places(self) -> Places | None:
-        """Beside a GPU: captured steps find keys by their address there, and bring them over by themselves."""
-        if self._ferry is None or self._device.type != "cuda":
-            return None
-        if not self._ferry.is_idle:
+    def places(self, *, in_order: bool = False) -> Places | None:  # noqa: ARG002 - they always are
+        """Beside a GPU captured steps find keys by their address there, and bring them over by themselves; mapped files
+        are memory like any other."""
+        if self._ferry is not None and not self._ferry.is_idle:
             self._settle()
         return self._find_places()
 
@@ -137,7 +136,7 @@ class OffloadingCache(BufferedCache):
             homes = [self._buffers[layer] for layer in away]
             first, second = self._ferry.show_landings(homes[0])
             landing = Landing(away, [(home,) for home in homes], ((first,), (second,)))
-        return Places(list(self._buffers), is_pinned=True, landing=landing)
+        return Places(list(self._buffers), is_pinned=self._ferry is not None, landing=landing)
 
     # --- the host reads or moves what the ferry may still carry -----------------------------------------
     def _settle(self) -> None:

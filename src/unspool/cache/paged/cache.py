@@ -185,7 +185,7 @@ class PagedCache(Cache):
     def steady(self) -> AbstractContextManager[Any]:
         return self.pool.lock
 
-    def places(self) -> Places | None:
+    def places(self, *, in_order: bool = False) -> Places | None:  # noqa: ARG002 - they always are
         if not self.pool.buffers or not self.lengths:
             return Places([])
         table = self._tell_index(self.pool.buffers[0].device).table
@@ -194,6 +194,26 @@ class PagedCache(Cache):
         if known is None or not is_known or known.buffers[-1] is not self.pool.buffers[-1]:
             self._places = known = self.pool.show(table)
         return known
+
+    def open_layers(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> None:  # noqa: ARG002
+        for layer in range(len(self.pool.buffers), num_layers):
+            self.pool.open_layer(layer, heads, width, dtype, torch.device("cpu"))
+
+    def make_room(self, rows: int, num_new: int) -> None:
+        if len(self.lengths) == rows:
+            stops = [start + num_new for start in self.lengths]
+            self._reserve_rows(self.lengths, stops, max(stops))
+
+    @property
+    def longest_stretch(self) -> int | None:
+        """Within what rows hold already, where there may not be a block more for each of them."""
+        if not self.lengths:
+            return 0
+        room = None if self.max_cache_len is None else self.max_cache_len - max(self.lengths, default=0)
+        if self.pool.is_fixed and self.pool.num_free < 2 * len(self.lengths):
+            size = self.pool.block_size
+            room = min(len(row) * size - length for row, length in zip(self._table.rows, self.lengths, strict=True))
+        return room if room is None else max(1, room)
 
     # --- rows ----------------------------------------------------------------------------------------
     def truncate(self, lengths: Sequence[int]) -> None:

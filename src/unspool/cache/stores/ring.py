@@ -50,17 +50,30 @@ class Ring:
         self.held = 0  # places in use before the pass
         self.is_single = False  # one real token a row: rings are written first and read as they lie
         self.place: int | None = None  # where that token goes, when it is one place for all rows
-        self.move: RingMove | None = None
+        self._move: RingMove | None = None
+        self._late: Span | None = None  # the pass whose move nobody has asked for yet
         self.trial: Trial | None = None
 
     def begin(self, span: Span) -> None:
         """Work out where the span's tokens go."""
         self.held = min(max(span.starts), self.size)
         self.is_single = span.num_new == 1 and all(span.counts)
-        self.move = None
+        self._move = self._late = None
         self.place = self._place(span.starts[0]) if self.is_single and span.is_uniform else None
-        if self.place is not None and self.trial is None:
-            return  # the case every step meets: no tensor is made
+        if self.trial is not None:
+            self._move = self._plan_move(span)
+            self.trial.moves.append(self._move)
+        elif self.place is None:
+            self._late = span
+
+    @property
+    def move(self) -> RingMove | None:
+        """Where the pass writes; None if that is one place for all rows. Passes by address never ask."""
+        if self._late is not None:
+            self._move, self._late = self._plan_move(self._late), None
+        return self._move
+
+    def _plan_move(self, span: Span) -> RingMove:
         positions, device = span.positions, span.positions.device
         counts = torch.tensor(span.counts, device=device)[:, None]
         ends = torch.tensor(span.starts, device=device)[:, None] + counts
@@ -69,9 +82,7 @@ class Ring:
         places = (positions - self.num_pinned) % self.reach + self.num_pinned
         places = torch.where(positions < self.num_pinned, positions, places)
         rows = torch.arange(len(span.starts), device=device)[:, None]
-        self.move = RingMove(rows, places, positions, is_real, is_real & is_last)
-        if self.trial is not None:
-            self.trial.moves.append(self.move)
+        return RingMove(rows, places, positions, is_real, is_real & is_last)
 
     def _place(self, position: int) -> int:
         pinned = self.num_pinned

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import torch
 
-from unspool.cache.base import DIVIDE, RAGGED, ROLL_BACK, SELECT_ROWS, Cache, Stores
+from unspool.cache.base import DIVIDE, RAGGED, ROLL_BACK, SELECT_ROWS, Cache
 from unspool.cache.buffered import BufferedCache
 from unspool.cache.places import Places
 from unspool.cache.span import Mask, Span
@@ -80,12 +80,8 @@ class BranchingCache(Cache):
         shared_keys, shared_values = self._prompt._show(layer)
         return BranchedKeys(shared_keys, own_keys), BranchedKeys(shared_values, own_values)
 
-    def find_stores(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> Stores | None:
-        own = self._own.find_stores(num_layers, rows, heads, width, dtype)
-        if own is None or not self._prompt.holds_buffers(num_layers):
-            return None
-        prompts = [row // self.num_branches for row in range(rows)]
-        return Stores(own.own, self._prompt.plain_buffers(), prompts, list(self._prompt_lengths))
+    def open_layers(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> None:
+        self._own.open_layers(num_layers, rows, heads, width, dtype)
 
     def end(self) -> None:
         super().end()
@@ -122,14 +118,21 @@ class BranchingCache(Cache):
         return visible
 
     # --- a captured step -----------------------------------------------------------------------------
-    def places(self) -> Places | None:
-        """Where prompts and own keys lie; from now on reordering moves an index instead of keys."""
+    def places(self, *, in_order: bool = False) -> Places | None:
+        """Where prompts and own keys lie; from now on reordering moves an index instead of keys, unless `in_order`."""
         prompt, own = self._prompt.places(), self._own.places()
         if prompt is None or own is None or not own.buffers or len(set(self._own.lengths)) > 1:
             return None
+        if in_order:
+            self._gather_own()
         known = self._places
         if known is not None and known.buffers is own.buffers and known.shared is prompt.buffers:
-            return known
+            has_index = known.ancestry is not None
+            if has_index != in_order and known.prompt_lengths == self._prompt_lengths:
+                return known
+        if in_order:
+            self._places = Places(own.buffers, self.num_branches, prompt.buffers, list(self._prompt_lengths))
+            return self._places
         buffer = own.buffers[0]
         rows, capacity = len(self.lengths), buffer.shape[1]
         itself = torch.arange(rows, dtype=torch.int32, device=buffer.device)[:, None].repeat(1, capacity)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
 
-from unspool.cache.base import RAGGED, Cache, Stores
+from unspool.cache.base import RAGGED, Cache
 from unspool.cache.places import Places
 from unspool.cache.span import Mask, Span
 from unspool.errors import SettingError, UnsupportedError
@@ -20,11 +21,6 @@ class RowBuffers(Protocol):
 
     def rows_of(self, layer: int) -> torch.Tensor:
         """A layer's buffer, without rows that are kept for later."""
-
-    def find_buffers(
-        self, num_layers: int, rows: int, stop: int, heads: int, width: int, dtype: torch.dtype
-    ) -> list[torch.Tensor] | None:
-        """The buffers themselves, where all are alike, in a CPU's memory, and have room up to position `stop`."""
 
     def _reserve(self, stop: int) -> None:
         """Make sure that positions up to `stop` can be written."""
@@ -43,7 +39,7 @@ class ForkedCache(Cache):
 
     def __init__(self, held: Cache, forks: range) -> None:
         super().__init__()
-        self.num_forks = len(forks)
+        self.num_forks, self.first_fork = len(forks), forks.start
         self._held, self._first = held, forks.start
         self._num_keys = max(held.lengths) + forks.stop  # in view
         self._slots: torch.Tensor | None = None  # (rows, forks): where ragged rows write
@@ -69,9 +65,15 @@ class ForkedCache(Cache):
             self._slots = span.positions.view(-1, self.num_forks) + own
         return self._slots
 
-    def places(self) -> Places | None:
-        """Those of the rows: forks write past their ends. One fork alone, or later ones, are read by `write`."""
-        return self._held.places() if self._first == 0 and self.num_forks > 1 else None
+    def places(self, *, in_order: bool = False) -> Places | None:
+        """Those of the rows: forks write past their ends."""
+        return self._held.places(in_order=in_order)
+
+    def open_layers(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> None:
+        self._held.open_layers(num_layers, rows, heads, width, dtype)
+
+    def steady(self) -> AbstractContextManager[Any]:
+        return self._held.steady()
 
     def mask(self, span: Span, window: int | None = None) -> Mask:
         """What each fork sees: (rows * forks, 1, 1, keys), or (forks, 1, 1, keys) where all rows are alike."""
@@ -134,22 +136,6 @@ class BufferedFork(ForkedCache):
             buffer.index_put_((rows[:, None], self.find_slots(span)), forks)
         keys, values = buffer.narrow(1, 0, self._num_keys).unbind(2)
         return keys.transpose(1, 2), values.transpose(1, 2)
-
-    def find_stores(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> Stores | None:
-        """The row is what forks share; each fork's own keys are one position, told as a row of its own."""
-        lengths, num_forks = self._whole.lengths, self.num_forks
-        held = self._whole.find_buffers(num_layers, rows // num_forks, self._num_keys, heads, width, dtype)
-        if held is None or not all(buffer.is_contiguous() for buffer in held):
-            return None
-        capacity = held[0].shape[1]
-        slots = [row * capacity + length + self._first for row, length in enumerate(lengths)]
-        return Stores(
-            [buffer.flatten(0, 1)[:, None] for buffer in held],  # (rows * capacity, 1, 2, heads, width)
-            held,
-            [row for row in range(len(lengths)) for _ in range(num_forks)],
-            list(self.lengths),
-            [slot + fork for slot in slots for fork in range(num_forks)],
-        )
 
     def _reserve(self, stop: int) -> None:  # noqa: ARG002 - the forks need more room than the longest row's next token
         self._whole._reserve(self._num_keys)

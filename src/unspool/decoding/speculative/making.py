@@ -11,17 +11,17 @@ from unspool.decoding.prompts import Prompts
 from unspool.decoding.reader import Reader, encode
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
-from unspool.decoding.speculative.confidence import Confidence
-from unspool.decoding.speculative.draft_model import DraftModel
-from unspool.decoding.speculative.draft_rows import DraftRows
-from unspool.decoding.speculative.drafter import Drafter
-from unspool.decoding.speculative.early_exit import EarlyExit, check_shared_cache
+from unspool.decoding.speculative.drafters.base import Drafter
+from unspool.decoding.speculative.drafters.confidence import Confidence
+from unspool.decoding.speculative.drafters.draft_model import DraftModel
+from unspool.decoding.speculative.drafters.draft_rows import DraftRows
+from unspool.decoding.speculative.drafters.early_exit import EarlyExit, check_shared_cache
+from unspool.decoding.speculative.drafters.prompt_lookup import PromptLookup
+from unspool.decoding.speculative.drafters.shared_vocabulary import SharedVocabulary
+from unspool.decoding.speculative.drafters.translation import Translation
+from unspool.decoding.speculative.drafters.universal import UniversalDraft
+from unspool.decoding.speculative.drafters.vocabulary import Vocabularies
 from unspool.decoding.speculative.policy import Policy, Scheduled
-from unspool.decoding.speculative.prompt_lookup import PromptLookup
-from unspool.decoding.speculative.shared_vocabulary import SharedVocabulary
-from unspool.decoding.speculative.translation import Translation
-from unspool.decoding.speculative.universal import UniversalDraft
-from unspool.decoding.speculative.vocabulary import Vocabularies
 from unspool.decoding.speculative.weighing import Weighed
 from unspool.errors import SettingError, UnsupportedError
 from unspool.logits import LogitsProcessorList

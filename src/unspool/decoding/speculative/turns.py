@@ -13,14 +13,14 @@ from unspool.decoding.loop import Emitted, Result
 from unspool.decoding.reader import Tried
 from unspool.decoding.record import read_logprobs
 from unspool.decoding.rows import Rows
-from unspool.decoding.sample import Sample
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.select import NO_TOKEN
-from unspool.decoding.speculative.drafter import ACCEPT_STREAM, Draft, Drafter
+from unspool.decoding.speculative.drafters.base import ACCEPT_STREAM, Draft, Drafter
 from unspool.decoding.speculative.policy import Policy, Turn
 from unspool.decoding.speculative.verify import choose_against, choose_token
-from unspool.decoding.stretch import StretchTurns, can_stretch
-from unspool.decoding.tokens import TokenTurns
+from unspool.decoding.strategies.sample import Sample
+from unspool.decoding.strategies.stretch import StretchTurns, can_stretch
+from unspool.decoding.strategies.turns import TokenTurns
 from unspool.logits.fused import FusedTail
 from unspool.outputs import Speculation
 

@@ -11,12 +11,12 @@ from typing import Final
 
 import torch
 
-from unspool.errors import SettingError
+from unspool.errors import ResourceError, SettingError
 from unspool.kernels import packing
 from unspool.kernels.cpu.blocks import BLOCK
 from unspool.kernels.cpu.tiles import BYTES, TILE
 
-ABI: Final = 4
+ABI: Final = 5
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
@@ -90,6 +90,10 @@ class Store(ctypes.Structure):
         ("layers", ctypes.c_void_p),
         ("row_stride", ctypes.c_int64),
         ("position_stride", ctypes.c_int64),
+        ("rooms", ctypes.c_void_p),
+        ("table", ctypes.c_void_p),
+        ("width", ctypes.c_int32),
+        ("block", ctypes.c_int32),
     ]
 
 
@@ -136,6 +140,7 @@ class Job(ctypes.Structure):
             for name in ["tokens", "positions", "own_rows", "own_places", "shared_rows", "shared_counts", "wanted"]
         ),
         ("bases", ctypes.c_void_p),
+        ("firsts", ctypes.c_void_p),
         ("early", ctypes.c_void_p),
         ("own", Store),
         ("shared", Store),
@@ -231,6 +236,13 @@ class Library:
         handle.us_product.restype = None
         handle.us_read_rows.argtypes = [ctypes.POINTER(Matrix), ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p]
         handle.us_read_rows.restype = None
+        # Later than the rest: a library that was built before them has everything else.
+        self.has_marks = hasattr(handle, "us_run_tournament")
+        if self.has_marks:
+            size, at = ctypes.c_int32, ctypes.c_void_p
+            handle.us_find_first.argtypes = [at, ctypes.c_int64, size, size, at, size]
+            handle.us_are_first.argtypes = [at, at, ctypes.c_int64, size, size, at, size]
+            handle.us_run_tournament.argtypes = [at, ctypes.c_int64, size, size, at, *(ctypes.c_uint32,) * 2, at, size]
         self.threads = count_threads()
         self.run = handle.us_run
         self.run_steps = handle.us_run_steps
@@ -275,6 +287,63 @@ class Library:
         out = torch.empty(index.numel(), matrix.columns)
         self._handle.us_read_rows(ctypes.byref(matrix), point(index), index.numel(), point(out))
         return out
+
+    def find_first(self, seeds: torch.Tensor, count: int, num_first: int) -> torch.Tensor:
+        """Which of `count` tokens are among the first so many of each seed's permutation: (seeds, count) bool."""
+        words = self._check_seeds(seeds, count, num_first)
+        out = torch.empty(len(words), count, dtype=torch.bool)
+        if len(words):
+            handle = self._handle
+            self._check(handle.us_find_first(point(words), len(words), count, num_first, point(out), self.threads))
+        return out
+
+    def are_first(self, seeds: torch.Tensor, tokens: torch.Tensor, count: int, num_first: int) -> torch.Tensor:
+        """Whether each token is among the first so many of its own seed's permutation: (seeds,) bool."""
+        words, ids = self._check_seeds(seeds, count, num_first), tokens.to(torch.int32).contiguous()
+        if ids.shape != words.shape or (len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < count):
+            raise SettingError(f"{len(ids)} tokens, each below {count}, are needed for {len(words)} seeds")
+        out = torch.empty(len(words), dtype=torch.bool)
+        if len(words):
+            self._check(
+                self._handle.us_are_first(
+                    point(words), point(ids), len(words), count, num_first, point(out), self.threads
+                )
+            )
+        return out
+
+    def run_tournament(
+        self, probs: torch.Tensor, words: torch.Tensor, depth: int, starts: torch.Tensor, step: int
+    ) -> None:
+        """SynthID-Text's tournament on probabilities (rows, vocab) in place, with packed bits (words, size)."""
+        size, rows = words.shape[1], starts.to(torch.int32).contiguous()
+        is_sound = (
+            probs.dtype == torch.float32
+            and probs.dim() == 2
+            and words.dtype == torch.int32
+            and 0 < depth <= 32 * words.shape[0]
+            and size & (size - 1) == 0
+            and rows.shape == probs.shape[:1]
+        )
+        if not is_sound:
+            raise SettingError(f"probabilities {list(probs.shape)} and bits {list(words.shape)} make no tournament")
+        if len(probs):
+            self._check(
+                self._handle.us_run_tournament(
+                    point(probs), len(probs), probs.shape[1], depth, point(words), size, step, point(rows), self.threads
+                )
+            )
+
+    @staticmethod
+    def _check_seeds(seeds: torch.Tensor, count: int, num_first: int) -> torch.Tensor:
+        if seeds.dim() != 1 or not 0 <= num_first < count < 1 << 30:
+            raise SettingError(f"the first {num_first} of {count} tokens can't be found for {list(seeds.shape)} seeds")
+        low = seeds & 0xFFFFFFFF
+        return torch.where(low >= 1 << 31, low - (1 << 32), low).to(torch.int32).contiguous()
+
+    @staticmethod
+    def _check(code: int) -> None:
+        if code:
+            raise ResourceError("there is no memory for a watermark's lists")
 
 
 def count_threads() -> int:

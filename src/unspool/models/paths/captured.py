@@ -110,6 +110,8 @@ class CapturedSteps:
         places = cache.places()
         if places is None:
             return f"a {type(cache).__name__} is not read by address"
+        if cache.first_fork is not None and (cache.first_fork or cache.num_forks == 1):
+            return "one candidate of a row is read alone, or after others"
         if places.branches and (num_new > 1 or want.early or want.last_states):
             return "rows that share a prompt's keys read one token at a time"
         if places.packed is not None:
@@ -117,6 +119,8 @@ class CapturedSteps:
 
             if num_new > 1:
                 return "packed keys are read one token at a time"
+            if places.packed.sliding is not None:
+                return "windows that are packed are not read by address"
             if why := explain_no_tiles(*places.packed.schemes):
                 return why
         if len(places.buffers) != self._spec.num_layers:

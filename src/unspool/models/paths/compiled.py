@@ -68,7 +68,7 @@ class CompiledSteps:
         if (num_new > 1) != (want.logits == "all") or num_new > MOST_NEW or (want.early and num_new > 1):
             return f"{num_new} tokens a row are read; compiled are one, and drafts of up to {MOST_NEW - 1}"
         places = cache.places()
-        if places is None or not places.is_plain or cache.num_forks > 1:
+        if places is None or not places.is_plain or cache.first_fork is not None:
             return f"a {type(cache).__name__} does not keep its keys in plain buffers"
         if len(places.buffers) != self._spec.num_layers:
             return "the cache has no buffers yet"

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from unspool.cache import Cache, Span, Stores
+from unspool.cache import Cache, Span
 from unspool.errors import SettingError
 from unspool.kernels.alibi import alibi_slopes
 from unspool.kernels.cpu import Library, find_library, why_missing
@@ -18,13 +18,10 @@ from unspool.kernels.cpu.library import (
     CHUNK,
     Job,
     Model,
-    PackedLayer,
     Packing,
     Steps,
     Store,
     describe_matrix,
-    describe_packed,
-    describe_scheme,
     point,
 )
 from unspool.kernels.cpu.library import Layer as CLayer
@@ -34,6 +31,7 @@ from unspool.models.decoder.head import check_positions
 from unspool.models.decoder.layers import DecoderWeights, Layer
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.decoder.views import AttentionViews
+from unspool.models.paths.library_keys import Addresses, LibraryKeys, find_keys
 from unspool.models.paths.path import ALL_LAYERS, EMBEDDINGS, Pass
 from unspool.models.weights import (
     AnyEmbedding,
@@ -59,10 +57,9 @@ _KEYS_AHEAD: Final = 1024  # positions by which working memory grows
 _MOST_FLOAT: Final = {"neon_dot": CHUNK, "neon_i8mm": CHUNK}
 _MOST_FLOAT_ELSEWHERE: Final = 16
 Piece = tuple[int, int, int]  # a row, and the first and the last (exclusive) of its tokens
-_NAMES: Final = ("tokens", "positions", "own_rows", "own_places", "shared_rows", "shared_counts", "wanted", "bases")
-Addresses = tuple[
-    Store, Store, Packing, Any, Any
-]  # own and shared, how those are packed and where; what must outlive them
+_NAMES: Final = (
+    *("tokens", "positions", "own_rows", "own_places", "shared_rows", "shared_counts", "wanted", "bases", "firsts"),
+)
 
 
 def explain_no_library(
@@ -101,7 +98,7 @@ class StretchCall:
         self._tokens, self._positions, self._own_rows, self._own_places, self._shared_rows, self._shared_counts = (
             self._numbers[:6]
         )
-        self._numbers[6][:] = range(num_rows)
+        self._numbers[6][:] = self._numbers[8][:] = range(num_rows)
         self._vocab_size = vocab_size
         self._ends: tuple[int, ...] = ()
         addresses = [ctypes.addressof(numbers) for numbers in self._numbers]
@@ -115,23 +112,23 @@ class StretchCall:
         self,
         tokens: Sequence[int],
         span: Span,
-        stores: Stores,
-        addresses: Addresses,
+        keys: LibraryKeys,
         scratch: int,
         ends: tuple[int, ...],
     ) -> None:
         """Let it begin with the rows' last tokens, where the span begins."""
-        self.job.own, self.job.shared, self.job.packing, self.job.packed = addresses[:4]
-        self._numbers[7][:] = stores.bases or [0] * self.num_rows
-        self._own_rows[:] = range(self.num_rows) if stores.own_rows is None else stores.own_rows
-        self._shared_rows[:], self._shared_counts[:] = stores.shared_rows, stores.shared_counts
+        at = keys.addresses
+        self.job.own, self.job.shared, self.job.packing, self.job.packed = at.own, at.shared, at.packing, at.packed
+        self._numbers[7][:] = keys.bases or [0] * self.num_rows
+        self._own_rows[:] = keys.own_rows
+        self._shared_rows[:], self._shared_counts[:] = keys.shared_rows, keys.shared_counts
         if ends != self._ends:
             self._ends = ends
             known = [end for end in ends if 0 <= end < self._vocab_size]
             self._kept_ends = (ctypes.c_int32 * len(known))(*known)
             self.steps.num_ends, self.steps.ends = len(known), ctypes.addressof(self._kept_ends)
         self._tokens[:], self._positions[:] = tokens, span.starts
-        self._own_places[:] = [start - shared for start, shared in zip(span.starts, stores.shared_counts, strict=True)]
+        self._own_places[:] = [start - shared for start, shared in zip(span.starts, keys.shared_counts, strict=True)]
         self.job.most_keys, self.job.scratch, self.steps.num_steps = span.stop, scratch, span.num_new
 
     def read(self) -> list[list[int]]:
@@ -263,8 +260,8 @@ class WholeStep:
             self._room = self._spec.max_context or (1 << 30)
 
     # --- a pass ----------------------------------------------------------------------------------------
-    def forward(self, tokens: torch.Tensor, span: Span, stores: Stores, want: Want) -> Forward:
-        """Read the tokens (rows, new), and write their keys into the stores; rows may have none of them."""
+    def forward(self, tokens: torch.Tensor, span: Span, keys: LibraryKeys, want: Want) -> Forward:
+        """Read the tokens (rows, new), and write their keys where they belong; rows may have none of them."""
         rows, num_new = tokens.shape
         spec, wants_all = self._spec, want.logits == "all"
         shape = (rows, num_new, spec.vocab_size) if wants_all else (rows, spec.vocab_size)
@@ -282,10 +279,10 @@ class WholeStep:
         with self._lock:
             self._reach(span.stop)
             self._prepare_scratch(num_tokens, num_tokens * (1 + len(want.early)), span.stop)
-            model, addresses = self._model_of(want.exit_layer), self._address(stores)
+            model = self._model_of(want.exit_layer)
             for pieces in self._cut(span):
-                outputs = self._fill(pieces, tokens, span, stores, wants_all)
-                self._run(model, pieces, outputs, span, addresses, made, want.early if outputs else ())
+                outputs = self._fill(pieces, tokens, span, keys, wants_all)
+                self._run(model, pieces, outputs, span, keys.addresses, made, want.early if outputs else ())
         return made
 
     @property
@@ -293,7 +290,9 @@ class WholeStep:
         """Rows whose steps may be taken several at a time."""
         return CHUNK if self.most_tokens is None else self.most_tokens
 
-    def take_steps(self, tokens: Sequence[int], span: Span, stores: Stores, ends: tuple[int, ...]) -> list[list[int]]:
+    def take_steps(
+        self, tokens: Sequence[int], span: Span, keys: LibraryKeys, ends: tuple[int, ...]
+    ) -> list[list[int]]:
         """The likeliest tokens of up to `span.num_new` steps, a row each, from the rows' last tokens on."""
         rows = len(tokens)
         with self._lock:
@@ -303,21 +302,21 @@ class WholeStep:
             if call is None or call.num_rows != rows or call.most_steps < span.num_new:
                 call = self._stretch = StretchCall(rows, span.num_new, self._spec.vocab_size)
             assert self._scratch is not None
-            call.prepare(tokens, span, stores, self._address(stores), self._scratch.data_ptr(), ends)
+            call.prepare(tokens, span, keys, self._scratch.data_ptr(), ends)
             self._library.run_steps(ctypes.byref(self._model), call.job, call.steps, self._library.threads)
             return call.read()
 
-    def _fill_step(self, tokens: Any, starts: Sequence[int], stores: Stores) -> None:
+    def _fill_step(self, tokens: Any, starts: Sequence[int], keys: LibraryKeys) -> None:
         """Write the numbers of a step of all rows into the table."""
         table, rows = self._numbers, len(starts)
         table[0, :rows] = tokens
         table[1, :rows] = starts
-        table[2, :rows] = range(rows) if stores.own_rows is None else stores.own_rows
-        table[4, :rows] = stores.shared_rows
-        table[5, :rows] = stores.shared_counts
+        table[2, :rows] = keys.own_rows
+        table[4, :rows] = keys.shared_rows
+        table[5, :rows] = keys.shared_counts
         table[3, :rows] = table[1, :rows] - table[5, :rows]
-        table[6, :rows] = range(rows)
-        table[7, :rows] = 0 if stores.bases is None else stores.bases
+        table[6, :rows] = table[8, :rows] = range(rows)
+        table[7, :rows] = 0 if keys.bases is None else keys.bases
 
     def _model_of(self, num_layers: int | None) -> Model:
         """The description, of all layers or of the first few."""
@@ -342,46 +341,6 @@ class WholeStep:
             self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
             self._prepared = wanted  # once it is there: memory may have run out
 
-    def _address(self, stores: Stores) -> Addresses:
-        """The stores as the library knows them; the arrays of addresses must outlive the call."""
-        held = [*stores.own, *(stores.shared or ())]
-        if stores.packed is not None:
-            held += [tensor for layer in stores.packed for part in layer for tensor in part.tensors()]
-        at = find_addresses(held)
-        if stores.addressed is None or stores.addressed_at != at:  # the same buffers may have moved
-            made, arrays = [], []
-            for buffers in (stores.own,) if stores.shared is None else (stores.own, stores.shared):
-                array = (ctypes.c_void_p * len(buffers))(*(buffer.data_ptr() for buffer in buffers))
-                arrays.append(array)
-                strides = buffers[0].stride()
-                made.append(Store(ctypes.cast(array, ctypes.c_void_p), strides[0], strides[1]))
-            packing, packed = self._address_packed(stores)
-            address = ctypes.cast(packed, ctypes.c_void_p) if packed is not None else None
-            stores.addressed = (made[0], made[-1], packing, address, (arrays, packed))
-            stores.addressed_at = at
-        addressed: Addresses = stores.addressed
-        return addressed
-
-    def _address_packed(self, stores: Stores) -> tuple[Packing, Any]:
-        """How shared keys are packed, and an array of where, a layer each; None where they are not."""
-        if stores.packed is None:
-            return Packing(), None
-        rows, heads = len(stores.shared_counts), self._spec.num_kv_heads
-        schemes = tuple(part.scheme for part in stores.packed[0])
-        sliding = stores.sliding or [False] * len(stores.packed)
-        layers = []
-        for (keys, values), slides in zip(stores.packed, sliding, strict=True):
-            if (keys.scheme, values.scheme) != schemes or keys.scheme.width != self._spec.head_dim:
-                raise SettingError("layers that are packed in different ways, or for another width, are not one pass's")
-            firsts = stores.bases if slides and stores.bases is not None else [0] * rows
-            held = max(count - first for count, first in zip(stores.shared_counts, firsts, strict=True))
-            if keys.num_positions != values.num_positions or held > keys.num_positions or min(firsts) < 0:
-                raise SettingError(f"{held} packed positions do not fit {keys.num_positions}")
-            described = (describe_packed(part, rows, heads) for part in (keys, values))
-            layers.append(PackedLayer(*described, keys.num_positions, int(slides), 0))
-        packing = Packing(*(describe_scheme(scheme) for scheme in schemes))
-        return packing, (PackedLayer * len(layers))(*layers)
-
     def _cut(self, span: Span) -> list[list[Piece]]:
         """The rows' tokens in calls of at most CHUNK, in order: what a token reads is written before it."""
         calls: list[list[Piece]] = [[]]
@@ -399,24 +358,25 @@ class WholeStep:
         return [call for call in calls if call]
 
     def _fill(
-        self, pieces: Sequence[Piece], tokens: torch.Tensor, span: Span, stores: Stores, wants_all: bool
+        self, pieces: Sequence[Piece], tokens: torch.Tensor, span: Span, keys: LibraryKeys, wants_all: bool
     ) -> list[tuple[int, int]]:
         """Write the numbers of a call's tokens into the table; which (row, place) each wanted one is."""
         table, at = self._numbers, 0
         if span.num_new == 1 and len(pieces) == len(span.counts):  # a step of all rows
-            self._fill_step(tokens.reshape(-1).numpy(), span.starts, stores)
+            self._fill_step(tokens.reshape(-1).numpy(), span.starts, keys)
             return [(row, 0) for row in range(len(pieces))]
         outputs: list[tuple[int, int]] = []
         for row, first, last in pieces:
             part = slice(at, at + last - first)
-            start, shared = span.starts[row], stores.shared_counts[row]
+            start, shared = span.starts[row], keys.shared_counts[row]
             table[0, part] = tokens[row, first:last].numpy()
             table[1, part] = np.arange(start + first, start + last)
-            table[2, part] = row if stores.own_rows is None else stores.own_rows[row]
+            table[2, part] = keys.own_rows[row]
             table[3, part] = table[1, part] - shared
-            table[4, part] = stores.shared_rows[row]
+            table[4, part] = keys.shared_rows[row]
             table[5, part] = shared
-            table[7, part] = 0 if stores.bases is None else stores.bases[row]
+            table[7, part] = 0 if keys.bases is None else keys.bases[row]
+            table[8, part] = at
             chosen = (
                 range(first, last) if wants_all else range(last - 1, last) if last == span.counts[row] else range(0)
             )
@@ -459,7 +419,7 @@ class WholeStep:
             len(early),
             *self._number_rows,
             ctypes.cast((ctypes.c_int32 * len(early))(*early), ctypes.c_void_p),
-            *addresses[:4],
+            *(addresses.own, addresses.shared, addresses.packing, addresses.packed),
             made.data_ptr(),
             likeliest.data_ptr() if likeliest is not None else None,
             point(early_states),
@@ -519,18 +479,21 @@ class LibraryPath:
             return "early logits are read one token at a time"
         if most is not None and sum(new.span.counts) > most:
             return f"torch's products of plain numbers are as fast for more than {most} tokens"
-        new.found = self._find_stores(new.cache, new.span, new.tokens.shape[0])
+        new.found = find_keys(new.cache, new.span, self._spec)
         if new.found is None:
             return f"the CPU library does not read the keys of a {type(new.cache).__name__}"
         return None
 
     def run(self, new: Pass) -> Forward:
         """Read the tokens, and advance the cache."""
-        span, tokens, stores = new.span, new.tokens, new.found
+        span, tokens, keys = new.span, new.tokens, new.found
         assert tokens is not None
         longest = max(start + count for start, count in zip(span.starts, span.counts, strict=True))
         check_positions(self._spec, self._weights, longest)
-        forward = self.whole.forward(tokens, span, stores, new.want)
+        with new.cache.steady():
+            if keys.may_move:  # another thread may have let a pool of blocks grow since
+                keys = find_keys(new.cache, span, self._spec)
+            forward = self.whole.forward(tokens, span, keys, new.want)
         new.cache.end()
         return forward
 
@@ -544,20 +507,20 @@ class LibraryPath:
     ) -> Stretch | None:
         """Several greedy steps in one call, whose keys lie past the rows' lengths; None if they can't be."""
         rows = len(tokens)
-        if rows > self.whole.most_rows or cache.places() is None:
+        if rows > self.whole.most_rows or cache.places(in_order=True) is None:
             return None
         if (longest := cache.longest_stretch) is not None:
             num_steps = min(num_steps, longest)
+        if not num_steps:
+            return None
+        cache.make_room(rows, num_steps)
         span = open_span(cache, rows, num_steps, [0] * rows)  # room for all of them; no length changes
         try:
-            stores = self._find_stores(cache, span, rows)
-            if stores is None:
-                return None
             check_positions(self._spec, self._weights, span.stop)
-            return Stretch(self.whole.take_steps(tokens, span, stores, ends), path=self.name)
+            with cache.steady():
+                keys = find_keys(cache, span, self._spec)
+                if keys is None:
+                    return None
+                return Stretch(self.whole.take_steps(tokens, span, keys, ends), path=self.name)
         finally:
             cache.end()
-
-    def _find_stores(self, cache: Cache, span: Span, rows: int) -> Stores | None:  # noqa: ARG002 - the pass must be open
-        spec = self._spec
-        return cache.find_stores(spec.num_layers, rows, spec.num_kv_heads, spec.head_dim, torch.float32)

@@ -12,11 +12,11 @@ typedef struct {
     float read[MOST_GROUP * US_WIDEST_HEAD]; /* (group, width) */
 } reading;
 
-/* Keys of one store that a part covers, and where what is read next lies, alike; or NULL. */
+/* Keys that a part covers and that lie one after the other, and where what is read next lies, alike; or NULL. */
 typedef struct {
     const float *keys, *ahead;
     int64_t stride;
-    int32_t count;
+    int32_t count, values; /* a key's values are so many floats behind it */
 } segment;
 
 #define AT_ONCE 4 /* keys that are scored together, and query heads */
@@ -46,17 +46,17 @@ INLINE void score_few(const float *q, const int32_t G, const int32_t D, segment 
 }
 
 /* Scores of a segment's keys. What is read next is asked for meanwhile, key by key and value by value. */
-INLINE void score(const float *q, const int32_t G, const int32_t D, segment s, int32_t values, float (*scores)[US_PART]) {
+INLINE void score(const float *q, const int32_t G, const int32_t D, segment s, float (*scores)[US_PART]) {
     for (int32_t j = 0; j < s.count; j += AT_ONCE) {
         int32_t g = 0;
         for (int32_t k = j; k < j + AT_ONCE; k++)
             for (int32_t i = 0; i < D; i += 16) {
                 if (s.ahead) {
                     __builtin_prefetch(s.ahead + k * s.stride + i, 0, 2);
-                    __builtin_prefetch(s.ahead + k * s.stride + values + i, 0, 2);
+                    __builtin_prefetch(s.ahead + k * s.stride + s.values + i, 0, 2);
                 }
                 __builtin_prefetch(s.keys + (k + 2 * AT_ONCE) * s.stride + i);
-                __builtin_prefetch(s.keys + k * s.stride + values + i);
+                __builtin_prefetch(s.keys + k * s.stride + s.values + i);
             }
         for (; g + AT_ONCE <= G; g += AT_ONCE) score_few(q + g * D, AT_ONCE, D, s, j, scores + g);
         if (G - g == 3) score_few(q + g * D, 3, D, s, j, scores + g);
@@ -83,22 +83,22 @@ INLINE void weigh_few(float *read, const int32_t G, const int32_t D, const int W
 
 #define WIDE (LANES == 8 ? 2 : 4) /* vectors whose sums fit the registers */
 
-INLINE void weigh_columns(float *read, const int32_t G, const int32_t D, segment s, int32_t values, float (*scores)[US_PART]) {
+INLINE void weigh_columns(float *read, const int32_t G, const int32_t D, segment s, float (*scores)[US_PART]) {
     int32_t i = 0;
-    for (; i + WIDE * LANES <= D; i += WIDE * LANES) weigh_few(read + i, G, D, WIDE, s, values + i, scores);
-    for (; i + LANES <= D; i += LANES) weigh_few(read + i, G, D, 1, s, values + i, scores);
+    for (; i + WIDE * LANES <= D; i += WIDE * LANES) weigh_few(read + i, G, D, WIDE, s, s.values + i, scores);
+    for (; i + LANES <= D; i += LANES) weigh_few(read + i, G, D, 1, s, s.values + i, scores);
     for (; i < D; i++)
         for (int g = 0; g < G; g++)
-            for (int32_t j = 0; j < s.count; j++) read[g * D + i] += s.keys[values + j * s.stride + i] * scores[g][j];
+            for (int32_t j = 0; j < s.count; j++) read[g * D + i] += s.keys[s.values + j * s.stride + i] * scores[g][j];
 }
 
-INLINE void weigh(float *read, const int32_t G, const int32_t D, segment s, int32_t values, float (*scores)[US_PART]) {
+INLINE void weigh(float *read, const int32_t G, const int32_t D, segment s, float (*scores)[US_PART]) {
     int32_t g = 0;
     if (!s.count) return;
-    for (; g + AT_ONCE <= G; g += AT_ONCE) weigh_columns(read + g * D, AT_ONCE, D, s, values, scores + g);
-    if (G - g == 3) weigh_columns(read + g * D, 3, D, s, values, scores + g);
-    if (G - g == 2) weigh_columns(read + g * D, 2, D, s, values, scores + g);
-    if (G - g == 1) weigh_columns(read + g * D, 1, D, s, values, scores + g);
+    for (; g + AT_ONCE <= G; g += AT_ONCE) weigh_columns(read + g * D, AT_ONCE, D, s, scores + g);
+    if (G - g == 3) weigh_columns(read + g * D, 3, D, s, scores + g);
+    if (G - g == 2) weigh_columns(read + g * D, 2, D, s, scores + g);
+    if (G - g == 1) weigh_columns(read + g * D, 1, D, s, scores + g);
 }
 
 /* Loops unrolled for common shapes: query heads to a key head, and their width. */

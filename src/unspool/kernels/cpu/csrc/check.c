@@ -177,7 +177,7 @@ static void check_steps(whole *w, int32_t rows, int32_t room) {
     const int moving[] = {0, 1, 3};
     for (int i = 0; i < 3; i++) memcpy(first[i], numbers[moving[i]], sizeof first[i]);
     job.tokens = numbers[0], job.positions = numbers[1], job.own_rows = numbers[2], job.own_places = numbers[3];
-    job.shared_rows = numbers[4], job.shared_counts = numbers[5], job.wanted = numbers[6], job.bases = numbers[7];
+    job.shared_rows = numbers[4], job.shared_counts = numbers[5], job.wanted = numbers[6], job.bases = numbers[7], job.firsts = numbers[6];
     job.scratch = get((size_t)us_scratch_bytes(&w->model, rows, rows, w->threads, job.most_keys));
     job.logits = get(sizeof(float) * (size_t)rows * w->model.vocab);
     job.likeliest = get(sizeof(int64_t) * (size_t)rows);
@@ -217,6 +217,65 @@ static void check_steps(whole *w, int32_t rows, int32_t room) {
     free(job.scratch);
     free(job.logits);
     free(job.likeliest);
+}
+
+/* Blocks through a table, and rings, give the same bits as rows that lie whole, and leave the same keys. */
+static void check_layouts(whole *w, int32_t rows, int32_t room, size_t position) {
+    const us_model *m = &w->model;
+    const size_t count = (size_t)((1 + w->job.num_early) * w->job.num_wanted) * m->vocab;
+    float *expected = get(sizeof(float) * count), *found = get(sizeof(float) * count);
+    float **plain = get(sizeof(float *) * (size_t)m->num_layers); /* what the run leaves of keys */
+    const us_store own = w->job.own;
+    run(w, "rows that lie whole", expected);
+    for (int32_t l = 0; l < m->num_layers; l++) {
+        plain[l] = get(w->store_size * sizeof(float));
+        memcpy(plain[l], w->own[l], w->store_size * sizeof(float));
+    }
+    for (int is_ring = 0; is_ring < 2; is_ring++) {
+        const int32_t block = 16 << below(3), width = (room + block - 1) / block, blocks = rows * width + 1 + below(3);
+        int32_t *rooms = get(sizeof(int32_t) * (size_t)m->num_layers), *table = get(sizeof(int32_t) * (size_t)(rows * width));
+        for (int32_t i = 0; i < rows * width; i++) table[i] = blocks - 1 - i; /* from the last on: none lies where it would */
+        for (int32_t l = 0; l < m->num_layers; l++) {
+            const int32_t window = m->layers[l].window;
+            rooms[l] = window && window < room ? window + below(room - window + 1) : room;
+        }
+        float **held = get(sizeof(float *) * (size_t)m->num_layers);
+        for (int32_t l = 0; l < m->num_layers; l++) {
+            const size_t places = is_ring ? (size_t)rows * rooms[l] : (size_t)blocks * block;
+            held[l] = get(sizeof(float) * places * position);
+            memset(held[l], 0xff, sizeof(float) * places * position); /* NaN: what was not written must not be read */
+            for (int32_t row = 0; row < rows; row++) {
+                int32_t first = 0;
+                for (int32_t t = w->job.num_tokens - 1; t >= 0; t--)
+                    if (w->job.own_rows[t] == row) first = w->job.own_places[t];
+                for (int32_t j = is_ring && first > rooms[l] ? first - rooms[l] : 0; j < first; j++) {
+                    const size_t to = is_ring ? (size_t)row * rooms[l] + j % rooms[l] : (size_t)table[row * width + j / block] * block + j % block;
+                    memcpy(held[l] + to * position, w->start[l] + ((size_t)row * room + j) * position, sizeof(float) * position);
+                }
+            }
+        }
+        w->job.own = (us_store){held, (int64_t)((size_t)block * position), (int64_t)position, is_ring ? rooms : NULL,
+                                is_ring ? NULL : table, width, block};
+        run(w, is_ring ? "rings" : "blocks", found);
+        int is_wrong = memcmp(expected, found, sizeof(float) * count) != 0;
+        for (int32_t l = 0; l < m->num_layers; l++)
+            for (int32_t t = 0; t < w->job.num_tokens; t++) {
+                const int32_t row = w->job.own_rows[t], j = w->job.own_places[t];
+                int32_t last = j;
+                for (int32_t other = 0; other < w->job.num_tokens; other++)
+                    if (w->job.own_rows[other] == row && w->job.own_places[other] > last) last = w->job.own_places[other];
+                if (is_ring && last - j >= rooms[l]) continue; /* written over */
+                const size_t at = is_ring ? (size_t)row * rooms[l] + j % rooms[l] : (size_t)table[row * width + j / block] * block + j % block;
+                is_wrong |= memcmp(held[l] + at * position, plain[l] + ((size_t)row * room + j) * position, sizeof(float) * position) != 0;
+            }
+        if (is_wrong) printf("%s: other numbers than those of rows that lie whole\n", is_ring ? "rings" : "blocks");
+        num_wrong += is_wrong;
+        for (int32_t l = 0; l < m->num_layers; l++) free(held[l]);
+        free(held), free(rooms), free(table);
+    }
+    w->job.own = own;
+    for (int32_t l = 0; l < m->num_layers; l++) free(plain[l]);
+    free(plain), free(expected), free(found);
 }
 
 static us_scheme random_scheme(int32_t D, int32_t block) {
@@ -327,8 +386,8 @@ static void check_run(void) {
     }
     job->own = (us_store){w.own, (int64_t)(room * position), (int64_t)position};
     job->shared = (us_store){w.shared, (int64_t)(shared_room * position), (int64_t)position};
-    int32_t *numbers[8], count = 0;
-    for (int i = 0; i < 8; i++) numbers[i] = keep(get(sizeof(int32_t) * US_CHUNK));
+    int32_t *numbers[9], count = 0;
+    for (int i = 0; i < 9; i++) numbers[i] = keep(get(sizeof(int32_t) * US_CHUNK));
     const int32_t block = shared_room && below(2) ? 1 + below(shared_room < 70 ? shared_room : 70) : 0; /* 0: nothing is packed */
     int32_t shortest[3], packed[3];
     for (int32_t row = 0; row < rows; row++) {
@@ -342,6 +401,7 @@ static void check_run(void) {
             numbers[3][count] = start + i;
             numbers[4][count] = row;
             numbers[5][count] = held;
+            numbers[8][count] = count - i;
             if (held + start + i + 1 > job->most_keys) job->most_keys = held + start + i + 1;
         }
         numbers[6][job->num_wanted++] = count - 1;
@@ -355,6 +415,7 @@ static void check_run(void) {
     job->shared_counts = numbers[5];
     job->wanted = numbers[6];
     job->bases = numbers[7];
+    job->firsts = numbers[8];
     if (block) {
         int32_t bases[3];
         for (int32_t row = 0; row < rows; row++) { /* as far as every window that slides has left it behind */
@@ -377,6 +438,7 @@ static void check_run(void) {
     job->states = below(2) ? keep(floats((size_t)count * m->hidden, 1.0f)) : NULL;
     /* Where a number lies between two of 8 bits, sets may round it to different sides. */
     for_each_set(run, &w, "a run", (size_t)((1 + job->num_early) * job->num_wanted) * m->vocab, kind == US_F32 ? 1e-3f : 0.1f);
+    check_layouts(&w, rows, room, position);
     check_steps(&w, rows, room);
     let_go();
 }

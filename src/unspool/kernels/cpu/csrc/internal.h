@@ -17,6 +17,8 @@ typedef struct {
     us_task run;     /* argument: us_run_task */
     us_task steps;   /* argument: us_steps_task */
     us_task product; /* argument: us_product_task */
+    us_task first;      /* argument: us_first_task */
+    us_task tournament; /* argument: us_tournament_task */
 } us_kernels;
 
 typedef struct {
@@ -37,6 +39,25 @@ typedef struct {
     float *y;
     void *scratch;
 } us_product_task;
+
+typedef struct {
+    const uint32_t *seeds; /* count */
+    const int32_t *tokens; /* count: one for each seed; or NULL for all of the vocabulary */
+    int64_t count;
+    int32_t vocab, num_first;
+    uint8_t *out; /* count, or (count, vocab) */
+    void *failed; /* an atomic_int: no memory */
+} us_first_task;
+
+typedef struct {
+    float *probs; /* (rows, vocab), in place */
+    int64_t rows;
+    int32_t vocab, depth;
+    const uint32_t *words; /* (depth / 32, size): bits of 32 rounds */
+    uint32_t size, step;   /* a power of two; how far apart tokens are in it */
+    const uint32_t *starts; /* rows */
+    void *failed;           /* an atomic_int: no memory */
+} us_tournament_task;
 
 /* The highest logit that a thread found, and its token; -1: none. */
 typedef struct {

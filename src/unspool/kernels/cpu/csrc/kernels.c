@@ -304,6 +304,21 @@ static void rotate(float *head, const float *table, int32_t width) {
     }
 }
 
+/* Where a place of a row lies. */
+static float *find_place(const us_store *s, int32_t l, int32_t row, int32_t place) {
+    if (s->table)
+        return s->layers[l] + s->table[(int64_t)row * s->width + place / s->block] * s->row_stride +
+               place % s->block * s->position_stride;
+    if (s->rooms) return s->layers[l] + ((int64_t)row * s->rooms[l] + place % s->rooms[l]) * s->position_stride;
+    return s->layers[l] + row * s->row_stride + place * s->position_stride;
+}
+
+/* How many places from one on lie one after the other. */
+static int32_t count_run(const us_store *s, int32_t l, int32_t place) {
+    if (s->table) return s->block - place % s->block;
+    return s->rooms ? s->rooms[l] - place % s->rooms[l] : INT32_MAX;
+}
+
 /* Norm, rotation and, for keys and values, the cache: heads of one token that belong to one key head. */
 static void place_head(const run *r, const us_layer *layer, int32_t l, int32_t token, int32_t kv) {
     const us_model *m = r->model;
@@ -320,10 +335,22 @@ static void place_head(const run *r, const us_layer *layer, int32_t l, int32_t t
     float *k = qkv + (size_t)(H + kv) * D, *v = qkv + (size_t)(H + KV + kv) * D;
     if (layer->has_qk_norm) normalise(&layer->k_norm, k, D, k);
     if (table) rotate(k, table, m->rope_width);
-    float *to = job->own.layers[l] + job->own_rows[token] * job->own.row_stride +
-                job->own_places[token] * job->own.position_stride + (size_t)kv * D;
+    if (job->own.rooms) return; /* kept once all have read what it is written over */
+    float *to = find_place(&job->own, l, job->own_rows[token], job->own_places[token]) + (size_t)kv * D;
     memcpy(to, k, sizeof(float) * (size_t)D);
     memcpy(to + (size_t)KV * D, v, sizeof(float) * (size_t)D);
+}
+
+/* Let a ring have one token's keys and values, unless a later one of the call takes their place. */
+static void keep_head(const run *r, int32_t l, int32_t token, int32_t kv) {
+    const us_job *job = r->job;
+    const int32_t D = r->model->head_dim, H = r->model->num_heads, KV = r->model->num_kv_heads, room = job->own.rooms[l];
+    const int32_t later = job->num_tokens - token > room ? token + room : token;
+    if (later > token && job->firsts[later] == job->firsts[token]) return;
+    const float *k = r->scratch.qkv + ((size_t)token * (H + 2 * KV) + H + kv) * D;
+    float *to = find_place(&job->own, l, job->own_rows[token], job->own_places[token]) + (size_t)kv * D;
+    memcpy(to, k, sizeof(float) * (size_t)D);
+    memcpy(to + (size_t)KV * D, k + (size_t)KV * D, sizeof(float) * (size_t)D);
 }
 
 /* The first and the last part of a token's keys. Parts begin at multiples of US_PART whatever else is computed, so that
@@ -341,8 +368,23 @@ static const float *find_own(const run *r, const us_layer *layer, int32_t l, int
     int32_t from, first, last;
     find_parts(r, layer, token, &from, &first, &last);
     const int32_t place = first * US_PART - job->shared_counts[token];
-    return job->own.layers[l] + job->own_rows[token] * job->own.row_stride + (place > 0 ? place : 0) * job->own.position_stride +
-           (int64_t)kv * r->model->head_dim;
+    return find_place(&job->own, l, job->own_rows[token], place > 0 ? place : 0) + (int64_t)kv * r->model->head_dim;
+}
+
+#define MOST_SEGMENTS 8 /* a part of 64 places in blocks of 16, cut where own places begin; a ring's two ends and new ones */
+
+/* The places from `begin` to `end` of a row, as segments from number `num` on; how many there are then. What lies a part
+ * further, up to `last`, is read next. */
+static int32_t cut_places(const us_store *s, int32_t l, int32_t row, int32_t begin, int32_t end, int32_t last, int64_t head,
+                          int32_t values, segment *out, int32_t num) {
+    while (begin < end) {
+        const int32_t run = count_run(s, l, begin), count = end - begin < run ? end - begin : run;
+        out[num] = (segment){.keys = find_place(s, l, row, begin) + head, .stride = s->position_stride, .count = count, .values = values};
+        if (!s->rooms && begin + US_PART < last) out[num].ahead = find_place(s, l, row, begin + US_PART) + head;
+        num++;
+        begin += count;
+    }
+    return num;
 }
 
 /* One part of the keys of one key head, for some of its query heads. `next` is the token that is read after the last
@@ -351,32 +393,36 @@ static void attend_part(run *r, const us_layer *layer, int32_t l, int32_t token,
                         int32_t count, int32_t part, reading *got) {
     const us_model *m = r->model;
     const us_job *job = r->job;
-    const int32_t D = m->head_dim, heads = m->num_heads + 2 * m->num_kv_heads;
+    const int32_t D = m->head_dim, heads = m->num_heads + 2 * m->num_kv_heads, values = m->num_kv_heads * D;
     const int32_t shared = job->shared_counts[token], all = shared + job->own_places[token] + 1;
-    int32_t begin = part * US_PART, end = begin + US_PART < all ? begin + US_PART : all;
+    const int64_t at = (int64_t)kv * D;
+    int32_t begin = part * US_PART, end = begin + US_PART < all ? begin + US_PART : all, num = 0;
     if (layer->window && begin < all - layer->window) begin = all - layer->window;
     packed_segment packed = {0};
-    segment first = {0}, second = {0};
-    if (begin < shared && job->packed) {
-        const us_packed_layer *from = job->packed + l;
-        packed = (packed_segment){&job->packing, from, (int64_t)job->shared_rows[token] * m->num_kv_heads + kv,
-                                  begin - (from->slides ? job->bases[token] : 0), (end < shared ? end : shared) - begin};
-    } else if (begin < shared) {
-        first.stride = job->shared.position_stride;
-        first.count = (end < shared ? end : shared) - begin;
-        first.keys = job->shared.layers[l] + job->shared_rows[token] * job->shared.row_stride + begin * first.stride + (int64_t)kv * D;
-        first.ahead = first.keys + US_PART * first.stride;
+    segment segments[MOST_SEGMENTS];
+    if (begin < shared) {
+        const int32_t stop = end < shared ? end : shared;
+        if (job->packed) {
+            const us_packed_layer *from = job->packed + l;
+            packed = (packed_segment){&job->packing, from, (int64_t)job->shared_rows[token] * m->num_kv_heads + kv,
+                                      begin - (from->slides ? job->bases[token] : 0), stop - begin};
+        } else
+            num = cut_places(&job->shared, l, job->shared_rows[token], begin, stop, shared, at, values, segments, num);
     }
     if (end > shared) {
-        const int32_t place = begin > shared ? begin - shared : 0;
-        second.stride = job->own.position_stride;
-        second.count = end - shared - place;
-        second.keys = job->own.layers[l] + job->own_rows[token] * job->own.row_stride + place * second.stride + (int64_t)kv * D;
-        if (end < all) second.ahead = second.keys + US_PART * second.stride;
-        else if (next >= 0) second.ahead = find_own(r, layer, l, next, kv);
+        const int32_t first = job->firsts[token], place = begin > shared ? begin - shared : 0;
+        int32_t held = end - shared; /* places that the store holds; a ring gets the new ones later */
+        if (job->own.rooms && held > job->own_places[first]) held = job->own_places[first];
+        num = cut_places(&job->own, l, job->own_rows[token], place, held, all - shared, at, values, segments, num);
+        if (held < end - shared) {
+            const int32_t from = place > held ? place : held;
+            const float *new = r->scratch.qkv + ((size_t)(first + from - held) * heads + m->num_heads) * D + at;
+            segments[num++] = (segment){.keys = new, .stride = heads * D, .count = end - shared - from, .values = values};
+        }
+        if (end == all && next >= 0) segments[num - 1].ahead = find_own(r, layer, l, next, kv);
     }
     const float *q = r->scratch.qkv + ((size_t)token * heads + head) * D;
-    read_part(m, q, m->slopes ? m->slopes + head : NULL, count, &packed, first, second, begin, &r->tiles, got);
+    read_part(m, q, m->slopes ? m->slopes + head : NULL, count, &packed, segments, num, begin, &r->tiles, got);
 }
 
 static float *find_kept(const run *r, int32_t token, int32_t part, int32_t head) {
@@ -465,6 +511,9 @@ static void attend(run *r, const us_layer *layer, int32_t l) {
             attend_run(r, layer, l, token, count, i < last ? token + count : -1, kv, whole ? KV : most);
         }
     us_meet(r->team);
+    if (!r->job->own.rooms) return;
+    split((int64_t)tokens * KV, r->thread, r->threads, &first, &last);
+    for (int64_t i = first; i < last; i++) keep_head(r, l, (int32_t)(i / KV), (int32_t)(i % KV));
 }
 
 /* Merge the kept parts of a token's heads into `out` (heads, width). */
@@ -722,6 +771,8 @@ static void run_product(const void *argument, int32_t thread, us_team *team) {
     multiply_part(w, rows, &in, &(output){.y = task->y, .stride = (size_t)w->rows}, thread, team->size);
 }
 
+#include "marks.h"
+
 #define TEXT(a) #a
 #define QUOTED(a) TEXT(a)
-const us_kernels NAMED(us_, US_NAME) = {QUOTED(US_NAME), run_once, run_steps, run_product};
+const us_kernels NAMED(us_, US_NAME) = {QUOTED(US_NAME), run_once, run_steps, run_product, run_first, run_tournament};

@@ -168,6 +168,26 @@ void us_product(const us_matrix *matrix, const float *x, int32_t num_rows, float
     us_do(kernels()->product, &(us_product_task){matrix, x, num_rows, y, scratch});
 }
 
+int32_t us_are_first(const uint32_t *seeds, const int32_t *tokens, int64_t count, int32_t vocab, int32_t num_first,
+                     uint8_t *out, int32_t threads) {
+    atomic_int failed = 0;
+    us_gather(count < threads ? (int32_t)count : threads);
+    us_do(kernels()->first, &(us_first_task){seeds, tokens, count, vocab, num_first, out, &failed});
+    return -atomic_load(&failed);
+}
+
+int32_t us_find_first(const uint32_t *seeds, int64_t count, int32_t vocab, int32_t num_first, uint8_t *out, int32_t threads) {
+    return us_are_first(seeds, NULL, count, vocab, num_first, out, threads);
+}
+
+int32_t us_run_tournament(float *probs, int64_t rows, int32_t vocab, int32_t depth, const uint32_t *words, uint32_t size,
+                          uint32_t step, const uint32_t *starts, int32_t threads) {
+    atomic_int failed = 0;
+    us_gather(rows < threads ? (int32_t)rows : threads);
+    us_do(kernels()->tournament, &(us_tournament_task){probs, rows, vocab, depth, words, size, step, starts, &failed});
+    return -atomic_load(&failed);
+}
+
 static float half_at(const uint8_t *p) {
     uint16_t half;
     memcpy(&half, p, 2);

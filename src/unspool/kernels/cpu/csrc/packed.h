@@ -271,35 +271,37 @@ static segment show(const packed_segment *s, int which, int32_t D, tiles *t) {
     return (segment){.keys = t->numbers[which], .stride = D, .count = s->count};
 }
 
-/* Read one part: packed keys or those of a first store, then those of a second one. The first of them has position
- * `position`. */
+/* Read one part: packed keys, then those that lie in `num` segments. The first of them has position `position`. */
 static void read_part(const us_model *model, const float *q, const float *slopes, int32_t G, const packed_segment *packed,
-                      segment first, segment second, int32_t position, tiles *t, reading *r) {
-    const int32_t D = model->head_dim, values = model->num_kv_heads * D, before = packed->count + first.count;
+                      const segment *segments, int32_t num, int32_t position, tiles *t, reading *r) {
+    const int32_t D = model->head_dim;
     float scores[MOST_GROUP][US_PART];
-    float(*later)[US_PART] = (float(*)[US_PART])(&scores[0][before]);
+    int32_t count = packed->count;
     int reads_codes = 0;
+    for (int32_t i = 0; i < num; i++) count += segments[i].count;
+#define FROM(at) ((float(*)[US_PART])(&scores[0][at]))
 #define SCORE_CODES(G, D) score_codes(q, G, D, packed, scores)
 #define WEIGH_CODES(G, D) weigh_codes(r->read, G, D, packed, scores)
-#define SCORE(G, D)                        \
-    score(q, G, D, first, values, scores); \
-    score(q, G, D, second, values, later)
-#define WEIGH(G, D)                                        \
-    weigh(r->read, G, D, first, first_values, scores);     \
-    weigh(r->read, G, D, second, values, later)
+#define SCORE(G, D)                            \
+    if (shown.count) score(q, G, D, shown, scores); \
+    for (int32_t i = 0, at = packed->count; i < num; at += segments[i++].count) score(q, G, D, segments[i], FROM(at))
+#define WEIGH(G, D)                                  \
+    if (shown.count) weigh(r->read, G, D, shown, scores); \
+    for (int32_t i = 0, at = packed->count; i < num; at += segments[i++].count) weigh(r->read, G, D, segments[i], FROM(at))
 #if HAS_CODES
     reads_codes = packed->count && has_codes(packed->packing, D);
     if (reads_codes) FOR_SHAPE(SCORE_CODES)
 #endif
-    if (packed->count && !reads_codes) first = show(packed, 0, D, t);
+    const int is_shown = packed->count && !reads_codes;
+    segment shown = {0};
+    if (is_shown) shown = show(packed, 0, D, t);
     FOR_SHAPE(SCORE)
-    weight_scores(model, slopes, G, before + second.count, position, scores, r);
+    weight_scores(model, slopes, G, count, position, scores, r);
     memset(r->read, 0, sizeof(float) * (size_t)G * (size_t)D);
 #if HAS_CODES
     if (reads_codes) FOR_SHAPE(WEIGH_CODES)
 #endif
-    if (packed->count && !reads_codes) first = show(packed, 1, D, t);
-    const int32_t first_values = packed->count ? 0 : values;
+    if (is_shown) shown = show(packed, 1, D, t);
     FOR_SHAPE(WEIGH)
 }
 

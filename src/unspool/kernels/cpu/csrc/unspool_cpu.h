@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define US_ABI 4
+#define US_ABI 5
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
 #define US_PART 64     /* keys that attention reads at once: with their values they stay in the first-level cache */
@@ -57,10 +57,15 @@ typedef struct {
     const us_layer *layers;
 } us_model;
 
-/* Keys and values of one kind of store: a base address a layer, (rows, positions, 2, kv heads, width) from there. */
+/* Keys and values of one kind of store: a base address a layer, (rows, positions, 2, kv heads, width) from there.
+ * Place j of a row lies at place j, or, in a ring, at place j % room. With a table the store is (blocks, positions of a
+ * block, 2, kv heads, width), and place j of row r lies at place j % block of block table[r * width + j / block]. */
 typedef struct {
     float *const *layers;
-    int64_t row_stride, position_stride;
+    int64_t row_stride, position_stride; /* row_stride is not read of rings: their rows lie side by side */
+    const int32_t *rooms; /* of rings, one per layer; or NULL */
+    const int32_t *table; /* or NULL */
+    int32_t width, block; /* of the table: blocks of a row, and positions of a block (a power of two, 16 at least) */
 } us_store;
 
 enum us_scale_dtype { US_HALF = 0, US_BFLOAT = 1, US_FLOAT = 2 };
@@ -99,8 +104,9 @@ typedef struct {
     const int32_t *shared_counts; /* and how many of them; 0: none */
     const int32_t *wanted;        /* tokens whose logits are wanted */
     const int32_t *bases;         /* of packed layers that slide */
+    const int32_t *firsts;        /* the first token of this call that belongs to the same row */
     const int32_t *early;         /* layers, rising, before which the wanted tokens' states are read too */
-    us_store own, shared;
+    us_store own, shared; /* what is shared is no ring */
     us_packing packing;
     const us_packed_layer *packed; /* a layer each: shared keys are packed; or NULL */
     float *logits;       /* ((1 + num_early) * num_wanted, vocab): final ones, then those of each early layer */
@@ -136,5 +142,16 @@ int64_t us_product_bytes(const us_matrix *matrix, int32_t num_rows);
 void us_product(const us_matrix *matrix, const float *x, int32_t num_rows, float *y, void *scratch, int32_t threads);
 /* Rows of a matrix as numbers: (count, columns). */
 void us_read_rows(const us_matrix *matrix, const int32_t *rows, int32_t count, float *out);
+
+/* Watermarks; 0, or -1 where there is no memory. Permutations are those of torch.randperm on a CPU.
+   us_find_first: for each seed, which of `vocab` tokens are among the first `num_first`: out (count, vocab), 0 or 1.
+   us_are_first: whether each token is, by its own seed: out (count).
+   us_run_tournament: SynthID-Text's, on probabilities (rows, vocab) in place. Token v of a row has its bits at
+   starts[row] + v * step, modulo size (a power of two), in `words` (one word of 32 rounds, size numbers, each). */
+int32_t us_find_first(const uint32_t *seeds, int64_t count, int32_t vocab, int32_t num_first, uint8_t *out, int32_t threads);
+int32_t us_are_first(const uint32_t *seeds, const int32_t *tokens, int64_t count, int32_t vocab, int32_t num_first,
+                     uint8_t *out, int32_t threads);
+int32_t us_run_tournament(float *probs, int64_t rows, int32_t vocab, int32_t depth, const uint32_t *words, uint32_t size,
+                          uint32_t step, const uint32_t *starts, int32_t threads);
 
 #endif

@@ -1,0 +1,1 @@
+"""Beam search: one search, and the beams of each method."""

@@ -1,0 +1,53 @@
+"""What a beam search emits while it runs: the tokens that are certain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unspool.decoding.loop import Emitted
+
+
+class Agreement:
+    """Emits the tokens that every live beam of a prompt agrees on, once; nothing emitted is ever taken back.
+
+    What can still be returned is a running beam's descendant or a finished hypothesis that is kept, so the tokens
+    that all of these share are certain.
+    """
+
+    def __init__(self, num_prompts: int, num_returned: int) -> None:
+        self._num_returned = num_returned
+        self._num_sure = [0] * num_prompts
+        self._is_over = [False] * num_prompts
+
+    def add(
+        self,
+        emitted: Emitted,
+        prompt: int,
+        live: Sequence[Sequence[int]],
+        ended: Sequence[tuple[list[int], str]] | None,
+    ) -> None:
+        """Add what became certain of a prompt; with `ended`, the rest of each sequence that is returned."""
+        if self._is_over[prompt]:
+            return
+        before, first_row = self._num_sure[prompt], prompt * self._num_returned
+        if ended is not None:
+            self._is_over[prompt] = True
+            for place, (tokens, reason) in enumerate(ended):
+                emitted.tokens[first_row + place] = list(tokens[before:])
+                emitted.finished[first_row + place] = reason
+            return
+        sure = _count_shared(live, before)
+        if sure > before:
+            for place in range(self._num_returned):
+                emitted.tokens[first_row + place] = list(live[0][before:sure])
+            self._num_sure[prompt] = sure
+
+
+def _count_shared(sequences: Sequence[Sequence[int]], start: int) -> int:
+    """The length of the prefix that all sequences share, which is at least `start`."""
+    shortest = min(len(sequence) for sequence in sequences)
+    for place in range(start, shortest):
+        token = sequences[0][place]
+        if any(sequence[place] != token for sequence in sequences):
+            return place
+    return max(start, shortest)

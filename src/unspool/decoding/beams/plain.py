@@ -1,0 +1,207 @@
+"""Beam search and beam sampling: the likeliest (or drawn) continuations of every prompt go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from unspool.decoding.beams.settings import NEVER, BeamSettings
+from unspool.decoding.beams.trace import BeamTrace, Candidate
+from unspool.decoding.finish import Finish
+from unspool.decoding.loop import LiveBeam, Result
+from unspool.decoding.randomness import draw_gumbel
+from unspool.decoding.rows import Rows
+from unspool.decoding.scorer import Scorer
+from unspool.errors import NoTokenLeftError
+from unspool.logits.highest import take_highest
+
+
+@dataclass(slots=True)
+class Beam:
+    """A sequence of a prompt's search: its new tokens, where each came from, and its log-probability."""
+
+    tokens: list[int]
+    parents: list[int]  # the row each token was chosen from, as the reference numbers them
+    sum_logprobs: float
+    score: float = NEVER
+    reason: str = ""
+    place: int = -1  # of the last token among its step's candidates, once finished
+
+    def grow(self, token: int, parent: int, sum_logprobs: float) -> Beam:
+        """This beam and one token more."""
+        return Beam([*self.tokens, token], [*self.parents, parent], sum_logprobs)
+
+    def cross_out(self) -> Beam:
+        """What stands in the place of a beam that has ended, where too few others go on."""
+        return Beam([*self.tokens], [*self.parents], self.sum_logprobs + NEVER)
+
+
+@dataclass(slots=True)
+class Search:
+    """One prompt's search: the beams that run, and the best that are finished."""
+
+    running: list[Beam]
+    finished: list[Beam] = field(default_factory=list)
+    is_done: bool = False
+
+    def keep_best(self, found: Sequence[Beam], settings: BeamSettings) -> None:
+        """Put finished beams among the best; with early stopping a full list stays as it is."""
+        if settings.early_stopping is True and len(self.finished) == settings.num_beams:
+            return
+        self.finished = sorted([*self.finished, *found], key=lambda one: -one.score)[: settings.num_beams]
+
+    def can_improve(self, settings: BeamSettings, num_tokens: int) -> bool:
+        """Whether a running beam might still beat the worst of the finished ones."""
+        if len(self.finished) < settings.num_beams:
+            return True
+        if settings.early_stopping is True:
+            return False
+        never_stops = settings.early_stopping == "never" and settings.length_penalty > 0.0
+        longest = settings.max_new_tokens if never_stops else num_tokens
+        return settings.score(self.running[0].sum_logprobs, longest) > self.finished[-1].score
+
+
+class PlainBeams:
+    """Keeps the `num_beams` likeliest continuations of every prompt (or draws them), step by step."""
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        rows: Rows,
+        finish: Finish,
+        settings: BeamSettings,
+        *,
+        trace: BeamTrace | None = None,
+    ) -> None:
+        self._scorer, self._rows, self._finish, self._settings = scorer, rows, finish, settings
+        self._trace = trace
+        start = [0.0] + [NEVER] * (settings.num_beams - 1)  # the beams of a prompt must not all start alike
+        num_prompts = len(rows) // settings.num_beams
+        self._searches = [Search([Beam([], [], score) for score in start]) for _ in range(num_prompts)]
+        self._num_tokens = 0
+
+    def is_done(self) -> bool:
+        """Whether every prompt's search has ended."""
+        return all(search.is_done for search in self._searches)
+
+    def choose(self) -> tuple[list[int], torch.Tensor]:
+        """Score every beam's next token, and keep the best continuations of each prompt."""
+        candidates = self._find_candidates()
+        self._num_tokens += 1
+        parents: list[int] = []
+        for prompt, search in enumerate(self._searches):
+            parents += self._advance(prompt, search, candidates[prompt])
+        tokens = [beam.tokens[-1] for search in self._searches for beam in search.running]
+        return parents, torch.tensor(tokens, device=self._rows.device)
+
+    def follow(self) -> None:
+        """What has ended is known from the candidates."""
+
+    def _find_candidates(self) -> list[list[Candidate]]:
+        """Each prompt's likeliest (or drawn) continuations, and whether they end their sequence."""
+        settings, rows = self._settings, self._rows
+        num_prompts, num_beams = len(self._searches), settings.num_beams
+        scores = self._scorer.next_logits(rows, normalise=True).scores  # (prompts * beams, vocab)
+        vocab = scores.shape[-1]
+        running = torch.tensor(
+            [beam.sum_logprobs for search in self._searches for beam in search.running], device=scores.device
+        )
+        total = (scores + running[:, None]).view(num_prompts, num_beams * vocab)
+        if settings.do_sample:
+            seeds = rows.seeds[::num_beams]
+            positions = rows.positions()[::num_beams]
+            noise = draw_gumbel(seeds, positions, total.shape[1])
+            index = (total + noise).topk(settings.num_candidates, dim=1).indices
+            best = total.gather(1, index)
+        else:
+            best, index = take_highest(total, settings.num_candidates)
+        found = index.tolist()  # (prompts, candidates)
+        tokens = [[place % vocab for place in places] for places in found]
+        parents = [[place // vocab for place in places] for places in found]
+        reasons = iter(self._explain_ends(tokens, parents))
+        return [
+            [Candidate(*values, next(reasons)) for values in zip(*triple, strict=True)]
+            for triple in zip(tokens, parents, best.tolist(), strict=True)
+        ]
+
+    def _explain_ends(self, tokens: list[list[int]], parents: list[list[int]]) -> list[str | None]:
+        """Why each prompt's candidates end, or None, one after the other."""
+        flat = [token for row in tokens for token in row]
+        if not self._finish.needs_history:
+            width = max(self._rows.ends) + 1
+            return self._finish.explain_tokens(flat, width)
+        first_rows = range(0, len(self._rows), self._settings.num_beams)
+        sources = [first + parent for first, row in zip(first_rows, parents, strict=True) for parent in row]
+        history = self._rows.history()
+        extended = torch.cat((history[sources], torch.tensor(flat, device=history.device)[:, None]), dim=1)
+        return self._finish.explain(extended, self._scorer.record.scores)
+
+    def _advance(self, prompt: int, search: Search, candidates: list[Candidate]) -> list[int]:
+        """Split the candidates into finished and running ones; the rows that the running ones come from."""
+        settings, first_row = self._settings, prompt * self._settings.num_beams
+        if search.is_done:
+            for beam in search.running:
+                beam.tokens.append(self._rows.pad_token_id)
+            return list(range(first_row, first_row + settings.num_beams))
+        grown = [
+            search.running[one.parent].grow(one.token, first_row + one.parent, one.sum_logprobs) for one in candidates
+        ]
+        found = []
+        for place, one in enumerate(candidates[: settings.num_beams]):
+            if one.reason is not None and one.sum_logprobs > NEVER / 2:
+                beam = grown[place]
+                beam.score = settings.score(one.sum_logprobs, self._num_tokens)
+                beam.reason, beam.place = one.reason, place
+                found.append(beam)
+        search.keep_best(found, settings)
+        order = sorted(
+            range(len(candidates)),
+            key=lambda place: -(candidates[place].sum_logprobs + (NEVER if candidates[place].reason else 0.0)),
+        )
+        kept = order[: settings.num_beams]
+        if self._trace is not None:
+            finished = {one.place: one.score for one in search.finished if len(one.tokens) == self._num_tokens}
+            self._trace.note(prompt, self._num_tokens, candidates, kept, finished=finished)
+        if all(one.sum_logprobs <= NEVER / 2 or one.sum_logprobs == -torch.inf for one in candidates):
+            raise self._explain_nothing(prompt)
+        search.running = [
+            grown[place] if candidates[place].reason is None else grown[place].cross_out() for place in kept
+        ]
+        has_next = any(one.reason is None for one in candidates)
+        search.is_done = not has_next or not search.can_improve(settings, self._num_tokens)
+        if search.is_done and self._trace is not None:
+            for best in search.finished[: settings.num_returned]:
+                self._trace.note_returned(prompt, len(best.tokens), best.place, best.score, best.reason)
+        return [first_row + candidates[place].parent for place in kept]
+
+    def _explain_nothing(self, prompt: int) -> NoTokenLeftError:
+        return self._scorer.explain_no_token(self._rows, prompt * self._settings.num_beams)
+
+    # --- what is returned ----------------------------------------------------------------------------
+    def list_live(self, prompt: int) -> list[list[int]]:
+        """New tokens of the running and of the finished beams."""
+        search = self._searches[prompt]
+        return [beam.tokens for beam in search.running] + [one.tokens for one in search.finished]
+
+    def list_returned(self, prompt: int) -> list[tuple[list[int], str]] | None:
+        """New tokens and reasons of a prompt's best, once its search is over."""
+        search = self._searches[prompt]
+        if not search.is_done:
+            return None
+        return [(one.tokens, one.reason) for one in search.finished[: self._settings.num_returned]]
+
+    def list_table(self, prompt: int) -> list[LiveBeam]:
+        """The running beams by their log-probabilities, then the finished ones by their scores."""
+        search = self._searches[prompt]
+        running = [LiveBeam(beam.tokens, beam.sum_logprobs, None) for beam in search.running]
+        return running + [LiveBeam(one.tokens, one.score, one.reason) for one in search.finished]
+
+    def result(self) -> Result:
+        """The scores and origins of the sequences returned, best first for each prompt; the trace."""
+        best = [one for search in self._searches for one in search.finished[: self._settings.num_returned]]
+        longest = max((len(one.parents) for one in best), default=0)
+        scores = torch.tensor([one.score for one in best]) if self._settings.returns_scores else None
+        origins = torch.tensor([one.parents + [-1] * (longest - len(one.parents)) for one in best])
+        return Result({"sequences_scores": scores, "beam_indices": origins, "beam_trace": self._trace})

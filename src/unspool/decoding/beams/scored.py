@@ -1,0 +1,238 @@
+"""Diverse and constrained beam search: a beam scorer decides which continuations go on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from unspool.beams.hypotheses import Hypothesis
+from unspool.beams.result import pick_best
+from unspool.beams.scorer import HypothesisScorer
+from unspool.decoding.beams.notes import VerdictNotes
+from unspool.decoding.beams.settings import NEVER, BeamSettings
+from unspool.decoding.beams.trace import BeamTrace
+from unspool.decoding.finish import Finish
+from unspool.decoding.loop import LiveBeam, Result
+from unspool.decoding.rows import Rows
+from unspool.decoding.scorer import Scorer
+
+
+class ScoredBeams:
+    """What both have in common: running scores, the beam scorer's verdict, and the sequences it settles on."""
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        rows: Rows,
+        finish: Finish,
+        settings: BeamSettings,
+        judge: HypothesisScorer,
+        *,
+        max_length: int,
+        trace: BeamTrace | None = None,
+    ) -> None:
+        self._scorer, self._rows, self._finish, self._settings, self._judge = scorer, rows, finish, settings, judge
+        self._eos = list(settings.eos_token_ids) or None
+        self._max_length = max_length
+        self._width = rows.history().shape[1]
+        self._num_prompts = len(rows) // settings.num_beams
+        self._size = settings.num_beams // settings.num_groups
+        self._trace = trace
+        self._notes = None if trace is None else VerdictNotes(trace, judge, settings.eos_token_ids)
+        self._num_tokens = 0
+        self._scores = torch.full((len(rows),), NEVER, device=rows.device)  # (rows,): log-probability so far
+        self._scores[:: self._size] = 0.0  # one beam of each group begins
+        self._origins: list[tuple[int, ...]] = [() for _ in range(len(rows))]  # the rows each token came from
+        self._is_done = False
+        self._last: tuple[torch.Tensor, torch.Tensor] | None = None  # tokens and parents looked at last
+        self._final: Mapping[str, Any] | None = None
+        self._returned: list[list[tuple[list[int], str]]] = []  # of each prompt, once it is over
+
+    def is_done(self) -> bool:
+        """Whether the beam scorer, or every row's stop, has ended the search."""
+        return self._is_done
+
+    def choose(self) -> tuple[list[int], torch.Tensor]:
+        """The row that every row goes on from, and its next token (rows,)."""
+        raise NotImplementedError
+
+    def follow(self) -> None:
+        """See whether that was the end, and let the beam scorer settle if it was."""
+        self._num_tokens += 1
+        reasons = self._finish.explain(self._rows.history(), self._scorer.record.scores)
+        self._is_done = bool(self._judge.is_done) or all(reason is not None for reason in reasons)
+        if self._is_done:
+            self._settle(reasons)
+
+    def _stay_home(self, place: int, source: int) -> int:
+        """The row to go on from: the scorer sends rows of prompts that are done to row 0, where they have no place."""
+        num_beams = self._settings.num_beams
+        return source if source // num_beams == place // num_beams else place
+
+    def _take_best(self, totals: torch.Tensor, num_beams: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The best continuations of each prompt's beams (prompts, candidates): log-probability, token, beam."""
+        vocab = totals.shape[-1]
+        flat = totals.view(self._num_prompts, num_beams * vocab)
+        count = self._settings.count_candidates(num_beams)
+        best, index = flat.topk(min(count, flat.shape[1]), dim=1, largest=True, sorted=True)
+        return best, index % vocab, torch.div(index, vocab, rounding_mode="floor")
+
+    def _settle(self, reasons: Sequence[str | None]) -> None:
+        """Let the beam scorer choose what is returned; `reasons` say why each row must end, where it does."""
+        assert self._last is not None
+        tokens, parents = self._last
+        self._final = final = self._judge.finalize(
+            self._rows.history(),
+            self._scores,
+            tokens,
+            parents,
+            max_length=self._max_length,
+            pad_token_id=self._rows.pad_token_id,
+            eos_token_id=self._eos,
+            beam_indices=self._list_origins(),
+            decoder_prompt_len=self._width,
+        )
+        row = 0
+        for prompt in range(self._num_prompts):
+            returned = []
+            for group, hypothesis in self._pick_returned(prompt):
+                ending = self._judge.find_ending(hypothesis)
+                was_running = ending.beam is not None
+                first = prompt * self._settings.num_beams + group * self._size
+                reason = reasons[first + ending.beam] or "length" if ending.beam is not None else "eos"
+                length = len(hypothesis.tokens) + (not was_running)  # its end token is not among its tokens
+                returned.append((final["sequences"][row, self._width : length].tolist(), reason))
+                row += 1
+                if self._notes is not None:
+                    self._notes.note_returned(prompt, group, ending, reason)
+            self._returned.append(returned)
+
+    def _pick_returned(self, prompt: int) -> list[tuple[int, Hypothesis]]:
+        """The hypotheses of a prompt that are returned, best first, each with its group."""
+        groups = range(self._settings.num_groups)
+        found = [(group, one) for group in groups for one in self._judge.finished(prompt, group)]
+        best = pick_best([one for _, one in found], self._settings.num_returned)
+        return [next(pair for pair in found if pair[1] is one) for one in best]
+
+    def _list_origins(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(self._origins)
+
+    # --- what is returned ----------------------------------------------------------------------------
+    def list_live(self, prompt: int) -> list[list[int]]:
+        """New tokens of the running beams and of the finished hypotheses."""
+        return [beam.tokens for beam in self.list_table(prompt)]
+
+    def list_returned(self, prompt: int) -> list[tuple[list[int], str]] | None:
+        """New tokens and reasons of what the beam scorer settled on."""
+        return self._returned[prompt] if self._is_done else None
+
+    def list_table(self, prompt: int) -> list[LiveBeam]:
+        """The running beams by their log-probabilities, then the finished hypotheses by their scores."""
+        if self._is_done:
+            return []
+        settings = self._settings
+        own = slice(prompt * settings.num_beams, (prompt + 1) * settings.num_beams)
+        new, scores = self._rows.history()[own, self._width :].tolist(), self._scores[own].tolist()
+        beams = [LiveBeam(tokens, score, None) for tokens, score in zip(new, scores, strict=True)]
+        for group in range(settings.num_groups):
+            for score, tokens, *_ in self._judge.finished(prompt, group):
+                beams.append(LiveBeam(tokens[self._width :].tolist(), score, "eos"))
+        return beams
+
+    def result(self) -> Result:
+        """The scores and origins of the sequences returned; the reference returns neither without scores."""
+        fields: dict[str, Any] = {"sequences_scores": None, "beam_indices": None, "beam_trace": self._trace}
+        if self._final is None:
+            return Result(fields)
+        if self._settings.returns_scores:
+            fields["sequences_scores"] = self._final["sequence_scores"]
+            fields["beam_indices"] = self._final["beam_indices"]
+        return Result(fields, sequences=self._final["sequences"])
+
+
+class GroupBeams(ScoredBeams):
+    """Diverse beam search: groups choose one after the other, and avoid what those before them chose.
+
+    Vijayakumar et al., 2016: https://arxiv.org/abs/1610.02424
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        size, num_beams = self._size, self._settings.num_beams
+        self._groups = [
+            [prompt * num_beams + beam for prompt in range(self._num_prompts) for beam in range(first, first + size)]
+            for first in range(0, num_beams, size)
+        ]
+
+    def choose(self) -> tuple[list[int], torch.Tensor]:
+        """Every group's choice in turn."""
+        rows = self._rows
+        current = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+        parents = list(range(len(rows)))
+        history = rows.history()
+        before = list(self._origins)
+        for number, scores in enumerate(self._scorer.next_groups(rows, self._groups, current)):
+            places = torch.tensor(self._groups[number], device=rows.device)
+            best, tokens, beams = self._take_best(scores + self._scores[places, None], self._size)
+            if self._notes is not None:
+                self._notes.look(number)
+            verdict = self._judge.process(
+                history[places],
+                best,
+                tokens,
+                beams,
+                pad_token_id=rows.pad_token_id,
+                eos_token_id=self._eos,
+                beam_indices=self._list_origins(),  # with what earlier groups chose, as in the reference
+                group_index=number,
+                decoder_prompt_len=self._width,
+            )
+            self._scores[places] = verdict["next_beam_scores"].to(self._scores.dtype)
+            current[places] = verdict["next_beam_tokens"]
+            for place, source in zip(self._groups[number], verdict["next_beam_indices"].tolist(), strict=True):
+                parents[place] = self._stay_home(place, self._groups[number][source])
+                self._origins[place] = (*before[self._groups[number][source]], source)
+            if self._notes is not None:
+                self._notes.note(self._num_tokens + 1, number, (best, tokens, beams), verdict)
+            self._last = (tokens, beams)
+        return parents, current
+
+    def _list_origins(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(self._origins[row] for group in self._groups for row in group)
+
+
+class ConstrainedBeams(ScoredBeams):
+    """Constrained beam search: beams are kept in banks by how much of the constraints they have fulfilled.
+
+    Post and Vilar, 2018 (https://arxiv.org/abs/1804.06609), Hu et al., 2019.
+    """
+
+    def choose(self) -> tuple[list[int], torch.Tensor]:
+        """The beam scorer's choice among the likeliest candidates and those that advance a constraint."""
+        rows = self._rows
+        scores = self._scorer.next_logits(rows, normalise=True).scores
+        totals = scores + self._scores[:, None]
+        best, tokens, beams = self._take_best(totals, self._settings.num_beams)
+        if self._notes is not None:
+            self._notes.look(0)
+        verdict = self._judge.process(
+            rows.history(),
+            best,
+            tokens,
+            beams,
+            scores_for_all_vocab=totals.clone(),
+            pad_token_id=rows.pad_token_id,
+            eos_token_id=self._eos,
+            beam_indices=self._list_origins(),
+            decoder_prompt_len=self._width,
+        )
+        self._scores = verdict["next_beam_scores"].to(self._scores.dtype)
+        self._last = (tokens, beams)
+        sources = verdict["next_beam_indices"].tolist()
+        if self._notes is not None:
+            self._notes.note(self._num_tokens + 1, 0, (best, tokens, beams), verdict)
+        self._origins = [(*self._origins[source], source) for source in sources]
+        parents = [self._stay_home(place, source) for place, source in enumerate(sources)]
+        return parents, verdict["next_beam_tokens"]

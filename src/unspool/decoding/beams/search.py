@@ -1,0 +1,89 @@
+"""Beam search: several continuations of every prompt go on together, and the best are returned.
+
+One search for all beam methods: `BeamTurns` moves rows, cache and what is emitted. What tells the methods apart is
+which continuations go on and which have ended; that is a `Beams`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from unspool.decoding.beams.agreement import Agreement
+from unspool.decoding.loop import Emitted, LiveBeam, Result
+from unspool.decoding.rows import Rows
+from unspool.decoding.scorer import Scorer
+
+
+class Beams(Protocol):
+    """The beams of every prompt: which go on, which have ended, and which are returned."""
+
+    def is_done(self) -> bool:
+        """Whether every prompt's search has ended."""
+        ...
+
+    def choose(self) -> tuple[list[int], torch.Tensor]:
+        """The row that every row goes on from, and its next token (rows,)."""
+        ...
+
+    def follow(self) -> None:
+        """Called once the rows have moved and got their tokens: see what has ended."""
+        ...
+
+    def list_live(self, prompt: int) -> Sequence[Sequence[int]]:
+        """New tokens of everything that can still be returned, or go on to be, of a prompt."""
+        ...
+
+    def list_returned(self, prompt: int) -> list[tuple[list[int], str]] | None:
+        """New tokens of what is returned of a prompt and why each ended, best first; None while its search goes on."""
+        ...
+
+    def list_table(self, prompt: int) -> list[LiveBeam]:
+        """A prompt's beams as they stand, for whoever watches the search; empty once there are none."""
+        ...
+
+    def result(self) -> Result:
+        """What is added to the output."""
+        ...
+
+
+class BeamTurns:
+    """A beam search at work: in every turn all beams' next tokens are scored, and rows follow those that go on."""
+
+    reads_choice = False
+
+    def __init__(
+        self, beams: Beams, scorer: Scorer, rows: Rows, num_prompts: int, num_returned: int, *, shows_table: bool
+    ) -> None:
+        self._beams, self._rows, self._reader = beams, rows, scorer.reader
+        self._agreement = Agreement(num_prompts, num_returned)
+        self._num_prompts, self._shows_table = num_prompts, shows_table
+
+    def is_done(self) -> bool:
+        """Whether every prompt's search has ended."""
+        return self._beams.is_done()
+
+    def turn(self) -> Emitted:
+        """Choose every beam's next token, let the rows follow, and return what became certain."""
+        beams, rows = self._beams, self._rows
+        parents, tokens = beams.choose()
+        rows.reorder(parents)
+        rows.append(tokens[:, None])
+        self._reader.reorder_rows(parents)
+        beams.follow()
+        emitted = Emitted({}, {})
+        for prompt in range(self._num_prompts):
+            self._agreement.add(emitted, prompt, beams.list_live(prompt), beams.list_returned(prompt))
+        if self._shows_table:
+            table = [beams.list_table(prompt) for prompt in range(self._num_prompts)]
+            emitted.beams = table if any(table) else None
+        return emitted
+
+    def result(self) -> Result:
+        """The scores and origins of the sequences returned, and the trace."""
+        return self._beams.result()
+
+    def close(self) -> None:
+        """Nothing is left undone."""

@@ -1,0 +1,1 @@
+"""How a forward pass becomes logits: plainly, by DoLa, or guided."""

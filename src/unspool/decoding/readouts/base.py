@@ -1,0 +1,61 @@
+"""How a forward pass becomes logits: what it reads, and what the processors are given of what it returned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from unspool.decoding.rows import Rows
+from unspool.logits.fused import FusedTail
+from unspool.protocols import Forward, Want
+
+
+@dataclass(slots=True)
+class Scores:
+    """A step's logits (rows, vocab), float32: the model's own, and what has become of them so far."""
+
+    logits: torch.Tensor
+    scores: torch.Tensor  # as the readout gives them to the processors; later as the processors left them
+    likeliest: torch.Tensor | None = None  # (rows,): the first token of the highest score, where the model found it
+    epilogue: Any = None  # what followed the pass, where no processor has changed the scores
+    tail: FusedTail | None = None  # processors that have not run, because the draw can do their work
+
+
+class Readout:
+    """The plain readout: rows are read once, and processors are given the last layer's logits.
+
+    DoLa and guidance override what they change; reader and scorer know no more of them than this.
+    """
+
+    num_sets = 1  # rows of the cache for each row of the call; those of the call itself come first
+    is_plain = True  # it knows nothing of single rows
+    needs_every_row = False  # rows that are done must stay, because others' scores depend on them
+
+    def widen(self, want: Want) -> Want:
+        """What a pass must return besides."""
+        return want
+
+    def longest_prompt(self, rows: Sequence[int]) -> int:
+        """Positions of the longest prompt among the `rows` (their lengths) and what is read beside them."""
+        return max(rows)
+
+    def unread(self, rows: Rows, held: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
+        """Tokens after the first `held` positions of every row of the cache, right-filled, and how many they are."""
+        return rows.unread(held)
+
+    def select_rows(self, index: Sequence[int]) -> None:
+        """Follow rows of the call that are repeated or stay."""
+
+    def read(self, forward: Forward, rows: Rows, *, normalise: bool) -> Scores:  # noqa: ARG002 - others need them
+        """The logits of a pass for the call's rows; with `normalise` log-probabilities are given, as beams need."""
+        logits = forward.logits.float()
+        if normalise:
+            return Scores(logits, torch.log_softmax(logits, dim=-1))
+        return Scores(logits, logits, forward.likeliest, forward.epilogue)
+
+    def result(self, emitted: Sequence[Sequence[int]]) -> dict[str, Any]:  # noqa: ARG002 - others need them
+        """Fields that it adds to the output, given each row's new tokens."""
+        return {}

@@ -1,0 +1,56 @@
+"""DoLa: the last layer's prediction contrasted with an earlier layer's (Chuang et al. 2023, arXiv 2309.03883)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from unspool.decoding.readouts.base import Readout, Scores
+from unspool.decoding.rows import Rows
+from unspool.kernels.readings import Contrast, ReadLogits
+from unspool.protocols import Forward, Want
+
+
+class Dola(Readout):
+    """Gives the processors how much likelier each token became since the layer that differs most.
+
+    One layer is chosen for the whole batch, as the reference does, or for each row by itself.
+    """
+
+    is_plain = False
+
+    def __init__(self, layers: Sequence[int], *, chooses_by_row: bool) -> None:
+        self._layers = tuple(layers)
+        self._contrast = Contrast(by_row=chooses_by_row)
+        # Without a row's own choice, those that are done have a say in the others'.
+        self.needs_every_row = len(self._layers) > 1 and not chooses_by_row
+        self._chosen: list[tuple[list[int], torch.Tensor]] = []  # a step each: the rows, and places in `layers`
+
+    def widen(self, want: Want) -> Want:
+        """The logits of the candidate layers too, or what becomes of them."""
+        return replace(want, early=self._layers, epilogue=self._contrast)
+
+    def read(self, forward: Forward, rows: Rows, *, normalise: bool) -> Scores:  # noqa: ARG002 - beams are refused
+        """The contrast of the last layer with the chosen one; the model's own logits stay the last layer's."""
+        logits = forward.logits.float()
+        read: ReadLogits | None = forward.epilogue
+        if read is not None and read.chosen is not None:
+            self._chosen.append((list(rows.numbers), read.chosen))
+            return Scores(logits, read.scores, forward.likeliest)
+        assert forward.early_logits is not None
+        early = torch.stack(forward.early_logits).float()  # (layers, rows, vocab)
+        contrast, chosen = self._contrast.read(logits, early)
+        self._chosen.append((list(rows.numbers), chosen))
+        return Scores(logits, contrast)
+
+    def result(self, emitted: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """The layer that each emitted token was contrasted with, one list per row of the call."""
+        told: list[list[int]] = [[] for _ in emitted]
+        for numbers, chosen in self._chosen:
+            for number, place in zip(numbers, chosen.tolist(), strict=True):
+                if len(told[number]) < len(emitted[number]):  # rows that are done may stay in the batch
+                    told[number].append(self._layers[place])
+        return {"dola_layers": told}

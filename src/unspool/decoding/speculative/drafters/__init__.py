@@ -1,0 +1,1 @@
+"""What guesses tokens: one small protocol, one file for each drafter."""

@@ -1,0 +1,1 @@
+"""Strategies of one token a row a turn, and the turns they are taken in."""

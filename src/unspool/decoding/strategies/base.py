@@ -1,0 +1,62 @@
+"""What a strategy of one token a row is: something that chooses tokens by the scores of a `Scorer`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from unspool.cache import Cache
+from unspool.decoding.rows import Rows
+from unspool.errors import NoTokenLeftError
+
+
+@dataclass(slots=True)
+class Choice:
+    """The tokens a step chose, and the logits they were chosen from."""
+
+    tokens: torch.Tensor  # (rows, new)
+    logits: torch.Tensor  # (rows, vocab): the model's own, for log-probabilities
+
+
+class Strategy(Protocol):
+    """Chooses the next tokens of every row."""
+
+    def step(self, rows: Rows) -> Choice:
+        """One turn: choose tokens for every row."""
+        ...
+
+    @property
+    def reads_choice(self) -> bool:
+        """Whether the tokens it chooses have been read when it returns them."""
+        ...
+
+    @property
+    def takes_likeliest(self) -> bool:
+        """Whether it takes the token of the highest score, so that a model can take several steps at once."""
+        ...
+
+    @property
+    def can_forget(self) -> bool:
+        """Whether `forget` can undo a step, and no step waits for the host."""
+        ...
+
+    def forget(self, num_steps: int) -> None:
+        """Undo the last steps; the rows still have their tokens."""
+        ...
+
+    def keep_rows(self, index: list[int]) -> None:
+        """Follow the rows that stay when others leave."""
+        ...
+
+    def admit(self, other: Any, cache: Cache, counts: tuple[int, int], shifts: tuple[int, int]) -> None:
+        """Take in the rows of another strategy of the kind; raises where the two can't go on as one.
+
+        `cache` holds the keys of both, `counts` says how many rows each has, `shifts` how many columns they move.
+        """
+        ...
+
+    def explain_no_token(self, rows: Rows, place: int) -> NoTokenLeftError:
+        """Why the row at `place` got no token (NO_TOKEN) from the step just taken."""
+        ...

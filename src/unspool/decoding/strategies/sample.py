@@ -1,0 +1,59 @@
+"""Greedy search and multinomial sampling: one token a row a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unspool.cache import ROLL_BACK, Cache
+from unspool.decoding.rows import Rows
+from unspool.decoding.scorer import Scorer
+from unspool.decoding.select import draw, take_likeliest
+from unspool.decoding.strategies.base import Choice
+from unspool.decoding.tails import draw_from_tail
+from unspool.errors import NoTokenLeftError
+
+
+class Sample:
+    """Takes the likeliest token, or draws one from the processed distribution."""
+
+    reads_choice = False
+
+    def __init__(self, scorer: Scorer, *, do_sample: bool) -> None:
+        self._scorer = scorer
+        self._do_sample = do_sample
+        self.takes_likeliest = not do_sample
+
+    def step(self, rows: Rows) -> Choice:
+        """Choose every row's next token."""
+        result = self._scorer.next_logits(rows, whole=not self._do_sample)
+        if not self._do_sample:
+            tokens = result.likeliest if result.likeliest is not None else take_likeliest(result.scores)
+            return Choice(tokens[:, None], result.logits)
+        if result.tail is None:
+            tokens = draw(result.scores, rows.uniforms())
+        else:
+            tokens = draw_from_tail(result.tail, result.scores, rows.uniforms())
+        return Choice(tokens[:, None], result.logits)
+
+    @property
+    def can_forget(self) -> bool:
+        """Whether the cache can give up its last positions."""
+        return ROLL_BACK in self._scorer.reader.cache.can
+
+    def forget(self, num_steps: int) -> None:
+        """Undo the last steps."""
+        self._scorer.reader.forget(num_steps)
+
+    def keep_rows(self, index: list[int]) -> None:
+        """Let cache and processors follow rows that stay."""
+        self._scorer.keep_rows(index)
+
+    def admit(self, other: Any, cache: Cache, counts: tuple[int, int], shifts: tuple[int, int]) -> None:
+        """Take in rows that are chosen in the same way."""
+        if not isinstance(other, Sample) or other._do_sample != self._do_sample:
+            raise ValueError("rows of which some are drawn and others are not can't be chosen by one strategy")
+        self._scorer.admit(other._scorer, cache, counts, shifts)
+
+    def explain_no_token(self, rows: Rows, place: int) -> NoTokenLeftError:
+        """Why the row at `place` has no token to choose from."""
+        return self._scorer.explain_no_token(rows, place)

@@ -1,0 +1,101 @@
+"""One token a row a turn: what greedy search, sampling and their kin have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from unspool.cache import Cache
+from unspool.decoding.finish import Finish, JoinedFinish
+from unspool.decoding.loop import Emitted, Result
+from unspool.decoding.record import Record, read_logprobs
+from unspool.decoding.rows import Rows
+from unspool.decoding.select import NO_TOKEN
+from unspool.decoding.strategies.base import Strategy
+
+
+@dataclass(slots=True)
+class TokenTurns:
+    """Rows, a strategy that chooses their next tokens, and what ends them."""
+
+    rows: Rows
+    strategy: Strategy
+    finish: Finish
+    record: Record
+    rows_may_leave: bool
+    reasons: dict[int, str] = field(default_factory=dict)  # why rows of the call have ended
+
+    def is_done(self) -> bool:
+        """Whether every row has ended."""
+        return all(number in self.reasons for number in self.rows.numbers)
+
+    @property
+    def reads_choice(self) -> bool:
+        """Whether a token has been read when it is emitted."""
+        return self.strategy.reads_choice
+
+    def result(self) -> Result:
+        """Nothing but what was emitted."""
+        return Result()
+
+    def close(self) -> None:
+        """Nothing is left undone."""
+
+    def turn(self) -> Emitted:
+        """Choose every row's next token, and see who is done."""
+        rows = self.rows
+        choice = self.strategy.step(rows)
+        done = [number in self.reasons for number in rows.numbers]
+        tokens = choice.tokens
+        if any(done):  # rows that stay although they are done go on as padding
+            tokens = tokens.masked_fill(torch.tensor(done, device=tokens.device)[:, None], rows.pad_token_id)
+        new_tokens = tokens.tolist()
+        for place, chosen in enumerate(new_tokens):
+            if NO_TOKEN in chosen:
+                raise self.strategy.explain_no_token(rows, place)
+        rows.append(tokens)
+        emitted = Emitted({}, {})
+        if self.record.num_top is not None:
+            told = read_logprobs(choice.logits, tokens[:, -1], self.record.num_top)
+            emitted.logprobs = {
+                number: [told[place]] for place, number in enumerate(rows.numbers) if number not in self.reasons
+            }
+        return self._tell(new_tokens, emitted)
+
+    def _tell(self, new_tokens: list[list[int]], emitted: Emitted) -> Emitted:
+        """Enter what the rows just got, see who is done with it, and let them leave."""
+        reasons = self.finish.explain_rows(self.rows, new_tokens, self.record.scores)
+        for number, chosen, reason in zip(self.rows.numbers, new_tokens, reasons, strict=True):
+            if number in self.reasons:
+                continue  # it ended before, and goes on as padding
+            emitted.tokens[number] = chosen
+            if reason is not None:
+                emitted.finished[number] = self.reasons[number] = reason
+        if self.rows_may_leave and emitted.finished:
+            self._let_leave()
+        return emitted
+
+    def _let_leave(self) -> None:
+        staying = [place for place, number in enumerate(self.rows.numbers) if number not in self.reasons]
+        if staying:
+            self.rows.select(staying)
+            self.strategy.keep_rows(staying)
+        else:
+            self.rows.numbers = []
+
+    def admit(self, other: TokenTurns, cache: Cache) -> None:
+        """Take in the rows of other turns at work, after these; `cache` holds the keys of both. The others are used up.
+
+        Their numbers go on after these: row `i` of the others is row `max(numbers) + 1 + i`.
+        """
+        if self.record.keeps_any or other.record.keeps_any or not (self.rows_may_leave and other.rows_may_leave):
+            raise ValueError("rows of which something is kept step by step stay with their own call")
+        own = list(self.rows.numbers)
+        first = max([*own, *self.reasons]) + 1
+        new = [first + number for number in other.rows.numbers]
+        counts = (len(own), len(new))
+        shifts = self.rows.admit(other.rows, new)
+        self.strategy.admit(other.strategy, cache, counts, shifts)
+        self.finish = JoinedFinish.of(self.finish, own, other.finish, new, shifts)
+        self.reasons |= {first + number: reason for number, reason in other.reasons.items()}

@@ -1,0 +1,192 @@
+"""What the CPU library is told of a cache: where keys lie (`Places`), and whose keys each row of a pass reads."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from unspool.cache import Cache, Span
+from unspool.cache.places import PackedPlaces, Places
+from unspool.errors import SettingError
+from unspool.kernels.cpu.library import PackedLayer, Packing, Store, describe_packed, describe_scheme
+from unspool.kernels.packing import Packed
+from unspool.models.decoder.spec import DecoderSpec
+from unspool.models.weights import find_addresses
+
+_LONGEST_ROW = 2**30  # positions: what the library counts in 32 bits
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """A cache's memory as the library knows it."""
+
+    own: Store  # a row's own keys
+    shared: Store  # those before them that it shares with others
+    packing: Packing  # how those are packed
+    packed: Any  # and where, if they are: the address of an array of `PackedLayer`, one per layer
+    kept: Any  # what must outlive the call
+    held: list[torch.Tensor]  # all buffers,
+    at: list[int]  # and where they lay when they were described
+
+
+@dataclass(slots=True)
+class LibraryKeys:
+    """The keys that one pass reads and writes."""
+
+    addresses: Addresses
+    shared_rows: Sequence[int]  # whose keys come first, one per row
+    shared_counts: Sequence[int]  # and how many of them; 0: none
+    own_rows: Sequence[int]  # which row of the own buffers each row of the pass is
+    bases: Sequence[int] | None = None  # the position that place 0 of packed layers that slide stands for
+    may_move: bool = False  # they lie in a pool of blocks, which others may let grow
+
+
+_KNOWN: WeakKeyDictionary[Places, Addresses | None] = WeakKeyDictionary()
+
+
+def find_keys(cache: Cache, span: Span, spec: DecoderSpec) -> LibraryKeys | None:
+    """Where an open pass's keys lie; None for caches that the library can't read. The caller holds `cache.steady()`."""
+    rows, forks = len(span.starts), cache.num_forks
+    cache.open_layers(spec.num_layers, rows // forks, spec.num_kv_heads, spec.head_dim, torch.float32)
+    places = cache.places(in_order=True)
+    if places is None or len(places.buffers) != spec.num_layers or span.stop > _LONGEST_ROW:
+        return None
+    addresses = _KNOWN.get(places)
+    if addresses is None and places in _KNOWN:
+        return None
+    if addresses is None or find_addresses(addresses.held) != addresses.at:  # tensors can be given other memory
+        addresses = _KNOWN[places] = _describe(places, spec)
+        if addresses is None:
+            return None
+    if cache.first_fork is not None:
+        return _find_forks(places, addresses, cache, cache.first_fork)
+    return _find_rows(places, addresses, span, spec)
+
+
+def _find_rows(places: Places, addresses: Addresses, span: Span, spec: DecoderSpec) -> LibraryKeys | None:
+    rows, first = len(span.starts), places.buffers[0]
+    none = [0] * rows
+    if places.block_table is not None:
+        return (
+            LibraryKeys(addresses, none, none, range(rows), None, True) if places.block_table.shape[0] >= rows else None
+        )
+    if first.shape[0] < rows:
+        return None
+    if places.rooms is not None:
+        for layer, room in enumerate(places.rooms):
+            window = spec.window if spec.kind_of(layer) == "sliding" else None
+            if room < min(span.stop, window or span.stop):
+                return None  # the cache keeps fewer keys than the model's layers see
+        return LibraryKeys(addresses, none, none, range(rows))
+    counts: Sequence[int] = none
+    if places.packed is not None:
+        counts = places.packed.num_packed
+    elif places.prompt_lengths is not None:
+        counts = places.prompt_lengths
+    if len(counts) != rows:
+        return None
+    held = max(start - shared for start, shared in zip(span.starts, counts, strict=True)) + span.num_new
+    if held > first.shape[1]:
+        return None  # a long pass over packed keys is read as it came, and packed on its way
+    if places.branches:
+        return LibraryKeys(addresses, [row // places.branches for row in range(rows)], counts, range(rows))
+    bases = places.packed.bases if places.packed is not None else None
+    return LibraryKeys(addresses, range(rows), counts, range(rows), bases)
+
+
+def _find_forks(places: Places, addresses: Addresses, cache: Cache, first: int) -> LibraryKeys | None:
+    """A row's keys are what its forks share; each fork's own are one position, described as a row of its own."""
+    if not (places.is_plain or places.block_table is not None) or not places.buffers[0].is_contiguous():
+        return None
+    forks = cache.num_forks
+    lengths, room = cache.lengths[::forks], places.buffers[0].shape[1]
+    slots: list[int] = []
+    for row, length in enumerate(lengths):
+        for place in range(length + first, length + first + forks):
+            block = row if places.block_table is None else int(places.block_table[row, place // room])
+            slots.append(block * room + (place if places.block_table is None else place % room))
+    rows = addresses.own
+    own = Store(rows.layers, rows.position_stride, rows.position_stride)
+    forked = Addresses(own, rows, addresses.packing, None, addresses.kept, addresses.held, addresses.at)
+    shared_rows = [row for row in range(len(lengths)) for _ in range(forks)]
+    return LibraryKeys(forked, shared_rows, cache.lengths, slots, None, places.block_table is not None)
+
+
+# --- memory ----------------------------------------------------------------------------------------------
+
+
+def _describe(places: Places, spec: DecoderSpec) -> Addresses | None:
+    """The addresses of a cache's buffers; None where they are not what the library reads."""
+    if places.is_pinned or (places.branches and places.ancestry is not None):
+        return None
+    shape = (2, spec.num_kv_heads, spec.head_dim)
+    own = _describe_buffers(places.buffers, shape, places.rooms)
+    shared = own if places.shared is None else _describe_buffers(places.shared, shape, None)
+    if own is None or shared is None or (places.shared is not None and len(places.shared) != spec.num_layers):
+        return None
+    held, packing, packed = [*places.buffers, *(places.shared or ())], Packing(), None
+    if places.block_table is not None:
+        table = places.block_table
+        if table.dtype != torch.int32 or not table.is_contiguous() or table.device.type != "cpu":
+            return None
+        own[0].table, own[0].width, own[0].block = table.data_ptr(), table.shape[1], places.buffers[0].shape[1]
+        held.append(table)
+    if places.packed is not None:
+        tensors = [tensor for layer in places.packed.layers for tensor in layer]
+        if not all(tensor.is_contiguous() and tensor.device.type == "cpu" for tensor in tensors):
+            return None
+        packing, packed = _describe_packed(places.packed, spec)
+        held += tensors
+    address = ctypes.cast(packed, ctypes.c_void_p) if packed is not None else None
+    return Addresses(own[0], shared[0], packing, address, (own, shared, packed), held, find_addresses(held))
+
+
+def _describe_buffers(
+    buffers: Sequence[torch.Tensor], shape: tuple[int, ...], rooms: Sequence[int] | None
+) -> tuple[Store, Any] | None:
+    first = buffers[0]
+    strides = first.stride()
+    for buffer in buffers:
+        is_alike = buffer.shape == first.shape if rooms is None else buffer.is_contiguous()
+        if not is_alike or buffer.shape[2:] != shape or buffer.stride()[1:] != strides[1:]:
+            return None
+        if (
+            buffer.dtype != torch.float32
+            or buffer.device.type != "cpu"
+            or (rooms is None and buffer.stride() != strides)
+        ):
+            return None
+    if strides[2:] != (shape[1] * shape[2], shape[2], 1):
+        return None
+    array = (ctypes.c_void_p * len(buffers))(*(buffer.data_ptr() for buffer in buffers))
+    sizes = (ctypes.c_int32 * len(rooms))(*rooms) if rooms is not None else None
+    store = Store(ctypes.cast(array, ctypes.c_void_p), strides[0], strides[1])
+    if sizes is not None:
+        store.rooms = ctypes.addressof(sizes)
+    return store, (array, sizes)
+
+
+def _describe_packed(places: PackedPlaces, spec: DecoderSpec) -> tuple[Packing, Any]:
+    """How shared keys are packed, and an array of where, one entry per layer."""
+    rows, (key_scheme, value_scheme) = len(places.num_packed), places.schemes
+    if key_scheme.width != spec.head_dim or value_scheme.width != spec.head_dim:
+        raise SettingError(
+            f"keys were packed for heads of {key_scheme.width} numbers and the model's have {spec.head_dim}"
+        )
+    layers = []
+    for layer, tensors in enumerate(places.layers):
+        slides = places.sliding is not None and places.sliding[layer]
+        keys, values = Packed(key_scheme, *tensors[:3]), Packed(value_scheme, *tensors[3:])
+        firsts = places.bases if slides and places.bases is not None else [0] * rows
+        held = max(count - first for count, first in zip(places.num_packed, firsts, strict=True))
+        if keys.num_positions != values.num_positions or held > keys.num_positions or min(firsts) < 0:
+            raise SettingError(f"{held} packed positions do not fit {keys.num_positions}")
+        described = (describe_packed(part, rows, spec.num_kv_heads) for part in (keys, values))
+        layers.append(PackedLayer(*described, keys.num_positions, int(slides), 0))
+    packing = Packing(describe_scheme(key_scheme), describe_scheme(value_scheme))
+    return packing, (PackedLayer * len(layers))(*layers)

@@ -1,0 +1,47 @@
+"""The program that `confined` runs: reads a tokenizer and texts, writes their ids, within the limits that it is given.
+
+It imports nothing of unspool, so that it starts in a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+
+def main() -> None:
+    """Answer one request."""
+    request = json.load(sys.stdin.buffer)
+    sys.path[:] = request["path"]
+    _set_limits(request["seconds"], request["memory"])
+    json.dump(_encode(request), sys.stdout)
+
+
+def _set_limits(seconds: int, memory: int) -> None:
+    try:
+        import resource
+    except ImportError:  # not on Windows; the wall time is limited there too
+        return
+    _, highest = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds + 2, seconds + 3))
+    if highest == resource.RLIM_INFINITY or memory < highest:
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+
+
+def _encode(request: dict[str, object]) -> dict[str, object]:
+    import tokenizers
+
+    texts, adds = request["texts"], request["add_special_tokens"]
+    try:
+        backend = tokenizers.Tokenizer.from_str(str(request["tokenizer"]))
+        encodings = backend.encode_batch_fast(texts, add_special_tokens=adds)  # type: ignore[arg-type]
+    except Exception as error:
+        return {"error": str(error)[:500]}
+    except BaseException as error:  # a panic of the library
+        return {"damage": str(error)[:500]}
+    return {"rows": [encoding.ids for encoding in encodings]}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""How much work a tokenizer may have with a text, and where it is encoded: here, or in a process that can be ended.
+
+The tokenizers library can't be interrupted and aborts the process when memory runs out. So a text is encoded here only
+if the worst that the tokenizer's rules can do with its length is small; that holds for the tokenizers in use and texts
+of megabytes, and is worked out without looking at the text. Everything else, such as rules that are not understood,
+goes to a process of its own (`confined`), whose time and memory have limits.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tokenizers
+
+from unspool.text.confined import encode_confined
+from unspool.text.patterns import find_work
+
+MAX_STEPS_HERE = 1_000_000_000  # of a few nanoseconds each
+MAX_BYTES_HERE = 4 << 20  # that rules may make of a text, where they may make more than four times as much of it
+MAX_TRIES_HERE = 128  # at each place of a text; the patterns in use have some twenty
+_USUAL_GROWTH = 4.0
+_STEPS_OF_A_PIECE_BYTE = 20  # looking up a unigram piece, for each byte of the longest one
+_BYTES_PUT_BEFORE = 64  # at most, to every text
+
+# The most bytes that a rule makes of one. Normal forms: U+FDFA becomes 18 letters.
+_GROWTH = {
+    "NFC": 3.0,
+    "NFD": 3.0,
+    "NFKC": 11.0,
+    "NFKD": 11.0,
+    "Lowercase": 1.5,
+    "BertNormalizer": 5.0,
+    "ByteLevel": 2.0,
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The worst that a tokenizer may do to a text: bytes made of one, steps at each, the power they grow with."""
+
+    growth: float = 1.0
+    tries: int = 1
+    degree: int | None = 1
+
+    def fits_here(self, sizes: Sequence[int]) -> bool:
+        """Whether texts of these sizes in bytes are no danger to this process."""
+        if self.degree is None:
+            return False
+        grown = [(size + _BYTES_PUT_BEFORE) * self.growth for size in sizes]
+        if self.growth > _USUAL_GROWTH and sum(grown) > MAX_BYTES_HERE:
+            return False
+        if self.degree == 1 and self.tries <= MAX_TRIES_HERE:
+            return True
+        return self.tries * sum(size**self.degree for size in grown) <= MAX_STEPS_HERE
+
+
+def measure_workload(backend: tokenizers.Tokenizer) -> Workload:
+    """The workload of a tokenizer's normalizers, pre-tokenizers and model."""
+    growth, tries, degrees = 1.0, 0, [1]
+    for rule in [*_list_rules(backend.normalizer), *_list_rules(backend.pre_tokenizer)]:
+        growth *= find_growth(rule)
+        pattern = rule.get("pattern")
+        if isinstance(pattern, dict) and isinstance(pattern.get("Regex"), str):
+            work = find_work(pattern["Regex"])
+            tries += work.tries
+            if work.degree is None:
+                return Workload(growth, tries, None)
+            degrees.append(work.degree)
+    if isinstance(backend.model, tokenizers.models.Unigram):
+        longest = max((len(piece.encode("utf-8", "replace")) for piece in backend.get_vocab(False)), default=0)
+        tries += longest * _STEPS_OF_A_PIECE_BYTE
+    return Workload(growth, max(1, tries), max(degrees))
+
+
+def find_growth(rule: Mapping[str, Any]) -> float:
+    """The most bytes that a normalizer, pre-tokenizer or decoder makes of one."""
+    kind = rule.get("type")
+    if kind == "Replace":
+        return _find_growth_of_replacing(rule.get("pattern"), rule.get("content"))
+    if kind == "Precompiled":
+        return max(1.0, measure_charsmap(base64.b64decode(rule.get("precompiled_charsmap") or "")))
+    return _GROWTH.get(str(kind), 1.0)
+
+
+def _find_growth_of_replacing(pattern: Any, content: Any) -> float:
+    size = len(content.encode("utf-8", "replace")) if isinstance(content, str) else 0
+    pattern = pattern if isinstance(pattern, dict) else {"String": pattern}
+    literal, regex = pattern.get("String"), pattern.get("Regex")
+    if isinstance(regex, str):
+        shortest = find_work(regex).shortest
+    else:
+        shortest = len(literal.encode("utf-8", "replace")) if isinstance(literal, str) else 0
+    # One that matches nothing may do so between any two characters.
+    return max(1.0, size / shortest) if shortest else 1.0 + size
+
+
+def measure_charsmap(charsmap: bytes) -> int:
+    """The bytes of the longest entry in sentencepiece's table of normal forms; 33 in those in use."""
+    size = int.from_bytes(charsmap[:4], "little")
+    return max(map(len, charsmap[4 + size :].split(b"\0")), default=0)
+
+
+def encode_within_limits(
+    backend: tokenizers.Tokenizer, workload: Workload, texts: list[str], add_special_tokens: bool
+) -> list[list[int]]:
+    """The ids of texts, made here or in a process of its own."""
+    if workload.fits_here([len(text.encode("utf-8")) for text in texts]):
+        return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)]
+    return encode_confined(backend, texts, add_special_tokens)
+
+
+def _list_rules(part: Any) -> list[dict[str, Any]]:
+    """The rules of a part of a tokenizer, sequences in sequences laid out in a row."""
+    if part is None:
+        return []
+    try:
+        pending = [json.loads(part.__getstate__())]
+    except Exception:  # made of Python's objects by the caller, whose own they are
+        return []
+    found: list[dict[str, Any]] = []
+    while pending:
+        rule = pending.pop()
+        inner = rule.get("normalizers", rule.get("pretokenizers"))
+        if isinstance(inner, list):
+            pending.extend(inner)
+        else:
+            found.append(rule)
+    return found

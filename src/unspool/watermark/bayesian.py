@@ -1,0 +1,236 @@
+"""SynthID-Text's Bayesian detector: how likely g-values are in marked text, learnt from examples."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from unspool.config import SynthIDTextWatermarkingConfig
+from unspool.config.watermarking import MOST_KEYS
+from unspool.errors import InputError, LoadError, SettingError
+from unspool.small_files import read_json_object, write_text
+from unspool.watermark.detector import find_differences
+from unspool.watermark.synthid import SynthIDTextWatermarkLogitsProcessor
+
+CONFIG_NAME, WEIGHTS_NAME = "config.json", "model.safetensors"
+MOST_BYTES = 64 << 20
+FINGERPRINT = "keys_fingerprint"
+
+
+class BayesianDetectorConfig:
+    """The settings of a Bayesian detector: its rounds, the prior, and what text it was made for."""
+
+    def __init__(self, watermarking_depth: int | None = None, base_rate: float = 0.5, **kwargs: Any) -> None:
+        if watermarking_depth is not None and (
+            not isinstance(watermarking_depth, int) or not 1 <= watermarking_depth <= MOST_KEYS
+        ):
+            raise SettingError(
+                f"`watermarking_depth` is the number of keys, from 1 to {MOST_KEYS}, and not {watermarking_depth!r}"
+            )
+        if not isinstance(base_rate, (int, float)) or not 0 < base_rate < 1:
+            raise SettingError(f"`base_rate` has to lie between 0 and 1, but is {base_rate!r}")
+        self.watermarking_depth = watermarking_depth
+        self.base_rate = float(base_rate)
+        self.model_name: str | None = None
+        self.watermarking_config: dict[str, Any] | None = None
+        for name, value in kwargs.items():
+            setattr(self, name, value)
+
+    def set_detector_information(self, model_name: str | None, watermarking_config: Any) -> None:
+        """Note the model whose text it knows and the watermark's settings."""
+        self.model_name = model_name
+        has_form = hasattr(watermarking_config, "to_dict")
+        self.watermarking_config = watermarking_config.to_dict() if has_form else watermarking_config
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as a dict."""
+        return dict(vars(self))
+
+    def hide_keys(self) -> None:
+        """Replace the watermark's keys by a fingerprint, by which the right ones are known again."""
+        mark = self.watermarking_config
+        if mark is not None and "keys" in mark:
+            kept = {name: value for name, value in mark.items() if name != "keys"}
+            self.watermarking_config = {**kept, FINGERPRINT: take_fingerprint(mark["keys"])}
+
+    @classmethod
+    def from_pretrained(cls, folder: str | PathLike[str]) -> Self:
+        """Read the settings from a folder."""
+        settings = read_json_object(Path(folder) / CONFIG_NAME)
+        return cls(**settings)
+
+    def save_pretrained(self, folder: str | PathLike[str]) -> None:
+        """Write the settings into a folder."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        write_text(Path(folder) / CONFIG_NAME, json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n")
+
+
+@dataclass
+class BayesianWatermarkDetectorModelOutput:
+    """The loss, where labels were given, and the probability that each text is marked."""
+
+    loss: torch.Tensor | None = None
+    posterior_probabilities: torch.Tensor | None = None
+
+
+class BayesianDetectorWatermarkedLikelihood(nn.Module):
+    """The likelihood of g-values in marked text: a round with two different tokens favours 1, and how likely such a
+    round is depends on the g-values of the rounds before."""
+
+    def __init__(self, watermarking_depth: int) -> None:
+        super().__init__()
+        self.watermarking_depth = watermarking_depth
+        self.beta = nn.Parameter(torch.full((1, 1, watermarking_depth), -2.5))
+        self.delta = nn.Parameter(torch.zeros(1, 1, watermarking_depth, watermarking_depth))
+
+    def forward(self, g_values: torch.Tensor) -> torch.Tensor:
+        """P(g-value | marked) of g-values (texts, length, depth)."""
+        g_values = g_values.to(self.beta.dtype)
+        earlier = torch.tril(self.delta[0, 0], diagonal=-1)  # (round, the rounds before)
+        has_two = torch.sigmoid(g_values @ earlier.T + self.beta)
+        return 0.5 * ((g_values + 0.5) * has_two + (1 - has_two))
+
+
+class BayesianDetectorModel(nn.Module):
+    """The probability that a text is marked, from its g-values, by Bayes' rule."""
+
+    config_class = BayesianDetectorConfig
+
+    def __init__(self, config: BayesianDetectorConfig) -> None:
+        super().__init__()
+        if config.watermarking_depth is None:
+            raise SettingError("a BayesianDetectorModel needs `watermarking_depth`, the number of keys")
+        self.config = config
+        self.watermarking_depth = config.watermarking_depth
+        self.base_rate = config.base_rate
+        self.likelihood_model_watermarked = BayesianDetectorWatermarkedLikelihood(config.watermarking_depth)
+        self.prior = nn.Parameter(torch.tensor([config.base_rate]))
+
+    def score(self, g_values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """The log-odds (texts,) that texts are marked."""
+        if g_values.dim() != 3 or g_values.shape[-1] != self.watermarking_depth:
+            raise InputError(
+                f"g-values have to be of the shape (texts, length, {self.watermarking_depth}), one for each round, but "
+                f"are {list(g_values.shape)}: the detector was made for another number of keys"
+            )
+        likelihood: torch.Tensor = self.likelihood_model_watermarked(g_values).clamp(min=1e-30)
+        evidence = ((likelihood / 0.5).log() * mask[..., None]).sum(dim=(1, 2))
+        prior = self.prior.clamp(1e-5, 1 - 1e-5)
+        odds: torch.Tensor = evidence + torch.log(prior) - torch.log1p(-prior)
+        return odds
+
+    def forward(
+        self,
+        g_values: torch.Tensor,
+        mask: torch.Tensor,
+        labels: torch.Tensor | None = None,
+        loss_batch_weight: float = 1,
+        return_dict: bool = False,
+    ) -> Any:
+        """P(marked | g-values) of texts (texts, length, depth), counting tokens whose `mask` (texts, length) is 1."""
+        posterior = torch.sigmoid(self.score(g_values, mask))
+        loss = None
+        if labels is not None:
+            penalty = loss_batch_weight * (self.likelihood_model_watermarked.delta**2).sum()
+            loss = nn.functional.binary_cross_entropy(posterior.clamp(1e-5, 1 - 1e-5), labels) + penalty
+        if return_dict:
+            return BayesianWatermarkDetectorModelOutput(loss=loss, posterior_probabilities=posterior)
+        return (posterior,) if loss is None else (posterior, loss)
+
+    def save_pretrained(self, folder: str | PathLike[str]) -> None:
+        """Write the settings and the weights (safetensors) into a folder."""
+        from safetensors.torch import save_file
+
+        self.config.save_pretrained(folder)
+        save_file({name: value.contiguous() for name, value in self.state_dict().items()}, Path(folder) / WEIGHTS_NAME)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | PathLike[str]) -> Self:
+        """Read a detector from a folder."""
+        from safetensors.torch import load_file
+
+        path = Path(folder) / WEIGHTS_NAME
+        model = cls(BayesianDetectorConfig.from_pretrained(folder))
+        if not path.is_file() or path.stat().st_size > MOST_BYTES:
+            raise LoadError(f"{path} is missing, or larger than a detector is")
+        try:
+            tensors = load_file(path)
+        except Exception as error:  # safetensors raises its own kinds
+            raise LoadError(f"{path} can't be read: {error}") from error
+        expected = model.state_dict()
+        if tensors.keys() != expected.keys() or any(tensors[name].shape != expected[name].shape for name in expected):
+            raise LoadError(
+                f"{path} does not hold a detector of {model.watermarking_depth} rounds, as {CONFIG_NAME} says"
+            )
+        if not all(bool(value.isfinite().all()) for value in tensors.values()):
+            raise LoadError(f"{path} holds numbers that are not finite")
+        model.load_state_dict(tensors)
+        return model.eval()
+
+
+class SynthIDTextWatermarkDetector:
+    """A trained Bayesian detector, with the processor whose mark it knows and the tokenizer."""
+
+    def __init__(
+        self,
+        detector_module: BayesianDetectorModel,
+        logits_processor: SynthIDTextWatermarkLogitsProcessor,
+        tokenizer: Any,
+    ) -> None:
+        self.detector_module = detector_module
+        self.logits_processor = logits_processor
+        self.tokenizer = tokenizer
+        depth, rounds = logits_processor.depth, detector_module.watermarking_depth
+        if depth != rounds:
+            raise SettingError(f"the watermark has {depth} keys and the detector was trained for {rounds} rounds")
+        saved = detector_module.config.watermarking_config
+        if saved is not None:
+            check_same(saved, logits_processor)
+
+    @torch.no_grad()
+    def __call__(self, tokenized_outputs: torch.Tensor) -> Any:
+        """The probability that each text (texts, length) is marked, as the model returns it."""
+        g_values, mask = read_g_values(self.logits_processor, tokenized_outputs, self.tokenizer.eos_token_id)
+        return self.detector_module(g_values, mask)
+
+
+def read_g_values(
+    mark: SynthIDTextWatermarkLogitsProcessor, input_ids: torch.Tensor, eos_token_id: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The g-values (texts, length, depth) of texts, and which tokens count: before the end, after a new context."""
+    mask = mark.compute_context_repetition_mask(input_ids)
+    if eos_token_id is not None:
+        mask = mask & mark.compute_eos_token_mask(input_ids, eos_token_id)[:, mark.ngram_len - 1 :].bool()
+    return mark.compute_g_values(input_ids), mask
+
+
+def check_same(saved: Mapping[str, Any], mark: SynthIDTextWatermarkLogitsProcessor) -> None:
+    """Raise if a detector was made for other settings than a processor has, and say which."""
+    keys = [int(key) for key in mark.keys.tolist()]
+    given: dict[str, Any] = {
+        "ngram_len": mark.ngram_len,
+        "keys": keys,
+        "sampling_table_size": len(mark.sampling_table),
+        "sampling_table_seed": mark.sampling_table_seed,
+        "context_history_size": mark.context_history_size,
+    }
+    if FINGERPRINT in saved and saved[FINGERPRINT] == take_fingerprint(keys):
+        given["keys"] = None
+    complete = {**SynthIDTextWatermarkingConfig(2, [1]).to_dict(), "keys": None, **saved}
+    differ = find_differences({name: complete.get(name) for name in given}, given)
+    if differ:
+        raise SettingError(f"the detector was made for another watermark: {'; '.join(differ)}")
+
+
+def take_fingerprint(keys: Any) -> str:
+    """A number that keys have in common with nothing else, and from which they are not found by trying."""
+    spoken = json.dumps([int(key) for key in keys]).encode()
+    return hashlib.pbkdf2_hmac("sha256", spoken, b"unspool watermark", 200_000).hex()[:32]
