@@ -29,8 +29,8 @@ from unspool.kernels.cpu.library import Matrix as CMatrix
 from unspool.kernels.cpu.library import Norm as CNorm
 from unspool.models.decoder.head import check_positions
 from unspool.models.decoder.layers import DecoderWeights, Layer
-from unspool.models.decoder.sight import Outlook
 from unspool.models.decoder.spec import DecoderSpec
+from unspool.models.decoder.views import AttentionViews
 from unspool.models.paths.library_keys import Addresses, LibraryKeys, find_keys
 from unspool.models.paths.path import ALL_LAYERS, EMBEDDINGS, Pass
 from unspool.models.weights import (
@@ -142,7 +142,7 @@ class WholeStep:
 
     most_tokens: int | None  # of a pass that is faster here; None: all are
 
-    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, outlook: Outlook, library: Library) -> None:
+    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, outlook: AttentionViews, library: Library) -> None:
         self._spec = spec
         self._weights = weights
         self._outlook = outlook
@@ -462,7 +462,7 @@ class LibraryPath:
 
     name = "library"
 
-    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, outlook: Outlook) -> None:
+    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, outlook: AttentionViews) -> None:
         library = find_library()
         assert library is not None, "explain_no_library() says so"
         self._spec, self._weights = spec, weights
