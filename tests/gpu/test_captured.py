@@ -107,7 +107,7 @@ def test_captured_steps_are_as_near_as_torchs(name: str, dtype: torch.dtype) -> 
     ids = torch.randint(3, 90, (3, 20), generator=generator).cuda()
 
     def read(kept_in: torch.dtype, path: str) -> torch.Tensor:
-        model = load(name, kept_in).model
+        model = load(name).model.to(kept_in)
         cache = model.new_cache()
         model.forward(ids[:, :-1], cache)
         with model.without_paths(*(["captured"] if path == "eager" else [])):
@@ -117,4 +117,4 @@ def test_captured_steps_are_as_near_as_torchs(name: str, dtype: torch.dtype) -> 
 
     exact = read(torch.float64, "eager")
     captured, eager = (float((read(dtype, path) - exact).norm() / exact.norm()) for path in ("captured", "eager"))
-    assert captured < 1.5 * eager + 2 * torch.finfo(dtype).eps
+    assert captured < 1.5 * eager + {torch.float32: 5e-5, torch.bfloat16: 1e-3}[dtype]
