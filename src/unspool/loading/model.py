@@ -119,7 +119,13 @@ def _load_parts(
         if is_adapted:
             architecture = name_architecture(source.config)
             model = load_adapted(
-                source.location, source.config, source.tensors, device=where, dtype=kept, name=architecture
+                source.location,
+                source.config,
+                source.tensors,
+                device=where,
+                dtype=kept,
+                name=architecture,
+                by_choice=native is False,
             )
         else:
             model = build_model(

@@ -28,12 +28,17 @@ def load_adapted(
     device: torch.device,
     dtype: torch.dtype,
     name: str,
+    by_choice: bool = False,
 ) -> Adapted:
-    """The model of a folder, read by transformers from safetensors only; code from the folder is never run."""
+    """The model of a folder, read by transformers from safetensors only; code from the folder is never run.
+
+    `by_choice` says that the caller asked for transformers, whether or not there is a native form.
+    """
+    reason = "is to be run by transformers" if by_choice else "has no native form"
     try:
         import transformers
     except ImportError as error:
-        raise MissingExtraError("transformers", EXTRA, f"{name}, which unspool has no native form of,") from error
+        raise MissingExtraError("transformers", EXTRA, f"{name}, which {reason},") from error
     try:
         check_claims(config, tensors, f"the config.json of {folder}")
         model, missing = _read(transformers, folder, config, tensors, dtype)
@@ -44,17 +49,20 @@ def load_adapted(
     except Exception as error:  # a config can make transformers' code fail in any way
         if is_out_of_memory(error):
             raise
-        reason = " ".join(str(error).split())[:300]
+        told = " ".join(str(error).split())[:300]
         raise LoadError(
-            f"{folder} has the architecture {name}, which has no native form, and transformers "
-            f"{transformers.__version__} can't load it: {type(error).__name__}: {reason}"
+            f"{folder} has the architecture {name}, which {reason}, and transformers "
+            f"{transformers.__version__} can't load it: {type(error).__name__}: {told}"
         ) from error
     if missing:
         raise LoadError(
             f"{folder} has the architecture {name} and lacks {len(missing)} of the tensors that {type(model).__name__} "
             f"needs ({', '.join(missing[:3])}): its weights are not those of a model that writes text"
         )
-    logger.warning("%s has no native form: it runs through transformers %s", name, transformers.__version__)
+    if by_choice:
+        logger.info("%s runs through transformers %s, as asked", name, transformers.__version__)
+    else:
+        logger.warning("%s has no native form: it runs through transformers %s", name, transformers.__version__)
     return adapted
 
 
