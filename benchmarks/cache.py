@@ -150,7 +150,7 @@ def _measure_ours(
 
     def fill(num_new: int, counts: list[int] | None = None) -> None:
         cache, heads, width = caches[0], sizes["kv"], sizes["hidden_size"] // sizes["num_attention_heads"]
-        cache.attach(model._outlook)  # as a pass does: a sink must know how the model enters positions
+        cache.attach(model._views)  # as a pass does: a sink must know how the model enters positions
         while num_new and not (cache.is_endless and cache.seen_tokens >= 2 * WINDOW):  # it holds no more from there on
             size = min(num_new, cache.longest_pass or num_new)
             cache.begin(batch, size, counts, device=arguments.device)

@@ -33,7 +33,7 @@ def time_pass(model: Any, rows: int, contexts: list[int]) -> list[float]:
     for context in contexts:
         times = []
         for _ in range(5):
-            step._tell_lengths([context] * rows)
+            step._send_lengths([context] * rows)
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             for _ in range(10):

@@ -780,6 +780,8 @@ def test_files_that_are_no_caches(tmp_path: Path) -> None:
         {"lengths": "["},
         {"kind": "StaticCache"},
         {"kind": "StaticCache", "facts": '{"rows": 1e30, "capacity": 3, "heads": 2, "width": 3}'},
+        {"kind": "OffloadedStaticCache", "facts": '{"rows": 1, "capacity": 3, "heads": 2, "width": -3}'},
+        {"kind": "StaticCache", "facts": '{"rows": 1, "capacity": 3, "heads": -2, "width": -3}'},
         {"kind": "HybridCache", "facts": "[]"},
         {"kind": "SinkCache", "facts": '{"window_length": -1, "num_sink_tokens": 0}'},
         {"kind": "EncoderDecoderCache", "facts": '{"kinds": ["EncoderDecoderCache", "DynamicCache"]}'},

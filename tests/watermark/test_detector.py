@@ -23,7 +23,7 @@ MODEL = SimpleNamespace(vocab_size=VOCAB, bos_token_id=1, is_encoder_decoder=Fal
 CONFIGS: list[Any] = [
     WatermarkingConfig(),
     WatermarkingConfig(seeding_scheme="selfhash", context_width=2, greenlist_ratio=0.4),
-    SynthIDTextWatermarkingConfig(3, list(range(100, 110))),
+    SynthIDTextWatermarkingConfig(3, [7919 * place for place in range(100, 110)], sampling_table_size=2**12),
     GumbelWatermarkingConfig(context_width=2),
 ]
 
@@ -85,7 +85,7 @@ def test_a_begin_token_is_left_out() -> None:
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
 def test_marked_text_is_found_and_other_text_is_not(config: Any) -> None:
     detector = WatermarkDetector({"vocab_size": VOCAB}, "cpu", config, ignore_repeated_ngrams=True)
-    marked, plain = detector(write(config, 12, 120), return_dict=True), detector(write(None, 12, 120), return_dict=True)
+    marked, plain = detector(write(config, 6, 90), return_dict=True), detector(write(None, 6, 90), return_dict=True)
     assert (marked.p_value < 1e-4).all() and marked.prediction.all()
     assert (plain.p_value > 1e-4).all()
     assert np.median(marked.green_fraction) > np.median(plain.green_fraction) + 0.1
@@ -98,7 +98,7 @@ def test_p_values_are_honest(config: Any, kind: str) -> None:
 
     Over keys: each text is judged with a key of its own. 95 % intervals, from above: a count's p values are coarse.
     """
-    num_texts, length = 300, 48
+    num_texts, length = 500, 48
     make = repeat_phrases if kind == "repetitive" else lambda rows, length: torch.randint(3, VOCAB, (rows, length))
     torch.manual_seed(1)
     texts = make(num_texts, length)

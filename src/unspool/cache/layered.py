@@ -202,6 +202,8 @@ class LayeredCache(Cache):
         )
         if not 0 < rows <= 2**20 or not 0 < positions <= 2**24 or window < 1 or len(kinds) != len(tensors):
             raise ValueError(f"{rows} rows of {positions} positions, window {window}, {len(kinds)} layers")
+        if heads < 1 or width < 1:
+            raise ValueError(f"{heads} heads of width {width} can't be")
         room = Room(rows, positions, heads, width, like.dtype, (like.device,) * len(kinds))
         cache = cls.__new__(cls)
         LayeredCache.__init__(cache, kinds, window, room)

@@ -82,6 +82,8 @@ class StaticCache(BufferedCache):
         rows, room, heads, width = (int(facts[name]) for name in ("rows", "capacity", "heads", "width"))
         if not 0 < rows <= 2**20 or not max(lengths, default=0) <= room <= 2**24 or not tensors:
             raise ValueError(f"{rows} rows of {room} positions can't be for lengths {lengths}")
+        if heads < 1 or width < 1:
+            raise ValueError(f"{heads} heads of width {width} can't be")
         sizes = SimpleNamespace(
             num_hidden_layers=len(tensors), num_attention_heads=heads, head_dim=width, hidden_size=heads * width
         )

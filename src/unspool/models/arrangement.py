@@ -1,4 +1,4 @@
-"""Padded rows, as callers have them, against right-filled ones, as models read them."""
+"""Conversion between padded rows, as callers give them, and right-filled rows, as models read them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from unspool.errors import InputError, UnsupportedError
 
 @dataclass(slots=True)
 class Arrangement:
-    """Where the real tokens of each row lie among the columns a caller gave."""
+    """The columns of each row's real tokens in a caller's input."""
 
-    counts: list[int] | None  # real tokens among the new columns, a row each; None where all are
+    counts: list[int] | None  # real tokens among the new columns, one count per row; None if all are real
     shifts: list[int]  # new columns before the first real one
     fronts: list[int]  # columns before the first real one, those of the past included
-    num_columns: int  # of past and new together
+    num_columns: int  # past and new together
 
     def pack(self, columns: torch.Tensor) -> torch.Tensor:
-        """Columns (rows, new, …) as right-filled rows; what follows a row's end is some other real column."""
+        """Columns (rows, new, …) as right-filled rows; after a row's end some real column is repeated."""
         if self.counts is None:
             return columns
         rows, places = self._places(columns, -1)
@@ -46,7 +46,7 @@ class Arrangement:
         return by_query.gather(-1, index) * is_key[:, None, None, :]
 
     def check_positions(self, positions: torch.Tensor, held: list[int]) -> None:
-        """Raise where the positions a caller gave are not those that the mask implies."""
+        """Raise if the positions that a caller gave are not those that the mask implies."""
         rows, num_new = len(self.shifts), positions.shape[-1]
         given = positions.reshape(-1, num_new).expand(rows, -1).tolist()
         counts = self.counts or [num_new] * rows
@@ -67,7 +67,7 @@ class Arrangement:
 def read_mask(mask: torch.Tensor | None, rows: int, num_new: int, held: list[int]) -> Arrangement:
     """The arrangement that an attention mask over (past and) new columns describes.
 
-    `held` is what the cache holds, a row each. The ones of a row must be one run.
+    `held` is the number of positions that the cache holds, one per row. The ones of a row must be contiguous.
     """
     if mask is None:
         return Arrangement(None, [0] * rows, [0] * rows, max(held, default=0) + num_new)

@@ -1,4 +1,4 @@
-"""Putting a checkpoint's tensors in their places: fused, permuted and converted while they are copied."""
+"""Copying a checkpoint's tensors into a model's buffers: fused, permuted and converted on the way."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from unspool.models.weights import (
 Progress = Callable[[int, int], None]
 """Called with the numbers placed so far and the numbers in all."""
 
-# Buffers that checkpoints carry and nobody needs: masks and frequencies can be computed.
+# Buffers in checkpoints that are not needed: masks and frequencies can be computed.
 _BUFFERS: Final = re.compile(
     r"(\.(masked_bias|inv_freq)|(^|\.)h\.\d+\.attn\.bias|layers\.\d+\.attention\.bias|^rope_freqs\.weight)$"
 )
 
 
 Packing = Literal["file", "int8", "int4"]
-"""How matrices are quantised: as the file's own blocks (8 bits where it has none of a known form), or all alike."""
+"""How matrices are quantised: as the file's own blocks (8 bits if it has none of a known form), or all alike."""
 
 
 class Assembler:
-    """Copies tensors of a source into new buffers of one device and dtype, and keeps the accounts."""
+    """Copies tensors of a source into new buffers of one device and dtype, and keeps track of those used."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Assembler:
         device: torch.device,
         dtype: torch.dtype,
         *,
-        prefix: str = "",  # what older checkpoints leave out at the front of a name
+        prefix: str = "",  # a prefix of names that older checkpoints leave out
         progress: Progress | None = None,
         packing: Packing | None = None,
     ) -> None:
@@ -70,10 +70,10 @@ class Assembler:
     def find(self, name: str, expected: tuple[int, ...]) -> str:
         """The name under which the source has a tensor, whose shape must be as expected.
 
-        Asked before a buffer is made: so no size that a config claims takes memory unless the file has the tensor.
+        Called before a buffer is allocated, so that a size in a config takes no memory unless the file has the tensor.
         """
         if not self.has(name):
-            raise LoadError(f"the weights have no tensor {name!r}, which the config says there is")
+            raise LoadError(f"the weights have no tensor {name!r}, which the config implies")
         name = name if name in self.source else name.removeprefix(self._prefix)
         shape = tuple(self.source.info(name).shape)
         if shape != expected:
@@ -84,7 +84,7 @@ class Assembler:
         return name
 
     def copy(self, name: str, out: torch.Tensor, *, is_transposed: bool = False) -> None:
-        """Copy one tensor to its place and let go of its source."""
+        """Copy one tensor into `out` and release its source."""
         name = self.find(name, tuple(out.shape)[::-1] if is_transposed else tuple(out.shape))
         self.source.copy_into(name, out, transpose=is_transposed)
         self._account(name)
@@ -110,7 +110,7 @@ class Assembler:
         return self.take(name, rows, columns)
 
     def packs(self, inputs: int) -> bool:
-        """Whether matrices of so many columns are quantised."""
+        """Whether matrices with `inputs` columns are quantised."""
         return self.packing is not None and inputs % BLOCK == 0
 
     def pack(
@@ -122,7 +122,7 @@ class Assembler:
         is_transposed: bool = False,
         fewest_bits: Literal[4, 8] = 4,  # of what is quantised here
     ) -> Blocks:
-        """Matrices one below the other as blocks: the file's own where all are of one kind, or quantised here."""
+        """Stacked matrices as blocks: the file's own if all are of one kind, otherwise quantised here."""
         found = [
             self.find(name, (inputs, size) if is_transposed else (size, inputs))
             for name, size in zip(names, sizes, strict=True)
@@ -150,7 +150,7 @@ class Assembler:
     def linear(
         self, names: Sequence[str], sizes: Sequence[int], inputs: int, *, has_bias: bool, is_transposed: bool = False
     ) -> Linear:
-        """Matrices that read the same input, one below the other; `names` lack .weight and .bias."""
+        """Matrices that read the same input, stacked; `names` lack .weight and .bias."""
         for name, size in zip(names, sizes, strict=True):
             self.find(f"{name}.weight", (inputs, size) if is_transposed else (size, inputs))
         weight, first = self.empty(sum(sizes), inputs), 0
@@ -169,8 +169,8 @@ class Assembler:
         is_transposed: bool = False,
         order: torch.Tensor | None = None,
     ) -> AnyLinear:
-        """As `linear`, quantised where that is asked for. What is laid out can't be reordered: `order` says how rows
-        of a quantised matrix are to lie."""
+        """As `linear`, quantised if that was asked for. A packed layout can't be reordered, so `order` gives the order
+        of a quantised matrix's rows."""
         if not self.packs(inputs):
             return self.linear(names, sizes, inputs, has_bias=has_bias, is_transposed=is_transposed)
         blocks = self.pack([f"{name}.weight" for name in names], sizes, inputs, is_transposed=is_transposed)
@@ -187,7 +187,7 @@ class Assembler:
         return WordLinear.of(blocks, self.device, self.dtype, bias)
 
     def lay_out_table(self, blocks: Blocks, scale: float) -> PackedEmbedding | WordEmbedding:
-        """Embeddings in the layout that the device looks them up in."""
+        """Embeddings in the layout of the device's lookups."""
         table: PackedEmbedding | WordEmbedding
         if self.device.type == "cpu":
             table = PackedEmbedding.of(blocks)
@@ -197,7 +197,7 @@ class Assembler:
         return table
 
     def biases(self, names: Sequence[str], sizes: Sequence[int]) -> torch.Tensor:
-        """The biases of matrices that lie one below the other."""
+        """The concatenated biases of stacked matrices."""
         for name, size in zip(names, sizes, strict=True):
             self.find(f"{name}.bias", (size,))
         bias, first = self.empty(sum(sizes)), 0
@@ -219,7 +219,7 @@ class Assembler:
         return Norm(weight, bias, spec.eps, spec.kind == "layer", spec.is_float32)
 
     def check_all_used(self, spare: Iterable[str] = ()) -> None:
-        """Raise where the source holds tensors that this model would leave out of its computation."""
+        """Raise if the source holds tensors that this model would not use."""
         known = self._used | set(spare)
         left = [name for name in self.source.names() if name not in known and not _BUFFERS.search(name)]
         if left:
@@ -245,7 +245,7 @@ def split_groups_(
 
 
 def pair_neighbours_(heads: torch.Tensor, head_dim: int, width: int) -> None:
-    """Reorder rows (heads · head_dim, …) so that the two numbers that rope turns together lie side by side."""
+    """Reorder rows (heads · head_dim, …) so that the two numbers of a rope pair are neighbours."""
     turned = heads.view(-1, head_dim, heads[0].numel())[:, :width]
     num_heads, rest = turned.shape[0], turned.shape[2]
     halves = turned.view(num_heads, 2, width // 2, rest).transpose(1, 2).clone()

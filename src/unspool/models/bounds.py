@@ -1,7 +1,7 @@
-"""The one table of what a config or a GGUF header may say: the least and the most of every number that is read.
+"""The minimum and maximum of every number that is read from a config or a GGUF header.
 
-The bounds are far beyond the models there are. They keep every size small enough to be multiplied, looped over and
-compared with the tensors of the file, which is what decides in the end.
+The bounds are far beyond existing models. They keep every size small enough to be multiplied, looped over and compared
+with the tensors of the file, which is the decisive check.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Final
 MOST_LAYERS: Final = 4_096
 MOST_HEADS: Final = 16_384
 MOST_WIDTH: Final = 1 << 20  # of hidden states and heads
-MOST_INNER: Final = 1 << 22  # of what lies between two projections
+MOST_INNER: Final = 1 << 22  # of the states between two projections
 MOST_TOKENS: Final = 1 << 24
-MOST_POSITIONS: Final = 1 << 30  # also those of windows; they make no buffers by themselves
+MOST_POSITIONS: Final = 1 << 30  # also of windows; they allocate nothing by themselves
 
 _LAYERS = (1, MOST_LAYERS)
 _HEADS = (1, MOST_HEADS)

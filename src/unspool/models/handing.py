@@ -1,4 +1,4 @@
-"""How models are copied and handed to other processes: weights are never pickled, they are loaded again."""
+"""Copying models and sending them to other processes: weights are never pickled, they are loaded again."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ class Origin(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the weights were read into."""
+        """The dtype that the weights were loaded in."""
 
     def reload(self, device: str, dtype: torch.dtype | None) -> Any:
-        """The model once more; `dtype` is None if it is still the one that it was loaded in."""
+        """Load the model again; `dtype` is None if it has not changed since."""
 
 
 Reduced = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 def reduce_model(model: Any, state: dict[str, Any]) -> Reduced:
-    """What a model is pickled as: its origin, its device and dtype now, and settings that were changed since.
+    """A model's pickled form: its origin, its current device and dtype, and settings that were changed since loading.
 
-    Pickling the weights themselves would not do: torch's pickler moves them into shared memory, which the C library
-    and captured steps know nothing of.
+    Weights themselves are not pickled, because torch's pickler moves them into shared memory without the C library and
+    captured steps noticing.
     """
     origin: Origin | None = model.origin
     if origin is None:

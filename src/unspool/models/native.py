@@ -1,4 +1,4 @@
-"""What all native models share: their config, their weights, and being moved."""
+"""What all native models share: config, weights, and moving between devices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unspool.protocols import LAST, Encoded, Forward, ModelInfo, Want
 
 
 class ModelConfig(SimpleNamespace):
-    """A model's config with the names most models use; attributes of the original file are there too."""
+    """A model's config with the names that most models use, and the attributes of the original file."""
 
     def to_dict(self) -> dict[str, Any]:
         """All values by name."""
@@ -54,7 +54,7 @@ class NativeModel(ABC):
         memo[id(self)] = made
         for name in ("_device", "_dtype", "origin", "spec", "info", "config", "weights", "_activate", *self._SETTINGS):
             setattr(made, name, copy.deepcopy(getattr(self, name), memo))
-        made._refresh()  # what holds addresses is made for the copy
+        made._refresh()  # rebuilds what holds addresses, for the copy
         return made
 
     def __reduce__(self) -> Reduced:
@@ -66,12 +66,12 @@ class NativeModel(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self._device
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the weights are kept in."""
+        """The dtype of the weights."""
         return self._dtype
 
     @abstractmethod
@@ -94,7 +94,7 @@ class NativeModel(ABC):
         want: Want = LAST,  # noqa: ARG002
         embeds: torch.Tensor | None = None,  # noqa: ARG002
     ) -> Encoded:
-        """Run the encoder, where there is one."""
+        """Run the encoder, if there is one."""
         raise UnsupportedError(f"{self.info.family} has no encoder")
 
     @abstractmethod
@@ -106,7 +106,7 @@ class NativeModel(ABC):
         encoded: Encoded | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> Cache:
-        """An empty cache for `rows` rows; `config` is what `cache_config` says."""
+        """An empty cache for `rows` rows; `config` is the call's `cache_config`."""
 
     @abstractmethod
     def get_input_embeddings(self) -> AnyEmbedding:
@@ -124,17 +124,17 @@ class NativeModel(ABC):
 
     @property
     def key_shape(self) -> KeyShape:
-        """What a cache must fit."""
+        """The shape of the keys, which a cache must match."""
         return self._key_shape(self.info.num_layers)
 
     @property
     def fingerprint(self) -> str:
-        """What this model is known by: its sizes, its type of number and a sample of its weights."""
+        """An identifier of this model: a hash of its sizes, its dtype and a sample of its weights."""
         some = torch.arange(0, self.info.vocab_size, max(1, self.info.vocab_size // 64), device=self.device)
         rows = self.get_input_embeddings()(some)
         sample = rows.flatten()[:: max(1, rows.shape[1] // 16)].float().cpu()
-        told = (self.info, str(self.dtype), [f"{value:.4e}" for value in sample.tolist()])
-        return f"{self.info.family}-{hashlib.sha256(repr(told).encode()).hexdigest()[:16]}"
+        identity = (self.info, str(self.dtype), [f"{value:.4e}" for value in sample.tolist()])
+        return f"{self.info.family}-{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}"
 
     def _key_shape(self, num_layers: int) -> KeyShape:
         sizes, heads = self.config, int(self.config.num_attention_heads)
@@ -177,11 +177,11 @@ class NativeModel(ABC):
 
     @abstractmethod
     def _refresh(self) -> None:
-        """Make anew what was derived from the weights, after they moved."""
+        """Rebuild what was derived from the weights, after they moved."""
 
     @property
     def is_quantised(self) -> bool:
-        """Whether matrices are kept as blocks of whole numbers."""
+        """Whether matrices are stored quantised."""
         return any(not tensor.is_floating_point() for tensor in self._unique_tensors())
 
     def eval(self) -> Self:
@@ -192,16 +192,16 @@ class NativeModel(ABC):
         return list({tensor.data_ptr(): tensor for tensor in iterate_tensors(self.weights)}.values())
 
     def num_parameters(self) -> int:
-        """How many numbers the model has; a tied head is counted once."""
+        """The number of parameters; a tied head is counted once."""
         return sum(tensor.numel() for tensor in self._unique_tensors())
 
     @property
     def weights_bytes(self) -> int:
-        """The memory the weights take."""
+        """The memory of the weights, in bytes."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._unique_tensors())
 
     def _check_input(self, tokens: torch.Tensor | None, embeds: torch.Tensor | None, width: int) -> tuple[int, int]:
-        """The shape (rows, new) of what came in, once it is known to be sound."""
+        """Check the input, and return its shape (rows, new)."""
         if (tokens is None) == (embeds is None):
             raise InputError("give token ids or embeddings, one of them")
         if tokens is not None:

@@ -1,4 +1,4 @@
-"""Which description belongs to a checkpoint, and building the model it describes."""
+"""Finding a checkpoint's family, and building its model."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def find_family(config: Mapping[str, Any]) -> FamilyEntry | None:
 
 
 def name_architecture(config: Mapping[str, Any]) -> str:
-    """What a `config.json` calls its architecture."""
+    """The name of the architecture in a `config.json`."""
     return ", ".join(_read_architectures(config)) or f"{config.get('model_type')!r:.100}"
 
 
@@ -72,7 +72,7 @@ def _read_architectures(config: Mapping[str, Any]) -> list[str]:
 
 
 def describe(config: Mapping[str, Any]) -> FamilyEntry:
-    """The family of a `config.json`, or the error that says which there are."""
+    """The family of a `config.json`; raises an error that lists the supported ones if there is none."""
     family = find_family(config)
     if family is not None:
         return family
@@ -106,9 +106,9 @@ def build_model(
     progress: Progress | None = None,
     packing: Packing | None = None,
 ) -> NativeModel:
-    """The model that a `config.json` (or a GGUF header) and its weights make.
+    """The model of a `config.json` (or a GGUF header) and its weights.
 
-    With `packing` its matrices are quantised for products on a CPU, in float32 but for them.
+    With `packing` its matrices are quantised for products on a CPU; the rest is float32.
     """
     place = torch.device(device)
     family = describe_gguf(config) if is_gguf else describe(config)
@@ -128,7 +128,7 @@ def can_pack(config: Mapping[str, Any], *, is_gguf: bool) -> bool:
 
 
 def _default_dtype(config: Mapping[str, Any], device: torch.device) -> torch.dtype:
-    """float32 on a CPU, whose narrower products are slow; what the weights were saved in elsewhere."""
+    """float32 on a CPU, where 16-bit products are slow; elsewhere the dtype that the weights were saved in."""
     if device.type == "cpu":
         return torch.float32
     saved = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Settings:
-    """A mapping from outside, read value by value; a value of the wrong kind is an error that names it."""
+    """An untrusted mapping, read value by value; a value of the wrong kind raises an error that names it."""
 
     def __init__(self, values: Mapping[str, Any], where: str = "config.json", prefix: str = "") -> None:
         self.values = values
@@ -22,7 +22,7 @@ class Settings:
         self._prefix = prefix
 
     def find(self, *names: str) -> Any:
-        """The first of the names that is there and not null; None otherwise."""
+        """The value of the first name that is present and not null; None otherwise."""
         for name in names:
             value = self.values.get(self._prefix + name)
             if value is not None:
@@ -30,7 +30,7 @@ class Settings:
         return None
 
     def has(self, name: str) -> bool:
-        """Whether the name is there and not null."""
+        """Whether the name is present and not null."""
         return self.find(name) is not None
 
     def part(self, name: str) -> Settings | None:
@@ -61,11 +61,11 @@ class Settings:
         return float(value)
 
     def optional_number(self, name: str, default: float | None = None) -> float | None:
-        """A number as above, or None where the file says null."""
+        """A number as above, or None if the file says null."""
         return default if self._is_absent(name) else self.number(name) if self.has(name) else None
 
     def optional_integer(self, name: str, default: int | None = None) -> int | None:
-        """A whole number as above, or None where the file says null."""
+        """A whole number as above, or None if the file says null."""
         return default if self._is_absent(name) else self.integer(name) if self.has(name) else None
 
     def _is_absent(self, name: str) -> bool:
@@ -104,7 +104,7 @@ class Settings:
         return None if not kept else kept if isinstance(value, list | tuple) else kept[0]
 
     def refuse(self, name: str, *values: Any, because: str) -> None:
-        """Raise where a setting has one of the values that this version does not compute."""
+        """Raise if a setting has one of the values that this version does not support."""
         value = self.find(name)
         if value is not None and value in values:
             raise UnsupportedError(f"{self.where} has {name}={value!r}: {because}")

@@ -1,4 +1,4 @@
-"""Where weights come from, and the small containers that hold them."""
+"""Sources of weights, and the small containers that hold them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from unspool.kernels.presence import has_triton
 
 
 class StoredTensor(Protocol):
-    """What a source says of a tensor before reading it."""
+    """A tensor's metadata, known before reading it."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -76,16 +76,16 @@ class MemorySource:
         out.copy_(tensor)
 
     def blocks(self, name: str) -> Blocks | None:  # noqa: ARG002 - the protocol's argument
-        """None: these are numbers."""
+        """None: these tensors are not quantised."""
         return None
 
     def release(self, name: str) -> None:
-        """Nothing: the tensors belong to whoever gave them."""
+        """Nothing: the tensors belong to the caller."""
 
 
 @dataclass(slots=True)
 class Linear:
-    """A matrix (out, in) and, where the model has one, a bias."""
+    """A matrix (out, in) and, if the model has one, a bias."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
@@ -130,7 +130,7 @@ class Embedding:
 
 @dataclass(slots=True)
 class PackedRows:
-    """A quantised matrix in the layout of the CPU library, and how that knows it."""
+    """A quantised matrix in the layout of the CPU library, and its C struct."""
 
     tiles: torch.Tensor  # (tiles, blocks, bytes) uint8
     kind: Kind
@@ -140,7 +140,7 @@ class PackedRows:
 
     @property
     def matrix(self) -> Matrix:
-        """The matrix as the library knows it; described anew if the bytes or the bias have moved in memory."""
+        """The matrix's C struct; rebuilt if the bytes or the bias have moved in memory."""
         known, bias = self._matrix, self.bias
         is_current = (
             known is not None
@@ -152,13 +152,13 @@ class PackedRows:
         return known
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        # A description holds addresses, and a copy has others.
+        # The struct holds addresses, and a copy has others.
         parts = {item.name: getattr(self, item.name) for item in fields(self) if item.init}
         return type(self)(**copy.deepcopy(parts, memo))
 
     @property
     def weight(self) -> torch.Tensor:
-        """The numbers that the blocks stand for: (out, in) float32, made anew at every call."""
+        """The dequantised matrix: (out, in) float32, computed at every call."""
         return unpack_tiles(self.tiles, self.kind, self.shape[0]).dequantise()
 
     @property
@@ -174,7 +174,7 @@ class PackedRows:
 
 
 class PackedLinear(PackedRows):
-    """A quantised matrix (out, in) and, where the model has one, a bias."""
+    """A quantised matrix (out, in) and, if the model has one, a bias."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():
@@ -219,7 +219,7 @@ class WordRows:
 
     @property
     def weight(self) -> torch.Tensor:
-        """The numbers that the words stand for: (out, in), made anew at every call."""
+        """The dequantised matrix: (out, in), computed at every call."""
         return self.operand.dequantise(self.dtype)
 
     @classmethod
@@ -230,14 +230,14 @@ class WordRows:
 
 
 class WordLinear(WordRows):
-    """A quantised matrix (out, in) on a GPU and, where the model has one, a bias."""
+    """A quantised matrix (out, in) on a GPU and, if the model has one, a bias."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if not x.is_cuda or not has_triton():
             return F.linear(x, self.weight.to(x.dtype), self.bias)
         from unspool.kernels.gpu.products.product import multiply
 
-        rows = x.reshape(-1, x.shape[-1]).contiguous()  # the last positions of a pass lie between others
+        rows = x.reshape(-1, x.shape[-1]).contiguous()  # the last positions of a pass are not contiguous
         out = x.new_empty(rows.shape[0], self.words.shape[0])
         multiply(self.operand, rows, out, bias=self.bias)
         return out.view(*x.shape[:-1], -1)
@@ -272,7 +272,7 @@ def iterate_tensors(holder: Any) -> Iterator[torch.Tensor]:
 
 
 def find_addresses(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Where tensors lie in memory: what is remembered of it is compared before it is used, for tensors may move."""
+    """The addresses of tensors; stored ones are compared before they are used, because tensors may move."""
     return list(map(torch.Tensor.data_ptr, tensors))
 
 
@@ -285,7 +285,7 @@ def _convert(
     holder: Any, device: torch.device, dtype: torch.dtype, done: dict[int, tuple[torch.Tensor, torch.Tensor]]
 ) -> Any:
     if isinstance(holder, torch.Tensor):
-        if id(holder) not in done:  # the old one is kept beside the new, so that its id stays its own
+        if id(holder) not in done:  # the old one is kept alive, so that its id is not reused
             done[id(holder)] = (holder, holder.to(device, dtype if holder.is_floating_point() else holder.dtype))
         return done[id(holder)][1]
     if isinstance(holder, list):

@@ -26,7 +26,8 @@ from unspool.errors import UnsupportedError
 from unspool.watermark.green_list import WatermarkLogitsProcessor
 from unspool.watermark.gumbel import GumbelWatermarkLogitsProcessor
 from unspool.watermark.statistics import binomial_tail, gamma_tail, normal_tail
-from unspool.watermark.synthid import SynthIDTextWatermarkLogitsProcessor
+from unspool.watermark.synthid import INCREMENT, MULTIPLIER, SynthIDTextWatermarkLogitsProcessor
+from unspool.watermark.tournament import find_shifts
 
 Array = npt.NDArray[np.float64]
 HEAVIEST, LIGHTEST = 10.0, 1.0  # weights of the first and the last round, as in SynthID-Text's paper
@@ -155,10 +156,9 @@ class SynthIDScorer(Scorer):
         """Mean and deviation of a value in unmarked text, over all places of the table: its bits are not quite fair."""
         table, size = self.mark.sampling_table.double(), len(self.mark.sampling_table)
         rate = float(table.mean())
-        bits = self.mark.packed
-        if not len(bits.words):
+        if size & (size - 1):  # no shifts of one table: the rounds' bits are as good as independent
             return rate, math.sqrt(rate * (1 - rate) * float((self.weights**2).sum()))
-        shifts = bits.find_shifts().tolist()
+        shifts = find_shifts(self.mark.keys, size, MULTIPLIER, INCREMENT).tolist()
         sums = torch.zeros(size, dtype=torch.float64)
         for shift, weight in zip(shifts, self.weights.tolist(), strict=True):
             sums += weight * table.roll(-shift)

@@ -31,7 +31,7 @@ class PackedBits:
         """Pack a table for its keys."""
         size, words = len(table), []
         if size & (size - 1) == 0:
-            shifts = (keys * multiplier + increment) % size
+            shifts = find_shifts(keys, size, multiplier, increment)
             place = torch.arange(size, device=table.device)
             for first in range(0, len(keys), WORD):
                 word = torch.zeros(size, dtype=torch.int64, device=table.device)
@@ -41,14 +41,15 @@ class PackedBits:
         packed = torch.stack(words) if words else torch.zeros(0, size, dtype=torch.int32, device=table.device)
         return cls(table, keys, multiplier, increment, packed)
 
-    def find_shifts(self) -> torch.Tensor:
-        """How far each key shifts the table (depth,)."""
-        return (self.keys * self.multiplier + self.increment) % len(self.table)
-
     @property
     def depth(self) -> int:
         """Rounds."""
         return len(self.keys)
+
+
+def find_shifts(keys: torch.Tensor, size: int, multiplier: int, increment: int) -> torch.Tensor:
+    """How far each key shifts a table of `size`, a power of two: (depth,)."""
+    return (keys * multiplier + increment) % size
 
 
 def run_tournament(probs: torch.Tensor, bits: PackedBits, contexts: torch.Tensor) -> None:

@@ -10,6 +10,7 @@ from tests.fuzz.mutate import hostile_value, mutate_json
 from unspool.text.chat import render_chat
 
 NAME = "chat_messages"
+SHARE = 2.0
 SHORT = 40
 
 _TEMPLATE = (

@@ -10,7 +10,7 @@ from tests.fuzz.mutate import mutate_string
 from unspool.text.chat import render_chat
 
 NAME = "chat_template"
-SHARE = 3.0
+SHARE = 2.0
 SHORT = 40
 
 _METHODS = (

@@ -12,7 +12,7 @@ from unspool import GenerationConfig
 from unspool.config.parameters import PARAMETERS
 
 NAME = "generation_config"
-SHARE = 2.0
+SHARE = 4.0
 SHORT = 150
 
 _USUAL: dict[str, Any] = {

@@ -10,6 +10,7 @@ from tests.fuzz.mutate import hostile_string, hostile_value
 from unspool.text.gguf_vocabulary import tokenizer_from_gguf
 
 NAME = "gguf_tokenizer"
+SHARE = 2.0
 SHORT = 40
 
 _TOKENS = [

@@ -14,6 +14,7 @@ from tests.fuzz.mutate import dump_json, hostile_string, mutate_bytes, mutate_js
 from tests.fuzz.tiny import find_folder, use
 
 NAME = "index_json"
+SHARE = 2.0
 SHORT = 60
 
 _SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")

@@ -11,6 +11,7 @@ from tests.fuzz.tiny import MADE, NATIVE, find_folder, read_config, use
 from unspool.models.bounds import INTEGERS, NUMBERS
 
 NAME = "model_config"
+SHARE = 3.0
 SHORT = 120
 
 _ROPES: tuple[dict[str, Any], ...] = (

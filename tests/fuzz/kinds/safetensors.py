@@ -13,6 +13,7 @@ from tests.fuzz.mutate import dump_json, mutate_bytes, mutate_json
 from tests.fuzz.tiny import NATIVE, find_folder, use
 
 NAME = "safetensors"
+SHARE = 2.0
 SHORT = 80
 
 

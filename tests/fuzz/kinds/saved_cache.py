@@ -15,6 +15,7 @@ from tests.fuzz.mutate import dump_json, hostile_value, mutate_bytes, mutate_jso
 from tests.fuzz.tiny import find_folder
 
 NAME = "saved_cache"
+SHARE = 2.0
 SHORT = 60
 
 # (model, kind of cache, its options)

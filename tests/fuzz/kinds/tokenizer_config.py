@@ -11,6 +11,7 @@ from tests.fuzz.mutate import dump_json, hostile_string, hostile_value, mutate_b
 from unspool.text.tokenizer import Tokenizer
 
 NAME = "tokenizer_config"
+SHARE = 2.0
 SHORT = 40
 
 _MODEL = {"type": "BPE", "vocab": {"<unk>": 0, "a": 1, "b": 2, "ab": 3}, "merges": [["a", "b"]], "unk_token": "<unk>"}

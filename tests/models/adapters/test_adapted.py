@@ -349,7 +349,7 @@ def test_dropout_is_no_way_to_answer() -> None:
 def test_models_that_keep_nothing() -> None:
     model = make("llama")
     model.model.forward = leave_out(model.model.forward)
-    with pytest.raises(UnsupportedError, match="kept nothing in the past_key_values"):
+    with pytest.raises(UnsupportedError, match="wrote nothing to the past_key_values"):
         unspool.generate(model, [[5, 6]], max_new_tokens=2)
 
 

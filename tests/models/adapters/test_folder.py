@@ -56,9 +56,12 @@ def test_an_encoder_decoder_without_a_native_form(tmp_path: Path) -> None:
     assert torch.equal(unspool.generate(lm, **inputs, **NEW), expected)
 
 
-def test_the_choice_is_the_callers(tmp_path: Path, folder: Path) -> None:
+def test_the_choice_is_the_callers(tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_once("llama").save_pretrained(tmp_path / "llama")
-    native, adapted = unspool.load(tmp_path / "llama"), unspool.load(tmp_path / "llama", native=False)
+    with caplog.at_level(logging.INFO, "unspool.models"):
+        native, adapted = unspool.load(tmp_path / "llama"), unspool.load(tmp_path / "llama", native=False)
+    assert f"LlamaForCausalLM runs through transformers {transformers.__version__}, as asked" in caplog.messages
+    assert "native form" not in caplog.text
     assert isinstance(native.model, NativeModel) and isinstance(adapted.model, AdaptedDecoder)
     inputs = make_inputs()
     assert torch.equal(unspool.generate(native, **inputs, **NEW), unspool.generate(adapted, **inputs, **NEW))

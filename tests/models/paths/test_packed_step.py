@@ -78,7 +78,7 @@ def fill(model: Decoder, cache: Cache, lengths: Sequence[int]) -> None:
     """Random keys and values, with channels that stand out, for rows of such lengths."""
     spec, most = model.spec, max(lengths)
     generator = torch.Generator().manual_seed(most)
-    cache.attach(model._outlook)
+    cache.attach(model._views)
     cache.begin(len(lengths), most, lengths)
     for layer in range(spec.num_layers):
         shape = (len(lengths), most, 2, spec.num_kv_heads, spec.head_dim)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -51,6 +51,17 @@ class Search:
         if settings.early_stopping is True and len(self.finished) == settings.num_beams:
             return
         self.finished = sorted([*self.finished, *found], key=lambda one: -one.score)[: settings.num_beams]
+
+    def fill(self, settings: BeamSettings) -> None:
+        """Repeat the finished beams where more are returned than there are: no other sequence is possible.
+
+        The copies' scores are those of beams that do not exist, as the reference's are.
+        """
+        num_found = len(self.finished)
+        for place in range(settings.num_returned - num_found):
+            one = self.finished[place % num_found]
+            score = settings.score(one.sum_logprobs + NEVER, len(one.tokens))
+            self.finished.append(replace(one, sum_logprobs=one.sum_logprobs + NEVER, score=score))
 
     def can_improve(self, settings: BeamSettings, num_tokens: int) -> bool:
         """Whether a running beam might still beat the worst of the finished ones."""
@@ -164,16 +175,19 @@ class PlainBeams:
         if self._trace is not None:
             finished = {one.place: one.score for one in search.finished if len(one.tokens) == self._num_tokens}
             self._trace.note(prompt, self._num_tokens, candidates, kept, finished=finished)
-        if all(one.sum_logprobs <= NEVER / 2 or one.sum_logprobs == -torch.inf for one in candidates):
+        is_stuck = all(one.sum_logprobs <= NEVER / 2 for one in candidates)
+        if is_stuck and not search.finished:
             raise self._explain_nothing(prompt)
         search.running = [
             grown[place] if candidates[place].reason is None else grown[place].cross_out() for place in kept
         ]
-        has_next = any(one.reason is None for one in candidates)
+        has_next = not is_stuck and any(one.reason is None for one in candidates)
         search.is_done = not has_next or not search.can_improve(settings, self._num_tokens)
         if search.is_done and self._trace is not None:
             for best in search.finished[: settings.num_returned]:
                 self._trace.note_returned(prompt, len(best.tokens), best.place, best.score, best.reason)
+        if search.is_done:
+            search.fill(settings)
         return [first_row + candidates[place].parent for place in kept]
 
     def _explain_nothing(self, prompt: int) -> NoTokenLeftError:

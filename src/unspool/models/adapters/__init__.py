@@ -1,4 +1,4 @@
-"""Models of `transformers` as models of unspool's. transformers is imported here alone, and when it is needed."""
+"""Models of `transformers` as models of unspool. transformers is imported only here, and only when it is needed."""
 
 from unspool.models.adapters.door import Adapted, adapt, find_settings, is_transformers_model
 

@@ -1,4 +1,4 @@
-"""What all adapted models share: the model inside, its settings, and what it is known by."""
+"""What all adapted models share: the wrapped model, its settings and its fingerprint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unspool.cache import Cache, KeyShape
 from unspool.config import GenerationConfig
 from unspool.errors import InputError, UnspoolError, UnsupportedError, is_out_of_memory
 from unspool.models.adapters.description import Description
-from unspool.models.adapters.passes import Pass
+from unspool.models.adapters.passes import AdapterPass
 from unspool.models.adapters.settings import read_settings
 from unspool.models.handing import Origin, Reduced, reduce_model
 from unspool.protocols import Want
@@ -24,7 +24,7 @@ OWN_FORWARD = "a transformers model runs its own forward"
 
 @contextmanager
 def name_failures(model: Any) -> Iterator[None]:
-    """Raise what goes wrong in a model's own code as an error that says where it did; a config can be the cause."""
+    """Re-raise errors of a model's own code as ours, naming the model; a config can be the cause."""
     try:
         yield
     except UnspoolError:
@@ -48,10 +48,10 @@ class AdaptedModel:
         self.config = description.config
         self._description = description
         self._settings: GenerationConfig | None = None
-        self.origin: Origin | None = None  # the folder that it was loaded from; None for an object of a caller's
+        self.origin: Origin | None = None  # the folder that it was loaded from; None for a caller's object
 
     def __copy__(self) -> Self:
-        """A model with settings of its own around the same model of transformers."""
+        """A model with its own settings around the same transformers model."""
         made = type(self).__new__(type(self))
         made.__dict__.update(self.__dict__, _settings=copy.deepcopy(self._settings))
         return made
@@ -60,7 +60,7 @@ class AdaptedModel:
         return reduce_model(self, {"_settings": self._settings})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A model with weights of its own."""
+        """A model with its own weights."""
         made = type(self).__new__(type(self))
         memo[id(self)] = made
         made.__dict__.update(copy.deepcopy(self.__dict__, memo))
@@ -71,19 +71,19 @@ class AdaptedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are (the first of them)."""
+        """The device of the (first) weights."""
         device: torch.device = self.inner.device
         return device
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the weights are kept in."""
+        """The dtype of the weights."""
         dtype: torch.dtype = self.inner.dtype
         return dtype
 
     @property
     def generation_config(self) -> GenerationConfig | None:
-        """The model's own settings: those of transformers' object as they are now, unless others were set here."""
+        """The model's own settings: the current ones of the transformers object, unless others were set here."""
         return self._settings if self._settings is not None else read_settings(self.inner)
 
     @generation_config.setter
@@ -91,7 +91,7 @@ class AdaptedModel:
         self._settings = config
 
     def _shape_keys(self, num_layers: int, num_heads: int, width: int) -> KeyShape:
-        """What a cache must fit whose layers have so many heads of that width."""
+        """The key shape of a cache with layers of `num_heads` heads of this width."""
         return KeyShape(
             num_layers=num_layers,
             num_kv_heads=num_heads,
@@ -102,9 +102,9 @@ class AdaptedModel:
             window=self.info.window,
         )
 
-    # --- what passes share ---------------------------------------------------------------------------
+    # --- shared by passes ---------------------------------------------------------------------------
     def _take_input(self, tokens: torch.Tensor | None, embeds: torch.Tensor | None) -> torch.Tensor:
-        """What a pass reads."""
+        """The name and the tensor of a pass's input."""
         given = tokens if tokens is not None else embeds
         if given is None:
             raise InputError("give token ids or embeddings, one of them")
@@ -112,7 +112,7 @@ class AdaptedModel:
 
     @contextmanager
     def _undo(self, cache: Cache) -> Iterator[None]:
-        """Leave the cache as it was if the pass within fails."""
+        """Restore the cache if the pass inside fails."""
         empty = cache.clone() if not cache.lengths and not cache.nbytes else None
         held = list(cache.lengths)
         try:
@@ -124,11 +124,11 @@ class AdaptedModel:
                 cache.lengths = held
             raise
 
-    def _check_written(self, told: Pass) -> None:
-        if not told.num_written:
+    def _check_written(self, pass_: AdapterPass) -> None:
+        if not pass_.num_written:
             raise UnsupportedError(
-                f"{type(self.inner).__name__} kept nothing in the past_key_values it was given, so it can't be decoded "
-                "from step by step; use its own generate()"
+                f"{type(self.inner).__name__} wrote nothing to the past_key_values it was given, so it can't be "
+                "decoded step by step; use its own generate()"
             )
 
     def _read_weights(self, weights: Any) -> tuple[torch.Tensor, ...]:
@@ -141,7 +141,7 @@ class AdaptedModel:
 
     @contextmanager
     def _switch(self, want: Want) -> Iterator[None]:
-        """The model's config as a pass needs it: fewer layers for an early exit, attention that tells its weights."""
+        """The model's config as a pass needs it: fewer layers for an early exit, attention that returns its weights."""
         changed: list[tuple[Any, str, Any]] = []
         config, whole = self._description.config, self.inner.config
         try:
@@ -156,7 +156,7 @@ class AdaptedModel:
             for owner, name, value in changed:
                 setattr(owner, name, value)
 
-    # --- what else is asked of a model ---------------------------------------------------------------
+    # --- the rest of the protocol ---------------------------------------------------------------
     def get_input_embeddings(self) -> Any:
         """The table of token embeddings: callable on ids."""
         return self.inner.get_input_embeddings()
@@ -167,22 +167,22 @@ class AdaptedModel:
 
     @property
     def fingerprint(self) -> str:
-        """What this model is known by: its sizes, its type of number and a sample of its weights."""
+        """An identifier of this model: a hash of its sizes, its dtype and a sample of its weights."""
         table = self.get_input_embeddings().weight
         sample = table[:: max(1, table.shape[0] // 64), :: max(1, table.shape[1] // 16)].detach().float().cpu()
-        told = (self.info, str(self.dtype), [f"{value:.4e}" for value in sample.flatten().tolist()])
-        return f"{self.info.family}-{hashlib.sha256(repr(told).encode()).hexdigest()[:16]}"
+        identity = (self.info, str(self.dtype), [f"{value:.4e}" for value in sample.flatten().tolist()])
+        return f"{self.info.family}-{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}"
 
     @property
     def is_quantised(self) -> bool:
-        """Whether matrices are kept as whole numbers."""
+        """Whether matrices are stored quantised."""
         return any(not parameter.is_floating_point() for parameter in self.inner.parameters())
 
     def num_parameters(self) -> int:
-        """How many numbers the model has; a tied head is counted once."""
+        """The number of parameters; a tied head is counted once."""
         return sum(parameter.numel() for parameter in self.inner.parameters())
 
     @property
     def weights_bytes(self) -> int:
-        """The memory the weights take."""
+        """The memory of the weights, in bytes."""
         return sum(parameter.numel() * parameter.element_size() for parameter in self.inner.parameters())

@@ -12,7 +12,7 @@ from unspool.errors import InputError, UnsupportedError
 from unspool.models.adapters.adapted import OWN_FORWARD, AdaptedModel, name_failures
 from unspool.models.adapters.description import Description
 from unspool.models.adapters.keys import make_keys
-from unspool.models.adapters.passes import AlignedPass, Measurement, Pass, PlacedPass, make_pass, pick_columns
+from unspool.models.adapters.passes import AdapterPass, AlignedPass, Measurement, PlacedPass, make_pass, pick_columns
 from unspool.models.arrangement import read_mask
 from unspool.models.decoder.model import CausalOutput
 from unspool.protocols import LAST, Encoded, Forward, Want
@@ -23,7 +23,7 @@ class AdaptedDecoder(AdaptedModel):
 
     def __init__(self, model: Any, description: Description) -> None:
         super().__init__(model, description)
-        self._shapes: tuple[tuple[int, int], ...] | None = None  # heads and width of keys, a layer each
+        self._shapes: tuple[tuple[int, int], ...] | None = None  # heads and width of keys, one pair per layer
 
     # --- caches --------------------------------------------------------------------------------------
     def new_cache(
@@ -34,7 +34,7 @@ class AdaptedDecoder(AdaptedModel):
         encoded: Encoded | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> Cache:
-        """An empty cache for `rows` rows; `config` is what `cache_config` says."""
+        """An empty cache for `rows` rows; `config` is the call's `cache_config`."""
         if encoded is not None:
             raise InputError(f"{self.info.family} has no encoder, so its cache takes no encoded states")
         if kind == "dynamic":  # it learns the shape of keys from the first ones
@@ -43,7 +43,7 @@ class AdaptedDecoder(AdaptedModel):
 
     @property
     def key_shape(self) -> KeyShape:
-        """What a cache must fit. Configs don't always say: a pass over one token does, once for every model."""
+        """The shape of the keys, which a cache must match; measured by a pass over one token."""
         if self._shapes is None:
             self._shapes = self._measure_keys()
         if len(set(self._shapes)) > 1:
@@ -56,11 +56,11 @@ class AdaptedDecoder(AdaptedModel):
 
     @torch.no_grad()
     def _measure_keys(self) -> tuple[tuple[int, int], ...]:
-        told = Measurement(self._description, cache := DynamicCache(), cache.begin(1, 1, None, self.device))
+        pass_ = Measurement(self._description, cache := DynamicCache(), cache.begin(1, 1, None, self.device))
         token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
-        self._call(told, "input_ids", token, {"attention_mask": torch.ones_like(token)})
-        self._check_written(told)
-        return tuple(told.shapes)
+        self._call(pass_, "input_ids", token, {"attention_mask": torch.ones_like(token)})
+        self._check_written(pass_)
+        return tuple(pass_.shapes)
 
     # --- a forward pass ------------------------------------------------------------------------------
     @torch.no_grad()
@@ -73,7 +73,7 @@ class AdaptedDecoder(AdaptedModel):
         want: Want = LAST,
         embeds: torch.Tensor | None = None,
     ) -> Forward:
-        """Read new tokens after what the cache holds, and advance the cache; where it fails, the cache is as it was."""
+        """Read new tokens after what the cache holds, and advance the cache; if it fails, the cache is unchanged."""
         new = self._take_input(tokens, embeds)
         rows, num_new = new.shape[:2]
         cache.check_pass(num_new)
@@ -86,61 +86,65 @@ class AdaptedDecoder(AdaptedModel):
             )
         name = "input_ids" if embeds is None else "inputs_embeds"
         with self._undo(cache):
-            told = make_pass(self._description, cache, cache.begin(rows, num_new, counts, self.device))
-            forward = self._run(told, name, new, want)
+            pass_ = make_pass(self._description, cache, cache.begin(rows, num_new, counts, self.device))
+            forward = self._run(pass_, name, new, want)
         cache.end()
         return forward
 
-    def _run(self, told: PlacedPass | AlignedPass, name: str, new: torch.Tensor, want: Want) -> Forward:
+    def _run(self, pass_: PlacedPass | AlignedPass, name: str, new: torch.Tensor, want: Want) -> Forward:
         if name == "inputs_embeds":
             new = new.to(self.dtype)
-        new, said = told.tell(new, self.dtype)
-        num_new, last = new.shape[1], told.find_last()
-        kept: list[int] | None = None  # the columns whose logits are asked for
+        new, inputs = pass_.make_inputs(new, self.dtype)
+        num_new, last = new.shape[1], pass_.find_last()
+        kept: list[int] | None = None  # the columns whose logits are wanted
         if want.logits == "last" and num_new > 1 and "logits_to_keep" in self._description.arguments:
             kept = sorted(set(last))
             is_end = kept == [num_new - 1]
-            said["logits_to_keep"] = 1 if is_end else torch.tensor(kept, device=new.device)
+            inputs["logits_to_keep"] = 1 if is_end else torch.tensor(kept, device=new.device)
         wants_states = want.hidden_states or want.last_states or bool(want.early)
         if wants_states:
-            said["output_hidden_states"] = True
+            inputs["output_hidden_states"] = True
         if want.attentions:
-            said["output_attentions"] = True
+            inputs["output_attentions"] = True
         with self._switch(want):
-            made = self._call(told, name, new, said)
-        self._check_written(told)
+            made = self._call(pass_, name, new, inputs)
+        self._check_written(pass_)
         if want.logits == "all":
-            logits = told.restore(made.logits)
+            logits = pass_.restore(made.logits)
         else:
             logits = pick_columns(made.logits, last if kept is None else [kept.index(place) for place in last])
-        forward = Forward(logits, path_reason=self._explain_path(told))
+        forward = Forward(logits, path_reason=self._explain_path(pass_))
         if wants_states:
-            self._add_states(forward, made.hidden_states, told, last, want)
+            self._add_states(forward, made.hidden_states, pass_, last, want)
         if want.attentions:
-            forward.attentions = tuple(told.restore_weights(weights) for weights in self._read_weights(made.attentions))
+            forward.attentions = tuple(
+                pass_.restore_weights(weights) for weights in self._read_weights(made.attentions)
+            )
         return forward
 
-    def _call(self, told: Pass, name: str, new: torch.Tensor, said: Mapping[str, Any]) -> Any:
+    def _call(self, pass_: AdapterPass, name: str, new: torch.Tensor, inputs: Mapping[str, Any]) -> Any:
         with name_failures(self.inner):
-            return self.inner(**{name: new}, **said, past_key_values=make_keys(told), use_cache=True, return_dict=True)
+            return self.inner(
+                **{name: new}, **inputs, past_key_values=make_keys(pass_), use_cache=True, return_dict=True
+            )
 
     def _add_states(
-        self, forward: Forward, states: Any, told: PlacedPass | AlignedPass, last: list[int], want: Want
+        self, forward: Forward, states: Any, pass_: PlacedPass | AlignedPass, last: list[int], want: Want
     ) -> None:
         if want.hidden_states:
-            forward.hidden_states = tuple(told.restore(each) for each in states)
+            forward.hidden_states = tuple(pass_.restore(each) for each in states)
         if want.last_states:
-            forward.last_states = told.restore(states[-1])
+            forward.last_states = pass_.restore(states[-1])
         if want.early:
             head = self.get_output_embeddings()
             forward.early_logits = tuple(head(pick_columns(states[layer], last)) for layer in want.early)
 
-    def _explain_path(self, told: PlacedPass | AlignedPass) -> str:
-        if isinstance(told, AlignedPass) and not told.is_straight:
+    def _explain_path(self, pass_: PlacedPass | AlignedPass) -> str:
+        if isinstance(pass_, AlignedPass) and not pass_.is_straight:
             return f"{OWN_FORWARD}; ragged rows are shifted to end together: {self._description.why_aligned}"
         return OWN_FORWARD
 
-    # --- what else is asked of a model ---------------------------------------------------------------
+    # --- the rest of the protocol ---------------------------------------------------------------
     def encode(
         self,
         tokens: torch.Tensor | None,  # noqa: ARG002 - the protocol's arguments
@@ -149,7 +153,7 @@ class AdaptedDecoder(AdaptedModel):
         want: Want = LAST,  # noqa: ARG002
         embeds: torch.Tensor | None = None,  # noqa: ARG002
     ) -> Encoded:
-        """Run the encoder, where there is one."""
+        """Run the encoder, if there is one."""
         raise UnsupportedError(f"{self.info.family} has no encoder")
 
     # --- the reference's way of calling ---------------------------------------------------------------
@@ -165,7 +169,7 @@ class AdaptedDecoder(AdaptedModel):
         return_dict: bool | None = True,
         logits_to_keep: int | torch.Tensor = 0,
     ) -> CausalOutput | tuple[Any, ...]:
-        """Logits for the columns given, padded or not, over a cache of unspool's, as native models are called."""
+        """Logits for the columns given, padded or not, over a cache of unspool, as native models are called."""
         given = input_ids if input_ids is not None else inputs_embeds
         if given is None or given.numel() == 0:
             raise InputError("give token ids or embeddings, one of them")

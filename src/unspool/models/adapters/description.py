@@ -1,4 +1,4 @@
-"""What a model of transformers is: read off its config, its signature and the names its code uses. Nothing is run."""
+"""The description of a transformers model, from its config, its signature and the names in its code. Nothing is run."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from unspool.models.adapters.rotation import Rotation, find_rotation
 from unspool.protocols import LayerKind, ModelInfo
 
 KIND_NAMES: Final[dict[str, LayerKind]] = {"full_attention": "full", "sliding_attention": "sliding"}
-_MASK_MAKER = "create_causal_mask"  # since 4.53; it hands a 4-D mask on as it is
+_MASK_MAKER = "create_causal_mask"  # since 4.53; it passes a 4-D mask through unchanged
 _CONTEXTS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
 
 @dataclass(frozen=True)
 class Description:
-    """What an adapter must know of the model it stands before."""
+    """What an adapter must know about its model."""
 
     info: ModelInfo
-    config: Any  # of the part that writes text
+    config: Any  # of the text decoder
     arguments: frozenset[str]  # of its forward
-    # Why keys of ragged rows can't stay where they are, and are shifted to end in one column; None where they can.
+    # Why keys of ragged rows can't stay in place, and are shifted to end in one column; None if they can.
     why_aligned: str | None
-    mask_names: dict[LayerKind, str] = field(default_factory=dict)  # where layers of two kinds take a mask each
+    mask_names: dict[LayerKind, str] = field(default_factory=dict)  # if layers of two kinds take different masks
     rotation: Rotation | None = None
-    asks_for_mask: bool = False  # it looks for padding where it is given no mask, and makes the host wait for that
-    can_switch: bool = False  # attention weights can be had though its attention returns none
+    asks_for_mask: bool = False  # without a mask it looks for padding, which synchronises with the device
+    can_switch: bool = False  # attention weights are available by switching its attention implementation
 
 
 def describe(model: Any) -> Description:
-    """Everything that can be known of a model before it has run; raises for models that can't be decoded from here."""
+    """Everything that is known about a model before it has run; raises for models that no adapter can decode."""
     config = _find_text_config(model)
     refuse(model, config)
     if getattr(model.config, "is_encoder_decoder", False):
@@ -45,7 +45,7 @@ def describe(model: Any) -> Description:
     mask_names: dict[LayerKind, str] = {}
     if len(set(kinds)) > 1:
         mask_names = {kind: name for name, kind in KIND_NAMES.items()}
-    can_switch = "ALL_ATTENTION_FUNCTIONS" in names["all"]  # chosen at every call, by what the config says then
+    can_switch = "ALL_ATTENTION_FUNCTIONS" in names["all"]  # chosen at every call from the config
     can = {"hidden_states", "last_states"}
     for capability, is_there in (
         ("inputs_embeds", "inputs_embeds" in arguments),
@@ -70,9 +70,9 @@ def describe(model: Any) -> Description:
 
 
 def _describe_pair(model: Any, config: Any) -> Description:
-    """The same for an encoder-decoder, whose rows are told positions by the cache alone."""
-    told = (getattr(config, name, None) for name in ("num_decoder_layers", "decoder_layers", "num_hidden_layers"))
-    num_layers = next(int(number) for number in told if number)
+    """The same for an encoder-decoder, whose positions come from the cache alone."""
+    counts = (getattr(config, name, None) for name in ("num_decoder_layers", "decoder_layers", "num_hidden_layers"))
+    num_layers = next(int(number) for number in counts if number)
     heads = getattr(config, "decoder_attention_heads", None) or config.num_attention_heads
     is_relative = hasattr(config, "relative_attention_num_buckets")
     can_switch = "ALL_ATTENTION_FUNCTIONS" in _find_names(model)["all"]
@@ -92,7 +92,7 @@ def _describe_pair(model: Any, config: Any) -> Description:
 
 
 def _read_sizes(model: Any, config: Any) -> dict[str, Any]:
-    """What every model's config says."""
+    """The sizes in every model's config."""
     return {
         "family": str(config.model_type),
         "vocab_size": int(getattr(_find_head(model), "out_features", 0) or config.vocab_size),
@@ -106,7 +106,7 @@ def _read_sizes(model: Any, config: Any) -> dict[str, Any]:
 
 
 def refuse(model: Any, config: Any) -> None:
-    """Raise for a model that no adapter can decode from, with what to use instead."""
+    """Raise for a model that no adapter can decode, with what to use instead."""
     kind, family = type(model).__name__, str(getattr(config, "model_type", "unknown"))
     types = set(getattr(config, "layer_types", None) or ())
     keeps_states = bool(types & {"linear_attention", "mamba", "mamba2", "recurrent"})
@@ -117,7 +117,7 @@ def refuse(model: Any, config: Any) -> None:
             else "Use a model whose layers attend to keys, or Mamba, which unspool has natively"
         )
         raise UnsupportedError(
-            f"{kind} keeps states instead of keys, and the adapter hands a transformers model keys alone. {instead}"
+            f"{kind} keeps states instead of keys, and the adapter gives a transformers model only keys. {instead}"
         )
     if not getattr(model, "can_generate", lambda: True)():
         raise UnsupportedError(
@@ -125,15 +125,15 @@ def refuse(model: Any, config: Any) -> None:
         )
     main = str(getattr(model, "main_input_name", "input_ids"))
     if main != "input_ids":
-        raise UnsupportedError(f"{kind} reads `{main}`, and the adapter hands a model tokens; use its own generate()")
+        raise UnsupportedError(f"{kind} reads `{main}`, and the adapter gives a model tokens; use its own generate()")
     if "past_key_values" not in _find_arguments(model):
         raise UnsupportedError(
-            f"{kind} takes no `past_key_values`, so there is no place to keep what it has read; use its own generate()"
+            f"{kind} takes no `past_key_values`, so it can't keep the keys of what it has read; use its own generate()"
         )
 
 
 def explain_training(model: Any) -> str | None:
-    """Why a model in training mode would answer at random; None where it would not, or is not in it."""
+    """Why a model's outputs would be random in training mode; None if they would not, or it is not in that mode."""
     if not model.training:
         return None
     if any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules()):
@@ -155,7 +155,7 @@ def _find_arguments(model: Any) -> frozenset[str]:
 
 
 def _find_names(model: Any) -> dict[str, frozenset[str]]:
-    """The names that the code of its parts uses: of all parts, and of the one that makes masks ("masking")."""
+    """The names in the code of its modules: of all of them ("all"), and of the one that makes masks ("masking")."""
     everything: set[str] = set()
     masking: set[str] = set()
     for kind in {type(part) for part in model.modules()}:
@@ -168,7 +168,7 @@ def _find_names(model: Any) -> dict[str, frozenset[str]]:
 
 
 def _find_kinds(config: Any, names: dict[str, frozenset[str]]) -> tuple[LayerKind, ...]:
-    """Every layer's kind; other ones than known are left to the model, which makes its masks itself then."""
+    """Every layer's kind; unknown kinds are left to the model, which then makes its masks itself."""
     full = _repeat("full", int(config.num_hidden_layers))
     listed = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
@@ -194,7 +194,7 @@ def _explain_alignment(
     arguments: frozenset[str],
     kinds: tuple[LayerKind, ...],
 ) -> str | None:
-    """Why a model must be given rows that end in one column and a 2-D mask, as its own generate() does; else None."""
+    """Why a model needs left-padded rows and a 2-D mask, as its own generate() gives them; None if it does not."""
     attention = _name_attention(model)
     listed = set(getattr(config, "layer_types", None) or ())
     if attention not in ("eager", "sdpa"):
@@ -220,10 +220,10 @@ def _name_attention(model: Any) -> str:
 
 def _has_alibi(config: Any) -> bool:
     inner = getattr(config, "attn_config", None)  # MPT keeps it there
-    told = getattr(config, "alibi", None)
-    if told is None and inner is not None:
-        told = inner.get("alibi") if isinstance(inner, dict) else getattr(inner, "alibi", None)
-    return bool(told) or getattr(config, "model_type", "") == "bloom"  # whose config does not say so
+    has_alibi = getattr(config, "alibi", None)
+    if has_alibi is None and inner is not None:
+        has_alibi = inner.get("alibi") if isinstance(inner, dict) else getattr(inner, "alibi", None)
+    return bool(has_alibi) or getattr(config, "model_type", "") == "bloom"  # whose config does not say so
 
 
 def _find_context(config: Any) -> int | None:

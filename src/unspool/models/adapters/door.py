@@ -1,4 +1,4 @@
-"""A transformers model at the door: is it one, can it be decoded from, and its adapter."""
+"""Recognising a transformers model, checking that it can be decoded, and finding its adapter."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from unspool.models.adapters.pair import AdaptedPair
 from unspool.models.adapters.settings import convert_settings
 
 Adapted = AdaptedDecoder | AdaptedPair
-_PLACE = "_unspool_adapter"  # where a model keeps its adapter, which lives and dies with it
+_PLACE = "_unspool_adapter"  # attribute of a model that holds its adapter, which lives as long as the model
 
 
 def is_transformers_model(model: Any) -> bool:
-    """Whether an object is a model of transformers, or made on one; imports nothing."""
+    """Whether an object is a transformers model or a subclass of one; imports nothing."""
     return any(kind.__name__ == "PreTrainedModel" and _is_theirs(kind) for kind in type(model).__mro__)
 
 
 def adapt(model: Any) -> Adapted:
-    """The adapter of a transformers model: the same one every time, until its way of attending is changed."""
+    """The adapter of a transformers model: the same one every time, until its attention implementation changes."""
     reason = explain_training(model)
     if reason is not None:
         raise SettingError(
@@ -39,7 +39,7 @@ def adapt(model: Any) -> Adapted:
 
 
 def find_settings(config: Any) -> GenerationConfig | None:
-    """A GenerationConfig of transformers' as ours; None for anything else."""
+    """A transformers GenerationConfig as ours; None for anything else."""
     if any(kind.__name__ == "GenerationConfig" and _is_theirs(kind) for kind in type(config).__mro__):
         return convert_settings(config)
     return None

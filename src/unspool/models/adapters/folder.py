@@ -1,4 +1,4 @@
-"""Models that have no native form, out of a folder in the Hugging Face layout: transformers reads them."""
+"""Loading models that have no native form from a folder in the Hugging Face layout, by transformers."""
 
 from __future__ import annotations
 
@@ -28,12 +28,17 @@ def load_adapted(
     device: torch.device,
     dtype: torch.dtype,
     name: str,
+    by_choice: bool = False,
 ) -> Adapted:
-    """The model of a folder, read by transformers from safetensors alone; code from the folder is never run."""
+    """The model of a folder, read by transformers from safetensors only; code from the folder is never run.
+
+    `by_choice` says that the caller asked for transformers, whether or not there is a native form.
+    """
+    reason = "is to be run by transformers" if by_choice else "has no native form"
     try:
         import transformers
     except ImportError as error:
-        raise MissingExtraError("transformers", EXTRA, f"{name}, which unspool has no native form of,") from error
+        raise MissingExtraError("transformers", EXTRA, f"{name}, which {reason},") from error
     try:
         check_claims(config, tensors, f"the config.json of {folder}")
         model, missing = _read(transformers, folder, config, tensors, dtype)
@@ -44,24 +49,27 @@ def load_adapted(
     except Exception as error:  # a config can make transformers' code fail in any way
         if is_out_of_memory(error):
             raise
-        reason = " ".join(str(error).split())[:300]
+        told = " ".join(str(error).split())[:300]
         raise LoadError(
-            f"{folder} has the architecture {name}, which has no native form, and transformers "
-            f"{transformers.__version__} can't load it: {type(error).__name__}: {reason}"
+            f"{folder} has the architecture {name}, which {reason}, and transformers "
+            f"{transformers.__version__} can't load it: {type(error).__name__}: {told}"
         ) from error
     if missing:
         raise LoadError(
             f"{folder} has the architecture {name} and lacks {len(missing)} of the tensors that {type(model).__name__} "
             f"needs ({', '.join(missing[:3])}): its weights are not those of a model that writes text"
         )
-    logger.warning("%s has no native form: it runs through transformers %s", name, transformers.__version__)
+    if by_choice:
+        logger.info("%s runs through transformers %s, as asked", name, transformers.__version__)
+    else:
+        logger.warning("%s has no native form: it runs through transformers %s", name, transformers.__version__)
     return adapted
 
 
 def _read(
     transformers: Any, folder: Path, config: Mapping[str, Any], tensors: WeightSource, dtype: torch.dtype
 ) -> tuple[Any, list[str]]:
-    """transformers' model, and the names of the tensors that it lacks."""
+    """The transformers model, and the names of missing tensors."""
     is_pair = bool(config.get("is_encoder_decoder"))
     auto: Any = transformers.AutoModelForSeq2SeqLM if is_pair else transformers.AutoModelForCausalLM
     word = "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
@@ -69,7 +77,7 @@ def _read(
         settings = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         with torch.device("meta"):
             check_built(auto.from_config(settings, trust_remote_code=False), tensors, f"the config.json of {folder}")
-        model, told = auto.from_pretrained(
+        model, report = auto.from_pretrained(
             folder,
             trust_remote_code=False,
             use_safetensors=True,
@@ -77,12 +85,12 @@ def _read(
             output_loading_info=True,
             **{word: dtype},
         )
-    return model, sorted(told["missing_keys"])
+    return model, sorted(report["missing_keys"])
 
 
 @contextmanager
 def _silence(transformers: Any) -> Iterator[None]:
-    """No bar of transformers' own while weights are read."""
+    """Disable transformers' progress bar while weights are read."""
     logs = transformers.utils.logging
     was_on = logs.is_progress_bar_enabled()
     logs.disable_progress_bar()

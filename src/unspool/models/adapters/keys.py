@@ -1,4 +1,4 @@
-"""The object that a transformers model takes for its cache during one pass. It keeps nothing: `Pass` does."""
+"""The cache object that a transformers model gets during one pass. It stores nothing: `AdapterPass` does."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from unspool.models.adapters.passes import Harvest, Pass
+from unspool.models.adapters.passes import AdapterPass, Harvest
 
 
 class PassKeys:
-    """What models ask of a cache, answered by the pass. `update` is all they need where they are given a 4-D mask."""
+    """The cache interface of transformers, implemented by the pass. With a 4-D mask, models call only `update`."""
 
     is_compileable = False
-    is_sliding: tuple[bool, ...] = ()  # masks are told by us, or made for keys that are all there
+    is_sliding: tuple[bool, ...] = ()  # we give the masks, or all keys are present
 
-    def __init__(self, told: Pass) -> None:
-        self._pass = told
+    def __init__(self, pass_: AdapterPass) -> None:
+        self._pass = pass_
 
     def update(
         self,
@@ -41,11 +41,11 @@ class PassKeys:
         return self._pass.num_before
 
     def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:  # noqa: ARG002
-        """How many columns a mask has, and the first one's number."""
+        """The number of columns of a mask, and the index of the first."""
         return self._pass.num_columns, 0
 
     def get_max_cache_shape(self, layer_idx: int = 0) -> int:  # noqa: ARG002
-        """The most positions: there is no bound."""
+        """The most positions: unbounded."""
         return -1
 
     get_max_length = get_max_cache_shape
@@ -55,22 +55,22 @@ class PassKeys:
 
 
 class SourceKeys:
-    """The encoder's side of a pair: keys that are there already, or, before they are, a `Harvest` that takes them."""
+    """The cross-attention side of a pair: keys that exist already, or, before that, a `Harvest` that collects them."""
 
     is_compileable = False
 
-    def __init__(self, told: Pass, source: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> None:
-        self._pass = told
+    def __init__(self, pass_: AdapterPass, source: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self._pass = pass_
         self.layers = [SimpleNamespace(keys=keys, values=values) for _, (keys, values) in sorted(source.items())]
-        self.key_cache = [layer.keys for layer in self.layers]  # what releases before 4.54 read
+        self.key_cache = [layer.keys for layer in self.layers]  # for releases before 4.54
         self.value_cache = [layer.values for layer in self.layers]
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take a layer's keys of the encoder's states, which come once."""
+        """Store a layer's keys of the encoder's states, which are computed once."""
         if not isinstance(self._pass, Harvest) or layer_idx != len(self._pass.source):
-            raise RuntimeError(f"cross-attention of layer {layer_idx} made keys that the cache holds already")
+            raise RuntimeError(f"cross-attention of layer {layer_idx} computed keys that the cache holds already")
         self._pass.take_source(key_states, value_states)
         return key_states, value_states
 
@@ -83,7 +83,7 @@ class SourceKeys:
 
 
 class PairKeys:
-    """Both sides, as encoder-decoders ask for them."""
+    """Both sides, in the interface of transformers' encoder-decoder cache."""
 
     is_compileable = False
     is_sliding: tuple[bool, ...] = ()
@@ -102,7 +102,7 @@ class PairKeys:
         return self.self_attention_cache.get_query_offset(layer_idx)
 
     def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
-        """How many columns a mask has, and the first one's number."""
+        """The number of columns of a mask, and the index of the first."""
         return self.self_attention_cache.get_mask_sizes(query_length, layer_idx)
 
     def __len__(self) -> int:
@@ -111,7 +111,7 @@ class PairKeys:
 
 @lru_cache(maxsize=1)
 def _find_classes() -> tuple[type[PassKeys], type[SourceKeys], type[PairKeys]]:
-    """The three as kinds of transformers' own caches, for models that ask for those by their class."""
+    """The three as subclasses of transformers' caches, for models that check the class."""
     from transformers.cache_utils import Cache, EncoderDecoderCache
 
     return (
@@ -121,12 +121,12 @@ def _find_classes() -> tuple[type[PassKeys], type[SourceKeys], type[PairKeys]]:
     )
 
 
-def make_keys(told: Pass) -> PassKeys:
-    """The cache that a decoder is handed for one pass."""
-    return _find_classes()[0](told)
+def make_keys(pass_: AdapterPass) -> PassKeys:
+    """The cache object of a decoder for one pass."""
+    return _find_classes()[0](pass_)
 
 
-def make_pair_keys(told: Pass, source: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> PairKeys:
-    """The cache that an encoder-decoder is handed for one pass; `source` has every layer's keys of the encoder's."""
+def make_pair_keys(pass_: AdapterPass, source: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> PairKeys:
+    """The cache object of an encoder-decoder for one pass; `source` has every layer's cross-attention keys."""
     own, cross, pair = _find_classes()
-    return pair(own(told), cross(told, source))
+    return pair(own(pass_), cross(pass_, source))

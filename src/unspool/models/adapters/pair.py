@@ -1,7 +1,7 @@
 """An encoder-decoder of transformers behind unspool's model protocol.
 
-Most of them count the decoder's positions for all rows alike and take none a row, so a ragged pass is run over groups
-of rows that hold equally many positions. Rows differ after drafts of different fortune alone.
+Most of them take one position offset for all rows, so a ragged pass is run over groups of rows that hold equally many
+positions. Rows differ only after speculative decoding accepted different numbers of drafts.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class AdaptedPair(AdaptedModel):
         given = self._take_input(tokens, embeds)
         rows, length = given.shape[:2]
         lengths = list(counts) if counts is not None else [length] * rows
-        said: dict[str, Any] = {"input_ids": tokens} if embeds is None else {"inputs_embeds": embeds.to(self.dtype)}
+        inputs: dict[str, Any] = {"input_ids": tokens} if embeds is None else {"inputs_embeds": embeds.to(self.dtype)}
         with self._switch(want), name_failures(self.inner):
             made = self.inner.get_encoder()(
-                **said,
+                **inputs,
                 attention_mask=_mark(lengths, length, self.device),
                 output_hidden_states=want.hidden_states,
                 output_attentions=want.attentions,
@@ -70,21 +70,21 @@ class AdaptedPair(AdaptedModel):
     ) -> EncoderDecoderCache:
         """An empty cache for `rows` rows that holds every layer's keys of the encoder's states.
 
-        transformers makes those in the decoder's first pass: one over a single token gathers them.
+        transformers computes those in the decoder's first pass: a pass over a single token collects them.
         """
         if encoded is None:
             raise InputError("an encoder-decoder's cache holds what was encoded: give new_cache(…, encoded=…)")
-        told = self._gather_source(encoded)
+        pass_ = self._gather_source(encoded)
         cross = DynamicCache(capacity=encoded.states.shape[1])
         cross.begin(len(encoded.lengths), encoded.states.shape[1], encoded.lengths, self.device)
-        for layer, (keys, values) in enumerate(told.source):
+        for layer, (keys, values) in enumerate(pass_.source):
             cross.write(layer, join(keys, values))
         cross.end()
         return EncoderDecoderCache(make_cache(kind, self.key_shape, rows, capacity, config), cross)
 
     @property
     def key_shape(self) -> KeyShape:
-        """What a cache of the decoder's own keys must fit."""
+        """The shape of the decoder's own keys, which a cache must match."""
         if self._shape is None:
             states = torch.zeros(1, 1, self.info.hidden_size, dtype=self.dtype, device=self.device)
             self._gather_source(Encoded(states, [1]))
@@ -95,12 +95,12 @@ class AdaptedPair(AdaptedModel):
     def _gather_source(self, encoded: Encoded) -> Harvest:
         rows = encoded.states.shape[0]
         cache = DynamicCache()
-        told = Harvest(self._description, cache, cache.begin(rows, 1, None, self.device))
+        pass_ = Harvest(self._description, cache, cache.begin(rows, 1, None, self.device))
         token = torch.zeros(rows, 1, dtype=torch.int64, device=self.device)
-        self._call(told, {}, "decoder_input_ids", token, encoded.states, encoded.lengths, {})
-        self._check_written(told)
-        self._shape = told.shapes[0]
-        return told
+        self._call(pass_, {}, "decoder_input_ids", token, encoded.states, encoded.lengths, {})
+        self._check_written(pass_)
+        self._shape = pass_.shapes[0]
+        return pass_
 
     # --- the decoder ---------------------------------------------------------------------------------
     @torch.no_grad()
@@ -113,7 +113,7 @@ class AdaptedPair(AdaptedModel):
         want: Want = LAST,
         embeds: torch.Tensor | None = None,
     ) -> Forward:
-        """Read new tokens after what the cache holds, and advance the cache; where it fails, the cache is as it was."""
+        """Read new tokens after what the cache holds, and advance the cache; if it fails, the cache is unchanged."""
         new = self._take_input(tokens, embeds)
         if not isinstance(cache, EncoderDecoderCache) or not cache.source_lengths:
             raise InputError("an encoder-decoder reads a cache that holds what was encoded: new_cache(…, encoded=…)")
@@ -131,20 +131,22 @@ class AdaptedPair(AdaptedModel):
         if len(groups) == 1:
             return self._run_rows(PlacedPass(self._description, cache, span), cache, name, new, want, None)
         if want.attentions:
-            raise UnsupportedError("attention weights of rows that hold different numbers of positions can't be told")
+            raise UnsupportedError(
+                "attention weights are not available for rows that hold different numbers of positions"
+            )
         written: dict[int, torch.Tensor] = {}
         parts: list[tuple[list[int], Forward]] = []
         for rows in groups.values():
-            told = GroupPass(self._description, cache, span, rows, written)
+            pass_ = GroupPass(self._description, cache, span, rows, written)
             index = torch.tensor(rows, device=new.device)
-            parts.append((rows, self._run_rows(told, cache, name, new[index], want, rows)))
+            parts.append((rows, self._run_rows(pass_, cache, name, new[index], want, rows)))
         forward = _join(parts)
         forward.path_reason = f"{OWN_FORWARD}, once for every number of positions that rows hold: it takes none a row"
         return forward
 
     def _run_rows(
         self,
-        told: PlacedPass,
+        pass_: PlacedPass,
         cache: EncoderDecoderCache,
         name: str,
         new: torch.Tensor,
@@ -161,17 +163,17 @@ class AdaptedPair(AdaptedModel):
         lengths, width = [cache.source_lengths[row] for row in sources], source[0][0].shape[2]
         # The encoder's states are in the cache already: only their shape is looked at.
         states = torch.zeros(1, dtype=self.dtype, device=self.device).expand(len(lengths), width, self.info.hidden_size)
-        new, said = told.tell(new if name == "decoder_input_ids" else new.to(self.dtype), self.dtype)
-        more = {"decoder_attention_mask": said["attention_mask"]}
+        new, inputs = pass_.make_inputs(new if name == "decoder_input_ids" else new.to(self.dtype), self.dtype)
+        more = {"decoder_attention_mask": inputs["attention_mask"]}
         if "decoder_position_ids" in self._description.arguments:
-            more["decoder_position_ids"] = said["position_ids"]
+            more["decoder_position_ids"] = inputs["position_ids"]
         wants_states = want.hidden_states or want.last_states
         more |= {"output_hidden_states": True} if wants_states else {}
         more |= {"output_attentions": True} if want.attentions else {}
         with self._switch(want):
-            made = self._call(told, source, name, new, states, lengths, more)
-        self._check_written(told)
-        logits = made.logits if want.logits == "all" else pick_columns(made.logits, told.find_last())
+            made = self._call(pass_, source, name, new, states, lengths, more)
+        self._check_written(pass_)
+        logits = made.logits if want.logits == "all" else pick_columns(made.logits, pass_.find_last())
         forward = Forward(logits, path_reason=OWN_FORWARD)
         if want.hidden_states:
             forward.hidden_states = tuple(made.decoder_hidden_states)
@@ -184,7 +186,7 @@ class AdaptedPair(AdaptedModel):
 
     def _call(
         self,
-        told: Any,
+        pass_: Any,
         source: Mapping[int, tuple[torch.Tensor, torch.Tensor]],
         name: str,
         new: torch.Tensor,
@@ -198,7 +200,7 @@ class AdaptedPair(AdaptedModel):
             return self.inner(
                 encoder_outputs=BaseModelOutput(last_hidden_state=states),  # type: ignore[arg-type]  # any kind of float
                 attention_mask=_mark(lengths, states.shape[1], self.device),
-                past_key_values=make_pair_keys(told, source),
+                past_key_values=make_pair_keys(pass_, source),
                 use_cache=True,
                 return_dict=True,
                 **{name: new},
@@ -228,10 +230,10 @@ class GroupPass(PlacedPass):
         super().__init__(description, cache, own)
         self._rows = torch.tensor(rows, device=span.device)
         self._num_all = len(span.starts)
-        self._written = written  # what the groups before have written, a layer each
+        self._written = written  # what the groups before have written, one tensor per layer
 
     def _write_all(self, layer: int, kv: torch.Tensor) -> tuple[Any, Any]:
-        """Write what all groups have made so far: what others are yet to make lies past their rows' ends."""
+        """Write what all groups have computed so far: the rest is past its rows' ends."""
         whole = self._written.get(layer)
         if whole is None:
             whole = self._written[layer] = kv.new_zeros(self._num_all, *kv.shape[1:])
@@ -249,7 +251,7 @@ def _mark(lengths: Sequence[int], width: int, device: torch.device) -> torch.Ten
 
 
 def _join(parts: Sequence[tuple[list[int], Forward]]) -> Forward:
-    """What passes over groups of rows returned, as one pass over all of them would have."""
+    """The results of passes over groups of rows, as those of one pass over all of them."""
     order = torch.tensor([row for rows, _ in parts for row in rows]).argsort()
 
     def join(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

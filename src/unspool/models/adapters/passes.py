@@ -1,10 +1,10 @@
-"""One forward pass over a cache of ours, told in the words of transformers: which inputs, which mask, which keys.
+"""One forward pass over a cache of ours, in transformers' terms: inputs, mask, keys.
 
-There are two ways, and a model's description says which is its own:
+There are two kinds, and a model's description says which one it needs:
 - `PlacedPass`: rows are right-filled and keys stay at the indices of their positions. Every row is given its own
   positions and a 4-D mask, so a ragged batch costs nothing more.
 - `AlignedPass`: rows end in one column, with a 2-D mask over what lies before their beginning, as transformers' own
-  generate() has them. Any model takes that. Where rows differ in length, keys are shifted in every layer.
+  generate() has them. Any model takes that. If rows differ in length, keys are shifted in every layer.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from unspool.models.adapters.description import Description
 from unspool.protocols import LayerKind
 
 
-class Pass:
-    """What both ways share: keys are written into the cache and come back as plain tensors."""
+class AdapterPass:
+    """What both kinds share: keys are written into the cache and come back as plain tensors."""
 
     def __init__(self, description: Description, cache: Cache, span: Span) -> None:
         self._description = description
         self._cache = cache
         self._span = span
         self.num_written = 0  # layers
-        # The columns that the model counts: those before its queries, and all of them.
+        # Numbers of columns: before the model's queries, and in all.
         self.num_before, self.num_columns = span.starts[0], span.stop
 
     @property
@@ -38,12 +38,12 @@ class Pass:
         return len(self._span.starts)
 
     def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep a layer's new keys and values (rows, heads, new, width); return all that its queries may read."""
+        """Store a layer's new keys and values (rows, heads, new, width); return all that its queries may read."""
         raise NotImplementedError
 
     def _write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         widths = keys.shape[-1], values.shape[-1]
-        if widths[0] != widths[1]:  # a cache keeps both side by side
+        if widths[0] != widths[1]:  # a cache stores both side by side
             widest = max(widths)
             keys, values = (torch.nn.functional.pad(part, (0, widest - part.shape[-1])) for part in (keys, values))
         turns = self._description.rotation if self._cache.is_endless else None
@@ -61,7 +61,7 @@ class Pass:
         return self._cache.write(layer, kv)
 
     def _show(self, part: Any, layer: int) -> torch.Tensor:
-        """Keys (or values) in whatever form, as a tensor (rows, heads, keys, width)."""
+        """Keys (or values) in any form, as a tensor (rows, heads, keys, width)."""
         if isinstance(part, torch.Tensor):
             return part
         if isinstance(part, PackedKeys):
@@ -84,13 +84,13 @@ class Pass:
         return self._cache.key_positions(self._span, window).shape[1]
 
 
-class PlacedPass(Pass):
+class PlacedPass(AdapterPass):
     """A pass in which keys stay at their indices."""
 
-    def tell(self, new: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, dict[str, Any]]:
-        """What goes in, tokens or embeddings, and what is to be said beside it."""
+    def make_inputs(self, new: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, dict[str, Any]]:
+        """The tokens or embeddings as the model takes them, and its further inputs."""
         span = self._span
-        # What lies past a short row's end is never read, so it may stand at any position that there is.
+        # What is past a short row's end is never read, so it may have any valid position.
         last = max(start + count for start, count in zip(span.starts, span.counts, strict=True)) - 1
         positions = span.positions if self._cache.is_endless else span.positions.clamp(max=max(last, 0))
         return new, {"position_ids": positions, "attention_mask": self._make_masks(dtype)}
@@ -111,7 +111,7 @@ class PlacedPass(Pass):
         return [max(count - 1, 0) for count in self._span.counts]
 
     def _make_masks(self, dtype: torch.dtype) -> Any:
-        """None where the model's own idea of what may be seen is right; else additive masks, one for all or a dict."""
+        """None if the model's own mask is right; else additive masks, one for all layers or a dict by kind."""
         kinds: list[LayerKind] = sorted(set(self._description.info.layer_kinds))
         windows = {kind: self._window_of(kind) for kind in kinds}
         masks = {kind: self._cache.mask(self._span, window) for kind, window in windows.items()}
@@ -124,7 +124,7 @@ class PlacedPass(Pass):
         return {names[kind]: mask for kind, mask in made.items()} if names else made[kinds[0]]
 
     def _add_up(self, kind: LayerKind, mask: Any, dtype: torch.dtype) -> torch.Tensor:
-        """A mask in any of its forms as numbers to add to scores: (rows, 1, new, keys)."""
+        """A mask in any form as an additive one: (rows, 1, new, keys)."""
         span = self._span
         if isinstance(mask, str):
             mask = torch.ones(1, 1, span.num_new, span.num_new, dtype=torch.bool, device=span.device).tril()
@@ -132,11 +132,11 @@ class PlacedPass(Pass):
             added = torch.zeros(1, 1, span.num_new, self._count_keys(kind), dtype=dtype, device=span.device)
         else:
             added = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-            added.masked_fill_(~mask, torch.finfo(dtype).min)  # not -inf, which some attentions make NaN of
+            added.masked_fill_(~mask, torch.finfo(dtype).min)  # not -inf, which some attentions turn into NaN
         return added.expand(self.num_rows, -1, -1, -1)
 
 
-class AlignedPass(Pass):
+class AlignedPass(AdapterPass):
     """A pass in which all rows end in the last column."""
 
     def __init__(self, description: Description, cache: Cache, span: Span) -> None:
@@ -154,25 +154,25 @@ class AlignedPass(Pass):
             self._from_end = (column + missing).clamp(max=span.num_new - 1)  # and back
             self._is_real = column < span.num_new - missing
 
-    def tell(self, new: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, dict[str, Any]]:  # noqa: ARG002
-        """What goes in, tokens or embeddings, and what is to be said beside it."""
+    def make_inputs(self, new: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, dict[str, Any]]:  # noqa: ARG002
+        """The tokens or embeddings as the model takes them, and its further inputs."""
         span, device = self._span, new.device
-        said: dict[str, Any] = {}
+        inputs: dict[str, Any] = {}
         takes_positions = "position_ids" in self._description.arguments
         if self.is_straight:
-            said["attention_mask"] = torch.ones(self.num_rows, self.num_columns, dtype=torch.int64, device=device)
+            inputs["attention_mask"] = torch.ones(self.num_rows, self.num_columns, dtype=torch.int64, device=device)
             if takes_positions:
-                said["position_ids"] = span.positions
-            return new, said
+                inputs["position_ids"] = span.positions
+            return new, inputs
         column = torch.arange(self.num_columns, device=device)
-        said["attention_mask"] = (column >= self._shifts).long()
+        inputs["attention_mask"] = (column >= self._shifts).long()
         if takes_positions:
-            said["position_ids"] = (column[self.num_before :] - self._shifts).clamp(min=0)
-        return _take_columns(new, self._to_end), said
+            inputs["position_ids"] = (column[self.num_before :] - self._shifts).clamp(min=0)
+        return _take_columns(new, self._to_end), inputs
 
     def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.is_straight:
-            # Nothing but zeros may lie past a short row's end: what is masked is still multiplied.
+            # Past a short row's end there must be zeros: masked values are still multiplied.
             real = self._is_real[:, None, :, None]
             keys, values = (
                 _take_columns(part.transpose(1, 2), self._from_end).transpose(1, 2).masked_fill(~real, 0.0)
@@ -187,20 +187,20 @@ class AlignedPass(Pass):
         return self._shift(read_keys), self._shift(read_values)
 
     def _shift(self, keys: torch.Tensor) -> torch.Tensor:
-        """Keys at the indices of their positions (rows, heads, stop, width), moved to where rows end together."""
+        """Keys at the indices of their positions (rows, heads, stop, width), shifted so that all rows end together."""
         column = torch.arange(self.num_columns, device=keys.device)
         index = (column - self._shifts.to(keys.device)).clamp(0, keys.shape[2] - 1)  # (rows, columns)
         return _take_columns(keys.transpose(1, 2), index).transpose(1, 2)
 
     def _lay_out(self, kind: LayerKind, keys: torch.Tensor) -> torch.Tensor:
-        """Keys of a ring put into the columns of their positions; what the window let go no query sees."""
+        """Keys of a ring put into the columns of their positions; no query sees those that the window dropped."""
         window, span = self._window_of(kind), self._span
         rows, heads, num_keys, width = keys.shape
         positions = self._cache.key_positions(span, window).expand(rows, num_keys)
         ends = torch.tensor(self._ends, device=positions.device)[:, None]
         is_held = positions < ends
         mask = self._cache.mask(span, window)
-        if isinstance(mask, torch.Tensor):  # a ring may have empty places: what nobody sees is left out
+        if isinstance(mask, torch.Tensor):  # a ring may have empty slots: keys that no query sees are left out
             counts = torch.tensor(span.counts, device=positions.device)[:, None]
             is_asked = torch.arange(span.num_new, device=positions.device) < counts  # (rows, new)
             is_held = is_held & (mask[:, 0] & is_asked[:, :, None]).any(1)
@@ -217,19 +217,19 @@ class AlignedPass(Pass):
         """Attention weights (rows, heads, new, keys) with a key's weight at the index of its position."""
         if self.is_straight:
             return weights
-        told = _take_columns(weights.transpose(1, 2), self._from_end).transpose(1, 2)
+        restored = _take_columns(weights.transpose(1, 2), self._from_end).transpose(1, 2)
         index = torch.arange(self._span.stop, device=weights.device) + self._shifts  # (rows, positions)
         is_there = index < self.num_columns
-        index = index.clamp(max=self.num_columns - 1)[:, None, None].expand(*told.shape[:3], -1)
-        return told.gather(-1, index).masked_fill(~is_there[:, None, None], 0.0)
+        index = index.clamp(max=self.num_columns - 1)[:, None, None].expand(*restored.shape[:3], -1)
+        return restored.gather(-1, index).masked_fill(~is_there[:, None, None], 0.0)
 
     def find_last(self) -> list[int]:
         """The column of each row's last new token."""
         return [self._span.num_new - 1] * self.num_rows
 
 
-class Measurement(Pass):
-    """A pass over one token that keeps nothing and notes the shape of every layer's keys."""
+class Measurement(AdapterPass):
+    """A pass over one token that stores nothing and records the shape of every layer's keys."""
 
     def __init__(self, description: Description, cache: Cache, span: Span) -> None:
         super().__init__(description, cache, span)
@@ -242,19 +242,19 @@ class Measurement(Pass):
 
 
 class Harvest(Measurement):
-    """A measurement that also takes what a decoder makes of its encoder's states."""
+    """A measurement that also collects the cross-attention keys of the encoder's states."""
 
     def __init__(self, description: Description, cache: Cache, span: Span) -> None:
         super().__init__(description, cache, span)
         self.source: list[tuple[torch.Tensor, torch.Tensor]] = []  # keys and values (rows, heads, source, width)
 
     def take_source(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Keep what a layer's cross-attention reads."""
+        """Store a layer's cross-attention keys and values."""
         self.source.append((keys, values))
 
 
 def make_pass(description: Description, cache: Cache, span: Span) -> PlacedPass | AlignedPass:
-    """The pass in the way that a model takes."""
+    """The kind of pass that a model needs."""
     return (PlacedPass if description.why_aligned is None else AlignedPass)(description, cache, span)
 
 

@@ -1,4 +1,4 @@
-"""How a transformers model turns its keys by their positions, so that attention sinks can move them."""
+"""A transformers model's rotary embedding of keys, so that attention sinks can move them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any, Literal
 import torch
 
 Layout = Literal["halves", "neighbours"]
-_STEADY = ("default", "linear", "llama3", "yarn")  # others change their frequencies with the length of a text
+_STEADY = ("default", "linear", "llama3", "yarn")  # others change their frequencies with the sequence length
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """The frequencies of every layer, and which numbers of a key turn together."""
+    """The frequencies of every layer, and which numbers of a key form a pair."""
 
-    frequencies: tuple[torch.Tensor, ...]  # a layer each: (pairs,)
+    frequencies: tuple[torch.Tensor, ...]  # one per layer: (pairs,)
     layout: Layout
 
     @property
     def can_shift(self) -> bool:
-        """Whether keys can be moved to other positions: a rotation can always be gone on with."""
+        """Whether keys can be moved to other positions: rotated keys can always be rotated further."""
         return True
 
     def find_turns(self, layer: int, shifts: torch.Tensor) -> torch.Tensor:
@@ -31,7 +31,7 @@ class Rotation:
         return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)[:, None, None]
 
     def pair_up(self, layer: int, keys: torch.Tensor) -> torch.Tensor:
-        """Keys (…, width) with numbers that turn together side by side, as unspool's caches turn them."""
+        """Keys (…, width) with pairs as neighbours, as unspool's caches rotate them."""
         if self.layout == "neighbours":
             return keys
         width = 2 * len(self.frequencies[layer])
@@ -39,7 +39,7 @@ class Rotation:
         return torch.cat((halves, keys[..., width:]), dim=-1)
 
     def part(self, layer: int, keys: torch.Tensor) -> torch.Tensor:
-        """What `pair_up` gave, as the model had it."""
+        """The inverse of `pair_up`."""
         if self.layout == "neighbours":
             return keys
         width = 2 * len(self.frequencies[layer])
@@ -48,12 +48,12 @@ class Rotation:
 
 
 def find_rotation(model: Any, config: Any) -> Rotation | None:
-    """A model's rotation, where all of it is known; None where keys can't be moved."""
+    """A model's rotation, if all of it is known; None if keys can't be moved."""
     if hasattr(config, "qk_rope_head_dim"):
-        return None  # only the end of such keys is turned
+        return None  # only the end of such keys is rotated
     layout = _find_layout(model)
-    told = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    by_kind = [part for part in told.values() if isinstance(part, dict)] or [told]
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    by_kind = [part for part in rope.values() if isinstance(part, dict)] or [rope]
     if layout is None or any(str(part.get("rope_type", "default")) not in _STEADY for part in by_kind):
         return None
     tables: dict[str, torch.Tensor] = {}
@@ -73,7 +73,7 @@ def find_rotation(model: Any, config: Any) -> Rotation | None:
 
 
 def _find_layout(model: Any) -> Layout | None:
-    """Which numbers its code turns together: its own function is asked, on a key of eight numbers."""
+    """Which numbers its code pairs, found by calling its own function on a key of eight numbers."""
     apply = getattr(sys.modules.get(type(model).__module__), "apply_rotary_pos_emb", None)
     if apply is None or list(inspect.signature(apply).parameters)[:4] != ["q", "k", "cos", "sin"]:
         return None
@@ -84,9 +84,9 @@ def _find_layout(model: Any) -> Layout | None:
         rotation = Rotation((angles,), "halves" if layout == "halves" else "neighbours")
         pairs = torch.view_as_complex(rotation.pair_up(0, key).reshape(1, 1, 1, 4, 2))
         expected = rotation.part(0, torch.view_as_real(pairs * turns).flatten(-2))
-        for told in (spread, torch.cat((angles, angles))):  # some spread the angles themselves
+        for candidate in (spread, torch.cat((angles, angles))):  # some spread the angles themselves
             try:
-                _, turned = apply(key, key, told.cos().view(1, 1, 8), told.sin().view(1, 1, 8))
+                _, turned = apply(key, key, candidate.cos().view(1, 1, 8), candidate.sin().view(1, 1, 8))
             except (RuntimeError, TypeError, ValueError, IndexError):
                 continue
             if turned.shape == expected.shape and torch.allclose(turned, expected, atol=1e-5):

@@ -1,4 +1,4 @@
-"""What a folder's config may claim before transformers builds the model: as much as the folder's tensors can fill."""
+"""Bounds on the sizes in a folder's config before transformers builds the model: what the folder's tensors can fill."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Final
 from unspool.errors import LoadError, UnsupportedError
 from unspool.models.weights import WeightSource
 
-_MOST: Final = 1 << 31  # of any whole number
+_MOST: Final = 1 << 31  # for any integer
 _MOST_EXPERTS: Final = 4_096
 _MOST_POSITIONS: Final = 1 << 25
-_MOST_PAIR_POSITIONS: Final = 1 << 15  # encoder-decoders make their tables of positions in Python
+_MOST_PAIR_POSITIONS: Final = 1 << 15  # encoder-decoders build their position tables in Python
 _SPARE_LAYERS: Final = 64  # beyond one per tensor, for layers that share their weights
 _SPARE_NUMBERS: Final = 1 << 24  # tables that are computed, not stored
 _SPARE_BYTES: Final = 1 << 28
-_PACKED: Final = 8  # numbers that one stored byte may stand for
+_PACKED: Final = 8  # numbers that one stored byte may encode
 
 _LAYERS = re.compile(r"(^|_)(n_?)?layers?$|(^|_)depths?$|(^|_)(n|num)_blocks?$")
 _EXPERTS = re.compile(r"experts?($|_)")
@@ -25,7 +25,7 @@ _POSITIONS = re.compile(r"positions?($|_)|_ctx$|seq_len|seq_length|context")
 
 
 def check_claims(config: Mapping[str, Any], tensors: WeightSource, where: str) -> None:
-    """Raise for a count that the tensors of a folder can't bear out, before anything is built by it."""
+    """Raise for a count that the tensors of a folder can't account for, before anything is built."""
     num_tensors = sum(1 for _ in tensors.names())
     most_positions = _MOST_PAIR_POSITIONS if config.get("is_encoder_decoder") else _MOST_POSITIONS
     for key, value in _list_numbers(config):
@@ -49,7 +49,7 @@ def check_claims(config: Mapping[str, Any], tensors: WeightSource, where: str) -
 
 
 def check_built(model: Any, tensors: WeightSource, where: str) -> None:
-    """Raise where a model, built without memory, is larger than what its folder's tensors can fill."""
+    """Raise if a model, built on the meta device, is larger than its folder's tensors."""
     held = sum(math.prod(tensors.info(name).shape) for name in tensors.names())
     needed = sum(parameter.numel() for parameter in model.parameters())
     if needed > _PACKED * held + _SPARE_NUMBERS:
@@ -65,7 +65,7 @@ def check_built(model: Any, tensors: WeightSource, where: str) -> None:
 
 
 def _list_numbers(value: Any, key: str = "") -> Iterator[tuple[str, int]]:
-    """Every whole number in a config, with the key it stands under."""
+    """Every integer in a config, with its key."""
     stack = [(key, value)]
     while stack:
         key, value = stack.pop()

@@ -14,7 +14,7 @@ _BUILT = ("default", "linear", "llama3", "yarn")
 
 
 def plain_frequencies(width: int, theta: float) -> torch.Tensor:
-    """One frequency a pair: theta to the power of minus its place (pairs,)."""
+    """One frequency per pair: theta ** -(2 i / width) (pairs,)."""
     return 1.0 / (theta ** (torch.arange(0, width, 2, dtype=torch.int64).float() / width))
 
 
@@ -24,7 +24,7 @@ def make_rope(
     """The description that holds these frequencies, divided by `factor` (linear scaling)."""
     scaled = frequencies / factor
     if not scaled.isfinite().all():
-        raise LoadError("the rope settings of this model make frequencies that are no finite numbers")
+        raise LoadError("the rope settings of this model make frequencies that are not finite")
     return RopeSpec(tuple(scaled.tolist()), is_interleaved, gain)
 
 
@@ -38,8 +38,8 @@ def read_rope(
 ) -> RopeSpec:
     """The rope of a config: `rope_parameters` as transformers 5 writes them, or the older flat keys.
 
-    `theta` and `rotary_fraction` are the family's defaults; `scaling` is given where the family keeps its
-    parameters elsewhere.
+    `theta` and `rotary_fraction` are the family's defaults; `scaling` is given if the family keeps its parameters
+    elsewhere.
     """
     scaling = scaling or config.part("rope_parameters") or config.part("rope_scaling")
     empty = Settings({}, config.where)
@@ -77,10 +77,10 @@ def _trained_context(config: Settings, scaling: Settings) -> int:
 
 
 def _llama3(frequencies: torch.Tensor, scaling: Settings, trained: int) -> torch.Tensor:
-    """Long waves are slowed by the factor, short ones kept, those between blended (Llama 3.1)."""
+    """Low frequencies are divided by the factor, high ones kept, those between interpolated (Llama 3.1)."""
     factor = scaling.number("factor")
     low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
-    lengths = 2 * math.pi / frequencies  # positions a full turn takes
+    lengths = 2 * math.pi / frequencies  # wavelengths in positions
     blend = (trained / lengths - low) / (high - low)
     blended = (1 - blend) * frequencies / factor + blend * frequencies
     slowed = torch.where(lengths > trained / low, frequencies / factor, frequencies)
@@ -88,7 +88,7 @@ def _llama3(frequencies: torch.Tensor, scaling: Settings, trained: int) -> torch
 
 
 def _yarn(width: int, theta: float, scaling: Settings, config: Settings) -> RopeSpec:
-    """Pairs that turn often are kept, those that turn seldom are slowed, with a ramp between (Peng et al., 2023)."""
+    """High frequencies are kept, low ones are interpolated, with a ramp between (Peng et al., 2023)."""
     trained = _trained_context(config, scaling)
     context = config.integer("max_position_embeddings", default=trained)
     factor = scaling.number("factor", default=context / trained)
@@ -114,7 +114,7 @@ def _yarn_gain(scaling: Settings, factor: float) -> float:
 
 
 def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
-    """What YaRN multiplies rotated queries and keys by."""
+    """YaRN's factor on rotated queries and keys."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 

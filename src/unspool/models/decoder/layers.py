@@ -1,4 +1,4 @@
-"""The weights of a decoder, and how they are put together from a checkpoint."""
+"""The weights of a decoder, and their assembly from a checkpoint."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from unspool.models.weights import (
 
 @dataclass(frozen=True, slots=True)
 class WeightNames:
-    """What a checkpoint calls a decoder's weights, without .weight and .bias; `{i}` is the layer."""
+    """A checkpoint's names of a decoder's weights, without .weight and .bias; `{i}` is the layer."""
 
     embedding: str
-    layer: str  # what the names of a layer start with
+    layer: str  # prefix of a layer's names
     attn_norm: str
     qkv: tuple[str, ...]  # three names, or that of a fused matrix
     out: str
-    up: tuple[str, ...]  # gate and up where the feed-forward is gated
+    up: tuple[str, ...]  # gate and up if the feed-forward is gated
     down: str
     ffn_norm: str = ""
     post_attn_norm: str = ""
@@ -46,7 +46,7 @@ class WeightNames:
     embedding_norm: str = ""
     project_in: str = ""
     project_out: str = ""
-    prefix: str = ""  # what older checkpoints leave out at the front
+    prefix: str = ""  # a prefix that older checkpoints leave out
     qkv_layout: Literal["stacked", "grouped"] = "stacked"
     is_transposed: bool = False  # matrices are stored (in, out)
 
@@ -90,7 +90,7 @@ def assemble_decoder(
     progress: Progress | None = None,
     packing: Packing | None = None,
 ) -> DecoderWeights:
-    """Copy a checkpoint's tensors into a decoder's buffers; a missing or misshapen one is named."""
+    """Copy a checkpoint's tensors into a decoder's buffers; raises if one is missing or has another shape."""
     assembler = Assembler(source, device, dtype, prefix=names.prefix, progress=progress, packing=packing)
     width = spec.embedding_size or spec.hidden_size
     embedding = _assemble_embedding(assembler, spec, names, width)
@@ -114,7 +114,7 @@ def assemble_decoder(
 def _assemble_embedding(assembler: Assembler, spec: DecoderSpec, names: WeightNames, width: int) -> AnyEmbedding:
     name = f"{names.embedding}.weight"
     if assembler.packs(width):
-        # Never 4 bits unless the file has them: what is read here is often the head as well, which suffers from it.
+        # Never 4 bits unless the file has them: the embedding is often the head as well, which loses quality by it.
         blocks = assembler.pack([name], [spec.vocab_size], width, fewest_bits=8)
         return assembler.lay_out_table(blocks, spec.embedding_scale)
     return Embedding(assembler.matrix(name, spec.vocab_size, width), spec.embedding_scale)
@@ -211,7 +211,7 @@ def _assemble_qkv(assembler: Assembler, spec: DecoderSpec, names: WeightNames, s
 
 
 def _order_qkv(rows: torch.Tensor, spec: DecoderSpec, names: WeightNames) -> None:
-    """Bring the rows of a fused matrix, or what belongs to them, into our order: q, k, v, rotated pairs together."""
+    """Reorder the rows of a fused matrix, or its bias, into our order: q, k, v, with rope pairs as neighbours."""
     split_groups_(rows, spec.num_heads, spec.num_kv_heads, names.qkv_layout)
     if spec.rope is not None and not spec.rope.is_interleaved:
         turned = (spec.num_heads + spec.num_kv_heads) * spec.head_dim
@@ -219,7 +219,7 @@ def _order_qkv(rows: torch.Tensor, spec: DecoderSpec, names: WeightNames) -> Non
 
 
 def _pair_normed(layer: Layer, spec: DecoderSpec) -> None:
-    """Bring what scales the numbers that rope turns together side by side, where the checkpoint has them in halves."""
+    """Reorder query and key norm weights so that rope pairs are neighbours, if the checkpoint has them in halves."""
     if spec.rope is None or spec.rope.is_interleaved:
         return
     parts: list[torch.Tensor] = []

@@ -20,8 +20,8 @@ from unspool.models.decoder.head import cap_logits, check_positions, read_out
 from unspool.models.decoder.layers import DecoderWeights, Layer
 from unspool.models.decoder.ragged import Layout
 from unspool.models.decoder.reading import read_keys, read_ragged
-from unspool.models.decoder.sight import Outlook, Sight
 from unspool.models.decoder.spec import DecoderSpec
+from unspool.models.decoder.views import AttentionView, AttentionViews
 from unspool.models.native import ModelConfig, NativeModel, take_last
 from unspool.models.paths.captured import CapturedSteps, explain_no_capture
 from unspool.models.paths.compiled import UNREAD, CompiledSteps, explain_no_compile
@@ -39,8 +39,8 @@ class CausalOutput(Output):
 
     logits: torch.Tensor | None = None  # (rows, columns kept, vocab)
     past_key_values: Cache | None = None
-    hidden_states: tuple[torch.Tensor, ...] | None = None  # embeddings, then a layer each: (rows, columns, hidden)
-    attentions: tuple[torch.Tensor, ...] | None = None  # a layer each: (rows, heads, columns, all columns)
+    hidden_states: tuple[torch.Tensor, ...] | None = None  # embeddings, then one per layer: (rows, columns, hidden)
+    attentions: tuple[torch.Tensor, ...] | None = None  # one per layer: (rows, heads, columns, all columns)
 
 
 class Decoder(NativeModel):
@@ -62,29 +62,29 @@ class Decoder(NativeModel):
         self.weights = weights
         self.info = spec.describe()
         self.config = ModelConfig(**{**config, **spec.name_values()})
-        self.flattens_rows: bool | None = None  # whether passes read real tokens alone; None: where it saves work
+        self.flattens_rows: bool | None = None  # whether passes compute only real tokens; None: if it saves work
         self._packs = self.weights_bytes <= PACKING_LIMIT
         self._activate = find_activation(spec.activation)
         self._refresh()
 
     def _refresh(self) -> None:
-        self._outlook = Outlook(self.spec, self.device, self.dtype)
+        self._views = AttentionViews(self.spec, self.device, self.dtype)
         self._layout = Layout(self.spec, self.device, self.dtype)
         self.paths = self._list_paths()
         self._compiled: dict[str, Decoder] = {}
 
     def _list_paths(self) -> list[Path]:
-        """The fast ways to run a pass, in the order in which they are tried."""
+        """The fast paths of a pass, in the order in which they are tried."""
         made = (self.spec, self.weights, self.device, self.dtype)
         if self.device.type != "cpu":
             why = explain_no_capture(self.spec, self.device, self.dtype)
             return [CapturedSteps(*made) if why is None else ClosedPath("captured", why)]
         why = explain_no_library(*made)
         paths: list[Path] = [
-            LibraryPath(self.spec, self.weights, self._outlook) if why is None else ClosedPath("library", why)
+            LibraryPath(self.spec, self.weights, self._views) if why is None else ClosedPath("library", why)
         ]
         if can_prepare(*made):
-            paths.append(PreparedPath(self.spec, self.weights, self._outlook, packs=self._packs))
+            paths.append(PreparedPath(self.spec, self.weights, self._views, packs=self._packs))
         return paths
 
     def find_path(self, name: str) -> Path | None:
@@ -93,7 +93,7 @@ class Decoder(NativeModel):
 
     @contextmanager
     def without_paths(self, *names: str) -> Iterator[None]:
-        """Run passes without these paths for a while: for tests, and to compare what they cost."""
+        """Disable these paths inside the context: for tests and comparisons."""
         held, self.paths = self.paths, [path for path in self.paths if path.name not in names]
         try:
             yield
@@ -102,7 +102,7 @@ class Decoder(NativeModel):
 
     @property
     def fast_path(self) -> str | None:
-        """How steps run if nothing else is asked for: "captured", "library", or None for operator by operator."""
+        """How steps run by default: "captured", "library", or None for operator by operator."""
         return next((name for name in ("captured", "library") if self.find_path(name) is not None), None)
 
     def compiled(self, config: CompileConfig) -> Decoder:
@@ -170,7 +170,7 @@ class Decoder(NativeModel):
         """A pass operator by operator."""
         cache, span, want, early = new.cache, new.span, new.want, list[torch.Tensor]()
         if self._is_step(new):
-            with torch.inference_mode():  # logits are made outside, so that callers may change them
+            with torch.inference_mode():  # logits are computed outside, so that callers may change them
                 states, _, _ = self._run(new.tokens, cache, span, want, new.embeds, early)
             forward = read_out(self.spec, self.weights, states[:, -1], early, self.weights.head)
         else:
@@ -185,7 +185,7 @@ class Decoder(NativeModel):
         return forward
 
     def _is_step(self, new: Pass) -> bool:
-        """Whether a pass reads one token per row after what the cache holds, so that autograd need record nothing."""
+        """Whether a pass reads one token per row after what the cache holds, so that autograd need not record it."""
         want = new.want
         return (
             new.given.shape[1] == 1
@@ -195,14 +195,14 @@ class Decoder(NativeModel):
         )
 
     def _find_ragged(self, cache: Cache, span: Span, want: Want) -> Ragged | None:
-        """The pass's real tokens, where it is to be made of them alone; None where rows are filled to the longest."""
+        """The pass's real tokens, if only they are computed; None if rows are padded to the longest."""
         if want.hidden_states or want.attentions or cache.num_forks > 1 or not any(span.counts):
             return None
         flattens = self._layout.flattens(cache, span) if self.flattens_rows is None else self.flattens_rows
         return Ragged(span.starts, span.counts, span.positions) if flattens else None
 
     def _forward_ragged(self, ragged: Ragged, given: torch.Tensor, cache: Cache, span: Span, want: Want) -> Forward:
-        """A pass over ragged rows that computes their real tokens and nothing else."""
+        """A pass over ragged rows that computes only their real tokens."""
         flat, early = ragged.take(given)[None], list[torch.Tensor]()  # (1, tokens) or (1, tokens, hidden)
         is_text = not given.is_floating_point()
         tokens, embeds = (flat, None) if is_text else (None, flat)
@@ -220,7 +220,7 @@ class Decoder(NativeModel):
     def _begin(self, cache: Cache, rows: int, num_new: int, counts: Sequence[int] | None) -> Span:
         """Open a pass over a cache, if it may be that long."""
         cache.check_pass(num_new)
-        cache.attach(self._outlook)
+        cache.attach(self._views)
         return cache.begin(rows, num_new, counts, self.device)
 
     def take_steps(self, tokens: Sequence[int], cache: Cache, num_steps: int, ends: tuple[int, ...]) -> Stretch | None:
@@ -240,15 +240,15 @@ class Decoder(NativeModel):
         early: list[torch.Tensor] | None = None,
         ragged: Ragged | None = None,
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None, tuple[torch.Tensor, ...] | None]:
-        """Final states (rows, new, width of the head), and what else is wanted; early states are put into `early`.
+        """Final states (rows, new, width of the head), and what else is wanted; early states are appended to `early`.
 
-        Of `ragged` rows the real tokens are given alone, as those of one row: (1, tokens, …).
+        Of `ragged` rows only the real tokens are given, as those of one row: (1, tokens, …).
         """
         x = self._embed(tokens, embeds, span, ragged)  # (rows, new, hidden)
         if ragged is not None:
-            sights = self._outlook.look_over(cache, span, ragged)
+            views = self._views.make_ragged(cache, span, ragged)
         else:
-            sights = self._outlook.look(cache, span, needs_all_keys=want.attentions)
+            views = self._views.make(cache, span, needs_all_keys=want.attentions)
         hidden, attentions = [], []
         for index, layer in enumerate(self.weights.layers[: want.exit_layer]):
             if want.hidden_states:
@@ -256,7 +256,7 @@ class Decoder(NativeModel):
             if early is not None and index in want.early:
                 last = take_last(x, span.counts) if ragged is None else ragged.take_last(x[0])
                 early.append(last.clone() if span.num_new > 1 else last)  # a view would keep the whole prompt's states
-            x, weights = self._block(index, layer, x, cache, sights[self.spec.kind_of(index)], want.attentions)
+            x, weights = self._block(index, layer, x, cache, views[self.spec.kind_of(index)], want.attentions)
             if weights is not None:
                 attentions.append(weights)
         cache.end()
@@ -275,7 +275,7 @@ class Decoder(NativeModel):
             x = weights.project_in(x)
         if weights.positions is not None:
             positions = (span.positions if ragged is None else ragged.positions[None]) + self.spec.position_offset
-            # What lies past a short row's end is never read, so it may point at any position.
+            # What is past a short row's end is never read, so it may have any position.
             check_positions(
                 self.spec,
                 self.weights,
@@ -290,19 +290,19 @@ class Decoder(NativeModel):
 
     # --- a block -------------------------------------------------------------------------------------
     def _block(
-        self, index: int, layer: Layer, x: torch.Tensor, cache: Cache, sight: Sight, want_weights: bool
+        self, index: int, layer: Layer, x: torch.Tensor, cache: Cache, view: AttentionView, want_weights: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         spec, is_post = self.spec, self.spec.norm_placement == "post"
         assert layer.attn_norm is not None
         normed = x if is_post else layer.attn_norm(x)
-        read, weights = self._attend(index, layer, normed, cache, sight, want_weights)
+        read, weights = self._attend(index, layer, normed, cache, view, want_weights)
         if layer.post_attn_norm is not None:
             read = layer.post_attn_norm(read)
         if spec.residual == "parallel":
             fed = self._feed(layer, layer.ffn_norm(x) if layer.ffn_norm is not None else normed)
             return fed.add_(read).add_(x), weights
         assert layer.ffn_norm is not None
-        x = read.add_(x)  # into what was just made, for the state before may be wanted
+        x = read.add_(x)  # in place in the new tensor, because the state before may be wanted
         if is_post:
             x = layer.attn_norm(x)
             return layer.ffn_norm(self._feed(layer, x).add_(x)), weights
@@ -312,7 +312,7 @@ class Decoder(NativeModel):
         return fed.add_(x), weights
 
     def _attend(
-        self, index: int, layer: Layer, x: torch.Tensor, cache: Cache, sight: Sight, want_weights: bool
+        self, index: int, layer: Layer, x: torch.Tensor, cache: Cache, view: AttentionView, want_weights: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         spec, (rows, num_new, _) = self.spec, x.shape
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
@@ -320,19 +320,19 @@ class Decoder(NativeModel):
         if layer.q_norm is not None and layer.k_norm is not None:
             qkv[:, :, :heads] = layer.q_norm(qkv[:, :, :heads])
             qkv[:, :, heads : heads + kv_heads] = layer.k_norm(qkv[:, :, heads : heads + kv_heads])
-        if sight.factors is not None:
-            rotate_(qkv[:, :, : heads + kv_heads], sight.factors)
+        if view.factors is not None:
+            rotate_(qkv[:, :, : heads + kv_heads], view.factors)
         kv = qkv[:, :, heads:].view(rows, num_new, 2, kv_heads, spec.head_dim)
         scale, softcap = spec.scale_of(index), spec.attention_softcap
-        if sight.ragged is not None:
-            flat = read_ragged(qkv[0, :, :heads], kv[0], cache, index, sight, scale=scale, softcap=softcap)
+        if view.ragged is not None:
+            flat = read_ragged(qkv[0, :, :heads], kv[0], cache, index, view, scale=scale, softcap=softcap)
             return layer.out(flat.reshape(1, num_new, heads * spec.head_dim)), None
         keys, values = cache.write(index, kv)
         read, weights = read_keys(
             qkv[:, :, :heads].transpose(1, 2),
             keys,
             values,
-            sight,
+            view,
             scale=scale,
             softcap=softcap,
             want_weights=want_weights,
@@ -361,7 +361,7 @@ class Decoder(NativeModel):
         return_dict: bool | None = True,
         logits_to_keep: int | torch.Tensor = 0,
     ) -> CausalOutput | tuple[Any, ...]:
-        """Logits for the columns given, padded or not; the cache is advanced where one is used."""
+        """Logits for the columns given, padded or not; the cache, if one is used, is advanced."""
         width = self.spec.embedding_size or self.spec.hidden_size
         rows, num_new = self._check_input(input_ids, inputs_embeds, width)
         cache = past_key_values if past_key_values is not None else DynamicCache()

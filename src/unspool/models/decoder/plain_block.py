@@ -1,6 +1,6 @@
-"""A decoder's block from torch's operators, every one of which makes a tensor anew: for steps that are recorded.
+"""A decoder's block from torch's out-of-place operators, for steps that are recorded.
 
-What records them (a CUDA graph, torch.compile) takes care of the memory; `Decoder` itself writes in place instead.
+The recorder (a CUDA graph, torch.compile) manages the memory; `Decoder` itself writes in place instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def run_block(
     spec: DecoderSpec,
     layer: Layer,
     x: torch.Tensor,
-    attend: Callable[[torch.Tensor], torch.Tensor],  # a layer's queries, keys and values to what the queries read
+    attend: Callable[[torch.Tensor], torch.Tensor],  # from a layer's queries, keys and values to the attention output
     activate: Activation,
 ) -> torch.Tensor:
     """The state after a layer, in the shape of the state before it (…, hidden)."""
@@ -51,16 +51,16 @@ def _feed(spec: DecoderSpec, layer: Layer, x: torch.Tensor, activate: Activation
 def embed(
     spec: DecoderSpec, weights: DecoderWeights, tokens: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """What enters the first layer: tokens and positions of one shape (…) to states (…, hidden)."""
+    """The first layer's input: tokens and positions of one shape (…) to states (…, hidden)."""
     x = weights.embedding(tokens).to(dtype)
     x = weights.project_in(x) if weights.project_in is not None else x
-    if weights.positions is not None:  # where no token stands, any position will do
+    if weights.positions is not None:  # absent tokens may have any position
         places = (positions + spec.position_offset).clamp(0, weights.positions.shape[0] - 1)
         x = x + weights.positions[places]
     return weights.embedding_norm(x) if weights.embedding_norm is not None else x
 
 
 def finish(weights: DecoderWeights, x: torch.Tensor) -> torch.Tensor:
-    """What the head reads of the last layer's states."""
+    """The head's input from the last layer's states."""
     x = weights.final_norm(x) if weights.final_norm is not None else x
     return weights.project_out(x) if weights.project_out is not None else x

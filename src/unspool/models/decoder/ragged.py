@@ -1,4 +1,4 @@
-"""When a pass over ragged rows is made of its real tokens alone."""
+"""When a pass over ragged rows computes only its real tokens."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from unspool.models.decoder.spec import DecoderSpec
 # Positions of the filled form over real tokens: laying tokens out and reading row by row costs 5 %, for many short rows
 # 10 % (float32, two cores of an Arm CPU).
 _LEAST_SAVED: Final = 1.15
-_LEAST_TOKENS: Final = 64  # fewer are a step, whose time is not theirs
+_LEAST_TOKENS: Final = 64  # fewer are a step, whose time does not depend on them
 
 
 def can_read_rows(cache: Cache, spec: DecoderSpec, window: int | None) -> bool:
-    """Whether layers with that window can read each row by itself: keys are plain, at the index of their positions."""
+    """Whether layers with this window can read rows one by one: keys are plain, at the index of their positions."""
     return spec.alibi is None and not cache.sees_by_position and cache.stands_in_order(window)
 
 
 class Layout:
-    """Says of a decoder's passes whether their real tokens are laid one behind the other."""
+    """Decides for a decoder's passes whether their real tokens are concatenated."""
 
     def __init__(self, spec: DecoderSpec, device: torch.device, dtype: torch.dtype) -> None:
         self._spec = spec
@@ -31,7 +31,7 @@ class Layout:
         self._device, self._dtype = device, dtype
 
     def flattens(self, cache: Cache, span: Span) -> bool:
-        """Whether that saves more than it costs: positions that are not real, or filled attention's masks."""
+        """Whether that saves more than it costs: padding, or the masks of filled attention."""
         num_real = sum(span.counts)
         if span.num_new == 1 or num_real < _LEAST_TOKENS:
             return False
@@ -43,11 +43,11 @@ class Layout:
 
     @cached_property
     def _has_kernel(self) -> bool:
-        """Asked only where it matters: torch takes a second or more to import its kernel."""
+        """Checked only if needed: torch takes a second or more to import its kernel."""
         return self._spec.attention_softcap is None and has_flash(self._device, self._dtype, self._spec.head_dim)
 
     def _saves_masks(self, cache: Cache, span: Span, window: int | None) -> bool:
-        """Whether filled attention would need a mask (or scores) of all queries and keys, and rows alone would not."""
+        """Whether filled attention would need a mask (or scores) of all queries and keys, and row by row would not."""
         reaches_back = window is not None and span.stop > window
         needs_mask = self._spec.attention_softcap is not None or reaches_back or any(span.starts)
         return needs_mask and can_read_rows(cache, self._spec, window)

@@ -1,4 +1,4 @@
-"""What a decoder's block looks like: one frozen description that every family fills in."""
+"""The description of a decoder's block, which every family fills in."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ class NormSpec:
     offset: float = 0.0  # added to stored weights: 1 for Gemma's
     has_bias: bool = False
     has_weight: bool = True
-    is_float32: bool = False  # weights stay in float32 whatever the model's dtype
+    is_float32: bool = False  # weights stay in float32 for every model dtype
 
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """How positions turn queries and keys; every scaling scheme ends up in the frequencies and the gain."""
+    """Rotary embedding of queries and keys; every scaling scheme ends up in the frequencies and the gain."""
 
-    frequencies: tuple[float, ...]  # radians a position, one a pair
+    frequencies: tuple[float, ...]  # radians per position, one per pair
     is_interleaved: bool  # the stored weights pair neighbours (else the two halves of a head)
     gain: float = 1.0
 
     @property
     def width(self) -> int:
-        """How many numbers of a head are turned."""
+        """How many numbers of a head are rotated."""
         return 2 * len(self.frequencies)
 
 
@@ -78,10 +78,10 @@ class DecoderSpec:
     has_final_norm: bool = True
 
     rope: RopeSpec | None = None
-    local_rope: RopeSpec | None = None  # for "sliding" layers, where it differs
+    local_rope: RopeSpec | None = None  # for "sliding" layers, if it differs
     alibi: AlibiSpec | None = None
     num_positions: int | None = None  # rows of a learned table of positions
-    position_offset: int = 0  # where position 0 lies in that table
+    position_offset: int = 0  # index of position 0 in that table
 
     attention_scale: float = 1.0
     is_scaled_by_layer: bool = False  # the scale is divided by the layer's number, from 1
@@ -96,7 +96,7 @@ class DecoderSpec:
     activation: str = "silu"
     has_ffn_bias: bool = False
 
-    embedding_size: int | None = None  # where embeddings are narrower than hidden states (OPT-350m)
+    embedding_size: int | None = None  # if embeddings are narrower than hidden states (OPT-350m)
     embedding_scale: float = 1.0
     has_embedding_norm: bool = False
 
@@ -110,15 +110,15 @@ class DecoderSpec:
     pad_token_id: int | None = None
 
     def kind_of(self, layer: int) -> LayerKind:
-        """What a layer's queries may see."""
+        """The layer's kind of attention."""
         return self.layer_kinds[layer] if self.layer_kinds else "full"
 
     def scale_of(self, layer: int) -> float:
-        """What a layer's scores are multiplied by."""
+        """The factor of a layer's scores."""
         return self.attention_scale / (layer + 1) if self.is_scaled_by_layer else self.attention_scale
 
     def describe(self) -> ModelInfo:
-        """What the model says of itself."""
+        """The model's `ModelInfo`."""
         return ModelInfo(
             family=self.family,
             vocab_size=self.vocab_size,

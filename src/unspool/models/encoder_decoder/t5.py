@@ -1,4 +1,4 @@
-"""T5 (Raffel et al., 2020): an encoder, a decoder that reads it, and positions as biases on distances."""
+"""T5 (Raffel et al., 2020): an encoder, a decoder with cross-attention, and relative position biases."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from unspool.kernels.forked import fold_mask
 from unspool.kernels.relative import distance_buckets
 from unspool.models.arrangement import Arrangement, read_mask
 from unspool.models.decoder.reading import read_keys
-from unspool.models.decoder.sight import Sight
+from unspool.models.decoder.views import AttentionView
 from unspool.models.encoder_decoder.t5_weights import T5Layer, T5Spec, T5Weights
 from unspool.models.native import ModelConfig, NativeModel, take_last
 from unspool.models.weights import Embedding, Linear
 from unspool.outputs import Output
 from unspool.protocols import LAST, Encoded, Forward, ModelInfo, Want
 
-_FIRST_TABLE = 512  # distances a table starts with
+_FIRST_TABLE = 512  # initial size of a table, in distances
 
 
 @dataclass
@@ -117,7 +117,7 @@ class T5(NativeModel):
 
     @torch.no_grad()
     def _project_source(self, cross: Cache, encoded: Encoded) -> Cache:
-        """Every layer's keys and values of the encoder's states, written once."""
+        """Write every layer's keys and values of the encoder's states, once."""
         rows, length, _ = encoded.states.shape
         cross.begin(rows, length, encoded.lengths, self.device)
         for index, layer in enumerate(self.weights.decoder.layers):
@@ -151,7 +151,7 @@ class T5(NativeModel):
         want: Want,
         embeds: torch.Tensor | None,
     ) -> tuple[torch.Tensor, Forward]:
-        """Final states (rows, new, hidden), and an answer that lacks only the logits."""
+        """Final states (rows, new, hidden), and a `Forward` that lacks only the logits."""
         pair = _check_pair(cache)
         x = self._embed(tokens, embeds)
         span = cache.begin(x.shape[0], x.shape[1], counts, self.device)
@@ -184,8 +184,8 @@ class T5(NativeModel):
         qkv = self._heads(layer.qkv(layer.attn_norm(x)), 3)  # (rows, new, 3, heads, width)
         keys, values = cache.write(index, qkv[:, :, 1:])
         queries = qkv[:, :, 0].transpose(1, 2)
-        sight = Sight(0, mask, False, None, num_forks=cache.num_forks)
-        read, weights = read_keys(queries, keys, values, sight, scale=1.0, want_weights=want_weights)
+        view = AttentionView(0, mask, False, None, num_forks=cache.num_forks)
+        read, weights = read_keys(queries, keys, values, view, scale=1.0, want_weights=want_weights)
         return x + layer.out(read.transpose(1, 2).flatten(2)), weights
 
     def _attend_across(
@@ -201,7 +201,7 @@ class T5(NativeModel):
         read, weights = attend_shared(queries, *source, scale=1.0, mask=visible, want_weights=want_weights)
         return x + layer.cross_out(read.transpose(1, 2).flatten(2)), weights
 
-    # --- pieces of both ------------------------------------------------------------------------------
+    # --- shared by both ------------------------------------------------------------------------------
     def _embed(self, tokens: torch.Tensor | None, embeds: torch.Tensor | None) -> torch.Tensor:
         if tokens is not None:
             return self.weights.embedding(tokens)
@@ -231,7 +231,7 @@ class T5(NativeModel):
         return found.permute(2, 0, 1)[None]  # (1, heads, source, source)
 
     def _look_back(self, cache: Cache, span: Span) -> torch.Tensor:
-        """The decoder's bias by each row's own positions, with what may not be seen at minus infinity."""
+        """The decoder's bias by each row's own positions; masked keys have minus infinity."""
         if self._behind is None or self._behind.shape[1] < span.stop:
             room = max(span.stop, 2 * self._behind.shape[1] if self._behind is not None else _FIRST_TABLE)
             buckets = distance_buckets(room, self.spec.num_buckets, self.spec.max_distance).to(self.device)
@@ -330,7 +330,7 @@ def _check_pair(cache: Cache) -> EncoderDecoderCache:
 
 
 def _visible(lengths: Sequence[int], longest: int, device: torch.device) -> torch.Tensor | None:
-    """Which of the source's positions are real (rows, 1, 1, source); None where all are."""
+    """Which of the source's positions are real (rows, 1, 1, source); None if all are."""
     if all(length == longest for length in lengths):
         return None
     return (torch.arange(longest, device=device) < torch.tensor(lengths, device=device)[:, None])[:, None, None]

@@ -1,4 +1,4 @@
-"""T5's description, its weights, and how they are put together from a checkpoint."""
+"""T5's description, its weights, and their assembly from a checkpoint."""
 
 from __future__ import annotations
 

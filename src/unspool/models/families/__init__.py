@@ -1,1 +1,1 @@
-"""One file a family: its description from a config or a GGUF header, and the names of its weights."""
+"""One file per family: its description from a config or a GGUF header, and the names of its weights."""

@@ -18,7 +18,7 @@ _LAYERS_13B = 40
 
 def _read_config(config: Settings) -> DecoderSpec:
     spec = replace(read_llama_config(config, "baichuan"), is_head_normalised=config.find("vocab_size") == _VOCAB_2)
-    # The files say nowhere which form they are; only that with rope has a max_position_embeddings.
+    # The config does not name the form; only the one with rope has a max_position_embeddings.
     return spec if config.has("max_position_embeddings") else _with_alibi(spec)
 
 

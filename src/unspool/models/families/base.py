@@ -1,4 +1,4 @@
-"""What every family of decoders gives, and the readings they share."""
+"""The base of all decoder families, and the config readers that they share."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class DecoderFamily(FamilyEntry):
         progress: Progress | None = None,
         packing: Packing | None = None,
     ) -> Decoder:
-        """The decoder that a config (or a GGUF header) and its weights make."""
+        """The decoder of a config (or a GGUF header) and its weights."""
         if is_gguf:
             header = Settings(config, "the GGUF header", f"{config['general.architecture']}.")
             if self.read_gguf is None:
@@ -54,7 +54,7 @@ class DecoderFamily(FamilyEntry):
 
 
 def fixed(names: WeightNames) -> Callable[[Settings, WeightSource], WeightNames]:
-    """The names of a family whose checkpoints all use the same ones."""
+    """For a family whose checkpoints all use the same names."""
     return lambda _config, _source: names
 
 
@@ -77,13 +77,13 @@ def read_head_dim(config: Settings, hidden_size: int, num_heads: int) -> int:
 
 
 def check_groups(config: Settings, num_heads: int, num_kv_heads: int) -> None:
-    """Every key head serves the same number of query heads."""
+    """Raise unless every key head serves the same number of query heads."""
     if num_heads % num_kv_heads:
         raise LoadError(f"{config.where} has {num_heads} heads that can't share {num_kv_heads} key heads evenly")
 
 
 def read_layer_kinds(config: Settings, num_layers: int, default: list[LayerKind]) -> tuple[LayerKind, ...]:
-    """The kind of each layer: `layer_types` where the config lists them."""
+    """The kind of each layer: `layer_types` if the config lists them."""
     listed = config.find("layer_types")
     if listed is None:
         return tuple(default)
@@ -108,7 +108,7 @@ def refuse_quantised(config: Settings) -> None:
 
 
 def refuse_unbuilt(config: Settings) -> None:
-    """Raise for settings of any decoder that change what is computed and are not built."""
+    """Raise for settings of any decoder that change the computation and are not supported."""
     refuse_quantised(config)
     config.refuse("is_encoder_decoder", True, because="this family is read as a decoder only")
     config.refuse("add_cross_attention", True, because="cross-attention is not built for this family")

@@ -1,4 +1,4 @@
-"""What is known of a family of checkpoints: by which names it is found, and how a model is built from one."""
+"""The entry of a family of checkpoints: the names that select it, and how its model is built."""
 
 from __future__ import annotations
 
@@ -36,4 +36,4 @@ class FamilyEntry(ABC):
         dtype: torch.dtype,
         progress: Progress | None = None,
     ) -> NativeModel:
-        """The model that a config (or a GGUF header) and its weights make."""
+        """The model of a config (or a GGUF header) and its weights."""

@@ -88,7 +88,7 @@ def _read_gguf(header: Settings, source: WeightSource) -> DecoderSpec:
 
 
 def _find_gguf_names(header: Settings, source: WeightSource) -> WeightNames:
-    # Where there are two norms, llama.cpp's attn_norm_2 is that of attention and attn_norm the other.
+    # If there are two norms, llama.cpp's attn_norm_2 is that of attention and attn_norm the other.
     names = find_gguf_names(header, source)
     if "blk.0.attn_norm_2.weight" in source:
         names = replace(names, attn_norm="attn_norm_2", ffn_norm="attn_norm")

@@ -1,4 +1,4 @@
-"""GGUF headers as llama.cpp writes them: one reading for all architectures, which families then adjust."""
+"""GGUF headers as llama.cpp writes them: one reader for all architectures, which families then adjust."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read_gguf_decoder(
     has_rope: bool = True,
     activation: str = "silu",
 ) -> DecoderSpec:
-    """The decoder that a header describes; which biases and norms there are is read off the tensors."""
+    """The decoder that a header describes; the tensors show which biases and norms there are."""
     if header.has("expert_count") and header.integer("expert_count") > 0:
         raise UnsupportedError(f"{header.where} describes a mixture of experts, which is not built")
     hidden_size, num_heads = header.integer("embedding_length"), _same(header, "attention.head_count")
@@ -103,7 +103,7 @@ def _read_rope(header: Settings, source: WeightSource, head_dim: int, is_interle
         raise LoadError(f"{header.where} rotates {width} of {head_dim} numbers a head")
     theta = header.number("rope.freq_base", default=10_000.0)
     frequencies = plain_frequencies(width, theta)
-    if "rope_freqs.weight" in source:  # Llama 3.1's scaling, worked out when the file was made
+    if "rope_freqs.weight" in source:  # Llama 3.1's scaling, computed when the file was converted
         factors = source.read("rope_freqs.weight", dtype=torch.float32)
         if factors.shape != frequencies.shape:
             raise LoadError(f"rope_freqs.weight has shape {list(factors.shape)}, not {list(frequencies.shape)}")

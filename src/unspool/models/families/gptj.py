@@ -1,4 +1,4 @@
-"""GPT-J: attention and feed-forward read the same norm; rope turns neighbours."""
+"""GPT-J: attention and feed-forward read the same norm; rope rotates neighbours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama and those that differ from it by a switch: Mistral, Qwen 2 and 3, SmolLM."""
+"""Llama and its close variants: Mistral, Qwen 2 and 3, SmolLM."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NAMES = WeightNames(
 
 
 def read_llama_config(config: Settings, family: str = "llama") -> DecoderSpec:
-    """A Llama: the block the others of this file start from."""
+    """A Llama: the block that the others of this file start from."""
     refuse_unbuilt(config)
     hidden_size, num_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     num_kv_heads = config.integer("num_key_value_heads", default=num_heads)
@@ -68,7 +68,7 @@ def read_llama_config(config: Settings, family: str = "llama") -> DecoderSpec:
 
 
 def _read_mistral_config(config: Settings) -> DecoderSpec:
-    """A Llama all of whose layers look back over a window."""
+    """A Llama with a sliding window in all layers."""
     spec = read_llama_config(config, "mistral")
     window = config.optional_integer("sliding_window", default=4096)
     default: list[LayerKind] = ["sliding" if window is not None else "full"] * spec.num_layers
@@ -76,7 +76,7 @@ def _read_mistral_config(config: Settings) -> DecoderSpec:
 
 
 def _read_qwen2_config(config: Settings) -> DecoderSpec:
-    """A Llama with biases on q, k and v, and a window in the upper layers where it is switched on."""
+    """A Llama with biases on q, k and v, and a window in the upper layers if it is switched on."""
     spec = replace(read_llama_config(config, "qwen2"), has_qkv_bias=True, has_out_bias=False)
     return _with_upper_window(spec, config)
 
@@ -111,7 +111,7 @@ LLAMA = DecoderFamily(
     read_config=read_llama_config,
     find_names=fixed(NAMES),
     gguf=("llama",),
-    # llama.cpp's converter stores q and k of this architecture with the rotated pairs side by side.
+    # llama.cpp's converter stores q and k of this architecture with the rope pairs as neighbours.
     read_gguf=partial(read_gguf_decoder, family="llama", is_interleaved=True),
 )
 MISTRAL = DecoderFamily(

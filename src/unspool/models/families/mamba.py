@@ -54,7 +54,7 @@ GGUF_NAMES: Final = MambaNames(
 
 @dataclass(frozen=True, kw_only=True)
 class MambaFamily(FamilyEntry):
-    """How Mamba's checkpoints become a model."""
+    """Builds models of Mamba checkpoints."""
 
     name: str = "mamba"
     architectures: tuple[str, ...] = ("MambaForCausalLM",)
@@ -71,7 +71,7 @@ class MambaFamily(FamilyEntry):
         dtype: torch.dtype,
         progress: Progress | None = None,
     ) -> Mamba:
-        """The model that a config (or a GGUF header) and its weights make."""
+        """The model of a config (or a GGUF header) and its weights."""
         if is_gguf:
             spec, names = _read_gguf(Settings(config, "the GGUF header", "mamba."), tensors), GGUF_NAMES
         else:

@@ -21,7 +21,7 @@ from unspool.models.weights import WeightSource
 
 @dataclass(frozen=True, kw_only=True)
 class T5Family(FamilyEntry):
-    """How T5's checkpoints become a model."""
+    """Builds models of T5 checkpoints."""
 
     name: str = "t5"
     architectures: tuple[str, ...] = ("T5ForConditionalGeneration",)
@@ -37,7 +37,7 @@ class T5Family(FamilyEntry):
         dtype: torch.dtype,
         progress: Progress | None = None,
     ) -> T5:
-        """The model that a config and its weights make."""
+        """The model of a config and its weights."""
         if is_gguf:
             raise UnsupportedError("T5 is read from config.json and safetensors, not from a GGUF file")
         spec = read_t5_config(Settings(config), tensors)

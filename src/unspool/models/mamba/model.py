@@ -1,4 +1,4 @@
-"""Mamba (Gu and Dao, 2023): every layer reads the text into a state of one size, and no position is looked back at."""
+"""Mamba (Gu and Dao, 2023): every layer has a recurrent state of fixed size, and no attention."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ class MambaOutput(Output):
 
     logits: torch.Tensor | None = None  # (rows, columns kept, vocab)
     cache_params: MambaCache | None = None
-    hidden_states: tuple[torch.Tensor, ...] | None = None  # a layer each, then normalised: (rows, columns, hidden)
+    hidden_states: tuple[torch.Tensor, ...] | None = (
+        None  # one per layer, then the normalised ones: (rows, columns, hidden)
+    )
 
     @property
     def past_key_values(self) -> MambaCache | None:
-        """The cache under the name that other models have for it."""
+        """The cache under the name that other models use."""
         return self.cache_params
 
 
@@ -73,7 +75,7 @@ class Mamba(NativeModel):
         encoded: Encoded | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> MambaCache:
-        """An empty cache for `rows` rows; states need no room for `capacity` positions."""
+        """An empty cache for `rows` rows; states don't depend on `capacity`."""
         if encoded is not None:
             raise InputError("mamba has no encoder, so its cache takes no encoded states")
         if kind not in ("mamba", "dynamic"):
@@ -83,7 +85,7 @@ class Mamba(NativeModel):
         return cache
 
     def _key_shape(self, num_layers: int) -> KeyShape:
-        """No heads and no keys: states have the sizes that the config names."""
+        """No heads and no keys: states have the sizes that the config gives."""
         return KeyShape(num_layers, 0, 0, self.dtype, self.device, self.info.layer_kinds, config=self.config)
 
     # --- a forward pass ------------------------------------------------------------------------------
@@ -109,7 +111,7 @@ class Mamba(NativeModel):
         want: Want,
         embeds: torch.Tensor | None,
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None]:
-        """Final states (rows, new, hidden), and those of the layers where they are wanted."""
+        """Final states (rows, new, hidden), and those of all layers if they are wanted."""
         self._refuse_attentions(want.attentions)
         states = self._check_cache(cache)
         x = self.weights.embedding(tokens) if tokens is not None else embeds
@@ -149,7 +151,7 @@ class Mamba(NativeModel):
         return layer.out(y.to(self.dtype))
 
     def _find_past_end(self, span: Span) -> torch.Tensor | None:
-        """Which of the new positions lie past their row's end: (rows, new, 1); None where none does."""
+        """Which of the new positions are past their row's end: (rows, new, 1); None if none is."""
         if min(span.counts) == span.num_new:
             return None
         ends = torch.tensor(span.counts, device=self.device)[:, None]
@@ -168,8 +170,8 @@ class Mamba(NativeModel):
     def _refuse_attentions(self, is_asked: bool | None) -> None:
         if is_asked:
             raise UnsupportedError(
-                "attentions were asked for and a mamba model has none: it keeps a state and looks back at no "
-                "position; output_hidden_states can be had"
+                "attentions were requested and a mamba model has none: it keeps a state instead of attending to "
+                "positions; output_hidden_states is available"
             )
 
     # --- the reference's way of calling ---------------------------------------------------------------

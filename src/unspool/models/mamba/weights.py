@@ -1,4 +1,4 @@
-"""Mamba's description, its weights, and how they are put together from a checkpoint."""
+"""Mamba's description, its weights, and their assembly from a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unspool.models.weights import Embedding, Linear, Norm, WeightSource
 
 @dataclass(frozen=True, slots=True)
 class MambaSpec:
-    """A Mamba: sizes, which biases there are, and what the residual is kept in."""
+    """A Mamba: sizes, which biases there are, and the residual's dtype."""
 
     vocab_size: int
     hidden_size: int
@@ -36,7 +36,7 @@ class MambaSpec:
 
 @dataclass(frozen=True, slots=True)
 class MambaNames:
-    """What a checkpoint calls a Mamba's weights, without .weight and .bias; `{i}` is the layer."""
+    """A checkpoint's names of a Mamba's weights, without .weight and .bias; `{i}` is the layer."""
 
     embedding: str
     layer: str
@@ -50,16 +50,16 @@ class MambaNames:
     out: str
     final_norm: str
     head: str
-    has_decay_log: bool  # decays are stored as the logarithms of what they are the negatives of
+    has_decay_log: bool  # decays are stored as log(-decay)
     has_flat_conv: bool  # the convolution is stored (inner, kernel), without an axis for groups
 
 
 @dataclass(slots=True)
 class StateSpace:
-    """What feeds and reads the recurrence, in float32 whatever the model's dtype: it adds up over the whole text."""
+    """The recurrence's parameters, in float32 for every model dtype: errors would accumulate over the whole text."""
 
     decay: torch.Tensor  # (state, inner): log2(e) times the rate, below 0
-    skip: torch.Tensor  # (inner,): how much of the input goes past the state
+    skip: torch.Tensor  # (inner,): the skip connection's weight
     time_bias: torch.Tensor  # (inner,)
     conv: torch.Tensor  # (kernel, inner)
     conv_bias: torch.Tensor | None  # (inner,)

@@ -1,11 +1,11 @@
 """One decoding step on a GPU as one CUDA graph, for any cache of plain buffers and any lengths.
 
-A step reads one token a row, or a few: drafts that are checked, or candidates that are tried.
+A step reads one token per row, or a few: drafts to verify, or candidates.
 
 At a few rows the host's launches cost more than the work. So the whole step is captured once for a number of rows:
 tokens, lengths and the addresses of the cache's buffers are read from the device, the lengths are advanced there, and
-the likeliest token is found there too. A graph is made when a number of rows is first met, in some ten milliseconds
-once Triton has its kernels, and it serves every later cache.
+the most likely token is found there too. A graph is captured when a number of rows first occurs, in some ten
+milliseconds once Triton has its kernels, and it serves every later cache.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from unspool.kernels.gpu.sampling.epilogues import CapturedEpilogue
     from unspool.models.paths.captured_blocks import Body
 
-# A step is captured for so many rows; fewer rows ride along with some that are not there.
+# Numbers of rows that steps are captured for; a batch of fewer rows is padded with absent ones.
 BUCKETS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-MOST_NEW: Final = 16  # tokens a row
-_MOST_KEPT: Final = 24  # steps that wait to be used again
-_UNIT: Final = 8  # numbers: addresses are told as multiples of so many
+MOST_NEW: Final = 16  # tokens per row
+_MOST_KEPT: Final = 24  # steps kept for reuse
+_UNIT: Final = 8  # numbers: addresses are multiples of this
 _NOT_THERE: Final = -1
 
 
 def explain_no_capture(spec: DecoderSpec, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why a model's steps can't be captured; None where they can."""
+    """Why a model's steps can't be captured; None if they can."""
     if device.type != "cuda":
         return f"the model is on a device of type {device.type}"
     if not has_triton():
@@ -69,7 +69,7 @@ def prepare_captures(device: torch.device) -> None:
 
 
 def _import_kernels() -> None:
-    with suppress(Exception):  # who needs them imports them too, and is told
+    with suppress(Exception):  # the import that needs them raises again
         importlib.import_module("unspool.models.paths.captured_blocks")
 
 
@@ -81,9 +81,9 @@ class CapturedSteps:
     def __init__(self, spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype) -> None:
         self._spec, self._weights, self._device, self._dtype = spec, weights, device, dtype
         self._numbered = next(iterate_tensors(weights)).device  # the device with its number
-        self._waiting: dict[tuple[PassShape, int], list[CapturedStep]] = {}  # by what they read and by stream
+        self._waiting: dict[tuple[PassShape, int], list[CapturedStep]] = {}  # by shape and stream
         self._kept = list(iterate_tensors(weights))
-        self._kept_at = find_addresses(self._kept)  # graphs read the weights there
+        self._kept_at = find_addresses(self._kept)  # the addresses in the graphs
         self._seen: weakref.ref[Places] | None = None  # the last pass's
         self._lock = threading.Lock()
 
@@ -176,7 +176,7 @@ class CapturedSteps:
         return forward
 
     def _follow_moves(self, places: Places) -> None:
-        """Forget what was captured if weights have moved; looked at once for each cache, for it costs host time."""
+        """Drop all captured steps if weights have moved; checked once per cache, because it costs host time."""
         at = find_addresses(self._kept)
         with self._lock:
             self._seen = weakref.ref(places)
@@ -221,7 +221,7 @@ class CapturedStep:
         shape: PassShape,
     ) -> None:
         from unspool.kernels.gpu.attention.packed_attention import (
-            count_packed,  # Triton is imported where a GPU is used
+            count_packed,  # Triton is imported only if a GPU is used
         )
         from unspool.kernels.gpu.sampling.tokens import count_tiles
         from unspool.models.paths.captured_blocks import StepInputs, make_body
@@ -262,18 +262,18 @@ class CapturedStep:
                 self._epilogue = make_epilogue(shape.epilogue, sizes, device)
         self._rows, self._shape, self._num_layers = rows, shape, spec.num_layers
         self._cap = spec.logit_softcap
-        self._places: weakref.ref[Places] | None = None  # what the table tells; a step that waits holds no keys
-        self._lengths: list[int] = []  # what the device's lengths are by now
+        self._places: weakref.ref[Places] | None = None  # what is in the table; an unused step holds no keys
+        self._lengths: list[int] = []  # the current lengths on the device
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def run(self, tokens: torch.Tensor, starts: Sequence[int], places: Places, want: Want) -> Forward:
-        """What the pass gives: logits (tokens, vocab) in float32, and what else its shape says."""
+        """The result of the pass: logits (tokens, vocab) in float32, and what else its shape contains."""
         shape, count = self._shape, len(starts) * self._shape.num_new
         with torch.inference_mode():
             if self._places is None or self._places() is not places:
-                self._tell_places(places)
+                self._send_places(places)
             if self._lengths != starts:
-                self._tell_lengths(starts)
+                self._send_lengths(starts)
             self._inputs.tokens[:count].copy_(tokens.reshape(-1))
             if self._epilogue is not None:
                 self._epilogue.set_inputs(want.epilogue)
@@ -295,7 +295,7 @@ class CapturedStep:
             forward.last_states = self._body.states[:count].clone()
         return forward
 
-    def _tell_places(self, places: Places) -> None:
+    def _send_places(self, places: Places) -> None:
         landing = places.landing if self._shape.away else None
         buffers, layers = list(places.buffers), places.packed.layers if places.packed is not None else []
         if landing is not None:
@@ -303,47 +303,51 @@ class CapturedStep:
             if places.packed is None:
                 buffers = [brought[layer][0] if layer in brought else held for layer, held in enumerate(buffers)]
             layers = [brought.get(layer, held) for layer, held in enumerate(layers)]
-        told = self._tell_buffers(buffers)
+        entries = self._list_buffers(buffers)
         if landing is not None and places.packed is None:
-            told += self._tell_buffers(places.buffers)[:-1]
+            entries += self._list_buffers(places.buffers)[:-1]
         if places.rooms is not None:
-            told += places.rooms
+            entries += places.rooms
         if places.branches:
             assert places.shared is not None and places.prompt_lengths is not None and places.ancestry is not None
-            told += [*self._tell_buffers(places.shared), *self._tell_index(places.ancestry), *places.prompt_lengths]
+            entries += [
+                *self._list_buffers(places.shared),
+                *self._list_index(places.ancestry),
+                *places.prompt_lengths,
+            ]
         if places.block_table is not None:
-            told += self._tell_index(places.block_table)
+            entries += self._list_index(places.block_table)
         if places.packed is not None:
             from unspool.kernels.gpu.attention.packed_attention import list_packed
 
             packed = places.packed
             absent = [0] * (self._rows - len(packed.num_packed))
-            told += list_packed(self._inputs.base, layers, packed.num_places, [*packed.num_packed, *absent])
+            entries += list_packed(self._inputs.base, layers, packed.num_places, [*packed.num_packed, *absent])
         if landing is not None and self._body.carrier is not None:
             num_positions = places.packed.num_places if places.packed is not None else buffers[0].shape[1]
             self._body.carrier.set_layers(self._inputs.base, landing.homes, landing.pieces, num_positions)
-        self._inputs.table[: len(told)].copy_(send(told, self._inputs.table.device))
+        self._inputs.table[: len(entries)].copy_(send(entries, self._inputs.table.device))
         self._places = weakref.ref(places)
 
-    def _tell_buffers(self, buffers: Sequence[torch.Tensor]) -> list[int]:
+    def _list_buffers(self, buffers: Sequence[torch.Tensor]) -> list[int]:
         base, unit = self._inputs.base.data_ptr(), _UNIT * self._inputs.base.element_size()
         return [*((buffer.data_ptr() - base) // unit for buffer in buffers), buffers[0].shape[1]]
 
-    def _tell_index(self, index: torch.Tensor) -> list[int]:
+    def _list_index(self, index: torch.Tensor) -> list[int]:
         return [(index.data_ptr() - self._inputs.lengths.data_ptr()) // index.element_size(), index.shape[1]]
 
-    def _tell_lengths(self, starts: Sequence[int]) -> None:
-        told = [*starts, *[_NOT_THERE] * (self._rows - len(starts))]
-        self._inputs.lengths.copy_(send(told, self._inputs.lengths.device, torch.int32))
+    def _send_lengths(self, starts: Sequence[int]) -> None:
+        lengths = [*starts, *[_NOT_THERE] * (self._rows - len(starts))]
+        self._inputs.lengths.copy_(send(lengths, self._inputs.lengths.device, torch.int32))
 
     def _capture(self, starts: Sequence[int]) -> torch.cuda.CUDAGraph:
         from unspool.kernels.gpu.launching import compile_ahead
 
         with compile_ahead():
             self._launch()
-        self._tell_lengths(starts)
-        self._launch()  # what kernels and libraries set up once must not be captured
-        self._tell_lengths(starts)
+        self._send_lengths(starts)
+        self._launch()  # one-time setup of kernels and libraries must not be captured
+        self._send_lengths(starts)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._launch()

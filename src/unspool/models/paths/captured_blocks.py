@@ -1,7 +1,7 @@
-"""What a captured step runs: blocks of Llama's shape on fused kernels, all others on torch's operators.
+"""The work of a captured step: blocks of Llama's shape on fused kernels, all others on torch's operators.
 
-Both use the one attention kernel, which finds keys by address and lengths on the device; nothing here may look at a
-number on the host.
+Both use the same attention kernel, which reads addresses and lengths on the device; nothing here may read a number on
+the host.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from unspool.models.weights import AnyLinear, Norm, WordEmbedding
 
 @dataclass(slots=True)
 class StepInputs:
-    """What a captured step reads, where it reads it, for a fixed number of rows."""
+    """The input buffers of a captured step, for a fixed number of rows."""
 
     tokens: torch.Tensor  # (rows * new,) int64
-    lengths: torch.Tensor  # (rows,) int32: positions held, -1 where there is no row
-    table: torch.Tensor  # int64: where keys lie, counted from `base`: see `kernels.key_layout`
+    lengths: torch.Tensor  # (rows,) int32: positions held, -1 for an absent row
+    table: torch.Tensor  # int64: addresses of keys, as offsets from `base`: see `kernels.key_layout`
     base: torch.Tensor  # of the buffers' dtype
-    counts: torch.Tensor  # (rows,): positions that are held where keys may be away: `lengths`, or what is packed
+    counts: torch.Tensor  # (rows,): positions that may be offloaded: `lengths`, or the packed ones
     layout: KeyLayout
 
 
@@ -61,9 +61,9 @@ def can_fuse(spec: DecoderSpec) -> bool:
 
 
 class Body(ABC):
-    """The step of one number of rows, from the tokens to the logits."""
+    """The step for one number of rows, from the tokens to the logits."""
 
-    states: torch.Tensor  # (new tokens, and once more for every early layer; hidden): what the head reads
+    states: torch.Tensor  # (new tokens * (1 + early layers), hidden): the head's input
 
     def __init__(
         self, spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype, form: PassShape
@@ -103,7 +103,7 @@ class Body(ABC):
         return self._spec.local_rope if self._spec.local_rope is not None else self._spec.rope
 
     def _begin(self, inputs: StepInputs) -> None:
-        """What comes before the first layer: keys that are away start coming, and how far rope turns the tokens."""
+        """The work before the first layer: start copying offloaded keys, and compute rope's sines and cosines."""
         if self.carrier is not None:
             self.carrier.begin(inputs.base, inputs.counts)
         for rope, frequencies, turns in self._ropes.values():
@@ -113,17 +113,17 @@ class Body(ABC):
     def run(self, inputs: StepInputs, logits: torch.Tensor) -> None:
         """Launch a step's work: keys and values into the cache, logits (tokens, vocab) float32 without their cap.
 
-        With early layers there are as many more, one layer after the other.
+        The logits of early layers follow, one layer after the other.
         """
 
     def _keep_early(self, index: int, x: torch.Tensor) -> None:
-        """Put what enters a layer aside, where it is wanted."""
+        """Copy a layer's input, if it is wanted."""
         if index in self._shape.early:
             first = (1 + self._shape.early.index(index)) * self._shape.num_tokens
             self.states[first : first + self._shape.num_tokens].copy_(x)
 
     def _attend(self, index: int, layer: Layer, qkv: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
-        """What a layer's queries read (rows, heads * width), valid until the next layer's."""
+        """A layer's attention output (rows, heads * width), valid until the next layer's."""
         spec, kind = self._spec, self._spec.kind_of(index)
         is_away = index in self._shape.away
         if self.carrier is not None and is_away:
@@ -150,14 +150,14 @@ class Body(ABC):
 
 
 class FusedBody(Body):
-    """Five kernels a layer for one row: norms before and residuals after the products are part of them."""
+    """Five kernels per layer for one row: norms before and residuals after the products are part of them."""
 
     def __init__(
         self, spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype, shape: PassShape
     ) -> None:
         super().__init__(spec, weights, device, dtype, shape)
         self._code = CODES[spec.activation]
-        self._scale = float(torch.tensor(weights.embedding.scale, dtype=dtype))  # rounded as `Embedding` has it
+        self._scale = float(torch.tensor(weights.embedding.scale, dtype=dtype))  # rounded as in `Embedding`
 
         def make(width: int) -> torch.Tensor:
             return torch.zeros(shape.num_tokens, width, dtype=dtype, device=device)
@@ -198,7 +198,7 @@ class FusedBody(Body):
         multiply(weights.head.operand, self.states, logits, bias=weights.head.bias)
 
     def _add(self, linear: AnyLinear, y: torch.Tensor, norm: Norm | None) -> None:
-        """Add a product to the state, normalised where the block has a norm there."""
+        """Add a product to the state, normalised if the block has a norm there."""
         if norm is None:
             multiply(linear.operand, y, self._x, bias=linear.bias, adds=True)
             return
@@ -215,7 +215,7 @@ class PlainBody(Body):
     ) -> None:
         super().__init__(spec, weights, device, dtype, shape)
         ahead = torch.arange(shape.num_new, device=device) * (0 if shape.is_forked else 1)
-        self._ahead = ahead.repeat(shape.rows)  # where a token stands after its row's end
+        self._ahead = ahead.repeat(shape.rows)  # a token's offset from its row's end
         self._activate = find_activation(spec.activation)
 
     def run(self, inputs: StepInputs, logits: torch.Tensor) -> None:
@@ -234,7 +234,7 @@ class PlainBody(Body):
 
 
 def _make_attention(form: PassShape, shape: HeadShape, device: torch.device) -> SplitAttention:
-    """The attention that reads what a pass finds in its cache."""
+    """The attention kernel for a pass's cache."""
     if form.packing is not None:
         return PackedStepAttention(form.rows, shape, form.packing, device)
     if form.num_new == 1:
@@ -243,7 +243,7 @@ def _make_attention(form: PassShape, shape: HeadShape, device: torch.device) -> 
 
 
 def _make_carrier(form: PassShape, spec: DecoderSpec, device: torch.device) -> Carrier:
-    """What brings the keys that are away: whole layers, or what is packed of them."""
+    """The carrier of offloaded keys: whole layers, or their packed part."""
     away = form.away if form.num_layers is None else [layer for layer in form.away if layer < form.num_layers]
     if form.packing is not None:
         block = form.packing[0].block

@@ -1,4 +1,4 @@
-"""What a captured pass reads and gives: passes of one shape are one graph."""
+"""The shape of a captured pass: passes of one shape share a graph."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from unspool.kernels.packing import Scheme
 
 @dataclass(frozen=True, slots=True)
 class PassShape:
-    """What a captured pass reads and gives."""
+    """The inputs and outputs of a captured pass."""
 
     rows: int
     layout: KeyLayout = PLAIN  # how keys are found
-    num_new: int = 1  # tokens a row
+    num_new: int = 1  # tokens per row
     is_forked: bool = False  # they are candidates for one position
-    num_layers: int | None = None  # the pass ends after so many
+    num_layers: int | None = None  # the pass ends after this many; None: all
     early: tuple[int, ...] = ()  # layers whose states the head reads too
     wants_states: bool = False  # the states that the head reads are wanted
     packing: tuple[Scheme, Scheme] | None = None  # how the cache's first keys and values are packed
-    away: tuple[int, ...] = ()  # layers whose keys are brought to the device while those before them compute
+    away: tuple[
+        int, ...
+    ] = ()  # offloaded layers, whose keys are copied to the device while the layers before them compute
     epilogue: Hashable | None = None  # what follows the pass: an epilogue's `key`
 
     @property

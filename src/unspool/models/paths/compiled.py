@@ -1,4 +1,4 @@
-"""A decoder whose steps run through torch.compile: for those who accept the wait, and where nothing faster is built.
+"""A decoder whose steps run through torch.compile: for users who accept the compile time, if nothing faster exists.
 
 Everything else (prompts, passes that return all layers' states, kinds of cache without plain buffers) is the decoder's
 own pass, and `Forward.path_reason` says why.
@@ -23,14 +23,14 @@ from unspool.models.paths.path import ALL_LAYERS, EMBEDDINGS, Pass
 from unspool.models.weights import WordRows, iterate_tensors
 from unspool.protocols import Forward
 
-MOST_NEW: Final = 16  # tokens a row
+MOST_NEW: Final = 16  # tokens per row
 _STRIDE: Final = 256  # positions by which the keys in view grow
 # Forms of keys that the compiled step does not read, and steps that would not be compiled ones.
 UNREAD: Final = frozenset({"branches", "forks", "stretches"})
 
 
 def explain_no_compile(spec: DecoderSpec, weights: DecoderWeights) -> str | None:
-    """Why a decoder's step can't be compiled; None where it can."""
+    """Why a decoder's step can't be compiled; None if it can."""
     if isinstance(weights.embedding, WordRows) or isinstance(weights.layers[0].up, WordRows):
         return "these weights are quantised for our own kernels on a GPU (quantize=None keeps plain numbers)"
     if spec.alibi is not None and spec.alibi.is_rounded:
@@ -39,7 +39,7 @@ def explain_no_compile(spec: DecoderSpec, weights: DecoderWeights) -> str | None
 
 
 class CompiledSteps:
-    """The compiled steps of a decoder: one function for each set of layers that is to be read."""
+    """The compiled steps of a decoder: one function for each set of layers to read."""
 
     name = "compiled"
 
@@ -105,7 +105,7 @@ class CompiledSteps:
         )
 
     def _mark(self, keys: torch.Tensor, buffers: list[torch.Tensor]) -> None:
-        """Say which sizes change, so that the first graph serves them all; and what stays where it is."""
+        """Mark the sizes that change, so that the first graph serves them all, and the tensors that never move."""
         if self._is_marked:
             torch._dynamo.maybe_mark_dynamic(keys, 0)
         if len(buffers) == len(self._known) and all(a is b for a, b in zip(buffers, self._known, strict=True)):
@@ -117,7 +117,7 @@ class CompiledSteps:
             self._pin(buffer)
 
     def _pin(self, tensor: torch.Tensor) -> None:
-        """Tell CUDA graphs that a tensor is no input to be copied before every step."""
+        """Mark a tensor as static for CUDA graphs, so that it is not copied before every step."""
         if self._device.type == "cuda":
             torch._dynamo.mark_static_address(tensor, guard=False)
 
@@ -139,43 +139,43 @@ class CompiledSteps:
             logits, states, early = function(*inputs)
         except torch._dynamo.exc.TorchDynamoException as error:
             cause = getattr(error, "inner_exception", error)  # a backend's own error
-            told = " ".join(str(cause).split())[:200]
+            message = " ".join(str(cause).split())[:200]
             raise UnsupportedError(
-                f"torch.compile could not compile this step ({type(cause).__name__}: {told}); leave out "
+                f"torch.compile could not compile this step ({type(cause).__name__}: {message}); leave out "
                 "compile_config, or try another backend"
             ) from error
         if self._device.type != "cuda":
             return logits, states, early
-        # A graph writes its next results where these lie.
+        # A graph's next run overwrites these results.
         return logits.clone(), states.clone(), tuple(each.clone() for each in early)
 
 
 def _copy_method(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method with code of its own: torch counts how often code was compiled, and other models share the method's."""
+    """A method with its own code object: torch counts compilations per code object, which other models share."""
     function = method.__func__  # type: ignore[attr-defined]  # a method has one
     own = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
     return types.MethodType(own, method.__self__)  # type: ignore[attr-defined]  # as above
 
 
 def _read_arguments(config: CompileConfig, device: torch.device) -> dict[str, Any]:
-    """What torch.compile is told, once it is known to be possible here."""
-    told: dict[str, Any] = {"fullgraph": config.fullgraph, "dynamic": config.dynamic, "backend": config.backend}
+    """The arguments of torch.compile, checked against this machine."""
+    arguments: dict[str, Any] = {"fullgraph": config.fullgraph, "dynamic": config.dynamic, "backend": config.backend}
     if config.backend != "inductor":  # modes are inductor's
         if isinstance(config.backend, str):
             _check_backend(config.backend)
-        return told | ({"options": dict(config.options)} if config.options else {})
+        return arguments | ({"options": dict(config.options)} if config.options else {})
     _check_compiler(device)
     modes = torch._inductor.list_mode_options()
     mode = config.mode or "default"
     if mode not in modes:
         raise SettingError(f"CompileConfig(mode={mode!r:.60}) is not known to inductor; use one of {', '.join(modes)}")
     if not config.options:
-        return told | {"mode": mode}
+        return arguments | {"mode": mode}
     known = torch._inductor.list_options()
     for name in config.options:
         if name.replace("-", "_") not in known:
             raise SettingError(f"CompileConfig(options=…) has {name!r:.60}, which inductor does not know")
-    return told | {"options": {**modes[mode], **config.options}}  # torch takes a mode or options, not both
+    return arguments | {"options": {**modes[mode], **config.options}}  # torch takes a mode or options, not both
 
 
 def _check_backend(name: str) -> None:
@@ -185,7 +185,7 @@ def _check_backend(name: str) -> None:
 
 
 def _check_compiler(device: torch.device) -> None:
-    """Refuse inductor where what it hands its code to is missing."""
+    """Raise if the compiler that inductor needs is missing."""
     if device.type == "cuda":
         if not has_triton():
             raise UnsupportedError(

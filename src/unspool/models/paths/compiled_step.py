@@ -1,7 +1,7 @@
-"""A decoder's step as a function of tensors alone, which torch.compile can trace: nothing in it looks at a value.
+"""A decoder's step as a function of tensors alone, which torch.compile can trace: nothing in it depends on a value.
 
-It writes the new keys into the cache's buffers and reads the first so many positions of them, a number that grows in
-strides. So sizes change rarely, and those that do are marked: a graph serves all of them.
+It writes the new keys into the cache's buffers and reads a prefix of them whose length grows in strides. So sizes
+change rarely, and those that do are marked as dynamic: one graph serves all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unspool.protocols import LayerKind
 
 
 class StepFunction:
-    """The step of a few tokens a row, from tokens to logits."""
+    """The step of a few tokens per row, from tokens to logits."""
 
     def __init__(
         self,
@@ -50,11 +50,11 @@ class StepFunction:
     def run(
         self,
         tokens: torch.Tensor,  # (rows, new) int64
-        positions: torch.Tensor,  # (rows, new) int64: where they stand
+        positions: torch.Tensor,  # (rows, new) int64
         keys: torch.Tensor,  # (keys,) int64: the positions in view, 0, 1, 2, …
-        buffers: list[torch.Tensor],  # (rows, capacity, 2, kv heads, width), a layer each: written
+        buffers: list[torch.Tensor],  # (rows, capacity, 2, kv heads, width), one per layer: written
     ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:
-        """Logits (rows, new, vocab), what the head read (rows, new, hidden), and early layers' logits (rows, vocab)."""
+        """Logits (rows, new, vocab), the head's input (rows, new, hidden), and early layers' logits (rows, vocab)."""
         spec, weights = self._spec, self._weights
         masks = {kind: self._mask(kind, positions, keys) for kind in self._kinds}
         turns = {kind: self._turn(kind, positions) for kind in self._kinds}
@@ -77,7 +77,7 @@ class StepFunction:
         return self._weights.head(states if projection is None else projection(states))
 
     def _mask(self, kind: LayerKind, positions: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """What is added to scores: (rows, 1 or heads, new, keys)."""
+        """The additive mask: (rows, 1 or heads, new, keys)."""
         queries = positions[:, None, :, None]
         visible = keys <= queries
         if kind == "sliding" and self._spec.window is not None:
@@ -104,7 +104,7 @@ class StepFunction:
         mask: torch.Tensor,
         qkv: torch.Tensor,
     ) -> torch.Tensor:
-        """What a layer's queries read (rows, new, heads * width), once the new keys are where they belong."""
+        """Write a layer's new keys, and return its attention output (rows, new, heads * width)."""
         spec, (rows, num_new, _) = self._spec, qkv.shape
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
         by_head = qkv.view(rows, num_new, heads + 2 * kv_heads, spec.head_dim)
@@ -128,7 +128,7 @@ class StepFunction:
 
 
 def _rotate(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Turn the pairs at the front of each head (rows, new, heads, width)."""
+    """Rotate the pairs at the front of each head (rows, new, heads, width)."""
     width = 2 * cosines.shape[-1]
     first, second = heads[..., :width].to(torch.float32).reshape(*heads.shape[:-1], -1, 2).unbind(-1)
     turned = torch.stack((first * cosines - second * sines, first * sines + second * cosines), dim=-1)

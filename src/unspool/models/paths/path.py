@@ -1,7 +1,7 @@
-"""What a fast path is: a way to run a decoder's pass, which says in words which passes it can't take.
+"""The interface of a fast path: a way to run a decoder's pass, which explains in words which passes it can't take.
 
-A decoder has a list of them and takes the first that doesn't refuse. What every refusing one said reaches
-`Forward.path_reason` unchanged. Where all refuse, the pass is run operator by operator.
+A decoder has a list of them and takes the first that doesn't refuse. The reasons of those before it reach
+`Forward.path_reason` unchanged. If all refuse, the pass is run operator by operator.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ALL_LAYERS: Final = "hidden states or attention weights of all layers are wanted
 
 
 class Pass:
-    """One pass over new tokens. Its span is opened when it is first asked for: paths that need none open none."""
+    """One pass over new tokens. Its span is opened on first access, so paths that need none open none."""
 
     __slots__ = ("_open", "_span", "cache", "counts", "embeds", "found", "tokens", "want")
 
@@ -35,7 +35,7 @@ class Pass:
         open_span: Callable[[Cache, int, int, Sequence[int] | None], Span],
     ) -> None:
         self.tokens, self.cache, self.counts, self.want, self.embeds = tokens, cache, counts, want, embeds
-        self.found: Any = None  # what a path found out when it was asked, for its run
+        self.found: Any = None  # what a path found in `explain_refusal`, for its `run`
         self._open = open_span
         self._span: Span | None = None
 
@@ -48,7 +48,7 @@ class Pass:
 
     @property
     def span(self) -> Span:
-        """Where the pass writes; its cache is open from now on, until `cache.end()`."""
+        """The positions that the pass writes; its cache is open from now on, until `cache.end()`."""
         if self._span is None:
             rows, num_new = self.given.shape[:2]
             self._span = self._open(self.cache, rows, num_new, self.counts)
@@ -60,7 +60,7 @@ class Path(Protocol):
 
     @property
     def name(self) -> str:
-        """What `Forward.path` says."""
+        """The value of `Forward.path`."""
         ...
 
     def explain_refusal(self, new: Pass) -> str | None:
@@ -89,7 +89,7 @@ class ClosedPath:
 
 
 def run_first(paths: Sequence[Path], new: Pass) -> tuple[Forward | None, str]:
-    """The answer of the first path that takes the pass, or None; and what those before it said."""
+    """The result of the first path that takes the pass, or None; and the refusals of those before it."""
     refusals: list[str] = []
     for path in paths:
         refusal = path.explain_refusal(new)

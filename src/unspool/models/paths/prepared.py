@@ -1,10 +1,9 @@
-"""One decoding step on a CPU in float32, of one token a row or of a few: the decoder's block, with all prepared.
+"""One decoding step on a CPU in float32, of one or a few tokens per row: the decoder's block with prepared buffers.
 
-For so few numbers the price is that of calling operators, not of computing. So buffers and the views into
-them are made once for a number of rows and used by all layers, and residuals are added by the products
-themselves. For a single row the norm is one dot product, whose result scales the product that follows. For
-several rows the weights are laid out anew once, because a product that has to do so every time takes half
-as long again.
+For so few numbers, calling operators costs more than computing. So buffers and the views into them are made
+once for a number of rows and used by all layers, and residuals are added by the products themselves. For a
+single row the norm is one dot product, whose result scales the product that follows. For several rows the
+weights are repacked once, because a product that repacks them every time takes half as long again.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from unspool.kernels.forked import attend_forked
 from unspool.models.decoder.head import read_out
 from unspool.models.decoder.layers import DecoderWeights, Layer
 from unspool.models.decoder.reading import read_keys, read_others
-from unspool.models.decoder.sight import Outlook, Sight
 from unspool.models.decoder.spec import DecoderSpec
+from unspool.models.decoder.views import AttentionView, AttentionViews
 from unspool.models.paths.path import ALL_LAYERS, EMBEDDINGS, Pass
 from unspool.models.weights import AnyLinear, Linear
 from unspool.protocols import LAST, Forward, Want
 
 PACKING_LIMIT: Final = 1 << 30  # bytes of weights up to which a second copy, laid out for batches, is kept
 _PACKED_ROWS: Final = 8  # the batch that packed weights are laid out for; others read them as well
-_MOST_KEPT: Final = 16  # steps for different numbers of rows that wait to be used again
-MOST_POSITIONS: Final = 64  # rows times tokens of a step; what is larger is no step but a prompt
+_MOST_KEPT: Final = 16  # steps for different numbers of rows that are kept for reuse
+MOST_POSITIONS: Final = 64  # rows times tokens of a step; more is a prompt
 
 
 @dataclass(slots=True)
@@ -47,7 +46,7 @@ class Product:
     @classmethod
     def of(cls, linear: AnyLinear, is_packed: bool) -> Product:
         """The product of a linear map."""
-        assert isinstance(linear, Linear)  # can_prepare() saw to it
+        assert isinstance(linear, Linear)  # can_prepare() checked it
         packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight, _PACKED_ROWS) if is_packed else None
         return cls(linear.weight.t(), linear.bias, packed)
 
@@ -80,10 +79,10 @@ class PreparedPath:
 
     name = "prepared"
 
-    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, outlook: Outlook, *, packs: bool) -> None:
+    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, views: AttentionViews, *, packs: bool) -> None:
         self._spec = spec
         self._weights = weights
-        self._outlook = outlook
+        self._views = views
         self._packs = packs and _can_pack()
         self._prepared: dict[bool, tuple[list[PreparedLayer], Product]] = {}
         self._waiting: dict[tuple[int, int], PreparedStep] = {}
@@ -104,14 +103,14 @@ class PreparedPath:
         return None
 
     def run(self, new: Pass) -> Forward:
-        """Read a few tokens a row, and advance the cache."""
+        """Read a few tokens per row, and advance the cache."""
         tokens, cache, want, early = new.tokens, new.cache, new.want, list[torch.Tensor]()
         assert tokens is not None and self._weights.final_norm is not None
         rows, num_new = tokens.shape
         step = self.borrow(rows, num_new)
         with torch.inference_mode():
-            sights = self._outlook.look(cache, new.span)
-            x = step.run(tokens, self._weights.embedding.weight, cache, sights, want, early)
+            views = self._views.make(cache, new.span)
+            x = step.run(tokens, self._weights.embedding.weight, cache, views, want, early)
             states = self._weights.final_norm(x)
         cache.end()
         self.give_back(step)
@@ -124,7 +123,7 @@ class PreparedPath:
         return forward
 
     def borrow(self, rows: int, num_new: int = 1) -> PreparedStep:
-        """A step for `rows` rows of `num_new` tokens; another thread that asks meanwhile gets its own."""
+        """A step for `rows` rows of `num_new` tokens; concurrent threads get different ones."""
         step = self._waiting.pop((rows, num_new), None)
         if step is not None:
             return step
@@ -237,13 +236,13 @@ class PreparedStep(ABC):
         tokens: torch.Tensor,
         embedding: torch.Tensor,
         cache: Cache,
-        sights: Mapping[Any, Sight],
+        views: Mapping[Any, AttentionView],
         want: Want = LAST,
         early: list[torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Take the tokens (rows, new) through the layers: (rows * new, hidden), valid until the next run.
 
-        `want.exit_layer` ends it after so many; copies of what enters the layers of `want.early` are put into `early`.
+        `want.exit_layer` ends it early; copies of the inputs of the layers in `want.early` are appended to `early`.
         """
         x = torch.index_select(embedding, 0, tokens.reshape(-1), out=self._x)
         if self._scale != 1.0:
@@ -254,42 +253,42 @@ class PreparedStep(ABC):
             qkv = self._read(layer.attn_norm, layer.qkv, self._qkv)
             if qkv is not self._qkv:
                 self._qkv.copy_(qkv)
-            self._add(self._attend(index, layer, cache, sights[layer.kind]), layer.out, layer.post_attn_norm)
+            self._add(self._attend(index, layer, cache, views[layer.kind]), layer.out, layer.post_attn_norm)
             up = self._read(layer.ffn_norm, layer.up, self._up)
             gate, value = self._halves if up is self._up else up.chunk(2, dim=1)
             torch.mul(self._activate(gate), value, out=self._fed)
             self._add(self._fed, layer.down, layer.post_ffn_norm)
         return x
 
-    def _attend(self, index: int, layer: PreparedLayer, cache: Cache, sight: Sight) -> torch.Tensor:
-        self._place(layer, sight)
+    def _attend(self, index: int, layer: PreparedLayer, cache: Cache, view: AttentionView) -> torch.Tensor:
+        self._place(layer, view)
         keys, values = cache.write(index, self._kv)
-        if sight.num_forks > 1:
+        if view.num_forks > 1:
             read, _ = attend_forked(
-                self._queries, keys, values, num_forks=sight.num_forks, scale=layer.scale, mask=sight.mask
+                self._queries, keys, values, num_forks=view.num_forks, scale=layer.scale, mask=view.mask
             )
             return read.reshape(self.rows, -1)
         if type(keys) is not torch.Tensor:
             queries = self._queries.reshape(self.rows, -1, 1, self._queries.shape[-1])
-            return read_others(queries, keys, values, sight, scale=layer.scale)[0].reshape(self.rows, -1)
-        if sight.first_key:
-            keys, values = keys[:, :, sight.first_key :], values[:, :, sight.first_key :]
-        read = F.scaled_dot_product_attention(self._queries, keys, values, sight.mask, scale=layer.scale)
+            return read_others(queries, keys, values, view, scale=layer.scale)[0].reshape(self.rows, -1)
+        if view.first_key:
+            keys, values = keys[:, :, view.first_key :], values[:, :, view.first_key :]
+        read = F.scaled_dot_product_attention(self._queries, keys, values, view.mask, scale=layer.scale)
         return read.reshape(self.rows, -1)
 
-    def _place(self, layer: PreparedLayer, sight: Sight) -> None:
-        """Normalise the queries and keys where the block does, and turn them by their positions."""
+    def _place(self, layer: PreparedLayer, view: AttentionView) -> None:
+        """Normalise the queries and keys if the block does, and rotate them to their positions."""
         if layer.qk_norm is not None:
             self._qk.copy_(F.rms_norm(self._qk, self._qk.shape[-1:], None, self._eps) * layer.qk_norm)
-        if self._pairs is not None and sight.factors is not None:
-            self._pairs.mul_(sight.factors)
+        if self._pairs is not None and view.factors is not None:
+            self._pairs.mul_(view.factors)
 
     @abstractmethod
     def _read(self, norm: torch.Tensor, product: Product, out: torch.Tensor) -> torch.Tensor:
-        """The product of the normalised state: in `out`, where the product can be made there."""
+        """The product of the normalised state: in `out`, if the product can write there."""
 
     def _add(self, y: torch.Tensor, product: Product, norm: torch.Tensor | None) -> None:
-        """Add a product, normalised where the block has a norm there, to the state."""
+        """Add a product, normalised if the block has a norm there, to the state."""
         made = product(y)
         self._x.add_(made if norm is None else F.rms_norm(made, norm.shape, norm, self._eps))
 
@@ -340,13 +339,13 @@ class BatchStep(PreparedStep):
 
 
 class WideStep(BatchStep):
-    """A step of several tokens a row, as drafts are checked: the products are those of as many rows."""
+    """A step of several tokens per row, to verify drafts: the products are those of as many rows."""
 
     def _arrange(self, queries: torch.Tensor, kv_heads: int) -> torch.Tensor:  # noqa: ARG002 - read_keys() sees them
         return queries.transpose(1, 2)  # (rows, heads, new, width)
 
-    def _attend(self, index: int, layer: PreparedLayer, cache: Cache, sight: Sight) -> torch.Tensor:
-        self._place(layer, sight)
+    def _attend(self, index: int, layer: PreparedLayer, cache: Cache, view: AttentionView) -> torch.Tensor:
+        self._place(layer, view)
         keys, values = cache.write(index, self._kv)
-        read, _ = read_keys(self._queries, keys, values, sight, scale=layer.scale)
+        read, _ = read_keys(self._queries, keys, values, view, scale=layer.scale)
         return read.transpose(1, 2).reshape(self.rows * self.num_new, -1)

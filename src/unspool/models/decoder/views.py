@@ -1,4 +1,4 @@
-"""What the queries of a pass may see, and how positions enter: worked out once, used by all layers of a kind."""
+"""Masks and rotary factors of a pass: computed once, used by all layers of a kind."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from unspool.models.decoder.ragged import can_read_rows
 from unspool.models.decoder.spec import DecoderSpec, RopeSpec
 from unspool.protocols import LayerKind
 
-_FIRST_BIAS = 512  # positions the table of biases starts with
+_FIRST_BIAS = 512  # initial size of the table of biases, in positions
 
 
 @dataclass(slots=True)
-class Sight:
-    """What layers of one kind see in one pass."""
+class AttentionView:
+    """What layers of one kind attend to in one pass: mask, window and rotary factors."""
 
     first_key: int  # keys before it are outside the window
     mask: torch.Tensor | None  # additive
     is_causal: bool
     factors: torch.Tensor | None  # (rows or 1, new, 1, pairs): rope
-    window: int | None = None  # where attention works out itself what may be seen, and there is no mask
+    window: int | None = None  # if attention masks by position itself, and there is no mask
     num_forks: int = 1  # rows of the pass that read the keys of one row
-    ragged: Ragged | None = None  # the pass has its real tokens alone: one row of them, with factors for each
-    reads_rows: bool = False  # attention over ragged rows works out itself what each may see, and there is no mask
+    ragged: Ragged | None = None  # the pass has only its real tokens: one row of them, with factors for each
+    reads_rows: bool = False  # attention over ragged rows masks by itself, and there is no mask
 
 
-class Outlook:
-    """Makes the sights of a decoder's passes, and keeps the tables that they are cut from."""
+class AttentionViews:
+    """Makes the views of a decoder's passes, and keeps the tables that they are sliced from."""
 
     def __init__(self, spec: DecoderSpec, device: torch.device, dtype: torch.dtype) -> None:
         self._spec = spec
@@ -49,7 +49,7 @@ class Outlook:
 
     @property
     def can_shift(self) -> bool:
-        """Whether keys can be moved to other positions: where positions are learned one by one, they can't."""
+        """Whether keys can be moved to other positions: with learned position embeddings they can't."""
         return self._spec.num_positions is None
 
     def find_turns(self, layer: int, shifts: torch.Tensor) -> torch.Tensor | None:
@@ -60,52 +60,52 @@ class Outlook:
     def _make_table(self, rope: RopeSpec) -> RotaryTable:
         return RotaryTable(rope.frequencies, rope.gain, self._device)
 
-    def look(self, cache: Cache, span: Span, *, needs_all_keys: bool = False) -> dict[LayerKind, Sight]:
-        """The sights of one pass; with `needs_all_keys` a window is a mask even where keys could be left out."""
-        sights = {kind: self._look(kind, cache, span, needs_all_keys) for kind in self._kinds}
-        for sight in sights.values():
-            sight.num_forks = cache.num_forks
-        return sights
+    def make(self, cache: Cache, span: Span, *, needs_all_keys: bool = False) -> dict[LayerKind, AttentionView]:
+        """The views of one pass; with `needs_all_keys` a window is a mask even if keys could be left out."""
+        views = {kind: self._make(kind, cache, span, needs_all_keys) for kind in self._kinds}
+        for view in views.values():
+            view.num_forks = cache.num_forks
+        return views
 
-    def look_over(self, cache: Cache, span: Span, ragged: Ragged) -> dict[LayerKind, Sight]:
-        """The sights of a pass that has its real tokens alone.
+    def make_ragged(self, cache: Cache, span: Span, ragged: Ragged) -> dict[LayerKind, AttentionView]:
+        """The views of a pass of real tokens only.
 
-        Where keys are plain and nothing is added to scores, attention reads row by row; else it alone is filled.
+        If keys are plain and nothing is added to scores, attention runs row by row; else only attention is padded.
         """
-        sights: dict[LayerKind, Sight] = {}
+        views: dict[LayerKind, AttentionView] = {}
         for kind in self._kinds:
             window = self._spec.window if kind == "sliding" else None
             reads_rows = can_read_rows(cache, self._spec, window)
-            sight = Sight(0, None, False, None, window) if reads_rows else self._look(kind, cache, span, False)
-            sight.ragged, sight.reads_rows = ragged, reads_rows
+            view = AttentionView(0, None, False, None, window) if reads_rows else self._make(kind, cache, span, False)
+            view.ragged, view.reads_rows = ragged, reads_rows
             if kind in self._ropes:
                 table = self._ropes[kind].reserve(span.stop)
-                sight.factors = table[ragged.positions][None, :, None]  # (1, tokens, 1, pairs)
-            sights[kind] = sight
-        return sights
+                view.factors = table[ragged.positions][None, :, None]  # (1, tokens, 1, pairs)
+            views[kind] = view
+        return views
 
-    def _look(self, kind: LayerKind, cache: Cache, span: Span, needs_all_keys: bool) -> Sight:
+    def _make(self, kind: LayerKind, cache: Cache, span: Span, needs_all_keys: bool) -> AttentionView:
         window = self._spec.window if kind == "sliding" else None
         factors = self._turn(kind, span)
         if self._spec.alibi is not None:
-            return Sight(0, self._fold(cache, self._add_bias(cache, span, window)), False, factors)
+            return AttentionView(0, self._fold(cache, self._add_bias(cache, span, window)), False, factors)
         if cache.sees_by_position and not needs_all_keys:
-            return Sight(0, None, False, factors, window)
+            return AttentionView(0, None, False, factors, window)
         if span.num_new == 1 and span.is_uniform and cache.stands_in_order(window) and not needs_all_keys:
-            return Sight(max(0, span.stop - window) if window else 0, None, False, factors)
+            return AttentionView(max(0, span.stop - window) if window else 0, None, False, factors)
         mask = cache.mask(span, window)
         if isinstance(mask, str):
-            return Sight(0, None, True, factors)
-        return Sight(0, self._fold(cache, self._make_additive(mask)), False, factors)
+            return AttentionView(0, None, True, factors)
+        return AttentionView(0, self._fold(cache, self._make_additive(mask)), False, factors)
 
     def _fold(self, cache: Cache, mask: torch.Tensor | None) -> torch.Tensor | None:
-        """The mask of forks in the form that all layers read it in."""
+        """The mask of forks in the form that all layers use."""
         if mask is None or cache.num_forks == 1:
             return mask
         return fold_mask(mask, cache.num_forks, self._spec.num_heads, self._spec.num_kv_heads)
 
     def table_of(self, kind: LayerKind, stop: int) -> torch.Tensor | None:
-        """The rotations of a kind of layer for positions up to `stop`, at least: (positions, pairs) complex."""
+        """The rotations of a kind of layer for positions up to at least `stop`: (positions, pairs) complex."""
         return self._ropes[kind].reserve(stop) if kind in self._ropes else None
 
     def _make_additive(self, mask: torch.Tensor | None) -> torch.Tensor | None:
@@ -123,7 +123,7 @@ class Outlook:
         return table[span.positions].unsqueeze(2)  # (rows, new, 1, pairs)
 
     def _add_bias(self, cache: Cache, span: Span, window: int | None) -> torch.Tensor:
-        """ALiBi for the keys in view, with what may not be seen at minus infinity."""
+        """ALiBi for the keys in view; masked keys have minus infinity."""
         alibi = self._spec.alibi
         assert alibi is not None
         if self._bias is None or self._bias.shape[1] < span.stop:
