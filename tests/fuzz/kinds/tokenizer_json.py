@@ -13,7 +13,17 @@ NAME = "tokenizer_json"
 SHORT = 25
 
 _LETTERS = list("abcdefgh ▁.é") + [f"<0x{code:02X}>" for code in range(256)]
-_TEXTS = ("", "a", "hello abc\n\n  a b", "a" * 3000, "日本 \U0001f680 é" * 50, " " * 2000, "<s>a</s>" * 200, "\x00\x1b")
+_TEXTS = (
+    "",
+    "a",
+    "hello abc\n\n  a b",
+    "a" * 3000,
+    "a" * 60_000 + "cb",
+    "日本 \U0001f680 é" * 50,
+    " " * 2000,
+    "<s>a</s>" * 200,
+    "\x00\x1b",
+)
 _PATTERNS = (
     r"\s+",
     "a*b",
