@@ -68,9 +68,9 @@ _TYPED = {
     "T": (
         *("'a b'", "'é<x>'", "messages[0].content", "messages[0]['role']", "bos_token", "'<think>x</think>y'", "''"),
         *("({T} + {T})", "({T} ~ {N})", "{T}.split('</think>')[-1]", "{T} | trim", "{T}.strip('\\n')", "{T} | upper"),
-        *("{T}.replace({T}, {T})", "({T})[2:]", "({T})[:-1]", "{L} | join({T})", "{D} | tojson", "{L} | tojson(indent=2)"),
+        *("{T}.replace({T}, {T})", "({T})[2:]", "{L} | join({T})", "{D} | tojson", "{L} | tojson(indent=2)"),
         *("({T} if {B} else {T})", "{T}.title()", "{N} | string", "({T} * 3)", "'%s-%s' % ({T}, {N})", "{L} | string"),
-        *("'{{}}:{{:>5}}'.format({T}, {N})", "{T} | replace({T}, '_')", "{T} | indent(2)", "{T} | default({T})"),
+        *("'{{}}:{{:>5}}'.format({T}, {N})", "{T} | replace({T}, '_')", "{T} | indent(2)", "({T})[:-1]"),
         *("{T}.lstrip()", "{T} | capitalize", "{T}.partition('b')[0]", "{T} | truncate(9)", "{T} | escape"),
         *("{T}.removeprefix({T})", "{T} | reverse", "{L} | first | string", "{T}.zfill(9)", "{T} | urlencode"),
     ),
