@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
@@ -38,6 +38,11 @@ class ModelInfo:
     # "compile": it is `Compilable`; "stretches": it is `Stretching`; "shifted_keys": keys can be moved to other
     # positions once they were made (rotary, ALiBi)
     can: frozenset[str] = frozenset({"hidden_states", "attentions", "inputs_embeds", "last_states"})
+
+
+def name_sizes(info: ModelInfo) -> str:
+    """What a model says of itself, except for `can`: it may grow, and the order of a set differs between processes."""
+    return repr(replace(info, can=frozenset()))
 
 
 class Epilogue(Protocol):

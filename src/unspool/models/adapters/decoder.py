@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from unspool.cache import Cache, DynamicCache, KeyShape, make_cache
-from unspool.errors import InputError, UnsupportedError
+from unspool.errors import InputError, UnsupportedError, explain_shortage
 from unspool.models.adapters.adapted import OWN_FORWARD, AdaptedModel, name_failures
 from unspool.models.adapters.description import Description
 from unspool.models.adapters.keys import make_keys
@@ -63,6 +63,7 @@ class AdaptedDecoder(AdaptedModel):
         return tuple(pass_.shapes)
 
     # --- a forward pass ------------------------------------------------------------------------------
+    @explain_shortage("a model read tokens")
     @torch.no_grad()
     def forward(
         self,

@@ -13,7 +13,7 @@ import torch
 
 from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, KeyShape, Span, make_cache
 from unspool.cache.stores.layout import join
-from unspool.errors import InputError, UnsupportedError
+from unspool.errors import InputError, UnsupportedError, explain_shortage
 from unspool.models.adapters.adapted import OWN_FORWARD, AdaptedModel, name_failures
 from unspool.models.adapters.description import Description
 from unspool.models.adapters.keys import make_pair_keys
@@ -29,6 +29,7 @@ class AdaptedPair(AdaptedModel):
         self._shape: tuple[int, int] | None = None  # heads and width of the decoder's keys
 
     # --- the encoder ---------------------------------------------------------------------------------
+    @explain_shortage("an encoder read its source")
     @torch.no_grad()
     def encode(
         self,
@@ -103,6 +104,7 @@ class AdaptedPair(AdaptedModel):
         return pass_
 
     # --- the decoder ---------------------------------------------------------------------------------
+    @explain_shortage("a model read tokens")
     @torch.no_grad()
     def forward(
         self,

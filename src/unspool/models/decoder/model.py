@@ -11,7 +11,7 @@ import torch
 
 from unspool.cache import Cache, DynamicCache, Span
 from unspool.config import CompileConfig
-from unspool.errors import InputError, UnsupportedError
+from unspool.errors import InputError, UnsupportedError, explain_shortage
 from unspool.kernels.activations import find_activation
 from unspool.kernels.ragged import Ragged
 from unspool.kernels.rotary import rotate_
@@ -149,6 +149,7 @@ class Decoder(NativeModel):
         return self._new_own_cache(kind, rows, capacity, self.spec.num_layers, config)
 
     # --- a forward pass ------------------------------------------------------------------------------
+    @explain_shortage("a model read tokens")
     @torch.no_grad()
     def forward(
         self,

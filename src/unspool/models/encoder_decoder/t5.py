@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, Span
-from unspool.errors import InputError, UnsupportedError
+from unspool.errors import InputError, UnsupportedError, explain_shortage
 from unspool.kernels.activations import find_activation
 from unspool.kernels.attention import attend
 from unspool.kernels.branched import attend_shared
@@ -68,6 +68,7 @@ class T5(NativeModel):
         return self.weights.head
 
     # --- the encoder ---------------------------------------------------------------------------------
+    @explain_shortage("an encoder read its source")
     @torch.no_grad()
     def encode(
         self,
@@ -127,6 +128,7 @@ class T5(NativeModel):
         return cross
 
     # --- the decoder ---------------------------------------------------------------------------------
+    @explain_shortage("a model read tokens")
     @torch.no_grad()
     def forward(
         self,

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from unspool.cache import Cache, KeyShape, MambaCache, Span, make_cache
-from unspool.errors import InputError, SettingError, UnsupportedError
+from unspool.errors import InputError, SettingError, UnsupportedError, explain_shortage
 from unspool.kernels.activations import find_activation
 from unspool.kernels.scan import convolve, scan, step
 from unspool.models.arrangement import read_mask
@@ -89,6 +89,7 @@ class Mamba(NativeModel):
         return KeyShape(num_layers, 0, 0, self.dtype, self.device, self.info.layer_kinds, config=self.config)
 
     # --- a forward pass ------------------------------------------------------------------------------
+    @explain_shortage("a model read tokens")
     @torch.no_grad()
     def forward(
         self,
