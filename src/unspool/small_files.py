@@ -1,4 +1,4 @@
-"""Small files: read within bounds, written whole or not at all. JSON is always an object here."""
+"""Small files: read within bounds, written atomically. JSON is always an object here."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _KINDS = {stat.S_IFIFO: "pipe", stat.S_IFCHR: "device", stat.S_IFBLK: "device", 
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file to read; a pipe, a device or a folder is refused at once, where reading one might never end."""
+    """Open a file to read; a pipe, a device or a folder is refused at once, because reading one might never end."""
     try:
-        # Without O_NONBLOCK, opening a pipe waits for someone to write.
+        # Without O_NONBLOCK, opening a pipe waits for a writer.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError:
         raise ModelNotFoundError(f"{path} does not exist") from None
@@ -77,8 +77,8 @@ def parse_json_object(
 ) -> dict[str, Any]:
     """A JSON object from bytes; `where` names it in errors.
 
-    What is strict refuses NaN, numbers without end unless it `allows_infinity`, and a key given twice, unless a `hook`
-    of the caller's own makes objects of pairs.
+    With `is_strict`, NaN, infinities (unless `allows_infinity`) and repeated keys are refused; a caller's `hook` that
+    makes objects of pairs replaces the check of keys.
     """
     refuse = _refuse_nan if allows_infinity else _refuse_constant
     hooks: dict[str, Any] = {"parse_constant": refuse, "object_pairs_hook": hook or _refuse_repeats}
@@ -94,7 +94,7 @@ def parse_json_object(
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file whole or not at all: beside it first, then moved there."""
+    """Write a text file atomically: to a temporary file beside it, which is then moved there."""
     try:
         data = text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -107,9 +107,9 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def writing_beside(path: Path) -> Iterator[Path]:
-    """A name beside a file, to write it under: what is written is moved there if all went well, or removed.
+    """A temporary name beside a file: what is written there is moved to the file on success, or removed.
 
-    A folder that is missing or read-only, and a disk that is full, are told of by a `ResourceError`.
+    Raises `ResourceError` if the folder is missing or read-only, or the disk is full.
     """
     unfinished = path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}.part")
     try:
@@ -126,7 +126,7 @@ def writing_beside(path: Path) -> Iterator[Path]:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those that it lies in; nothing if it is there."""
+    """Make a folder and its parents; nothing if it exists."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:

@@ -28,7 +28,7 @@ COMMANDS = {
     "models": "List the models that are installed and those that can be.",
     "pull": "Fetch a model.",
     "bench": "Measure this machine's speed, beside other engines.",
-    "doctor": "Say what this machine has, which kernels are in use, and why.",
+    "doctor": "Show what this machine has, which kernels are in use, and why.",
 }
 _EXAMPLES = (
     'unspool run "The capital of France is" --max-new-tokens 8',
@@ -40,7 +40,7 @@ _EXAMPLES = (
 
 
 class Command(Protocol):
-    """What a command's module has."""
+    """The interface of a command's module."""
 
     def build_parser(self) -> Parser:
         """The command's options."""
@@ -140,7 +140,7 @@ def _format_help(stream: TextIO) -> str:
 
 
 def _prepare_streams() -> None:
-    """Give the program streams that can be written whatever they are, and libraries no reason to draw in a pipe."""
+    """Make standard streams writable whatever they are, and keep libraries from drawing progress bars in a pipe."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed by whoever started us
@@ -153,7 +153,7 @@ def _prepare_streams() -> None:
 
 
 def _silence() -> None:
-    """Let what is still buffered for standard output go nowhere, instead of failing again when Python ends."""
+    """Discard what is still buffered for standard output, so that it does not fail again when Python exits."""
     with contextlib.suppress(OSError, ValueError):  # a stream that is no file
         number = sys.stdout.fileno()
         nowhere = os.open(os.devnull, os.O_WRONLY)
