@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable
-from functools import wraps
-from typing import ParamSpec, TypeVar
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
 MAX_MESSAGE = 2000  # characters of an error's text
 _MAX_TAIL = 600  # of which so many are its end: what to do instead stands there
 
@@ -60,19 +52,6 @@ def _cut(message: str) -> str:
     return f"{message[: MAX_MESSAGE - _MAX_TAIL - 5]} […] {message[-_MAX_TAIL:]}"
 
 
-_SHORTAGES = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "cannot allocate memory")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of Python's or torch's says that memory ran out, a machine's or a GPU's."""
-    if isinstance(error, UnspoolError):
-        return isinstance(error, ShortageError)
-    told = str(error)[:2000].lower()
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError | OSError) and any(mark in told for mark in _SHORTAGES)
-    )
-
-
 class SettingError(UnspoolError, ValueError):
     """A generation setting has a value that can't be, or conflicts with another one."""
 
@@ -99,33 +78,6 @@ class UnfulfilledError(UnspoolError, RuntimeError):
 
 class ResourceError(UnspoolError, OSError):
     """Memory or disk space that a request needs is not there."""
-
-
-class ShortageError(ResourceError):
-    """Memory ran out, as the allocator says; whoever knows more of the request says it again in their own words."""
-
-
-def explain_shortage(what: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorator: memory that runs out in the function is a `ShortageError` that names what was done."""
-
-    def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        @wraps(function)
-        def run(*args: P.args, **kwargs: P.kwargs) -> T:
-            try:
-                return function(*args, **kwargs)
-            except (MemoryError, RuntimeError, OSError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                traceback.clear_frames(error.__traceback__)  # they hold what there was no room for
-                cause = error.__cause__ if isinstance(error, ShortageError) and error.__cause__ else error
-                raise ShortageError(
-                    f"memory ran out while {what}; nothing else is affected. Give less at once, or use a cache or a "
-                    f"model that takes less. Told by the allocator: {str(cause)[:200] or type(cause).__name__}"
-                ) from cause
-
-        return run
-
-    return decorate
 
 
 class LoadError(UnspoolError, OSError):

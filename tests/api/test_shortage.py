@@ -22,8 +22,9 @@ from tests.fakes import make_tokenizer
 import unspool
 from unspool import CacheConfig, GenerationConfig, LanguageModel, WatermarkingConfig
 from unspool.cache import DynamicCache
-from unspool.errors import ResourceError, SettingError, is_out_of_memory
+from unspool.errors import ResourceError, SettingError
 from unspool.models.assembly import Assembler
+from unspool.shortage import is_out_of_memory
 
 SHORTAGES = [
     RuntimeError(

@@ -12,7 +12,8 @@ import torch
 
 from unspool.cache import ROLL_BACK, Cache, find_kind, load_cache, read_options, save_cache
 from unspool.decoding.reader import Reader
-from unspool.errors import InputError, LoadError, SettingError, UnsupportedError, explain_shortage
+from unspool.errors import InputError, LoadError, SettingError, UnsupportedError
+from unspool.shortage import explain_shortage
 
 if TYPE_CHECKING:
     from unspool.api.answer import Piece

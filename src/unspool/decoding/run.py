@@ -25,11 +25,12 @@ from unspool.decoding.returns import append_rows, build_output
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.speculative.making import check_cache, check_processors, make_drafter
-from unspool.errors import ResourceError, UnsupportedError, explain_shortage, is_out_of_memory
+from unspool.errors import ResourceError, UnsupportedError
 from unspool.logits.pipeline import build_processors
 from unspool.outputs import Output, Stats, TokenLogprob
 from unspool.plan import Plan
 from unspool.protocols import Answer, Encoded, Model
+from unspool.shortage import explain_shortage, is_out_of_memory
 
 CAPACITY_AHEAD = 256  # new positions a dynamic cache makes room for at once
 CAPACITY_AHEAD_ON_GPU = 2048  # there growing costs more, for a step ahead waits for it

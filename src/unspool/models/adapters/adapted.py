@@ -12,12 +12,13 @@ import torch
 
 from unspool.cache import Cache, KeyShape
 from unspool.config import GenerationConfig
-from unspool.errors import InputError, UnspoolError, UnsupportedError, is_out_of_memory
+from unspool.errors import InputError, UnspoolError, UnsupportedError
 from unspool.models.adapters.description import Description
 from unspool.models.adapters.passes import AdapterPass
 from unspool.models.adapters.settings import read_settings
 from unspool.models.handing import Origin, Reduced, reduce_model
 from unspool.protocols import Want, name_sizes
+from unspool.shortage import is_out_of_memory
 
 OWN_FORWARD = "a transformers model runs its own forward"
 

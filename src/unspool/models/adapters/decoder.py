@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from unspool.cache import Cache, DynamicCache, KeyShape, make_cache
-from unspool.errors import InputError, UnsupportedError, explain_shortage
+from unspool.errors import InputError, UnsupportedError
 from unspool.models.adapters.adapted import OWN_FORWARD, AdaptedModel, name_failures
 from unspool.models.adapters.description import Description
 from unspool.models.adapters.keys import make_keys
@@ -16,6 +16,7 @@ from unspool.models.adapters.passes import AdapterPass, AlignedPass, Measurement
 from unspool.models.arrangement import read_mask
 from unspool.models.decoder.model import CausalOutput
 from unspool.protocols import LAST, Encoded, Forward, Want
+from unspool.shortage import explain_shortage
 
 
 class AdaptedDecoder(AdaptedModel):

@@ -13,12 +13,13 @@ import torch
 
 from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, KeyShape, Span, make_cache
 from unspool.cache.stores.layout import join
-from unspool.errors import InputError, UnsupportedError, explain_shortage
+from unspool.errors import InputError, UnsupportedError
 from unspool.models.adapters.adapted import OWN_FORWARD, AdaptedModel, name_failures
 from unspool.models.adapters.description import Description
 from unspool.models.adapters.keys import make_pair_keys
 from unspool.models.adapters.passes import Harvest, PlacedPass, pick_columns
 from unspool.protocols import LAST, Encoded, Forward, Want
+from unspool.shortage import explain_shortage
 
 
 class AdaptedPair(AdaptedModel):

@@ -11,7 +11,7 @@ import torch
 
 from unspool.cache import Cache, DynamicCache, Span
 from unspool.config import CompileConfig
-from unspool.errors import InputError, UnsupportedError, explain_shortage
+from unspool.errors import InputError, UnsupportedError
 from unspool.kernels.activations import find_activation
 from unspool.kernels.ragged import Ragged
 from unspool.kernels.rotary import rotate_
@@ -31,6 +31,7 @@ from unspool.models.paths.prepared import PACKING_LIMIT, PreparedPath, can_prepa
 from unspool.models.weights import AnyEmbedding, AnyLinear
 from unspool.outputs import Output
 from unspool.protocols import LAST, Encoded, Forward, Stretch, Want
+from unspool.shortage import explain_shortage
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, Span
-from unspool.errors import InputError, UnsupportedError, explain_shortage
+from unspool.errors import InputError, UnsupportedError
 from unspool.kernels.activations import find_activation
 from unspool.kernels.attention import attend
 from unspool.kernels.branched import attend_shared
@@ -23,6 +23,7 @@ from unspool.models.native import ModelConfig, NativeModel, take_last
 from unspool.models.weights import Embedding, Linear
 from unspool.outputs import Output
 from unspool.protocols import LAST, Encoded, Forward, ModelInfo, Want
+from unspool.shortage import explain_shortage
 
 _FIRST_TABLE = 512  # initial size of a table, in distances
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from unspool.cache import Cache, KeyShape, MambaCache, Span, make_cache
-from unspool.errors import InputError, SettingError, UnsupportedError, explain_shortage
+from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.kernels.activations import find_activation
 from unspool.kernels.scan import convolve, scan, step
 from unspool.models.arrangement import read_mask
@@ -20,6 +20,7 @@ from unspool.models.native import ModelConfig, NativeModel, take_last
 from unspool.models.weights import Embedding, Linear
 from unspool.outputs import Output
 from unspool.protocols import LAST, Encoded, Forward, ModelInfo, Want
+from unspool.shortage import explain_shortage
 
 
 @dataclass
