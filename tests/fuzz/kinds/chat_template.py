@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from random import Random
 
@@ -55,13 +56,75 @@ _BLOCKS = (
 )
 
 
+# Expressions of known types, which mostly succeed: T a text, N a number, L a list, B a truth value, D a dict.
+_TYPED = {
+    "T": (
+        *("'a b'", "'é<x>'", "messages[0].content", "messages[0]['role']", "bos_token", "'<think>x</think>y'", "''"),
+        *("({T} + {T})", "({T} ~ {N})", "{T}.split('</think>')[-1]", "{T} | trim", "{T}.strip('\\n')", "{T} | upper"),
+        *("{T}.replace({T}, {T})", "({T})[{N}:]", "{L} | join({T})", "{D} | tojson", "{L} | tojson(indent=2)"),
+        *("({T} if {B} else {T})", "{T}.title()", "{N} | string", "({T} * 3)", "'%s-%s' % ({T}, {N})", "{L} | string"),
+        *("'{{}}:{{:>5}}'.format({T}, {N})", "{T} | replace({T}, '_')", "{T} | indent(2)", "{T} | default({T})"),
+        *("{T}.lstrip()", "{T} | capitalize", "{T}.partition('b')[0]", "{T} | truncate(9)", "{T} | escape"),
+        *("{T}.removeprefix({T})", "{T} | reverse", "{L} | first | string", "{T}.zfill(9)", "{T} | urlencode"),
+    ),
+    "N": (
+        *("0", "1", "3", "7", "2.5", "-1", "messages | length", "{T} | length", "({N} + {N})", "({N} * {N})"),
+        *("({N} - {N})", "{T}.count('a')", "{T}.find({T})", "{L} | length", "[1, 2, {N}] | max", "{T} | wordcount"),
+        *("'12' | int", "{N} | abs", "{N} | round(2)", "[{N}, {N}] | sum", "({N} // 2)", "({N} % 5)", "(2 ** 9)"),
+    ),
+    "L": (
+        *("[]", "messages", "[{T}, {T}]", "[{N}, {N}]", "range(5) | list", "{T}.split(' ')", "messages[::-1]"),
+        *("({L} + {L})", "messages | map(attribute='role') | list", "{D}.keys() | list", "({L})[1:]", "{T} | list"),
+        *("messages | selectattr('role', 'equalto', 'user') | list", "[{T}, {T}] | sort", "[{T}, {T}] | unique | list"),
+        *("{D}.items() | list", "{T}.splitlines()", "[{L}, {L}]", "{D} | dictsort", "({L} * 2)"),
+        *("{L} | reverse | list", "{L} | batch(2) | list"),
+    ),
+    "B": (
+        *("true", "false", "{T} in {T}", "{T} == {T}", "{N} < {N}", "{T} is string", "x is defined", "not {B}"),
+        *("({B} and {B})", "({B} or {B})", "{T}.startswith({T})", "{L} is iterable", "{D} is mapping", "none is none"),
+    ),
+    "D": ("{{}}", "{{'a': {N}, 'b': {T}}}", "messages[0]", "dict(a={T})", "{{'l': {L}}}"),
+}  # fmt: skip
+_TYPED_BLOCKS = (
+    "{{{{ {T} }}}}",
+    "{{{{ {N} }}}}{{{{ {L} }}}}",
+    "{{%- if {B} %}}{T}{{{{- {T} }}}}{{%- else -%}}{{{{ {D} }}}}{{% endif %}}",
+    "{{% for x in {L} %}}{{{{ loop.index ~ ': ' ~ x }}}}{{% if {B} %}}{{% break %}}{{% endif %}}{{% endfor %}}",
+    "{{% for m in messages if {B} %}}{{{{ m.role + {T} }}}}{{% endfor %}}",
+    "{{% set n = namespace(a={T}) %}}{{% for i in range(4) %}}{{% set n.a = n.a + {T} %}}{{% endfor %}}{{{{ n.a }}}}",
+    "{{% macro m(x, y=1) %}}{{{{ x ~ y }}}}{{% endmacro %}}{{{{ m({T}, {N}) }}}}",
+    "{{% set s %}}{{{{ {T} }}}}{{% endset %}}{{{{ s | trim }}}}",
+    "{{% set x = {L} %}}{{% for y in x %}}{{{{ y }}}}{{{{ ', ' if not loop.last }}}}{{% endfor %}}",
+    "{{% generation %}}{{{{ {T} }}}}{{% endgeneration %}}",
+    "{{% for k, v in {D} | items %}}{{{{ k ~ v }}}}{{% endfor %}}",
+    "{{% filter upper %}}{{{{ {T} }}}}{{% endfilter %}}",
+    "{{% with q = {N} %}}{{{{ q }}}}{{% endwith %}}",
+)
+
+
 def make(rng: Random) -> str:
-    start = rng.choice(("", "{% set s = 'x'*8000000 %}", "{% set s = 'é'*100000 %}", "{% set s = range(9999)|list %}"))
-    blocks = [
-        rng.choice(_BLOCKS).format(_expression(rng, 0), _expression(rng, 0)) for _ in range(rng.choice((1, 1, 2, 3)))
-    ]
-    template = start + "".join(blocks)
-    return mutate_string(rng, template) if rng.random() < 0.15 else template
+    """A template: half of them of expressions whose types fit, the others of whatever there is."""
+    if rng.random() < 0.6:
+        blocks = [_fill(rng, rng.choice(_TYPED_BLOCKS), 0) for _ in range(rng.choice((1, 2, 4)))]
+    else:
+        starts = ("", "{% set s = 'x'*8000000 %}", "{% set s = 'é'*100000 %}", "{% set s = range(9999)|list %}")
+        blocks = [rng.choice(starts)]
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            blocks.append(rng.choice(_BLOCKS).format(_expression(rng, 0), _expression(rng, 0)))
+    template = "".join(blocks)
+    return mutate_string(rng, template) if rng.random() < 0.1 else template
+
+
+def _fill(rng: Random, text: str, depth: int) -> str:
+    """A text with an expression of its type for every `{T}`, `{N}`, … in it."""
+    pieces = re.split(r"\{([TNLBD])\}", text)
+    for index in range(1, len(pieces), 2):
+        choices = _TYPED[pieces[index]]
+        chosen = rng.choice(choices if depth < 3 else [one for one in choices if not re.search(r"\{[TNLBD]\}", one)])
+        inner = _fill(rng, chosen, depth + 1) if depth < 3 else chosen.replace("{{", "{").replace("}}", "}")
+        pieces[index] = f"({inner})"
+    pieces[::2] = [piece.replace("{{", "{").replace("}}", "}") for piece in pieces[::2]]
+    return "".join(pieces)
 
 
 def _expression(rng: Random, depth: int) -> str:
