@@ -114,7 +114,7 @@ class Output(OrderedDict[str, Any]):
 
     @property
     def speculation(self) -> Speculation | None:
-        """How the drafter fared, where there was one."""
+        """Statistics of the drafter, if there was one."""
         stats: Stats | None = getattr(self, "stats", None)
         return None if stats is None else stats.speculation
 
@@ -219,7 +219,7 @@ class Generation:
 
     @property
     def speculation(self) -> Speculation | None:
-        """How the drafter fared, where there was one."""
+        """Statistics of the drafter, if there was one."""
         return self.stats.speculation
 
     def __str__(self) -> str:

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, NoReturn
 from unspool.errors import InputError, LoadError, ModelNotFoundError, ResourceError, UnspoolError, excerpt
 
 MAX_SETTINGS_BYTES = 16 << 20  # of a file that holds settings, a model's or a chat's
+MAX_NESTING = 100  # levels of lists and objects: what copies, compares or prints a value calls itself for each
 _KINDS = {stat.S_IFIFO: "pipe", stat.S_IFCHR: "device", stat.S_IFBLK: "device", stat.S_IFDIR: "folder"}
 
 
@@ -59,9 +60,11 @@ def read_json_object(
     path: Path, max_bytes: int = MAX_SETTINGS_BYTES, *, is_strict: bool = True, allows_infinity: bool = False
 ) -> dict[str, Any]:
     """The JSON object in a file of at most `max_bytes` bytes."""
-    return parse_json_object(
-        read_bytes(path, max_bytes), str(path), is_strict=is_strict, allows_infinity=allows_infinity
-    )
+    data = read_bytes(path, max_bytes)
+    value = parse_json_object(data, str(path), is_strict=is_strict, allows_infinity=allows_infinity)
+    if _nests_deeper(value, MAX_NESTING):
+        raise LoadError(f"{path} holds JSON that nests too deeply: lists and objects may be {MAX_NESTING} levels deep")
+    return value
 
 
 def parse_json_object(
@@ -135,6 +138,16 @@ def explain_unwritten(path: Path, error: Exception) -> str:
     reason = getattr(error, "strerror", None) or str(error)[:200]
     hint = "" if path.parent.is_dir() else f": there is no folder {str(path.parent)[:300]!r}"
     return f"{str(path)[:300]!r} can't be written: {reason}{hint}. Give another place, or make room there"
+
+
+def _nests_deeper(value: Any, levels: int) -> bool:
+    parts = [value]
+    for _ in range(levels):
+        inner = (one for part in parts for one in (part.values() if isinstance(part, dict) else part))
+        parts = [one for one in inner if isinstance(one, dict | list)]
+        if not parts:
+            return False
+    return True
 
 
 def _refuse_constant(constant: str) -> NoReturn:

@@ -13,6 +13,7 @@ import torch
 from unspool.cache import ROLL_BACK, Cache, find_kind, load_cache, read_options, save_cache
 from unspool.decoding.reader import Reader
 from unspool.errors import InputError, LoadError, SettingError, UnsupportedError
+from unspool.shortage import explain_shortage
 
 if TYPE_CHECKING:
     from unspool.api.answer import Piece
@@ -108,6 +109,7 @@ class Prefix:
             return self._lm.encode([*self.messages, *prompt], chat=chat, tools=tools)[0]
         return self.token_ids + self._lm.encode(prompt, chat=chat, tools=tools)[0]
 
+    @explain_shortage("a prefix was copied for a call")
     def lend(self, lm: Any, rows: list[list[int]]) -> Cache:
         """A cache with a row for each prompt, which holds what the prompt shares with the prefix."""
         if lm.model is not self._lm.model:
@@ -134,6 +136,7 @@ class Prefix:
         return cache
 
 
+@explain_shortage("a prefix was read")
 def read_prefix(lm: LanguageModel, prompt: Any, *, chat: bool, tools: Any, settings: Mapping[str, Any]) -> Prefix:
     """Read a prefix once. It takes `cache_implementation` and `cache_config`, for kinds that grow."""
     kind, config = _read_kind(lm, settings)
@@ -179,6 +182,7 @@ def _read_kind(lm: LanguageModel, settings: Mapping[str, Any]) -> tuple[str, dic
     return name, options
 
 
+@explain_shortage("a saved prefix was loaded")
 def load_prefix(lm: LanguageModel, path: str | Path) -> Prefix:
     """Read a file written by `Prefix.save`; raises if it is of another model."""
     saved = load_cache(path, model=lm.model)

@@ -52,7 +52,7 @@ class Command(Protocol):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program and return its exit code: 0 done, 1 a bug, 2 refused, 130 interrupted, 141 nobody reads."""
+    """Run the program and return its exit code: 0 done, 1 a bug, 2 refused, 130 interrupted, 141 broken pipe."""
     words = list(sys.argv[1:] if argv is None else argv)
     is_debugging = "--debug" in words or is_debugging_asked()
     _prepare_streams()
@@ -143,7 +143,7 @@ def _prepare_streams() -> None:
     """Make standard streams writable whatever they are, and keep libraries from drawing progress bars in a pipe."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed by whoever started us
+        if stream is None:  # closed by the parent process
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - for the program's life
         elif hasattr(stream, "reconfigure"):
             with contextlib.suppress(ValueError, OSError):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from unspool.config import GenerationConfig
-from unspool.errors import ResourceError, SettingError, UnsupportedError, is_out_of_memory
+from unspool.errors import ResourceError, SettingError, UnsupportedError
 from unspool.kernels.cpu import find_library
 from unspool.kernels.cpu.library import MOST_THREADS
 from unspool.kernels.presence import has_triton
@@ -22,6 +22,7 @@ from unspool.models.adapters.folder import load_adapted
 from unspool.models.assembly import Packing
 from unspool.models.native import NativeModel
 from unspool.models.registry import build_model, can_pack, find_family, name_architecture
+from unspool.shortage import is_out_of_memory
 from unspool.text import Tokenizer, tokenizer_from_gguf
 
 Progress = Callable[[str, int, int], None]

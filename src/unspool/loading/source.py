@@ -121,7 +121,7 @@ def _open_folder(folder: Path) -> OpenedModel:
         location=folder,
         kind="folder",
         config=read_json_object(config),
-        # A bias may be -Infinity; other values are checked where they are taken over.
+        # A bias may be -Infinity; other values are checked when they are used.
         generation_config=read_json_object(generation, allows_infinity=True) if generation.is_file() else {},
         tensors=tensors,
         files={name: folder / name for name in SMALL_FILES if (folder / name).is_file()},
