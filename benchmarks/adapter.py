@@ -5,7 +5,7 @@
     python benchmarks/adapter.py --tiny --rounds 1 --new 8             # a smoke run
 
 Weights are random. Every engine writes `--new` tokens after a prompt of `--prompt` tokens, `--rounds` times in turns;
-the figure is the median time a token beyond the first, from runs of one and of all tokens.
+the figure is the median time per token after the first, from runs of one and of all tokens.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def main() -> None:
 
 def measure(sizes: dict[str, int], arguments: argparse.Namespace) -> None:
     """One shape's table."""
-    told = {name: value for name, value in sizes.items() if name != "kv"}
-    config = transformers.LlamaConfig(**told, num_key_value_heads=sizes["kv"], vocab_size=49152, eos_token_id=None)
+    settings = {name: value for name, value in sizes.items() if name != "kv"}
+    config = transformers.LlamaConfig(**settings, num_key_value_heads=sizes["kv"], vocab_size=49152, eos_token_id=None)
     dtype = getattr(torch, arguments.dtype)
     model = transformers.LlamaForCausalLM(config).to(arguments.device, dtype).eval()
     with tempfile.TemporaryDirectory() as folder:
@@ -62,7 +62,7 @@ def measure(sizes: dict[str, int], arguments: argparse.Namespace) -> None:
         "adapter": lambda **asked: unspool.generate(model, **asked),
         "native": lambda **asked: unspool.generate(native, **asked),
     }
-    print(f"\n{told}, {arguments.dtype}, {arguments.device}, transformers {transformers.__version__}: ms a token")
+    print(f"\n{settings}, {arguments.dtype}, {arguments.device}, transformers {transformers.__version__}: ms per token")
     print(f"{'':<24}" + "".join(f"{name:>14}" for name in engines) + f"{'adapter/theirs':>16}")
     for work, (rows, settings) in WORKS.items():
         inputs = draw_inputs(rows, arguments)
@@ -70,7 +70,7 @@ def measure(sizes: dict[str, int], arguments: argparse.Namespace) -> None:
         for turn in range(arguments.rounds + 1):
             for name, generate in engines.items():
                 took = [time_call(generate, inputs, num_new, settings) for num_new in (1, arguments.new)]
-                if turn:  # the first is for warming up
+                if turn:  # the first is a warm-up
                     times[name].append((took[1] - took[0]) / (arguments.new - 1) * 1000)
         medians = {name: statistics.median(values) for name, values in times.items()}
         ratio = medians["adapter"] / medians["transformers"]
@@ -78,7 +78,7 @@ def measure(sizes: dict[str, int], arguments: argparse.Namespace) -> None:
 
 
 def draw_inputs(rows: int, arguments: argparse.Namespace) -> dict[str, torch.Tensor]:
-    """Prompts; a negative number of rows asks for rows of different lengths."""
+    """Prompts; a negative number of rows means rows of different lengths."""
     ids = torch.randint(3, 49152, (abs(rows), arguments.prompt), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
     for row in range(-rows):

@@ -128,11 +128,11 @@ def _measure_ours(
     arguments: argparse.Namespace,
 ) -> None:
     model = _build_ours(kind in ("sliding_window", "hybrid"), arguments.tiny, longest, dtype, arguments.device)
-    told: dict[str, Any] | None = None
+    config: dict[str, Any] | None = None
     if kind == "sink":
-        told = {"window_length": min(WINDOW, context), "num_sink_tokens": 4}
+        config = {"window_length": min(WINDOW, context), "num_sink_tokens": 4}
     elif kind in ("offloaded", "offloaded_static") and arguments.resident:
-        told = {"resident_layers": arguments.resident}
+        config = {"resident_layers": arguments.resident}
     room = context + arguments.steps if KINDS[kind].is_sized else None
     caches: list[Cache] = []
     path = ""
@@ -161,9 +161,9 @@ def _measure_ours(
             num_new -= size
 
     def start() -> None:
-        caches.append(model.new_cache(kind, batch, room, config=told))
+        caches.append(model.new_cache(kind, batch, room, config=config))
 
-    label = f"{kind}, {arguments.resident} resident" if told and "resident_layers" in told else kind
+    label = f"{kind}, {arguments.resident} resident" if config and "resident_layers" in config else kind
 
     def count_bytes() -> int:
         cache = caches[0]
@@ -211,12 +211,12 @@ def _measure_theirs(
     def fill(num_new: int, counts: list[int] | None = None) -> None:  # noqa: ARG001
         cache, width = caches[0], sizes["hidden_size"] // sizes["num_attention_heads"]
         first = cache.get_seq_length()
-        told = {"cache_position": torch.arange(first, first + num_new, device=arguments.device)}
+        extra = {"cache_position": torch.arange(first, first + num_new, device=arguments.device)}
         for layer in range(sizes["num_hidden_layers"]):
             keys, values = (
                 torch.randn(batch, sizes["kv"], num_new, width, device=arguments.device, dtype=dtype) for _ in range(2)
             )
-            cache.update(keys, values, layer, told)
+            cache.update(keys, values, layer, extra)
 
     def size() -> int:
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in caches[0].layers)

@@ -3,7 +3,7 @@
     python benchmarks/contrastive.py [--reference-python /path/to/venv-with-4.52.4/bin/python]
 
 On the CPU the default model in float32; on CUDA, where there is one, the 1B shape with random weights in bfloat16.
-transformers left contrastive search out after 4.52, so the reference runs in an interpreter of its own, on random
+transformers removed contrastive search after 4.52, so the reference runs in its own interpreter, on random
 weights of the same shape (speed does not depend on their values), round by round between ours.
 Times are those of whole calls over their new tokens, the reading of the prompt included.
 """

@@ -1,7 +1,7 @@
 """transformers' contrastive search in its own interpreter: started by `benchmarks/contrastive.py`.
 
 Reads a line of JSON with the model's config and the sizes, answers "ready", and for every further line runs one round
-of the method it names and answers with its milliseconds a token. Releases after 4.52 have contrastive search no more.
+of the method it names and answers with its milliseconds per token. Releases after 4.52 have no contrastive search.
 """
 
 from __future__ import annotations

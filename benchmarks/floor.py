@@ -1,4 +1,4 @@
-"""What a beam search can't do without: the forward passes of its steps, and nothing else."""
+"""The floor of a beam search: only the forward passes of its steps."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Tilings of a step's attention, measured inside whole captured passes: `python benchmarks/gpu_attention.py`.
 
-Alone a kernel hides behind nothing. In a pass it is a link in a chain: what counts is what the pass takes with it.
+In a pass a kernel overlaps with its neighbours, so the time of the whole pass is what counts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from unspool.models.weights import MemorySource
 
 @torch.inference_mode()
 def time_pass(model: Any, rows: int, contexts: list[int]) -> list[float]:
-    """Microseconds of a pass over so many keys a row, for each context."""
+    """Microseconds of a pass, for each context."""
     model.find_path("captured")._waiting.clear()
     cache = model.new_cache("static", rows, max(contexts) + 64)
     model.forward(torch.zeros(rows, 16, dtype=torch.int64, device="cuda"), cache)

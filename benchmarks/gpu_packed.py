@@ -104,7 +104,7 @@ def make_layer(rows: int, context: int) -> tuple[list[Packed], torch.Tensor]:
 
 
 def read_exactly(qkv: torch.Tensor, packed: list[Packed], recent: torch.Tensor, num_packed: int) -> torch.Tensor:
-    """What the first row's queries read, in float64."""
+    """The first row's attention output in float64."""
     new = qkv[0].double().view(HEADS + 2 * KV_HEADS, 1, WIDTH)
     both = []
     for which, one in enumerate(packed):
@@ -117,7 +117,7 @@ def read_exactly(qkv: torch.Tensor, packed: list[Packed], recent: torch.Tensor, 
 
 
 def compare_steps(rows: int, context: int, num_layers: int = 8) -> None:
-    """Microseconds a layer of the captured steps' kernels."""
+    """Microseconds per layer of the captured steps' kernels."""
     shape = HeadShape(HEADS, KV_HEADS, WIDTH, WIDTH**-0.5)
     device, context = torch.device("cuda"), context // 64 * 64
     num_packed = context - 128
@@ -140,9 +140,9 @@ def compare_steps(rows: int, context: int, num_layers: int = 8) -> None:
         took = time_graph(lambda run=run: [run(layer, num_layers) for layer in range(num_layers)], 3) / num_layers
         print(f"packed, batch {rows}, {context}: {took:7.1f} us a layer, error {error:.1e}, {tiling}", flush=True)
     kept = [torch.randn(rows, context + 8, 2, KV_HEADS, WIDTH, device=device, dtype=torch.bfloat16) for _ in range(4)]
-    told = torch.tensor([*((one.data_ptr() - kept[0].data_ptr()) // 16 for one in kept), context + 8], device=device)
+    table = torch.tensor([*((one.data_ptr() - kept[0].data_ptr()) // 16 for one in kept), context + 8], device=device)
     plain = StepAttention(rows, shape, device)
-    took = time_graph(lambda: [plain(qkv, out, kept[0], told, lengths, i, 4, turns=turns) for i in range(4)], 3) / 4
+    took = time_graph(lambda: [plain(qkv, out, kept[0], table, lengths, i, 4, turns=turns) for i in range(4)], 3) / 4
     print(f"plain,  batch {rows}, {context}: {took:7.1f} us a layer", flush=True)
 
 

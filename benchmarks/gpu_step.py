@@ -86,7 +86,7 @@ def measure(function: Any, repeats: int = 30) -> float:
 
 
 def measure_bandwidth() -> float:
-    """Bytes a second that a large copy moves."""
+    """The bandwidth of a large copy, in bytes per second."""
     source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.numel() / (measure(lambda: target.copy_(source)) / 1e3)
@@ -102,7 +102,7 @@ def time_call(function: Any) -> float:
 
 
 def time_step(generate: Any, few: int, many: int, rounds: int = 3) -> float:
-    """Milliseconds of one step: what `many - few` more tokens cost."""
+    """Milliseconds per step: the cost of `many - few` more tokens."""
     generate(few)
     generate(many)
     differences = [time_call(lambda: generate(many)) - time_call(lambda: generate(few)) for _ in range(rounds)]

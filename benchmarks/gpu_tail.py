@@ -1,4 +1,4 @@
-"""What sampling costs after the logits, and what a sampling step launches beside a greedy one.
+"""The cost of sampling after the logits, and the launches of a sampling step compared with a greedy one.
 
 `python benchmarks/gpu_tail.py` times tails alone: on the device (many of them in one CUDA graph), and what the host
 takes to launch one. `python benchmarks/gpu_tail.py --step 1B` counts kernels and operators of whole steps besides.
@@ -101,7 +101,7 @@ def time_tails(rows: int, vocab: int, kind: str) -> None:
     for name, function in find_ways(make_scores(kind, rows, vocab)).items():
         try:
             print(f"{name:>26} {time_on_device(function):9.1f} {time_on_host(function):9.1f}", flush=True)
-        except Exception as error:  # what can't be captured must not end the run
+        except Exception as error:  # a call that can't be captured must not end the run
             torch.cuda.synchronize()
             print(f"{name:>26} {error!r:.120}", flush=True)
 

@@ -168,8 +168,8 @@ def measure_few(name: str, all_rows: list[int], kind: str | None) -> None:
             f"{name:>8} {num_rows:2} {kind}: floor {floor:6.1f} us, cuBLAS {plain:6.1f} ({floor / plain:.2f})", end=""
         )
         for took, tiling in found[:5]:
-            told = tuple(getattr(tiling, field) for field in tiling.__slots__)
-            print(f" | {took:6.1f} ({floor / took:.2f}) {told}", end="")
+            values = tuple(getattr(tiling, field) for field in tiling.__slots__)
+            print(f" | {took:6.1f} ({floor / took:.2f}) {values}", end="")
         print(flush=True)
 
 
@@ -231,8 +231,8 @@ def measure_product(name: str) -> RowTiling:
     found.sort(key=lambda one: one[0])
     print(f"{name:>8}: floor {floor:6.1f} us, cuBLAS {plain:6.1f} ({floor / plain:.2f})", end="")
     for took, tiling in found[:4]:
-        told = tuple(getattr(tiling, field) for field in tiling.__slots__)
-        print(f" | {took:6.1f} ({floor / took:.2f}) {told}", end="")
+        values = tuple(getattr(tiling, field) for field in tiling.__slots__)
+        print(f" | {took:6.1f} ({floor / took:.2f}) {values}", end="")
     print(flush=True)
     return found[0][1]
 

@@ -54,8 +54,8 @@ def make_engines(options: argparse.Namespace) -> dict[str, Engine]:
         vocab_size=options.vocab, hidden_size=options.hidden, num_hidden_layers=options.layers, architectures=["x"]
     )
     reference = transformers.MambaForCausalLM(config).eval()
-    told = {**config.to_dict(), "architectures": ["MambaForCausalLM"]}
-    native = build_model(told, MemorySource(reference.state_dict()), device=options.device, dtype=dtype)
+    settings = {**config.to_dict(), "architectures": ["MambaForCausalLM"]}
+    native = build_model(settings, MemorySource(reference.state_dict()), device=options.device, dtype=dtype)
     reference = reference.to(options.device, dtype)
     reference.generation_config.eos_token_id = None
 

@@ -2,7 +2,7 @@
 
 Each way reads the same batch of prompts and gives one token (`generate`, `max_new_tokens=1`): rows filled to the
 longest, real tokens alone, and transformers on left-padded rows. Rounds alternate, the smallest time of each counts.
-What is told are real tokens a second: padding is work, and nobody asked for it. Random weights: speed does not depend
+The figure is real tokens per second: padding does not count. Random weights: speed does not depend
 on them.
 """
 
@@ -115,10 +115,10 @@ def main() -> None:
             prompts = make_prompts(lengths, config["vocab_size"], options.device)
 
             ways = make_ways(model, reference, prompts)
-            told = measure(ways, options.rounds, options.device)
+            measured = measure(ways, options.rounds, options.device)
             real, filled = sum(lengths), len(lengths) * max(lengths)
-            for name, (seconds, memory) in told.items():
-                speed, ratio = real / seconds, told["filled"][0] / seconds
+            for name, (seconds, memory) in measured.items():
+                speed, ratio = real / seconds, measured["filled"][0] / seconds
                 numbers = (f"{seconds:.3f}", f"{speed:,.0f}", f"{ratio:.2f}x", f"{memory:.2f}" if is_gpu else "")
                 columns = (real, filled, name, *numbers)
                 print(f"{shape:>6}{run[:18]:>20}" + "".join(f"{value:>13}" for value in columns), flush=True)

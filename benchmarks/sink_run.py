@@ -66,7 +66,7 @@ def main() -> None:
         )
         assert answer.logprobs is not None
         history += answer.token_ids[0]
-        logs += [told.logprob for told in answer.logprobs[0]]
+        logs += [token.logprob for token in answer.logprobs[0]]
         num_answered, turn, text = num_answered + len(answer.token_ids[0]), turn + 1, answer.text
         words += text.lower().split()
         if len(logs) >= arguments.report or num_answered >= arguments.tokens:

@@ -41,13 +41,13 @@ def write(lm: unspool.LanguageModel, task: str, num_new: int, way: str) -> dict[
     """One text: its tokens, the seconds after the first token, and what was drafted."""
     prompt = [{"role": "user", "content": (PROMPTS / f"{task}.txt").read_text().strip()}]
     answer = lm.generate(prompt, max_new_tokens=num_new, **WAYS[way])
-    stats, told = answer.stats, answer.speculation
+    stats, speculation = answer.stats, answer.speculation
     return {
         "tokens": answer.token_ids[0],
         "seconds": stats.total_seconds - stats.first_token_seconds,
         "passes": stats.forward_passes,
-        "drafted": sum(told.drafted) if told else 0,
-        "accepted": sum(told.accepted) if told else 0,
+        "drafted": sum(speculation.drafted) if speculation else 0,
+        "accepted": sum(speculation.accepted) if speculation else 0,
     }
 
 

@@ -156,16 +156,16 @@ def main() -> None:
     parser.add_argument("--many", type=int, default=80)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    told = parser.parse_args()
-    if told.serve:
-        serve(told.device, told.threads)
+    options = parser.parse_args()
+    if options.serve:
+        serve(options.device, options.threads)
         return
-    if told.before is None:
+    if options.before is None:
         parser.error("--before names the other tree's source folder")
-    trees = {name: Tree(getattr(told, name), told.device, told.threads) for name in ("before", "after")}
-    works = [(*work, told.few, told.many) for work in WORKS[told.device]]
+    trees = {name: Tree(getattr(options, name), options.device, options.threads) for name in ("before", "after")}
+    works = [(*work, options.few, options.many) for work in WORKS[options.device]]
     try:
-        compare(trees, works, told.rounds, lambda line: print(line, flush=True))
+        compare(trees, works, options.rounds, lambda line: print(line, flush=True))
     finally:
         for tree in trees.values():
             tree.close()

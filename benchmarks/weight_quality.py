@@ -6,7 +6,7 @@
 for one row of 16-bit floats: what 4-bit numbers are multiplied by is rounded to 8 bits, block by block (reckoned here
 with torch, in float32). The CPU library does that for 8-bit numbers too.
 
-A change is told with its standard error: on the short text of this folder it is a quarter of a per cent, so changes
+A change is given with its standard error: on the short text of this folder it is a quarter of a per cent, so changes
 below half a per cent need a longer one (4,000 tokens of any prose).
 """
 
@@ -34,7 +34,7 @@ def measure(lm: Any, text: str, num_tokens: int) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none").cpu()
 
 
-def tell(found: torch.Tensor, exact: torch.Tensor) -> list[str]:
+def describe(found: torch.Tensor, exact: torch.Tensor) -> list[str]:
     """The perplexity, and how far it is from the exact one, with the standard error of that."""
     change = found - exact
     error = float(change.std()) / math.sqrt(len(change))
@@ -83,7 +83,7 @@ def main() -> None:
             found = measure(lm, text, options.tokens)
             weights.find_library, lm.model.paths, weights.PackedLinear.__call__ = find_library, paths, call
             exact = found if exact is None else exact
-            cells += tell(found, exact)
+            cells += describe(found, exact)
         print("| " + " | ".join(cells) + " |", flush=True)
 
 

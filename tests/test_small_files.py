@@ -69,3 +69,13 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert file.read_text() == "before"
     write_text(file, "after")
     assert file.read_text() == "after" and [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_json_that_nests_too_deeply_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text('{"a": ' + "[" * 99 + "]" * 99 + "}")
+    assert list(read_json_object(path)) == ["a"]
+    for text in ('{"a": ' + "[" * 100 + "]" * 100 + "}", '{"a":' * 900 + "1" + "}" * 900):
+        path.write_text(text)
+        with pytest.raises(LoadError, match="nests too deeply"):
+            read_json_object(path)

@@ -28,8 +28,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_JOBS = 14  # each holds a CUDA context and its own copy of the models
-SHARD = "UNSPOOL_TEST_SHARD"  # "place/of how many", told to the plugin
-REPORT = "UNSPOOL_TEST_REPORT"  # where the plugin leaves what came of it
+SHARD = "UNSPOOL_TEST_SHARD"  # "index/count", for the plugin
+REPORT = "UNSPOOL_TEST_REPORT"  # where the plugin writes its results
 NO_TESTS_COLLECTED = 5  # pytest's exit status for a shard that got nothing
 Item = TypeVar("Item")
 
@@ -38,7 +38,7 @@ Item = TypeVar("Item")
 
 
 def keep_share(items: Sequence[Item], shard: str) -> list[Item]:
-    """Every n-th test from this shard's place on: neighbours cost alike, so the shares do too."""
+    """Every n-th test from this shard's index on: neighbours cost about the same, so the shards do too."""
     place, count = (int(part) for part in shard.split("/"))
     return list(items[place::count])
 
@@ -64,7 +64,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @dataclass
 class Shard:
-    """One pytest process and what came of it."""
+    """One pytest process and its results."""
 
     place: int
     process: subprocess.Popen[bytes]
@@ -77,9 +77,9 @@ class Shard:
         """Reads the report; a process that left none, or failed without saying where, is a failure itself."""
         status = self.process.returncode
         if self.report.is_file():
-            told = json.loads(self.report.read_text())
-            self.counts.update(told["counts"])
-            self.failures = [(name, text) for name, text in told["failures"]]
+            results = json.loads(self.report.read_text())
+            self.counts.update(results["counts"])
+            self.failures = [(name, text) for name, text in results["failures"]]
         if not self.report.is_file() or (status not in (0, NO_TESTS_COLLECTED) and not self.failures):
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
             self.counts["error"] += 1
@@ -101,7 +101,7 @@ def start(place: int, jobs: int, tests: list[str], options: list[str], logs: Pat
 
 
 def wait(shards: list[Shard], limit: float) -> None:
-    """Until all have ended, telling of each; what runs past the limit is killed, and so is everything on Ctrl-C."""
+    """Wait until all have ended, and print each result; those past the limit are killed, and all of them on Ctrl-C."""
     end = time.monotonic() + limit
     running = list(shards)
     try:

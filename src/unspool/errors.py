@@ -52,19 +52,6 @@ def _cut(message: str) -> str:
     return f"{message[: MAX_MESSAGE - _MAX_TAIL - 5]} […] {message[-_MAX_TAIL:]}"
 
 
-_SHORTAGES = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "cannot allocate memory")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of Python's or torch's says that memory ran out, a machine's or a GPU's."""
-    if isinstance(error, UnspoolError):
-        return False
-    told = str(error)[:2000].lower()
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError | OSError) and any(mark in told for mark in _SHORTAGES)
-    )
-
-
 class SettingError(UnspoolError, ValueError):
     """A generation setting has a value that can't be, or conflicts with another one."""
 

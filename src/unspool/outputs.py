@@ -1,4 +1,4 @@
-"""What comes back: the reference's output classes, and the short way's `Generation`."""
+"""Results: the reference's output classes, and the short way's `Generation`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 
-StepTensors = tuple[torch.Tensor, ...]  # one a step
-StepLayers = tuple[StepTensors, ...]  # one a step, a layer each
+StepTensors = tuple[torch.Tensor, ...]  # one per step
+StepLayers = tuple[StepTensors, ...]  # one tuple per step, with one tensor per layer
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token's log-probability under the model (before processors), and the likeliest tokens beside it."""
+    """A token's log-probability under the model (before processors), and the most likely alternatives."""
 
     token_id: int
     logprob: float
@@ -23,7 +23,7 @@ class TokenLogprob:
 
 @dataclass(slots=True)
 class Speculation:
-    """How a drafter fared: guesses made, guesses that stand in the text, and passes that checked any, a row each."""
+    """Statistics of a drafter, one number per row: tokens drafted, tokens accepted, and passes that checked any."""
 
     drafted: list[int]
     accepted: list[int]
@@ -42,23 +42,23 @@ class Speculation:
 
     @property
     def mean_accepted_length(self) -> float:
-        """Guesses accepted a check, over all rows."""
+        """Drafted tokens accepted per check, over all rows."""
         return sum(self.accepted) / max(1, sum(self.checks))
 
     @property
     def mean_accepted_lengths(self) -> list[float]:
-        """The same, a row each."""
+        """The same, one number per row."""
         return [accepted / max(1, checks) for accepted, checks in zip(self.accepted, self.checks, strict=True)]
 
     @property
     def acceptance(self) -> float:
-        """The share of all guesses that was accepted."""
+        """The fraction of drafted tokens that were accepted."""
         return sum(self.accepted) / max(1, sum(self.drafted))
 
 
 @dataclass(slots=True)
 class Stats:
-    """What a call cost."""
+    """The cost of a call."""
 
     prompt_tokens: int = 0
     new_tokens: int = 0
@@ -66,18 +66,18 @@ class Stats:
     first_token_seconds: float = 0.0
     total_seconds: float = 0.0
     path: str = "eager"  # or "captured" (a CUDA graph), "library" (one call of C), "compiled": how the steps were run
-    path_reason: str = ""  # why they were not faster, where that is known
-    speculation: Speculation | None = None  # where there was a drafter
+    path_reason: str = ""  # why they were not faster, if that is known
+    speculation: Speculation | None = None  # if there was a drafter
 
     @property
     def tokens_per_second(self) -> float:
-        """New tokens a second, all rows together, after the first."""
+        """New tokens per second after the first, all rows together."""
         seconds = self.total_seconds - self.first_token_seconds
         return (self.new_tokens - 1) / seconds if self.new_tokens > 1 and seconds > 0 else 0.0
 
 
 class Output(OrderedDict[str, Any]):
-    """A dataclass that can also be read as a dictionary and as a tuple; what is None is in neither."""
+    """A dataclass that can also be read as a dictionary and as a tuple; fields that are None are in neither."""
 
     _attributes_only: ClassVar[frozenset[str]] = frozenset({"stats"})
 
@@ -114,7 +114,7 @@ class Output(OrderedDict[str, Any]):
 
     @property
     def speculation(self) -> Speculation | None:
-        """How the drafter fared, where there was one."""
+        """Statistics of the drafter, if there was one."""
         stats: Stats | None = getattr(self, "stats", None)
         return None if stats is None else stats.speculation
 
@@ -140,7 +140,7 @@ class GenerateDecoderOnlyOutput(Output):
     past_key_values: Any = None
     logprobs: list[list[TokenLogprob]] | None = None
     prompt_logprobs: list[list[TokenLogprob | None]] | None = None
-    dola_layers: list[list[int]] | None = None  # the layer each new token was contrasted with, where DoLa chose it
+    dola_layers: list[list[int]] | None = None  # the layer that each new token was contrasted with, if DoLa chose it
     stats: Stats | None = None
 
 
@@ -199,7 +199,7 @@ class GenerateBeamEncoderDecoderOutput(Output):
 
 @dataclass(slots=True)
 class Generation:
-    """The short way's answer: texts and tokens, a row each, and what it cost."""
+    """The short way's answer: texts and tokens, one per row, and the cost."""
 
     texts: list[str]
     token_ids: list[list[int]]  # new tokens only
@@ -210,7 +210,7 @@ class Generation:
     prompt_logprobs: list[list[TokenLogprob | None]] | None = None
     beam_trace: Any = field(default=None, repr=False)  # a BeamTrace, where return_beam_trace asked for one
     dola_layers: list[list[int]] | None = field(default=None, repr=False)  # the layer each token was contrasted with
-    output: Output | None = field(default=None, repr=False)  # scores, hidden states …, where asked for
+    output: Output | None = field(default=None, repr=False)  # scores, hidden states …, if asked for
 
     @property
     def text(self) -> str:
@@ -219,7 +219,7 @@ class Generation:
 
     @property
     def speculation(self) -> Speculation | None:
-        """How the drafter fared, where there was one."""
+        """Statistics of the drafter, if there was one."""
         return self.stats.speculation
 
     def __str__(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
@@ -24,7 +24,7 @@ class ModelInfo:
     hidden_size: int
     num_layers: int
     num_heads: int
-    max_context: int | None = None  # longest context; None where positions have no bound
+    max_context: int | None = None  # longest context; None if positions have no bound
     window: int | None = None  # keys a "sliding" layer sees
     layer_kinds: tuple[LayerKind, ...] = ()
     is_encoder_decoder: bool = False
@@ -38,6 +38,11 @@ class ModelInfo:
     # "compile": it is `Compilable`; "stretches": it is `Stretching`; "shifted_keys": keys can be moved to other
     # positions once they were made (rotary, ALiBi)
     can: frozenset[str] = frozenset({"hidden_states", "attentions", "inputs_embeds", "last_states"})
+
+
+def name_sizes(info: ModelInfo) -> str:
+    """What a model says of itself, except for `can`: it may grow, and the order of a set differs between processes."""
+    return repr(replace(info, can=frozenset()))
 
 
 class Epilogue(Protocol):
@@ -86,7 +91,7 @@ class Forward:
     likeliest: torch.Tensor | None = None
     epilogue: Any = None  # what `Want.epilogue` gave, where the pass did it itself; `likeliest` is by its scores then
     path: str = "eager"  # or "captured" (a CUDA graph), "library" (one call of C), "compiled": how the pass was run
-    path_reason: str = ""  # why it was not faster, where that is known
+    path_reason: str = ""  # why it was not faster, if that is known
 
 
 @dataclass(slots=True)
@@ -195,9 +200,9 @@ class Compilable(Model, Protocol):
 
     @property
     def fast_path(self) -> str | None:
-        """What steps run on that is faster than a compiled one; None where nothing is."""
+        """The path of steps that is faster than a compiled one; None if there is none."""
         ...
 
     def compiled(self, config: CompileConfig) -> Model:
-        """The same model with compiled steps; raises where they can't be compiled here."""
+        """The same model with compiled steps; raises if they can't be compiled here."""
         ...

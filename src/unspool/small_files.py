@@ -1,4 +1,4 @@
-"""Small files: read within bounds, written whole or not at all. JSON is always an object here."""
+"""Small files: read within bounds, written atomically. JSON is always an object here."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from typing import Any, BinaryIO, NoReturn
 from unspool.errors import InputError, LoadError, ModelNotFoundError, ResourceError, UnspoolError, excerpt
 
 MAX_SETTINGS_BYTES = 16 << 20  # of a file that holds settings, a model's or a chat's
+MAX_NESTING = 100  # levels of lists and objects: what copies, compares or prints a value calls itself for each
 _KINDS = {stat.S_IFIFO: "pipe", stat.S_IFCHR: "device", stat.S_IFBLK: "device", stat.S_IFDIR: "folder"}
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file to read; a pipe, a device or a folder is refused at once, where reading one might never end."""
+    """Open a file to read; a pipe, a device or a folder is refused at once, because reading one might never end."""
     try:
-        # Without O_NONBLOCK, opening a pipe waits for someone to write.
+        # Without O_NONBLOCK, opening a pipe waits for a writer.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError:
         raise ModelNotFoundError(f"{path} does not exist") from None
@@ -59,9 +60,11 @@ def read_json_object(
     path: Path, max_bytes: int = MAX_SETTINGS_BYTES, *, is_strict: bool = True, allows_infinity: bool = False
 ) -> dict[str, Any]:
     """The JSON object in a file of at most `max_bytes` bytes."""
-    return parse_json_object(
-        read_bytes(path, max_bytes), str(path), is_strict=is_strict, allows_infinity=allows_infinity
-    )
+    data = read_bytes(path, max_bytes)
+    value = parse_json_object(data, str(path), is_strict=is_strict, allows_infinity=allows_infinity)
+    if _nests_deeper(value, MAX_NESTING):
+        raise LoadError(f"{path} holds JSON that nests too deeply: lists and objects may be {MAX_NESTING} levels deep")
+    return value
 
 
 def parse_json_object(
@@ -74,8 +77,8 @@ def parse_json_object(
 ) -> dict[str, Any]:
     """A JSON object from bytes; `where` names it in errors.
 
-    What is strict refuses NaN, numbers without end unless it `allows_infinity`, and a key given twice, unless a `hook`
-    of the caller's own makes objects of pairs.
+    With `is_strict`, NaN, infinities (unless `allows_infinity`) and repeated keys are refused; a caller's `hook` that
+    makes objects of pairs replaces the check of keys.
     """
     refuse = _refuse_nan if allows_infinity else _refuse_constant
     hooks: dict[str, Any] = {"parse_constant": refuse, "object_pairs_hook": hook or _refuse_repeats}
@@ -91,7 +94,7 @@ def parse_json_object(
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file whole or not at all: beside it first, then moved there."""
+    """Write a text file atomically: to a temporary file beside it, which is then moved there."""
     try:
         data = text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -104,9 +107,9 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def writing_beside(path: Path) -> Iterator[Path]:
-    """A name beside a file, to write it under: what is written is moved there if all went well, or removed.
+    """A temporary name beside a file: what is written there is moved to the file on success, or removed.
 
-    A folder that is missing or read-only, and a disk that is full, are told of by a `ResourceError`.
+    Raises `ResourceError` if the folder is missing or read-only, or the disk is full.
     """
     unfinished = path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}.part")
     try:
@@ -123,7 +126,7 @@ def writing_beside(path: Path) -> Iterator[Path]:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those that it lies in; nothing if it is there."""
+    """Make a folder and its parents; nothing if it exists."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
@@ -135,6 +138,16 @@ def explain_unwritten(path: Path, error: Exception) -> str:
     reason = getattr(error, "strerror", None) or str(error)[:200]
     hint = "" if path.parent.is_dir() else f": there is no folder {str(path.parent)[:300]!r}"
     return f"{str(path)[:300]!r} can't be written: {reason}{hint}. Give another place, or make room there"
+
+
+def _nests_deeper(value: Any, levels: int) -> bool:
+    parts = [value]
+    for _ in range(levels):
+        inner = (one for part in parts for one in (part.values() if isinstance(part, dict) else part))
+        parts = [one for one in inner if isinstance(one, dict | list)]
+        if not parts:
+            return False
+    return True
 
 
 def _refuse_constant(constant: str) -> NoReturn:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -135,3 +138,23 @@ def test_messages_go_on_after_messages(default_model_file: Path) -> None:
     whole = lm.generate([*prefix.messages, asked], max_new_tokens=8, do_sample=False)
     assert prefix.generate([asked], max_new_tokens=8, do_sample=False).text == whole.text
     assert prefix.generate("Hi", chat=True, max_new_tokens=8, do_sample=False).text == whole.text
+
+
+def test_a_model_is_known_by_the_same_name_in_every_process(lm: unspool.LanguageModel, tmp_path: Path) -> None:
+    """Sets of strings have another order in each, and a prefix that was saved must be read by the next."""
+    path = tmp_path / "prefix.safetensors"
+    lm.prefix([5, 6, 7]).save(path)
+    code = (
+        "import sys; from tests.conformance.cases import load_model; "
+        "print(load_model('llama').load_prefix(sys.argv[1]).token_ids)"
+    )
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(path)],
+            capture_output=True,
+            text=True,
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=False,
+        )
+        assert done.stdout.strip() == "[5, 6, 7]", done.stderr[-2000:]

@@ -22,8 +22,9 @@ from tests.fakes import make_tokenizer
 import unspool
 from unspool import CacheConfig, GenerationConfig, LanguageModel, WatermarkingConfig
 from unspool.cache import DynamicCache
-from unspool.errors import ResourceError, SettingError, is_out_of_memory
+from unspool.errors import ResourceError, SettingError
 from unspool.models.assembly import Assembler
+from unspool.shortage import is_out_of_memory
 
 SHORTAGES = [
     RuntimeError(
@@ -230,3 +231,59 @@ def test_what_a_models_file_may_ask_for(folder: Path, tmp_path: Path, asked: dic
     with pytest.raises(SettingError, match=rf"`{name}`=\d+, set by the model's .* in the call"):
         lm.generate("hello", max_new_tokens=2)
     assert lm.generate("hello", max_new_tokens=2, **{name: 2}).texts
+
+
+@pytest.mark.parametrize("error", SHORTAGES, ids=lambda error: type(error).__name__)
+def test_memory_that_ends_outside_a_generation(
+    lm: LanguageModel, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Reading a prefix, lending it, a pass by hand, and the output object."""
+
+    def run_short(*arguments: Any, **named: Any) -> Any:
+        raise error
+
+    prefix, ids = lm.prefix("hello the"), torch.tensor([lm.encode("hello the cat")[0]])
+    with monkeypatch.context() as patched:
+        patched.setattr(DynamicCache, "_take", run_short)
+        with pytest.raises(ResourceError, match="memory ran out while a prefix was read"):
+            lm.prefix("hello the cat")
+        with pytest.raises(ResourceError, match="memory ran out while a model read tokens"):
+            lm.model.forward(ids, lm.model.new_cache())
+        with pytest.raises(ResourceError, match="memory ran out in this call"):
+            lm.generate("hello the cat", max_new_tokens=3)
+    with monkeypatch.context() as patched:
+        patched.setattr(DynamicCache, "clone", run_short)
+        with pytest.raises(ResourceError, match="memory ran out while a prefix was copied"):
+            lm.generate("hello", prefix=prefix, max_new_tokens=3)
+    with monkeypatch.context() as patched:
+        patched.setattr("unspool.decoding.run.build_output", run_short)
+        with pytest.raises(ResourceError, match="memory ran out while the output object was built"):
+            lm.generate("hello", max_new_tokens=3, return_dict_in_generate=True)
+    assert [len(row) for row in lm.generate("hello", prefix=prefix, max_new_tokens=3).token_ids] == [3]
+
+
+@pytest.mark.parametrize("num_layers", [0, 1])
+def test_a_cache_that_can_not_have_more_rows_stays_what_it_was(
+    lm: LanguageModel, monkeypatch: pytest.MonkeyPatch, num_layers: int
+) -> None:
+    ids = torch.tensor([lm.encode("hello the cat")[0] * 2])
+    caches = [DynamicCache(), DynamicCache()]
+    for cache in caches:
+        lm.model.forward(ids[:, :-1], cache)
+    take, taken = DynamicCache._take, []
+
+    def take_some(self: Any, *arguments: Any) -> torch.Tensor:
+        taken.append(1)
+        if len(taken) > num_layers:
+            raise SHORTAGES[0]
+        return take(self, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DynamicCache, "_take", take_some)
+        told: dict[str, Any] = {"do_sample": True, "num_return_sequences": 3, "max_new_tokens": 4}
+        with pytest.raises(ResourceError, match="memory ran out"):
+            unspool.generate(lm, ids, past_key_values=caches[0], **told)
+    assert len(taken) == num_layers + 1
+    assert caches[0].lengths == caches[1].lengths
+    made, expected = (lm.model.forward(ids[:, -1:], cache).logits for cache in caches)
+    assert torch.equal(made, expected)

@@ -333,6 +333,39 @@ def test_hostile_templates_are_stopped_in_little_memory() -> None:
     assert done.stdout == "done\n", done.stderr[-2000:]
 
 
+# About the most that is compiled, in several shapes. Each takes below a second.
+LARGEST = {
+    "one long row": "{{ " + "~".join(["1"] * 11_000) + " }}",
+    "names": "".join(f"{{{{ n{i} }}}}" for i in range(5_900)),
+    "statements": "".join(f"{{% set a{i} = 1 %}}" for i in range(990)),
+    "names in branches": "".join(f"{{% if b{i} %}}{{% set a{i} = 2 %}}{{% endif %}}" for i in range(490)),
+    "names in loops": (
+        "{% for i in x %}" * 18 + "".join(f"{{% set a{i} = 1 %}}" for i in range(950)) + "{% endfor %}" * 18
+    ),
+    "names in scopes": (
+        "{% with a = 1 %}" * 18 + "".join(f"{{{{ b{i} }}}}" for i in range(5_500)) + "{% endwith %}" * 18
+    ),
+    "macros": "".join(f"{{% macro m{i}(x) %}}{{{{ x }}}}{{% endmacro %}}" for i in range(990)),
+    "arguments": "{{ dict(" + ",".join(f"a{i}=1" for i in range(5_500)) + ") | length }}",
+    "lines cut": (" " * 120 + "{%- set a = 1 -%}") * 900,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LARGEST)
+def test_the_largest_templates_compile_in_time(name: str) -> None:
+    start = time.thread_time()
+    render(LARGEST[name])
+    assert time.thread_time() - start < 5
+
+
+@pytest.mark.parametrize("name", ["one long row", "names", "macros", "arguments"])
+def test_larger_templates_are_refused_before_they_are_compiled(name: str) -> None:
+    start = time.thread_time()
+    with pytest.raises(InputError, match=r"more than|the longest that is run"):
+        render(LARGEST[name] * 3)
+    assert time.thread_time() - start < 5
+
+
 def test_a_long_chat_is_not_hostile() -> None:
     messages = [{"role": "user", "content": f"message {i} " * 50} for i in range(2000)]
     text = render(TEMPLATES["chatml"], messages)

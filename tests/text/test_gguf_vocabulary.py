@@ -48,6 +48,13 @@ def test_at_least_a_hundred_texts() -> None:
     assert len(set(TEXTS)) >= 100
 
 
+@pytest.mark.parametrize("text", ["a" * 1_000_000, " " * 1_000_000 + "a", "\n" * 1_000_000, "\U0001f680" * 250_000])
+def test_smollm2_and_a_megabyte(smollm2: Tokenizer, text: str) -> None:
+    start = time.process_time()
+    assert smollm2.decode(smollm2.encode(text)) == text
+    assert time.process_time() - start < 10
+
+
 def test_smollm2_equals_transformers(smollm2: Tokenizer, reference: Any) -> None:
     for text in TEXTS:
         assert smollm2.encode(text) == reference.encode(text), text

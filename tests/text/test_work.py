@@ -56,27 +56,36 @@ def test_a_megabyte_of_text(name: str) -> None:
     assert after.ru_maxrss - before.ru_maxrss < 2 << 20  # kilobytes
 
 
-def test_the_workload_of_tokenizers_in_use() -> None:
+def test_the_workload_of_tokenizers_in_use(tmp_path: Path) -> None:
+    long, letters = "a " * (4 << 20), "日" * 1000
     plain = measure_workload(build_byte_level(BYTES, [], "llama-bpe"))
     assert plain.degree == 1
-    assert plain.fits_here([64 << 20])
+    assert plain.fits_here([long])
     words = measure_workload(build_sentencepiece({"a": 0}, [], unk_token=None, adds_space_prefix=True))
-    assert words == Workload(growth=3.0, tries=1, degree=1)
-    assert words.fits_here([64 << 20])
+    assert words == Workload(growth=3.0, growth_of_ascii=3.0)
+    assert words.fits_here([long, letters])
+    pieces = [["<unk>", 0.0], ["▁" * 16, -1.0]]
+    composed = load(tmp_path, model={"type": "Unigram", "unk_id": 0, "vocab": pieces}, normalizer={"type": "NFKC"})
+    unigram = measure_workload(composed.backend_tokenizer)
+    assert (unigram.growth, unigram.growth_of_ascii) == (11.0, 1.0)
+    assert unigram.fits_here(["a" * MEGABYTE])
+    assert unigram.fits_here([letters])
+    assert not unigram.fits_here(["\ufdfa" * 300_000])
 
 
 def test_the_workload_of_hostile_ones(tmp_path: Path) -> None:
+    long = "a" * MEGABYTE
     square = measure_workload(load(tmp_path, pre_tokenizer=split("a*b")).backend_tokenizer)
-    assert square == Workload(growth=1.0, tries=1, degree=2)
-    assert square.fits_here([20_000])
-    assert not square.fits_here([MEGABYTE])
+    assert square == Workload(tries=1, degree=2)
+    assert square.fits_here(["a" * 20_000])
+    assert not square.fits_here([long])
     growing = measure_workload(load(tmp_path, normalizer=grow(9)).backend_tokenizer)
-    assert growing == Workload(growth=9.0, tries=1, degree=1)
-    assert growing.fits_here([100_000])
-    assert not growing.fits_here([MEGABYTE])
+    assert growing == Workload(growth=9.0, growth_of_ascii=9.0)
+    assert growing.fits_here(["a" * 100_000])
+    assert not growing.fits_here([long])
     pieces = [["<unk>", 0.0], *(["a" * size, -1.0] for size in range(1, 250))]
     long_pieces = load(tmp_path, model={"type": "Unigram", "unk_id": 0, "vocab": pieces})
-    assert not measure_workload(long_pieces.backend_tokenizer).fits_here([MEGABYTE])
+    assert not measure_workload(long_pieces.backend_tokenizer).fits_here([long])
 
 
 @pytest.mark.parametrize("pattern", ["(a+)+b", "(a|aa)+b", r"(a*)b\1", "a*b|a", "(?~b)"])

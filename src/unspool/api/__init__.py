@@ -1,4 +1,4 @@
-"""The front door: load a model, generate, stream."""
+"""The public entry points: load a model, generate, stream."""
 
 from unspool.api.answer import Answer, Piece
 from unspool.api.calls import generate, stream

@@ -1,4 +1,4 @@
-"""One call of the short way under way: a run, and the text of its rows."""
+"""One call of the short way: a run, and the text of its rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FRIENDLY_DEFAULTS: Mapping[str, Any] = {"max_new_tokens": 256, "strict_constrain
 
 
 class Speaker(Protocol):
-    """What an answer needs of a language model."""
+    """What an answer needs from a language model."""
 
     model: Any
     tokenizer: Tokenizer | None
@@ -33,13 +33,13 @@ class Speaker(Protocol):
 
 
 class Piece(str):
-    """A piece of streamed text: print it as it is, or ask which row and tokens it came from."""
+    """A piece of streamed text, with the row and the tokens that it came from."""
 
     row: int
     token_ids: list[int]
     finish_reason: str | None
     logprobs: list[TokenLogprob]
-    beams: list[list[LiveBeam]] | None  # every prompt's beams as they stand, where stream(beams="all") asked
+    beams: list[list[LiveBeam]] | None  # every prompt's current beams, with stream(beams="all")
 
     def __new__(
         cls,
@@ -84,7 +84,7 @@ class Answer:
         self._trimmers = [StopText(stops, keep=self.run.keeps_stop_strings) for _ in rows] if stops else None
 
     def __reduce__(self) -> NoReturn:
-        raise UnsupportedError("an answer under way can't be copied or pickled; hand on what result() returns")
+        raise UnsupportedError("a running answer can't be copied or pickled; use what result() returns")
 
     def _follow_prefix(
         self, prefix: Prefix, prompt: Any, settings: dict[str, Any], chat: bool, tools: Any
@@ -102,14 +102,14 @@ class Answer:
         return rows, {**settings, "past_key_values": prefix.lend(self._lm, rows), "owns_cache": len(rows) > 1}
 
     def as_conversation(self) -> Prefix | None:
-        """What this answer's model has read, for a next turn that begins alike; None where rows did not stay."""
+        """What the model has read, for a next turn with the same beginning; None if rows have left the cache."""
         held = self.run.find_held()
         return None if held is None else make_conversation(self._lm, *held)  # type: ignore[arg-type]  # the one there is
 
     def _read_prompt(
         self, prompt: Any, settings: dict[str, Any], chat: bool, tools: Any
     ) -> tuple[list[list[int]], dict[str, Any]]:
-        """The prompt's rows, where it came as such, and the arguments that stand for it."""
+        """The prompt's rows, if it was given as rows, and the arguments that replace it."""
         given = {name: settings.pop(name) for name in PROMPT_NAMES if name in settings}
         given = {name: value for name, value in given.items() if value is not None}
         if prompt is None:
@@ -135,7 +135,7 @@ class Answer:
         return rows, arguments | self._fill(rows)
 
     def _read_negative(self, negative: Any, settings: Mapping[str, Any], chat: bool, tools: Any) -> dict[str, Any]:
-        """What a negative prompt stands for: texts, chats or ids, read as the prompt is."""
+        """The arguments of a negative prompt: texts, chats or ids, read as the prompt is."""
         if settings.get("negative_prompt_ids") is not None:
             raise SettingError("`negative_prompt` and `negative_prompt_ids` are the same thing twice; give one of them")
         rows = self._lm.encode(negative, chat=chat, tools=tools)
@@ -145,7 +145,7 @@ class Answer:
 
     def _fill(self, rows: list[list[int]]) -> dict[str, torch.Tensor]:
         pad = self._lm.generation_config.pad_token_id
-        filler = pad if pad is not None and pad >= 0 else 0  # never looked at
+        filler = pad if pad is not None and pad >= 0 else 0  # never read
         is_right = self._lm.model.info.is_encoder_decoder
         longest = max(len(row) for row in rows)
         ids, mask = [], []
@@ -173,7 +173,7 @@ class Answer:
 
     @property
     def stats(self) -> Stats:
-        """What it has cost so far."""
+        """The cost so far."""
         return self.run.stats
 
     @property

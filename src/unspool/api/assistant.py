@@ -1,4 +1,4 @@
-"""A draft model at the door: is it one, how its tokens stand to the model's, and what its own file says of drafting."""
+"""Checking a draft model: whether it is one, how its tokens relate to the model's, and its own drafting settings."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _FOLLOWED = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant
 
 @dataclass(frozen=True)
 class Assistant:
-    """A draft model, and both vocabularies where its tokens are not the model's."""
+    """A draft model, and both vocabularies if its tokens are not the model's."""
 
     model: Model
     vocabularies: Vocabularies | None = None
 
     @property
     def relation(self) -> Relation:
-        """How its tokens stand to the model's."""
+        """How its tokens relate to the model's."""
         return "same" if self.vocabularies is None else self.vocabularies.relation
 
     def check_tokens(self, do_sample: bool) -> None:
-        """Raise where guesses are to be drawn from tokens that hardly any are common."""
+        """Raise if drafts are sampled and hardly any tokens are common."""
         if self.vocabularies is not None and (do_sample or self.relation == "renumbered"):
             self.vocabularies.check_common()
 
 
 def read_assistant(assistant: Any, model: Model, tokenizer: Any, assistant_tokenizer: Any = None) -> Assistant:
-    """The draft model, with both vocabularies where they differ; raises where it can't be told or can't be."""
+    """The draft model, with both vocabularies if they differ; raises if that is unknown or the model can't be used."""
     core = as_model(assistant)
     if core is model:
         raise SettingError(
@@ -101,7 +101,7 @@ def _check_size(name: str, vocabulary: Vocabulary) -> None:
 
 
 def follow_assistant(settings: GenerationConfig, origins: dict[str, Origin], assistant: Any) -> None:
-    """Take what the draft model's own settings say of drafting, where the call says nothing."""
+    """Use the draft model's own drafting settings for those that the call does not set."""
     config = getattr(as_model(assistant), "generation_config", None)
     if not isinstance(config, GenerationConfig):
         return

@@ -12,7 +12,7 @@ T = TypeVar("T")
 class ThreadedSteps(Generic[T]):
     """A generator that any thread may advance, one at a time, and that may be closed at any moment.
 
-    A generator can't be closed while it runs; a step that runs on when `close()` is called closes it at its end.
+    A generator can't be closed while it runs; a step that is running when `close()` is called closes it at its end.
     """
 
     def __init__(self, items: Generator[T, None, None]) -> None:

@@ -1,4 +1,4 @@
-"""The front door in the reference's manner: `generate(model, **inputs, **settings)`, and the stream under it."""
+"""The entry points in the reference's form: `generate(model, **inputs, **settings)`, and `stream`."""
 
 from __future__ import annotations
 
@@ -122,11 +122,11 @@ def start(
     assistant_tokenizer: Any = None,
     **kwargs: Any,
 ) -> Run:
-    """Check everything and prepare a run; nothing is computed until it is iterated, but for token healing's one step.
+    """Check everything and prepare a run; nothing is computed until it is iterated, except token healing's one step.
 
-    `hides_padding` tells the processors what is padding, so that no row depends on how long the others are; the
-    reference's manner is to count it as tokens. `beams="all"` has every step tell the whole table of beams.
-    `owns_cache` says that nobody reads past_key_values after the call, so that rows may leave it.
+    `hides_padding` shows the processors what is padding, so that no row depends on the length of the others; the
+    reference counts padding as tokens. With `beams="all"` every step reports the whole table of beams. `owns_cache`
+    means that past_key_values is not read after the call, so that rows may leave it.
     """
     if beams not in (None, "all"):
         raise SettingError(f"beams={beams!r} is not known; beams='all' streams the whole table of beams")
@@ -184,7 +184,7 @@ def start(
 
 
 def _read_config(config: Any) -> GenerationConfig | None:
-    """The caller's settings: ours, or transformers' put into ours."""
+    """The caller's settings: ours, or transformers' converted to ours."""
     found = config if config is None or isinstance(config, GenerationConfig) else find_settings(config)
     if config is not None and found is None:
         raise SettingError(f"generation_config must be a GenerationConfig, not a {type(config).__name__}")
@@ -192,10 +192,10 @@ def _read_config(config: Any) -> GenerationConfig | None:
 
 
 def _compile(core: Model, plan: Plan) -> Model:
-    """The model with compiled steps, where the plan asks for them."""
+    """The model with compiled steps, if the plan asks for them."""
     if plan.compiling is None:
         return core
-    compilable = cast(Compilable, core)  # the plan knows that it can
+    compilable = cast(Compilable, core)  # the plan has checked it
     if compilable.fast_path is not None and not plan.compiling.is_forced:
         return core
     return compilable.compiled(plan.compiling.config)
@@ -230,7 +230,7 @@ def _shape(prompts: Prompts, cache: Cache | None) -> PromptShape:
 
 
 def feed(streamer: Any, run: Run) -> None:
-    """Give a streamer (`put` and `end`) the prompt, then every step's tokens: one a row, or one row's several."""
+    """Give a streamer (`put` and `end`) the prompt, then every step's tokens: one per row, or several of one row."""
     pad = run.pad_token_id
     if run.num_rows > 1 and run.has_bursts:
         raise SettingError(
@@ -249,7 +249,7 @@ def feed(streamer: Any, run: Run) -> None:
     except StreamCancelled:
         pass
     except BaseException as error:
-        # Whoever reads the stream in another thread must not wait for ever.
+        # A reader in another thread must not wait for ever.
         if hasattr(streamer, "fail"):
             streamer.fail(error)
         else:

@@ -1,4 +1,4 @@
-"""The model under whatever a caller holds."""
+"""Finding the model in what a caller passes."""
 
 from __future__ import annotations
 

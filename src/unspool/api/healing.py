@@ -18,11 +18,11 @@ from unspool.plan import PromptShape, merge, settle
 from unspool.protocols import Model
 from unspool.text.healing import Tail, find_added_text, find_tail
 
-FAVOUR = 1.0  # what the token that stood there gets, as in the reference: "http" need not become "https"
+FAVOUR = 1.0  # bias of the original token, as in the reference: "http" need not become "https"
 
 
 class GrowingTokens(LogitsProcessor):
-    """Lets each row choose only among the tokens that its last one may grow into."""
+    """Restricts each row to the tokens that extend its last one."""
 
     def __init__(self, tails: Sequence[Tail]) -> None:
         self._tails = tails

@@ -51,7 +51,7 @@ class LanguageModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the model computes."""
+        """The model's device."""
         return self.model.device
 
     def __repr__(self) -> str:
@@ -72,7 +72,7 @@ class LanguageModel:
         return made
 
     def __reduce__(self) -> tuple[Callable[..., LanguageModel], tuple[Any, ...]]:
-        """A pickle (what a spawned process is given) says where to load the model from, and with which settings."""
+        """A pickle (as for a spawned process) contains where to load the model from, and its settings."""
         return _restore, (type(self), self.model, self.tokenizer, self.name, self.source)
 
     def start(self, prompt: Prompt = None, **settings: Any) -> Answer:
@@ -81,7 +81,7 @@ class LanguageModel:
 
     # --- text out ------------------------------------------------------------------------------------
     def generate(self, prompt: Prompt = None, *, streamer: Any = None, **settings: Any) -> Generation:
-        """Continue prompts and return their texts; at most 256 new tokens unless told otherwise."""
+        """Continue prompts and return their texts; by default at most 256 new tokens."""
         answer = self.start(prompt, **settings)
         if streamer is not None:
             feed(streamer, answer.run)
@@ -92,11 +92,11 @@ class LanguageModel:
         return answer.result()
 
     def stream(self, prompt: Prompt = None, **settings: Any) -> Generator[Piece, None, None]:
-        """The text as it is written; the pieces of a batch's rows come interleaved (`piece.row` tells which)."""
+        """The text as it is written; the pieces of a batch's rows come interleaved (`piece.row` is the row)."""
         answer = self.start(prompt, **settings)
         if answer.run.tells_beams:
             raise SettingError(
-                "`return_beam_trace` is told at the end, and a stream has no place for it: use lm.generate(), or "
+                "`return_beam_trace` is known only at the end, and a stream can't return it: use lm.generate(), or "
                 "answer = lm.start(…) with answer.pieces() and answer.result().beam_trace"
             )
         return answer.pieces()
@@ -116,7 +116,7 @@ class LanguageModel:
         finally:
             steps.close()
             if step is not None and not step.done():
-                await asyncio.wait([step])  # whoever closes the iterator finds the work stopped
+                await asyncio.wait([step])  # the work has stopped when closing returns
 
     # --- beginnings that calls share -------------------------------------------------------------------
     def prefix(self, prompt: Prompt, *, chat: bool = False, tools: Any = None, **settings: Any) -> Prefix:
@@ -132,7 +132,7 @@ class LanguageModel:
 
     # --- prompts in ------------------------------------------------------------------------------------
     def encode(self, prompt: Prompt, *, chat: bool = False, tools: Any = None) -> list[list[int]]:
-        """Token ids of a prompt, a row each: texts, chats or ids."""
+        """Token ids of a prompt, one list per row: texts, chats or ids."""
         if isinstance(prompt, torch.Tensor):
             prompt = prompt.tolist()
         if isinstance(prompt, str):
@@ -191,7 +191,7 @@ def _restore(
 
 
 def _read_quantize(quantize: str | None, load_in_8bit: bool, load_in_4bit: bool) -> str | None:
-    """What the reference's two switches and our one argument say together."""
+    """Our `quantize` from it and the reference's two switches; raises if they disagree."""
     asked = [kind for kind, is_on in (("int8", load_in_8bit), ("int4", load_in_4bit)) if is_on]
     if not asked:
         return quantize
@@ -220,11 +220,11 @@ def load(
 ) -> LanguageModel:
     """Load a model: a folder in the Hugging Face layout, a GGUF file, a hub id, or a short name.
 
-    `device` defaults to the GPU where there is one; `dtype` to float32 on a CPU and to what the file holds on a GPU.
+    `device` defaults to the GPU if there is one; `dtype` to float32 on a CPU and to the file's own on a GPU.
     `quantize="int8"` or `"int4"` keeps matrices as blocks of whole numbers (`load_in_8bit=True` and `load_in_4bit=True`
     mean the same); a GGUF's own blocks are kept as they are unless `quantize=None` or a dtype asks for plain numbers.
-    `threads` bounds the CPU's threads. `compile=True` runs steps through torch.compile in every later call, where
-    nothing faster is built for them. `progress(what, done, total)` is called while weights are read. A folder whose
+    `threads` bounds the CPU's threads. `compile=True` runs steps through torch.compile in every later call, if
+    there is nothing faster for them. `progress(what, done, total)` is called while weights are read. A folder whose
     architecture has no native model runs through transformers; `native=False` has any folder do so, `native=True` none.
     """
     if not isinstance(compile, bool):

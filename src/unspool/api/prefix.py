@@ -13,6 +13,7 @@ import torch
 from unspool.cache import ROLL_BACK, Cache, find_kind, load_cache, read_options, save_cache
 from unspool.decoding.reader import Reader
 from unspool.errors import InputError, LoadError, SettingError, UnsupportedError
+from unspool.shortage import explain_shortage
 
 if TYPE_CHECKING:
     from unspool.api.answer import Piece
@@ -25,9 +26,9 @@ Message = Mapping[str, Any]
 
 
 class Prefix:
-    """What a prompt begins with, and the cache of a model that has read it.
+    """The beginning of prompts, and the cache of a model that has read it.
 
-    A text or token ids given to `generate` go on where the prefix ends, as tokens of their own. Messages go on after
+    A text or token ids given to `generate` continue after the prefix, tokenised separately. Messages continue after
     the prefix's messages. The answer is that of a call with all tokens at once.
     """
 
@@ -38,7 +39,7 @@ class Prefix:
         self.token_ids = token_ids
         self.cache = cache
         self.messages = None if messages is None else list(messages)
-        self.is_spent = False  # its cache was handed on and is another call's now
+        self.is_spent = False  # its cache was passed on and belongs to another call
         self._is_single_use = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Prefix:
@@ -58,7 +59,7 @@ class Prefix:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that its keys take."""
+        """The size of its keys in bytes."""
         return self.cache.nbytes
 
     # --- going on ------------------------------------------------------------------------------------
@@ -81,7 +82,7 @@ class Prefix:
 
     # --- what a call asks of it ------------------------------------------------------------------------
     def encode(self, prompt: Any, *, chat: bool = False, tools: Any = None) -> list[list[int]]:
-        """Whole prompts, a row each: the prefix's tokens and what follows them."""
+        """Whole prompts, one list per row: the prefix's tokens and what follows them."""
         if isinstance(prompt, torch.Tensor):
             prompt = prompt.tolist()
         is_one = isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], Integral | Mapping))
@@ -108,8 +109,9 @@ class Prefix:
             return self._lm.encode([*self.messages, *prompt], chat=chat, tools=tools)[0]
         return self.token_ids + self._lm.encode(prompt, chat=chat, tools=tools)[0]
 
+    @explain_shortage("a prefix was copied for a call")
     def lend(self, lm: Any, rows: list[list[int]]) -> Cache:
-        """A cache with a row for each prompt, which holds what the prompt has in common with the prefix."""
+        """A cache with a row for each prompt, which holds what the prompt shares with the prefix."""
         if lm.model is not self._lm.model:
             raise SettingError(
                 f"the prefix was read by {self._lm.name!r}; keys mean nothing to another model. Make it with this one"
@@ -134,6 +136,7 @@ class Prefix:
         return cache
 
 
+@explain_shortage("a prefix was read")
 def read_prefix(lm: LanguageModel, prompt: Any, *, chat: bool, tools: Any, settings: Mapping[str, Any]) -> Prefix:
     """Read a prefix once. It takes `cache_implementation` and `cache_config`, for kinds that grow."""
     kind, config = _read_kind(lm, settings)
@@ -174,13 +177,14 @@ def _read_kind(lm: LanguageModel, settings: Mapping[str, Any]) -> tuple[str, dic
         raise UnsupportedError(f"`cache_implementation`={name!r}: {reason}")
     options = read_options(name, settings.get("cache_config"))
     if kind.is_sized or (kind.may_be_sized and "max_cache_len" in options):
-        told = f"a {name!r} cache" if kind.is_sized else f"a {name!r} cache with `max_cache_len`"
-        raise UnsupportedError(f"{told} takes its room at once, and a prefix can't know what follows; use 'dynamic'")
+        cache = f"a {name!r} cache" if kind.is_sized else f"a {name!r} cache with `max_cache_len`"
+        raise UnsupportedError(f"{cache} takes its room at once, and a prefix can't know what follows; use 'dynamic'")
     return name, options
 
 
+@explain_shortage("a saved prefix was loaded")
 def load_prefix(lm: LanguageModel, path: str | Path) -> Prefix:
-    """Read what `Prefix.save` wrote; one that another model made is refused."""
+    """Read a file written by `Prefix.save`; raises if it is of another model."""
     saved = load_cache(path, model=lm.model)
     ids, messages = saved.notes.get("token_ids"), saved.notes.get("messages")
     if not isinstance(ids, list) or not all(isinstance(token, int) for token in ids):
@@ -201,6 +205,6 @@ def make_conversation(lm: LanguageModel, token_ids: list[int], cache: Cache | No
 
 
 def _count_common(before: list[int], row: list[int]) -> int:
-    """How many first tokens two rows share, but for the row's last one, which a call has to read."""
+    """The length of two rows' common prefix, excluding the row's last token, which a call has to read."""
     most = min(len(before), len(row) - 1)
     return next((place for place in range(most) if before[place] != row[place]), most)

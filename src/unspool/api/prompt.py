@@ -1,4 +1,4 @@
-"""Prompts that are more than text: what a tokenizer returned, and what may not stand beside token ids."""
+"""Prompts that are not text: what a tokenizer returned, and what can't be combined with token ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROMPT_NAMES = ("input_ids", "attention_mask", "inputs_embeds", "encoder_outputs
 
 
 def refuse_chat(chat: bool, tools: Any) -> None:
-    """Raise for what belongs to a chat beside a prompt of token ids, which is past the template."""
+    """Raise for chat arguments with a prompt of token ids, to which no template applies."""
     if chat or tools is not None:
         raise SettingError("`chat` and `tools` go into a chat template, and token ids are past it; give messages")
 

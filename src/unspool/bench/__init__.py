@@ -1,7 +1,7 @@
 """`unspool bench`: this machine's speed, ours and that of other engines, in one run of interleaved rounds.
 
-`task` is what is asked, `engine` what an engine is, `native` ours, `peers/` the others; `rounds` takes the turns,
-`floor` says what the memory allows, `report` and `chart` show what came of it.
+`task` is the request, `engine` the interface of an engine, `native` ours, `peers/` the others; `rounds` runs them in
+turns, `floor` computes the memory bound, `report` and `chart` show the results.
 """
 
 from unspool.bench.chart import draw_chart

@@ -1,4 +1,4 @@
-"""The results as a picture: a panel a work, a bar an engine, the floor as a line."""
+"""The results as a picture: one panel per work, one bar per engine, the floor as a line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DARK = {"back": "#12161d", "ink": "#e7eaf0", "soft": "#9aa4b2", "own": "#a7a1ff
 
 
 def draw_chart(report: Report) -> str:
-    """The picture as SVG: it stands alone, light or dark as the reader's screen is."""
+    """The picture as a self-contained SVG, light or dark as the reader's screen is."""
     panels, y = [], MARGIN + HEADER
     for work in report.works:
         drawn, height = _draw_panel(report, work, y)
@@ -91,12 +91,12 @@ def _draw_panel(report: Report, work: Work, top: float) -> tuple[list[str], floa
     for name, median in medians.items():
         kind = "own" if name == first else "more" if name.startswith("unspool") else "peer"
         ratio = report.find_ratio(name, work)
-        told = show_figure(median) + ("" if name == first or ratio is None else f" ({ratio:.2f}×)")
+        figure = show_figure(median) + ("" if name == first or ratio is None else f" ({ratio:.2f}×)")
         width = max(1.0, median * scale)
         parts += [
             f'<text class="name" x="{left - 8:.1f}" y="{y + BAR - 3:.1f}">{escape(name)}</text>',
             f'<rect class="{kind}" x="{left:.1f}" y="{y:.1f}" width="{width:.1f}" height="{BAR:g}" rx="3"/>',
-            f'<text x="{left + width + 8:.1f}" y="{y + BAR - 3:.1f}">{escape(told)}</text>',
+            f'<text x="{left + width + 8:.1f}" y="{y + BAR - 3:.1f}">{escape(figure)}</text>',
         ]
         y += ROW
     floor = report.floors.get(work.label)

@@ -1,4 +1,4 @@
-"""What an engine is to the benchmark: something that continues token ids, and says when each step's were there."""
+"""The interface of an engine: it continues token ids, and records when each step's tokens were available."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 Prompts = Sequence[Sequence[int]]
-"""Token ids, a row each, all of one length."""
+"""Token ids, one list per row, all of one length."""
 
 
 @dataclass(slots=True)
 class Timing:
-    """One call: when it began, and when every step's tokens were there (the last at least), in seconds."""
+    """One call: when it began, and when each step's tokens were available (at least the last's), in seconds."""
 
     started: float
     ends: list[float] = field(default_factory=list)
-    tokens: list[list[int]] = field(default_factory=list)  # what was chosen, a row each
+    tokens: list[list[int]] = field(default_factory=list)  # the chosen tokens, one list per row
 
     @classmethod
     def begin(cls) -> Timing:
@@ -25,7 +25,7 @@ class Timing:
         return cls(time.perf_counter())
 
     def note_step(self) -> None:
-        """A step's tokens are there."""
+        """Record that a step's tokens are available."""
         self.ends.append(time.perf_counter())
 
     @property
@@ -35,41 +35,41 @@ class Timing:
 
     @property
     def first(self) -> float:
-        """Seconds to the first step's end: the prompts' reading."""
+        """Seconds to the first step's end: the prefill."""
         return self.ends[0] - self.started
 
 
 class Engine(Protocol):
-    """One way to run the model. Making it checks that it can be; `load` reads the weights."""
+    """One way to run the model. The constructor checks that it is possible; `load` reads the weights."""
 
     name: str
-    can: frozenset[str]  # the names of the works that it does
+    can: frozenset[str]  # the names of the works that it supports
 
     def load(self) -> None:
-        """Read the model, and get ready."""
+        """Load the model."""
         ...
 
     def describe(self) -> str:
-        """Versions, and the type of numbers it computes with."""
+        """Versions and dtype."""
         ...
 
     def generate(self, prompts: Prompts, num_new: int, *, num_beams: int = 1) -> Timing:
-        """Continue each prompt by exactly so many tokens, the likeliest ones; end tokens end nothing."""
+        """Continue each prompt greedily by exactly `num_new` tokens; end tokens are ignored."""
         ...
 
 
 class Clock:
-    """A streamer that only notes when tokens arrive: the first it is given is the prompt."""
+    """A streamer that only records when tokens arrive: the first call has the prompt."""
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
         self._has_prompt = False
 
     def put(self, _value: Any) -> None:
-        """Note the time."""
+        """Record the time."""
         if self._has_prompt:
             self._timing.note_step()
         self._has_prompt = True
 
     def end(self) -> None:
-        """Nothing is left to do."""
+        """Nothing to do."""

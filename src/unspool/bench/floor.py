@@ -1,4 +1,4 @@
-"""The memory floor: no step can be faster than its weights and keys are read once."""
+"""The memory floor: no step can be faster than reading its weights and keys once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REPEATS: Final = 7
 
 
 def measure_bandwidth(device: torch.device) -> float:
-    """Bytes a second that this device's memory gives: the best of several sums and copies of a large tensor."""
+    """This device's memory bandwidth in bytes per second: the best of several sums and copies of a large tensor."""
     numbers = torch.ones(_MEGABYTES["cuda" if device.type == "cuda" else "cpu"] * 2**18, device=device)
     other = torch.empty_like(numbers)
 
@@ -41,7 +41,7 @@ def _wait(device: torch.device) -> None:
 
 
 def count_step_bytes(model: Any, num_rows: int, context: int) -> int:
-    """Bytes that a step of a native model can't do without: every matrix once, and the keys of every row."""
+    """Bytes that a step of a native model must read: every matrix once, and the keys of every row."""
     read = {tensor.data_ptr(): tensor.nbytes for tensor in iterate_tensors(model.weights)}
     head = {tensor.data_ptr() for tensor in iterate_tensors(model.get_output_embeddings())}
     for tensor in iterate_tensors(model.get_input_embeddings()):
@@ -58,7 +58,7 @@ def count_step_bytes(model: Any, num_rows: int, context: int) -> int:
 
 
 def find_floors(model: Any, works: Sequence[Work], bandwidth: float) -> dict[str, float]:
-    """The least milliseconds of a step of each work that has steps, by its label."""
+    """The minimum milliseconds per step of each work that has steps, by its label."""
     return {
         work.label: 1e3 * count_step_bytes(model, work.num_rows, work.prompt + work.num_new // 2) / bandwidth
         for work in works

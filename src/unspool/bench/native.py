@@ -1,4 +1,4 @@
-"""Our engine: the same model once for every way of keeping its weights that is asked for."""
+"""Our engine: the same model once for every quantisation that is asked for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unspool.bench.work import WORKS
 
 
 class NativeEngine:
-    """unspool with weights kept in one way."""
+    """unspool with one quantisation of the weights."""
 
     can = frozenset(WORKS)
 
@@ -71,5 +71,5 @@ class NativeEngine:
 
 
 def make_native_engines(task: Task) -> list[NativeEngine]:
-    """Ours, one for each way of keeping weights, in the order asked."""
+    """Our engines, one per quantisation, in the order given."""
     return [NativeEngine(task, quantize) for quantize in task.quantize]

@@ -1,4 +1,4 @@
-"""What came of a run: as rows of a table, as text, as JSON."""
+"""A run's results: as rows of a table, as text, as JSON."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ FLOOR = "memory floor"
 class Report:
     """A run's results, and what is needed to read them."""
 
-    about: str  # date, machine, model and sizes, in a line
-    engines: Mapping[str, str]  # what each says of itself, by its name; ours first
+    about: str  # date, machine, model and sizes, in one line
+    engines: Mapping[str, str]  # descriptions by name; ours first
     works: Sequence[Work]
     results: Mapping[tuple[str, str], Result]  # by engine and work
     floors: Mapping[str, float]  # by work: milliseconds
-    bandwidth: float  # bytes a second
+    bandwidth: float  # bytes per second
 
     def find_ratio(self, engine: str, work: Work) -> float | None:
-        """How many times faster our first engine is; None where there is nothing to compare."""
+        """How many times faster our first engine is; None if there is nothing to compare."""
         own, other = self._median(next(iter(self.engines)), work), self._median(engine, work)
         if own is None or other is None or not own or not other:
             return None
         return own / other if work.is_rate else other / own
 
     def find_agreement(self, engine: str, work: Work) -> float | None:
-        """The share of new tokens, from the first on, that this engine and our first one chose alike."""
+        """The fraction of new tokens, from the first on, in which this engine and our first one agree."""
         own, other = self.results.get((next(iter(self.engines)), work.label)), self.results.get((engine, work.label))
         if own is None or other is None or not own.tokens or not other.tokens:
             return None
@@ -55,8 +55,8 @@ def build_rows(report: Report) -> tuple[list[str], list[list[str]]]:
 
 
 def list_notes(report: Report) -> list[str]:
-    """What stands under the table: the engines in their own words, and what failed."""
-    notes = [f"{name}: {told}{_tell_agreement(report, name)}" for name, told in report.engines.items()]
+    """The notes below the table: descriptions of the engines, and failures."""
+    notes = [f"{name}: {words}{_describe_agreement(report, name)}" for name, words in report.engines.items()]
     notes.append(f"{FLOOR}: weights and keys of a step, read at {report.bandwidth / 1e9:.1f} GB/s")
     for (engine, label), result in report.results.items():
         if result.failure is not None:
@@ -64,8 +64,8 @@ def list_notes(report: Report) -> list[str]:
     return notes
 
 
-def _tell_agreement(report: Report, engine: str) -> str:
-    """How long an engine's text is ours, where both wrote one: other roundings choose other words sooner or later."""
+def _describe_agreement(report: Report, engine: str) -> str:
+    """How far an engine's text equals ours, if both wrote one: different rounding ends in different words."""
     first = next(iter(report.engines))
     shares = {work.label: report.find_agreement(engine, work) for work in report.works}
     label, share = next(((label, share) for label, share in shares.items() if share is not None), ("", None))
@@ -140,5 +140,5 @@ def _show_floor(report: Report, work: Work) -> str:
 
 
 def show_figure(value: float) -> str:
-    """A figure with three digits that mean something."""
+    """A figure with three significant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -1,4 +1,4 @@
-"""The run itself: in every round of every work each engine has its turn, so that a slow minute hits all of them."""
+"""The measurement: every engine runs once in every round of every work, so that a slow minute affects all of them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Result:
 
     @property
     def median(self) -> float | None:
-        """The middle of all figures; None where there are none."""
+        """The median of all figures; None if there are none."""
         return statistics.median(self.values) if self.values else None
 
     @property
     def spread(self) -> tuple[float, float] | None:
-        """What a tenth of the figures lies below, and what a tenth lies above."""
+        """The 10th and the 90th percentile of the figures."""
         if len(self.values) < 2:
             return None
         tenths = statistics.quantiles(self.values, n=10, method="inclusive")
@@ -44,8 +44,8 @@ def run_rounds(
 ) -> dict[tuple[str, str], Result]:
     """Every engine's result of every work that it does, by the engine's name and the work's label.
 
-    An engine that fails in a work is left out of the rest of it, and its error is kept: it must not cost the others'
-    figures. Ours comes first and may not fail.
+    An engine that fails in a work is left out of the rest of it, and its error is recorded: the others' figures are
+    kept. Ours comes first and may not fail.
     """
     total, done = count_calls(works, len(engines), rounds), 0
     results: dict[tuple[str, str], Result] = {}
@@ -67,7 +67,7 @@ def run_rounds(
 
 
 def _rotate(engines: Sequence[Engine], number: int) -> list[Engine]:
-    """A round's order: another engine begins each, so that none always follows the same one."""
+    """A round's order: each round starts with another engine, so that none always follows the same one."""
     first = number % len(engines)
     return [*engines[first:], *engines[:first]]
 
@@ -91,7 +91,7 @@ def _take_turn(
 
 
 def _check(timing: Timing, work: Work, num_new: int) -> None:
-    """Refuse a call that did less than was asked: its time would compare with nothing."""
+    """Raise if a call generated fewer tokens than asked: its time would not be comparable."""
     counts = [len(row) for row in timing.tokens]
     if counts != [num_new] * work.num_rows or not timing.ends:
         raise RuntimeError(f"{num_new} new tokens were asked of each of {work.num_rows} rows, and {counts[:8]} came")

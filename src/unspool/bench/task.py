@@ -1,4 +1,4 @@
-"""What a benchmark is asked to do, checked before anything is loaded."""
+"""A benchmark's parameters, checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BOUNDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One benchmark: the model, and how much of what is measured."""
+    """One benchmark: the model, and the sizes of what is measured."""
 
     model: str
     location: Path
@@ -52,7 +52,7 @@ class Task:
 
 
 def make_task(model: str, *, offline: bool | None = None, **asked: Any) -> Task:
-    """The task that is asked for, or the error that names what it can't be."""
+    """The task; raises an error that names an invalid parameter."""
     given = {name: value for name, value in asked.items() if value is not None}
     for name, (least, most) in BOUNDS.items():
         value = given.get(name, least)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Work:
     """One column of the table."""
 
-    name: str  # of its kind: what `--only` and `Engine.can` say
+    name: str  # of its kind: as in `--only` and `Engine.can`
     label: str
     unit: str
     num_rows: int
@@ -49,7 +49,7 @@ def list_works(task: Task) -> list[Work]:
 
 
 def _read_steps(timing: Timing) -> list[float]:
-    """The mean of a call's steps after the prompt's: an engine may tell several of them at once."""
+    """The mean of a call's steps after the prompt's: an engine may report several of them at once."""
     if len(timing.ends) < 2:
         return _read_mean(timing)
     return [1e3 * (timing.total - timing.first) / (len(timing.ends) - 1)]
@@ -60,15 +60,15 @@ def _read_prompt(timing: Timing) -> list[float]:
 
 
 def _read_mean(timing: Timing) -> list[float]:
-    """A call's time over its steps: for searches, which tell nothing before their end."""
+    """A call's time divided by its steps: for searches, which report nothing before their end."""
     return [1e3 * timing.total / max(1, len(timing.tokens[0]))]
 
 
 def _read_rate(timing: Timing) -> list[float]:
-    """New tokens a second of the whole call, the prompts' reading included."""
+    """New tokens per second of the whole call, including the prefill."""
     return [sum(map(len, timing.tokens)) / timing.total]
 
 
 def count_calls(works: Sequence[Work], num_engines: int, rounds: int) -> int:
-    """Calls of a whole run, the one before the rounds included: what progress counts."""
+    """The number of calls of a whole run, including warm-up: the total of the progress bar."""
     return len(works) * num_engines * (rounds + 1)

@@ -87,11 +87,17 @@ class BufferedCache(Cache):
     def _select(self, index: torch.Tensor) -> None:
         held = max(self.lengths, default=0)
         self._places = None  # or it would keep the old ones
+        grows = len(index) > len(self.lengths)
+        grown: list[torch.Tensor] = []
         for layer, buffer in enumerate(self._buffers):
             rows = index.to(buffer.device)
             chosen = self._take((len(index), *buffer.shape[1:]), buffer.dtype, buffer.device)
             torch.index_select(buffer.narrow(1, 0, held), 0, rows, out=chosen.narrow(1, 0, held))
-            self._buffers[layer] = chosen
+            if grows:  # all layers or none, should memory run out: layers must not differ in their rows
+                grown.append(chosen)
+            else:
+                self._buffers[layer] = chosen
+        self._buffers = grown if grows else self._buffers
 
     def open_layers(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> None:
         for layer in range(len(self._buffers), num_layers):

@@ -10,8 +10,9 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from unspool.errors import LoadError, ResourceError, SettingError, UnsupportedError, is_out_of_memory
+from unspool.errors import LoadError, ResourceError, SettingError, UnsupportedError
 from unspool.numeric import is_number
+from unspool.shortage import is_out_of_memory
 from unspool.small_files import explain_unwritten, writing_beside
 
 FORMAT: Final = "unspool cache 1"

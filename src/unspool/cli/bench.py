@@ -34,7 +34,7 @@ def build_parser() -> Parser:
         "bench",
         "[MODEL] [options]",
         "Measure decoding, reading prompts, beams and batches on this machine, and what its memory allows.\n"
-        "Every engine has its turn in every round, with the same prompt tokens and as many new ones; medians count.",
+        "Every engine runs once per round, with the same prompt and the same number of new tokens; medians are shown.",
         (
             "unspool bench",
             "unspool bench --peer transformers --peer llama-cpp --plot bench.svg",
@@ -58,7 +58,7 @@ def build_parser() -> Parser:
         action="append",
         default=[],
         help="Measure beside it: transformers, llama-cpp, onnxruntime or ctranslate2; with a path, on the model in the "
-        "peer's own form (a GGUF, an ONNX file, a converted folder). May be said again.",
+        "peer's own form (a GGUF, an ONNX file, a converted folder). May be given several times.",
     )
     group.add_argument(
         "--quantize",
@@ -66,15 +66,15 @@ def build_parser() -> Parser:
         nargs="+",
         help="Ours: auto, none, int8 or int4; several are several engines. [auto]",
     )
-    group.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:N. [the GPU where there is one]")
+    group.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:N. [the GPU if there is one]")
     group.add_argument("--threads", metavar="N", type=int, help="CPU threads of every engine. [the physical cores]")
     group = parser.add_argument_group("work")
     group.add_argument("--only", metavar="WORK", nargs="+", help="decode, prefill, beam, batch. [all]")
-    group.add_argument("--new", metavar="N", type=int, help="New tokens a row. [64]")
+    group.add_argument("--new", metavar="N", type=int, help="New tokens per row. [64]")
     group.add_argument("--prompt", metavar="N", type=int, help="Prompt tokens before them. [64]")
     group.add_argument("--prefill", metavar="N", type=int, help="Prompt tokens whose reading is measured. [512]")
     group.add_argument("--batch", metavar="N", type=int, help="Rows of the batch. [16]")
-    group.add_argument("--rounds", metavar="N", type=int, help="Rounds in which every engine has its turn. [3]")
+    group.add_argument("--rounds", metavar="N", type=int, help="Rounds; every engine runs once in each. [3]")
     group = parser.add_argument_group("files")
     group.add_argument("--json", metavar="FILE", help="Write the figures.")
     group.add_argument("--plot", metavar="FILE", help="Write a chart, as SVG.")
@@ -113,7 +113,7 @@ def _measure(arguments: argparse.Namespace, line: ProgressLine) -> Report:
     asked: dict[str, Any] = {name: getattr(arguments, name) for name in names}
     task = make_task(arguments.model, offline=True if arguments.offline else None, **asked)
     own = make_native_engines(task)
-    engines: list[Engine] = [*own, *make_peers(arguments.peer, task)]  # what can't be is told before any is loaded
+    engines: list[Engine] = [*own, *make_peers(arguments.peer, task)]  # raises before any model is loaded
     for engine in engines:
         line.show(f"loading {engine.name} …")
         engine.load()
@@ -123,7 +123,7 @@ def _measure(arguments: argparse.Namespace, line: ProgressLine) -> Report:
     bandwidth = measure_bandwidth(own[0].lm.device)
     results = run_rounds(engines, works, lambda length: tokens[:length], task.rounds, line.show_bar)
     return Report(
-        about=_tell_about(task, own[0]),
+        about=_describe_run(task, own[0]),
         engines={engine.name: engine.describe() for engine in engines},
         works=works,
         results=results,
@@ -133,7 +133,7 @@ def _measure(arguments: argparse.Namespace, line: ProgressLine) -> Report:
 
 
 def _make_prompt(task: Task, engine: NativeEngine) -> list[int]:
-    """As many tokens as the longest prompt needs: a story again and again, or numbers where there is no tokenizer."""
+    """As many tokens as the longest prompt needs: a story repeated, or numbers if there is no tokenizer."""
     lm, length = engine.lm, max(task.prompt, task.prefill)
     room = lm.model.info.max_context
     if room is not None and task.longest > room:
@@ -147,7 +147,7 @@ def _make_prompt(task: Task, engine: NativeEngine) -> list[int]:
     return (story * (length // len(story) + 1))[:length]
 
 
-def _tell_about(task: Task, engine: NativeEngine) -> str:
+def _describe_run(task: Task, engine: NativeEngine) -> str:
     import torch
 
     device, library = engine.lm.device, f"torch {torch.__version__}"
@@ -158,7 +158,7 @@ def _tell_about(task: Task, engine: NativeEngine) -> str:
 
 
 def _print(report: Report) -> None:
-    """The table: by rich on a terminal that has colours, where it is installed; plain text else."""
+    """The table: by rich if it is installed and the terminal has colours, else as plain text."""
     from unspool.bench import format_table
     from unspool.bench.report import FLOOR, build_rows, list_notes
 

@@ -31,7 +31,7 @@ def build_parser() -> Parser:
     )
     group = parser.add_argument_group("chat")
     group.add_argument("--system", metavar="TEXT", help="The system message.")
-    group.add_argument("--stats", action="store_true", help="Say after every answer how fast it was.")
+    group.add_argument("--stats", action="store_true", help="Print the speed after every answer.")
     add_model_options(parser)
     add_settings(parser)
     return parser
@@ -55,7 +55,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _converse(session: Session, lines: Lines, *, is_debugging: bool) -> int:
-    """Take turns with a person: nothing but the way out ends it."""
+    """Take turns with a person until they leave; errors don't end it."""
     num_interrupts = 0
     while True:
         try:
@@ -78,13 +78,13 @@ def _converse(session: Session, lines: Lines, *, is_debugging: bool) -> int:
             say("")
         except BrokenPipeError:
             raise
-        except Exception as error:  # such as a GPU without memory left: what was said is worth more than an exit code
+        except Exception as error:  # such as a GPU out of memory: the conversation is worth more than an exit code
             say_bug(error, is_debugging=is_debugging)
             say("")
 
 
 def _follow(session: Session, lines: Lines) -> int:
-    """Take turns with a pipe: all of its lines are tried, and the exit code tells if one failed."""
+    """Take turns with a pipe: all of its lines are tried, and the exit code is 2 if one failed."""
     code = 0
     while True:
         line = lines.read()

@@ -31,7 +31,7 @@ class Command:
 
 
 class Quit(Exception):  # noqa: N818 - no error: the way out
-    """The chat is to end."""
+    """The user leaves the chat."""
 
 
 def execute_line(session: Session, line: str) -> None:
@@ -212,9 +212,9 @@ COMMANDS: dict[str, Command] = {
     "/clear": Command("", "Forget everything said.", _clear),
     "/system": Command("[TEXT]", "Set the system message (none removes it); alone: show it.", _system),
     "/save": Command("FILE", "Write the conversation and the settings to a file.", _save),
-    "/save!": Command("FILE", "The same, over a file that is there.", _save_over),
-    "/load": Command("FILE", "Go on with what /save wrote.", _load),
-    "/stats": Command("", "Say how fast the last answer was, and how full the context is.", _stats),
+    "/save!": Command("FILE", "The same, overwriting an existing file.", _save_over),
+    "/load": Command("FILE", "Continue a conversation written by /save.", _load),
+    "/stats": Command("", "Show the speed of the last answer, and how full the context is.", _stats),
     "/quit": Command("", "Leave.", _quit),
 }
 _ALIASES = {"/exit": "/quit", "/?": "/help"}

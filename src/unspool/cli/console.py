@@ -1,4 +1,4 @@
-"""The screen: model text goes to standard output, everything said about it to standard error."""
+"""The screen: model text goes to standard output, everything else to standard error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONTROLS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if ch
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a person looks at this stream."""
+    """Whether this stream is a terminal."""
     try:
         return stream is not None and stream.isatty()
     except ValueError:  # closed
@@ -25,7 +25,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def can_colour(stream: TextIO) -> bool:
-    """Whether colours are welcome: on a terminal that has them, unless NO_COLOR is set (no-color.org)."""
+    """Whether to use colours: on a terminal that has them, unless NO_COLOR is set (no-color.org)."""
     return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -39,7 +39,7 @@ def clean(text: str) -> str:
 
 
 def paint(text: str, *styles: str, stream: TextIO) -> Painted:
-    """The text, cleaned, in these styles where the stream takes colours."""
+    """The text, cleaned, in these styles if the stream takes colours."""
     text = clean(text)
     return Painted(f"\x1b[{';'.join(styles)}m{text}\x1b[0m" if styles and can_colour(stream) else text)
 
@@ -55,12 +55,12 @@ def say_parts(*parts: str) -> None:
 
 
 def show_parts(*parts: str) -> None:
-    """Print a line on standard output whose parts are painted, or else cleaned if a person looks at them."""
+    """Print a line on standard output whose parts are painted, or else cleaned if it is a terminal."""
     print("".join(map(clean, parts)) if is_terminal(sys.stdout) else "".join(parts), flush=True)
 
 
 def say_error(text: object) -> None:
-    """Print an error in the one form that all errors have."""
+    """Print an error in the form that all errors have."""
     say_parts(paint("unspool: error:", BOLD, RED, stream=sys.stderr), f" {text}")
 
 
@@ -70,7 +70,7 @@ def is_debugging_asked() -> bool:
 
 
 def say_bug(error: BaseException, *, is_debugging: bool) -> None:
-    """Print an error that is nobody's doing but ours: one line, or where it happened."""
+    """Print an internal error: one line, or the traceback."""
     if is_debugging:
         say("".join(traceback.format_exception(error)).rstrip("\n"))
     hint = "" if is_debugging else "\n(--debug or UNSPOOL_DEBUG=1 shows where this happened)"
@@ -100,7 +100,7 @@ def format_size(num_bytes: int) -> str:
 
 
 class ProgressLine:
-    """One line on standard error that redraws itself and is gone afterwards; nothing at all in a pipe."""
+    """One line on standard error that redraws itself and is removed at the end; nothing in a pipe."""
 
     def __init__(self) -> None:
         self.is_live = is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb"
@@ -115,11 +115,11 @@ class ProgressLine:
         self.clear()
 
     def show(self, label: str) -> None:
-        """Say what is going on."""
+        """Show what is being done."""
         self._draw(paint(self._cut(label), DIM, stream=sys.stderr))
 
     def show_bar(self, label: str, done: int, total: int) -> None:
-        """Say how far it is; drawn a few times a second, whenever the label changes and at the end."""
+        """Show the progress; drawn a few times per second, whenever the label changes and at the end."""
         now = time.monotonic()
         is_due = now - self._last_drawing >= _SECONDS_BETWEEN_DRAWINGS or label != self._last_label or done >= total
         if not self.is_live or not is_due:
@@ -132,7 +132,7 @@ class ProgressLine:
         self._draw(f"{clean(self._cut(label, _BAR_WIDTH + 7))} {bar}{rest} {share:4.0%}")
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         if self._is_drawn:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
@@ -145,7 +145,7 @@ class ProgressLine:
             self._is_drawn = True
 
     def _cut(self, label: str, taken: int = 0) -> str:
-        # A line that wraps can't be taken away again.
+        # A line that wraps can't be removed again.
         label = " ".join(label.split("\n"))
         room = max(8, shutil.get_terminal_size().columns - taken - 1)
         return label if len(label) <= room else label[: room - 1] + "…"

@@ -67,7 +67,7 @@ def describe_chat(chat: SavedChat) -> dict[str, Any]:
 
 
 def read_chat(path: Path) -> SavedChat:
-    """Read a file made by /save; whatever in it can't be is an error that names it."""
+    """Read a file made by /save; anything invalid in it raises an error that names it."""
     if not path.is_file():  # neither a folder nor something without an end
         raise InputError(f"there is no file {str(path)!r}")
     content = read_json_object(path, is_strict=False)  # a bias may be -Infinity; every value is checked below

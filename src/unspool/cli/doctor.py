@@ -17,13 +17,13 @@ _LIBRARIES = ("torch", "numpy", "safetensors", "tokenizers", "triton", "transfor
 
 def build_parser() -> Parser:
     """The options of `unspool doctor`."""
-    parser = Parser("doctor", "[--json]", "Say what this machine has, which kernels are in use, and why.")
+    parser = Parser("doctor", "[--json]", "Show what this machine has, which kernels are in use, and why.")
     parser.general.add_argument("--json", action="store_true", help="Print a JSON object.")
     return parser
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Print what was found."""
+    """Print the findings."""
     found = examine()
     if arguments.json:
         write(json.dumps(found, ensure_ascii=False) + "\n")

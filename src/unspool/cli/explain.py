@@ -34,7 +34,7 @@ def build_parser() -> Parser:
         "explain",
         "[PROMPT] [options]",
         "Draw a beam search as a tree: which tokens were looked at, which went on, what was returned.\n"
-        "As many sequences are returned as there are beams, unless told otherwise.",
+        "As many sequences are returned as there are beams, unless --num-return-sequences is given.",
         (
             'unspool explain "The three primary colors are" --num-beams 4',
             'unspool explain --chat "What is 2+2?" --html beams.html --svg beams.svg',
@@ -59,7 +59,7 @@ def execute(arguments: argparse.Namespace) -> int:
     targets = find_targets(arguments, FILES)
     text = read_prompt(arguments)
     lm = load_model(arguments)
-    from unspool.explain import draw_page, draw_svg, draw_terminal  # torch is here by now
+    from unspool.explain import draw_page, draw_svg, draw_terminal  # torch is imported by now
 
     generation = lm.generate(as_prompt(text, arguments), return_beam_trace=True, **read_negative(arguments), **settings)
     tree = _grow(lm, generation, text)
@@ -67,7 +67,7 @@ def execute(arguments: argparse.Namespace) -> int:
     sys.stdout.write(draw_terminal(tree, columns, _paint))
     sys.stdout.flush()
     drawn: dict[str, Callable[[], str]] = {
-        "html": lambda: draw_page(tree, about={"model": lm.name, **_tell(settings)}),
+        "html": lambda: draw_page(tree, about={"model": lm.name, **_plain(settings)}),
         "svg": lambda: draw_svg(tree),
         "json": lambda: _describe(lm, generation, text, settings),
     }
@@ -89,7 +89,7 @@ def _paint(text: str, role: str) -> str:
 
 
 def _complete(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings with what this command has instead of the usual defaults; refuses what it can't show."""
+    """The settings with this command's own defaults; raises for what it can't show."""
     if settings.pop("return_beam_trace", True) is False:
         raise SettingError("`return_beam_trace` is what this command draws; leave it out")
     refuse_tensors(settings)
@@ -120,7 +120,7 @@ def _grow(lm: LanguageModel, generation: Generation, text: str) -> BeamTree:
     return build_tree(generation.beam_trace, decode, prompt_text=text, prompt_ids=generation.prompt_token_ids[0])
 
 
-def _tell(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in (*DEFAULTS, "num_return_sequences")}
 
 

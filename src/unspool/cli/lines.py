@@ -80,5 +80,5 @@ def _recall(readline: ModuleType, path: Path) -> None:
 def _remember(readline: ModuleType, path: Path) -> None:
     with contextlib.suppress(OSError):  # a history is not worth an error
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)  # what one says is nobody else's
+        path.touch(mode=0o600)  # a conversation is private
         readline.write_history_file(str(path))

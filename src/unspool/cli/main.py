@@ -28,7 +28,7 @@ COMMANDS = {
     "models": "List the models that are installed and those that can be.",
     "pull": "Fetch a model.",
     "bench": "Measure this machine's speed, beside other engines.",
-    "doctor": "Say what this machine has, which kernels are in use, and why.",
+    "doctor": "Show what this machine has, which kernels are in use, and why.",
 }
 _EXAMPLES = (
     'unspool run "The capital of France is" --max-new-tokens 8',
@@ -40,7 +40,7 @@ _EXAMPLES = (
 
 
 class Command(Protocol):
-    """What a command's module has."""
+    """The interface of a command's module."""
 
     def build_parser(self) -> Parser:
         """The command's options."""
@@ -52,7 +52,7 @@ class Command(Protocol):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program and return its exit code: 0 done, 1 a bug, 2 refused, 130 interrupted, 141 nobody reads."""
+    """Run the program and return its exit code: 0 done, 1 a bug, 2 refused, 130 interrupted, 141 broken pipe."""
     words = list(sys.argv[1:] if argv is None else argv)
     is_debugging = "--debug" in words or is_debugging_asked()
     _prepare_streams()
@@ -140,10 +140,10 @@ def _format_help(stream: TextIO) -> str:
 
 
 def _prepare_streams() -> None:
-    """Give the program streams that can be written whatever they are, and libraries no reason to draw in a pipe."""
+    """Make standard streams writable whatever they are, and keep libraries from drawing progress bars in a pipe."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed by whoever started us
+        if stream is None:  # closed by the parent process
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - for the program's life
         elif hasattr(stream, "reconfigure"):
             with contextlib.suppress(ValueError, OSError):
@@ -153,7 +153,7 @@ def _prepare_streams() -> None:
 
 
 def _silence() -> None:
-    """Let what is still buffered for standard output go nowhere, instead of failing again when Python ends."""
+    """Discard what is still buffered for standard output, so that it does not fail again when Python exits."""
     with contextlib.suppress(OSError, ValueError):  # a stream that is no file
         number = sys.stdout.fileno()
         nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_model_options(parser: Parser) -> argparse._ArgumentGroup:
-    """Which model, and where it computes."""
+    """The options for the model and its device."""
     group = parser.add_argument_group("model")
     group.add_argument(
         "-m",
@@ -27,7 +27,7 @@ def add_model_options(parser: Parser) -> argparse._ArgumentGroup:
         default=DEFAULT_MODEL,
         help=f"A short name, a folder, a .gguf file or a hub id. [{DEFAULT_MODEL}]",
     )
-    group.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:N. [the GPU where there is one]")
+    group.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:N. [the GPU if there is one]")
     group.add_argument("--dtype", metavar="DTYPE", help="float32, float16, bfloat16 or auto. [auto]")
     group.add_argument(
         "--quantize",
@@ -42,7 +42,7 @@ def add_model_options(parser: Parser) -> argparse._ArgumentGroup:
 
 
 def add_assistant_option(group: argparse._ArgumentGroup) -> None:
-    """A model that drafts."""
+    """The option for a draft model."""
     group.add_argument(
         "--assistant-model",
         "--assistant_model",
@@ -57,7 +57,7 @@ def load_model(arguments: argparse.Namespace) -> LanguageModel:
 
 
 def load_assistant(arguments: argparse.Namespace) -> LanguageModel | None:
-    """Load the model that drafts, where one is named."""
+    """Load the draft model, if one is named."""
     return None if arguments.assistant_model is None else _load(arguments.assistant_model, arguments)
 
 
@@ -85,12 +85,12 @@ def _load(name: str, arguments: argparse.Namespace) -> LanguageModel:
 
 @contextmanager
 def _no_collecting() -> Iterator[None]:
-    """Keep the garbage collector out of starting up: importing torch, which makes only what stays, takes 0.3 s less."""
+    """Disable the garbage collector at startup: importing torch, which creates no garbage, takes 0.3 s less."""
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
-        gc.freeze()  # nor need it look at all that later
+        gc.freeze()  # nor need it scan all that later
     finally:
         if was_on:
             gc.enable()

@@ -1,4 +1,4 @@
-"""`unspool models`: what is here and what can be fetched."""
+"""`unspool models`: what is installed and what can be fetched."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 from unspool.cli.console import BOLD, paint
 from unspool.errors import UnspoolError
 
-FLAG = "true|false"  # the metavar of options that are on by being there, and whose value may be said
+FLAG = "true|false"  # the metavar of flags whose value may also be given
 _FLAG_WORDS = frozenset({"true", "false", "on", "off", "yes", "no", "none", "null"})
 
 
@@ -30,17 +30,17 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         super().start_section(None if heading is None else paint(heading, BOLD, stream=sys.stdout))
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        # One line an option, the same in every Python: `-m, --model NAME`.
+        # One line per option, the same in every Python version: `-m, --model NAME`.
         if not action.option_strings:
             return super()._format_action_invocation(action)
         if action.metavar == FLAG:
             return action.option_strings[0].replace("--", "--[no-]", 1)
-        shown = [name for name in action.option_strings if "_" not in name]  # the other spelling goes without saying
+        shown = [name for name in action.option_strings if "_" not in name]  # the other spelling is not shown
         return ", ".join(shown) + ("" if action.nargs == 0 else f" {action.metavar}")
 
 
 class Parser(argparse.ArgumentParser):
-    """A command's options. `read` raises UsageError where argparse would print and exit."""
+    """A command's options. `read` raises UsageError, while argparse would print and exit."""
 
     def __init__(self, command: str, usage: str, description: str, examples: Sequence[str] = ()) -> None:
         shown = "\n".join(f"  {example}" for example in examples)

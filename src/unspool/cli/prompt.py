@@ -1,4 +1,4 @@
-"""The prompt of a command: typed, read from standard input, and put into a chat where that is asked for."""
+"""The prompt of a command: typed or read from standard input, and put into a chat if that is asked for."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def add_prompt_options(parser: Parser) -> argparse._ArgumentGroup:
         "--negative-prompt",
         "--negative_prompt",
         metavar="TEXT",
-        help="A prompt to lead away from, with --guidance-scale.",
+        help="A negative prompt, with --guidance-scale.",
     )
     return group
 
 
 def check_prompt(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> None:
-    """Refuse what belongs to something that was not asked for."""
+    """Raise for options without the option that they depend on."""
     if arguments.system is not None and not arguments.chat:
         raise UsageError("--system is part of a chat: add --chat, or write it into the prompt")
     if arguments.negative_prompt is not None:
@@ -49,7 +49,7 @@ def read_prompt(arguments: argparse.Namespace) -> str:
 
 
 def read_negative(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The negative prompt as an argument of the library: in a chat it stands where the prompt does."""
+    """The negative prompt as an argument of the library: in a chat it replaces the prompt."""
     text = arguments.negative_prompt
     return {} if text is None else {"negative_prompt": as_prompt(text, arguments)}
 

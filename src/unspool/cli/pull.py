@@ -16,7 +16,7 @@ def build_parser() -> Parser:
     parser = Parser(
         "pull",
         "NAME",
-        "Fetch a model, unless it is here, and print where it lies.\n"
+        "Fetch a model, unless it is installed, and print its path.\n"
         "NAME is a short name (unspool models lists them) or a hub id: owner/name or owner/name:file.gguf",
         ("unspool pull smollm2-135m", "unspool pull HuggingFaceTB/SmolLM2-360M-Instruct"),
     )
@@ -25,10 +25,10 @@ def build_parser() -> Parser:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Fetch, with a bar on a terminal and a line a stage elsewhere."""
+    """Fetch, with a bar on a terminal and one line per stage elsewhere."""
     name = arguments.name
     with ProgressLine() as line:
-        furthest: dict[str, int] = {}  # by stage; the size of a folder that files move in and out of goes back too
+        furthest: dict[str, int] = {}  # by stage; a folder's size can also shrink, as files move out of it
 
         def report(stage: str, done: int, total: int) -> None:
             doing = f"{_DOING.get(stage, stage)} {name}"

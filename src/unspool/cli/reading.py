@@ -20,14 +20,14 @@ def read_stdin(purpose: str) -> str:
 
 
 def open_stdin(purpose: str) -> BinaryIO:
-    """Standard input as bytes, so that what is not text is an error of ours."""
+    """Standard input as bytes, so that we raise our own error if it is not text."""
     if sys.stdin is None or sys.stdin.closed:
         raise InputError(f"{purpose} is read from standard input, which is closed")
     return cast(BinaryIO, sys.stdin.buffer)
 
 
 def read_prompts(path: str) -> list[str]:
-    """The prompts of a file, one a line; empty lines are passed over."""
+    """The prompts of a file, one per line; empty lines are skipped."""
     try:
         with Path(path).expanduser().open("rb") as file:
             text = decode_text(_read_bounded(file, path), path)
@@ -35,14 +35,14 @@ def read_prompts(path: str) -> list[str]:
         raise InputError(f"the prompts in {path!r} can't be read: {error.strerror or error}") from error
     prompts = [line.removesuffix("\r") for line in text.split("\n") if line.strip()]
     if not prompts:
-        raise InputError(f"{path!r} has no prompts: it should hold one a line")
+        raise InputError(f"{path!r} has no prompts: it should hold one per line")
     if len(prompts) > MOST_PROMPTS:
         raise InputError(f"{path!r} has {len(prompts)} prompts; at most {MOST_PROMPTS} are run at once. Split the file")
     return prompts
 
 
 def check_text(text: str, what: str) -> str:
-    """The text, unless it is too long or was not UTF-8 where it was typed."""
+    """The text; raises if it is too long or was not typed as UTF-8."""
     if len(text) > LARGEST_TEXT:
         raise InputError(f"{what} has {len(text)} characters; at most {LARGEST_TEXT} are read")
     try:

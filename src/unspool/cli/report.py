@@ -1,4 +1,4 @@
-"""What an answer looks like as JSON, and what it cost in one line."""
+"""An answer as JSON, and its cost in one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def format_stats(stats: Stats, finish_reasons: Sequence[str] = ()) -> str:
-    """One line: speed first, then what it is made of, and the ends that are not the model's own."""
+    """One line: speed first, then its parts, and the finish reasons other than the model's own end."""
     early = [reason for reason in dict.fromkeys(finish_reasons) if reason != "eos"]
     parts = [
         f"{stats.tokens_per_second:.1f} tokens/s" if stats.tokens_per_second else "",
@@ -26,11 +26,11 @@ def format_stats(stats: Stats, finish_reasons: Sequence[str] = ()) -> str:
 
 
 def _format_speculation(stats: Stats) -> str:
-    told = stats.speculation
-    if told is None:
+    speculation = stats.speculation
+    if speculation is None:
         return ""
-    right = f"{sum(told.accepted)} of {count(sum(told.drafted), 'drafted token')} right"
-    return f"{right}, {told.mean_accepted_length:.1f} a check" if sum(told.checks) else right
+    right = f"{sum(speculation.accepted)} of {count(sum(speculation.drafted), 'drafted token')} right"
+    return f"{right}, {speculation.mean_accepted_length:.1f} a check" if sum(speculation.checks) else right
 
 
 def count(number: int, one: str, many: str | None = None) -> str:
@@ -40,12 +40,12 @@ def count(number: int, one: str, many: str | None = None) -> str:
 
 def describe_stats(stats: Stats) -> dict[str, Any]:
     """The costs as JSON values."""
-    told = {**asdict(stats), "tokens_per_second": stats.tokens_per_second}
+    values = {**asdict(stats), "tokens_per_second": stats.tokens_per_second}
     if stats.speculation is None:
-        del told["speculation"]
+        del values["speculation"]
     else:
-        told["speculation"]["mean_accepted_length"] = stats.speculation.mean_accepted_length
-    return told
+        values["speculation"]["mean_accepted_length"] = stats.speculation.mean_accepted_length
+    return values
 
 
 def describe_generation(
@@ -71,11 +71,11 @@ def describe_generation(
     return report
 
 
-def _describe_logprob(told: TokenLogprob, write_token: Callable[[int], str]) -> dict[str, Any]:
+def _describe_logprob(token: TokenLogprob, write_token: Callable[[int], str]) -> dict[str, Any]:
     def describe(token_id: int, logprob: float) -> dict[str, Any]:
-        # JSON has no infinities: a token that can't come has the log-probability null.
+        # JSON has no infinities: an impossible token has the log-probability null.
         value = logprob if math.isfinite(logprob) else None
         return {"token_id": token_id, "token": write_token(token_id), "logprob": value}
 
-    chosen = describe(told.token_id, told.logprob)
-    return {**chosen, "top": [describe(token_id, logprob) for token_id, logprob in told.top]} if told.top else chosen
+    chosen = describe(token.token_id, token.logprob)
+    return {**chosen, "top": [describe(token_id, logprob) for token_id, logprob in token.top]} if token.top else chosen

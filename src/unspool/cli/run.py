@@ -42,7 +42,7 @@ def build_parser() -> Parser:
     )
     shown = parser.add_argument_group("what is printed")
     shown.add_argument("--json", action="store_true", help="Print one JSON object when done, and nothing else.")
-    shown.add_argument("--stats", action="store_true", help="Say on standard error how fast it was.")
+    shown.add_argument("--stats", action="store_true", help="Print the speed on standard error.")
     add_assistant_option(add_model_options(parser))
     add_settings(parser)
     return parser
@@ -73,7 +73,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> None:
-    """What can be refused before a model is loaded."""
+    """Raise for what can be refused before a model is loaded."""
     refuse_tensors(settings)
     check_prompt(arguments, settings)
     if arguments.prompts_file is not None and arguments.prompt is not None:
@@ -104,7 +104,7 @@ def _print_stream(answer: Answer) -> None:
 
 
 def _print_rows(answer: Answer, num_copies: int) -> None:
-    """Rows end in any order; each is printed whole when it does."""
+    """Rows end in any order; each is printed as a whole when it ends."""
     texts = [""] * answer.num_rows
     for piece in answer.pieces():
         texts[piece.row] += piece

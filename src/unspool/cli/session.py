@@ -1,4 +1,4 @@
-"""A chat under way: the model, what was said, the settings, and what the last answer cost."""
+"""A running chat: the model, the conversation, the settings, and the last answer's cost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OWN_CACHE = ("cache_implementation", "cache_config", "max_cache_len", "num_beam
 
 
 class Session:
-    """What the loop and the commands of a chat work on."""
+    """The state that the loop and the commands of a chat share."""
 
     def __init__(
         self, lm: LanguageModel, system: str | None, settings: dict[str, Any], *, is_interactive: bool
@@ -32,11 +32,11 @@ class Session:
         self.is_interactive = is_interactive
         self.shows_stats = False
         self.last_stats: Stats | None = None
-        self._read: Prefix | None = None  # what the model has read of the conversation: a turn reads what is new
+        self._read: Prefix | None = None  # what the model has read of the conversation: a turn reads only what is new
         self.check(self.conversation, settings)
 
     def check(self, conversation: Conversation, settings: dict[str, Any]) -> None:
-        """Raise what the next call would raise; nothing is computed."""
+        """Raise the errors that the next call would raise; nothing is computed."""
         refuse_tensors(settings)
         for name in ("logprobs", "prompt_logprobs"):
             if settings.get(name) is not None:
@@ -48,7 +48,7 @@ class Session:
         try:
             self.lm.start(conversation.messages("Hello"), **settings)
         except InputError:
-            # It may be only that the context is full, which is no fault of the settings.
+            # It may only be that the context is full, which the settings don't cause.
             self.lm.start(Conversation(conversation.system).messages("Hello"), **settings)
 
     def answer(self, message: str) -> None:
@@ -78,7 +78,7 @@ class Session:
         self._keep(message, "".join(parts), reason)
 
     def _begin(self) -> dict[str, Any]:
-        """The beginning that this turn has in common with what the last one read, where settings leave that open."""
+        """The prefix that this turn shares with what the last one read, if the settings allow one."""
         from unspool.api.prefix import make_conversation
 
         before, self._read = self._read, None
@@ -105,7 +105,7 @@ class Session:
         return len(self.lm.encode(messages)[0]) if messages else 0
 
     def _explain(self, error: UnspoolError, message: str) -> UnspoolError:
-        """Say what to do where the conversation has outgrown the model."""
+        """Add what to do if the conversation no longer fits the model's context."""
         context = self.lm.model.info.max_context
         if context is None or not self.conversation.exchanges:
             return error

@@ -13,7 +13,7 @@ from unspool.errors import SettingError, UnsupportedError
 
 LONGEST_VALUE = 1 << 20  # characters of one typed value
 LONGEST_SHOWN = 80  # of those, in an error
-# What these return are tensors and caches, which a program that prints text has no use for.
+# These return tensors and caches, which a program that prints text can't show.
 TENSORS_ONLY = (
     "output_attentions",
     "output_hidden_states",
@@ -22,7 +22,7 @@ TENSORS_ONLY = (
     "return_dict_in_generate",
     "return_legacy_cache",
 )
-# What the short way has instead of the table's defaults (a test compares them: that module imports torch).
+# The short way's own defaults (a test compares them: that module imports torch).
 FRIENDLY: dict[str, Any] = {"max_new_tokens": 256, "max_length": None, "strict_constraints": True}
 _TITLES = {
     "length": "length",
@@ -57,7 +57,7 @@ _METAVARS: dict[Kind, str] = {
 def add_settings(parser: Parser, defaults: Mapping[str, Any] = FRIENDLY) -> None:
     """Every setting that can be typed as an option, in both spellings, grouped as the table is.
 
-    `defaults` are what the command has instead of the table's, for the help.
+    `defaults` are the command's own, which replace the table's in the help.
     """
     for group in dict.fromkeys((*_TITLES, *(parameter.group for parameter in PARAMETERS.values()))):
         members = [parameter for parameter in PARAMETERS.values() if parameter.group == group]
@@ -67,7 +67,7 @@ def add_settings(parser: Parser, defaults: Mapping[str, Any] = FRIENDLY) -> None
         section = parser.add_argument_group(_TITLES.get(group, group))
         for parameter in shown:
             _add_setting(parser, section, parameter, defaults)
-    for name in TENSORS_ONLY:  # known, so that the error can say why not
+    for name in TENSORS_ONLY:  # accepted here, so that the error can explain why not
         _add_setting(parser, parser.general, PARAMETERS[name], defaults, is_hidden=True)
 
 
@@ -122,7 +122,7 @@ def _reader(parameter: Parameter) -> Callable[[str], Any]:
 
 
 def read_value(parameter: Parameter, text: str) -> Any:
-    """A typed value, checked by itself; how it goes with other settings is the plan's to say."""
+    """A typed value, checked by itself; the plan checks it against other settings."""
     if len(text) > LONGEST_VALUE:
         raise SettingError(f"`{parameter.name}` has {len(text)} characters; at most {LONGEST_VALUE} are read")
     try:
@@ -164,7 +164,7 @@ def _flatten(given: list[Any]) -> Any:
 
 
 def refuse_tensors(settings: Mapping[str, Any]) -> None:
-    """Refuse the settings whose results can't be printed as text."""
+    """Raise for settings whose results can't be printed as text."""
     if settings.get("return_beam_trace"):
         raise UnsupportedError("`return_beam_trace` returns a tree, which unspool explain draws and writes: use that")
     for name in TENSORS_ONLY:

@@ -1,4 +1,4 @@
-"""Files that a command writes beside its answer: refused before the work where they can't be, written whole."""
+"""Files that a command writes beside its answer: checked before the work, written as a whole."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def find_targets(arguments: argparse.Namespace, kinds: Sequence[str]) -> dict[st
 
 def write_target(path: Path, content: str, *, is_forced: bool) -> None:
     """Write one of them."""
-    _refuse_existing(path, is_forced=is_forced)  # someone may have written it while the model was at work
+    _refuse_existing(path, is_forced=is_forced)  # it may have been written meanwhile
     write_text(path, content)
 
 

@@ -25,11 +25,12 @@ from unspool.decoding.returns import append_rows, build_output
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.speculative.making import check_cache, check_processors, make_drafter
-from unspool.errors import ResourceError, UnsupportedError, is_out_of_memory
+from unspool.errors import ResourceError, UnsupportedError
 from unspool.logits.pipeline import build_processors
 from unspool.outputs import Output, Stats, TokenLogprob
 from unspool.plan import Plan
 from unspool.protocols import Answer, Encoded, Model
+from unspool.shortage import explain_shortage, is_out_of_memory
 
 CAPACITY_AHEAD = 256  # new positions a dynamic cache makes room for at once
 CAPACITY_AHEAD_ON_GPU = 2048  # there growing costs more, for a step ahead waits for it
@@ -97,12 +98,13 @@ class Run:
     def _explain_shortage(self, error: BaseException) -> str:
         plan, prompts = self._plan, self._prompts
         num_rows = prompts.num_rows * plan.copies
+        cause = error.__cause__ or error
         return (
             f"memory ran out in this call, which has {num_rows} rows ({prompts.num_rows} prompts of up to "
             f"{max(prompts.lengths)} tokens) and up to {plan.max_new_tokens} new tokens each, with a {plan.cache_kind} "
             "cache; other calls are not affected. Give fewer or shorter prompts at once, fewer beams or sequences, a "
             "smaller max_new_tokens or prefill_chunk_size, or cache_implementation='quantized' or 'offloaded'. "
-            f"Told by the allocator: {str(error)[:200] or type(error).__name__}"
+            f"Told by the allocator: {str(cause)[:200] or type(cause).__name__}"
         )
 
     def _iterate(self, started: float) -> Iterator[Emitted]:
@@ -332,6 +334,7 @@ class Run:
         cache.truncate([min(held, length) for held, length in zip(cache.lengths, real, strict=True)])
 
     # --- after the last ----------------------------------------------------------------------------------
+    @explain_shortage("the sequences were put together")
     def sequences(self) -> torch.Tensor:
         """Prompts and new tokens as the reference returns them: (rows, length), padded on the right."""
         own = self._result().sequences
@@ -343,6 +346,7 @@ class Run:
         """Why each row ended; "cancelled" where the caller stopped."""
         return [reason or "cancelled" for reason in self.reasons]
 
+    @explain_shortage("the output object was built")
     def output(self) -> Output:
         """What the reference's `return_dict_in_generate=True` returns."""
         record, has_encoder = self.record, self._prompts.source is not None

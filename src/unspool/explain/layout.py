@@ -1,4 +1,4 @@
-"""Where everything stands in the picture: a column for each step, children beside their parents, no line crossing."""
+"""The layout of the picture: a column for each step, children beside their parents, no lines crossing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST_TOKEN = 18
 
 @dataclass(slots=True)
 class Box:
-    """A node in its place; `y` is its middle."""
+    """A node with its coordinates; `y` is its middle."""
 
     node: Node
     number: int
@@ -31,7 +31,7 @@ class Box:
 
 @dataclass(slots=True)
 class Layout:
-    """All boxes, by step, and the size of what they take."""
+    """All boxes, by step, and their total size."""
 
     columns: list[list[Box]]
     lefts: list[float]  # of each column
@@ -65,7 +65,7 @@ def arrange(tree: BeamTree, left: float, *, most_dropped: int) -> Layout:
 
 
 def _choose(tree: BeamTree, most_dropped: int) -> tuple[list[list[Box]], list[int], dict[int, Box]]:
-    """What is drawn of each step, from top to bottom as the parents stand: beams, and the likeliest of the others."""
+    """The nodes drawn of each step, in their parents' order: beams, and the most likely of the others."""
     columns: list[list[Box]] = []
     hidden: list[int] = []
     boxes: dict[int, Box] = {}
@@ -98,14 +98,14 @@ def _make_box(node: Node, number: int) -> Box:
 
 
 def _stack(column: list[Box], boxes: dict[int, Box]) -> None:
-    """Put each box as near to where its parent has it as its neighbours allow, in their order."""
+    """Put each box as close to its parent as its neighbours allow, keeping their order."""
     wanted: list[float] = []
     weights: list[float] = []
     seen: dict[int, int] = {}
     for box in column:
         parent = box.node.parent
         key = 0 if parent is None else id(parent)
-        place = seen[key] = seen.get(key, -1) + 1  # the first child stands beside its parent
+        place = seen[key] = seen.get(key, -1) + 1  # the first child is beside its parent
         wanted.append((0.0 if parent is None else boxes[key].y) + place * ROW)
         weights.append(_weigh(box.node))
     for box, y in zip(column, spread(wanted, weights, ROW), strict=True):
@@ -113,16 +113,16 @@ def _stack(column: list[Box], boxes: dict[int, Box]) -> None:
 
 
 def _weigh(node: Node) -> float:
-    """How much a node's line should be straight."""
+    """The weight of keeping a node's line straight."""
     if node.is_returned:
         return 1000.0 if 1 in node.ranks else 8.0
     return 0.5 if node.is_dropped else 1.0
 
 
 def spread(wanted: Sequence[float], weights: Sequence[float], gap: float) -> list[float]:
-    """The places nearest to those wanted (weighted least squares) that keep their order and a gap between them.
+    """The positions closest to the wanted ones (weighted least squares) that keep their order and a gap between them.
 
-    Without the gap's part this is isotonic regression, which pooling neighbours that are out of order solves.
+    Apart from the gap this is isotonic regression, solved by pooling adjacent violators.
     """
     pools: list[tuple[float, float, int]] = []  # mean, weight, how many
     for place, (value, weight) in enumerate(zip(wanted, weights, strict=True)):

@@ -1,4 +1,4 @@
-"""A beam search as one web page: the picture, what each node is, the sequences returned; nothing from a network."""
+"""A beam search as one web page: the picture, details of each node, the returned sequences; nothing from a network."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from unspool.explain.wording import show_text, show_token, write_number, write_p
 
 
 def draw_page(tree: BeamTree, *, about: Mapping[str, Any] | None = None, most_dropped: int | None = None) -> str:
-    """The page as HTML text; `about` are facts to tell under the prompt, such as the model's name.
+    """The page as HTML text; `about` are facts to show below the prompt, such as the model's name.
 
-    Tokens come from a model and could be anything: they are escaped wherever they stand, and the page's policy
-    allows no script and no style but its own, and no request at all.
+    Tokens come from a model and could be anything: they are escaped everywhere, and the page's policy allows no script
+    and no style but its own, and no request at all.
     """
     script, style = _read("page.js"), _read("page.css")
     facts = {"beams": tree.num_beams, "steps": len(tree.steps), **(about or {})}
@@ -42,7 +42,7 @@ def draw_page(tree: BeamTree, *, about: Mapping[str, Any] | None = None, most_dr
         "data": _as_json([_describe(node, parent) for node, parent in numbered]),
         "script": script,
     }
-    # One pass: what is put in is never searched for names again.
+    # One pass: inserted text is not searched for names again.
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _PAGE)
 
 

@@ -1,4 +1,4 @@
-"""A beam search as a still picture: steps from left to right, the returned sequences standing out."""
+"""A beam search as a static picture: steps from left to right, the returned sequences highlighted."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ _DARK = {
 
 
 def draw_svg(tree: BeamTree, *, most_dropped: int | None = None, is_part_of_page: bool = False) -> str:
-    """The picture as SVG text that needs nothing outside it, with the returned sequences underneath.
+    """The picture as self-contained SVG text, with the returned sequences below.
 
-    At most `most_dropped` dropped candidates a step are drawn (as many as there are beams, unless told otherwise).
-    A page lists the sequences itself, and says in its own way what a node is.
+    At most `most_dropped` dropped candidates per step are drawn (by default as many as there are beams). A page lists
+    the sequences itself, and has its own details of a node.
     """
     prompt = wrap(show_text(tree.prompt) or "(prompt)", PROMPT_COLUMNS, PROMPT_LINES)
     prompt_width = max(map(measure, prompt)) * CHARACTER + 2 * PADDING + 4
@@ -103,14 +103,14 @@ def draw_svg(tree: BeamTree, *, most_dropped: int | None = None, is_part_of_page
 
 
 def kind_of(node: Node) -> str:
-    """What a node is drawn as: `best`, `good` (returned too), `done` (finished), `kept` or `drop`."""
+    """How a node is drawn: `best`, `good` (returned too), `done` (finished), `kept` or `drop`."""
     if node.is_returned:
         return "best" if 1 in node.ranks else "good"
     return "done" if node.is_finished else "kept" if node.is_kept else "drop"
 
 
 def build_style() -> str:
-    """The picture's rules, light, and dark where the reader's screen is."""
+    """The picture's CSS rules: light, and dark if the reader's screen is."""
     return f"{_rules(_LIGHT)}@media (prefers-color-scheme:dark){{{_rules(_DARK)}}}"
 
 
@@ -222,7 +222,7 @@ def _text(kind: str, x: float, y: float, content: str) -> str:
 
 
 def describe(node: Node) -> str:
-    """A node in words: its token, how likely it was, and what became of it."""
+    """A node in words: its token, its probability, and what happened to it."""
     return (
         f"{show_token(node.text)}  {write_probability(node.logprob)}\n"
         f"log-probability {write_number(node.logprob)}, in all {write_number(node.sum_logprobs)}\n"
@@ -231,7 +231,7 @@ def describe(node: Node) -> str:
 
 
 def describe_fate(node: Node) -> str:
-    """What became of a node, in words."""
+    """What happened to a node, in words."""
     ends = f", its sequence ended by {node.reason}" if node.reason is not None else ""
     score = f", score {write_number(node.score)}" if node.score is not None else ""
     return f"{_FATES[kind_of(node)]}{ends}{score}"

@@ -55,7 +55,9 @@ class _Drawing:
         self._has_groups = tree.num_groups > 1
         alive, remark = self._split(tree.roots)
         self._remark("", remark)
-        waiting = self._branch("", alive)[::-1]  # a stack: deep trees must not be limited by Python's own
+        waiting = self._branch("", alive)[
+            ::-1
+        ]  # an explicit stack: the depth of a tree must not be limited by Python's recursion limit
         while waiting:
             node, head, body = waiting.pop()
             self._draw_node(node, head)
@@ -84,7 +86,7 @@ class _Drawing:
         self._add(parts)
 
     def _branch(self, body: str, nodes: list[Node]) -> list[tuple[Node, str, str]]:
-        """Each node with what stands before it and before what is under it; an only child goes straight on."""
+        """Each node with the prefixes of its line and of its children's lines; an only child continues its parent's."""
         if len(nodes) == 1 and body:
             return [(nodes[0], body, body)]
         last = len(nodes) - 1
@@ -104,26 +106,26 @@ class _Drawing:
         room = self._width - _NUMBERS - measure(head) - 2
         note = _describe(node, self._has_groups)
         token = shorten(show_token(node.text), max(1, room - measure(note)))
-        told = [(head, "dropped"), (f"{mark} {token}", role)]
+        parts = [(head, "dropped"), (f"{mark} {token}", role)]
         if note:
-            told.append((shorten(note, room - measure(token)), "heading" if node.is_returned else "kept"))
-        told.append((" " * (room - sum(measure(text) for text, _ in told[1:]) + 2), "kept"))
+            parts.append((shorten(note, room - measure(token)), "heading" if node.is_returned else "kept"))
+        parts.append((" " * (room - sum(measure(text) for text, _ in parts[1:]) + 2), "kept"))
         numbers = f"{write_probability(node.logprob):>8}{write_number(node.sum_logprobs):>9}"
-        self._add([*told, (numbers, "kept" if node.is_returned else "dropped")])
+        self._add([*parts, (numbers, "kept" if node.is_returned else "dropped")])
 
     def _remark(self, body: str, nodes: list[Node]) -> None:
-        """One line for the candidates that nothing came of."""
+        """One line for the dropped candidates."""
         if not nodes:
             return
         line = self._fit(body) + "┆ "
         for place, node in enumerate(nodes):
             rest = len(nodes) - place
-            told = f"{shorten(show_token(node.text), 16)} {write_probability(node.logprob)}"
+            candidate = f"{shorten(show_token(node.text), 16)} {write_probability(node.logprob)}"
             more = f"  +{rest - 1} more" if rest > 1 else ""
-            if place and (place >= self._most_dropped or measure(line + told + more) > self._width):
+            if place and (place >= self._most_dropped or measure(line + candidate + more) > self._width):
                 line += f"+{rest} more"
                 break
-            line += told + "   "
+            line += candidate + "   "
         self._add([(shorten(line.rstrip(), self._width), "dropped")])
 
     def _fit(self, prefix: str) -> str:

@@ -1,4 +1,4 @@
-"""From a trace to a tree of tokens: what was looked at, what went on, what ended, what was returned."""
+"""From a trace to a tree of tokens: candidates, beams, finished and returned sequences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNFINISHED = "\ufffd"
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A candidate in its place: the token, what came before it, and what became of it."""
+    """A candidate in the tree: its token, its parent, and what happened to it."""
 
     token: int
     text: str
@@ -25,9 +25,9 @@ class Node:
     logprob: float  # of the token after its parent, as the search counted it
     sum_logprobs: float
     parent: Node | None = field(repr=False)
-    is_kept: bool = False  # it went on as a beam
+    is_kept: bool = False  # it became a beam
     reason: str | None = None  # why its sequence ended here
-    score: float | None = None  # its sequence's, where it was put among the finished ones
+    score: float | None = None  # its sequence's, if it is among the finished ones
     ranks: list[int] = field(default_factory=list)  # of the returned sequences that it is part of, from 1 on
     children: list[Node] = field(default_factory=list, repr=False)
 
@@ -43,7 +43,7 @@ class Node:
 
     @property
     def is_dropped(self) -> bool:
-        """Whether nothing came of it."""
+        """Whether it was dropped."""
         return not (self.is_kept or self.is_finished or self.is_returned)
 
     def path(self) -> list[Node]:
@@ -88,7 +88,7 @@ def build_tree(
 ) -> BeamTree:
     """The tree of one prompt's search; `decode` turns ids into text, special tokens included.
 
-    `prompt_ids` let the first token's text be read in its place. Beams that never existed are left out.
+    `prompt_ids` are the context of the first token's text. Beams that never existed are left out.
     """
     own = [step for step in trace.steps if step.prompt == prompt]
     if not own:
@@ -110,7 +110,7 @@ def build_tree(
 
 
 def rank_nodes(nodes: Sequence[Node]) -> list[Node]:
-    """The returned ones first, by rank, then the likeliest."""
+    """The returned ones first, by rank, then by probability."""
     return sorted(nodes, key=lambda node: (min(node.ranks, default=1 << 30), -node.sum_logprobs))
 
 
@@ -122,7 +122,7 @@ class _Grower:
         self.placed: dict[tuple[int, int], list[Node]] = {}
 
     def grow(self, step: TraceStep) -> None:
-        """Put a step's candidates behind the beams they continue; those kept are the next beams."""
+        """Append a step's candidates to the beams they continue; those kept are the next beams."""
         kept = set(step.kept)
         nodes = [
             self._make(step, one, place in kept, step.finished.get(place)) for place, one in enumerate(step.candidates)
@@ -134,7 +134,7 @@ class _Grower:
     def _make(self, step: TraceStep, one: Candidate, is_kept: bool, score: float | None) -> Node:
         parent = self._beams[one.parent]
         before = 0.0 if parent is None else parent.sum_logprobs
-        # A beam that ended goes on only where too few others do: what follows it is not part of any sequence.
+        # A finished beam continues only if there are too few others: what follows it is not part of any sequence.
         is_kept = is_kept and one.reason is None
         logprob = one.sum_logprobs - before if math.isfinite(before) else -math.inf
         text = "" if one.sum_logprobs == -math.inf else self._read(one.token, parent)
@@ -143,7 +143,7 @@ class _Grower:
         )
 
     def _read(self, token: int, parent: Node | None) -> str:
-        """The text that a token adds to what is before it; by itself where that can't be told."""
+        """The text that a token adds to what is before it; its own text if that is not clear."""
         path = [] if parent is None else [node.token for node in parent.path()[-_CONTEXT:]]
         before = (self._context + path)[-_CONTEXT:]
         start = self._decode(before) if before else ""
@@ -153,7 +153,7 @@ class _Grower:
         return self._decode([token])
 
     def finish(self, prompt_text: str, endings: list[Ending]) -> BeamTree:
-        """Leave out what never was, and link parents to children."""
+        """Leave out candidates that never existed, and link parents to children."""
         trace = self._trace
         steps: list[list[Node]] = [[] for _ in range(max(step for step, _ in self.placed))]
         roots: list[Node] = []

@@ -6,16 +6,18 @@ import math
 import unicodedata
 
 _NAMED = {"\n": "⏎", "\t": "⇥", "\r": "␍", " ": "·"}
-_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})  # what moves, hides or reorders other characters
+_HIDDEN = frozenset(
+    {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+)  # categories that move, hide or reorder other characters
 
 
 def show_text(text: str) -> str:
-    """Text on one line, with no character that acts instead of being seen; spaces stay."""
+    """Text on one line, with control characters made visible; spaces are kept."""
     return "".join(_show_character(character) for character in text)
 
 
 def show_token(text: str) -> str:
-    """A token's text as `show_text` has it, with its spaces seen; one of no text is `∅`."""
+    """A token's text as in `show_text`, with its spaces visible; an empty one is `∅`."""
     return "".join("·" if character == " " else _show_character(character) for character in text) or "∅"
 
 
@@ -31,7 +33,7 @@ def _show_character(character: str) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """The text in at most `width` columns, its end replaced where it is longer."""
+    """The text in at most `width` columns, its end replaced if it is longer."""
     if measure(text) <= width:
         return text
     kept, taken = "", 0
@@ -44,12 +46,12 @@ def shorten(text: str, width: int) -> str:
 
 
 def shorten_front(text: str, width: int) -> str:
-    """The text in at most `width` columns, its beginning replaced where it is longer."""
+    """The text in at most `width` columns, its beginning replaced if it is longer."""
     return shorten(text[::-1], width)[::-1]
 
 
 def wrap(text: str, width: int, most_lines: int) -> list[str]:
-    """The text in lines of at most `width` columns, broken at spaces where there are any; the last may be cut."""
+    """The text in lines of at most `width` columns, broken at spaces if there are any; the last may be cut."""
     lines: list[str] = []
     while measure(text) > width and len(lines) < most_lines - 1:
         fitting = shorten(text, width + 1)[:-1] or text[:1]
@@ -60,7 +62,7 @@ def wrap(text: str, width: int, most_lines: int) -> list[str]:
 
 
 def measure(text: str) -> int:
-    """The columns that a text takes where every character has one or two."""
+    """The width of a text in columns, one or two per character."""
     return sum(map(_columns, text))
 
 
@@ -79,5 +81,5 @@ def write_probability(logprob: float) -> str:
 
 
 def write_number(value: float) -> str:
-    """A log-probability or score, with a minus that is as wide as a digit."""
+    """A log-probability or score, with a minus sign as wide as a digit."""
     return "−∞" if value == -math.inf else f"{value:.2f}".replace("-", "−")

@@ -1,4 +1,4 @@
-"""The models that have a short name: which there are, where they are installed, and how to fetch one."""
+"""The models that have a short name: the list, where they are installed, and how to fetch one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CatalogueEntry:
 
     @property
     def file_name(self) -> str:
-        """The name of the model's file, wherever it lies."""
+        """The name of the model's file."""
         return PurePosixPath(self.member).name
 
 
@@ -52,7 +52,7 @@ DEFAULT_MODEL = CATALOGUE[0].name
 
 
 def store_folder() -> Path:
-    """Where unspool keeps what it pulls: $UNSPOOL_HOME, $XDG_CACHE_HOME/unspool or ~/.cache/unspool."""
+    """The folder of pulled models: $UNSPOOL_HOME, $XDG_CACHE_HOME/unspool or ~/.cache/unspool."""
     if home := os.environ.get("UNSPOOL_HOME"):
         return Path(home).expanduser()
     if cache := os.environ.get("XDG_CACHE_HOME"):
@@ -72,7 +72,7 @@ def available_models() -> tuple[CatalogueEntry, ...]:
 
 
 def installed_models() -> dict[str, Path]:
-    """The short names whose model is here, with the file of each."""
+    """The short names of installed models, with the file of each."""
     found = {entry.name: _find_file(entry) for entry in CATALOGUE}
     return {name: path for name, path in found.items() if path is not None}
 
@@ -84,9 +84,9 @@ def find_model(name: str) -> Path | None:
 
 
 def pull(name: str, progress: Progress | None = None) -> Path:
-    """Fetch a model by short name or hub id, unless it is here, and return where it lies.
+    """Fetch a model by short name or hub id, unless it is installed, and return its path.
 
-    `progress` gets what is being done ("present", "wait", "download", "extract"), bytes done and bytes in all.
+    `progress` gets the stage ("present", "wait", "download", "extract"), the bytes done and the total.
     """
     entry = find_entry(name)
     if entry is None:
@@ -105,7 +105,7 @@ def pull(name: str, progress: Progress | None = None) -> Path:
 
 
 def describe_unknown(name: str, looked_for: tuple[str, ...]) -> str:
-    """The text of the error for a name that nothing is found under."""
+    """The error message for an unknown name."""
     short_names = [short for entry in CATALOGUE for short in (entry.name, *entry.aliases)]
     close = difflib.get_close_matches(name.lower(), short_names, n=1, cutoff=0.5)
     meant = f" Did you mean {close[0]!r}?" if close else ""
@@ -121,7 +121,7 @@ def _stored_path(entry: CatalogueEntry) -> Path:
 
 
 def _find_file(entry: CatalogueEntry) -> Path | None:
-    """The entry's file in unspool's store or in its installed package, if it is there at its full size."""
+    """The entry's file in unspool's store or in its installed package, if it is complete."""
     candidates = [_stored_path(entry)]
     package, *inner = PurePosixPath(entry.member).parts
     spec = importlib.util.find_spec(package)  # finds the package without importing it

@@ -1,4 +1,4 @@
-"""The formats weights are stored in, and how each becomes numbers: plain torch, a few megabytes at a time."""
+"""The storage formats of weights, and their dequantisation: plain torch, a few megabytes at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from unspool.errors import LoadError, UnsupportedError
 
-CHUNK_BYTES = 8 << 20  # what a chunk of rows may take once it is float32
+CHUNK_BYTES = 8 << 20  # the size of a chunk of rows in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +147,9 @@ def find_stored_type(name: str, tensor: str, supported: tuple[str, ...]) -> Stor
 def iterate_rows(
     raw: torch.Tensor, stored: StoredType, chunk_bytes: int = CHUNK_BYTES
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """Unpack rows of bytes (rows, bytes a row) chunk by chunk: yields the first row's index and the values.
+    """Unpack rows of bytes (rows, bytes per row) chunk by chunk: yields the first row's index and the values.
 
-    Quantised formats come out as float32, plain ones as what they are (a view where the bytes are aligned).
+    Quantised formats come out as float32, plain ones unchanged (a view if the bytes are aligned).
     """
     num_rows, row_bytes = raw.shape
     values_per_row = row_bytes // stored.block_bytes * stored.block_values
@@ -164,7 +164,7 @@ def iterate_rows(
 
 
 def _reinterpret(raw: torch.Tensor, stored: StoredType) -> torch.Tensor:
-    """The bytes of a plain format as its numbers, copied only where they lie unaligned."""
+    """The bytes of a plain format as its numbers, copied only if they are unaligned."""
     assert stored.dtype is not None
     if raw.storage_offset() % stored.block_bytes:
         raw = raw.clone(memory_format=torch.contiguous_format)

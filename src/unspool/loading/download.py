@@ -1,4 +1,4 @@
-"""A file over HTTP that goes on where an earlier attempt, in this process or another, was cut off."""
+"""Resumable HTTP downloads: a file continues where an earlier attempt, in this process or another, was cut off."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Report = Callable[[int, int], None]  # bytes done, bytes in all
 
 _CHUNK_BYTES = 1 << 20
 _SECONDS = 30.0  # without a byte
-_MOST_TRIES = 5  # in a row that bring nothing
+_MOST_TRIES = 5  # in a row without a byte
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 _NETWORK = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
 
 
 class CutOffError(LoadError):
-    """The connection ended before the file did; what has come is kept."""
+    """The connection ended before the file did; what was received is kept."""
 
 
 def read_url(url: str, most_bytes: int, accept: str = "*/*") -> tuple[bytes, str]:
-    """The content of a small page, and its type; a LoadError where there is none."""
+    """The content of a small page, and its type; raises LoadError if it can't be read."""
     try:
         with _open(url, {"Accept": accept}) as response:
             data = response.read(most_bytes + 1)
@@ -42,9 +42,9 @@ def read_url(url: str, most_bytes: int, accept: str = "*/*") -> tuple[bytes, str
 
 
 def download(url: str, part: Path, *, most_bytes: int, sha256: str | None, report: Report) -> None:
-    """Bring the file at `url` to `part`, from where `part` ends if the server offers that, else from its start.
+    """Download the file at `url` to `part`, from where `part` ends if the server supports ranges, else from its start.
 
-    Beside `part` stands a note of the address it is from, so that no two files are mixed.
+    A note beside `part` has the address it is from, so that no two files are mixed.
     """
     note = part.with_suffix(".json")
     tries = 0
@@ -70,13 +70,13 @@ def download(url: str, part: Path, *, most_bytes: int, sha256: str | None, repor
 
 
 def remove_part(part: Path) -> None:
-    """Forget what has come of a file."""
+    """Remove what was received of a file."""
     part.unlink(missing_ok=True)
     part.with_suffix(".json").unlink(missing_ok=True)
 
 
 def _continue(url: str, part: Path, note: Path, most_bytes: int, report: Report) -> bool:
-    """One request; True once the file is whole, a network's error where it was cut off."""
+    """One request; returns True once the file is complete, raises a network error if it was cut off."""
     tag = _read_tag(note, url)
     done = _size_of(part) if tag is not None else 0
     headers = {"Range": f"bytes={done}-"} if done else {}
@@ -85,7 +85,7 @@ def _continue(url: str, part: Path, note: Path, most_bytes: int, report: Report)
     try:
         response = _open(url, headers)
     except urllib.error.HTTPError as error:
-        if error.code != 416:  # nothing lies behind what is here: it is whole, or another file
+        if error.code != 416:  # nothing follows what is here: it is complete, or another file
             raise
         total = re.fullmatch(r"bytes \*/(\d+)", error.headers.get("Content-Range", ""))
         if total is not None and int(total[1]) == done:
@@ -120,13 +120,13 @@ def _continue(url: str, part: Path, note: Path, most_bytes: int, report: Report)
 def _open(url: str, headers: dict[str, str]) -> Any:
     if not url.startswith(("http://", "https://")):
         raise LoadError(f"{url!r:.200} is not an address of the web")
-    # Packed on the way, a file could not go on from a number of bytes.
+    # A compressed transfer could not be resumed at a byte offset.
     request = urllib.request.Request(url, headers={"User-Agent": "unspool", "Accept-Encoding": "identity", **headers})
     return urllib.request.urlopen(request, timeout=_SECONDS)
 
 
 def _read_extent(response: Any) -> tuple[int, int | None]:
-    """Where in the file a response starts, and how long the file is, if it says so."""
+    """The offset at which a response starts, and the length of the file, if it is given."""
     if response.status == 206:
         match = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
         if match is None:
@@ -137,13 +137,13 @@ def _read_extent(response: Any) -> tuple[int, int | None]:
 
 
 def _find_tag(response: Any) -> str:
-    """What tells a file from a later one at the same address; empty where the server does not say."""
+    """The entity tag, which changes with the file at an address; empty if the server gives none."""
     tag = str(response.headers.get("ETag", ""))
-    return tag if tag.startswith('"') and len(tag) < 500 else ""  # a weak one promises no equal bytes
+    return tag if tag.startswith('"') and len(tag) < 500 else ""  # a weak one does not promise equal bytes
 
 
 def _read_tag(note: Path, url: str) -> str | None:
-    """The tag of what has come; None where it is from another address, or nothing has."""
+    """The tag of what was received; None if it is from another address, or there is nothing."""
     try:
         said = read_json_object(note, 1 << 16)
     except LoadError:

@@ -59,7 +59,7 @@ class GGUFFile(MappedTensors):
 
 
 class _Header:
-    """One pass over the header. `_at` is where the next byte is read."""
+    """One pass over the header. `_at` is the offset of the next byte."""
 
     def __init__(self, file: MappedFile) -> None:
         self._file = file
@@ -161,7 +161,7 @@ class _Header:
                 if at > size:
                     break
                 add(buffer[start:at].decode())
-        except struct.error:  # not even the length is there
+        except struct.error:  # even the length is missing
             at += 8
         except UnicodeDecodeError:
             self._fail(f"string {len(strings)} of the array {key!r} is not UTF-8")
@@ -226,7 +226,7 @@ class _Header:
         return TensorInfo(name, shape, stored.name, stored.count_bytes(shape)), offset
 
     def _check_extents(self, tensors: dict[str, tuple[TensorInfo, int]], data: int) -> None:
-        """Every tensor lies in the file, and no two share bytes."""
+        """Raise unless every tensor is inside the file and no two overlap."""
         in_order = sorted(tensors.values(), key=lambda tensor: tensor[1])
         end = 0
         for info, offset in in_order:

@@ -1,4 +1,4 @@
-"""A lock between processes that ends with the process that holds it, however that ends."""
+"""A lock between processes that is released when the process that holds it ends in any way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _SECONDS_BETWEEN_TRIES = 0.2
-_NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS)  # what file systems without locks say
+_NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS)  # errors of file systems without locks
 
 
 @contextmanager
@@ -19,7 +19,7 @@ def hold_lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            # Whoever held it may have removed the file since it was opened: then the lock is on nothing.
+            # The last holder may have removed the file since it was opened: then the lock has no effect.
             if _try_lock(descriptor) and _is_at(descriptor, path):
                 break
         except BaseException:

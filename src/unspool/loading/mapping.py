@@ -35,7 +35,7 @@ def _map_file(path: Path) -> mmap.mmap:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except UnspoolError:
         raise
-    except ValueError:  # what mmap says of an empty file
+    except ValueError:  # mmap refuses an empty file
         raise LoadError(f"{path} is empty: download it again") from None
     except OSError as error:
         raise LoadError(f"{path} can't be read: {error.strerror or error}") from error
@@ -61,7 +61,7 @@ class MappedFile:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor's bytes lie."""
+    """The location of a tensor's bytes."""
 
     info: TensorInfo
     file: MappedFile
@@ -74,7 +74,7 @@ class MappedTensors:
     def __init__(self, location: Path, places: dict[str, Place]) -> None:
         self.location = location
         self._places = places
-        self._lent: set[str] = set()  # tensors of which read() gave out a view
+        self._lent: set[str] = set()  # tensors of which read() returned a view
 
     def names(self) -> list[str]:
         """The names of all tensors, in the order of the file."""
@@ -99,13 +99,13 @@ class MappedTensors:
         return place.file.tensor[place.offset : place.offset + place.info.nbytes]
 
     def read(self, name: str, *, dtype: torch.dtype, rows: tuple[int, int] | None = None) -> torch.Tensor:
-        """The tensor, or a range of its rows, as `dtype`: a view of the file where nothing is converted."""
+        """The tensor, or a range of its rows, as `dtype`: a view of the file if nothing is converted."""
         info = self.info(name)
         stored = STORED_TYPES[info.stored]
         raw, shape = self.raw(name), info.shape
         if rows is not None:
             first, last = _check_rows(info, rows)
-            if len(shape) == 1 and stored.block_values > 1:  # its blocks lie across what rows would be
+            if len(shape) == 1 and stored.block_values > 1:  # its blocks would cross rows
                 return self.read(name, dtype=dtype)[first:last]
             raw = raw.view(shape[0], -1)[first:last].flatten() if raw.numel() else raw
             shape = (last - first, *shape[1:])
@@ -162,7 +162,7 @@ class MappedTensors:
             )
 
     def blocks(self, name: str) -> Blocks | None:
-        """A quantised tensor's own blocks, where they have the form that products read; NaN is refused."""
+        """A quantised tensor's own blocks, if they have the form that products read; NaN is refused."""
         info = self.info(name)
         found = read_blocks(self.raw(name), info.stored, info.shape)
         if found is not None:
@@ -172,16 +172,16 @@ class MappedTensors:
         return found
 
     def release(self, name: str) -> None:
-        """Let go of the memory that reading this tensor mapped in.
+        """Release the memory that reading this tensor mapped in.
 
-        A tensor that read() lent out as a view is left alone: its holder may have written to it.
+        A tensor that read() returned as a view is kept: its holder may have written to it.
         """
         place = self._place(name)
         if name not in self._lent:
             place.file.release(place.offset, place.info.nbytes)
 
     def close(self) -> None:
-        """Give up the files; views already handed out stay valid."""
+        """Close the files; views already returned stay valid."""
         self._places = {}
 
 
@@ -193,7 +193,7 @@ def _check_rows(info: TensorInfo, rows: tuple[int, int]) -> tuple[int, int]:
 
 
 def _as_matrix(raw: torch.Tensor, shape: tuple[int, ...], stored: StoredType) -> torch.Tensor:
-    """Bytes as (rows, bytes a row); a plain vector is rows of one number, so that it too goes in chunks."""
+    """Bytes as (rows, bytes per row); a plain vector is rows of one number, so that it is chunked too."""
     if raw.numel() == 0:
         return raw.view(0, stored.block_bytes)
     if len(shape) < 2:

@@ -1,4 +1,4 @@
-"""A model from its files: weights, tokenizer and generation settings put together."""
+"""Loading a model from its files: weights, tokenizer and generation settings."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from typing import Any
 import torch
 
 from unspool.config import GenerationConfig
-from unspool.errors import ResourceError, SettingError, UnsupportedError, is_out_of_memory
+from unspool.errors import ResourceError, SettingError, UnsupportedError
 from unspool.kernels.cpu import find_library
 from unspool.kernels.cpu.library import MOST_THREADS
 from unspool.kernels.presence import has_triton
-from unspool.loading.source import Source, open_source
+from unspool.loading.source import OpenedModel, open_source
 from unspool.models.adapters import Adapted
 from unspool.models.adapters.folder import load_adapted
 from unspool.models.assembly import Packing
 from unspool.models.native import NativeModel
 from unspool.models.registry import build_model, can_pack, find_family, name_architecture
+from unspool.shortage import is_out_of_memory
 from unspool.text import Tokenizer, tokenizer_from_gguf
 
 Progress = Callable[[str, int, int], None]
@@ -48,7 +49,7 @@ class LoadedParts:
 
 @dataclass(frozen=True, slots=True)
 class FileOrigin:
-    """The files that a model was loaded from, and how: what is handed to another process instead of its weights."""
+    """The files that a model was loaded from, and how: sent to another process instead of its weights."""
 
     location: Path
     asked: torch.dtype | None  # the dtype that load() was given
@@ -89,7 +90,7 @@ def load_parts(
     except (MemoryError, RuntimeError, OSError) as error:
         if not is_out_of_memory(error):
             raise
-        traceback.clear_frames(error.__traceback__)  # they hold the weights that there was room for
+        traceback.clear_frames(error.__traceback__)  # they hold the weights that were loaded so far
         raise ResourceError(
             f"{str(name)!r:.200} needs more memory than {where} has free. Close other programs, use a smaller model or "
             "one with fewer bits (quantize='int4', a GGUF file), or another device"
@@ -145,8 +146,8 @@ def _load_parts(
     return LoadedParts(str(name), source.location, model, tokenizer, settings)
 
 
-def _choose_adapter(native: bool | None, source: Source, quantize: str | None) -> bool:
-    """Whether transformers is to read and run the model: where there is no native one, or where it is asked for."""
+def _choose_adapter(native: bool | None, source: OpenedModel, quantize: str | None) -> bool:
+    """Whether transformers reads and runs the model: if there is no native one, or if it is asked for."""
     if native not in (None, True, False):
         raise SettingError(
             f"native={native!r:.40} is neither True nor False, nor None for a native model if there is one"
@@ -165,9 +166,9 @@ def _choose_adapter(native: bool | None, source: Source, quantize: str | None) -
 
 
 def _choose_packing(
-    quantize: str | None, source: Source, device: torch.device, dtype: torch.dtype | None
+    quantize: str | None, source: OpenedModel, device: torch.device, dtype: torch.dtype | None
 ) -> Packing | None:
-    """How the matrices are quantised: as asked; else a GGUF's own blocks, where there are products for them."""
+    """How the matrices are quantised: as asked; else a GGUF's own blocks, if there are products for them."""
     if quantize not in ("auto", "int8", "int4", None):
         raise SettingError(f"quantize={quantize!r:.40} is not known; use 'int8', 'int4', or None for plain numbers")
     if quantize is None:
@@ -189,7 +190,7 @@ def _choose_packing(
 
 
 def _use_threads(threads: int | None) -> None:
-    """How many threads the CPU library uses, in this process."""
+    """Set the number of threads of the CPU library in this process."""
     if threads is None:
         return
     if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:
@@ -200,8 +201,8 @@ def _use_threads(threads: int | None) -> None:
     torch.set_num_threads(threads)
 
 
-def _read_tokenizer(source: Source) -> Tokenizer | None:
-    """A folder may do without a tokenizer: its model is then prompted by token ids."""
+def _read_tokenizer(source: OpenedModel) -> Tokenizer | None:
+    """A folder need not have a tokenizer: its model is then prompted by token ids."""
     if source.kind == "gguf":
         return tokenizer_from_gguf(source.config) if "tokenizer.ggml.model" in source.config else None
     has_one = any((source.location / name).is_file() for name in _TOKENIZER_FILES)
@@ -232,8 +233,8 @@ def _read_dtype(dtype: Any) -> torch.dtype | None:
     return dtype  # type: ignore[no-any-return]  # one of the table's
 
 
-def _choose_dtype(source: Source, device: torch.device) -> torch.dtype:
-    """float32 on a CPU, where half precision is slow; on a GPU what most weights are stored in."""
+def _choose_dtype(source: OpenedModel, device: torch.device) -> torch.dtype:
+    """float32 on a CPU, where half precision is slow; on a GPU the dtype of most stored weights."""
     if device.type == "cpu":
         return torch.float32
     stored = [source.tensors.info(name) for name in source.tensors.names()]

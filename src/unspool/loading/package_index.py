@@ -1,4 +1,4 @@
-"""Where the Python registry keeps a package's wheel: its address and its sha256, by the simple repository API."""
+"""Finding a package's wheel on the Python registry: its address and its sha256, by the simple repository API."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WheelLink:
 
 
 def find_wheel(package: str, version: str) -> WheelLink | None:
-    """The wheel of a package for any system; None where the index is not one that can be asked here.
+    """The wheel of a package for any system; None if the index can't be queried here.
 
     The index is $PIP_INDEX_URL or the usual one. What pip alone knows (its files of settings, credentials, other
     sources) is left to pip.

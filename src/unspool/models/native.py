@@ -15,7 +15,7 @@ from unspool.cache import Cache, KeyShape, make_cache
 from unspool.errors import InputError, UnsupportedError
 from unspool.models.handing import Origin, Reduced, reduce_model
 from unspool.models.weights import AnyEmbedding, AnyLinear, convert_tensors, iterate_tensors
-from unspool.protocols import LAST, Encoded, Forward, ModelInfo, Want
+from unspool.protocols import LAST, Encoded, Forward, ModelInfo, Want, name_sizes
 
 
 class ModelConfig(SimpleNamespace):
@@ -129,11 +129,11 @@ class NativeModel(ABC):
 
     @property
     def fingerprint(self) -> str:
-        """An identifier of this model: a hash of its sizes, its dtype and a sample of its weights."""
+        """An identifier of this model in every process: a hash of its sizes, its dtype and a sample of its weights."""
         some = torch.arange(0, self.info.vocab_size, max(1, self.info.vocab_size // 64), device=self.device)
         rows = self.get_input_embeddings()(some)
         sample = rows.flatten()[:: max(1, rows.shape[1] // 16)].float().cpu()
-        identity = (self.info, str(self.dtype), [f"{value:.4e}" for value in sample.tolist()])
+        identity = (name_sizes(self.info), str(self.dtype), [f"{value:.4e}" for value in sample.tolist()])
         return f"{self.info.family}-{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}"
 
     def _key_shape(self, num_layers: int) -> KeyShape:

@@ -1,4 +1,4 @@
-"""Streamers: objects that a generation puts tokens into, and that give text out as it becomes final."""
+"""Streamers: objects that receive a generation's tokens, and output text as it becomes final."""
 
 from unspool.streaming.async_iterator import AsyncTextIteratorStreamer
 from unspool.streaming.base import BaseStreamer, DecodingTokenizer, StreamCancelled

@@ -41,7 +41,7 @@ class AsyncTextIteratorStreamer(TextStreamer):
     def end(self) -> None:
         """Give the reader the rest of the text, and the end."""
         self._cancellation.end()
-        with suppress(StreamCancelled):  # nobody is left to hear of the end
+        with suppress(StreamCancelled):  # no reader is left
             super().end()
 
     def fail(self, error: BaseException) -> None:
@@ -67,7 +67,7 @@ class AsyncTextIteratorStreamer(TextStreamer):
         except RuntimeError as error:
             if not self.loop.is_closed():
                 raise
-            # Nobody can read any more, which is what cancelling means.
+            # Nothing can read any more, which is the same as cancelling.
             raise StreamCancelled("the event loop that read this stream is closed") from error
 
     def __aiter__(self) -> AsyncTextIteratorStreamer:

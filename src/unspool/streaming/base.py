@@ -1,4 +1,4 @@
-"""What every streamer is, and what iterator streamers share: an end by error, and cancelling."""
+"""The base of all streamers, and what iterator streamers share: ending with an error, and cancelling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unspool.numeric import is_number
 
 
 class DecodingTokenizer(Protocol):
-    """The one thing a streamer asks of a tokenizer, unspool's or anyone's."""
+    """The one method that a streamer needs from a tokenizer, unspool's or another."""
 
     def decode(self, token_ids: Any, /, **kwargs: Any) -> Any:
         """The text of the ids."""
@@ -20,11 +20,11 @@ class DecodingTokenizer(Protocol):
 
 
 class StreamCancelled(Exception):  # noqa: N818 - a signal to stop cleanly, no error
-    """The reader of a stream has gone: whoever puts tokens into it stops, and that is a clean stop."""
+    """The reader of a stream is gone: the producer stops, which is not an error."""
 
 
 class BaseStreamer:
-    """The base of all streamers: `put` receives tokens as they are chosen, `end` says that no more come."""
+    """The base of all streamers: `put` receives tokens as they are chosen, `end` is called after the last."""
 
     def put(self, value: torch.Tensor) -> None:
         """Receive the prompt's tokens (first call), then the newly emitted ones."""
@@ -36,7 +36,7 @@ class BaseStreamer:
 
 
 class Failure:
-    """An error on its way through a queue from the thread that generates to the one that reads."""
+    """An error that a queue carries from the generating thread to the reader."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -51,7 +51,7 @@ class Cancellation:
         self._is_ended = False
 
     def cancel(self) -> None:
-        """Ask the producer to stop. Nothing happens where it already ended: a later use must not die of it."""
+        """Ask the producer to stop. Does nothing if it already ended, so that a later use is not cancelled."""
         with self._lock:
             self._is_cancelled = not self._is_ended
 
@@ -70,7 +70,7 @@ class Cancellation:
 
 
 def check_timeout(timeout: float | None) -> float | None:
-    """The timeout, if it is one that a queue can wait for."""
+    """The timeout; raises if a queue can't wait for it."""
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):

@@ -37,11 +37,11 @@ class TextStreamer(BaseStreamer):
         self.skip_prompt = skip_prompt
         self.decode_kwargs = decode_kwargs
         self.token_cache: list[int] = []  # the tokens of the line that is being formed
-        self.print_len = 0  # characters of that line that are already out
+        self.print_len = 0  # characters of that line that were already passed on
         self.next_tokens_are_prompt = True
 
     def put(self, value: torch.Tensor) -> None:
-        """Receive tokens, and hand on the text that became final: a line, ideographs, or up to the last space."""
+        """Receive tokens, and pass on the text that became final: a line, ideographs, or up to the last space."""
         if value.ndim > 1 and value.shape[0] > 1:
             raise InputError(
                 f"{type(self).__name__} shows one row and was given {value.shape[0]}; "
@@ -63,7 +63,7 @@ class TextStreamer(BaseStreamer):
         self.on_finalized_text(final)
 
     def end(self) -> None:
-        """Hand on what is left, and be ready for another generation."""
+        """Pass on the rest, and reset for another generation."""
         rest = self._decode_cache()[self.print_len :] if self.token_cache else ""
         self.reset()
         self.on_finalized_text(rest, stream_end=True)

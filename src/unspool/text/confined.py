@@ -17,7 +17,7 @@ import tokenizers
 
 from unspool.errors import InputError, LoadError
 
-SECONDS = 4  # of CPU time, and as many for each megabyte of text
+SECONDS = 3  # of CPU time, and as many for each million characters of text
 MEMORY_BYTES = 1 << 30  # and `_MEMORY_OF_A_CHARACTER` for each character
 _MEMORY_OF_A_CHARACTER = 400
 _START_SECONDS = 30  # of wall time, until the process has its libraries; the machine may be busy

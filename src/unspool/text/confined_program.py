@@ -24,9 +24,12 @@ def _set_limits(seconds: int, memory: int) -> None:
         return
     _, highest = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds + 2, seconds + 3))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds + 1, seconds + 2))
     if highest == resource.RLIM_INFINITY or memory < highest:
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        try:
+            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        except (OSError, ValueError):  # macOS has no such limit
+            return
 
 
 def _encode(request: dict[str, object]) -> dict[str, object]:

@@ -19,12 +19,13 @@ import tokenizers
 from unspool.text.confined import encode_confined
 from unspool.text.patterns import find_work
 
-MAX_STEPS_HERE = 1_000_000_000  # of a few nanoseconds each
+MAX_STEPS_HERE = 2_000_000_000  # of a few nanoseconds each
 MAX_BYTES_HERE = 4 << 20  # that rules may make of a text, where they may make more than four times as much of it
 MAX_TRIES_HERE = 128  # at each place of a text; the patterns in use have some twenty
 _USUAL_GROWTH = 4.0
 _STEPS_OF_A_PIECE_BYTE = 20  # looking up a unigram piece, for each byte of the longest one
 _BYTES_PUT_BEFORE = 64  # at most, to every text
+_ASCII = bytes(range(128))
 
 # The most bytes that a rule makes of one. Normal forms: U+FDFA becomes 18 letters.
 _GROWTH = {
@@ -43,15 +44,19 @@ class Workload:
     """The worst that a tokenizer may do to a text: bytes made of one, steps at each, the power they grow with."""
 
     growth: float = 1.0
+    growth_of_ascii: float = 1.0
     tries: int = 1
     degree: int | None = 1
 
-    def fits_here(self, sizes: Sequence[int]) -> bool:
-        """Whether texts of these sizes in bytes are no danger to this process."""
+    def fits_here(self, texts: Sequence[str]) -> bool:
+        """Whether encoding these texts is no danger to this process."""
+        sizes = [(len(data), len(data.translate(None, _ASCII))) for data in (text.encode() for text in texts)]
         if self.degree is None:
             return False
-        grown = [(size + _BYTES_PUT_BEFORE) * self.growth for size in sizes]
-        if self.growth > _USUAL_GROWTH and sum(grown) > MAX_BYTES_HERE:
+        grown = [
+            (size - other + _BYTES_PUT_BEFORE) * self.growth_of_ascii + other * self.growth for size, other in sizes
+        ]
+        if sum(grown) > max(MAX_BYTES_HERE, _USUAL_GROWTH * sum(size + _BYTES_PUT_BEFORE for size, _ in sizes)):
             return False
         if self.degree == 1 and self.tries <= MAX_TRIES_HERE:
             return True
@@ -60,20 +65,21 @@ class Workload:
 
 def measure_workload(backend: tokenizers.Tokenizer) -> Workload:
     """The workload of a tokenizer's normalizers, pre-tokenizers and model."""
-    growth, tries, degrees = 1.0, 0, [1]
+    growth, growth_of_ascii, tries, degrees = 1.0, 1.0, 0, [1]
     for rule in [*_list_rules(backend.normalizer), *_list_rules(backend.pre_tokenizer)]:
         growth *= find_growth(rule)
+        growth_of_ascii *= _find_growth_of_ascii(rule)
         pattern = rule.get("pattern")
         if isinstance(pattern, dict) and isinstance(pattern.get("Regex"), str):
             work = find_work(pattern["Regex"])
             tries += work.tries
             if work.degree is None:
-                return Workload(growth, tries, None)
+                return Workload(growth, growth_of_ascii, tries, None)
             degrees.append(work.degree)
     if isinstance(backend.model, tokenizers.models.Unigram):
         longest = max((len(piece.encode("utf-8", "replace")) for piece in backend.get_vocab(False)), default=0)
         tries += longest * _STEPS_OF_A_PIECE_BYTE
-    return Workload(growth, max(1, tries), max(degrees))
+    return Workload(growth, growth_of_ascii, max(1, tries), max(degrees))
 
 
 def find_growth(rule: Mapping[str, Any]) -> float:
@@ -84,6 +90,16 @@ def find_growth(rule: Mapping[str, Any]) -> float:
     if kind == "Precompiled":
         return max(1.0, measure_charsmap(base64.b64decode(rule.get("precompiled_charsmap") or "")))
     return _GROWTH.get(str(kind), 1.0)
+
+
+def _find_growth_of_ascii(rule: Mapping[str, Any]) -> float:
+    """The most bytes that a rule makes of one ASCII character."""
+    if rule.get("type") == "Precompiled":
+        # The table is looked up by what is one character to a reader, so these are all.
+        table = tokenizers.normalizers.Precompiled(base64.b64decode(rule.get("precompiled_charsmap") or ""))
+        signs = [*map(chr, _ASCII), "\r\n"]
+        return max(1.0, *(len(table.normalize_str(sign).encode()) / len(sign) for sign in signs))
+    return find_growth(rule) if rule.get("type") in ("Replace", "ByteLevel") else 1.0
 
 
 def _find_growth_of_replacing(pattern: Any, content: Any) -> float:
@@ -108,7 +124,7 @@ def encode_within_limits(
     backend: tokenizers.Tokenizer, workload: Workload, texts: list[str], add_special_tokens: bool
 ) -> list[list[int]]:
     """The ids of texts, made here or in a process of its own."""
-    if workload.fits_here([len(text.encode("utf-8")) for text in texts]):
+    if workload.fits_here(texts):
         return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)]
     return encode_confined(backend, texts, add_special_tokens)
 

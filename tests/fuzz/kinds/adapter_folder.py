@@ -13,7 +13,7 @@ from tests.fuzz.tiny import ADAPTED, MADE_ADAPTED, find_folder, read_config, use
 
 NAME = "adapter_folder"
 SHARE = 0.3  # each takes tenths of a second
-SHORT = 12
+SHORT = 6
 
 
 def warm() -> None:

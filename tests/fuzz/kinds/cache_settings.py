@@ -14,7 +14,7 @@ from tests.fuzz.kinds.decoder_settings import MODELS, STRATEGIES
 NAME = "cache_settings"
 EXACT = ("static", "offloaded", "offloaded_static", "sliding_window", "hybrid", "offloaded_hybrid", "paged")
 RELATIONS = ("kind", "kind", "none", "chunks", "prefix")
-SHORT = 20
+SHORT = 8
 
 
 def warm() -> None:

@@ -16,7 +16,7 @@ STRATEGIES = [
     *("contrastive", "dola", "guidance", "lookup"),
 ]
 RELATIONS = ("alone", "order", "stream", "file", "outputs", "again")
-SHORT = 40
+SHORT = 12
 
 
 def warm() -> None:

@@ -14,7 +14,7 @@ NAME = "encoder_decoder_settings"
 MODELS = ["t5"] * 10 + ["adapted t5", "adapted bart"]
 STRATEGIES = [name for name in decoder_settings.STRATEGIES if name != "dola"]
 CACHES = ("kind", "none", "chunks")
-SHORT = 20
+SHORT = 8
 
 
 def warm() -> None:

@@ -12,7 +12,7 @@ from tests.fuzz.kinds.decoder_settings import MODELS
 
 NAME = "speculative_settings"
 DRAFTERS = ("lookup", "early exit", "model")
-SHORT = 20
+SHORT = 12
 
 
 def warm() -> None:

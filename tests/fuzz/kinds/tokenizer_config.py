@@ -29,19 +29,44 @@ _CONFIG: dict[str, Any] = {
 }
 
 
+_TEMPLATES = (
+    _CONFIG["chat_template"],
+    [{"name": "default", "template": "{{ messages[0].content }}"}, {"name": "tool_use", "template": "{{ tools }}"}],
+    "{{ bos_token }}{{ messages | tojson }}{{ unk_token }}",
+    "{% if %}",
+    "{{ raise_exception('\x1b]0;x') }}",
+)
+_TOKENS = ("<s>", "ab", "<unk>", " ", {"content": "<z>", "lstrip": True, "normalized": False}, "é", "<|im_end|>")
+
+
 def make(rng: Random) -> tuple[bytes, bytes | None]:
+    """A usual configuration with tokens and templates exchanged; now and then something hostile in it."""
     config = {name: value for name, value in _CONFIG.items() if rng.random() < 0.8}
+    for name in ("bos_token", "eos_token", "pad_token", "mask_token"):
+        if rng.random() < 0.3:
+            config[name] = rng.choice(_TOKENS)
     if rng.random() < 0.3:
+        config["chat_template"] = rng.choice(_TEMPLATES)
+    if rng.random() < 0.3:
+        start = rng.choice((4, 4, 4, 5, 3))
+        config["added_tokens_decoder"] = {
+            str(start + place): {
+                "content": rng.choice((f"<{place}>", f"<{place}>", " ab", "<s>")),
+                "special": place % 2 == 0,
+            }
+            for place in range(rng.randrange(6))
+        }
+    if rng.random() < 0.1:
         config[rng.choice(sorted(_CONFIG))] = hostile_value(rng)
-    if rng.random() < 0.2:
+    if rng.random() < 0.1:
         config["added_tokens_decoder"] = {
             rng.choice(("4", "9" * 5000, "-1", "²", "4.0")): {"content": hostile_string(rng)}
         }
-    if config and rng.random() < 0.7:
-        config = mutate_json(rng, config, rng.choice((1, 2, 3)))
+    if config and rng.random() < 0.3:
+        config = mutate_json(rng, config, rng.choice((1, 2)))
     data = dump_json(config)
-    special = dump_json({"bos_token": hostile_value(rng)}) if rng.random() < 0.2 else None
-    return (mutate_bytes(rng, data, 2) if rng.random() < 0.1 else data), special
+    special = dump_json({"bos_token": rng.choice((hostile_value(rng), *_TOKENS))}) if rng.random() < 0.2 else None
+    return (mutate_bytes(rng, data, 2) if rng.random() < 0.05 else data), special
 
 
 def run(given: tuple[bytes, bytes | None], folder: Path) -> None:

@@ -23,10 +23,10 @@ MOST_PEERS: Final = 16
 
 
 def make_peers(asked: Sequence[str], task: Task) -> list[Engine]:
-    """The peers asked for, each known to be able to run its model here; nothing is loaded yet.
+    """The peers asked for, each checked to be able to run its model here; nothing is loaded yet.
 
-    Each is `NAME`, on the task's model, or `NAME=PATH`, on the model in the peer's own form. One that is asked for
-    more than once is called by its file as well.
+    Each is `NAME`, on the task's model, or `NAME=PATH`, on the model in the peer's own form. If a peer is given more
+    than once, its label includes the file.
     """
     if len(asked) > MOST_PEERS:
         raise SettingError(f"{len(asked)} peers are asked for, and at most {MOST_PEERS} can be measured in one run")

@@ -41,7 +41,7 @@ class CTranslate2Peer:
         )
 
     def describe(self) -> str:
-        """Its version and its type of numbers."""
+        """Its version and dtype."""
         return f"CTranslate2 {self._library.__version__}, {self._generator.compute_type}"
 
     def generate(self, prompts: Prompts, num_new: int, *, num_beams: int = 1) -> Timing:
@@ -52,7 +52,7 @@ class CTranslate2Peer:
 
         def note(result: Any) -> bool:
             nonlocal steps_seen
-            if result.step >= steps_seen:  # a call a row: the first of a step stands for it
+            if result.step >= steps_seen:  # called once per row: the first call of a step counts
                 steps_seen = result.step + 1
                 timing.note_step()
             return False

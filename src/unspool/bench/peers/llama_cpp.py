@@ -66,7 +66,7 @@ class LlamaCppPeer:
         return f"llama-cpp-python {self._llama.__version__}, {kind}, {self._threads} threads"
 
     def generate(self, prompts: Prompts, num_new: int, *, num_beams: int = 1) -> Timing:
-        """Decode greedily: all rows in one batch, a sequence each."""
+        """Decode greedily: all rows in one batch, one sequence per row."""
         assert num_beams == 1, "llama.cpp has no beam search"
         llama = self._llama
         llama.llama_memory_clear(llama.llama_get_memory(self._context), True)
@@ -84,7 +84,7 @@ class LlamaCppPeer:
             rows = [[token] for token in chosen]
 
     def _read(self, rows: list[list[int]], start: int) -> list[int]:
-        """Read every row's tokens, which stand from position `start` on; the likeliest token after each row."""
+        """Read every row's tokens from position `start` on; returns the most likely token after each row."""
         llama, width = self._llama, len(rows[0])
         batch = llama.llama_batch_init(len(rows) * width, 0, 1)
         try:

@@ -30,7 +30,7 @@ class OnnxruntimePeer:
         self._session: Any = None
 
     def load(self) -> None:
-        """Open the file, and see that it is a decoder with past keys."""
+        """Open the file, and check that it is a decoder with past keys."""
         options = self._library.SessionOptions()
         if self._threads is not None:
             options.intra_op_num_threads = self._threads
@@ -74,7 +74,7 @@ class OnnxruntimePeer:
             ids = chosen[:, None]
 
     def _read(self, ids: np.ndarray[Any, Any], start: int, held: dict[str, Any]) -> np.ndarray[Any, Any]:
-        """Read new tokens (rows, new), keep their keys, and choose the likeliest next ones (rows,)."""
+        """Read new tokens (rows, new), keep their keys, and return the most likely next ones (rows,)."""
         rows, num_new = ids.shape
         feeds: dict[str, Any] = {"input_ids": ids, **held}
         if "attention_mask" in self._names:

@@ -1,4 +1,4 @@
-"""Finding a peer's library, or saying how to get it."""
+"""Importing a peer's library, or explaining how to install it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unspool.errors import SettingError, UnsupportedError
 
 
 def import_package(module: str, peer: str, install: str) -> Any:
-    """The module, or the error that says what to install."""
+    """The module; raises an error that names what to install."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -22,7 +22,7 @@ def import_package(module: str, peer: str, install: str) -> Any:
 
 
 def require_path(path: Path | None, task: Task, peer: str, what: str, example: str) -> Path:
-    """What `--peer NAME=PATH` names for a peer that can't read the task's own model."""
+    """The path of `--peer NAME=PATH`, for a peer that can't read the task's own model."""
     if path is None:
         raise SettingError(
             f"the peer {peer} reads {what}, and {task.location.name} is none; make one ({example}) and name it: "
@@ -32,13 +32,13 @@ def require_path(path: Path | None, task: Task, peer: str, what: str, example: s
 
 
 def refuse_path(path: Path | None, peer: str) -> None:
-    """Refuse a model of its own for a peer that reads the task's."""
+    """Raise if a path is given for a peer that reads the task's model."""
     if path is not None:
         raise SettingError(f"the peer {peer} reads the model that is measured, not {path}; say --peer {peer}")
 
 
 def refuse_device(task: Task, peer: str) -> None:
-    """Refuse a GPU for a peer that is built here for CPUs alone."""
+    """Raise if a GPU is asked for with a peer that runs only on CPUs here."""
     if task.device is not None and not task.device.startswith("cpu"):
         raise UnsupportedError(
             f"the peer {peer} is run on a CPU, and --device is {task.device}; leave out --peer {peer}"

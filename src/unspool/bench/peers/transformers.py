@@ -33,7 +33,7 @@ class TransformersPeer:
         self._model: Any = None
 
     def load(self) -> None:
-        """Read the model by transformers' own means."""
+        """Load the model with transformers."""
         task, library = self._task, self._transformers
         library.logging.set_verbosity_error()
         library.logging.disable_progress_bar()
@@ -50,7 +50,7 @@ class TransformersPeer:
         config.eos_token_id, config.pad_token_id = None, 0
 
     def describe(self) -> str:
-        """Its version and its type of numbers."""
+        """Its version and dtype."""
         dtype = str(self._model.dtype).removeprefix("torch.")
         return f"transformers {self._transformers.__version__}, {dtype}, eager on {self._device}"
 

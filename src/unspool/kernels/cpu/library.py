@@ -83,7 +83,7 @@ class Model(ctypes.Structure):
     ]
 
 
-class Store(ctypes.Structure):
+class BufferAddresses(ctypes.Structure):
     """us_store."""
 
     _fields_ = [
@@ -103,7 +103,7 @@ class Scheme(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int32) for name in ("bits", "bytes", "by_channel", "block", "group", "dtype")]
 
 
-class Packing(ctypes.Structure):
+class PackingSchemes(ctypes.Structure):
     """us_packing."""
 
     _fields_ = [("keys", Scheme), ("values", Scheme)]
@@ -142,9 +142,9 @@ class Job(ctypes.Structure):
         ("bases", ctypes.c_void_p),
         ("firsts", ctypes.c_void_p),
         ("early", ctypes.c_void_p),
-        ("own", Store),
-        ("shared", Store),
-        ("packing", Packing),
+        ("own", BufferAddresses),
+        ("shared", BufferAddresses),
+        ("packing", PackingSchemes),
         ("packed", ctypes.c_void_p),
         ("logits", ctypes.c_void_p),
         ("likeliest", ctypes.c_void_p),

@@ -12,12 +12,13 @@ import torch
 
 from unspool.cache import Cache, KeyShape
 from unspool.config import GenerationConfig
-from unspool.errors import InputError, UnspoolError, UnsupportedError, is_out_of_memory
+from unspool.errors import InputError, UnspoolError, UnsupportedError
 from unspool.models.adapters.description import Description
 from unspool.models.adapters.passes import AdapterPass
 from unspool.models.adapters.settings import read_settings
 from unspool.models.handing import Origin, Reduced, reduce_model
-from unspool.protocols import Want
+from unspool.protocols import Want, name_sizes
+from unspool.shortage import is_out_of_memory
 
 OWN_FORWARD = "a transformers model runs its own forward"
 
@@ -167,10 +168,10 @@ class AdaptedModel:
 
     @property
     def fingerprint(self) -> str:
-        """An identifier of this model: a hash of its sizes, its dtype and a sample of its weights."""
+        """An identifier of this model in every process: a hash of its sizes, its dtype and a sample of its weights."""
         table = self.get_input_embeddings().weight
         sample = table[:: max(1, table.shape[0] // 64), :: max(1, table.shape[1] // 16)].detach().float().cpu()
-        identity = (self.info, str(self.dtype), [f"{value:.4e}" for value in sample.flatten().tolist()])
+        identity = (name_sizes(self.info), str(self.dtype), [f"{value:.4e}" for value in sample.flatten().tolist()])
         return f"{self.info.family}-{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}"
 
     @property

@@ -16,6 +16,7 @@ from unspool.models.adapters.passes import AdapterPass, AlignedPass, Measurement
 from unspool.models.arrangement import read_mask
 from unspool.models.decoder.model import CausalOutput
 from unspool.protocols import LAST, Encoded, Forward, Want
+from unspool.shortage import explain_shortage
 
 
 class AdaptedDecoder(AdaptedModel):
@@ -63,6 +64,7 @@ class AdaptedDecoder(AdaptedModel):
         return tuple(pass_.shapes)
 
     # --- a forward pass ------------------------------------------------------------------------------
+    @explain_shortage("a model read tokens")
     @torch.no_grad()
     def forward(
         self,

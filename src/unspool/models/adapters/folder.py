@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from unspool.errors import LoadError, MissingExtraError, UnspoolError, is_out_of_memory
+from unspool.errors import LoadError, MissingExtraError, UnspoolError
 from unspool.models.adapters.door import Adapted, adapt
 from unspool.models.adapters.sizes import check_built, check_claims
 from unspool.models.weights import WeightSource
+from unspool.shortage import is_out_of_memory
 
 EXTRA = "transformers"
 

@@ -19,6 +19,7 @@ from unspool.models.adapters.description import Description
 from unspool.models.adapters.keys import make_pair_keys
 from unspool.models.adapters.passes import Harvest, PlacedPass, pick_columns
 from unspool.protocols import LAST, Encoded, Forward, Want
+from unspool.shortage import explain_shortage
 
 
 class AdaptedPair(AdaptedModel):
@@ -29,6 +30,7 @@ class AdaptedPair(AdaptedModel):
         self._shape: tuple[int, int] | None = None  # heads and width of the decoder's keys
 
     # --- the encoder ---------------------------------------------------------------------------------
+    @explain_shortage("an encoder read its source")
     @torch.no_grad()
     def encode(
         self,
@@ -103,6 +105,7 @@ class AdaptedPair(AdaptedModel):
         return pass_
 
     # --- the decoder ---------------------------------------------------------------------------------
+    @explain_shortage("a model read tokens")
     @torch.no_grad()
     def forward(
         self,

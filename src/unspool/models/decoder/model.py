@@ -31,6 +31,7 @@ from unspool.models.paths.prepared import PACKING_LIMIT, PreparedPath, can_prepa
 from unspool.models.weights import AnyEmbedding, AnyLinear
 from unspool.outputs import Output
 from unspool.protocols import LAST, Encoded, Forward, Stretch, Want
+from unspool.shortage import explain_shortage
 
 
 @dataclass
@@ -149,6 +150,7 @@ class Decoder(NativeModel):
         return self._new_own_cache(kind, rows, capacity, self.spec.num_layers, config)
 
     # --- a forward pass ------------------------------------------------------------------------------
+    @explain_shortage("a model read tokens")
     @torch.no_grad()
     def forward(
         self,

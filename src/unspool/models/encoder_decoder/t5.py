@@ -23,6 +23,7 @@ from unspool.models.native import ModelConfig, NativeModel, take_last
 from unspool.models.weights import Embedding, Linear
 from unspool.outputs import Output
 from unspool.protocols import LAST, Encoded, Forward, ModelInfo, Want
+from unspool.shortage import explain_shortage
 
 _FIRST_TABLE = 512  # initial size of a table, in distances
 
@@ -68,6 +69,7 @@ class T5(NativeModel):
         return self.weights.head
 
     # --- the encoder ---------------------------------------------------------------------------------
+    @explain_shortage("an encoder read its source")
     @torch.no_grad()
     def encode(
         self,
@@ -127,6 +129,7 @@ class T5(NativeModel):
         return cross
 
     # --- the decoder ---------------------------------------------------------------------------------
+    @explain_shortage("a model read tokens")
     @torch.no_grad()
     def forward(
         self,

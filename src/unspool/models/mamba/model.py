@@ -20,6 +20,7 @@ from unspool.models.native import ModelConfig, NativeModel, take_last
 from unspool.models.weights import Embedding, Linear
 from unspool.outputs import Output
 from unspool.protocols import LAST, Encoded, Forward, ModelInfo, Want
+from unspool.shortage import explain_shortage
 
 
 @dataclass
@@ -89,6 +90,7 @@ class Mamba(NativeModel):
         return KeyShape(num_layers, 0, 0, self.dtype, self.device, self.info.layer_kinds, config=self.config)
 
     # --- a forward pass ------------------------------------------------------------------------------
+    @explain_shortage("a model read tokens")
     @torch.no_grad()
     def forward(
         self,

@@ -16,11 +16,11 @@ from unspool.kernels.alibi import alibi_slopes
 from unspool.kernels.cpu import Library, find_library, why_missing
 from unspool.kernels.cpu.library import (
     CHUNK,
+    BufferAddresses,
     Job,
     Model,
-    Packing,
+    PackingSchemes,
     Steps,
-    Store,
     describe_matrix,
     point,
 )
@@ -56,7 +56,7 @@ _KEYS_AHEAD: Final = 1024  # positions by which working memory grows
 # Tokens of a pass; for many more of them torch's products of plain floats are as fast. Measured on Arm alone.
 _MOST_FLOAT: Final = {"neon_dot": CHUNK, "neon_i8mm": CHUNK}
 _MOST_FLOAT_ELSEWHERE: Final = 16
-Piece = tuple[int, int, int]  # a row, and the first and the last (exclusive) of its tokens
+TokenRange = tuple[int, int, int]  # a row, and the first and the last (exclusive) of its tokens
 _NAMES: Final = (
     *("tokens", "positions", "own_rows", "own_places", "shared_rows", "shared_counts", "wanted", "bases", "firsts"),
 )
@@ -86,7 +86,7 @@ def explain_no_library(
 
 
 class StretchCall:
-    """The arguments of a call that takes several steps, kept from one to the next: making them anew costs more than a
+    """The arguments of a call that takes several steps, reused by the next one: building them costs more than a
     layer."""
 
     def __init__(self, num_rows: int, most_steps: int, vocab_size: int) -> None:
@@ -103,7 +103,7 @@ class StretchCall:
         self._ends: tuple[int, ...] = ()
         addresses = [ctypes.addressof(numbers) for numbers in self._numbers]
         self.job = Job(
-            *(num_rows, num_rows, 0, 0, *addresses, None, Store(), Store(), Packing(), None),
+            *(num_rows, num_rows, 0, 0, *addresses, None, BufferAddresses(), BufferAddresses(), PackingSchemes(), None),
             *(self._logits.data_ptr(), ctypes.addressof(self._likeliest)),
         )
         self.steps = Steps(0, 0, None, *(addresses[place] for place in (0, 1, 3)), ctypes.addressof(self._chosen))
@@ -116,7 +116,7 @@ class StretchCall:
         scratch: int,
         ends: tuple[int, ...],
     ) -> None:
-        """Let it begin with the rows' last tokens, where the span begins."""
+        """Set the rows' last tokens and the start of the span as the first step's input."""
         at = keys.addresses
         self.job.own, self.job.shared, self.job.packing, self.job.packed = at.own, at.shared, at.packing, at.packed
         self._numbers[7][:] = keys.bases or [0] * self.num_rows
@@ -132,7 +132,7 @@ class StretchCall:
         self.job.most_keys, self.job.scratch, self.steps.num_steps = span.stop, scratch, span.num_new
 
     def read(self) -> list[list[int]]:
-        """What the steps that were taken chose, a row each."""
+        """The tokens of the steps that were taken, one list per row."""
         chosen, rows = self._chosen, self.num_rows
         return [chosen[first : first + rows] for first in range(0, self.steps.num_done * rows, rows)]
 
@@ -142,10 +142,10 @@ class WholeStep:
 
     most_tokens: int | None  # of a pass that is faster here; None: all are
 
-    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, outlook: AttentionViews, library: Library) -> None:
+    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, views: AttentionViews, library: Library) -> None:
         self._spec = spec
         self._weights = weights
-        self._outlook = outlook
+        self._views = views
         self._library = library
         self._kept = list(iterate_tensors(weights))  # what the description points to
         self.most_tokens = None
@@ -173,7 +173,7 @@ class WholeStep:
 
     # --- the description -------------------------------------------------------------------------------
     def _describe(self) -> None:
-        """Tell the library where the weights lie."""
+        """Build the C structs with the addresses of the weights."""
         spec, weights = self._spec, self._weights
         assert weights.final_norm is not None
         self._layers = (CLayer * spec.num_layers)(
@@ -232,7 +232,7 @@ class WholeStep:
 
     def _follow_moves(self) -> None:
         """Describe the decoder again if a tensor has moved: share_memory_(), set_() and torch's own pickling give a
-        tensor other memory, and its old address is somebody else's then."""
+        tensor other memory, and its old address may then be reused."""
         if find_addresses(self._kept) == self._kept_at and find_addresses(self._tables) == self._tables_at:
             return
         if [_describe_form(tensor) for tensor in self._kept] != self._forms:
@@ -243,14 +243,14 @@ class WholeStep:
         self._describe()
 
     def _reach(self, stop: int) -> None:
-        """Let the description be true, and the layers' tables of positions cover what this pass reads."""
+        """Update the description if needed, and extend the layers' position tables to what this pass reads."""
         self._follow_moves()
         if stop <= self._room:
             return
         tables: dict[LayerKind, torch.Tensor | None] = {}
         for index in range(self._spec.num_layers):
             kind = self._spec.kind_of(index)
-            table = tables.setdefault(kind, self._outlook.table_of(kind, stop))
+            table = tables.setdefault(kind, self._views.table_of(kind, stop))
             if table is not None:
                 self._layers[index].rope = table.data_ptr()
                 self._room = table.shape[0]
@@ -280,9 +280,9 @@ class WholeStep:
             self._reach(span.stop)
             self._prepare_scratch(num_tokens, num_tokens * (1 + len(want.early)), span.stop)
             model = self._model_of(want.exit_layer)
-            for pieces in self._cut(span):
-                outputs = self._fill(pieces, tokens, span, keys, wants_all)
-                self._run(model, pieces, outputs, span, keys.addresses, made, want.early if outputs else ())
+            for ranges in self._cut(span):
+                outputs = self._fill(ranges, tokens, span, keys, wants_all)
+                self._run(model, ranges, outputs, span, keys.addresses, made, want.early if outputs else ())
         return made
 
     @property
@@ -293,7 +293,7 @@ class WholeStep:
     def take_steps(
         self, tokens: Sequence[int], span: Span, keys: LibraryKeys, ends: tuple[int, ...]
     ) -> list[list[int]]:
-        """The likeliest tokens of up to `span.num_new` steps, a row each, from the rows' last tokens on."""
+        """The most likely tokens of up to `span.num_new` steps, one list per row, from the rows' last tokens on."""
         rows = len(tokens)
         with self._lock:
             self._reach(span.stop)
@@ -327,7 +327,7 @@ class WholeStep:
         return model
 
     def _prepare_scratch(self, num_tokens: int, num_read: int, most_keys: int) -> None:
-        """Make sure of the working memory; asked for in steps, so that not every token asks anew."""
+        """Ensure that the working memory is large enough; it grows in steps, so that few tokens reallocate it."""
         needed = (num_tokens, num_read, -(-most_keys // _KEYS_AHEAD) * _KEYS_AHEAD)
         threads = self._library.threads  # another number may need more: work is shared out in another way
         have = self._prepared
@@ -341,9 +341,9 @@ class WholeStep:
             self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
             self._prepared = wanted  # once it is there: memory may have run out
 
-    def _cut(self, span: Span) -> list[list[Piece]]:
+    def _cut(self, span: Span) -> list[list[TokenRange]]:
         """The rows' tokens in calls of at most CHUNK, in order: what a token reads is written before it."""
-        calls: list[list[Piece]] = [[]]
+        calls: list[list[TokenRange]] = [[]]
         left = CHUNK
         for row, count in enumerate(span.counts):
             first = 0
@@ -358,15 +358,15 @@ class WholeStep:
         return [call for call in calls if call]
 
     def _fill(
-        self, pieces: Sequence[Piece], tokens: torch.Tensor, span: Span, keys: LibraryKeys, wants_all: bool
+        self, ranges: Sequence[TokenRange], tokens: torch.Tensor, span: Span, keys: LibraryKeys, wants_all: bool
     ) -> list[tuple[int, int]]:
         """Write the numbers of a call's tokens into the table; which (row, place) each wanted one is."""
         table, at = self._numbers, 0
-        if span.num_new == 1 and len(pieces) == len(span.counts):  # a step of all rows
+        if span.num_new == 1 and len(ranges) == len(span.counts):  # a step of all rows
             self._fill_step(tokens.reshape(-1).numpy(), span.starts, keys)
-            return [(row, 0) for row in range(len(pieces))]
+            return [(row, 0) for row in range(len(ranges))]
         outputs: list[tuple[int, int]] = []
-        for row, first, last in pieces:
+        for row, first, last in ranges:
             part = slice(at, at + last - first)
             start, shared = span.starts[row], keys.shared_counts[row]
             table[0, part] = tokens[row, first:last].numpy()
@@ -389,16 +389,16 @@ class WholeStep:
     def _run(
         self,
         model: Model,
-        pieces: Sequence[Piece],
+        ranges: Sequence[TokenRange],
         outputs: Sequence[tuple[int, int]],
         span: Span,
         addresses: Addresses,
         forward: Forward,
         early: tuple[int, ...],
     ) -> None:
-        """Call the library for some pieces; `outputs` are the (row, place) of the logits that it makes."""
+        """Call the library for some ranges; `outputs` are the (row, place) of the logits that it makes."""
         logits, hidden = forward.logits, self._spec.hidden_size
-        num_tokens = sum(last - first for _, first, last in pieces)
+        num_tokens = sum(last - first for _, first, last in ranges)
         wants_all, likeliest = logits.dim() == 3, forward.likeliest
         is_whole = not early and (min(span.counts) == span.num_new if wants_all else min(span.counts) > 0)
         made = logits.view(-1, self._spec.vocab_size)
@@ -435,7 +435,7 @@ class WholeStep:
                     (kept[row, place] if wants_all else kept[row]).copy_(result)
         if forward.last_states is not None and final is not None:
             at = 0
-            for row, first, last in pieces:
+            for row, first, last in ranges:
                 forward.last_states[row, first:last] = final[at : at + last - first]
                 at += last - first
 
@@ -462,11 +462,11 @@ class LibraryPath:
 
     name = "library"
 
-    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, outlook: AttentionViews) -> None:
+    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, views: AttentionViews) -> None:
         library = find_library()
         assert library is not None, "explain_no_library() says so"
         self._spec, self._weights = spec, weights
-        self.whole = WholeStep(spec, weights, outlook, library)
+        self.whole = WholeStep(spec, weights, views, library)
 
     def explain_refusal(self, new: Pass) -> str | None:
         """Why a pass can't be one call; None if it can."""

@@ -1,4 +1,4 @@
-"""What the CPU library is told of a cache: where keys lie (`Places`), and whose keys each row of a pass reads."""
+"""A cache's keys for the CPU library: their addresses (`Places`), and which row's keys each row of a pass reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from unspool.cache import Cache, Span
 from unspool.cache.places import PackedPlaces, Places
 from unspool.errors import SettingError
-from unspool.kernels.cpu.library import PackedLayer, Packing, Store, describe_packed, describe_scheme
+from unspool.kernels.cpu.library import BufferAddresses, PackedLayer, PackingSchemes, describe_packed, describe_scheme
 from unspool.kernels.packing import Packed
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.weights import find_addresses
@@ -23,15 +23,15 @@ _LONGEST_ROW = 2**30  # positions: what the library counts in 32 bits
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """A cache's memory as the library knows it."""
+    """The C structs of a cache's memory."""
 
-    own: Store  # a row's own keys
-    shared: Store  # those before them that it shares with others
-    packing: Packing  # how those are packed
+    own: BufferAddresses  # a row's own keys
+    shared: BufferAddresses  # those before them that it shares with others
+    packing: PackingSchemes  # how those are packed
     packed: Any  # and where, if they are: the address of an array of `PackedLayer`, one per layer
     kept: Any  # what must outlive the call
     held: list[torch.Tensor]  # all buffers,
-    at: list[int]  # and where they lay when they were described
+    at: list[int]  # and their addresses when they were described
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ _KNOWN: WeakKeyDictionary[Places, Addresses | None] = WeakKeyDictionary()
 
 
 def find_keys(cache: Cache, span: Span, spec: DecoderSpec) -> LibraryKeys | None:
-    """Where an open pass's keys lie; None for caches that the library can't read. The caller holds `cache.steady()`."""
+    """The keys of an open pass; None for caches that the library can't read. The caller holds `cache.steady()`."""
     rows, forks = len(span.starts), cache.num_forks
     cache.open_layers(spec.num_layers, rows // forks, spec.num_kv_heads, spec.head_dim, torch.float32)
     places = cache.places(in_order=True)
@@ -111,7 +111,7 @@ def _find_forks(places: Places, addresses: Addresses, cache: Cache, first: int) 
             block = row if places.block_table is None else int(places.block_table[row, place // room])
             slots.append(block * room + (place if places.block_table is None else place % room))
     rows = addresses.own
-    own = Store(rows.layers, rows.position_stride, rows.position_stride)
+    own = BufferAddresses(rows.layers, rows.position_stride, rows.position_stride)
     forked = Addresses(own, rows, addresses.packing, None, addresses.kept, addresses.held, addresses.at)
     shared_rows = [row for row in range(len(lengths)) for _ in range(forks)]
     return LibraryKeys(forked, shared_rows, cache.lengths, slots, None, places.block_table is not None)
@@ -121,7 +121,7 @@ def _find_forks(places: Places, addresses: Addresses, cache: Cache, first: int) 
 
 
 def _describe(places: Places, spec: DecoderSpec) -> Addresses | None:
-    """The addresses of a cache's buffers; None where they are not what the library reads."""
+    """The addresses of a cache's buffers; None if the library can't read them."""
     if places.is_pinned or (places.branches and places.ancestry is not None):
         return None
     shape = (2, spec.num_kv_heads, spec.head_dim)
@@ -129,7 +129,7 @@ def _describe(places: Places, spec: DecoderSpec) -> Addresses | None:
     shared = own if places.shared is None else _describe_buffers(places.shared, shape, None)
     if own is None or shared is None or (places.shared is not None and len(places.shared) != spec.num_layers):
         return None
-    held, packing, packed = [*places.buffers, *(places.shared or ())], Packing(), None
+    held, packing, packed = [*places.buffers, *(places.shared or ())], PackingSchemes(), None
     if places.block_table is not None:
         table = places.block_table
         if table.dtype != torch.int32 or not table.is_contiguous() or table.device.type != "cpu":
@@ -148,7 +148,7 @@ def _describe(places: Places, spec: DecoderSpec) -> Addresses | None:
 
 def _describe_buffers(
     buffers: Sequence[torch.Tensor], shape: tuple[int, ...], rooms: Sequence[int] | None
-) -> tuple[Store, Any] | None:
+) -> tuple[BufferAddresses, Any] | None:
     first = buffers[0]
     strides = first.stride()
     for buffer in buffers:
@@ -165,13 +165,13 @@ def _describe_buffers(
         return None
     array = (ctypes.c_void_p * len(buffers))(*(buffer.data_ptr() for buffer in buffers))
     sizes = (ctypes.c_int32 * len(rooms))(*rooms) if rooms is not None else None
-    store = Store(ctypes.cast(array, ctypes.c_void_p), strides[0], strides[1])
+    store = BufferAddresses(ctypes.cast(array, ctypes.c_void_p), strides[0], strides[1])
     if sizes is not None:
         store.rooms = ctypes.addressof(sizes)
     return store, (array, sizes)
 
 
-def _describe_packed(places: PackedPlaces, spec: DecoderSpec) -> tuple[Packing, Any]:
+def _describe_packed(places: PackedPlaces, spec: DecoderSpec) -> tuple[PackingSchemes, Any]:
     """How shared keys are packed, and an array of where, one entry per layer."""
     rows, (key_scheme, value_scheme) = len(places.num_packed), places.schemes
     if key_scheme.width != spec.head_dim or value_scheme.width != spec.head_dim:
@@ -188,5 +188,5 @@ def _describe_packed(places: PackedPlaces, spec: DecoderSpec) -> tuple[Packing, 
             raise SettingError(f"{held} packed positions do not fit {keys.num_positions}")
         described = (describe_packed(part, rows, spec.num_kv_heads) for part in (keys, values))
         layers.append(PackedLayer(*described, keys.num_positions, int(slides), 0))
-    packing = Packing(describe_scheme(key_scheme), describe_scheme(value_scheme))
+    packing = PackingSchemes(describe_scheme(key_scheme), describe_scheme(value_scheme))
     return packing, (PackedLayer * len(layers))(*layers)

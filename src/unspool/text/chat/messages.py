@@ -98,7 +98,7 @@ class _Copier:
 
 
 def _copy_number(value: int | float, name: str) -> int | float:
-    # Compared first: a whole number can be too large for any float.
-    if not -MAX_NUMBER <= value <= MAX_NUMBER or not math.isfinite(value):
+    is_usual = math.isfinite(value) if isinstance(value, float) else -MAX_NUMBER <= value <= MAX_NUMBER
+    if not is_usual:
         raise InputError(f"{name} is {excerpt(value)}, which is not a finite number of usual size")
     return float(value) if isinstance(value, float) else int(value)
