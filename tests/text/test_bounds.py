@@ -112,3 +112,12 @@ def test_a_vocabulary_without_an_unknown_token(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps({**PLAIN, "model": model}))
     with pytest.raises(InputError, match="can't be encoded by this tokenizer"):
         Tokenizer.from_folder(tmp_path).encode("z")
+
+
+@pytest.mark.parametrize("name", [{}, [], None, 3])
+def test_a_template_without_a_name(name: Any, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps(PLAIN))
+    template = [{"name": "default", "template": "x"}, {"name": name, "template": "y"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    with pytest.raises(LoadError, match="chat_template must be"):
+        Tokenizer.from_folder(tmp_path)

@@ -207,7 +207,9 @@ def _read_chat_template(folder: Path, config: Mapping[str, Any]) -> str | dict[s
     found = _read_json(folder / "chat_template.json", MAX_CONFIG_BYTES).get("chat_template")
     template = config.get("chat_template") if found is None else found
     if isinstance(template, list):
-        entries = [entry for entry in template if isinstance(entry, dict)]
+        entries = [entry for entry in template if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
+        if len(entries) != len(template):
+            entries = [{}]  # refused below
         template = {entry.get("name"): entry.get("template") for entry in entries}
     if template is None or isinstance(template, str):
         return template
