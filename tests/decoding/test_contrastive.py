@@ -17,7 +17,7 @@ from tests.fakes import FakeEncoderDecoder, FakeModel, make_tokenizer, pad_left
 from unspool import DynamicCache, StaticCache, generate, stream
 from unspool.api.calls import start
 from unspool.cache import FORK, Cache
-from unspool.errors import NoTokenLeftError, SettingError, UnsupportedError
+from unspool.errors import NoTokenLeftError, ResourceError, SettingError, UnsupportedError
 
 Reading = Callable[[list[list[int]]], tuple[torch.Tensor, torch.Tensor]]
 """The logits (texts, vocab) that follow texts of one length, and the states (texts, length, hidden) they consist of."""
@@ -467,7 +467,7 @@ def test_a_failing_pass_leaves_the_cache_as_it_was() -> None:
         return forward(tokens, *rest, **more)
 
     model.forward = fail_at_candidates  # the pass that fails
-    with pytest.raises(MemoryError, match="no room"):
+    with pytest.raises(ResourceError, match="memory ran out"):
         generate(model, [[1, 2, 3], [4, 5, 6]], max_new_tokens=3, past_key_values=cache, **ASK)
     assert cache.lengths == []
 

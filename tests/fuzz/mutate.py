@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from random import Random
 from typing import Any
 
@@ -20,6 +21,9 @@ STRINGS = (
     *("\x1b]0;title\x07", "\x1b[2J", "\x9b31m", "\x7f", "%s%n", "{0}", "{{ 1 }}", "{% for %}", "<s>", "</s>"),
     *("__class__", "__proto__", "torch.float99", "x" * 300, "é" * 5_000, "x" * 70_000),
 )
+
+
+MOST_PARTS = 200_000  # of a JSON value that is written
 
 
 class Raw(str):
@@ -136,8 +140,13 @@ def mutate_bytes(rng: Random, data: bytes, times: int = 1) -> bytes:
 def dump_json(value: Any) -> bytes:
     """JSON with all that Python can write and more: NaN, lone surrogates (escaped), and `Raw` texts as they are."""
     raws: list[str] = []
+    num_marked = 0
 
     def mark(part: Any) -> Any:
+        nonlocal num_marked
+        num_marked += 1
+        if num_marked > MOST_PARTS:  # a part may hold another many times over
+            return None
         if isinstance(part, Raw):
             raws.append(part)
             return f"@raw{len(raws) - 1}@"
@@ -148,8 +157,7 @@ def dump_json(value: Any) -> bytes:
         return part
 
     text = json.dumps(mark(value))
-    for index, raw in enumerate(raws):
-        text = text.replace(f'"@raw{index}@"', raw)
+    text = re.sub(r'"@raw(\d+)@"', lambda found: raws[int(found[1])], text)
     return text.encode("utf-8", "surrogatepass")
 
 

@@ -18,6 +18,9 @@ from unspool.small_files import explain_unwritten, writing_beside
 FORMAT: Final = "unspool cache 1"
 MOST_FACTS: Final = 1 << 24  # characters of a header's facts
 MOST_NUMBER: Final = 1 << 40  # of any number in them
+# Memory that a file may ask for beyond what it holds: room for positions to come, which nothing in it proves.
+MOST_EMPTY_BYTES: Final = 1 << 30
+MOST_ROOM: Final = 1024  # times what it holds
 
 SAVED: Final[dict[str, type[Savable]]] = {}  # kinds that can be saved, by name
 
@@ -44,6 +47,13 @@ class Savable:
     ) -> Any:
         """The cache that `_pack` took apart; raises a ValueError for parts that do not belong together."""
         raise UnsupportedError(f"a {cls.__name__} can't be loaded")
+
+
+def check_room(num_bytes: int, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise a ValueError if a file asks for far more memory than the tensors it holds need."""
+    held = sum(tensor.nbytes for tensor in tensors.values())
+    if num_bytes > max(MOST_EMPTY_BYTES, MOST_ROOM * held):
+        raise ValueError(f"room for {num_bytes / 2**30:.1f} GiB is asked for, and {held / 2**20:.1f} MiB are there")
 
 
 Kind = TypeVar("Kind", bound=type[Savable])

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from unspool.cache.base import FIXED_SHAPE, JOIN, RAGGED, SELECT_ROWS, TRIAL, Cache
+from unspool.cache.files import check_room
 from unspool.cache.places import Places
 from unspool.cache.span import Mask, Span
 from unspool.cache.stores.layout import split
@@ -204,6 +205,7 @@ class LayeredCache(Cache):
             raise ValueError(f"{rows} rows of {positions} positions, window {window}, {len(kinds)} layers")
         if heads < 1 or width < 1:
             raise ValueError(f"{heads} heads of width {width} can't be")
+        check_room(len(kinds) * rows * positions * 2 * heads * width * like.element_size(), tensors)
         room = Room(rows, positions, heads, width, like.dtype, (like.device,) * len(kinds))
         cache = cls.__new__(cls)
         LayeredCache.__init__(cache, kinds, window, room)

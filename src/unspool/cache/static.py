@@ -9,7 +9,7 @@ import torch
 
 from unspool.cache.base import DIVIDE, FIXED_SHAPE, FLAT, FORK, JOIN, RAGGED, ROLL_BACK, SELECT_ROWS
 from unspool.cache.buffered import BufferedCache
-from unspool.cache.files import saved
+from unspool.cache.files import check_room, saved
 from unspool.cache.span import Span
 from unspool.cache.stores.layout import split
 from unspool.errors import SettingError
@@ -88,6 +88,7 @@ class StaticCache(BufferedCache):
             num_hidden_layers=len(tensors), num_attention_heads=heads, head_dim=width, hidden_size=heads * width
         )
         like = tensors["layer.0"]
+        check_room(len(tensors) * rows * room * 2 * heads * width * like.element_size(), tensors)
         cache = cls(sizes, rows, room, like.device, like.dtype)
         cache._fill(tensors, lengths)
         return cache

@@ -59,6 +59,14 @@ class MinLengthLogitsProcessor(MinNewTokensLengthLogitsProcessor):
         """The shortest length, or a tensor with one number a row."""
         return self._values.given
 
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:
+        """The scores with the end tokens at -inf while a row, without its padding, is too short."""
+        if pads is None:
+            return super().__call__(input_ids, scores)
+        lengths = (input_ids.shape[-1] - pads)[:, None]
+        shortest = self._values.column(scores, torch.int64) if self._values.is_per_row else self._largest
+        return torch.where(lengths < shortest, scores.index_fill(-1, self._ends.index(scores), -INF), scores)
+
 
 class ExponentialDecayLengthPenalty(LogitsProcessor):
     """Makes the end tokens likelier by a factor that grows with every token past a start."""

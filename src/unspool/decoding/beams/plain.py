@@ -175,7 +175,7 @@ class PlainBeams:
         if self._trace is not None:
             finished = {one.place: one.score for one in search.finished if len(one.tokens) == self._num_tokens}
             self._trace.note(prompt, self._num_tokens, candidates, kept, finished=finished)
-        is_stuck = all(one.sum_logprobs <= NEVER / 2 for one in candidates)
+        is_stuck = not any(one.sum_logprobs > NEVER / 2 for one in candidates)  # NaN is no token either
         if is_stuck and not search.finished:
             raise self._explain_nothing(prompt)
         search.running = [
