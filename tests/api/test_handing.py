@@ -217,7 +217,7 @@ def test_a_cache_handed_on_shares_no_memory(lm: LanguageModel) -> None:
     cache = lm.model.new_cache()
     lm.model.forward(torch.tensor([[5, 6, 7]]), cache)
     ForkingPickler(io.BytesIO(), 4).dump(cache)
-    assert not any(buffer.is_shared() for buffer in cache.plain_buffers())
+    assert not any(buffer.is_shared() for buffer in cache.places().buffers)
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,7 @@ def test_the_library_takes_the_steps_of_single_calls(
         )
         keys = [
             [buffer[row, :length].tolist() for row, length in enumerate(output.past_key_values.lengths)]
-            for buffer in output.past_key_values.plain_buffers()
+            for buffer in output.past_key_values.places().buffers
         ]
         return output.sequences.tolist(), output.stats.forward_passes, output.stats.path, keys
 

@@ -33,8 +33,6 @@ COMMANDS = {
 _EXAMPLES = (
     'unspool run "The capital of France is" --max-new-tokens 8',
     'unspool run --chat --do-sample --temperature 0.7 "Write a haiku."',
-    "cat notes.txt | unspool run --json",
-    "unspool chat --system 'You answer in rhymes.'",
     'unspool explain "The three primary colors are" --html beams.html',
 )
 

@@ -140,7 +140,7 @@ def test_a_row_is_what_it_is_alone_and_nothing_is_written_past_its_end(
     for row, count in enumerate(counts):
         alone = model.forward(tokens[row : row + 1, :count], model.new_cache("dynamic", 1)).logits
         assert float((together[row] - alone[0]).abs().max()) <= 1e-5 * float(alone.abs().max())
-    for buffer in cache.plain_buffers():
+    for buffer in cache.places().buffers:
         for row, count in enumerate(counts):
             assert buffer[row, :count].abs().amin(dim=(1, 2, 3)).min() > 0 and not buffer[row, count:].any()
 

@@ -203,9 +203,9 @@ def test_the_states_that_the_head_reads(plain: Any) -> None:
 
 def test_what_it_refuses(plain: Any) -> None:
     model = plain.native
-    with pytest.raises(UnsupportedError, match="attentions were asked for"):
+    with pytest.raises(UnsupportedError, match="attentions were requested"):
         model(TOKENS, output_attentions=True)
-    with pytest.raises(UnsupportedError, match="attentions were asked for"):
+    with pytest.raises(UnsupportedError, match="attentions were requested"):
         model.forward(TOKENS, model.new_cache(rows=3), want=Want(attentions=True))
     with pytest.raises(UnsupportedError, match="DynamicCache, which holds keys"):
         model.forward(TOKENS, DynamicCache())
