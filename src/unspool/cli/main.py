@@ -28,7 +28,7 @@ COMMANDS = {
     "models": "List the models that are installed and those that can be.",
     "pull": "Fetch a model.",
     "bench": "Measure this machine's speed, beside other engines.",
-    "doctor": "Show what this machine has, which kernels are in use, and why.",
+    "doctor": "Show what this machine has, and which kernels are in use.",
 }
 _EXAMPLES = (
     'unspool run "The capital of France is" --max-new-tokens 8',
