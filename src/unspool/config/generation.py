@@ -255,8 +255,9 @@ class GenerationConfig:
     def to_json_file(self, json_file_path: str | PathLike[str], use_diff: bool = True) -> None:
         """Write the settings to a JSON file, whole or not at all."""
         settings = self.to_diff_dict() if use_diff else self.to_dict()
-        for name in ("compile_config", "compile"):  # about this machine, not about the text
-            settings.pop(name, None)
+        for name in ("compile_config", "compile"):  # about this machine, not about the text; that it is off may be said
+            if settings.get(name) is not None or not use_diff:
+                settings.pop(name, None)
 
         def refuse(value: Any) -> Any:
             names = [name for name, held in settings.items() if _holds(held, value)]
