@@ -1,4 +1,4 @@
-"""Contrastive search at the end of a captured pass over candidates, beside what `decoding/tries.py` does in torch.
+"""Contrastive search at the end of a captured pass over candidates; `strategies/candidates.py` does the same in torch.
 
 Five kernels: each candidate's similarity to the past, the best candidate, moving its keys and its logits to the row's
 end, and the most likely next tokens. A turn of the search is then one graph.
