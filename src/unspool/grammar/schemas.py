@@ -37,15 +37,16 @@ _PLAIN: Final = frozenset(
 _LARGEST_PLAIN: Final = 128  # subschemas of a schema that is simple
 
 
-def check_schema(schema: Any) -> tuple[Any, bool]:
-    """The schema, checked and without formats that no validator checks; and whether compiling it can't take long."""
-    schema = _drop_formats(schema)
+def check_schema(schema: Any) -> bool:
+    """Check a schema, and take out formats that no validator checks; whether compiling it can't take long."""
     num_properties = num_members = num_schemas = 0
     is_simple = True
     for path, one in walk(schema):
         num_schemas += 1
         if isinstance(one, bool):
             continue
+        if isinstance(one.get("format"), str) and one["format"] not in FORMATS:
+            del one["format"]
         is_simple = is_simple and set(one) <= _PLAIN
         num_properties += len(one.get("properties") or ()) + len(one.get("patternProperties") or ())
         num_members += len(one.get("enum") or ())
@@ -57,7 +58,7 @@ def check_schema(schema: Any) -> tuple[Any, bool]:
         ):
             if number > most:
                 raise SettingError(f"`json_schema` has more than {most} {what} (counted up to {path}); make it smaller")
-    return schema, is_simple and num_schemas <= _LARGEST_PLAIN and num_members <= 256
+    return is_simple and num_schemas <= _LARGEST_PLAIN and num_members <= 256
 
 
 def walk(schema: Any, path: str = "#", depth: int = 0) -> Iterator[tuple[str, Any]]:
@@ -121,17 +122,6 @@ def _check_numbers(path: str, schema: Mapping[str, Any]) -> None:
             f"`json_schema`: {path}/multipleOf is {step!r}, which needs an automaton with as many states; numbers with "
             f"digits up to {LARGEST_MULTIPLE} are kept"
         )
-
-
-def _drop_formats(schema: Any) -> Any:
-    if isinstance(schema, Mapping):
-        kept = {name: _drop_formats(one) if name not in ("enum", "const") else one for name, one in schema.items()}
-        if isinstance(kept.get("format"), str) and kept["format"] not in FORMATS and "properties" not in kept:
-            del kept["format"]
-        return kept
-    if isinstance(schema, list):
-        return [_drop_formats(one) for one in schema]
-    return schema
 
 
 def _escape(key: Any) -> str:

@@ -85,7 +85,8 @@ def _refuse_constant(name: str) -> None:
 
 @lru_cache(maxsize=128)
 def _make_schema_source(setting: str, text: str) -> Source:
-    schema, is_simple = check_schema(json.loads(text))
+    schema = json.loads(text)
+    is_simple = check_schema(schema)
     if schema is False:
         raise SettingError("`json_schema` is false: no document keeps it")
     schema = {} if schema is True else schema
@@ -157,7 +158,8 @@ def _read_tags(value: Any, specials: Container[str]) -> Source:
 
 def embed_schema(schema: Any) -> str:
     """A JSON schema as a part of a Lark grammar."""
-    checked, _ = check_schema(json.loads(_write_schema(schema)))
+    checked = json.loads(_write_schema(schema))
+    check_schema(checked)
     if checked is False:
         raise SettingError("`json_schema` is false: no document keeps it")
     whole = {"x-guidance": {"whitespace_pattern": _WHITE_SPACE}, **(checked if isinstance(checked, dict) else {})}
