@@ -84,7 +84,7 @@ def test_a_row_alone_is_a_row_in_a_batch_with_structures_of_their_own(strategy: 
 def test_drafts_change_nothing(strategy: str) -> None:
     lm = load_tiny("llama")
     common = {"json_schema": SCHEMA, "max_new_tokens": 110, "eos_token_id": 2, **STRATEGIES[strategy]}
-    plain = lm.generate(PROMPTS[:1], drafter="none", **common)
+    plain = lm.generate(PROMPTS[:1], drafter=False, **common)
     by_itself = lm.generate(PROMPTS[:1], **common)
     assert plain.speculation is None
     assert by_itself.speculation is not None
