@@ -33,7 +33,6 @@ COMMANDS = {
 }
 _EXAMPLES = (
     'unspool run "The capital of France is" --max-new-tokens 8',
-    'unspool run --chat --do-sample --temperature 0.7 "Write a haiku."',
     'unspool explain "The three primary colors are" --html beams.html',
 )
 
