@@ -16,7 +16,7 @@ from unspool.kernels import packing
 from unspool.kernels.cpu.blocks import BLOCK
 from unspool.kernels.cpu.tiles import BYTES, TILE
 
-ABI: Final = 5
+ABI: Final = 6
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
@@ -91,7 +91,7 @@ class BufferAddresses(ctypes.Structure):
         ("row_stride", ctypes.c_int64),
         ("position_stride", ctypes.c_int64),
         ("rooms", ctypes.c_void_p),
-        ("table", ctypes.c_void_p),
+        ("tables", ctypes.c_void_p),
         ("width", ctypes.c_int32),
         ("block", ctypes.c_int32),
     ]
@@ -123,7 +123,8 @@ class PackedLayer(ctypes.Structure):
         ("values", Packed),
         ("places", ctypes.c_int64),
         ("slides", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
+        ("width", ctypes.c_int32),
+        ("table", ctypes.c_void_p),
     ]
 
 
