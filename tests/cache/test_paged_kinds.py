@@ -12,6 +12,7 @@ from tests.conformance.cases import load_model
 
 import unspool
 from unspool.cache import KINDS, PagedCache, QuantizedCacheConfig
+from unspool.cache.paged.joint import JointRows, let_go
 from unspool.cache.paged.pool import NOBODYS
 from unspool.errors import ResourceError, SettingError, UnsupportedError
 
@@ -166,3 +167,35 @@ def test_what_blocks_can_not_be() -> None:
     with pytest.raises(UnsupportedError, match="begin\\(\\), write\\(\\) and end\\(\\)"):
         PagedCache(cache_config=LOSSLESS).update(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4), 0)
     assert {"paged", "paged_hybrid", "paged_quantized"} <= set(KINDS)
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "quantized", "plain"])
+def test_rows_of_several_caches_are_read_together(kind: str) -> None:
+    """A joint pass leaves every cache as passes of its own would; long ones, steps and rows that leave in between."""
+    more: dict[str, Any] = {
+        "hybrid": {"kinds": ("sliding", "full"), "window": WINDOW},
+        "quantized": {"cache_config": LOSSLESS},
+        "plain": {},
+    }[kind]
+    first = PagedCache(block_size=SIZE, **more)
+    caches = [first, first.new_empty(), first.new_empty()]
+    plains = [Plain(cache, [[] for _ in range(rows)]) for cache, rows in zip(caches, (1, 2, 1), strict=True)]
+    plains[1].read(7, [7, 3])
+    joint = JointRows(first.pool, first)
+    for num_new, counts in ((40, [40, 20, 3, 0]), (1, None), (1, None), (17, [2, 17, 17, 17]), (1, None)):
+        whole = Plain(joint.begin(caches, [1, 2, 1]), [row for plain in plains for row in plain.rows], 4000)
+        whole.written += max(plain.written for plain in plains)
+        whole.read(num_new, counts)
+        joint.end()
+        for plain, (start, stop) in zip(plains, ((0, 1), (1, 3), (3, 4)), strict=True):
+            plain.rows, plain.written = whole.rows[start:stop], whole.written
+            assert plain.cache.lengths == [len(row) for row in plain.rows]
+        plains[1].read(1)
+        plains[2].read(2)
+    plains[1].select([1])
+    del whole
+    for plain in plains:
+        plain.read(20)
+        let_go(plain.cache)
+    pools = {id(table.pool): table.pool for cache in caches for table in cache._store.tables}.values()
+    assert all(pool.num_free == pool.num_blocks for pool in pools)

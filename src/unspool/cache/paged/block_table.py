@@ -150,6 +150,12 @@ class BlockTable:
         self.rows = [[] for _ in range(rows)]
         self.version += 1
 
+    def borrow(self, tables: Sequence[BlockTable]) -> None:
+        """Let the rows be those of other tables, which own what is taken for them."""
+        self._owns = False
+        self.rows = [row for table in tables for row in table.rows]  # the very lists
+        self.version += 1
+
     def find_held(self) -> list[int]:
         """The blocks of all rows, each once."""
         return sorted(set(_flatten(self.rows)))

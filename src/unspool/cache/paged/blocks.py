@@ -278,6 +278,18 @@ class BlockStore(Store):
             ]
         )
 
+    def borrow(self, stores: Sequence[BlockStore]) -> None:
+        """Let the rows be those of other stores of the same layers."""
+        for number, table in enumerate(self.tables):
+            table.borrow([store.tables[number] for store in stores])
+
+    def hand_back(self, stores: Sequence[BlockStore]) -> None:
+        """Let go of rows that were borrowed."""
+        self.borrow(())
+        for store in stores:
+            for table in store.tables:
+                table.version += 1  # blocks may have been taken for its rows
+
     # --- candidates after every row ------------------------------------------------------------------
     def open_forks(self, lengths: Sequence[int], count: int) -> None:
         """Make sure that `count` candidates can be written past every row's end."""

@@ -86,6 +86,11 @@ class PackedBlockStore(Store):
         keys, values = self._find_schemes(self.pool.buffers[layer].shape[-1])
         return Packed(keys, *parts[:3]), Packed(values, *parts[3:])
 
+    @property
+    def tables(self) -> list[BlockTable]:
+        """The tables of plain and of packed blocks."""
+        return [self.recent.table, self.packed]
+
     # --- a pass --------------------------------------------------------------------------------------
     def open(self, rows: int) -> None:
         self.recent.table.open(rows)
@@ -215,9 +220,12 @@ class PackedBlockStore(Store):
             long, self._long = self._long, None
             for row, blocks in zip(self.packed.rows, long.packed.rows, strict=True):
                 row += blocks
-            long.packed.rows = []  # they are this store's now
+            for row, blocks in zip(self.recent.table.rows, long.recent.rows, strict=True):
+                self.pool.give_back(row)
+                row[:] = blocks
+            long.packed.rows, long.recent.rows = [], []  # they are this store's now
             self.packed.version += 1
-            self.recent = BlockGroup(self.pool, None, long.recent)
+            self.recent.table.version += 1
             self.num_packed = long.targets
         self.recent.forget_pass()
         self.catch_up(lengths)
@@ -302,7 +310,7 @@ class PackedBlockStore(Store):
                     self._unpack_block(layer, packed.rows[row][first // size], fresh[0], length - first)
                 self.pool.give_back(plain.rows[row])
                 self.packed_pool.give_back(packed.rows[row][first // size :])
-            plain.rows[row] = fresh
+            plain.rows[row][:] = fresh
             del packed.rows[row][first // size :]
             plain.version += 1
             packed.version += 1
@@ -321,6 +329,21 @@ class PackedBlockStore(Store):
         made.recent, made.packed = self.recent.clone(), self.packed.clone()
         made.num_packed, made.is_trying = list(self.num_packed), self.is_trying
         return made
+
+    def borrow(self, stores: Sequence[PackedBlockStore]) -> None:
+        """Let the rows be those of other stores of the same layers."""
+        for number, table in enumerate(self.tables):
+            table.borrow([store.tables[number] for store in stores])
+        self.num_packed = [count for store in stores for count in store.num_packed]
+
+    def hand_back(self, stores: Sequence[PackedBlockStore]) -> None:
+        """Let go of rows that were borrowed."""
+        self._long, counts = None, iter(self.num_packed)
+        for store in stores:
+            store.num_packed = [next(counts) for _ in store.num_packed]
+            for table in store.tables:
+                table.version += 1  # blocks may have been taken for its rows
+        self.borrow(())
 
     # --- memory --------------------------------------------------------------------------------------
     @property
