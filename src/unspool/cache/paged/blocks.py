@@ -278,12 +278,12 @@ class BlockStore(Store):
             ]
         )
 
-    def borrow(self, stores: Sequence[BlockStore]) -> None:
+    def borrow(self, stores: Sequence[Any]) -> None:
         """Let the rows be those of other stores of the same layers."""
         for number, table in enumerate(self.tables):
             table.borrow([store.tables[number] for store in stores])
 
-    def hand_back(self, stores: Sequence[BlockStore]) -> None:
+    def hand_back(self, stores: Sequence[Any]) -> None:
         """Let go of rows that were borrowed."""
         self.borrow(())
         for store in stores:

@@ -330,13 +330,13 @@ class PackedBlockStore(Store):
         made.num_packed, made.is_trying = list(self.num_packed), self.is_trying
         return made
 
-    def borrow(self, stores: Sequence[PackedBlockStore]) -> None:
+    def borrow(self, stores: Sequence[Any]) -> None:
         """Let the rows be those of other stores of the same layers."""
         for number, table in enumerate(self.tables):
             table.borrow([store.tables[number] for store in stores])
         self.num_packed = [count for store in stores for count in store.num_packed]
 
-    def hand_back(self, stores: Sequence[PackedBlockStore]) -> None:
+    def hand_back(self, stores: Sequence[Any]) -> None:
         """Let go of rows that were borrowed."""
         self._long, counts = None, iter(self.num_packed)
         for store in stores:
