@@ -88,8 +88,8 @@ class Request:
 
     def fail(self, error: Exception) -> None:
         """End it with an error from outside, and let the driving thread know."""
-        self.cancel()
-        self.finish(error)
+        if self.finish(error) and self._canceller is not None:
+            self._canceller.cancel(self)
 
     def attach(self, canceller: Canceller) -> None:
         """Say who can end it."""
