@@ -119,8 +119,8 @@ def check_tools(tools: Any) -> list[tuple[str, Any]]:
         name = function.get("name") if isinstance(function, Mapping) else None
         if not isinstance(name, str) or not re.fullmatch(r"[\w.:-]{1,128}", name):
             raise InputError(
-                'a tool is {"type": "function", "function": {"name": …, "description": …, "parameters": a schema}} with '
-                f"a name of letters, digits and _.:-; got {excerpt(tool)}"
+                'a tool is {"type": "function", "function": {"name": …, "description": …, "parameters": a schema}} '
+                f"with a name of letters, digits and _.:-; got {excerpt(tool)}"
             )
         assert isinstance(function, Mapping)
         found.append((name, function.get("parameters") or {"type": "object"}))
