@@ -33,6 +33,9 @@ class ModelInfo:
     eos_token_id: int | tuple[int, ...] | None = None
     pad_token_id: int | None = None
     decoder_start_token_id: int | None = None
+    source_vocab_size: int | None = None  # of an encoder, if it differs from `vocab_size`
+    longest_source: int | None = None  # positions that an encoder reads at most; None if there is no bound
+    features: tuple[int, int] | None = None  # (mels, frames) that an encoder reads in place of tokens
     # "branches": attention reads a BranchingCache, whose rows share their prompt's keys; "forks": it reads a cache
     # whose `num_forks` is above 1; "last_states", "early_logits", "early_exit": what `Want` asks for under these names;
     # "compile": it is `Compilable`; "stretches": it is `Stretching`; "shifted_keys": keys can be moved to other
@@ -153,6 +156,7 @@ class Model(Protocol):
         *,
         want: Want = LAST,
         embeds: torch.Tensor | None = None,
+        features: torch.Tensor | None = None,  # (rows, mels, frames), instead of tokens
     ) -> Encoded:
         """Run the encoder over right-filled rows (encoder-decoder models only)."""
         ...

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from unspool.config import GenerationConfig
+from unspool.config.values import MOST_ROWS
 from unspool.decoding.prompts import (
     EncoderInput,
     Prompts,
@@ -31,6 +32,7 @@ class Inputs:
     inputs_embeds: Any = None
     decoder_input_ids: Any = None
     encoder_outputs: Any = None
+    input_features: Any = None
     negative_prompt_ids: Any = None
     negative_prompt_attention_mask: Any = None
 
@@ -44,7 +46,7 @@ def read_prompts(model: Model, inputs: Inputs, settings: GenerationConfig) -> Pr
 def _read_own(model: Model, inputs: Inputs, settings: GenerationConfig) -> Prompts:
     if model.info.is_encoder_decoder:
         return _read_source(model, inputs, settings)
-    for name in ("decoder_input_ids", "encoder_outputs"):
+    for name in ("decoder_input_ids", "encoder_outputs", "input_features"):
         if getattr(inputs, name) is not None:
             raise InputError(f"{name} belongs to encoder-decoder models; a {model.info.family} model has no encoder")
     info = model.info
@@ -70,7 +72,8 @@ def _read_negative(model: Model, inputs: Inputs, settings: GenerationConfig, num
         raise SettingError(
             "negative_prompt_ids lead a text away from them with guidance alone; add guidance_scale (1.5, for instance)"
         )
-    ids = read_ids(given, model.info.vocab_size, "negative_prompt_ids").to(model.device)
+    vocab_size = model.info.source_vocab_size or model.info.vocab_size
+    ids = read_ids(given, vocab_size, "negative_prompt_ids").to(model.device)
     rows, width = ids.shape
     if rows not in (1, num_rows):
         raise InputError(
@@ -79,6 +82,8 @@ def _read_negative(model: Model, inputs: Inputs, settings: GenerationConfig, num
     # As in the reference, every id counts as a token unless the mask says otherwise.
     name = "negative_prompt_attention_mask"
     if model.info.is_encoder_decoder:
+        if model.info.features is not None:
+            raise InputError(f"a {model.info.family} model hears, so there is no negative prompt for its encoder")
         firsts, lengths = read_source_lengths(mask, (rows, width), name)
     else:
         lengths = read_lengths(mask, (rows, width), name=name)
@@ -170,17 +175,53 @@ def _encoder_side(model: Model, inputs: Inputs, settings: GenerationConfig) -> E
         if not isinstance(given, torch.Tensor):
             given = given[0] if isinstance(given, tuple) and given else getattr(given, "last_hidden_state", None)
         states = _check_embeds(given, info, "encoder_outputs").to(model.device)
-        firsts, lengths = read_source_lengths(inputs.attention_mask, (states.shape[0], states.shape[1]))
+        mask = None if info.features is not None else inputs.attention_mask  # it is over frames: see `_read_features`
+        firsts, lengths = read_source_lengths(mask, (states.shape[0], states.shape[1]))
         return EncoderInput(None, lengths, encoded=Encoded(fill_right(states, firsts, lengths), lengths))
+    if info.features is not None:
+        return _read_features(model, inputs, info.features)
+    if inputs.input_features is not None:
+        raise InputError(f"input_features are what a model hears, and a {info.family} model reads text; pass input_ids")
     if inputs.inputs_embeds is not None:
         embeds = _check_embeds(inputs.inputs_embeds, info, "inputs_embeds").to(model.device)
         firsts, lengths = read_source_lengths(inputs.attention_mask, (embeds.shape[0], embeds.shape[1]))
+        _check_longest(lengths, info)
         return EncoderInput(None, lengths, embeds=fill_right(embeds, firsts, lengths))
     if inputs.input_ids is None:
         raise InputError("an encoder-decoder model needs input_ids, inputs_embeds or encoder_outputs to read")
-    ids = read_ids(inputs.input_ids, info.vocab_size).to(model.device)
+    ids = read_ids(inputs.input_ids, info.source_vocab_size or info.vocab_size).to(model.device)
     mask = inputs.attention_mask
     if mask is None:
         mask = mark_padding(ids, _telling_pad(settings, info))
     firsts, lengths = read_source_lengths(mask, (ids.shape[0], ids.shape[1]))
+    _check_longest(lengths, info)
     return EncoderInput(fill_right(ids, firsts, lengths), lengths)
+
+
+def _check_longest(lengths: list[int], info: ModelInfo) -> None:
+    longest, limit = max(lengths), info.longest_source
+    if limit is not None and longest > limit:
+        raise InputError(
+            f"row {lengths.index(longest)} has {longest} tokens to read and the encoder of a {info.family} model takes "
+            f"at most {limit}; shorten the source, or split it"
+        )
+
+
+def _read_features(model: Model, inputs: Inputs, expected: tuple[int, int]) -> EncoderInput:
+    """What a model hears. Its mask over frames is checked and hides nothing: silence is read, as in training."""
+    info, given = model.info, inputs.input_features
+    if given is None or inputs.input_ids is not None or inputs.inputs_embeds is not None:
+        raise InputError(f"a {info.family} model hears: pass input_features, and no input_ids or inputs_embeds")
+    if not isinstance(given, torch.Tensor) or given.dim() != 3 or not given.is_floating_point():
+        raise InputError("input_features must be a floating-point tensor of the shape (rows, mels, frames)")
+    rows, *shape = given.shape
+    if tuple(shape) != expected or not 0 < rows <= MOST_ROWS:
+        raise InputError(
+            f"input_features has the shape {tuple(given.shape)}; a {info.family} model reads (rows, {expected[0]}, "
+            f"{expected[1]}): pad the audio with silence, or cut it into windows"
+        )
+    if not bool(torch.isfinite(given).all()):
+        raise InputError("input_features holds NaN or infinite values")
+    if inputs.attention_mask is not None:
+        read_source_lengths(inputs.attention_mask, (rows, expected[1]))
+    return EncoderInput(None, [info.longest_source or expected[1]] * rows, features=given.to(model.device))

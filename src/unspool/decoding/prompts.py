@@ -17,12 +17,13 @@ MAX_POSITIONS = 2**24
 
 @dataclass(frozen=True)
 class EncoderInput:
-    """What an encoder reads: right-filled rows of tokens or embeddings, or states it has made already."""
+    """What an encoder reads: right-filled rows of tokens or embeddings, features, or states it has made already."""
 
     tokens: torch.Tensor | None  # (rows, source)
     lengths: list[int]
     embeds: torch.Tensor | None = None  # (rows, source, hidden)
     encoded: Encoded | None = None
+    features: torch.Tensor | None = None  # (rows, mels, frames)
 
 
 @dataclass(frozen=True)

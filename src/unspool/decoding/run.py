@@ -277,7 +277,12 @@ class Run:
         source = prompts.source
         if source is not None:
             self._encoded = source.encoded or encode(
-                self._model, source.tokens, source.lengths, want=self._want, embeds=source.embeds
+                self._model,
+                source.tokens,
+                source.lengths,
+                want=self._want,
+                embeds=source.embeds,
+                features=source.features,
             )
         longest = self._readout.longest_prompt(prompts.lengths)
         last = longest + plan.max_new_tokens

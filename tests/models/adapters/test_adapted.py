@@ -86,6 +86,7 @@ SAMPLE = {
     "bart": ("greedy_forced_eos", "beam4_eos", "force_mixed_ret", "contrastive", "forced_bos"),
     "marian": ("greedy_multi_eos", "beam4_lp2_early", "force_two"),
     "pegasus": ("encoder_norepeat", "diverse4_ret4", "contrastive"),
+    "whisper": ("greedy_begin_suppress", "beam4_lp2_early", "force_two", "forced_bos"),
 }
 SAMPLED = [case for case in read_cases() if case.name in SAMPLE.get(case.model, ())]
 
@@ -320,7 +321,7 @@ def make_others() -> dict[str, Any]:
             transformers.Mamba2Config(**sizes, state_size=4, num_heads=4, head_dim=8, n_groups=1)
         ).eval(),
         "bert": transformers.BertModel(transformers.BertConfig(**sizes, **heads)).eval(),
-        "whisper": transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**pair)).eval(),
+        "speech": transformers.Speech2TextForConditionalGeneration(transformers.Speech2TextConfig(**pair)).eval(),
     }
 
 
@@ -330,7 +331,7 @@ def make_others() -> dict[str, Any]:
         ("mamba", r"keeps states instead of keys.*save_pretrained\(folder\).*unspool.load\(folder\)"),
         ("mamba2", "keeps states instead of keys"),
         ("bert", "no head that gives logits"),
-        ("whisper", "reads `input_features`"),
+        ("speech", "reads `input_features`"),
     ],
 )
 def test_models_that_cannot_be_decoded_from_here(name: str, words: str) -> None:

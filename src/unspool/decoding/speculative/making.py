@@ -164,12 +164,12 @@ def _new_cache(assistant: Model, rows: Rows, prompts: Prompts, copies: int) -> C
     capacity, source = max(rows.lengths) + CAPACITY_AHEAD, prompts.source
     if source is None:
         return assistant.new_cache("dynamic", len(rows), capacity)
-    if source.tokens is None:
+    if source.tokens is None and (source.features is None or assistant.info.features is None):
         raise SettingError(
             "`assistant_model` reads the encoder's text with an encoder of its own, and there are no tokens to read: "
             "pass input_ids, or use prompt_lookup_num_tokens"
         )
-    encoded = encode(assistant, source.tokens, source.lengths)
+    encoded = encode(assistant, source.tokens, source.lengths, features=source.features)
     cache = assistant.new_cache("dynamic", len(source.lengths), capacity, encoded=encoded)
     if copies > 1:
         cache.select_rows([row for row in range(len(source.lengths)) for _ in range(copies)])
