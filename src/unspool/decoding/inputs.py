@@ -82,8 +82,6 @@ def _read_negative(model: Model, inputs: Inputs, settings: GenerationConfig, num
     # As in the reference, every id counts as a token unless the mask says otherwise.
     name = "negative_prompt_attention_mask"
     if model.info.is_encoder_decoder:
-        if model.info.features is not None:
-            raise InputError(f"a {model.info.family} model hears, so there is no negative prompt for its encoder")
         firsts, lengths = read_source_lengths(mask, (rows, width), name)
     else:
         lengths = read_lengths(mask, (rows, width), name=name)
@@ -163,25 +161,27 @@ def _read_source(model: Model, inputs: Inputs, settings: GenerationConfig) -> Pr
         first = column[:, None].to(model.device)  # (rows, 1)
         if inputs.decoder_input_ids is None:
             ids = first
-        elif bool((ids[:, :1] != first).all()):  # a prompt that does not begin with the start token is put after it
+        elif info.features is None and bool((ids[:, :1] != first).all()):
+            # A prompt that does not begin with the start token is put after it; in speech, text may stand before it.
             ids = torch.cat((first, ids), dim=1)
     return Prompts(ids, [ids.shape[1]] * rows, source=source)
 
 
 def _encoder_side(model: Model, inputs: Inputs, settings: GenerationConfig) -> EncoderInput:
     info = model.info
+    if inputs.input_features is not None:
+        return _read_features(model, inputs)
     if inputs.encoder_outputs is not None:
         given = inputs.encoder_outputs
         if not isinstance(given, torch.Tensor):
             given = given[0] if isinstance(given, tuple) and given else getattr(given, "last_hidden_state", None)
         states = _check_embeds(given, info, "encoder_outputs").to(model.device)
-        mask = None if info.features is not None else inputs.attention_mask  # it is over frames: see `_read_features`
-        firsts, lengths = read_source_lengths(mask, (states.shape[0], states.shape[1]))
+        firsts, lengths = read_source_lengths(inputs.attention_mask, (states.shape[0], states.shape[1]))
         return EncoderInput(None, lengths, encoded=Encoded(fill_right(states, firsts, lengths), lengths))
     if info.features is not None:
-        return _read_features(model, inputs, info.features)
-    if inputs.input_features is not None:
-        raise InputError(f"input_features are what a model hears, and a {info.family} model reads text; pass input_ids")
+        raise InputError(
+            f"a {info.family} model reads sound: give input_features, encoder_outputs, or audio to lm.transcribe()"
+        )
     if inputs.inputs_embeds is not None:
         embeds = _check_embeds(inputs.inputs_embeds, info, "inputs_embeds").to(model.device)
         firsts, lengths = read_source_lengths(inputs.attention_mask, (embeds.shape[0], embeds.shape[1]))
@@ -207,21 +207,24 @@ def _check_longest(lengths: list[int], info: ModelInfo) -> None:
         )
 
 
-def _read_features(model: Model, inputs: Inputs, expected: tuple[int, int]) -> EncoderInput:
-    """What a model hears. Its mask over frames is checked and hides nothing: silence is read, as in training."""
-    info, given = model.info, inputs.input_features
-    if given is None or inputs.input_ids is not None or inputs.inputs_embeds is not None:
-        raise InputError(f"a {info.family} model hears: pass input_features, and no input_ids or inputs_embeds")
+def _read_features(model: Model, inputs: Inputs) -> EncoderInput:
+    """What an encoder of sound reads. Every frame counts: silence is what fills a short sound up."""
+    shape, given = model.info.features, inputs.input_features
+    if shape is None:
+        raise InputError(f"input_features are for models that read sound, and a {model.info.family} model reads tokens")
+    for name in ("input_ids", "inputs_embeds", "encoder_outputs"):
+        if getattr(inputs, name) is not None:
+            raise InputError(f"input_features and {name} are two sources; give one of them")
     if not isinstance(given, torch.Tensor) or given.dim() != 3 or not given.is_floating_point():
-        raise InputError("input_features must be a floating-point tensor of the shape (rows, mels, frames)")
-    rows, *shape = given.shape
-    if tuple(shape) != expected or not 0 < rows <= MOST_ROWS:
         raise InputError(
-            f"input_features has the shape {tuple(given.shape)}; a {info.family} model reads (rows, {expected[0]}, "
-            f"{expected[1]}): pad the audio with silence, or cut it into windows"
+            f"input_features must be a floating-point tensor of the shape (rows, {shape.channels}, {shape.frames})"
+        )
+    rows, channels, frames = given.shape
+    if (channels, frames) != (shape.channels, shape.frames) or not 0 < rows <= MOST_ROWS:
+        raise InputError(
+            f"input_features has the shape {tuple(given.shape)}, and the model reads (rows, {shape.channels}, "
+            f"{shape.frames}); fill a shorter sound up with silence, and give a longer one to lm.transcribe()"
         )
     if not bool(torch.isfinite(given).all()):
         raise InputError("input_features holds NaN or infinite values")
-    if inputs.attention_mask is not None:
-        read_source_lengths(inputs.attention_mask, (rows, expected[1]))
-    return EncoderInput(None, [info.longest_source or expected[1]] * rows, features=given.to(model.device))
+    return EncoderInput(None, [shape.positions] * rows, embeds=given.to(model.device))

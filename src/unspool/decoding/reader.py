@@ -42,11 +42,8 @@ def encode(
     *,
     want: Want = LAST,
     embeds: torch.Tensor | None = None,
-    features: torch.Tensor | None = None,
 ) -> Encoded:
     """What a model's encoder makes of right-filled sources."""
-    if features is not None:
-        return model.encode(None, lengths, want=want, features=features)
     return model.encode(tokens, lengths, want=want, embeds=embeds)
 
 

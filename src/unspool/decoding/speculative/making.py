@@ -16,6 +16,7 @@ from unspool.decoding.speculative.drafters.confidence import Confidence
 from unspool.decoding.speculative.drafters.draft_model import DraftModel
 from unspool.decoding.speculative.drafters.draft_rows import DraftRows
 from unspool.decoding.speculative.drafters.early_exit import EarlyExit, check_shared_cache
+from unspool.decoding.speculative.drafters.forced import ForcedText
 from unspool.decoding.speculative.drafters.prompt_lookup import PromptLookup
 from unspool.decoding.speculative.drafters.shared_vocabulary import SharedVocabulary
 from unspool.decoding.speculative.drafters.translation import Translation
@@ -24,6 +25,7 @@ from unspool.decoding.speculative.drafters.vocabulary import Vocabularies
 from unspool.decoding.speculative.policy import Policy, Scheduled
 from unspool.decoding.speculative.weighing import Weighed
 from unspool.errors import SettingError, UnsupportedError
+from unspool.grammar.processor import GrammarLogitsProcessor
 from unspool.logits import LogitsProcessorList
 from unspool.plan import Plan
 from unspool.plan.drafters import DRAFTERS
@@ -111,6 +113,16 @@ def make_prompt_lookup(context: DrafterContext) -> Drafter:
     return PromptLookup(context.rows, context.drafting.max_ngram_size, plan.eos_token_ids, sources)
 
 
+def make_forced_text(context: DrafterContext) -> Drafter:
+    """What the rows' grammars force."""
+    scorer = context.scorer
+
+    def find() -> GrammarLogitsProcessor:
+        return next(one for one in scorer.processors if isinstance(one, GrammarLogitsProcessor))
+
+    return ForcedText(find)
+
+
 def make_early_exit(context: DrafterContext) -> Drafter:
     """The model's own first layers."""
     plan, layer = context.plan, context.drafting.exit_layer
@@ -164,12 +176,12 @@ def _new_cache(assistant: Model, rows: Rows, prompts: Prompts, copies: int) -> C
     capacity, source = max(rows.lengths) + CAPACITY_AHEAD, prompts.source
     if source is None:
         return assistant.new_cache("dynamic", len(rows), capacity)
-    if source.tokens is None and (source.features is None or assistant.info.features is None):
+    if source.tokens is None:
         raise SettingError(
             "`assistant_model` reads the encoder's text with an encoder of its own, and there are no tokens to read: "
             "pass input_ids, or use prompt_lookup_num_tokens"
         )
-    encoded = encode(assistant, source.tokens, source.lengths, features=source.features)
+    encoded = encode(assistant, source.tokens, source.lengths)
     cache = assistant.new_cache("dynamic", len(source.lengths), capacity, encoded=encoded)
     if copies > 1:
         cache.select_rows([row for row in range(len(source.lengths)) for _ in range(copies)])

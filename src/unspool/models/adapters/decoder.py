@@ -154,7 +154,6 @@ class AdaptedDecoder(AdaptedModel):
         *,
         want: Want = LAST,  # noqa: ARG002
         embeds: torch.Tensor | None = None,  # noqa: ARG002
-        features: torch.Tensor | None = None,  # noqa: ARG002
     ) -> Encoded:
         """Run the encoder, if there is one."""
         raise UnsupportedError(f"{self.info.family} has no encoder")

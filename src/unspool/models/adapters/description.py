@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ from torch import nn
 
 from unspool.errors import UnsupportedError
 from unspool.models.adapters.rotation import Rotation, find_rotation
-from unspool.protocols import LayerKind, ModelInfo
+from unspool.protocols import FeatureShape, LayerKind, ModelInfo
 
 KIND_NAMES: Final[dict[str, LayerKind]] = {"full_attention": "full", "sliding_attention": "sliding"}
 _MASK_MAKER = "create_causal_mask"  # since 4.53; it passes a 4-D mask through unchanged
@@ -76,8 +77,8 @@ def _describe_pair(model: Any, config: Any) -> Description:
     heads = getattr(config, "decoder_attention_heads", None) or config.num_attention_heads
     is_relative = hasattr(config, "relative_attention_num_buckets")
     can_switch = "ALL_ATTENTION_FUNCTIONS" in _find_names(model)["all"]
-    features = _find_features(model, config)
-    can = {"hidden_states", "last_states", "inputs_embeds"}
+    features = _find_features(model)
+    can = {"hidden_states", "last_states"} | ({"inputs_embeds"} if features is None else set())
     if can_switch or _name_attention(model) == "eager":
         can.add("attentions")
     info = ModelInfo(
@@ -87,32 +88,20 @@ def _describe_pair(model: Any, config: Any) -> Description:
         max_context=None if is_relative else _find_context(config),
         layer_kinds=_repeat("full", num_layers),
         is_encoder_decoder=True,
-        source_vocab_size=_find_source_vocabulary(model),
-        longest_source=None if features is None else int(config.max_source_positions),
         features=features,
-        can=frozenset(can if features is None else can - {"inputs_embeds"}),
+        can=frozenset(can),
     )
     return Description(info, config, _find_arguments(model), None, can_switch=can_switch)
 
 
-def _find_features(model: Any, config: Any) -> tuple[int, int] | None:
-    """The (mels, frames) that an encoder reads in place of tokens, as Whisper's does; None for others."""
-    encoder = model.get_encoder() if hasattr(model, "get_encoder") else None
-    first, second = (getattr(encoder, name, None) for name in ("conv1", "conv2"))
-    length = getattr(config, "max_source_positions", None)
-    if getattr(model, "main_input_name", "") != "input_features" or not isinstance(length, int):
+def _find_features(model: Any) -> FeatureShape | None:
+    """The features that an encoder of sound reads through convolutions; None for one that reads tokens."""
+    mels, positions = (getattr(model.config, name, None) for name in ("num_mel_bins", "max_source_positions"))
+    if getattr(model, "main_input_name", "") != "input_features" or not mels or not positions:
         return None
-    if not isinstance(first, nn.Conv1d) or not isinstance(second, nn.Conv1d):
-        return None
-    return int(first.in_channels), length * int(first.stride[0] * second.stride[0])
-
-
-def _find_source_vocabulary(model: Any) -> int | None:
-    """The number of an encoder's tokens, if it differs from the decoder's."""
-    encoder = model.get_encoder() if hasattr(model, "get_encoder") else None
-    table = getattr(encoder, "embed_tokens", None)
-    size = getattr(table, "num_embeddings", None)
-    return int(size) if size else None
+    convolutions = [part for part in model.get_encoder().children() if isinstance(part, nn.Conv1d)]
+    stride = math.prod(part.stride[0] for part in convolutions)
+    return FeatureShape(int(mels), int(positions) * stride, stride)
 
 
 def _read_sizes(model: Any, config: Any) -> dict[str, Any]:
@@ -148,7 +137,7 @@ def refuse(model: Any, config: Any) -> None:
             f"{kind} has no head that gives logits for a next token; load the model with AutoModelForCausalLM"
         )
     main = str(getattr(model, "main_input_name", "input_ids"))
-    if main != "input_ids" and _find_features(model, config) is None:
+    if main != "input_ids" and _find_features(model) is None:
         raise UnsupportedError(f"{kind} reads `{main}`, and the adapter gives a model tokens; use its own generate()")
     if "past_key_values" not in _find_arguments(model):
         raise UnsupportedError(

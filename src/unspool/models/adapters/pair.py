@@ -39,23 +39,19 @@ class AdaptedPair(AdaptedModel):
         *,
         want: Want = LAST,
         embeds: torch.Tensor | None = None,
-        features: torch.Tensor | None = None,
     ) -> Encoded:
-        """Run the encoder over right-filled rows, or over features."""
-        inputs: dict[str, Any]
-        if features is not None:
-            length = self.info.longest_source or features.shape[2]
-            lengths = [length] * features.shape[0]
-            inputs = {"input_features": features.to(self.device, self.dtype)}
-        else:
-            given = self._take_input(tokens, embeds)
-            rows, length = given.shape[:2]
-            lengths = list(counts) if counts is not None else [length] * rows
-            inputs = {"input_ids": tokens} if embeds is None else {"inputs_embeds": embeds.to(self.dtype)}
-            inputs["attention_mask"] = _mark(lengths, length, self.device)
+        """Run the encoder over right-filled rows."""
+        given = self._take_input(tokens, embeds)
+        features = self.info.features
+        rows, length = given.shape[0], given.shape[1] if features is None else features.positions
+        lengths = list(counts) if counts is not None else [length] * rows
+        inputs: dict[str, Any] = {"input_ids": tokens}
+        if embeds is not None:
+            inputs = {"inputs_embeds" if features is None else "input_features": embeds.to(self.dtype)}
         with self._switch(want), name_failures(self.inner):
             made = self.inner.get_encoder()(
                 **inputs,
+                attention_mask=_mark(lengths, length, self.device),
                 output_hidden_states=want.hidden_states,
                 output_attentions=want.attentions,
                 return_dict=True,

@@ -109,7 +109,7 @@ def _encode(
         source = read_mask(attention_mask, rows, length, [0] * rows)
         return Encoded(source.pack(states), source.counts or [length] * rows), source
     if input_features is not None:
-        encoded = model.encode(None, want=want, features=input_features)
+        encoded = model.encode(None, want=want, embeds=input_features)
         return encoded, read_mask(None, len(encoded.lengths), encoded.states.shape[1], [0] * len(encoded.lengths))
     rows, length = model._check_input(input_ids, inputs_embeds, model.spec.hidden_size, model.info.source_vocab_size)
     source = read_mask(attention_mask, rows, length, [0] * rows)

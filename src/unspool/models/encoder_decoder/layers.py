@@ -9,8 +9,7 @@ import torch
 
 from unspool.models.assembly import Assembler, Packing, Progress
 from unspool.models.decoder.layers import Layer
-from unspool.models.encoder_decoder.positions import make_sinusoids
-from unspool.models.encoder_decoder.spec import EncoderDecoderSpec, FeatureSpec, StackSpec
+from unspool.models.encoder_decoder.spec import EncoderDecoderSpec, StackSpec
 from unspool.models.weights import (
     AnyEmbedding,
     AnyLinear,
@@ -23,6 +22,7 @@ from unspool.models.weights import (
     WordEmbedding,
     WordLinear,
 )
+from unspool.protocols import FeatureShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class _PairAssembly:
         return Linear(assembler.matrix(sizes[0][0], sizes[1][0], sizes[2]), bias)
 
     def _assemble_stack(
-        self, stack: StackSpec, names: StackNames, table: AnyEmbedding | None, features: FeatureSpec | None
+        self, stack: StackSpec, names: StackNames, table: AnyEmbedding | None, features: FeatureShape | None
     ) -> Stack:
         assembler, spec = self._assembler, self._spec
         hidden, relative = spec.hidden_size, spec.relative
@@ -205,12 +205,10 @@ class _PairAssembly:
         if positions is None or positions.num_positions is None:
             return None
         name, rows = f"{names.positions}.weight", positions.num_positions + positions.offset
-        if positions.kind == "learned" or self._assembler.has(name):
-            return self._assembler.matrix(name, rows, hidden)
-        made = make_sinusoids(rows, hidden, is_shifted=positions.is_shifted)
-        return made.to(self._assembler.device, self._assembler.dtype)
+        is_stored = positions.kind == "learned" or self._assembler.has(name)
+        return self._assembler.matrix(name, rows, hidden) if is_stored else None
 
-    def _assemble_convolutions(self, names: StackNames, features: FeatureSpec | None) -> list[Convolution]:
+    def _assemble_convolutions(self, names: StackNames, features: FeatureShape | None) -> list[Convolution]:
         if features is None:
             return []
         hidden = self._spec.hidden_size
@@ -219,7 +217,7 @@ class _PairAssembly:
                 self._assembler.take(f"{name}.weight", hidden, inputs, 3),
                 self._assembler.take(f"{name}.bias", hidden),
             )
-            for name, inputs in zip(names.convolutions, (features.num_mels, hidden), strict=True)
+            for name, inputs in zip(names.convolutions, (features.channels, hidden), strict=True)
         ]
 
     def _assemble_layer(self, stack: StackSpec, names: StackNames, start: str) -> Layer:

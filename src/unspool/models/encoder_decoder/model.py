@@ -30,10 +30,9 @@ from unspool.shortage import explain_shortage
 class EncoderDecoder(NativeModel):
     """An encoder-decoder built from a description of its blocks and the weights for them.
 
-    A model that hears (Whisper) has `info.features`, (mels, frames): its encoder reads `features`, a float tensor
-    [rows, mels, frames] of log-mel features, where others read token ids; `generate` takes it as `input_features`. All
-    frames are read, silence after the end of the audio included, as the model was trained, and the source has half as
-    many positions as frames.
+    A model that reads sound (Whisper) has `info.features`. Its encoder takes log-mel features, a float tensor
+    [rows, mels, frames], as `embeds`; `generate` and `__call__` take them as `input_features`. All frames are read,
+    silence after the end of a sound included, as the model was trained.
     """
 
     weights: EncoderDecoderWeights
@@ -82,10 +81,9 @@ class EncoderDecoder(NativeModel):
         *,
         want: Want = LAST,
         embeds: torch.Tensor | None = None,
-        features: torch.Tensor | None = None,
     ) -> Encoded:
         stack = self.weights.encoder
-        x = self._hear(features) if features is not None else self._embed(stack, tokens, embeds)
+        x = self._embed(stack, tokens, embeds) if self.spec.features is None else self._hear(embeds)
         rows, length, _ = x.shape
         lengths = list(counts) if counts is not None else [length] * rows
         self._check_source(max(lengths))
@@ -115,16 +113,13 @@ class EncoderDecoder(NativeModel):
                 "split it"
             )
 
-    def _hear(self, features: torch.Tensor) -> torch.Tensor:
-        """Features (rows, mels, frames) through the convolutions: (rows, frames / 2, hidden)."""
-        spec = self.spec.features
-        if spec is None:
-            raise InputError(f"{self.info.family} reads text, not features; give input_ids")
-        if features.dim() != 3 or tuple(features.shape[1:]) != (spec.num_mels, spec.num_frames):
-            raise InputError(
-                f"features of shape {list(features.shape)} can't be read; give (rows, {spec.num_mels}, "
-                f"{spec.num_frames})"
-            )
+    def _hear(self, features: torch.Tensor | None) -> torch.Tensor:
+        """Features (rows, channels, frames) through the convolutions: (rows, positions, hidden)."""
+        shape = self.spec.features
+        assert shape is not None
+        if features is None or features.dim() != 3 or tuple(features.shape[1:]) != (shape.channels, shape.frames):
+            given = "no features" if features is None else f"features of shape {list(features.shape)}"
+            raise InputError(f"{given} can't be encoded; give (rows, {shape.channels}, {shape.frames})")
         first, second = self.weights.encoder.convolutions
         x = F.gelu(F.conv1d(features.to(self.device, self.dtype), first.weight, first.bias, padding=1))
         return F.gelu(F.conv1d(x, second.weight, second.bias, stride=2, padding=1)).transpose(1, 2)
@@ -291,8 +286,7 @@ class EncoderDecoder(NativeModel):
         if tokens is None:
             assert embeds is not None
             return embeds.to(self.dtype)
-        if stack.embedding is None:
-            raise InputError(f"{self.info.family} hears: give input_features, not token ids")
+        assert stack.embedding is not None
         return stack.embedding(tokens)
 
     def _enter(self, norm: Norm, x: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ def make_sinusoids(num_positions: int, width: int, *, is_shifted: bool) -> torch
 
 
 class PositionTable:
-    """One side's embeddings of positions; a sinusoidal table without a limit grows when it is too short."""
+    """One side's embeddings of positions; a sinusoidal table that no file has grows when it is too short."""
 
     def __init__(
         self,
@@ -40,11 +40,12 @@ class PositionTable:
     ) -> None:
         self._spec, self._table, self._width = spec, stored, width
         self._device, self._dtype = device, dtype
+        self._is_stored = stored is not None
 
     def reserve(self, stop: int) -> torch.Tensor | None:
         """The table, with at least `stop` positions: row `p + offset` is position `p`'s."""
         spec = self._spec
-        if spec is None or spec.num_positions is not None:
+        if spec is None or self._is_stored:
             return self._table
         needed = stop + spec.offset
         if self._table is None or self._table.shape[0] < needed:

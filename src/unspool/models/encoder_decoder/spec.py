@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from unspool.models.decoder.spec import DecoderSpec, NormSpec
-from unspool.protocols import ModelInfo
+from unspool.protocols import FeatureShape, ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,6 @@ class StackSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class FeatureSpec:
-    """What an encoder reads in place of tokens: log-mel features, through two convolutions (Whisper)."""
-
-    num_mels: int
-    num_frames: int  # of every source; the second convolution halves them
-
-
-@dataclass(frozen=True, slots=True)
 class EncoderDecoderSpec:
     """One configurable encoder-decoder: sizes, norms, positions, attention, feed-forward, embeddings and head."""
 
@@ -76,7 +68,7 @@ class EncoderDecoderSpec:
     head_scale: float = 1.0  # of the states that the head reads
     has_head_bias: bool = False
 
-    features: FeatureSpec | None = None
+    features: FeatureShape | None = None  # the encoder reads these through two convolutions (Whisper)
 
     bos_token_id: int | None = None
     eos_token_id: int | tuple[int, ...] | None = None
@@ -95,7 +87,6 @@ class EncoderDecoderSpec:
 
     def describe(self) -> ModelInfo:
         """The model's `ModelInfo`."""
-        features = self.features
         return ModelInfo(
             family=self.family,
             vocab_size=self.decoder.vocab_size,
@@ -112,8 +103,8 @@ class EncoderDecoderSpec:
             decoder_start_token_id=self.decoder_start_token_id,
             source_vocab_size=self.encoder.vocab_size,
             longest_source=self.longest_source,
-            features=None if features is None else (features.num_mels, features.num_frames),
-            can=ModelInfo.can | {"branches", "forks"},
+            features=self.features,
+            can=(ModelInfo.can | {"branches", "forks"}) - (set() if self.features is None else {"inputs_embeds"}),
         )
 
     def describe_decoder(self) -> DecoderSpec:

@@ -7,11 +7,12 @@ from typing import Final
 from unspool.kernels.activations import find_activation
 from unspool.models.decoder.spec import NormSpec
 from unspool.models.encoder_decoder.layers import PairNames
-from unspool.models.encoder_decoder.spec import EncoderDecoderSpec, FeatureSpec, PositionSpec
+from unspool.models.encoder_decoder.spec import EncoderDecoderSpec, PositionSpec
 from unspool.models.families.bart import EPS, has_tensor, name_stack, read_stack
 from unspool.models.families.pair import PairFamily, read_pair_ids
 from unspool.models.settings import Settings
 from unspool.models.weights import WeightSource
+from unspool.protocols import FeatureShape
 
 
 def _read_config(config: Settings, source: WeightSource) -> EncoderDecoderSpec:
@@ -30,7 +31,7 @@ def _read_config(config: Settings, source: WeightSource) -> EncoderDecoderSpec:
         has_bias=True,
         activation=activation,
         is_head_tied=config.boolean("tie_word_embeddings", default=True) or not has_tensor(source, "proj_out.weight"),
-        features=FeatureSpec(config.integer("num_mel_bins", default=80), 2 * num_sources),
+        features=FeatureShape(config.integer("num_mel_bins", default=80), 2 * num_sources, 2),
         **read_pair_ids(
             config, bos_token_id=50_256, eos_token_id=50_256, pad_token_id=50_256, decoder_start_token_id=50_257
         ),
