@@ -43,7 +43,6 @@ class LibraryKeys:
     shared_counts: Sequence[int]  # and how many of them; 0: none
     own_rows: Sequence[int]  # which row of the own buffers each row of the pass is
     bases: Sequence[int] | None = None  # the position that place 0 of packed layers that slide stands for
-    may_move: bool = False  # they lie in a pool of blocks, which others may let grow
 
 
 _KNOWN: WeakKeyDictionary[Places, Addresses | None] = WeakKeyDictionary()
@@ -72,9 +71,7 @@ def _find_rows(places: Places, addresses: Addresses, span: Span, spec: DecoderSp
     rows, first = len(span.starts), places.buffers[0]
     none = [0] * rows
     if places.block_table is not None:
-        return (
-            LibraryKeys(addresses, none, none, range(rows), None, True) if places.block_table.shape[0] >= rows else None
-        )
+        return LibraryKeys(addresses, none, none, range(rows)) if places.block_table.shape[0] >= rows else None
     if first.shape[0] < rows:
         return None
     if places.rooms is not None:
@@ -114,7 +111,7 @@ def _find_forks(places: Places, addresses: Addresses, cache: Cache, first: int) 
     own = BufferAddresses(rows.layers, rows.position_stride, rows.position_stride)
     forked = Addresses(own, rows, addresses.packing, None, addresses.kept, addresses.held, addresses.at)
     shared_rows = [row for row in range(len(lengths)) for _ in range(forks)]
-    return LibraryKeys(forked, shared_rows, cache.lengths, slots, None, places.block_table is not None)
+    return LibraryKeys(forked, shared_rows, cache.lengths, slots)
 
 
 # --- memory ----------------------------------------------------------------------------------------------
