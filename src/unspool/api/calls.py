@@ -13,6 +13,7 @@ from unspool.api.core import as_model
 from unspool.api.healing import heal_prompts
 from unspool.cache import Cache
 from unspool.config import GenerationConfig
+from unspool.config.pairs import ConfigFacts, check_methods
 from unspool.decoding.inputs import Inputs, read_prompts
 from unspool.decoding.loop import Emitted
 from unspool.decoding.preparation import Hooks
@@ -23,9 +24,9 @@ from unspool.logits import UnbatchedClassifierFreeGuidanceLogitsProcessor
 from unspool.models.adapters import find_settings
 from unspool.outputs import Output
 from unspool.plan import Plan, PromptShape, merge, settle
-from unspool.plan.pairs import Facts, check_methods
+from unspool.plan.pairs import Facts
 from unspool.plan.past_keys import check_room, read_cache
-from unspool.plan.tables import OF_CALL, OF_SEQUENCES, OF_STREAM
+from unspool.plan.tables.calls import OF_CALL, OF_SEQUENCES, OF_STREAM
 from unspool.protocols import Compilable, Model
 from unspool.stopping import as_criteria_list
 from unspool.streaming import StreamCancelled
@@ -85,7 +86,7 @@ def generate(
         **asked,
         **kwargs,
     )
-    check_methods(Facts(run.settings), OF_SEQUENCES)
+    check_methods(ConfigFacts(run.settings), OF_SEQUENCES)
     if streamer is None:
         for _ in run:
             pass
@@ -99,7 +100,7 @@ def stream(
 ) -> Iterator[Emitted]:
     """What `generate` does, step by step: each row's tokens as they are chosen. Closing the iterator stops the work."""
     run = start(model, inputs, generation_config, **kwargs)
-    check_methods(Facts(run.settings), OF_STREAM)
+    check_methods(ConfigFacts(run.settings), OF_STREAM)
     return iter(run)
 
 
