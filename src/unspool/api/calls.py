@@ -37,6 +37,7 @@ _INPUT_NAMES = (
     "inputs_embeds",
     "decoder_input_ids",
     "encoder_outputs",
+    "input_features",
     "negative_prompt_ids",
     "negative_prompt_attention_mask",
 )
