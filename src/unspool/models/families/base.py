@@ -92,7 +92,9 @@ def read_layer_kinds(config: Settings, num_layers: int, default: list[LayerKind]
         raise LoadError(f"{config.where}'s layer_types do not name a kind for each of {num_layers} layers")
     strange = [kind for kind in listed if not isinstance(kind, str) or kind not in known]
     if strange:
-        raise UnsupportedError(f"{config.where} has a layer of kind {strange[0]!r:.80}; {' and '.join(known)} are built")
+        raise UnsupportedError(
+            f"{config.where} has a layer of kind {strange[0]!r:.80}; {' and '.join(known)} are built"
+        )
     return tuple(known[kind] for kind in listed)
 
 
