@@ -52,6 +52,7 @@ from unspool.errors import SettingError as SettingError
 from unspool.errors import UnfulfilledError as UnfulfilledError
 from unspool.errors import UnspoolError as UnspoolError
 from unspool.errors import UnsupportedError as UnsupportedError
+from unspool.grammar.processor import GrammarLogitsProcessor as GrammarLogitsProcessor
 from unspool.logits.audio import AlternatingCodebooksLogitsProcessor as AlternatingCodebooksLogitsProcessor
 from unspool.logits.base import LogitsProcessor as LogitsProcessor
 from unspool.logits.base import LogitsProcessorList as LogitsProcessorList
@@ -157,6 +158,7 @@ __all__ = [
     "GenerateEncoderDecoderOutput",
     "Generation",
     "GenerationConfig",
+    "GrammarLogitsProcessor",
     "GumbelWatermarkLogitsProcessor",
     "GumbelWatermarkingConfig",
     "HQQQuantizedCache",

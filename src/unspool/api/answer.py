@@ -14,6 +14,7 @@ from unspool.config import GenerationConfig
 from unspool.decoding.loop import LiveBeam
 from unspool.decoding.run import Run
 from unspool.errors import InputError, SettingError, UnsupportedError
+from unspool.grammar.reading import find_readers
 from unspool.outputs import Generation, Stats, TokenLogprob
 from unspool.text import Detokenizer, StopText, Tokenizer
 
@@ -211,4 +212,5 @@ class Answer:
             beam_trace=run.beam_trace,
             dola_layers=run.dola_layers,
             output=run.output() if run.returns_output else None,
+            readers=find_readers(run.settings, run.num_rows),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from unspool.config.pairs import ConfigFacts, Method, Pair
+from unspool.config.structures import list_structures
 
 
 def _count_returned(facts: ConfigFacts) -> int:
@@ -57,4 +58,21 @@ CACHE_CONFIG: Method[ConfigFacts] = Method(
     "`cache_implementation` to one of {facts.configurable}, or unset `cache_config`.",
     (Pair(lambda facts: facts.settings.cache_implementation not in facts.configurable, ""),),
 )
-OF_CONFIG = (CACHE_CONFIG, RETURNED, CONSTRAINED, GROUPS)
+STRUCTURED: Method[ConfigFacts] = Method(
+    lambda facts: bool(list_structures(facts.settings)),
+    "{why}",
+    (
+        Pair(
+            lambda facts: len(list_structures(facts.settings)) > 1,
+            "`json_schema`, `json_object`, `regex`, `choice`, `grammar` and `structural_tag` each describe the whole "
+            "text; set one of them",
+        ),
+    ),
+)
+DRAFTER: Method[ConfigFacts] = Method(
+    lambda facts: facts.settings.drafter == "grammar",
+    "`drafter`='grammar' drafts what a structured text must go on with, and there is none; set json_schema, regex, "
+    "choice or grammar, or leave it out",
+    (Pair(lambda facts: not list_structures(facts.settings), ""),),
+)
+OF_CONFIG = (CACHE_CONFIG, RETURNED, CONSTRAINED, GROUPS, STRUCTURED, DRAFTER)

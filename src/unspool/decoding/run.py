@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -66,6 +67,8 @@ class Run:
         # Built now, so that what can't be is told before the first forward pass.
         self._criteria = build_criteria(plan, hooks)
         self._processors = build_processors(settings, describe_call(model, prompts, plan, hooks))
+        if plan.drafting is not None and plan.drafting.is_suggested and not self._takes_suggestion():
+            plan = self._plan = replace(plan, drafting=None)
         if plan.drafting is not None:
             check_processors(self._processors)
         if self._divides_rows and self._cache is None and not find_kind(plan.cache_kind).divides:
@@ -73,6 +76,16 @@ class Run:
                 f"`low_memory` reads beams in parts, and a {plan.cache_kind!r} cache can't divide rows; use "
                 "cache_implementation='dynamic', 'static' or 'paged', or leave `low_memory` out"
             )
+
+    def _takes_suggestion(self) -> bool:
+        """Whether a drafter that nobody asked for goes with everything else: one row, and nothing of the caller's."""
+        return (
+            self._prompts.num_rows * self._plan.copies == 1
+            and not self._wants_every_row()
+            and self._hooks.cache is None
+            and self._plan.cache_kind == "dynamic"
+            and not any(hasattr(processor, "snapshot") for processor in self._processors)
+        )
 
     def __iter__(self) -> Iterator[Emitted]:
         started = time.perf_counter()
