@@ -74,7 +74,7 @@ def test_sets_that_come_in_later_keep_their_own_columns() -> None:
     make = ONCE["forced_eos"]
     first = LogitsProcessorList([make(2)]).join_rows(LogitsProcessorList([make(4)]), (1, 1), (2, 0))
     again = first.join_rows(LogitsProcessorList([make(7)]), (2, 1), (3, 0))
-    assert again.starts is not None and again.starts.tolist() == [5, 3, 0]
+    assert again.starts == [5, 3, 0]
     assert again[0].max_length.tolist() == [6, 8, 11]  # three columns each are left when the text has seven
     ids, scores = torch.zeros(3, 10, dtype=torch.int64), torch.zeros(3, VOCAB)
     assert [bool(row.isneginf().any()) for row in again(ids, scores)] == [True, True, True]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -231,8 +231,11 @@ def _shape(prompts: Prompts, cache: Cache | None) -> PromptShape:
     )
 
 
-def feed(streamer: Any, run: Run) -> None:
-    """Give a streamer (`put` and `end`) the prompt, then every step's tokens: one per row, or several of one row."""
+def feed(streamer: Any, run: Run, steps: Iterable[Emitted] | None = None) -> None:
+    """Give a streamer (`put` and `end`) the prompt, then every step's tokens: one per row, or several of one row.
+
+    The steps are the run's own, or those that somebody else drives.
+    """
     pad = run.pad_token_id
     if run.num_rows > 1 and run.has_bursts:
         raise SettingError(
@@ -241,7 +244,7 @@ def feed(streamer: Any, run: Run) -> None:
         )
     try:
         streamer.put(run.prompt_ids.cpu())
-        for emitted in run:
+        for emitted in run if steps is None else steps:
             if run.num_rows == 1:
                 tokens = emitted.tokens.get(0, [])
             else:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from unspool.errors import SettingError
+from unspool.kernels.sending import send
 from unspool.logits.rows import RowTable, RowValues, TokenIds
 
 Joining = Mapping[str, Callable[[Any, Any], Any]]
@@ -49,17 +50,18 @@ class LogitsProcessor(ABC):
 class LogitsProcessorList(list[Any]):
     """Processors run in turn; arguments beyond the two go to those whose signature takes them."""
 
-    def __init__(self, processors: Iterable[Any] = (), *, starts: torch.Tensor | None = None) -> None:
-        """`starts` (rows,) are the columns before each row's own history, once rows have come together."""
+    def __init__(self, processors: Iterable[Any] = (), *, starts: Sequence[int] | None = None) -> None:
+        """`starts` are the columns before each row's own history, once rows have come together."""
         super().__init__(processors)
         self.starts = starts
+        self._sent: torch.Tensor | None = None  # the same on a device
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """The scores after every processor."""
         if self.starts is not None:
-            if self.starts.device != scores.device:  # kept: a copy to the device at every step makes the host wait
-                self.starts = self.starts.to(scores.device)
-            kwargs["starts"] = self.starts
+            if self._sent is None or self._sent.device != scores.device:
+                self._sent = send(self.starts, scores.device)
+            kwargs["starts"] = self._sent
         for processor in self:
             extra = _find_extra(processor)
             if extra is None:
@@ -100,7 +102,7 @@ class LogitsProcessorList(list[Any]):
         Processors that both have become one with values per row. Others run on their own rows.
         """
         starts = _join_starts((self.starts, other.starts), counts, shifts)
-        joined, is_moved = LogitsProcessorList(starts=starts), bool(starts.any())
+        joined, is_moved = LogitsProcessorList(starts=starts), any(starts)
         for one, two in _align(self, other):
             both = _join(one[0], two[0], counts, is_moved=is_moved) if one and two else None
             if both is None:
@@ -117,7 +119,7 @@ class LogitsProcessorList(list[Any]):
         """The list for the rows at `index`; a user's processor without `select_rows` stays as it is."""
         return LogitsProcessorList(
             (processor.select_rows(index) if hasattr(processor, "select_rows") else processor for processor in self),
-            starts=None if self.starts is None else self.starts[index.to(self.starts.device)],
+            starts=None if self.starts is None else [self.starts[row] for row in index.tolist()],
         )
 
 
@@ -176,14 +178,11 @@ def _align(one: Sequence[Any], two: Sequence[Any]) -> Iterator[tuple[Sequence[An
 
 
 def _join_starts(
-    held: tuple[torch.Tensor | None, torch.Tensor | None], counts: tuple[int, int], shifts: tuple[int, int]
-) -> torch.Tensor:
+    held: tuple[Sequence[int] | None, Sequence[int] | None], counts: tuple[int, int], shifts: tuple[int, int]
+) -> list[int]:
     """The columns before the history of each row of two lists."""
-    parts = [
-        torch.zeros(count, dtype=torch.int64) if own is None else own.cpu()
-        for own, count in zip(held, counts, strict=True)
-    ]
-    return torch.cat([part + shift for part, shift in zip(parts, shifts, strict=True)])
+    sets = zip(held, counts, shifts, strict=True)
+    return [start + shift for own, count, shift in sets for start in (own if own is not None else [0] * count)]
 
 
 def _join(one: Any, two: Any, counts: tuple[int, int], *, is_moved: bool) -> LogitsProcessor | None:
