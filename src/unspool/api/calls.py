@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from unspool.api.assistant import Assistant, follow_assistant, read_assistant
 from unspool.api.core import as_model
 from unspool.api.healing import heal_prompts
+from unspool.api.speech import generate_speech, prepare_window
 from unspool.cache import Cache
 from unspool.config import GenerationConfig
 from unspool.config.pairs import ConfigFacts, check_methods
@@ -69,6 +71,26 @@ def generate(
     `tokenizer` for `stop_strings` (and, with an `assistant_tokenizer`, for a draft model of another vocabulary),
     `past_key_values`, and every setting of `GenerationConfig`.
     """
+    core = as_model(model)
+    if core.info.features is not None:
+        given = {
+            "generation_config": _read_config(generation_config),
+            "logits_processor": logits_processor,
+            "stopping_criteria": stopping_criteria,
+            "prefix_allowed_tokens_fn": prefix_allowed_tokens_fn,
+            "assistant_model": assistant_model,
+            "use_model_defaults": use_model_defaults,
+            "synced_gpus": synced_gpus,
+            "custom_generate": custom_generate,
+            **kwargs,
+        }
+        if inputs is not None:
+            given["input_features"] = inputs
+        use = partial(_use, streamer)
+        made: torch.Tensor | Output = generate_speech(
+            core, partial(start, model), given, use, is_streamed=streamer is not None
+        )
+        return made
     asked = {
         "synced_gpus": synced_gpus,
         "assistant_model": assistant_model,
@@ -87,13 +109,18 @@ def generate(
         **asked,
         **kwargs,
     )
+    _use(streamer, run)
+    return run.output() if run.returns_output else run.sequences()
+
+
+def _use(streamer: Any, run: Run) -> None:
+    """Iterate a run to its end, with the caller's streamer if there is one."""
     check_methods(ConfigFacts(run.settings), OF_SEQUENCES)
     if streamer is None:
         for _ in run:
             pass
     else:
         feed(streamer, run)
-    return run.output() if run.returns_output else run.sequences()
 
 
 def stream(
@@ -139,6 +166,16 @@ def start(
         if value is not None and value is not False:
             raise UnsupportedError(f"`{name}` needs {feature}, which this version of unspool does not have yet")
     generation_config = _read_config(generation_config)
+    if core.info.features is not None:
+        logits_processor = prepare_window(
+            core,
+            kwargs,
+            generation_config,
+            logits_processor,
+            use_model_defaults=use_model_defaults,
+            defaults=defaults,
+            start=partial(start, model),
+        )
     given = Inputs(**{name: kwargs.pop(name) for name in _INPUT_NAMES if name in kwargs})
     if inputs is not None:
         if given.input_ids is not None:
