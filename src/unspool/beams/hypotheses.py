@@ -107,7 +107,7 @@ class BeamHypotheses:
             ) from error
         if math.isnan(score):
             raise NoTokenLeftError(
-                "the score of a hypothesis is NaN: the model's logits are, or the processors left a beam no token at all "
-                "(two settings that force and forbid the same one, say)"
+                "the score of a hypothesis is NaN: the model's logits are, or the processors left a beam no token (two "
+                "settings that force and forbid the same one, say)"
             )
         return float(score)
