@@ -50,11 +50,11 @@ class EncoderDecoder(NativeModel):
         self.weights = weights
         self.info = spec.describe()
         self.config = ModelConfig(**{**config, **spec.name_values()})
-        self._activate = find_activation(spec.activation)
         self._refresh()
 
     def _refresh(self) -> None:
         spec, weights = self.spec, self.weights
+        self._activate = find_activation(spec.activation)
         made = (spec.hidden_size, self.device, self.dtype)
         self._encoder_positions = PositionTable(spec.encoder.positions, weights.encoder.positions, *made)
         self._decoder_positions = PositionTable(spec.decoder.positions, weights.decoder.positions, *made)
