@@ -20,15 +20,20 @@ class Mailbox(Generic[T]):
         self._changed = threading.Condition(threading.Lock())
         self._num_waiting = 0
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._ended = threading.Event()
         self.is_closed = False
         self._error: BaseException | None = None
 
     def put(self, item: T) -> None:
-        """Add an item; ignored after the end."""
-        with self._changed:
-            if not self.is_closed:
-                self._items.append(item)
-                self._wake()
+        """Add an item; ignored after the end. For one thread alone: the lock is taken only if somebody waits.
+
+        Readers say that they wait before they look, so none is missed.
+        """
+        if not self.is_closed:
+            self._items.append(item)
+            if self._num_waiting or self._waiters:
+                with self._changed:
+                    self._wake()
 
     def close(self, error: BaseException | None = None) -> bool:
         """Let readers know that there is no more; whether this was the first to say so."""
@@ -36,6 +41,7 @@ class Mailbox(Generic[T]):
             if self.is_closed:
                 return False
             self.is_closed, self._error = True, error
+            self._ended.set()
             self._wake()
             return True
 
@@ -63,16 +69,29 @@ class Mailbox(Generic[T]):
                 self._num_waiting -= 1
             return self._take()
 
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for the end; raises TimeoutError."""
+        if not self._ended.wait(timeout):
+            raise TimeoutError(f"the request did not end within {timeout} seconds; it goes on")
+
+    def clear(self) -> None:
+        """Forget the items that nobody has taken; raises the error that it ended with."""
+        with self._changed:
+            self._items.clear()
+            if self._error is not None:
+                raise self._error
+
     async def get_async(self) -> T | None:
         """`get` for a task of an event loop."""
         while True:
+            loop = asyncio.get_running_loop()
+            waiter = (loop, loop.create_future())
             with self._changed:
+                self._waiters.append(waiter)
                 if self._items or self.is_closed:
+                    self._waiters.remove(waiter)
                     return self._take()
-                loop = asyncio.get_running_loop()
-                future = loop.create_future()
-                self._waiters.append((loop, future))
-            await future
+            await waiter[1]
 
     def _take(self) -> T | None:
         if self._items:
