@@ -257,6 +257,22 @@ CONTRASTIVE_ASKED = Method(
     "`penalty_alpha` asks for contrastive search, {why}",
     (_another_strategy("num_beams", "num_beams=1"), _another_strategy("do_sample", "do_sample=False")),
 )
+
+
+def _by_step(name: str) -> Pair:
+    return Pair(
+        lambda facts: facts.is_on(name) and _count_rows(facts) > 1,
+        "",
+        told=f"`{name}` gives one entry per step, and a drafter ({{drafter}}) lets rows take different numbers of "
+        "tokens; decode one row at a time, or without a drafter",
+    )
+
+
+def _count_rows(facts: Facts) -> int:
+    num_rows = 1 if facts.shape is None else facts.shape.num_rows  # a config alone has no rows
+    return num_rows * (facts.settings.num_return_sequences or 1)
+
+
 DRAFTS = Method(
     lambda _: True,  # read where there is a drafter
     "`{name}`={value!r} does not go with a drafter ({drafter}): {why}",
@@ -275,15 +291,15 @@ DRAFTS = Method(
             told="`use_cache`=False does not go with a drafter ({drafter}): drafts are checked against kept keys and "
             "values; leave use_cache on",
         ),
-        Pair("output_hidden_states", "a check reads tokens that may be refused; decode without a drafter"),
-        Pair("output_attentions", "a check reads tokens that may be refused; decode without a drafter"),
+        _by_step("output_hidden_states"),
+        _by_step("output_attentions"),
     ),
 )
 DRAFTED_ROWS = Method(
     "return_legacy_cache",
     "`return_legacy_cache` gives tuples, which can't hold rows of different lengths, and rows accept different numbers "
     "of drafted tokens; leave it out",
-    (Pair(lambda facts: facts.shape.num_rows * (facts.settings.num_return_sequences or 1) > 1, ""),),
+    (Pair(lambda facts: _count_rows(facts) > 1, ""),),
 )
 
 _SAME_KIND = "use a draft model of the same kind, or prompt_lookup_num_tokens"
