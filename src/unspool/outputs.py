@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NoReturn
 
 import torch
+
+from unspool.errors import UnfulfilledError
 
 StepTensors = tuple[torch.Tensor, ...]  # one per step
 StepLayers = tuple[StepTensors, ...]  # one tuple per step, with one tensor per layer
@@ -211,6 +214,31 @@ class Generation:
     beam_trace: Any = field(default=None, repr=False)  # a BeamTrace, where return_beam_trace asked for one
     dola_layers: list[list[int]] | None = field(default=None, repr=False)  # the layer each token was contrasted with
     output: Output | None = field(default=None, repr=False)  # scores, hidden states …, if asked for
+    readers: list[Callable[[str], Any] | None] | None = field(default=None, repr=False)  # of structured texts
+
+    @property
+    def parsed(self) -> Any:
+        """The value of the first row's structured text: of the given type, or as JSON has it; else the text."""
+        return self.parse(0)
+
+    def parse(self, row: int) -> Any:
+        """The value of a row's structured text; raises if the text was cut off before its end."""
+        read = self.readers[row] if self.readers is not None else None
+        if read is None:
+            raise UnfulfilledError(
+                f"row {row} has no structure to be read back; ask for one with json_schema, json_object, regex, choice "
+                "or grammar"
+            )
+        reason = self.finish_reasons[row]
+        if reason not in ("eos", "stop_string"):
+            raise UnfulfilledError(
+                f"the structured text of row {row} ended by {reason!r} after {len(self.token_ids[row])} tokens, before "
+                "it was whole; raise max_new_tokens or max_time"
+            )
+        try:
+            return read(self.texts[row])
+        except ValueError as error:
+            raise UnfulfilledError(f"the text of row {row} is not whole, or not what was asked for: {error}") from error
 
     @property
     def text(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -11,9 +11,10 @@ from unspool.api.calls import start
 from unspool.api.prefix import Prefix, make_conversation
 from unspool.api.prompt import PROMPT_NAMES, as_ids, read_encoding, refuse_chat
 from unspool.config import GenerationConfig
-from unspool.decoding.loop import LiveBeam
+from unspool.decoding.loop import Emitted, LiveBeam
 from unspool.decoding.run import Run
 from unspool.errors import InputError, SettingError, UnsupportedError
+from unspool.grammar.reading import find_readers
 from unspool.outputs import Generation, Stats, TokenLogprob
 from unspool.text import Detokenizer, StopText, Tokenizer
 
@@ -82,6 +83,7 @@ class Answer:
             None if tokenizer is None else [Detokenizer(tokenizer, skip_special_tokens=skip_special) for _ in rows]
         )
         self._trimmers = [StopText(stops, keep=self.run.keeps_stop_strings) for _ in rows] if stops else None
+        self._waiting: dict[int, tuple[list[int], list[TokenLogprob]]] = {}  # tokens whose text is not certain yet
 
     def __reduce__(self) -> NoReturn:
         raise UnsupportedError("a running answer can't be copied or pickled; use what result() returns")
@@ -157,19 +159,23 @@ class Answer:
 
     def pieces(self) -> Generator[Piece, None, None]:
         """Every row's text as it becomes certain."""
-        waiting: dict[int, tuple[list[int], list[TokenLogprob]]] = {}
         for emitted in self.run:
-            if emitted.beams is not None:
-                yield Piece("", beams=emitted.beams)
-            for row, tokens in emitted.tokens.items():
-                ids, logprobs = waiting.setdefault(row, ([], []))
-                ids += tokens
-                logprobs += emitted.logprobs.get(row, [])
-                reason = emitted.finished.get(row)
-                text = self._write(row, tokens, is_last=reason is not None)
-                if text or reason is not None or self._decoders is None:
-                    del waiting[row]
-                    yield Piece(text, row, ids, reason, logprobs)
+            yield from self.write(emitted)
+
+    def write(self, emitted: Emitted) -> Iterator[Piece]:
+        """The text that becomes certain with what a turn added."""
+        waiting = self._waiting
+        if emitted.beams is not None:
+            yield Piece("", beams=emitted.beams)
+        for row, tokens in emitted.tokens.items():
+            ids, logprobs = waiting.setdefault(row, ([], []))
+            ids += tokens
+            logprobs += emitted.logprobs.get(row, [])
+            reason = emitted.finished.get(row)
+            text = self._write(row, tokens, is_last=reason is not None)
+            if text or reason is not None or self._decoders is None:
+                del waiting[row]
+                yield Piece(text, row, ids, reason, logprobs)
 
     @property
     def stats(self) -> Stats:
@@ -211,4 +217,5 @@ class Answer:
             beam_trace=run.beam_trace,
             dola_layers=run.dola_layers,
             output=run.output() if run.returns_output else None,
+            readers=find_readers(run.settings, run.num_rows),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -45,9 +45,11 @@ _INPUT_NAMES = (
     "inputs_embeds",
     "decoder_input_ids",
     "encoder_outputs",
+    "input_features",
     "negative_prompt_ids",
     "negative_prompt_attention_mask",
 )
+_MODEL_INPUTS = _INPUT_NAMES[:6]  # those that a model's forward takes
 _UNBUILT = {
     "synced_gpus": "decoding over several GPUs",
     "custom_generate": "custom decoding methods",
@@ -167,7 +169,7 @@ def start(
     if core is None:
         extra |= {"past_key_values": past_key_values}
         core, assistant_model, past_key_values = _open_object(theirs, inputs, given, extra, settings, assistant_model)
-    if given.prepared is None and inputs is not None:
+    elif inputs is not None:
         given.input_ids = inputs
     assistant = _read_assistant(assistant_model, core, tokenizer, assistant_tokenizer)
     if assistant is not None:
@@ -220,10 +222,11 @@ def _open_object(
     model: Any, inputs: Any, given: Inputs, extra: Mapping[str, Any], settings: GenerationConfig, assistant: Any
 ) -> tuple[Model, Any, Any]:
     """The model, the drafting model and the cache of a call with a transformers object."""
-    names = ("input_ids", "attention_mask", "inputs_embeds", "decoder_input_ids", "encoder_outputs")
-    everything = {name: getattr(given, name) for name in names} | dict(extra)
+    everything = {name: getattr(given, name) for name in _MODEL_INPUTS} | dict(extra)
     core = open_call(model, inputs, everything, settings)
     if not isinstance(core, ColumnModel):
+        if inputs is not None:
+            setattr(given, "input_features" if core.info.features is not None else "input_ids", inputs)
         return core, assistant, everything["past_key_values"]
     given.prepared = core.prepared
     settings.compile_config = settings.compile = None  # transformers compiles it
@@ -278,8 +281,11 @@ def _shape(prompts: Prompts, cache: Cache | None) -> PromptShape:
     )
 
 
-def feed(streamer: Any, run: Run) -> None:
-    """Give a streamer (`put` and `end`) the prompt, then every step's tokens: one per row, or several of one row."""
+def feed(streamer: Any, run: Run, steps: Iterable[Emitted] | None = None) -> None:
+    """Give a streamer (`put` and `end`) the prompt, then every step's tokens: one per row, or several of one row.
+
+    The steps are the run's own, or those that somebody else drives.
+    """
     pad = run.pad_token_id
     if run.num_rows > 1 and run.has_bursts:
         raise SettingError(
@@ -288,7 +294,7 @@ def feed(streamer: Any, run: Run) -> None:
         )
     try:
         streamer.put(run.prompt_ids.cpu())
-        for emitted in run:
+        for emitted in run if steps is None else steps:
             if run.num_rows == 1:
                 tokens = emitted.tokens.get(0, [])
             else:

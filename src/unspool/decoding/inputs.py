@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from unspool.config import GenerationConfig
+from unspool.config.values import MOST_ROWS
 from unspool.decoding.prompts import (
     EncoderInput,
     Prompts,
@@ -32,6 +33,7 @@ class Inputs:
     inputs_embeds: Any = None
     decoder_input_ids: Any = None
     encoder_outputs: Any = None
+    input_features: Any = None
     negative_prompt_ids: Any = None
     negative_prompt_attention_mask: Any = None
     prepared: PreparedRows | None = None  # what the model has made of inputs of its own, instead of all of these
@@ -48,7 +50,7 @@ def _read_own(model: Model, inputs: Inputs, settings: GenerationConfig) -> Promp
         return _take_prepared(inputs.prepared)
     if model.info.is_encoder_decoder:
         return _read_source(model, inputs, settings)
-    for name in ("decoder_input_ids", "encoder_outputs"):
+    for name in ("decoder_input_ids", "encoder_outputs", "input_features"):
         if getattr(inputs, name) is not None:
             raise InputError(f"{name} belongs to encoder-decoder models; a {model.info.family} model has no encoder")
     info = model.info
@@ -181,6 +183,8 @@ def _read_source(model: Model, inputs: Inputs, settings: GenerationConfig) -> Pr
 
 def _encoder_side(model: Model, inputs: Inputs, settings: GenerationConfig) -> EncoderInput:
     info = model.info
+    if inputs.input_features is not None:
+        return _read_features(model, inputs)
     if inputs.encoder_outputs is not None:
         given = inputs.encoder_outputs
         if not isinstance(given, torch.Tensor):
@@ -188,6 +192,10 @@ def _encoder_side(model: Model, inputs: Inputs, settings: GenerationConfig) -> E
         states = _check_embeds(given, info, "encoder_outputs").to(model.device)
         states, lengths = pack_source(states, inputs.attention_mask)
         return EncoderInput(None, lengths, encoded=Encoded(states, lengths))
+    if info.features is not None:
+        raise InputError(
+            f"a {info.family} model reads sound: give input_features, encoder_outputs, or audio to lm.transcribe()"
+        )
     if inputs.inputs_embeds is not None:
         embeds = _check_embeds(inputs.inputs_embeds, info, "inputs_embeds").to(model.device)
         embeds, lengths = pack_source(embeds, inputs.attention_mask)
@@ -200,3 +208,26 @@ def _encoder_side(model: Model, inputs: Inputs, settings: GenerationConfig) -> E
     if mask is None:
         mask = mark_padding(ids, _telling_pad(settings, info))
     return EncoderInput(*pack_source(ids, mask))
+
+
+def _read_features(model: Model, inputs: Inputs) -> EncoderInput:
+    """What an encoder of sound reads. Every frame counts: silence is what fills a short sound up."""
+    shape, given = model.info.features, inputs.input_features
+    if shape is None:
+        raise InputError(f"input_features are for models that read sound, and a {model.info.family} model reads tokens")
+    for name in ("input_ids", "inputs_embeds", "encoder_outputs"):
+        if getattr(inputs, name) is not None:
+            raise InputError(f"input_features and {name} are two sources; give one of them")
+    if not isinstance(given, torch.Tensor) or given.dim() != 3 or not given.is_floating_point():
+        raise InputError(
+            f"input_features must be a floating-point tensor of the shape (rows, {shape.channels}, {shape.frames})"
+        )
+    rows, channels, frames = given.shape
+    if (channels, frames) != (shape.channels, shape.frames) or not 0 < rows <= MOST_ROWS:
+        raise InputError(
+            f"input_features has the shape {tuple(given.shape)}, and the model reads (rows, {shape.channels}, "
+            f"{shape.frames}); fill a shorter sound up with silence, and give a longer one to lm.transcribe()"
+        )
+    if not bool(torch.isfinite(given).all()):
+        raise InputError("input_features holds NaN or infinite values")
+    return EncoderInput(None, [shape.positions] * rows, embeds=given.to(model.device))

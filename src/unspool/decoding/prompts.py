@@ -17,11 +17,11 @@ MAX_POSITIONS = 2**24
 
 @dataclass(frozen=True)
 class EncoderInput:
-    """What an encoder reads: right-filled rows of tokens or embeddings, or states it has made already."""
+    """What an encoder reads: right-filled rows of tokens, embeddings or features, or states it has made already."""
 
     tokens: torch.Tensor | None  # (rows, source)
     lengths: list[int]
-    embeds: torch.Tensor | None = None  # (rows, source, hidden)
+    embeds: torch.Tensor | None = None  # (rows, source, hidden), or features (rows, channels, frames)
     encoded: Encoded | None = None
 
 

@@ -125,7 +125,6 @@ def test_draft_models_that_are_none() -> None:
     target = Layered(9)
     refuse("vocabulary of 11 tokens and the model one of 9", assistant_model=FakeModel(11))
     refuse("is not a model that unspool knows", assistant_model="a name")
-    refuse("is the model itself", target, assistant_model=target)
     refuse("`assistant_model` is an encoder-decoder", assistant_model=FakeEncoderDecoder(9))
     embeds = {"inputs_embeds": target.embed(torch.tensor([[1, 2]]))}
     refuse("reads tokens, and inputs_embeds", inputs=embeds, assistant_model=FakeModel(9))

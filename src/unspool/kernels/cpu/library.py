@@ -16,7 +16,7 @@ from unspool.kernels import packing
 from unspool.kernels.cpu.blocks import BLOCK
 from unspool.kernels.cpu.tiles import BYTES, TILE
 
-ABI: Final = 5
+ABI: Final = 6
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
@@ -243,6 +243,8 @@ class Library:
             handle.us_find_first.argtypes = [at, ctypes.c_int64, size, size, at, size]
             handle.us_are_first.argtypes = [at, at, ctypes.c_int64, size, size, at, size]
             handle.us_run_tournament.argtypes = [at, ctypes.c_int64, size, size, at, *(ctypes.c_uint32,) * 2, at, size]
+            handle.us_keep_allowed.argtypes = [at, ctypes.c_int64, size, at, ctypes.c_int64, at]
+            handle.us_keep_allowed.restype = None
         self.threads = count_threads()
         self.run = handle.us_run
         self.run_steps = handle.us_run_steps
@@ -332,6 +334,17 @@ class Library:
                     point(probs), len(probs), probs.shape[1], depth, point(words), size, step, point(rows), self.threads
                 )
             )
+
+    def keep_allowed(self, scores: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+        """Scores (rows, vocab), -inf where a token's bit in (rows, words) is not set."""
+        given, words = scores.contiguous(), bits.contiguous()
+        rows, vocab = given.shape
+        if given.dtype != torch.float32 or words.dtype != torch.int32 or words.shape != (rows, (vocab + 31) // 32):
+            raise SettingError(f"masks {list(bits.shape)} of {bits.dtype} don't fit scores {list(scores.shape)}")
+        out = torch.empty_like(given)
+        if out.numel():
+            self._handle.us_keep_allowed(point(given), rows, vocab, point(words), words.shape[1], point(out))
+        return out
 
     @staticmethod
     def _check_seeds(seeds: torch.Tensor, count: int, num_first: int) -> torch.Tensor:

@@ -90,10 +90,15 @@ def _explain_columns(model: Any, given: Mapping[str, Any], settings: GenerationC
         return f"{kind} is given {', '.join(sorted(extra))}"
     if settings.compile_config is not None:
         return f"{kind} is compiled by transformers"
+    is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
+    if is_pair and (settings.output_hidden_states or settings.output_attentions):
+        return "an encoder's states are returned in the columns that it was given"
     if settings.return_dict_in_generate and settings.cache_implementation in _STATIC:
         return "a static cache of transformers is returned"
     try:
-        adapt(model)
+        core = adapt(model)
+        if given.get("input_features") is not None and core.info.features is None:
+            return f"{kind} is given input_features"
     except UnsupportedError as error:
         if not getattr(model, "can_generate", lambda: False)():
             raise
@@ -107,6 +112,7 @@ _KNOWN = (
     "inputs_embeds",
     "decoder_input_ids",
     "encoder_outputs",
+    "input_features",
     "past_key_values",
 )
 

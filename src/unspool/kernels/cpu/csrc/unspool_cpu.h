@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define US_ABI 5
+#define US_ABI 6
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
 #define US_PART 64     /* keys that attention reads at once: with their values they stay in the first-level cache */
@@ -153,5 +153,8 @@ int32_t us_are_first(const uint32_t *seeds, const int32_t *tokens, int64_t count
                      uint8_t *out, int32_t threads);
 int32_t us_run_tournament(float *probs, int64_t rows, int32_t vocab, int32_t depth, const uint32_t *words, uint32_t size,
                           uint32_t step, const uint32_t *starts, int32_t threads);
+
+/* out (rows, vocab) = scores, -inf where a token's bit is not set: token v of a row at bit v % 32 of word v / 32. */
+void us_keep_allowed(const float *scores, int64_t rows, int32_t vocab, const uint32_t *bits, int64_t words, float *out);
 
 #endif

@@ -152,6 +152,8 @@ class ColumnModel(AdaptedModel):
         past = call.inputs.get(self._name_past())
         if past is None:
             return None
+        if self.is_pair:
+            self.encode(None)  # a run with a cache encodes nothing itself
         cache = self.new_cache()
         held = call.prompt.num_read
         if held:
