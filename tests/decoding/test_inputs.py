@@ -348,13 +348,6 @@ def test_what_is_no_model(model: Any) -> None:
         generate(model, IDS)
 
 
-def test_a_transformers_model_that_keeps_states_is_pointed_to_load() -> None:
-    from transformers import MambaConfig, MambaForCausalLM
-
-    with pytest.raises(UnsupportedError, match="save_pretrained"):
-        generate(MambaForCausalLM(MambaConfig(vocab_size=23, hidden_size=8, num_hidden_layers=1, state_size=4)), IDS)
-
-
 def test_a_config_must_be_a_config() -> None:
     with pytest.raises(SettingError, match="must be a GenerationConfig, not a dict"):
         generate(FakeModel(), IDS, generation_config={"max_length": 5})

@@ -159,7 +159,7 @@ def start(
     given = Inputs(**{name: kwargs.pop(name) for name in _INPUT_NAMES if name in kwargs})
     if inputs is not None and given.input_ids is not None:
         raise SettingError("`inputs` and `input_ids` are two names of the same argument; pass one")
-    extra = {} if theirs is None else _take_extra(theirs, kwargs)
+    extra = {} if theirs is None else _take_extra(theirs, kwargs, given)
     own = as_model(model) if theirs is None else None
     model_config = read_settings(theirs) if own is None else getattr(own, "generation_config", None)
     settings, origins = merge(
@@ -212,9 +212,11 @@ def start(
     return run
 
 
-def _take_extra(model: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _take_extra(model: Any, kwargs: dict[str, Any], given: Inputs) -> dict[str, Any]:
     """What a transformers object's forward takes beside the usual inputs, out of the call's arguments."""
     names = list_inputs(model) - set(PARAMETERS)
+    if given.input_features is not None and "input_features" not in names:
+        raise SettingError(f"generate() has no setting 'input_features' for a {type(model).__name__}")
     return {name: kwargs.pop(name) for name in list(kwargs) if name in names}
 
 

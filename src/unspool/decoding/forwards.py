@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -60,8 +61,10 @@ def take_position(forward: Forward, place: int, num_new: int) -> Forward:
 def select_rows(forward: Forward, index: torch.Tensor) -> Forward:
     """What a pass returned for the rows at `index`."""
 
-    def pick(tensors: tuple[torch.Tensor, ...] | None) -> tuple[torch.Tensor, ...] | None:
-        return None if tensors is None else tuple(tensor.index_select(0, index) for tensor in tensors)
+    def pick(tensors: Any) -> Any:
+        if isinstance(tensors, tuple):  # a layer with two streams has a tuple of its own
+            return tuple(map(pick, tensors))
+        return None if tensors is None else tensors.index_select(0, index)
 
     def pick_one(tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None if tensor is None else tensor.index_select(0, index)

@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from unspool.cache import Cache
 from unspool.config import GenerationConfig
 from unspool.errors import SettingError, UnsupportedError
@@ -99,11 +101,17 @@ def _explain_columns(model: Any, given: Mapping[str, Any], settings: GenerationC
         core = adapt(model)
         if given.get("input_features") is not None and core.info.features is None:
             return f"{kind} is given input_features"
+        if core.counts_columns and _has_zeros(given.get("attention_mask")):
+            return f"{kind} counts positions by columns, padding among them"
     except UnsupportedError as error:
         if not getattr(model, "can_generate", lambda: False)():
             raise
         return str(error).split(";")[0].split(". ")[0]
     return None
+
+
+def _has_zeros(mask: Any) -> bool:
+    return isinstance(mask, torch.Tensor) and not bool(mask.bool().all())
 
 
 _KNOWN = (

@@ -35,6 +35,7 @@ _KINDS = {  # ours to what transformers' GenerationConfig calls it
     "offloaded_static": "offloaded_static",
     "quantized": "quantized",
 }
+_TYPES = ("token_type_ids", "mm_token_type_ids")  # inputs with a number per column
 IN_COLUMNS = "a transformers model runs its own forward over its own cache"
 
 
@@ -84,9 +85,7 @@ class ColumnModel(AdaptedModel):
             config = copy.copy(call.config)
             config.output_hidden_states, config.output_attentions = want.hidden_states, want.attentions
             with name_failures(self.inner):
-                call.inputs = self.inner._prepare_encoder_decoder_kwargs_for_generation(
-                    value, call.inputs, name, config
-                )
+                call.inputs = _find_encoding(self.inner)(value, call.inputs, name, config)
         made = call.inputs["encoder_outputs"]
         states = made[0] if not isinstance(made, Mapping) else made.get("last_hidden_state", next(iter(made.values())))
         hidden, weights = (getattr(made, name, None) for name in ("hidden_states", "attentions"))
@@ -227,14 +226,19 @@ class ColumnModel(AdaptedModel):
         columns.append(tokens, place < torch.tensor(list(real), device=place.device)[:, None])
         if cache.output is not None:
             cache.inputs = self._follow(cache, num_new)
+        else:
+            cache.inputs = {name: _extend(name, value, num_new) for name, value in cache.inputs.items()}
         cache.lengths = [length + count for length, count in zip(cache.lengths, real, strict=True)]
 
     def _follow(self, cache: ColumnCache, num_new: int) -> dict[str, Any]:
         """The model's inputs for columns that were added, by its own rule."""
         update = self.inner._update_model_kwargs_for_generation
         arguments: dict[str, Any] = {"is_encoder_decoder": self.is_pair, "num_new_tokens": num_new}
-        inputs = {name: value for name, value in cache.inputs.items() if name not in self._managed}
-        return dict(update(cache.output, inputs, **arguments))
+        types = {name: value for name, value in cache.inputs.items() if name in _TYPES}
+        managed = (*self._managed, *_TYPES)
+        inputs = {name: value for name, value in cache.inputs.items() if name not in managed}
+        followed = dict(update(cache.output, inputs, **arguments))
+        return followed | {name: _extend(name, value, num_new) for name, value in types.items()}
 
     @property
     def _managed(self) -> tuple[str, ...]:
@@ -355,6 +359,14 @@ class ColumnModel(AdaptedModel):
         return super()._switch(want)
 
 
+def _extend(name: str, value: Any, num_new: int) -> Any:
+    """Inputs with a number per column, for columns that are read together with the prompt."""
+    if name not in _TYPES or not isinstance(value, torch.Tensor):
+        return value
+    last = value[:, -1:] if name == "token_type_ids" else torch.zeros_like(value[:, -1:])
+    return torch.cat((value, last.expand(-1, num_new)), dim=1)
+
+
 def _pack(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Columns (rows, new, …) right-filled: the real ones first."""
     if bool(mask.all()):
@@ -366,6 +378,17 @@ def _pack(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def _find_base(model: Any) -> Any:
     """transformers' own mixin, whose signature says which arguments its release has."""
     return next(kind for kind in type(model).__mro__ if kind.__name__ == "GenerationMixin")
+
+
+def _find_encoding(model: Any) -> Any:
+    """transformers' method that runs the encoder and puts its output among a model's inputs; it was renamed."""
+    for name in (
+        "_prepare_encoder_decoder_kwargs_for_generation",
+        "_maybe_prepare_encoder_kwargs_for_generation",
+    ):
+        if hasattr(model, name):
+            return getattr(model, name)
+    raise UnsupportedError("this release of transformers has no method to run an encoder with; use 5.0 or later")
 
 
 def _lighten(made: Any) -> Any:

