@@ -213,6 +213,7 @@ class Generation:
     prompt_logprobs: list[list[TokenLogprob | None]] | None = None
     beam_trace: Any = field(default=None, repr=False)  # a BeamTrace, where return_beam_trace asked for one
     dola_layers: list[list[int]] | None = field(default=None, repr=False)  # the layer each token was contrasted with
+    segments: list[list[dict[str, Any]]] | None = field(default=None, repr=False)  # of speech read window by window
     output: Output | None = field(default=None, repr=False)  # scores, hidden states …, if asked for
     readers: list[Callable[[str], Any] | None] | None = field(default=None, repr=False)  # of structured texts
 

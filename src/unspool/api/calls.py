@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from unspool.api.assistant import Assistant, follow_assistant, read_assistant
 from unspool.api.core import as_model, find_object
 from unspool.api.healing import heal_prompts
+from unspool.api.speech import generate_speech, prepare_window
 from unspool.cache import Cache
 from unspool.config import PARAMETERS, GenerationConfig
 from unspool.decoding.inputs import Inputs, read_prompts
@@ -24,11 +26,13 @@ from unspool.models.adapters import (
     ColumnModel,
     convert_values,
     dress_output,
+    find_adapter,
     find_settings,
     list_inputs,
     open_call,
     prepare_call,
     read_settings,
+    runs_own_generate,
 )
 from unspool.outputs import Output
 from unspool.plan import Plan, PromptShape, merge, settle
@@ -78,6 +82,28 @@ def generate(
     `tokenizer` for `stop_strings` (and, with an `assistant_tokenizer`, for a draft model of another vocabulary),
     `past_key_values`, and every setting of `GenerationConfig`.
     """
+    if isinstance(inputs, Mapping):  # what a tokenizer or a feature extractor returned, with all its names
+        kwargs, inputs = {**inputs, **kwargs}, None
+    speech = _find_speech(model)
+    if speech is not None:
+        given = {
+            "generation_config": _read_config(generation_config),
+            "logits_processor": logits_processor,
+            "stopping_criteria": stopping_criteria,
+            "prefix_allowed_tokens_fn": prefix_allowed_tokens_fn,
+            "assistant_model": assistant_model,
+            "use_model_defaults": use_model_defaults,
+            "synced_gpus": synced_gpus,
+            "custom_generate": custom_generate,
+            **kwargs,
+        }
+        if inputs is not None:
+            given["input_features"] = inputs
+        use = partial(_use, streamer)
+        made: torch.Tensor | Output = generate_speech(
+            speech, partial(start, model), given, use, is_streamed=streamer is not None
+        )
+        return made
     asked = {
         "synced_gpus": synced_gpus,
         "assistant_model": assistant_model,
@@ -96,18 +122,35 @@ def generate(
         **asked,
         **kwargs,
     )
-    check_methods(Facts(run.settings), OF_SEQUENCES)
-    if streamer is None:
-        for _ in run:
-            pass
-    else:
-        feed(streamer, run)
+    _use(streamer, run)
     if not run.returns_output:
         return run.sequences()
     output = run.output()
     if find_object(model) is not None:
         return dress_output(output, run.prompt_mask)  # type: ignore[no-any-return]  # transformers' class
     return output
+
+
+def _find_speech(model: Any) -> Model | None:
+    """The model, if it reads sound and its windows are ours to cut; a transformers object's own generate() may."""
+    theirs = find_object(model)
+    if theirs is None:
+        core = as_model(model)
+    elif runs_own_generate(theirs) or (adapted := find_adapter(theirs)) is None:
+        return None
+    else:
+        core = adapted
+    return core if core.info.features is not None else None
+
+
+def _use(streamer: Any, run: Run) -> None:
+    """Iterate a run to its end, with the caller's streamer if there is one."""
+    check_methods(Facts(run.settings), OF_SEQUENCES)
+    if streamer is None:
+        for _ in run:
+            pass
+    else:
+        feed(streamer, run)
 
 
 def stream(
@@ -156,16 +199,26 @@ def start(
         if value is not None and value is not False:
             raise UnsupportedError(f"`{name}` needs {feature}, which this version of unspool does not have yet")
     generation_config = _read_config(generation_config)
+    speech = _find_speech(model)
+    if speech is not None:
+        logits_processor = prepare_window(
+            speech,
+            kwargs,
+            generation_config,
+            logits_processor,
+            use_model_defaults=use_model_defaults,
+            defaults=defaults,
+            start=partial(start, model),
+        )
     given = Inputs(**{name: kwargs.pop(name) for name in _INPUT_NAMES if name in kwargs})
     if inputs is not None and given.input_ids is not None:
         raise SettingError("`inputs` and `input_ids` are two names of the same argument; pass one")
     extra = {} if theirs is None else _take_extra(theirs, kwargs, given)
     own = as_model(model) if theirs is None else None
     model_config = read_settings(theirs) if own is None else getattr(own, "generation_config", None)
-    settings, origins = merge(
-        None if use_model_defaults is False else model_config, generation_config, kwargs, defaults
-    )
-    core, assistant_model = own, assistant_model
+    model_config = None if use_model_defaults is False else model_config
+    settings, origins = merge(model_config, generation_config, kwargs, defaults)
+    core = own
     if core is None:
         extra |= {"past_key_values": past_key_values}
         core, assistant_model, past_key_values = _open_object(theirs, inputs, given, extra, settings, assistant_model)

@@ -24,7 +24,6 @@ class PlainParts:
     seeds: list[int]  # one per row, copies included
     width: int  # columns of the prompts
     processors: LogitsProcessorList
-    finish: Finish
     do_sample: bool
     num_top: int | None  # likeliest tokens whose log-probabilities are wanted; None: no log-probabilities
 
@@ -91,17 +90,21 @@ def _explain_not_plain(run: Run, needs: Needs) -> str | None:
     return None
 
 
-def take_apart(run: Run) -> PlainParts:
-    """What it takes to step a plain run's rows among those of others, from now on."""
+def make_finish(run: Run) -> Finish:
+    """The stops of a run that begins now."""
     parts = run.parts
-    criteria = StoppingCriteriaList([*parts.criteria, *build_late_criteria(parts.plan, parts.hooks)])
+    return Finish(StoppingCriteriaList([*parts.criteria, *build_late_criteria(parts.plan, parts.hooks)]))
+
+
+def take_apart(run: Run) -> PlainParts:
+    """What it takes to step a plain run's rows among those of others."""
+    parts = run.parts
     return PlainParts(
         run.prompt_token_ids(),
         parts.plan.copies,
         make_seeds(parts.plan, parts.prompts.num_rows),
         parts.prompts.width,
         parts.processors,
-        Finish(criteria),
         parts.plan.do_sample,
         parts.record.num_top,
     )

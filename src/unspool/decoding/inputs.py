@@ -176,7 +176,8 @@ def _read_source(model: Model, inputs: Inputs, settings: GenerationConfig) -> Pr
         first = column[:, None].to(model.device)  # (rows, 1)
         if inputs.decoder_input_ids is None:
             ids = first
-        elif bool((ids[:, :1] != first).all()):  # a prompt that does not begin with the start token is put after it
+        elif info.features is None and bool((ids[:, :1] != first).all()):
+            # A prompt that does not begin with the start token is put after it; in speech, text may stand before it.
             ids = torch.cat((first, ids), dim=1)
     return Prompts(ids, [ids.shape[1]] * rows, source=source)
 

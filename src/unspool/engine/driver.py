@@ -33,6 +33,7 @@ class Driver:
         self._passes = Passes(memory.pool, mixes=model.device.type == "cpu")
         self._plain = None if memory.pool is None else PlainRows(model, memory.pool, self._keep_prefix)
         self._tasks: dict[int, Task] = {}
+        self._specials: dict[int, SpecialTask] = {}  # those that were admitted
         self.counters = Counters()
         self._incoming: deque[Task] = deque()
         self._cancelled: deque[int] = deque()
@@ -92,6 +93,8 @@ class Driver:
     def _drive(self) -> None:
         error: BaseException | None = None
         try:
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)
             with torch.no_grad():
                 while self._wait():
                     self._turn()
@@ -183,6 +186,7 @@ class Driver:
                 task.open(self._memory)
             else:
                 assert isinstance(task, SpecialTask)
+                self._specials[number] = task
                 task.open(self._memory)
                 self._follow(task)
         except Exception as error:
@@ -199,8 +203,8 @@ class Driver:
                 assert task.special is not None
                 whole = task.special.num_columns
                 jobs.append((number, Job(task.special.next_ask(columns if task.special.can_cut else whole))))
-        for number, task in self._tasks.items():
-            if isinstance(task, SpecialTask) and task.entry.state is State.RUNNING:
+        for number, task in self._specials.items():
+            if task.entry.state is State.RUNNING:
                 assert task.special is not None
                 jobs.append((number, Job(task.special.next_ask(task.special.num_columns))))
         return jobs
@@ -340,6 +344,7 @@ class Driver:
     def _forget(self, task: Task) -> None:
         self._let_go(task)
         self._tasks.pop(task.entry.number, None)
+        self._specials.pop(task.entry.number, None)
         if task.entry.number in self.scheduler:
             self.scheduler.end(task.entry.number)
 

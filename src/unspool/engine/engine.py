@@ -8,12 +8,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Final, Self, cast
+
+import torch
 
 from unspool.api import LanguageModel
 from unspool.api.calls import feed
@@ -102,6 +104,7 @@ class Engine:
         limits = Limits(rows, num_blocks, tokens, waiting)
         self._driver = Driver(model, limits, self._memory)
         self._numbers = itertools.count()
+        self._stream = torch.cuda.Stream(model.device) if is_gpu else None  # type: ignore[no-untyped-call]
 
     # --- requests ------------------------------------------------------------------------------------------
     def submit(
@@ -127,6 +130,22 @@ class Engine:
             raise SettingError("`tenant` is a name of at most 256 characters")
         if self._driver.is_closed:
             raise self._driver.death or EngineError("the engine is closed and takes no more requests; make another")
+        with self._beside():
+            return self._submit(prompt, priority, deadline, tenant, streamer, settings)
+
+    def _beside(self) -> AbstractContextManager[Any]:
+        """What a caller's thread does on a GPU must not wait for the passes that are under way there."""
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def _submit(
+        self,
+        prompt: Any,
+        priority: int,
+        deadline: float | None,
+        tenant: str,
+        streamer: Any,
+        settings: dict[str, Any],
+    ) -> Request:
         answer = self._lm.start(prompt, **settings)
         needs = find_needs(answer.run)
         number, now = next(self._numbers), time.monotonic()
@@ -144,7 +163,10 @@ class Engine:
             import_greenlet()
         if streamer is not None:
             _feed_streamer(streamer, request)
-        self._driver.submit((PlainTask if is_plain else SpecialTask)(request, needs, entry, tenant))
+        task = (PlainTask if is_plain else SpecialTask)(request, needs, entry, tenant)
+        if self._stream is not None:
+            self._stream.synchronize()  # what was made is there when the driving thread reads it
+        self._driver.submit(task)
         return request
 
     def _make_entry(self, number: int, needs: Needs, is_plain: bool) -> Entry:

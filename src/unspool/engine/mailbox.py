@@ -20,6 +20,7 @@ class Mailbox(Generic[T]):
         self._changed = threading.Condition(threading.Lock())
         self._num_waiting = 0
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._ended = threading.Event()
         self.is_closed = False
         self._error: BaseException | None = None
 
@@ -36,6 +37,7 @@ class Mailbox(Generic[T]):
             if self.is_closed:
                 return False
             self.is_closed, self._error = True, error
+            self._ended.set()
             self._wake()
             return True
 
@@ -62,6 +64,18 @@ class Mailbox(Generic[T]):
             finally:
                 self._num_waiting -= 1
             return self._take()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for the end; raises TimeoutError."""
+        if not self._ended.wait(timeout):
+            raise TimeoutError(f"the request did not end within {timeout} seconds; it goes on")
+
+    def clear(self) -> None:
+        """Forget the items that nobody has taken; raises the error that it ended with."""
+        with self._changed:
+            self._items.clear()
+            if self._error is not None:
+                raise self._error
 
     async def get_async(self) -> T | None:
         """`get` for a task of an event loop."""

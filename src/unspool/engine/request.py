@@ -34,7 +34,9 @@ class Request:
         self._mail: Mailbox[Emitted] = Mailbox()
         self._feed: Mailbox[Emitted] | None = None  # what a streamer is fed from
         self._pieces: deque[Piece] = deque()
-        self._reading = threading.RLock()
+        self._has_readers = False  # somebody reads pieces
+        self._reading = threading.RLock()  # held by whoever waits for a piece: never taken by the driving thread
+        self._calling = threading.Lock()
         self._canceller: Canceller | None = None
         self._callbacks: list[Callable[[Request], Any]] = []
         self.error: BaseException | None = None
@@ -58,7 +60,7 @@ class Request:
             return False
         if self._feed is not None:
             self._feed.close(error)
-        with self._reading:
+        with self._calling:
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback(self)
@@ -101,7 +103,7 @@ class Request:
 
     def when_done(self, callback: Callable[[Request], Any]) -> None:
         """Call a function once it has ended, in the driving thread; at once if it has."""
-        with self._reading:
+        with self._calling:
             if not self._mail.is_closed:
                 self._callbacks.append(callback)
                 return
@@ -110,13 +112,14 @@ class Request:
     def __iter__(self) -> Iterator[Piece]:
         return self._read()
 
-    def _read(self, timeout: float | None = None) -> Generator[Piece, None, None]:
+    def _read(self) -> Generator[Piece, None, None]:
         while True:
             with self._reading:
                 if self._pieces:
                     piece = self._pieces.popleft()
                 else:
-                    emitted = self._mail.get(timeout)
+                    self._has_readers = True
+                    emitted = self._mail.get()
                     if emitted is None:
                         return
                     self._pieces.extend(self._answer.write(emitted))
@@ -127,6 +130,7 @@ class Request:
         while True:
             while self._pieces:
                 yield self._pieces.popleft()
+            self._has_readers = True
             emitted = await self._mail.get_async()
             if emitted is None:
                 return
@@ -135,9 +139,15 @@ class Request:
     def result(self, timeout: float | None = None) -> Generation:
         """What `lm.generate` returns, once it has ended; raises the error that it ended with.
 
-        Waits up to `timeout` seconds for each step; TimeoutError then, and the request goes on.
+        After `timeout` seconds it raises TimeoutError, and the request goes on.
         """
-        for _ in self._read(timeout):
+        self._mail.wait(timeout)
+        with self._reading:
+            if not self._has_readers:  # its text is written at once, not piece by piece
+                self._has_readers = True
+                self._mail.clear()
+                self._answer.read_back()
+        for _ in self._read():
             pass
         return self._answer.result()
 

@@ -258,7 +258,14 @@ class Scheduler:
         return max(0, self._count_blocks(entry) - entry.held)
 
     def _count_promised(self) -> int:
-        return sum(map(self._promise, self._active.values()))
+        total, size = 0, self._memory.block_size
+        for entry in self._active.values():
+            if entry.is_plain and entry.state is State.RUNNING:  # nearly all of them: `_promise` without a call
+                if entry.is_spread or not entry.length % size:
+                    total += entry.num_rows
+            else:
+                total += self._promise(entry)
+        return total
 
 
 def _by_order(entry: Entry) -> tuple[float, int]:

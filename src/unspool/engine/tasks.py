@@ -9,7 +9,8 @@ import torch
 
 from unspool.cache import Cache, PagedCache
 from unspool.cache.paged.joint import adopt_rows, count_held, let_go, list_blocks
-from unspool.decoding.among import Needs, PlainParts, take_apart
+from unspool.decoding.among import Needs, make_finish, take_apart
+from unspool.decoding.finish import Finish
 from unspool.decoding.forwards import join_chunks
 from unspool.decoding.loop import Emitted
 from unspool.decoding.randomness import draw_uniform
@@ -59,7 +60,8 @@ class PlainTask(Task):
 
     def __init__(self, request: Request, needs: Needs, entry: Entry, tenant: str) -> None:
         super().__init__(request, needs, entry, tenant)
-        self.parts: PlainParts | None = None
+        self.parts = take_apart(self.run)
+        self._finish: Finish | None = None  # made when it begins: some stops count from then
         self.rows: list[PlainRow] = []  # those that have not ended
         self.width = 0  # columns that they would have alone
         self.cache: PagedCache | None = None  # while it reads
@@ -71,12 +73,13 @@ class PlainTask(Task):
         """Begin to read, for the first time or again, after what others have read already."""
         pool = memory.pool
         assert pool is not None
-        if self.parts is None:
-            parts = self.parts = take_apart(self.run)
+        if self._finish is None:
+            parts, finish = self.parts, make_finish(self.run)
+            self._finish = finish
             self._texts = parts.token_ids
             self._index = [row for row in range(len(parts.token_ids)) for _ in range(parts.copies)]
             self.width = parts.width
-            left = parts.finish.count_left(parts.width)
+            left = finish.count_left(parts.width)
             self.rows = [
                 PlainRow(self, number, list(self._texts[prompt]), seed, left)
                 for number, (prompt, seed) in enumerate(zip(self._index, parts.seeds, strict=True))
@@ -84,7 +87,7 @@ class PlainTask(Task):
         else:
             self._texts = [list(row.tokens) for row in self.rows]
             self._index = list(range(len(self.rows)))
-            left = self.parts.finish.count_left(self.width)
+            left = self._finish.count_left(self.width)
             for row in self.rows:
                 row.num_left, row.has_left = left, False
         self._forward = None
@@ -123,7 +126,7 @@ class PlainTask(Task):
 
     def take(self, forward: Forward, ask: Ask, memory: EngineMemory) -> Arrival | None:
         """Take the answer to `next_ask`; with the last piece its rows can be stepped."""
-        assert ask.tokens is not None and self.cache is not None and self.parts is not None
+        assert ask.tokens is not None and self.cache is not None
         if self._forward is not None:
             real = ask.counts if ask.counts is not None else [ask.tokens.shape[1]] * ask.tokens.shape[0]
             forward = join_chunks(self._forward, forward, real)
@@ -145,10 +148,9 @@ class PlainTask(Task):
     def reset(self) -> None:
         """Give up what was read: all of it will be read again."""
         self.close()
-        self._texts = [list(row.tokens) for row in self.rows] if self.parts is not None else self._texts
-        if self.parts is not None:
-            self._index = list(range(len(self.rows)))
-            self.note_blocks()
+        self._texts = [list(row.tokens) for row in self.rows]
+        self._index = list(range(len(self.rows)))
+        self.note_blocks()
 
     def close(self) -> None:
         """Give back what reading has taken."""
@@ -159,8 +161,8 @@ class PlainTask(Task):
     # --- its rows' new tokens --------------------------------------------------------------------------------
     def note(self, landed: Sequence[Landed]) -> Emitted:
         """Enter the tokens of one step, and see which rows are done with them."""
-        assert self.parts is not None
-        finish, emitted = self.parts.finish, Emitted({}, {})
+        finish, emitted = self._finish, Emitted({}, {})
+        assert finish is not None
         self.width += 1
         for one in landed:
             one.row.tokens.append(one.token)
@@ -187,7 +189,6 @@ class PlainTask(Task):
 
     def explain_no_token(self, row: PlainRow) -> NoTokenLeftError:
         """Why a row has no token to choose from, found by reading its text again."""
-        assert self.parts is not None
         model, tokens = self.run.parts.model, torch.tensor([row.tokens])
         cache = model.new_cache("dynamic", 1, len(row.tokens))
         logits = answer_at_once(Ask(model, cache, tokens.to(model.device))).logits.float().cpu()

@@ -91,7 +91,7 @@ class BufferAddresses(ctypes.Structure):
         ("row_stride", ctypes.c_int64),
         ("position_stride", ctypes.c_int64),
         ("rooms", ctypes.c_void_p),
-        ("table", ctypes.c_void_p),
+        ("tables", ctypes.c_void_p),
         ("width", ctypes.c_int32),
         ("block", ctypes.c_int32),
     ]
@@ -123,7 +123,8 @@ class PackedLayer(ctypes.Structure):
         ("values", Packed),
         ("places", ctypes.c_int64),
         ("slides", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
+        ("width", ctypes.c_int32),
+        ("table", ctypes.c_void_p),
     ]
 
 

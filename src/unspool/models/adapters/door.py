@@ -50,6 +50,25 @@ def _check_mode(model: Any) -> None:
         )
 
 
+def find_adapter(model: Any) -> Adapted | None:
+    """The adapter over our caches; None for a model that has none."""
+    try:
+        return adapt(model)
+    except UnsupportedError:
+        return None
+
+
+def runs_own_generate(model: Any) -> bool:
+    """Whether a generate() of the model's own class is under way, and has called ours for a part of its work."""
+    code = getattr(inspect.unwrap(type(model).generate), "__code__", None)
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is code and frame.f_locals.get("self") is model:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def list_inputs(model: Any) -> frozenset[str]:
     """The names of everything that a model's forward, its encoder's and its preparation of inputs take."""
     found: set[str] = set(_FREE)

@@ -12,6 +12,7 @@ from unspool.config import (
     SynthIDTextWatermarkingConfig,
     WatermarkingConfig,
 )
+from unspool.config.speech import SPEECH_FIELDS
 
 _OURS: dict[str, Any] = {
     "CompileConfig": CompileConfig,
@@ -39,9 +40,8 @@ def read_settings(model: Any) -> GenerationConfig | None:
 def convert_settings(config: Any) -> GenerationConfig:
     """A transformers GenerationConfig as ours: the values that differ from its defaults."""
     values = {name: getattr(config, name, value) for name, value in config.to_diff_dict().items()}
-    return GenerationConfig(
-        **{name: convert_value(value) for name, value in values.items() if name in PARAMETERS and value is not None}
-    )
+    known = {name: value for name, value in values.items() if name in PARAMETERS or name in SPEECH_FIELDS}
+    return GenerationConfig(**{name: convert_value(value) for name, value in known.items() if value is not None})
 
 
 def convert_value(value: Any) -> Any:
