@@ -277,15 +277,6 @@ CONTRASTIVE_ASKED = Method(
 )
 
 
-def _by_step(name: str) -> Pair:
-    return Pair(
-        lambda facts: facts.is_on(name) and _count_rows(facts) > 1,
-        "",
-        told=f"`{name}` gives one entry per step, and a drafter ({{drafter}}) lets rows take different numbers of "
-        "tokens; decode one row at a time, or without a drafter",
-    )
-
-
 def _count_rows(facts: Facts) -> int:
     num_rows = 1 if facts.shape is None else facts.shape.num_rows  # a config alone has no rows
     return num_rows * (facts.settings.num_return_sequences or 1)
@@ -309,8 +300,6 @@ DRAFTS = Method(
             told="`use_cache`=False does not go with a drafter ({drafter}): drafts are checked against kept keys and "
             "values; leave use_cache on",
         ),
-        _by_step("output_hidden_states"),
-        _by_step("output_attentions"),
     ),
 )
 DRAFTED_ROWS = Method(
@@ -319,6 +308,18 @@ DRAFTED_ROWS = Method(
     "of drafted tokens; leave it out",
     (Pair(lambda facts: _count_rows(facts) > 1, ""),),
 )
+
+
+def _drafted_states(name: str) -> Method:
+    return Method(
+        name,
+        f"`{name}` gives one entry per step, and a drafter lets rows take different numbers of tokens; decode one row "
+        "at a time, or without a drafter",
+        (Pair(lambda facts: _count_rows(facts) > 1, ""),),
+    )
+
+
+DRAFTED_STATES = (_drafted_states("output_hidden_states"), _drafted_states("output_attentions"))
 
 _SAME_KIND = "use a draft model of the same kind, or prompt_lookup_num_tokens"
 

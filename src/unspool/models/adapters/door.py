@@ -60,7 +60,8 @@ def find_adapter(model: Any) -> Adapted | None:
 
 def runs_own_generate(model: Any) -> bool:
     """Whether a generate() of the model's own class is under way, and has called ours for a part of its work."""
-    code = getattr(inspect.unwrap(type(model).generate), "__code__", None)
+    own = getattr(type(model), "generate", None)
+    code = None if own is None else getattr(inspect.unwrap(own), "__code__", None)
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code is code and frame.f_locals.get("self") is model:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -354,9 +353,6 @@ class ColumnModel(AdaptedModel):
     def _read_weights(self, weights: Any) -> tuple[Any, ...]:
         """Attention weights as the model returned them: some layers have none."""
         return tuple(weights or ())
-
-    def _switch(self, want: Want) -> AbstractContextManager[None]:
-        return super()._switch(want)
 
 
 def _extend(name: str, value: Any, num_new: int) -> Any:

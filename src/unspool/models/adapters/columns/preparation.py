@@ -87,7 +87,8 @@ def _lay_out(
     """The prompt's columns, and what returned sequences begin with."""
     rows, shown = ids.shape[0], ids
     past = next((kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None), None)
-    held = int(past.get_seq_length()) if hasattr(past, "get_seq_length") else 0
+    count = getattr(past, "get_seq_length", None)
+    held = 0 if count is None else int(count())
     embeds = None if is_pair else kwargs.get("inputs_embeds")
     width = ids.shape[1] if embeds is None else embeds.shape[1]
     if isinstance(mask, torch.Tensor) and mask.dim() == 2 and mask.shape[1] > width:
@@ -148,7 +149,7 @@ def _make_config(settings: GenerationConfig) -> Any:
     """transformers' settings for what its methods look at."""
     from transformers import GenerationConfig as TheirConfig
 
-    made = TheirConfig()
+    made: Any = TheirConfig()  # type: ignore[no-untyped-call]
     for name in ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"):
         value = getattr(settings, name)
         setattr(made, name, None if isinstance(value, int) and value < 0 else value)
