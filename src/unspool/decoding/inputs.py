@@ -84,7 +84,8 @@ def _read_negative(model: Model, inputs: Inputs, settings: GenerationConfig, num
         raise SettingError(
             "negative_prompt_ids lead a text away from them with guidance alone; add guidance_scale (1.5, for instance)"
         )
-    ids = read_ids(given, model.info.vocab_size, "negative_prompt_ids").to(model.device)
+    vocab_size = model.info.source_vocab_size or model.info.vocab_size
+    ids = read_ids(given, vocab_size, "negative_prompt_ids").to(model.device)
     rows = ids.shape[0]
     if rows not in (1, num_rows):
         raise InputError(
@@ -200,15 +201,27 @@ def _encoder_side(model: Model, inputs: Inputs, settings: GenerationConfig) -> E
     if inputs.inputs_embeds is not None:
         embeds = _check_embeds(inputs.inputs_embeds, info, "inputs_embeds").to(model.device)
         embeds, lengths = pack_source(embeds, inputs.attention_mask)
+        _check_longest(lengths, info)
         return EncoderInput(None, lengths, embeds=embeds)
     if inputs.input_ids is None:
         ids = _start_alone(inputs, settings, info).to(model.device)
         return EncoderInput(ids, [1])
-    ids = read_ids(inputs.input_ids, info.vocab_size).to(model.device)
+    ids = read_ids(inputs.input_ids, info.source_vocab_size or info.vocab_size).to(model.device)
     mask = inputs.attention_mask
     if mask is None:
         mask = mark_padding(ids, _telling_pad(settings, info))
-    return EncoderInput(*pack_source(ids, mask))
+    tokens, lengths = pack_source(ids, mask)
+    _check_longest(lengths, info)
+    return EncoderInput(tokens, lengths)
+
+
+def _check_longest(lengths: list[int], info: ModelInfo) -> None:
+    longest, limit = max(lengths), info.longest_source
+    if limit is not None and longest > limit:
+        raise InputError(
+            f"row {lengths.index(longest)} has {longest} tokens to read and the encoder of a {info.family} model takes "
+            f"at most {limit}; shorten the source, or split it"
+        )
 
 
 def _read_features(model: Model, inputs: Inputs) -> EncoderInput:
