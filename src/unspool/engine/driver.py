@@ -93,7 +93,7 @@ class Driver:
     def _drive(self) -> None:
         error: BaseException | None = None
         try:
-            if self._device.type == "cuda":
+            if self._device.type == "cuda" and self._device.index is not None:
                 torch.cuda.set_device(self._device)
             with torch.no_grad():
                 while self._wait():
