@@ -14,6 +14,8 @@
 #define ROUNDS 10 /* of a tournament that one pass settles */
 #define PATTERNS (1 << ROUNDS)
 #define WORD_ROUNDS 30 /* whose bits share a word */
+#define ONE_BY_ONE __asm__ volatile("") /* in loops that look numbers up: gathers of vectors are slower on many machines */
+#define KEY_BLOCKS 256 /* of tokens whose keys have one bound */
 
 typedef struct {
     uint32_t state[TWISTER + 1], words[TWISTER];
@@ -181,9 +183,10 @@ static void settle(double *masses, int32_t rounds, float *factors, float *logs) 
         for (int32_t i = 0; i < half; i++) mass += masses[2 * i + 1];
         const double zero = 1 - mass > 0 ? 1 - mass : 0, one = 2 - mass;
         for (int32_t i = 0; i < half; i++) masses[i] = zero * masses[2 * i] + one * masses[2 * i + 1];
+        const double log_zero = log(zero), log_one = log(one);
         for (int32_t i = 0; i < made; i++) {
             product[made + i] = product[i] * one, product[i] *= zero;
-            sum[made + i] = sum[i] + log(one), sum[i] += log(zero);
+            sum[made + i] = sum[i] + log_one, sum[i] += log_zero;
         }
     }
     for (int32_t i = 0; i < 1 << rounds; i++) factors[i] = (float)product[i], logs[i] = (float)sum[i];
@@ -209,67 +212,117 @@ static float find_highest(const float *scores, int32_t count) {
     return sound ? highest : NAN;
 }
 
+/* shares[i] = e to the (scores[i] - highest), added to what is there if it `adds`. */
+static void spread_scores(const float *scores, int32_t count, float highest, int32_t adds, float *shares) {
+    int32_t v = 0;
+    for (; v + 4 * LANES <= count; v += 4 * LANES) {
+        vec x[4];
+        UNROLLED for (int i = 0; i < 4; i++) x[i] = load(scores + v + i * LANES) - highest;
+        exponentials(x, 4);
+        UNROLLED for (int i = 0; i < 4; i++) store(shares + v + i * LANES, adds ? load(shares + v + i * LANES) + x[i] : x[i]);
+    }
+    for (; v < count; v++) shares[v] = (adds ? shares[v] : 0) + expf(scores[v] - highest);
+}
+
+static double add_up(const float *shares, int32_t count) {
+    double total = 0;
+    for (int32_t first = 0; first < count; first += PATTERNS) {
+        vec parts = fill(0);
+        int32_t v = first, end = count - first < PATTERNS ? count : first + PATTERNS;
+        for (; v + LANES <= end; v += LANES) parts += load(shares + v);
+        total += sum(parts);
+        for (; v < end; v++) total += shares[v];
+    }
+    return total;
+}
+
+/* The bits of classes, by their places in the table, and the masses of their first rounds' patterns; in four parts, so
+ * that neighbours with one pattern do not wait for each other. */
+static void read_bits(const us_tournament_task *task, const uint32_t *restrict words, uint32_t start, int32_t classes,
+                                 const float *restrict shares, uint32_t *restrict bits, float (*restrict sums)[PATTERNS]) {
+    const uint32_t mask = task->size - 1, step = task->step;
+    int32_t c = 0;
+    for (; c + 4 <= classes; c += 4, start += 4 * step)
+        UNROLLED for (uint32_t i = 0; i < 4; i++) {
+            ONE_BY_ONE;
+            const uint32_t word = words[(start + i * step) & mask];
+            bits[c + i] = word;
+            sums[i][word & (PATTERNS - 1)] += shares[c + i];
+        }
+    for (; c < classes; c++, start += step) {
+        bits[c] = words[start & mask];
+        sums[0][bits[c] & (PATTERNS - 1)] += shares[c];
+    }
+}
+
+/* What rounds before leave of the shares, and the masses of the next ones' patterns. */
+static void scale_shares(const uint32_t *restrict bits, int32_t shift, int32_t classes, const float *restrict factors,
+                                    float *restrict shares, float (*restrict sums)[PATTERNS]) {
+    int32_t c = 0;
+    for (; c + 4 <= classes; c += 4)
+        UNROLLED for (int32_t i = 0; i < 4; i++) {
+            ONE_BY_ONE;
+            const uint32_t word = bits[c + i] >> shift;
+            const float share = shares[c + i] * factors[word & (PATTERNS - 1)];
+            shares[c + i] = share;
+            sums[i][word >> ROUNDS & (PATTERNS - 1)] += share;
+        }
+    for (; c < classes; c++) {
+        shares[c] *= factors[bits[c] >> shift & (PATTERNS - 1)];
+        sums[0][bits[c] >> shift >> ROUNDS & (PATTERNS - 1)] += shares[c];
+    }
+}
+
+/* Logarithms of all factors of a word's rounds. */
+static void sum_logs(const uint32_t *restrict bits, float (*restrict logs)[PATTERNS], int32_t classes, float *restrict sums) {
+    for (int32_t c = 0; c < classes; c++) {
+        ONE_BY_ONE;
+        const uint32_t word = bits[c];
+        sums[c] = logs[0][word & (PATTERNS - 1)] + logs[1][word >> ROUNDS & (PATTERNS - 1)] +
+                  logs[2][word >> 2 * ROUNDS & (PATTERNS - 1)];
+    }
+}
+
+/* What has no probability in float32 has the lowest number, unless it is forbidden. */
+static void add_logs(const float *scores, const float *sums, int32_t count, float highest, float *out) {
+    for (int32_t v = 0; v < count; v++) {
+        const float made = out[v] + sums[v], found = scores[v] > highest - 103.9f && made > -FLT_MAX ? made : -FLT_MAX;
+        out[v] = scores[v] > -INFINITY ? found : -INFINITY;
+    }
+}
+
 /* One row. Tokens that lie a table's size apart have the same bits: they are one class. */
-static void play(const us_tournament_task *task, int64_t row, float *shares, uint32_t *bits) {
+static void play(const us_tournament_task *task, int64_t row, float *shares, float *sums_of_logs, uint32_t *bits) {
     const float *scores = task->scores + row * task->vocab;
     float *out = task->out + row * task->vocab;
-    const int32_t vocab = task->vocab, mask = (int32_t)task->size - 1;
-    const int32_t classes = vocab < (int32_t)task->size ? vocab : (int32_t)task->size;
+    const int32_t vocab = task->vocab, classes = vocab < (int32_t)task->size ? vocab : (int32_t)task->size;
     const float highest = task->repeated[row] ? NAN : find_highest(scores, vocab);
     if (!(highest > -INFINITY)) {
         memcpy(out, scores, sizeof(float) * (size_t)vocab);
         return;
     }
-    for (int32_t first = 0; first < vocab; first += classes) {
-        const int32_t end = vocab - first < classes ? vocab - first : classes;
-        int32_t v = 0;
-        for (; v + LANES <= end; v += LANES) {
-            const vec share = exponential(load(scores + first + v) - highest);
-            store(shares + v, first ? load(shares + v) + share : share);
-        }
-        for (; v < end; v++) shares[v] = (first ? shares[v] : 0) + expf(scores[first + v] - highest);
-    }
-    double total = 0;
-    for (int32_t first = 0; first < classes; first += PATTERNS) {
-        float part = 0;
-        vec parts = fill(0);
-        int32_t v = first, end = classes - first < PATTERNS ? classes : first + PATTERNS;
-        for (; v + LANES <= end; v += LANES) parts += load(shares + v);
-        for (; v < end; v++) part += shares[v];
-        total += sum(parts) + part;
-    }
+    for (int32_t first = 0; first < vocab; first += classes)
+        spread_scores(scores + first, vocab - first < classes ? vocab - first : classes, highest, first > 0, shares);
+    const double total = add_up(shares, classes);
     const float base = highest + (float)log(total);
-    float factors[PATTERNS], logs[3][PATTERNS], sums[2][PATTERNS];
+    for (int32_t v = 0; v < vocab; v++) out[v] = scores[v] - base;
+    float factors[PATTERNS], logs[3][PATTERNS], sums[4][PATTERNS];
     double masses[PATTERNS];
     for (int32_t depth = 0; depth < task->depth; depth += WORD_ROUNDS) {
         const uint32_t *words = task->words + (size_t)(depth / WORD_ROUNDS) * task->size;
-        const uint32_t start = task->starts[row];
-        for (int32_t c = 0; c < classes; c++) bits[c] = words[(start + task->step * (uint32_t)c) & (uint32_t)mask];
-        for (int32_t group = 0; group < 3; group++) {
-            int32_t rounds = task->depth - depth - group * ROUNDS, shift = group * ROUNDS, c = 0;
-            rounds = rounds < 0 ? 0 : rounds < ROUNDS ? rounds : ROUNDS;
-            memset(sums, 0, sizeof sums); /* two, so that equal neighbours do not wait for each other */
-            if (rounds)
-                for (; c + 2 <= classes; c += 2) {
-                    sums[0][bits[c] >> shift & (PATTERNS - 1)] += shares[c];
-                    sums[1][bits[c + 1] >> shift & (PATTERNS - 1)] += shares[c + 1];
-                }
-            if (rounds && c < classes) sums[0][bits[c] >> shift & (PATTERNS - 1)] += shares[c];
-            for (int32_t i = 0; i < PATTERNS; i++) masses[i] = ((double)sums[0][i] + sums[1][i]) / total;
-            settle(masses, rounds, factors, logs[group]);
-            if (task->depth > depth + (group + 1) * ROUNDS)
-                for (c = 0; c < classes; c++) shares[c] *= factors[bits[c] >> shift & (PATTERNS - 1)];
+        memset(logs, 0, sizeof logs);
+        for (int32_t group = 0; group < 3 && task->depth > depth + group * ROUNDS; group++) {
+            const int32_t left = task->depth - depth - group * ROUNDS;
+            memset(sums, 0, sizeof sums);
+            if (group) scale_shares(bits, (group - 1) * ROUNDS, classes, factors, shares, sums);
+            else read_bits(task, words, task->starts[row], classes, shares, bits, sums);
+            for (int32_t i = 0; i < PATTERNS; i++) masses[i] = ((double)(sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i])) / total;
+            settle(masses, left < ROUNDS ? left : ROUNDS, factors, logs[group]);
         }
-        for (int32_t v = 0; v < vocab; v++) {
-            const uint32_t word = bits[v & mask];
-            const float sum = logs[0][word & (PATTERNS - 1)] + logs[1][word >> ROUNDS & (PATTERNS - 1)] +
-                              logs[2][word >> 2 * ROUNDS & (PATTERNS - 1)];
-            out[v] = (depth ? out[v] : scores[v] - base) + sum;
-        }
-    }
-    for (int32_t v = 0; v < vocab; v++) { /* what has no probability in float32 has the lowest number, unless forbidden */
-        const float found = scores[v] - highest > -103.9f && out[v] > -FLT_MAX ? out[v] : -FLT_MAX;
-        out[v] = scores[v] > -INFINITY ? found : scores[v];
+        if (task->depth > depth + WORD_ROUNDS) scale_shares(bits, 2 * ROUNDS, classes, factors, shares, sums);
+        sum_logs(bits, logs, classes, sums_of_logs);
+        for (int32_t first = 0; first < vocab; first += classes)
+            add_logs(scores + first, sums_of_logs, vocab - first < classes ? vocab - first : classes, highest, out + first);
     }
 }
 
@@ -279,12 +332,12 @@ static void run_tournament(const void *argument, int32_t thread, us_team *team) 
     int64_t first, last;
     split(task->rows, thread, team->size, &first, &last);
     if (first == last) return;
-    float *shares = malloc(room * (sizeof(float) + sizeof(uint32_t)));
+    float *shares = malloc(room * (2 * sizeof(float) + sizeof(uint32_t)));
     if (!shares) {
         atomic_store((atomic_int *)task->failed, 1);
         return;
     }
-    for (int64_t row = first; row < last; row++) play(task, row, shares, (uint32_t *)(shares + room));
+    for (int64_t row = first; row < last; row++) play(task, row, shares, shares + room, (uint32_t *)(shares + 2 * room));
     free(shares);
 }
 
@@ -298,62 +351,70 @@ INLINE vecu hash_words(vecu word) { /* MurmurHash3's finaliser */
     return word ^ (word >> 16);
 }
 
+static inline uint32_t hash_word(uint32_t word) {
+    word = (word ^ (word >> 16)) * 0x85ebca6bu;
+    word = (word ^ (word >> 13)) * 0xc2b2ae35u;
+    return word ^ (word >> 16);
+}
+
 static double find_key(uint32_t word, float score) {
     return log(-log1p(-((double)word + 0.5) * 0x1p-32)) - (double)score;
 }
 
 /* Words of the noise and bounds from below of the keys, for LANES tokens from `token` on: a logarithm is no less than the
  * exponent and the mantissa less one, as a float's bits have them side by side. */
-INLINE vec bound_keys(const float *scores, int32_t token, uint32_t low, uint32_t high, vecu *words) {
-    vecu tokens;
-    for (int i = 0; i < LANES; i++) tokens[i] = (uint32_t)(token + i);
+INLINE vec bound_keys(vec scores, vecu tokens, uint32_t low, uint32_t high, vecu *words) {
     *words = hash_words(hash_words(tokens * 0x9e3779b1u + low) ^ high);
     const vec noise = __builtin_convertvector((veci)(*words >> 8), vec) * 0x1p-24f;
-    const vec logs = __builtin_convertvector(as_bits(noise), vec) * 0x1p-23f - 127.0f;
-    return logs * 0.693147f - load(scores);
+    return __builtin_convertvector(as_bits(noise), vec) * (0x1p-23f * 0.693147f) - 127.0f * 0.693147f - scores;
 }
 
-/* The token with the least key, the first of equals; -1 where no score is finite, or one is NaN or infinite. */
+/* The token with the least key, the first of equals; -1 where no score is finite, or one is NaN or infinite. Bounds of all
+ * keys are computed, and keys alone where a block of tokens has a bound below the least key that is known. */
 static int32_t draw_keyed(const float *scores, int32_t vocab, uint64_t state) {
     const uint32_t low = (uint32_t)state, high = (uint32_t)(state >> 32);
-    const int32_t whole = vocab / LANES * LANES;
-    float rest[LANES];
-    for (int32_t i = 0; i < LANES; i++) rest[i] = whole + i < vocab ? scores[whole + i] : -INFINITY;
-    if (!(find_highest(scores, vocab) > -INFINITY)) return -1;
-    vec least = fill(INFINITY);
-    vecu words;
+    const int32_t whole = vocab / LANES, block = (whole + KEY_BLOCKS - 1) / KEY_BLOCKS > 0 ? (whole + KEY_BLOCKS - 1) / KEY_BLOCKS : 1;
+    float lows[KEY_BLOCKS];
+    vecu words, tokens;
+    vec least;
+    veci is_sound = (veci){0} - 1;
+    int32_t count = 0, sound = -1, drawn = -1, best_block = 0;
     double best = INFINITY;
-    float bound = INFINITY;
-    int32_t drawn = -1;
-    for (int32_t pass = 0; pass < 2; pass++) { /* the first finds a bound from above, the second what is below it */
-        veci at = (veci)fill(0), is_below;
-        for (int32_t v = 0; v < vocab; v += LANES) {
-            const float *from = v < whole ? scores + v : rest;
-            const vec keys = bound_keys(from, v, low, high, &words);
-            if (!pass) {
-                is_below = keys < least;
-                least = choose(is_below, keys, least);
-                at = (is_below & v) | (~is_below & at);
-                continue;
-            }
-            is_below = keys <= fill(bound);
-            int32_t has_any = 0;
-            for (int i = 0; i < LANES; i++) has_any |= is_below[i];
-            if (!has_any) continue;
-            for (int i = 0; i < LANES; i++) {
-                const double key = is_below[i] ? find_key(words[i], from[i]) : INFINITY;
-                if (key < best) best = key, drawn = v + i;
+    for (uint32_t i = 0; i < LANES; i++) tokens[i] = i;
+    for (int32_t first = 0; first < whole; first += block, count++) {
+        const int32_t end = whole - first < block ? whole : first + block;
+        least = fill(INFINITY);
+        for (int32_t i = first; i < end; i++, tokens += LANES) {
+            const vec given = load(scores + (size_t)i * LANES), keys = bound_keys(given, tokens, low, high, &words);
+            is_sound &= given < fill(INFINITY);
+            least = choose(keys < least, keys, least);
+        }
+        lows[count] = -largest(-least);
+        best_block = lows[count] < lows[best_block] ? count : best_block;
+    }
+    for (int32_t i = 0; i < LANES; i++) sound &= is_sound[i];
+    for (int32_t v = whole * LANES; v < vocab; v++) { /* what is left at the end */
+        const uint32_t word = hash_word(hash_word((uint32_t)v * 0x9e3779b1u + low) ^ high);
+        const double key = find_key(word, scores[v]);
+        sound &= -(scores[v] < INFINITY);
+        if (key < best) best = key, drawn = v;
+    }
+    for (int32_t turn = -1; turn < count; turn++) { /* the block with the lowest bound first: few others are left then */
+        const int32_t k = turn < 0 ? best_block : turn, first = k * block;
+        if (turn == best_block || !count || lows[k] > best + 1e-3 + 1e-5 * fabs(best)) continue; /* a float's rounding */
+        const int32_t end = whole - first < block ? whole : first + block;
+        for (uint32_t i = 0; i < LANES; i++) tokens[i] = (uint32_t)first * LANES + i;
+        for (int32_t i = first; i < end; i++, tokens += LANES) {
+            const vec keys = bound_keys(load(scores + (size_t)i * LANES), tokens, low, high, &words);
+            for (int32_t lane = 0; lane < LANES; lane++) {
+                if (!(keys[lane] <= best + 1e-3 + 1e-5 * fabs(best))) continue;
+                const double key = find_key(words[lane], scores[i * LANES + lane]);
+                const int32_t token = i * LANES + lane;
+                if (key < best || (key == best && token < drawn)) best = key, drawn = token;
             }
         }
-        if (pass) break;
-        int32_t lane = 0;
-        for (int i = 1; i < LANES; i++) lane = least[i] < least[lane] ? i : lane;
-        const float *from = at[lane] < whole ? scores + at[lane] : rest;
-        bound_keys(from, at[lane], low, high, &words);
-        const double found = find_key(words[lane], from[lane]);
-        bound = (float)(found + 1e-3 + 1e-5 * fabs(found)); /* of a float's rounding */
     }
-    return drawn;
+    return sound ? drawn : -1;
 }
 
 static void run_draws(const void *argument, int32_t thread, us_team *team) {
