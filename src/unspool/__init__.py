@@ -49,7 +49,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "constraints": ("Constraint", "ConstraintListState", "DisjunctiveConstraint", "PhrasalConstraint"),
     "decoding.beams.trace": ("BeamTrace",),
     "decoding.transitions": ("compute_transition_scores",),
+    "engine": ("Engine", "EngineStats", "Request"),
     "errors": (
+        "EngineError",
         "InputError",
         "LoadError",
         "MissingExtraError",

@@ -41,6 +41,10 @@ from unspool.constraints import DisjunctiveConstraint as DisjunctiveConstraint
 from unspool.constraints import PhrasalConstraint as PhrasalConstraint
 from unspool.decoding.beams.trace import BeamTrace as BeamTrace
 from unspool.decoding.transitions import compute_transition_scores as compute_transition_scores
+from unspool.engine import Engine as Engine
+from unspool.engine import EngineStats as EngineStats
+from unspool.engine import Request as Request
+from unspool.errors import EngineError as EngineError
 from unspool.errors import InputError as InputError
 from unspool.errors import LoadError as LoadError
 from unspool.errors import MissingExtraError as MissingExtraError
@@ -52,6 +56,7 @@ from unspool.errors import SettingError as SettingError
 from unspool.errors import UnfulfilledError as UnfulfilledError
 from unspool.errors import UnspoolError as UnspoolError
 from unspool.errors import UnsupportedError as UnsupportedError
+from unspool.grammar.processor import GrammarLogitsProcessor as GrammarLogitsProcessor
 from unspool.logits.audio import AlternatingCodebooksLogitsProcessor as AlternatingCodebooksLogitsProcessor
 from unspool.logits.base import LogitsProcessor as LogitsProcessor
 from unspool.logits.base import LogitsProcessorList as LogitsProcessorList
@@ -144,6 +149,9 @@ __all__ = [
     "EncoderDecoderCache",
     "EncoderNoRepeatNGramLogitsProcessor",
     "EncoderRepetitionPenaltyLogitsProcessor",
+    "Engine",
+    "EngineError",
+    "EngineStats",
     "EosTokenCriteria",
     "EpsilonLogitsWarper",
     "EtaLogitsWarper",
@@ -157,6 +165,7 @@ __all__ = [
     "GenerateEncoderDecoderOutput",
     "Generation",
     "GenerationConfig",
+    "GrammarLogitsProcessor",
     "GumbelWatermarkLogitsProcessor",
     "GumbelWatermarkingConfig",
     "HQQQuantizedCache",
@@ -196,6 +205,7 @@ __all__ = [
     "QuantizedStaticCache",
     "QuantoQuantizedCache",
     "RepetitionPenaltyLogitsProcessor",
+    "Request",
     "ResourceError",
     "SequenceBiasLogitsProcessor",
     "SettingError",

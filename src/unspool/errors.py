@@ -80,6 +80,10 @@ class ResourceError(UnspoolError, OSError):
     """Memory or disk space that a request needs is not there."""
 
 
+class EngineError(UnspoolError, RuntimeError):
+    """A batch engine is closed, or its driving thread has ended."""
+
+
 class LoadError(UnspoolError, OSError):
     """A model's files are damaged, incomplete, or of a kind that can't be read."""
 

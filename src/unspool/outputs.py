@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NoReturn
 
 import torch
+
+from unspool.errors import UnfulfilledError
 
 StepTensors = tuple[torch.Tensor, ...]  # one per step
 StepLayers = tuple[StepTensors, ...]  # one tuple per step, with one tensor per layer
@@ -197,6 +200,14 @@ class GenerateBeamEncoderDecoderOutput(Output):
     stats: Stats | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool that a model calls."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
 @dataclass(slots=True)
 class Generation:
     """The short way's answer: texts and tokens, one per row, and the cost."""
@@ -210,7 +221,39 @@ class Generation:
     prompt_logprobs: list[list[TokenLogprob | None]] | None = None
     beam_trace: Any = field(default=None, repr=False)  # a BeamTrace, where return_beam_trace asked for one
     dola_layers: list[list[int]] | None = field(default=None, repr=False)  # the layer each token was contrasted with
+    segments: list[list[dict[str, Any]]] | None = field(default=None, repr=False)  # of speech read window by window
     output: Output | None = field(default=None, repr=False)  # scores, hidden states …, if asked for
+    readers: list[Callable[[str], Any] | None] | None = field(default=None, repr=False)  # of structured texts
+    calls: list[list[ToolCall]] | None = field(default=None, repr=False)  # of tools, one list per row, if there are any
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        """The first row's tool calls."""
+        return [] if self.calls is None else self.calls[0]
+
+    @property
+    def parsed(self) -> Any:
+        """The value of the first row's structured text: of the given type, or as JSON has it; else the text."""
+        return self.parse(0)
+
+    def parse(self, row: int) -> Any:
+        """The value of a row's structured text; raises if the text was cut off before its end."""
+        read = self.readers[row] if self.readers is not None else None
+        if read is None:
+            raise UnfulfilledError(
+                f"row {row} has no structure to be read back; ask for one with json_schema, json_object, regex, choice "
+                "or grammar"
+            )
+        reason = self.finish_reasons[row]
+        if reason not in ("eos", "stop_string"):
+            raise UnfulfilledError(
+                f"the structured text of row {row} ended by {reason!r} after {len(self.token_ids[row])} tokens, before "
+                "it was whole; raise max_new_tokens or max_time"
+            )
+        try:
+            return read(self.texts[row])
+        except ValueError as error:
+            raise UnfulfilledError(f"the text of row {row} is not whole, or not what was asked for: {error}") from error
 
     @property
     def text(self) -> str:

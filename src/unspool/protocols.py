@@ -16,6 +16,20 @@ LayerKind = Literal["full", "sliding", "state"]  # a "state" layer attends to no
 
 
 @dataclass(frozen=True)
+class FeatureShape:
+    """What an encoder of sound reads: features (rows, channels, frames), of which `stride` frames make a position."""
+
+    channels: int
+    frames: int
+    stride: int
+
+    @property
+    def positions(self) -> int:
+        """Positions of the encoder's states."""
+        return self.frames // self.stride
+
+
+@dataclass(frozen=True)
 class ModelInfo:
     """What a model says of itself. Everything else asks here, never for a class name."""
 
@@ -33,6 +47,7 @@ class ModelInfo:
     eos_token_id: int | tuple[int, ...] | None = None
     pad_token_id: int | None = None
     decoder_start_token_id: int | None = None
+    features: FeatureShape | None = None  # what its encoder reads instead of tokens; None: it reads tokens
     # "branches": attention reads a BranchingCache, whose rows share their prompt's keys; "forks": it reads a cache
     # whose `num_forks` is above 1; "last_states", "early_logits", "early_exit": what `Want` asks for under these names;
     # "compile": it is `Compilable`; "stretches": it is `Stretching`; "shifted_keys": keys can be moved to other
@@ -154,7 +169,10 @@ class Model(Protocol):
         want: Want = LAST,
         embeds: torch.Tensor | None = None,
     ) -> Encoded:
-        """Run the encoder over right-filled rows (encoder-decoder models only)."""
+        """Run the encoder over right-filled rows (encoder-decoder models only).
+
+        `embeds` are embeddings (rows, source, hidden), or features (rows, channels, frames) if `info.features` is set.
+        """
         ...
 
 

@@ -97,6 +97,8 @@ IN_ORDER: dict[str, Callable[[], Cache]] = {
     "quantized static": lambda: QuantizedStaticCache(LOSSLESS, SIZES, MOST_ROWS, ROOM),
     "paged": PagedCache,
     "paged in small blocks": lambda: PagedCache(block_size=16, num_blocks=MOST_ROWS * 40, max_cache_len=600),
+    "paged quantized": lambda: PagedCache(block_size=16, cache_config=LOSSLESS),
+    "paged quantized, bounded": lambda: PagedCache(block_size=32, num_blocks=MOST_ROWS * 20, cache_config=LOSSLESS),
     "pair": lambda: EncoderDecoderCache(DynamicCache(), DynamicCache()),
     "pair of paged": lambda: EncoderDecoderCache(PagedCache(), DynamicCache()),
     "pair of static": lambda: EncoderDecoderCache(StaticCache(SIZES, MOST_ROWS, ROOM), DynamicCache()),
@@ -105,6 +107,8 @@ KINDS: dict[str, Callable[[], Cache]] = {
     **IN_ORDER,
     "sliding": lambda: SlidingWindowCache(SLIDING, MOST_ROWS),
     "hybrid": lambda: HybridCache(MIXED, MOST_ROWS, ROOM),
+    "paged hybrid": lambda: PagedCache(block_size=16, kinds=("sliding", "full"), window=WINDOW),
+    "paged sliding": lambda: PagedCache(block_size=16, num_blocks=200, kinds=("sliding",) * LAYERS, window=WINDOW),
     "quantized hybrid": make_packed_hybrid,
     "quantized sliding": lambda: QuantizedHybridCache(LOSSLESS, ALL_SLIDING, MOST_ROWS, ROOM),
     "offloaded quantized hybrid": lambda: make_packed_hybrid(allocate=lambda *room: take_mapped(*room[:2])),
@@ -116,7 +120,7 @@ KINDS: dict[str, Callable[[], Cache]] = {
 def find_windows(cache: Cache) -> list[int | None]:
     if isinstance(cache, SinkCache):
         return [WINDOW] * LAYERS
-    return [WINDOW if kind == "sliding" else None for kind in getattr(cache, "kinds", ["full"] * LAYERS)]
+    return [WINDOW if kind == "sliding" else None for kind in getattr(cache, "kinds", ()) or ["full"] * LAYERS]
 
 
 @pytest.fixture(params=KINDS)
@@ -275,7 +279,7 @@ def test_flat_tokens_are_stored_where_filled_ones_are(cache: Cache) -> None:
     for row, count in enumerate(counts):
         plain.rows[row] = plain.rows[row] + new[row, :count].tolist()
     for layer in range(LAYERS):
-        memory = held.pool.buffers[layer] if isinstance(held, PagedCache) else held.rows_of(layer)
+        memory = held._held_tensors()[layer] if isinstance(held, PagedCache) else held.rows_of(layer)
         before = memory.clone()
         keys, values = cache.write_flat(layer, ragged.take(fill(new, layer)), ragged)
         for row, numbers in enumerate(plain.rows):
@@ -628,15 +632,25 @@ def test_bytes_are_those_of_the_memory(cache: Cache) -> None:
     }
     own = getattr(cache, "self_attention_cache", cache)
     name = type(own).__name__
-    if isinstance(own, PagedCache):  # whole blocks, as many as the rows need
-        places[name] = 2 * 2 * -(-20 // own.pool.block_size) * own.pool.block_size
+    if isinstance(own, PagedCache):
+        assert cache.nbytes == 2 * sum(count_block_bytes(own, 20, seen) for seen in find_windows(cache))
+        for _ in range(30):
+            plain.read(1)
+        assert cache.nbytes == 2 * sum(count_block_bytes(own, 50, seen) for seen in find_windows(cache))
+        return
     assert cache.nbytes == (bytes_packed[name] if name in bytes_packed else places.get(name, 2 * 2 * 64) * each)
     before = cache.nbytes
     for _ in range(30):
         plain.read(1)
-    if isinstance(own, PagedCache):
-        before = 2 * 2 * -(-50 // own.pool.block_size) * own.pool.block_size * each
     assert cache.nbytes == before
+
+
+def count_block_bytes(cache: PagedCache, length: int, window: int | None) -> int:
+    """Whole blocks, as many as a row needs in one layer: those in view, and packed ones with scales and zero points."""
+    size, each = cache.pool.block_size, 2 * HEADS * WIDTH
+    gone = max(0, length - window) // size * size if window is not None else 0
+    packed = max(0, length - RESIDUAL) // size * size if cache.cache_config is not None else 0
+    return (-(-length // size) * size - gone - packed) * each * 4 + packed * each * (1 + 4 + 4)
 
 
 def test_a_clone_goes_its_own_way(cache: Cache) -> None:

@@ -34,7 +34,7 @@ def count_holders(pool: BlockPool, *caches: PagedCache) -> None:
     """A block has as many users as rows hold it, and one that none holds is free."""
     holders = [0] * (pool.num_blocks + 1)
     for cache in caches:
-        for row in cache._table.rows:
+        for row in cache._store.tables[0].rows:
             assert len(set(row)) == len(row)
             for block in row:
                 holders[block] += 1
@@ -170,11 +170,11 @@ def test_a_pass_without_blocks_changes_nothing() -> None:
     plain = start(pool, [30, 30])
     plain.read(2)
     cache = plain.cache
-    rows = [list(row) for row in cache._table.rows]
+    rows = [list(row) for row in cache._store.tables[0].rows]
     for call in (lambda: cache.begin(2, 1), lambda: cache.advance(2), lambda: cache.fork(range(2)).begin(4, 1)):
         with pytest.raises(ResourceError, match="1 are missing"):
             call()
-        assert cache.lengths == [32, 32] and cache._table.rows == rows
+        assert cache.lengths == [32, 32] and cache._store.tables[0].rows == rows
     plain.read(1, [1, 0])  # one of them can go on
     plain.truncate([20, 20])
     plain.read(1)
@@ -286,7 +286,7 @@ def test_places_tell_the_blocks_of_every_row() -> None:
         table = places.block_table
         for row, at in enumerate(starts):
             block = int(table[row, at // SIZE])
-            assert block != NOBODYS and block == cache._table.rows[row][at // SIZE]
+            assert block != NOBODYS and block == cache._store.tables[0].rows[row][at // SIZE]
             number = plain.written = plain.written + 1
             place = torch.arange(2 * HEADS * WIDTH, dtype=torch.float32).view(2, HEADS, WIDTH)
             for layer, buffer in enumerate(places.buffers):

@@ -39,6 +39,10 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "token bias": ('{"5": -1.5}', {"5": -1.5}),
     "decay": ("[5, 1.1]", [5, 1.1]),
     "forced ids": ("[[1, 2]]", [[1, 2]]),
+    "schema": ('{"type": "null"}', {"type": "null"}),
+    "long text": ("a+", "a+"),
+    "choices": ("yes", ["yes"]),
+    "tags": ('{"triggers": []}', {"triggers": []}),
 }
 
 

@@ -86,8 +86,10 @@ def load_adapted(name: str) -> Any:
     import transformers
 
     config = json.loads((GOLDENS / "models" / name / "config.json").read_text())
-    is_pair = bool(config.get("is_encoder_decoder"))
-    auto = transformers.AutoModelForSeq2SeqLM if is_pair else transformers.AutoModelForCausalLM
+    auto = transformers.AutoModelForCausalLM
+    if config.get("is_encoder_decoder"):
+        reads_sound = "num_mel_bins" in config
+        auto = transformers.AutoModelForSpeechSeq2Seq if reads_sound else transformers.AutoModelForSeq2SeqLM
     return auto.from_pretrained(GOLDENS / "models" / name).eval()
 
 

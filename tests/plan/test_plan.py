@@ -22,6 +22,7 @@ from unspool.errors import InputError, SettingError, UnspoolError, UnsupportedEr
 from unspool.logits.order import PROCESSORS
 from unspool.plan import Plan, PromptShape, as_token_ids, merge, settle
 from unspool.plan.refusals import OFF
+from unspool.plan.structures import STRUCTURES
 from unspool.protocols import ModelInfo
 from unspool.registry import resolve
 
@@ -185,7 +186,7 @@ def test_a_prompt_as_long_as_the_context() -> None:
 @pytest.mark.parametrize("name", [name for name, one in PARAMETERS.items() if one.may_be_per_row])
 def test_a_value_a_row_needs_as_many_as_there_are_prompts(name: str) -> None:
     values = {"seed": 1, "top_k": 3, "min_length": 1, "min_new_tokens": 1, "watermarking_config": WatermarkingConfig()}
-    value = values.get(name, 0.5)
+    value = values.get(name, EXAMPLES[name] if name in STRUCTURES else 0.5)
     extra = {"do_sample": True, "num_return_sequences": 2} | COMPANIONS.get(name, {})
     for num in (1, 3, 4):  # not the number of sequences either
         with pytest.raises(SettingError, match=f"`{name}` has {num} values for 2 prompts"):
@@ -237,6 +238,8 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "num_assistant_tokens": {"assistant_model": FakeModel(160)},
     "num_assistant_tokens_schedule": {"assistant_model": FakeModel(160)},
     "assistant_confidence_threshold": {"assistant_model": FakeModel(160)},
+    "drafter": {"regex": "abc", "eos_token_id": 2},
+    **{name: {"eos_token_id": 2} for name in STRUCTURES},
 }
 
 # A value that is not the neutral one, for every setting there is: a new one must be thought of here.
@@ -334,6 +337,13 @@ EXAMPLES: dict[str, Any] = {
     "strict_constraints": True,
     "speculate": "auto",
     "compile": True,
+    "json_schema": {"type": "boolean"},
+    "json_object": True,
+    "regex": "a+",
+    "choice": ["yes", "no"],
+    "grammar": 'start: "a" | "b"',
+    "structural_tag": {"triggers": ["<"], "structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}]},
+    "drafter": "grammar",
 }
 
 # What the flow itself applies (each has its own tests), and what asks for the way things are.
@@ -381,6 +391,7 @@ APPLIED = {
     "num_assistant_tokens_schedule",
     "assistant_confidence_threshold",
     "speculate",
+    "drafter",
     "penalty_alpha",
 }
 NEUTRAL = {"disable_compile"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -11,10 +11,14 @@ from unspool.api.calls import start
 from unspool.api.prefix import Prefix, make_conversation
 from unspool.api.prompt import PROMPT_NAMES, as_ids, read_encoding, refuse_chat
 from unspool.config import GenerationConfig
-from unspool.decoding.loop import LiveBeam
+from unspool.decoding.loop import Emitted, LiveBeam
 from unspool.decoding.run import Run
 from unspool.errors import InputError, SettingError, UnsupportedError
-from unspool.outputs import Generation, Stats, TokenLogprob
+from unspool.grammar.reading import find_readers
+from unspool.grammar.tools import CallFormat, make_settings, try_format
+from unspool.grammar.vocabulary import list_specials
+from unspool.outputs import Generation, Stats, TokenLogprob, ToolCall
+from unspool.plan.structures import STRUCTURES
 from unspool.text import Detokenizer, StopText, Tokenizer
 
 FRIENDLY_DEFAULTS: Mapping[str, Any] = {"max_new_tokens": 256, "strict_constraints": True}
@@ -61,6 +65,7 @@ class Answer:
 
     def __init__(self, lm: Speaker, prompt: Any, settings: dict[str, Any]) -> None:
         chat, tools = settings.pop("chat", False), settings.pop("tools", None)
+        self._calls = self._follow_tools(tools, settings.pop("tool_choice", None), settings, lm.tokenizer)
         skip_special = settings.pop("skip_special_tokens", True)
         self._lm = lm
         negative = settings.pop("negative_prompt", None)
@@ -82,9 +87,27 @@ class Answer:
             None if tokenizer is None else [Detokenizer(tokenizer, skip_special_tokens=skip_special) for _ in rows]
         )
         self._trimmers = [StopText(stops, keep=self.run.keeps_stop_strings) for _ in rows] if stops else None
+        self._waiting: dict[int, tuple[list[int], list[TokenLogprob]]] = {}  # tokens whose text is not certain yet
 
     def __reduce__(self) -> NoReturn:
         raise UnsupportedError("a running answer can't be copied or pickled; use what result() returns")
+
+    @staticmethod
+    def _follow_tools(
+        tools: Any, choice: Any, settings: dict[str, Any], tokenizer: Tokenizer | None
+    ) -> CallFormat | None:
+        """The format of tool calls, if the template has one; a `tool_choice` adds the setting that keeps to it."""
+        if tools is None or tokenizer is None:
+            if choice is not None:
+                raise SettingError("`tool_choice` chooses among tools, and there are none; pass tools=[…]")
+            return None
+        if choice is None:
+            return try_format(tokenizer, tools)
+        for name, value in make_settings(tools, choice, tokenizer, list_specials(tokenizer)).items():
+            if any(settings.get(other) is not None for other in STRUCTURES):
+                raise SettingError("`tool_choice` describes the text, and so does another setting; give one of them")
+            settings[name] = value
+        return try_format(tokenizer, tools)
 
     def _follow_prefix(
         self, prefix: Prefix, prompt: Any, settings: dict[str, Any], chat: bool, tools: Any
@@ -157,19 +180,23 @@ class Answer:
 
     def pieces(self) -> Generator[Piece, None, None]:
         """Every row's text as it becomes certain."""
-        waiting: dict[int, tuple[list[int], list[TokenLogprob]]] = {}
         for emitted in self.run:
-            if emitted.beams is not None:
-                yield Piece("", beams=emitted.beams)
-            for row, tokens in emitted.tokens.items():
-                ids, logprobs = waiting.setdefault(row, ([], []))
-                ids += tokens
-                logprobs += emitted.logprobs.get(row, [])
-                reason = emitted.finished.get(row)
-                text = self._write(row, tokens, is_last=reason is not None)
-                if text or reason is not None or self._decoders is None:
-                    del waiting[row]
-                    yield Piece(text, row, ids, reason, logprobs)
+            yield from self.write(emitted)
+
+    def write(self, emitted: Emitted) -> Iterator[Piece]:
+        """The text that becomes certain with what a turn added."""
+        waiting = self._waiting
+        if emitted.beams is not None:
+            yield Piece("", beams=emitted.beams)
+        for row, tokens in emitted.tokens.items():
+            ids, logprobs = waiting.setdefault(row, ([], []))
+            ids += tokens
+            logprobs += emitted.logprobs.get(row, [])
+            reason = emitted.finished.get(row)
+            text = self._write(row, tokens, is_last=reason is not None)
+            if text or reason is not None or self._decoders is None:
+                del waiting[row]
+                yield Piece(text, row, ids, reason, logprobs)
 
     @property
     def stats(self) -> Stats:
@@ -196,6 +223,11 @@ class Answer:
         self._text[row].append(text)
         return text
 
+    def _read_calls(self) -> list[list[ToolCall]] | None:
+        if self._calls is None or self._lm.tokenizer is None:
+            return None
+        return [self._calls.read_calls(self._lm.tokenizer.decode(ids)) for ids in self.run.emitted]
+
     def result(self) -> Generation:
         """Texts, tokens and costs."""
         run = self.run
@@ -211,4 +243,6 @@ class Answer:
             beam_trace=run.beam_trace,
             dola_layers=run.dola_layers,
             output=run.output() if run.returns_output else None,
+            readers=find_readers(run.settings, run.num_rows),
+            calls=self._read_calls(),
         )

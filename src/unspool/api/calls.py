@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from unspool.api.assistant import Assistant, follow_assistant, read_assistant
 from unspool.api.core import as_model
 from unspool.api.healing import heal_prompts
+from unspool.api.speech import generate_speech, prepare_window
 from unspool.cache import Cache
 from unspool.config import GenerationConfig
 from unspool.decoding.inputs import Inputs, read_prompts
@@ -36,6 +38,7 @@ _INPUT_NAMES = (
     "inputs_embeds",
     "decoder_input_ids",
     "encoder_outputs",
+    "input_features",
     "negative_prompt_ids",
     "negative_prompt_attention_mask",
 )
@@ -67,6 +70,26 @@ def generate(
     `tokenizer` for `stop_strings` (and, with an `assistant_tokenizer`, for a draft model of another vocabulary),
     `past_key_values`, and every setting of `GenerationConfig`.
     """
+    core = as_model(model)
+    if core.info.features is not None:
+        given = {
+            "generation_config": _read_config(generation_config),
+            "logits_processor": logits_processor,
+            "stopping_criteria": stopping_criteria,
+            "prefix_allowed_tokens_fn": prefix_allowed_tokens_fn,
+            "assistant_model": assistant_model,
+            "use_model_defaults": use_model_defaults,
+            "synced_gpus": synced_gpus,
+            "custom_generate": custom_generate,
+            **kwargs,
+        }
+        if inputs is not None:
+            given["input_features"] = inputs
+        use = partial(_use, streamer)
+        made: torch.Tensor | Output = generate_speech(
+            core, partial(start, model), given, use, is_streamed=streamer is not None
+        )
+        return made
     asked = {
         "synced_gpus": synced_gpus,
         "assistant_model": assistant_model,
@@ -85,13 +108,18 @@ def generate(
         **asked,
         **kwargs,
     )
+    _use(streamer, run)
+    return run.output() if run.returns_output else run.sequences()
+
+
+def _use(streamer: Any, run: Run) -> None:
+    """Iterate a run to its end, with the caller's streamer if there is one."""
     check_methods(Facts(run.settings), OF_SEQUENCES)
     if streamer is None:
         for _ in run:
             pass
     else:
         feed(streamer, run)
-    return run.output() if run.returns_output else run.sequences()
 
 
 def stream(
@@ -137,6 +165,16 @@ def start(
         if value is not None and value is not False:
             raise UnsupportedError(f"`{name}` needs {feature}, which this version of unspool does not have yet")
     generation_config = _read_config(generation_config)
+    if core.info.features is not None:
+        logits_processor = prepare_window(
+            core,
+            kwargs,
+            generation_config,
+            logits_processor,
+            use_model_defaults=use_model_defaults,
+            defaults=defaults,
+            start=partial(start, model),
+        )
     given = Inputs(**{name: kwargs.pop(name) for name in _INPUT_NAMES if name in kwargs})
     if inputs is not None:
         if given.input_ids is not None:
@@ -229,8 +267,11 @@ def _shape(prompts: Prompts, cache: Cache | None) -> PromptShape:
     )
 
 
-def feed(streamer: Any, run: Run) -> None:
-    """Give a streamer (`put` and `end`) the prompt, then every step's tokens: one per row, or several of one row."""
+def feed(streamer: Any, run: Run, steps: Iterable[Emitted] | None = None) -> None:
+    """Give a streamer (`put` and `end`) the prompt, then every step's tokens: one per row, or several of one row.
+
+    The steps are the run's own, or those that somebody else drives.
+    """
     pad = run.pad_token_id
     if run.num_rows > 1 and run.has_bursts:
         raise SettingError(
@@ -239,7 +280,7 @@ def feed(streamer: Any, run: Run) -> None:
         )
     try:
         streamer.put(run.prompt_ids.cpu())
-        for emitted in run:
+        for emitted in run if steps is None else steps:
             if run.num_rows == 1:
                 tokens = emitted.tokens.get(0, [])
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import copy
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
@@ -17,12 +17,15 @@ from unspool.api.background import ThreadedSteps
 from unspool.api.calls import feed
 from unspool.api.prefix import Prefix, load_prefix, read_prefix
 from unspool.api.prompt import refuse_chat
+from unspool.api.speech import needs_windows
+from unspool.api.transcribe import Progress, Transcriber, generate_windows, open_sounds, split_options, transcribe
 from unspool.config import GenerationConfig
 from unspool.config.values import MOST_ROWS
 from unspool.errors import InputError, SettingError
 from unspool.loading.catalogue import DEFAULT_MODEL
 from unspool.loading.model import LoadedParts, load_parts
 from unspool.outputs import Generation
+from unspool.speech.results import Segment
 from unspool.text import Tokenizer
 
 Prompt = Any
@@ -82,6 +85,8 @@ class LanguageModel:
     # --- text out ------------------------------------------------------------------------------------
     def generate(self, prompt: Prompt = None, *, streamer: Any = None, **settings: Any) -> Generation:
         """Continue prompts and return their texts; by default at most 256 new tokens."""
+        if self.model.info.features is not None and needs_windows(self.model, prompt, settings):
+            return generate_windows(self, prompt, settings, streamer)
         answer = self.start(prompt, **settings)
         if streamer is not None:
             feed(streamer, answer.run)
@@ -117,6 +122,33 @@ class LanguageModel:
             steps.close()
             if step is not None and not step.done():
                 await asyncio.wait([step])  # the work has stopped when closing returns
+
+    # --- speech ------------------------------------------------------------------------------------------
+    def transcribe(
+        self,
+        audio: Any,
+        *,
+        language: str | Sequence[str] | None = None,
+        task: str = "transcribe",
+        return_timestamps: bool | str = False,
+        progress: Progress | None = None,
+        **settings: Any,
+    ) -> Any:
+        """The text of a sound (`Transcription`), or of each of a list: paths, arrays, or mappings of array and rate.
+
+        `return_timestamps="word"` also finds each word's times. `language` is found from the sound unless it is given;
+        `task="translate"` writes English. Further arguments: `prompt`, `temperature` (one, or several to fall back to),
+        `compression_ratio_threshold`, `logprob_threshold`, `no_speech_threshold`, `condition_on_prev_tokens`,
+        `batch_size`, `sampling_rate` (of arrays), and the settings of generate().
+        """
+        options, rest = split_options(settings, language=language, task=task, return_timestamps=return_timestamps)
+        return transcribe(self, audio, options, rest, progress)
+
+    def stream_segments(self, audio: Any, *, progress: Progress | None = None, **settings: Any) -> Iterator[Segment]:
+        """The segments of a transcription as they are written, also from a stream; arguments as in `transcribe`."""
+        options, rest = split_options(settings)
+        sounds, _ = open_sounds(audio, options.sampling_rate)
+        return Transcriber(self, sounds, options, rest, progress).segments()
 
     # --- beginnings that calls share -------------------------------------------------------------------
     def prefix(self, prompt: Prompt, *, chat: bool = False, tools: Any = None, **settings: Any) -> Prefix:

@@ -10,7 +10,7 @@ import torch
 
 from unspool.errors import InputError, SettingError
 
-PROMPT_NAMES = ("input_ids", "attention_mask", "inputs_embeds", "encoder_outputs")
+PROMPT_NAMES = ("input_ids", "attention_mask", "inputs_embeds", "encoder_outputs", "input_features")
 
 
 def refuse_chat(chat: bool, tools: Any) -> None:
@@ -22,7 +22,7 @@ def refuse_chat(chat: bool, tools: Any) -> None:
 def read_encoding(encoding: Mapping[str, Any]) -> tuple[list[list[int]], dict[str, Any]]:
     """Rows of ids, or arguments, from what a tokenizer returned."""
     unknown = set(encoding) - {*PROMPT_NAMES, "decoder_input_ids", "token_type_ids"}
-    if unknown or not {"input_ids", "inputs_embeds", "encoder_outputs"} & set(encoding):
+    if unknown or not {"input_ids", "inputs_embeds", "encoder_outputs", "input_features"} & set(encoding):
         raise InputError(
             f"a prompt given as a mapping must be what a tokenizer returns (input_ids, attention_mask), and this has "
             f"{', '.join(map(str, encoding)) or 'nothing'}; a chat is a list of messages"

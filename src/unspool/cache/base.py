@@ -28,7 +28,7 @@ import torch
 from unspool.cache.files import Savable, load_cache
 from unspool.cache.places import Places
 from unspool.cache.reference import ReferenceSurface
-from unspool.cache.span import Mask, Span
+from unspool.cache.span import Mask, Span, see_positions
 from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.kernels.ragged import Ragged
 
@@ -116,19 +116,7 @@ class Cache(ReferenceSurface, Savable):
 
     def mask(self, span: Span, window: int | None = None) -> Mask:
         """What the span's queries may see among the `span.stop` keys in view."""
-        reaches_back = window is not None and span.stop > window
-        if not reaches_back and span.is_uniform:
-            if span.num_new == 1:
-                return None
-            if span.starts[0] == 0:
-                return "causal"
-        keys = torch.arange(span.stop, device=span.positions.device)
-        queries = (span.positions[:1] if span.is_uniform else span.positions)[:, None, :, None]
-        visible = keys <= queries  # (rows or 1, 1, new, keys)
-        if reaches_back:
-            assert window is not None
-            visible &= keys > queries - window
-        return visible
+        return see_positions(span, window)
 
     def stands_in_order(self, window: int | None) -> bool:  # noqa: ARG002 - kinds that hold windows apart ask
         """Whether layers with that window (None: without one) find every key at the index of its position."""

@@ -38,6 +38,7 @@ Options = Mapping[str, Any]
 """What `cache_config` says, without the name of the kind."""
 
 SIZES: Final = ("batch_size", "max_cache_len")  # the options of kinds that take their memory at once
+BLOCKS: Final = ("block_size", "num_blocks")  # the options of kinds in blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +160,27 @@ def _make_paged(shape: KeyShape, rows: int, capacity: int | None, options: Optio
 def _check_paged(options: Options) -> None:
     _check_static(options)
     check_pool(options.get("block_size") or BLOCK_SIZE, options.get("num_blocks"))
+
+
+def _make_paged_hybrid(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
+    return PagedCache(**_read_blocks(options), kinds=shape.layer_kinds, window=shape.window)
+
+
+def _make_paged_quantized(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
+    config = _read_packing(options)
+    config.make_schemes(shape.head_dim)  # refuses heads that can't be cut into its groups
+    return PagedCache(**_read_blocks(options), cache_config=config)
+
+
+def _read_blocks(options: Options) -> dict[str, Any]:
+    return {name: options[name] for name in BLOCKS if name in options}
+
+
+def _check_paged_quantized(options: Options) -> None:
+    _check_paged(options)
+    config, size = _read_packing(options), options.get("block_size")
+    if size is not None and size % config.q_group_size:
+        raise SettingError(f"`block_size`={size} must be a multiple of `q_group_size`={config.q_group_size}")
 
 
 def _count_pages(options: Options) -> int | None:
@@ -291,12 +313,28 @@ _BUILT_IN: Final[tuple[CacheKindEntry, ...]] = (
     CacheKindEntry(
         "paged",
         _make_paged,
-        options=("block_size", "num_blocks", *SIZES),
+        options=(*BLOCKS, *SIZES),
         may_be_sized=True,
         forks=True,
         divides=True,
         check=_check_paged,
         count_room=_count_pages,
+    ),
+    CacheKindEntry(
+        "paged_hybrid",
+        _make_paged_hybrid,
+        options=BLOCKS,
+        holds_every_key=False,
+        check=_check_paged,
+        refuse=refuse_encoder_decoder,
+    ),
+    CacheKindEntry(
+        "paged_quantized",
+        _make_paged_quantized,
+        options=(*OPTIONS, *BLOCKS),
+        check=_check_paged_quantized,
+        count_room=_count_pages,
+        refuse=refuse_encoder_decoder,
     ),
     CacheKindEntry("mamba", _make_mamba, is_endless=True, holds_every_key=False, refuse=refuse_without_states),
     CacheKindEntry("sliding_window", _make_sliding, is_sized=True, holds_every_key=False, refuse=refuse_without_window),

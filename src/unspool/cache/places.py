@@ -20,6 +20,7 @@ class PackedPlaces:
     num_packed: list[int]  # positions before the first that is not packed, one per row
     sliding: list[bool] | None = None  # layers that hold a window alone: their places are counted from a row's base
     bases: list[int] | None = None  # the position that place 0 of those stands for, one per row
+    block_table: torch.Tensor | None = None  # (rows or more, blocks) int32: rows of `layers` are blocks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,13 +51,15 @@ class Places:
     packed: PackedPlaces | None = None
     rooms: list[int] | None = None  # positions of each layer's buffer, where position `j` lies at place `j % room`
     block_table: torch.Tensor | None = None  # (rows or more, blocks) int32
+    layer_tables: list[torch.Tensor] | None = None  # the same, one per layer and of one shape, if layers differ in them
     is_pinned: bool = False  # some buffers lie in the host's memory, which the device reads through the link
     landing: Landing | None = None  # where a step may bring those first
 
     @property
     def is_plain(self) -> bool:
         """Whether the buffers hold every row's keys at the indices of their positions, and nothing else is to know."""
-        return not self.branches and self.packed is None and self.rooms is None and self.block_table is None
+        has_table = self.block_table is not None or self.layer_tables is not None
+        return not self.branches and self.packed is None and self.rooms is None and not has_table
 
     @property
     def block_size(self) -> int:

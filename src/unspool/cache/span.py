@@ -35,3 +35,20 @@ class Span:
             else:
                 self.placed = send(self.starts, torch.device(self.device))[:, None] + column
         return self.placed
+
+
+def see_positions(span: Span, window: int | None = None) -> Mask:
+    """What a span's queries see among keys that stand at the indices of their positions."""
+    reaches_back = window is not None and span.stop > window
+    if not reaches_back and span.is_uniform:
+        if span.num_new == 1:
+            return None
+        if span.starts[0] == 0:
+            return "causal"
+    keys = torch.arange(span.stop, device=span.positions.device)
+    queries = (span.positions[:1] if span.is_uniform else span.positions)[:, None, :, None]
+    visible = keys <= queries  # (rows or 1, 1, new, keys)
+    if reaches_back:
+        assert window is not None
+        visible &= keys > queries - window
+    return visible

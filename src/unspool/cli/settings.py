@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from unspool.cli.parser import FLAG, Parser, suggest
 from unspool.config.parameters import PARAMETERS, Kind, Parameter
-from unspool.config.values import check_value
-from unspool.errors import SettingError, UnsupportedError
+from unspool.config.values import LONGEST_TEXT, check_value
+from unspool.errors import LoadError, SettingError, UnsupportedError
+from unspool.small_files import read_bytes
 
 LONGEST_VALUE = 1 << 20  # characters of one typed value
 LONGEST_SHOWN = 80  # of those, in an error
@@ -35,6 +37,7 @@ _TITLES = {
     "cache": "cache",
     "performance": "performance",
 }
+_REPEATED = ("texts", "choices")  # kinds whose option may be given several times
 _PREFIX = "setting:"  # keeps the settings apart from the program's own options in what argparse returns
 _METAVARS: dict[Kind, str] = {
     "flag": FLAG,
@@ -51,6 +54,10 @@ _METAVARS: dict[Kind, str] = {
     "token bias": '{"ID": X, …}',
     "decay": "[START, FACTOR]",
     "forced ids": "[[POSITION, ID], …]",
+    "schema": "FILE",
+    "long text": "TEXT",
+    "choices": "TEXT",
+    "tags": "FILE",
 }
 
 
@@ -91,7 +98,7 @@ def _add_setting(
         reading: dict[str, Any] = {
             "type": _reader(parameter),
             "metavar": _METAVARS.get(parameter.kind, "JSON"),
-            "action": "append" if parameter.kind == "texts" else "store",
+            "action": "append" if parameter.kind in _REPEATED else "store",
             "help": _describe(parameter, defaults) if is_shown else argparse.SUPPRESS,
         }
         section.add_argument(f"--{name}", **options, **reading)
@@ -103,7 +110,7 @@ def _add_setting(
 
 def _describe(parameter: Parameter, defaults: Mapping[str, Any]) -> str:
     text = parameter.help.replace("%", "%%")
-    if parameter.kind == "texts":
+    if parameter.kind in _REPEATED:
         text += " May be given several times."
     if parameter.kind == "flag":
         return f"{text} [{'on' if parameter.default else 'off'}]"
@@ -126,7 +133,7 @@ def read_value(parameter: Parameter, text: str) -> Any:
     if len(text) > LONGEST_VALUE:
         raise SettingError(f"`{parameter.name}` has {len(text)} characters; at most {LONGEST_VALUE} are read")
     try:
-        value = parameter.parse(text)
+        value = parameter.parse(_read_file(parameter, text))
     except ValueError as error:  # also Python's own, for a number of more digits than it reads
         if isinstance(error, SettingError) and len(text) <= LONGEST_SHOWN:
             raise
@@ -134,6 +141,16 @@ def read_value(parameter: Parameter, text: str) -> Any:
         raise SettingError(f"`{parameter.name}` can't be read from {shown!r}…: {parameter.help}") from error
     check_value(parameter, value)
     return value
+
+
+def _read_file(parameter: Parameter, text: str) -> str:
+    """A schema or tags come from a file, unless they are typed as JSON."""
+    if parameter.kind not in ("schema", "tags") or text.lstrip().startswith(("{", "none", "null")):
+        return text
+    try:
+        return read_bytes(Path(text), 4 * LONGEST_TEXT).decode()
+    except (LoadError, UnicodeError, ValueError) as error:
+        raise SettingError(f"`{parameter.name}` is a file, or JSON in {{}}: {error}") from error
 
 
 def find_setting(name: str) -> Parameter:
@@ -154,7 +171,7 @@ def collect_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     for key, value in vars(arguments).items():
         if key.startswith(_PREFIX):
             parameter = PARAMETERS[key.removeprefix(_PREFIX)]
-            settings[parameter.name] = _flatten(value) if parameter.kind == "texts" else value
+            settings[parameter.name] = _flatten(value) if parameter.kind in _REPEATED else value
     return settings
 
 

@@ -15,6 +15,7 @@ from unspool.config.files import HUB_OPTIONS, find_config_file
 from unspool.config.modes import GenerationMode
 from unspool.config.parameters import PARAMETERS
 from unspool.config.rules import EXTRA_OUTPUTS, check_settings, find_unused
+from unspool.config.shapes import is_shape, make_schema
 from unspool.config.watermarking import BaseWatermarkingConfig, read_watermarking_config
 from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.registry import resolve
@@ -329,6 +330,8 @@ def _to_json(settings: dict[str, Any], default: Any) -> str:
             return {str(key): convert(one) for key, one in value.items()}
         if isinstance(value, (list, tuple)):
             return [convert(one) for one in value]
+        if is_shape(value):  # of a json_schema
+            return make_schema(value)
         if hasattr(value, "to_dict") and not isinstance(value, type):
             return convert(value.to_dict())
         if is_dataclass(value) and not isinstance(value, type):

@@ -24,6 +24,10 @@ Kind = Literal[
     "token bias",  # {token id: number}
     "decay",  # (start, factor)
     "forced ids",  # pairs of index and token id
+    "schema",  # a JSON schema: a dict, its text, or a Python type
+    "long text",  # of a regular expression or a grammar
+    "choices",  # a list of texts
+    "tags",  # a dict with triggers and structures
     "object",
 ]
 Group = Literal[
@@ -65,12 +69,18 @@ class Parameter:
         """What a "choice" may be; the table that names some is imported here."""
         return (*(resolve(self.named_by) if self.named_by else ()), *self.choices)
 
+    def holds_rows(self, value: Any) -> bool:
+        """Whether a value is a list with one for each row, and not one for all."""
+        if not self.may_be_per_row or not isinstance(value, (list, tuple)):
+            return False
+        return self.kind != "choices" or not any(isinstance(one, str) for one in value)
+
     def parse(self, text: str) -> Any:
         """Read a value typed by a person (`--temperature 0.3`, `/set temperature 0.3`)."""
         word = text.strip()
         if word.lower() in ("none", "null"):
             return None
-        if self.kind == "text" or (self.kind == "texts" and not word.startswith("[")):
+        if self.kind in ("text", "long text") or (self.kind == "texts" and not word.startswith("[")):
             return text
         if word.lower() in ("true", "on", "yes") and self.kind in ("flag", "choice"):
             return True
@@ -78,6 +88,8 @@ class Parameter:
             return False
         if self.kind in ("choice", "layers") and not word.startswith("["):
             return word
+        if self.kind == "choices" and not word.startswith("["):
+            return [text]
         try:
             return json.loads(word)
         except (ValueError, RecursionError) as error:  # not JSON, or a number of thousands of digits

@@ -200,6 +200,7 @@ ARGUMENTS: Final = (
     "encoder_outputs",
     "generation_config",
     "hides_padding",
+    "input_features",
     "input_ids",
     "inputs",
     "inputs_embeds",

@@ -7,12 +7,15 @@ from numbers import Integral, Real
 from typing import Any
 
 from unspool.config.parameter import LARGEST_COUNT, Kind, Parameter
+from unspool.config.shapes import is_shape
 from unspool.errors import SettingError
 from unspool.numeric import is_number
 
 MOST_ROWS = 65_536
 MOST_STRINGS = 256
 LONGEST_STRING = 4_096
+LONGEST_TEXT = 65_536  # of a schema, a regular expression or a grammar
+MOST_CHOICES = 4_096
 MOST_SEQUENCES = 65_536
 MOST_IDS = 1_048_576
 
@@ -21,10 +24,11 @@ def check_value(parameter: Parameter, value: Any) -> None:
     """Raise a SettingError unless `value` may stand for `parameter`; None means unset and always may."""
     if value is None:
         return
-    if parameter.may_be_per_row and isinstance(value, (list, tuple)):
+    if parameter.holds_rows(value):
         _check_length(parameter, value, MOST_ROWS)
         for one in value:
-            _CHECKS[parameter.kind](parameter, one)
+            if one is not None or parameter.default is not None:  # None: this row has none
+                _CHECKS[parameter.kind](parameter, one)
         return
     _CHECKS[parameter.kind](parameter, value)
 
@@ -188,6 +192,30 @@ def _check_forced_ids(parameter: Parameter, value: Any) -> None:
                 _check_id(parameter, one)
 
 
+def _check_schema(parameter: Parameter, value: Any) -> None:
+    if isinstance(value, str):
+        _check_long_text(parameter, value)
+    elif not isinstance(value, (Mapping, bool)) and not is_shape(value):
+        raise _refuse(parameter, value, "a JSON schema: a dict, its text, or a type")
+
+
+def _check_long_text(parameter: Parameter, value: Any) -> None:
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_TEXT:
+        raise _refuse(parameter, value, f"a string of 1 to {LONGEST_TEXT} characters")
+
+
+def _check_choices(parameter: Parameter, value: Any) -> None:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) and one for one in value):
+        raise _refuse(parameter, value, "a list of texts that are not empty")
+    _check_length(parameter, value, MOST_CHOICES)
+    _check_long_text(parameter, "".join(value))
+
+
+def _check_tags(parameter: Parameter, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise _refuse(parameter, value, "a dict with `triggers` and `structures`")
+
+
 def _accept(parameter: Parameter, value: Any) -> None:  # noqa: ARG001 - objects are checked by `rules`
     return
 
@@ -207,5 +235,9 @@ _CHECKS: dict[Kind, Callable[[Parameter, Any], None]] = {
     "token bias": _check_token_bias,
     "decay": _check_decay,
     "forced ids": _check_forced_ids,
+    "schema": _check_schema,
+    "long text": _check_long_text,
+    "choices": _check_choices,
+    "tags": _check_tags,
     "object": _accept,
 }

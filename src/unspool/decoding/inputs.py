@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from unspool.config import GenerationConfig
+from unspool.config.values import MOST_ROWS
 from unspool.decoding.prompts import (
     EncoderInput,
     Prompts,
@@ -31,6 +32,7 @@ class Inputs:
     inputs_embeds: Any = None
     decoder_input_ids: Any = None
     encoder_outputs: Any = None
+    input_features: Any = None
     negative_prompt_ids: Any = None
     negative_prompt_attention_mask: Any = None
 
@@ -44,7 +46,7 @@ def read_prompts(model: Model, inputs: Inputs, settings: GenerationConfig) -> Pr
 def _read_own(model: Model, inputs: Inputs, settings: GenerationConfig) -> Prompts:
     if model.info.is_encoder_decoder:
         return _read_source(model, inputs, settings)
-    for name in ("decoder_input_ids", "encoder_outputs"):
+    for name in ("decoder_input_ids", "encoder_outputs", "input_features"):
         if getattr(inputs, name) is not None:
             raise InputError(f"{name} belongs to encoder-decoder models; a {model.info.family} model has no encoder")
     info = model.info
@@ -158,13 +160,16 @@ def _read_source(model: Model, inputs: Inputs, settings: GenerationConfig) -> Pr
         first = column[:, None].to(model.device)  # (rows, 1)
         if inputs.decoder_input_ids is None:
             ids = first
-        elif bool((ids[:, :1] != first).all()):  # a prompt that does not begin with the start token is put after it
+        elif info.features is None and bool((ids[:, :1] != first).all()):
+            # A prompt that does not begin with the start token is put after it; in speech, text may stand before it.
             ids = torch.cat((first, ids), dim=1)
     return Prompts(ids, [ids.shape[1]] * rows, source=source)
 
 
 def _encoder_side(model: Model, inputs: Inputs, settings: GenerationConfig) -> EncoderInput:
     info = model.info
+    if inputs.input_features is not None:
+        return _read_features(model, inputs)
     if inputs.encoder_outputs is not None:
         given = inputs.encoder_outputs
         if not isinstance(given, torch.Tensor):
@@ -172,6 +177,10 @@ def _encoder_side(model: Model, inputs: Inputs, settings: GenerationConfig) -> E
         states = _check_embeds(given, info, "encoder_outputs").to(model.device)
         firsts, lengths = read_source_lengths(inputs.attention_mask, (states.shape[0], states.shape[1]))
         return EncoderInput(None, lengths, encoded=Encoded(fill_right(states, firsts, lengths), lengths))
+    if info.features is not None:
+        raise InputError(
+            f"a {info.family} model reads sound: give input_features, encoder_outputs, or audio to lm.transcribe()"
+        )
     if inputs.inputs_embeds is not None:
         embeds = _check_embeds(inputs.inputs_embeds, info, "inputs_embeds").to(model.device)
         firsts, lengths = read_source_lengths(inputs.attention_mask, (embeds.shape[0], embeds.shape[1]))
@@ -184,3 +193,26 @@ def _encoder_side(model: Model, inputs: Inputs, settings: GenerationConfig) -> E
         mask = mark_padding(ids, _telling_pad(settings, info))
     firsts, lengths = read_source_lengths(mask, (ids.shape[0], ids.shape[1]))
     return EncoderInput(fill_right(ids, firsts, lengths), lengths)
+
+
+def _read_features(model: Model, inputs: Inputs) -> EncoderInput:
+    """What an encoder of sound reads. Every frame counts: silence is what fills a short sound up."""
+    shape, given = model.info.features, inputs.input_features
+    if shape is None:
+        raise InputError(f"input_features are for models that read sound, and a {model.info.family} model reads tokens")
+    for name in ("input_ids", "inputs_embeds", "encoder_outputs"):
+        if getattr(inputs, name) is not None:
+            raise InputError(f"input_features and {name} are two sources; give one of them")
+    if not isinstance(given, torch.Tensor) or given.dim() != 3 or not given.is_floating_point():
+        raise InputError(
+            f"input_features must be a floating-point tensor of the shape (rows, {shape.channels}, {shape.frames})"
+        )
+    rows, channels, frames = given.shape
+    if (channels, frames) != (shape.channels, shape.frames) or not 0 < rows <= MOST_ROWS:
+        raise InputError(
+            f"input_features has the shape {tuple(given.shape)}, and the model reads (rows, {shape.channels}, "
+            f"{shape.frames}); fill a shorter sound up with silence, and give a longer one to lm.transcribe()"
+        )
+    if not bool(torch.isfinite(given).all()):
+        raise InputError("input_features holds NaN or infinite values")
+    return EncoderInput(None, [shape.positions] * rows, embeds=given.to(model.device))

@@ -36,7 +36,9 @@ def ask_in_parts(answer: Answer, ask: Ask, num_parts: int) -> Forward:
 def _weave(values: list[Any]) -> Any:
     """The parts' tensors as one, rows in their old order; tuples of tensors one by one, other things as they are."""
     first = values[0]
-    if first is None or isinstance(first, str):
+    if any(value is None for value in values):  # what only some passes found on their way
+        return None
+    if isinstance(first, str):
         return first
     if isinstance(first, tuple):
         return tuple(_weave(list(column)) for column in zip(*values, strict=True))

@@ -68,6 +68,7 @@ def describe_call(model: Model, prompts: Prompts, plan: Plan, hooks: Hooks) -> C
         prefix_allowed_tokens_fn=hooks.prefix_allowed_tokens_fn,
         custom=tuple(hooks.processors),
         asked=plan.asked,
+        tokenizer=hooks.tokenizer,
     )
 
 

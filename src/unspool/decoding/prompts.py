@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from unspool.config.values import MOST_ROWS
 from unspool.errors import InputError
+from unspool.kernels.sending import send
 from unspool.protocols import Encoded
 
 MAX_POSITIONS = 2**24
@@ -17,11 +18,11 @@ MAX_POSITIONS = 2**24
 
 @dataclass(frozen=True)
 class EncoderInput:
-    """What an encoder reads: right-filled rows of tokens or embeddings, or states it has made already."""
+    """What an encoder reads: right-filled rows of tokens, embeddings or features, or states it has made already."""
 
     tokens: torch.Tensor | None  # (rows, source)
     lengths: list[int]
-    embeds: torch.Tensor | None = None  # (rows, source, hidden)
+    embeds: torch.Tensor | None = None  # (rows, source, hidden), or features (rows, channels, frames)
     encoded: Encoded | None = None
 
 
@@ -140,7 +141,7 @@ def fill_right(values: torch.Tensor, firsts: Sequence[int], lengths: Sequence[in
     longest = max(lengths)
     if all(first == 0 for first in firsts):
         return values[:, :longest]
-    column = torch.arange(longest, device=values.device) + torch.tensor(list(firsts), device=values.device)[:, None]
+    column = torch.arange(longest, device=values.device) + send(firsts, values.device)[:, None]
     column = column.clamp_(max=values.shape[1] - 1)  # what a short row reads past its end is never looked at
     return values[torch.arange(values.shape[0], device=values.device)[:, None], column]
 

@@ -155,7 +155,7 @@ class Rows:
         if not any(columns):
             return None
         if columns != self._columns or self._padding is None:  # kept: a copy to the device makes the host wait
-            self._columns, self._padding = columns, torch.tensor(columns, device=self.device)
+            self._columns, self._padding = columns, send(columns, self.device)
         return self._padding
 
     def history(self, width: int | None = None) -> torch.Tensor:
@@ -179,7 +179,7 @@ class Rows:
             return self._tokens
         if self._view is None:
             tokens, width = self._tokens, max(self.ends)
-            offsets = torch.tensor(self.offsets, device=self.device)[:, None]
+            offsets = send(self.offsets, self.device)[:, None]
             column = torch.arange(width + CHUNK, device=self.device) - offsets
             view = tokens.gather(1, column.clamp(0, tokens.shape[1] - 1)).masked_fill(column < 0, self.pad_token_id)
             if self._given is not None:
@@ -190,7 +190,7 @@ class Rows:
     # --- rows leave, move and come in ----------------------------------------------------------------
     def select(self, index: Sequence[int]) -> None:
         """Keep, repeat or reorder rows."""
-        chosen = torch.tensor(list(index), dtype=torch.int64, device=self.device)
+        chosen = send(index, self.device)
         self._move(chosen)
         self._given = None if self._given is None else self._given.index_select(0, chosen)
         self.seeds = self.seeds.index_select(0, chosen)

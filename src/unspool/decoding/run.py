@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,20 +21,38 @@ from unspool.decoding.preparation import Hooks, build_criteria, build_late_crite
 from unspool.decoding.prompt_logprobs import read_prompt_logprobs
 from unspool.decoding.prompts import Prompts, join_encoded
 from unspool.decoding.reader import Reader, encode
+from unspool.decoding.readouts.base import Readout
 from unspool.decoding.record import Record
 from unspool.decoding.returns import append_rows, build_output
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.speculative.making import check_cache, check_processors, make_drafter
 from unspool.errors import ResourceError, UnsupportedError
+from unspool.logits import LogitsProcessorList
 from unspool.logits.pipeline import build_processors
 from unspool.outputs import Output, Stats, TokenLogprob
 from unspool.plan import Plan
-from unspool.protocols import Answer, Encoded, Model
+from unspool.protocols import Answer, Encoded, Model, Want
 from unspool.shortage import explain_shortage, is_out_of_memory
+from unspool.stopping import StoppingCriteriaList
 
 CAPACITY_AHEAD = 256  # new positions a dynamic cache makes room for at once
 CAPACITY_AHEAD_ON_GPU = 2048  # there growing costs more, for a step ahead waits for it
+
+
+@dataclass(frozen=True, slots=True)
+class RunParts:
+    """What a run is made of before its first pass."""
+
+    model: Model
+    prompts: Prompts
+    plan: Plan
+    hooks: Hooks
+    readout: Readout
+    want: Want
+    record: Record
+    criteria: StoppingCriteriaList
+    processors: LogitsProcessorList
 
 
 class Run:
@@ -47,6 +66,7 @@ class Run:
         self._cache: Cache | None = hooks.cache
         self.num_rows = prompts.num_rows * plan.num_return_sequences
         self.answer: Answer | None = None  # who answers what it asks of its models; None: they themselves, at once
+        self.open_cache: Callable[[], Cache] | None = None  # who makes its cache; None: the model
         self._reader: Reader | None = None
         self._turns: Turns | None = None
         self.emitted: list[list[int]] = [[] for _ in range(self.num_rows)]
@@ -66,6 +86,8 @@ class Run:
         # Built now, so that what can't be is told before the first forward pass.
         self._criteria = build_criteria(plan, hooks)
         self._processors = build_processors(settings, describe_call(model, prompts, plan, hooks))
+        if plan.drafting is not None and plan.drafting.is_suggested and not self._takes_suggestion():
+            plan = self._plan = replace(plan, drafting=None)
         if plan.drafting is not None:
             check_processors(self._processors)
         if self._divides_rows and self._cache is None and not find_kind(plan.cache_kind).divides:
@@ -73,6 +95,16 @@ class Run:
                 f"`low_memory` reads beams in parts, and a {plan.cache_kind!r} cache can't divide rows; use "
                 "cache_implementation='dynamic', 'static' or 'paged', or leave `low_memory` out"
             )
+
+    def _takes_suggestion(self) -> bool:
+        """Whether a drafter that nobody asked for goes with everything else: one row, and nothing of the caller's."""
+        return (
+            self._prompts.num_rows * self._plan.copies == 1
+            and not self._wants_every_row()
+            and self._hooks.cache is None
+            and self._plan.cache_kind == "dynamic"
+            and not any(hasattr(processor, "snapshot") for processor in self._processors)
+        )
 
     def __iter__(self) -> Iterator[Emitted]:
         started = time.perf_counter()
@@ -112,7 +144,7 @@ class Run:
             turns = self._turns = self._begin()
         for emitted in run_turns(turns, self.stats, started):
             self._count_passes()
-            self._gather(emitted)
+            self.gather(emitted)
             yield emitted
 
     def _close(self) -> None:
@@ -130,7 +162,8 @@ class Run:
         assert reader is not None
         stats.forward_passes, stats.path, stats.path_reason = reader.num_passes, reader.path, reader.path_reason
 
-    def _gather(self, emitted: Emitted) -> None:
+    def gather(self, emitted: Emitted) -> None:
+        """Enter what a turn added to the rows."""
         for row, tokens in emitted.tokens.items():
             self.emitted[row] += tokens
         for row, told in emitted.logprobs.items():
@@ -152,6 +185,21 @@ class Run:
     def _keeps_places(self) -> bool:
         """Whether row `i` of the call is row `i` of the cache to the end, and whoever made the call gets the cache."""
         return self._plan.num_beams == 1 and self._wants_every_row() and not self._settings.return_legacy_cache
+
+    @property
+    def parts(self) -> RunParts:
+        """What it is made of, for an engine that steps it among others."""
+        return RunParts(
+            self._model,
+            self._prompts,
+            self._plan,
+            self._hooks,
+            self._readout,
+            self._want,
+            self.record,
+            self._criteria,
+            self._processors,
+        )
 
     # --- what callers ask of it --------------------------------------------------------------------------
     @property
@@ -225,7 +273,7 @@ class Run:
         """Read the prompts, and set the strategy to work on what follows them."""
         plan, prompts, settings = self._plan, self._prompts, self._settings
         if self._cache is None:
-            self._cache = self._new_cache()
+            self._cache = self._new_cache() if self.open_cache is None else self.open_cache()
         if self._divides_rows:
             self._cache.require(DIVIDE)  # a model may make another cache than the kind's
         if plan.drafting is not None:

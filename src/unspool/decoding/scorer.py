@@ -38,6 +38,8 @@ class Scorer:
         Where not the `whole` vocabulary's scores are wanted, the end of the chain may be left to the draw.
         With `normalise` the processors are given log-probabilities, as beam methods need them.
         """
+        for processor in self._early:
+            processor.prepare(rows.history())
         result = self._read(rows, normalise=normalise)
         if self.processors:
             result.likeliest = result.epilogue = None  # they are of other scores
@@ -45,7 +47,10 @@ class Scorer:
             processors = self.processors
             if not whole and self._tail is not None and not self.record.keeps_scores:
                 processors, result.tail = self._head, self._tail
-            result.scores = processors(rows.history(), given, **self._find_extra(rows))
+            extra = self._find_extra(rows)
+            if not self._readout.is_plain and "logits" in self._takes:
+                extra["logits"] = result.logits
+            result.scores = processors(rows.history(), given, **extra)
         if self.record.keeps_steps:
             self.record.keep_scores(result.logits, result.scores)
         return result
@@ -167,7 +172,10 @@ class Scorer:
     def _follow_processors(self, processors: LogitsProcessorList) -> None:
         self.processors = processors
         self._head, self._tail = split_tail(processors)
-        self._takes = frozenset(name for name in ("uniforms", "pads") if processors.takes(name))
+        # Who wants the tokens on the host asks before the pass, behind which a copy from a GPU would wait.
+        on_gpu = self.reader.model.device.type == "cuda"
+        self._early = [one for one in processors if hasattr(one, "prepare")] if on_gpu else []
+        self._takes = frozenset(name for name in ("uniforms", "pads", "logits") if processors.takes(name))
 
     def _find_extra(self, rows: Rows, width: int | None = None) -> dict[str, torch.Tensor]:
         """What processors may ask for beside the history (of `width` columns) and the scores."""

@@ -1,4 +1,5 @@
 # Made by tools/make_stubs.py.
+from unspool.grammar.processor import GrammarLogitsProcessor as GrammarLogitsProcessor
 from unspool.logits.audio import AlternatingCodebooksLogitsProcessor as AlternatingCodebooksLogitsProcessor
 from unspool.logits.base import LogitsProcessor as LogitsProcessor
 from unspool.logits.base import LogitsProcessorList as LogitsProcessorList
@@ -54,6 +55,7 @@ __all__ = [
     "ForcedBOSTokenLogitsProcessor",
     "ForcedEOSTokenLogitsProcessor",
     "FrequencyPenaltyLogitsProcessor",
+    "GrammarLogitsProcessor",
     "HammingDiversityLogitsProcessor",
     "InfNanRemoveLogitsProcessor",
     "LogitBiasLogitsProcessor",

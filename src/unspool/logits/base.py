@@ -21,7 +21,7 @@ Joining = Mapping[str, Callable[[Any, Any], Any]]
 class LogitsProcessor(ABC):
     """A pure function of the history and the scores: `(input_ids, scores) -> scores`, each row on its own."""
 
-    counts_columns: ClassVar[bool] = True  # what it does may depend on how many columns the history has
+    counts_columns: bool = True  # what it does may depend on how many columns the history has
     joined_by: ClassVar[Joining] = MappingProxyType({})  # how attributes follow when rows come together
 
     @abstractmethod

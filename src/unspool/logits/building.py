@@ -26,6 +26,7 @@ class Context:
     prefix_allowed_tokens_fn: Callable[[int, torch.Tensor], Sequence[int]] | None = None
     custom: tuple[LogitsProcessor, ...] = ()
     asked: frozenset[str] = frozenset()  # settings that the caller set, not the model's file
+    tokenizer: Any = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,17 @@ class Build:
         return self.get(self.setting)
 
     @property
+    def is_per_row(self) -> bool:
+        """Whether that setting has one value for each row."""
+        return PARAMETERS[self.setting].holds_rows(getattr(self.settings, self.setting))
+
+    @property
+    def first_free_column(self) -> int:
+        """The column of the first token that is not forced."""
+        width = self.context.prompt_width
+        return width + 1 if width <= 1 and self.settings.forced_bos_token_id is not None else width
+
+    @property
     def value_ids(self) -> Any:
         """The same, of a setting that names tokens, all of them in the vocabulary."""
         return self.ids(self.setting)
@@ -49,7 +61,7 @@ class Build:
     def get(self, name: str) -> Any:
         """A setting: one value, or a list with one for each row of the call."""
         value = getattr(self.settings, name)
-        if not PARAMETERS[name].may_be_per_row or not isinstance(value, (list, tuple)):
+        if not PARAMETERS[name].holds_rows(value):
             return value
         return [item for item in value for _ in range(self.context.num_rows // len(value))]
 

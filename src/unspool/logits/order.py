@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from unspool.config.parameter import (
     LARGEST_COUNT,
+    Kind,
     Parameter,
     make_count,
     make_flag,
@@ -70,10 +71,16 @@ def _make_dry(processor: Any, build: Build) -> Any:
     return processor(build.value, build.get("dry_base"), build.get("dry_allowed_length"), breakers)
 
 
-def _begin_index(build: Build) -> int:
-    """The column of the first token that is not forced."""
-    width = build.context.prompt_width
-    return width + 1 if width <= 1 and build.settings.forced_bos_token_id is not None else width
+def _make_grammar(processor: Any, build: Build) -> Any:
+    return processor.make(build)
+
+
+def _grammar(name: str, kind: Kind, text: str, **more: Any) -> ProcessorEntry:
+    """A setting that keeps the text to a grammar; a row has one of them."""
+    parameter = Parameter(name, None, kind, "control", text, may_be_per_row=True, is_ours=True, **more)
+    return ProcessorEntry(
+        processor="unspool.grammar.processor:GrammarLogitsProcessor", parameters=(parameter,), make=_make_grammar
+    )
 
 
 def _make_dynamic_temperature(processor: Any, build: Build) -> Any:
@@ -277,6 +284,13 @@ _CONTROL: tuple[ProcessorEntry, ...] = (
         argument="prefix_allowed_tokens_fn",
         make=lambda kind, build: kind(build.context.prefix_allowed_tokens_fn, build.settings.num_beams or 1),
     ),
+    # What is forced below may cut a structured text off, as max_new_tokens may.
+    _grammar("json_schema", "schema", "The text is a JSON document that this schema describes."),
+    _grammar("json_object", "flag", "The text is a JSON object.", off=(False,)),
+    _grammar("regex", "long text", "The whole text matches this regular expression."),
+    _grammar("choice", "choices", "The text is one of these."),
+    _grammar("grammar", "long text", "The text follows this grammar, in Lark's form or GBNF."),
+    _grammar("structural_tag", "tags", "Structures inside free text: {triggers, structures}."),
     ProcessorEntry(
         processor=f"{_HERE}.forced:ForcedBOSTokenLogitsProcessor",
         parameters=(
@@ -326,7 +340,7 @@ _CONTROL: tuple[ProcessorEntry, ...] = (
                 "begin_suppress_tokens", "id list", "control", "Tokens that are not written first.", off=([], ())
             ),
         ),
-        make=lambda kind, build: kind(build.value_ids, _begin_index(build)),
+        make=lambda kind, build: kind(build.value_ids, build.first_free_column),
     ),
     # The caller's own processors stand here.
 )

@@ -23,6 +23,7 @@ class RepetitionPenaltyLogitsProcessor(LogitsProcessor):
     def __init__(self, penalty: Numbers, prompt_ignore_length: int | None = None) -> None:
         self._values = RowValues.read("penalty", penalty, as_positive_float("penalty"))
         self.prompt_ignore_length = _read_ignored(prompt_ignore_length)
+        self.counts_columns = bool(self.prompt_ignore_length)
 
     @property
     def penalty(self) -> Any:
@@ -69,6 +70,7 @@ class PresencePenaltyLogitsProcessor(LogitsProcessor):
     def __init__(self, penalty: Numbers, prompt_ignore_length: int | None = None) -> None:
         self._values = _read_additive("presence_penalty", penalty)
         self.prompt_ignore_length = _read_ignored(prompt_ignore_length)
+        self.counts_columns = bool(self.prompt_ignore_length)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:
         """The scores with those of every token seen so far lowered once."""
@@ -84,6 +86,7 @@ class FrequencyPenaltyLogitsProcessor(LogitsProcessor):
     def __init__(self, penalty: Numbers, prompt_ignore_length: int | None = None) -> None:
         self._values = _read_additive("frequency_penalty", penalty)
         self.prompt_ignore_length = _read_ignored(prompt_ignore_length)
+        self.counts_columns = bool(self.prompt_ignore_length)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:
         """The scores with those of every token lowered by how often it was seen."""

@@ -13,7 +13,7 @@ from unspool.logits.entry import ProcessorEntry, Stage
 from unspool.logits.order import PROCESSORS, list_stage
 from unspool.registry import resolve
 
-GIVEN = frozenset({"uniforms", "current_tokens", "beam_group_idx"})
+GIVEN = frozenset({"uniforms", "logits", "current_tokens", "beam_group_idx"})
 """What decoding gives to processors that require it; `pads` only where there are any."""
 
 
@@ -44,7 +44,7 @@ def _is_on(entry: ProcessorEntry, build: Build) -> bool:
 
 def _is_set(build: Build, name: str, off: tuple[Any, ...]) -> bool:
     value = getattr(build.settings, name)
-    if PARAMETERS[name].may_be_per_row and isinstance(value, (list, tuple)):
+    if PARAMETERS[name].holds_rows(value):
         return any(item not in off for item in value)
     return value is not None and value not in off
 

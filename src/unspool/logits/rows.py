@@ -60,7 +60,10 @@ class RowValues:
         column = self._column
         if column is None or column.device != scores.device or column.dtype != dtype:
             # Kept: a copy to the device at every step would make the host wait.
-            column = self._column = self.values.to(dtype=dtype).to(device=scores.device).unsqueeze(-1)
+            values = self.values.to(dtype=dtype)
+            if scores.device.type == "cuda":
+                values = values.pin_memory()
+            column = self._column = values.to(device=scores.device, non_blocking=True).unsqueeze(-1)
         return column
 
     def join(self, other: RowValues, counts: tuple[int, int]) -> RowValues:
@@ -76,8 +79,8 @@ class RowValues:
             return self
         chosen = RowValues(self.name, self.values[index.to(self.values.device)], is_per_row=True)
         column = self._column
-        if column is not None:
-            chosen._column = column[index.to(column.device)]
+        if column is not None and column.device == index.device:  # sent anew elsewhere, which makes nobody wait
+            chosen._column = column[index]
         return chosen
 
 

@@ -18,6 +18,7 @@ from unspool.registry import Table, resolve
 if TYPE_CHECKING:
     from unspool.config import GenerationConfig
 
+FORCED_LENGTH: Final = 32  # tokens of a text that a grammar forces
 DEFAULT_LENGTH: Final = 10  # tokens of a plug-in's draft, unless its entry says otherwise
 
 
@@ -71,6 +72,23 @@ _BUILT_IN: tuple[DrafterEntry, ...] = (
                 at_least=1,
             ),
         ),
+    ),
+    DrafterEntry(
+        name="grammar",
+        make=f"{_MAKERS}:make_forced_text",
+        parameters=(
+            Parameter(
+                "drafter",
+                None,
+                "choice",
+                "assistance",
+                "'grammar' drafts what a structured text must go on with; false drafts nothing by itself.",
+                choices=("grammar", False),
+                off=(False,),
+                is_ours=True,
+            ),
+        ),
+        count=lambda _: FORCED_LENGTH,
     ),
 )
 

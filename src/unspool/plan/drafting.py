@@ -8,9 +8,10 @@ from typing import Literal
 
 from unspool.config.generation import GenerationConfig
 from unspool.errors import SettingError, UnsupportedError
-from unspool.plan.drafters import DRAFTERS
+from unspool.plan.drafters import DRAFTERS, DrafterEntry
 from unspool.plan.pairs import Facts, check_methods
 from unspool.plan.strategies import refuse_drafts
+from unspool.plan.structures import find_structure
 from unspool.plan.tables import DRAFTS
 
 Schedule = Literal["constant", "heuristic", "heuristic_transient"]
@@ -45,6 +46,7 @@ class Drafting:
     assistant_lookbehind: int = USUAL_LOOKBEHIND  # the draft model's tokens that are told again with its guesses
     target_lookbehind: int = USUAL_LOOKBEHIND  # the model's that are told again with its new ones
     is_auto: bool = False
+    is_suggested: bool = False  # nobody asked for it: it gives way to whatever it does not go with
 
 
 def read_drafting(
@@ -77,16 +79,21 @@ def read_drafting(
 
 def _find_named(settings: GenerationConfig, asked: Collection[str], has_assistant: bool) -> list[str]:
     named = [
-        name
-        for name, entry in DRAFTERS.items()
-        if (getattr(settings, entry.setting) is not None if entry.parameters else has_assistant)
+        name for name, entry in DRAFTERS.items() if (_is_on(settings, entry) if entry.parameters else has_assistant)
     ]
     if len(named) > 1:  # what the caller names stands before what a model's file suggests
         own = [kind for kind in named if not DRAFTERS[kind].parameters or DRAFTERS[kind].setting in asked]
         named = own or named[:1]
     if not named and settings.speculate == "auto":
         named.append("prompt_lookup")
+    if not named and settings.drafter is None and find_structure(settings):
+        named.append("grammar")
     return named
+
+
+def _is_on(settings: GenerationConfig, entry: DrafterEntry) -> bool:
+    value = getattr(settings, entry.setting)
+    return value is not None and value not in entry.parameters[0].off
 
 
 def _name(kind: str) -> str:
@@ -144,10 +151,11 @@ def _settle(
         _check_most("prompt_lookup_num_tokens", num_tokens, MOST_DRAFTED)
         _check_most("max_matching_ngram_size", size, LONGEST_NGRAM)
         return Drafting(kind, num_tokens, max_ngram_size=size, is_auto=is_auto)
-    if kind not in ("draft_model", "early_exit"):  # what a plug-in added
+    if kind not in ("draft_model", "early_exit"):  # a grammar's, and what a plug-in added
         num_tokens = DRAFTERS[kind].count(settings)
         _check_most(DRAFTERS[kind].setting, num_tokens, MOST_DRAFTED)
-        return Drafting(kind, num_tokens, is_auto=is_auto)
+        is_suggested = kind == "grammar" and settings.drafter is None
+        return Drafting(kind, num_tokens, is_auto=is_auto, is_suggested=is_suggested)
     num_tokens = 20 if settings.num_assistant_tokens is None else settings.num_assistant_tokens
     _check_most("num_assistant_tokens", num_tokens, MOST_DRAFTED)
     threshold = settings.assistant_confidence_threshold or 0.0
@@ -166,9 +174,16 @@ def _settle(
                 f"`assistant_early_exit`={layer} is to name one of the model's layers before its last: it has "
                 f"{num_layers}, so give 1 to {num_layers - 1}"
             )
-    lookbehinds = {name: _read_lookbehind(name, getattr(settings, name)) for name in _OF_TOKENIZERS}
     return Drafting(
-        kind, num_tokens, schedule, threshold, exit_layer=layer, relation=relation, is_auto=is_auto, **lookbehinds
+        kind,
+        num_tokens,
+        schedule,
+        threshold,
+        exit_layer=layer,
+        relation=relation,
+        assistant_lookbehind=_read_lookbehind("assistant_lookbehind", settings.assistant_lookbehind),
+        target_lookbehind=_read_lookbehind("target_lookbehind", settings.target_lookbehind),
+        is_auto=is_auto,
     )
 
 

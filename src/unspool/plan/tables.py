@@ -9,6 +9,7 @@ from unspool.config.watermarking import GumbelWatermarkingConfig
 from unspool.errors import UnsupportedError
 from unspool.plan.contrastive import find_num_candidates
 from unspool.plan.pairs import Facts, Method, Pair
+from unspool.plan.structures import list_structures
 
 # --- settings among themselves: a GenerationConfig checks these itself ---------------------------------------
 
@@ -65,7 +66,24 @@ CACHE_CONFIG = Method(
     "`cache_implementation` to one of {facts.configurable}, or unset `cache_config`.",
     (Pair(lambda facts: facts.settings.cache_implementation not in facts.configurable, ""),),
 )
-OF_CONFIG = (CACHE_CONFIG, RETURNED, CONSTRAINED, GROUPS)
+STRUCTURED = Method(
+    lambda facts: bool(list_structures(facts.settings)),
+    "{why}",
+    (
+        Pair(
+            lambda facts: len(list_structures(facts.settings)) > 1,
+            "`json_schema`, `json_object`, `regex`, `choice`, `grammar` and `structural_tag` each describe the whole "
+            "text; set one of them",
+        ),
+    ),
+)
+DRAFTER = Method(
+    lambda facts: facts.settings.drafter == "grammar",
+    "`drafter`='grammar' drafts what a structured text must go on with, and there is none; set json_schema, regex, "
+    "choice or grammar, or leave it out",
+    (Pair(lambda facts: not list_structures(facts.settings), ""),),
+)
+OF_CONFIG = (CACHE_CONFIG, RETURNED, CONSTRAINED, GROUPS, STRUCTURED, DRAFTER)
 
 # --- settings beside a model ---------------------------------------------------------------------------------
 

@@ -12,7 +12,16 @@ from tests.fuzz.calls import Call, draw_call, draw_ids
 from tests.fuzz.kinds.decoder_settings import MODELS, STRATEGIES
 
 NAME = "cache_settings"
-EXACT = ("static", "offloaded", "offloaded_static", "sliding_window", "hybrid", "offloaded_hybrid", "paged")
+EXACT = (
+    "static",
+    "offloaded",
+    "offloaded_static",
+    "sliding_window",
+    "hybrid",
+    "offloaded_hybrid",
+    "paged",
+    "paged_hybrid",
+)
 RELATIONS = ("kind", "kind", "none", "chunks", "prefix")
 SHORT = 8
 

@@ -25,6 +25,8 @@ _CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("llama", "sink", {"window_length": 8, "num_sink_tokens": 2}),
     ("llama", "offloaded", {}),
     ("llama", "paged", {}),
+    ("gemma2", "paged_hybrid", {"block_size": 16}),
+    ("llama", "paged_quantized", {"nbits": 8, "q_group_size": 16, "residual_length": 8, "block_size": 16}),
     ("gemma2", "hybrid", {}),
     ("mistral", "sliding_window", {}),
     ("mamba", "mamba", {}),

@@ -18,7 +18,7 @@ from tests.models.adapters.tiny import make, make_inputs, make_once
 import unspool
 from unspool.api.core import as_model
 from unspool.cache import KINDS, DynamicCache, SinkCache
-from unspool.errors import SettingError, UnsupportedError
+from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.models.adapters.decoder import AdaptedDecoder
 from unspool.protocols import Want
 
@@ -86,6 +86,10 @@ SAMPLE = {
     "bart": ("greedy_forced_eos", "beam4_eos", "force_mixed_ret", "contrastive", "forced_bos"),
     "marian": ("greedy_multi_eos", "beam4_lp2_early", "force_two"),
     "pegasus": ("encoder_norepeat", "diverse4_ret4", "contrastive"),
+    "whisper": (
+        *("greedy", "greedy_decay", "greedy_begin_suppress", "beam4_lpneg", "beam4_eos", "diverse_eos"),
+        *("force_mixed_ret", "forced_bos"),
+    ),
 }
 SAMPLED = [case for case in read_cases() if case.name in SAMPLE.get(case.model, ())]
 
@@ -311,7 +315,7 @@ def test_settings_of_transformers_are_taken() -> None:
 def make_others() -> dict[str, Any]:
     sizes = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 2, "intermediate_size": 16}
-    pair = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "num_mel_bins": 8, "vocab_size": 40}
+    pair = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "input_feat_per_channel": 8, "vocab_size": 40}
     pair |= dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2)
     pair |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 0)
     return {
@@ -320,7 +324,9 @@ def make_others() -> dict[str, Any]:
             transformers.Mamba2Config(**sizes, state_size=4, num_heads=4, head_dim=8, n_groups=1)
         ).eval(),
         "bert": transformers.BertModel(transformers.BertConfig(**sizes, **heads)).eval(),
-        "whisper": transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**pair)).eval(),
+        "speech_to_text": transformers.Speech2TextForConditionalGeneration(
+            transformers.Speech2TextConfig(**pair)
+        ).eval(),
     }
 
 
@@ -330,12 +336,33 @@ def make_others() -> dict[str, Any]:
         ("mamba", r"keeps states instead of keys.*save_pretrained\(folder\).*unspool.load\(folder\)"),
         ("mamba2", "keeps states instead of keys"),
         ("bert", "no head that gives logits"),
-        ("whisper", "reads `input_features`"),
+        ("speech_to_text", "reads `input_features`"),
     ],
 )
 def test_models_that_cannot_be_decoded_from_here(name: str, words: str) -> None:
     with pytest.raises(UnsupportedError, match=words):
         unspool.generate(make_others()[name], [[5, 6]], max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ({"input_ids": torch.tensor([[5, 6]])}, "reads sound"),
+        ({"input_features": torch.zeros(1, 15, 60)}, r"has the shape \(1, 15, 60\).*\(rows, 16, "),
+        ({"input_features": torch.full((1, 16, 60), torch.nan)}, "NaN"),
+        ({"input_features": torch.zeros(16, 60)}, "floating-point tensor"),
+        ({"input_features": torch.zeros(1, 16, 60), "input_ids": torch.tensor([[5]])}, "two sources"),
+    ],
+)
+def test_what_a_model_of_sound_cannot_read(inputs: dict[str, torch.Tensor], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        unspool.generate(load_adapted("whisper"), **inputs, max_new_tokens=2)
+
+
+def test_features_are_not_for_readers_of_tokens() -> None:
+    for name, words in (("bart", "a bart model reads tokens"), ("llama", "belongs to encoder-decoder models")):
+        with pytest.raises(InputError, match=words):
+            unspool.generate(load_adapted(name), input_features=torch.zeros(1, 16, 60), max_new_tokens=2)
 
 
 def test_dropout_is_no_way_to_answer() -> None:

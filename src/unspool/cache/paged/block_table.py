@@ -3,70 +3,110 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
-from unspool.cache.paged.pool import BlockPool
+import torch
+
+from unspool.cache.paged.block_index import BlockIndex
+from unspool.cache.paged.pool import NOBODYS, BlockPool
+
+
+@dataclass(frozen=True, slots=True)
+class MissingBlocks:
+    """The blocks that rows need before they are written."""
+
+    per_row: list[int]
+    shared: list[tuple[int, int]]  # row and place of blocks with other users, which are copied first
+
+    @property
+    def count(self) -> int:
+        """Blocks to take from the pool."""
+        return sum(self.per_row) + len(self.shared)
 
 
 class BlockTable:
-    """Which blocks hold a row's positions, a list a row; gives them back when nobody needs the table any more."""
+    """The blocks of every row, one list per row; `NOBODYS` where a row has let a block go.
+
+    The blocks go back to the pool when the table is gone.
+    """
 
     def __init__(self, pool: BlockPool, rows: list[list[int]] | None = None, *, owns: bool = True) -> None:
         self.pool, self.rows, self._owns = pool, rows if rows is not None else [], owns
-        self.version = 0  # another one whenever a row's blocks are others
+        self.version = 0  # raised whenever a row's blocks change
+        self._index: BlockIndex | None = None
+        self._told_version = -1  # the version that the index holds
 
     def __del__(self) -> None:
         if getattr(self, "_owns", False) and not sys.is_finalizing():
-            self.pool.give_back([block for row in self.rows for block in row])
+            self.pool.give_back(_flatten(self.rows))
 
     def clone(self) -> BlockTable:
         """A table of the same blocks, each with as many more users."""
         with self.pool.lock:
-            self.pool.share([block for row in self.rows for block in row])
+            self.pool.share(_flatten(self.rows))
             return BlockTable(self.pool, [list(row) for row in self.rows])
 
-    def make_room(self, starts: Sequence[int], stops: Sequence[int]) -> None:
-        """Give every row blocks of its own for positions from its start to its stop, or raise and change nothing.
+    def put_on(self, device: torch.device, num_blocks: int = 0) -> BlockIndex:
+        """The table on a device, up to date, with room for `num_blocks` blocks per row."""
+        index = self._index
+        if index is None or index.device != device:
+            self._index = index = BlockIndex(device)
+        elif self._told_version == self.version and num_blocks <= index.table.shape[1]:
+            return index
+        index.tell(self.rows, num_blocks)
+        self._told_version = self.version
+        return index
 
-        A block that others hold too is copied before the row writes to it.
-        """
+    def find_missing(self, starts: Sequence[int], stops: Sequence[int]) -> MissingBlocks | None:
+        """What rows lack for positions from start to stop; None if nothing. The caller holds the pool's lock."""
         pool, size = self.pool, self.pool.block_size
-        if all(start == stop for start, stop in zip(starts, stops, strict=True)):
-            return
-        with pool.lock:
-            shared: list[tuple[int, int]] = []  # row, place in its list
-            users: dict[int, int] = {}
-            for row, (start, stop) in enumerate(zip(starts, stops, strict=True)):
-                blocks = self.rows[row]
-                for place in range(start // size, min(len(blocks), pool.count_blocks(stop)) if stop > start else 0):
-                    block = blocks[place]
-                    num_users = users.get(block, pool.count_users(block))
-                    if num_users > 1:
-                        users[block] = num_users - 1
-                        shared.append((row, place))
-            missing = [
-                max(0, pool.count_blocks(stop) - len(blocks)) for blocks, stop in zip(self.rows, stops, strict=True)
-            ]
-            if not shared and not any(missing):
-                return
-            pool.ensure(sum(missing) + len(shared))
-            fresh = iter(pool.take(sum(missing)))
-            for blocks, count in zip(self.rows, missing, strict=True):
-                blocks += islice(fresh, count)
-            before = [self.rows[row][place] for row, place in shared]
-            for (row, place), block in zip(shared, pool.copy(before), strict=True):
+        shared: list[tuple[int, int]] = []
+        users: dict[int, int] = {}
+        missing: list[int] = []
+        for row, (blocks, start, stop) in enumerate(zip(self.rows, starts, stops, strict=True)):
+            needed = pool.count_blocks(stop)
+            missing.append(max(0, needed - len(blocks)) if stop > start else 0)
+            for place in range(start // size, min(len(blocks), needed) if stop > start else 0):
+                block = blocks[place]
+                num_users = users.get(block, pool.count_users(block))
+                if num_users > 1:
+                    users[block] = num_users - 1
+                    shared.append((row, place))
+        return MissingBlocks(missing, shared) if shared or any(missing) else None
+
+    def take_missing(self, missing: MissingBlocks) -> None:
+        """Give rows the blocks that they lack; the pool has that many free."""
+        pool = self.pool
+        fresh = iter(pool.take(sum(missing.per_row)))
+        for blocks, count in zip(self.rows, missing.per_row, strict=True):
+            blocks += islice(fresh, count)
+        if missing.shared:
+            before = [self.rows[row][place] for row, place in missing.shared]
+            for (row, place), block in zip(missing.shared, pool.copy(before), strict=True):
                 self.rows[row][place] = block
             pool.give_back(before)
-            self.version += 1
+        self.version += 1
 
     def cut(self, lengths: Sequence[int]) -> None:
-        """Give back what rows of these lengths have no use for."""
+        """Give back what rows of these lengths don't need."""
         for blocks, length in zip(self.rows, lengths, strict=True):
             kept = self.pool.count_blocks(length)
             if len(blocks) > kept:
-                self.pool.give_back(blocks[kept:])
+                self.pool.give_back(_flatten([blocks[kept:]]))
                 del blocks[kept:]
+                self.version += 1
+
+    def let_go(self, firsts: Sequence[int]) -> None:
+        """Give back blocks that end before each row's first position; later ones keep their places in the row."""
+        size = self.pool.block_size
+        for blocks, first in zip(self.rows, firsts, strict=True):
+            place = min(max(0, first) // size, len(blocks)) - 1
+            while place >= 0 and blocks[place] != NOBODYS:  # what is before it went earlier
+                self.pool.give_back([blocks[place]])
+                blocks[place] = NOBODYS
+                place -= 1
                 self.version += 1
 
     def select(self, index: Sequence[int]) -> None:
@@ -75,35 +115,76 @@ class BlockTable:
         with self.pool.lock:
             rows = [old[row] if row == place else list(old[row]) for place, row in enumerate(index)]
             stay = {place for place, row in enumerate(index) if row == place}
-            self.pool.share([block for place, row in enumerate(rows) if place not in stay for block in row])
-            self.pool.give_back([block for place, row in enumerate(old) if place not in stay for block in row])
+            self.pool.share(_flatten(row for place, row in enumerate(rows) if place not in stay))
+            self.pool.give_back(_flatten(row for place, row in enumerate(old) if place not in stay))
             self.rows = rows
             self.version += 1
 
-    def join(self, other: BlockTable, lengths: Sequence[int]) -> None:
-        """Take in another table's rows, of these lengths, after one's own; or raise and change nothing."""
+    def plan_join(self, other: BlockTable, lengths: Sequence[int]) -> tuple[list[list[int]], int]:
+        """The blocks of another table's rows of these lengths, and how many of them must be copied."""
         pool = self.pool
         kept = [row[: pool.count_blocks(length)] for row, length in zip(other.rows, lengths, strict=True)]
+        return kept, 0 if other.pool is pool else len(set(_flatten(kept)))
+
+    def join(self, other: BlockTable, kept: list[list[int]]) -> None:
+        """Take in rows of another table, after one's own."""
+        pool = self.pool
         with pool.lock:
             if other.pool is pool:
-                pool.share([block for row in kept for block in row])
-                self.rows += kept
+                pool.share(_flatten(kept))
+                self.rows += [list(row) for row in kept]
             else:
                 with other.pool.lock:
-                    held = sorted({block for row in kept for block in row})
+                    held = sorted(set(_flatten(kept)))
                     number = dict(zip(held, pool.adopt_copies(other.pool, held), strict=True))
+                number[NOBODYS] = NOBODYS
                 rows = [[number[block] for block in row] for row in kept]
-                taken = [block for row in rows for block in row]
-                pool.share(taken)
-                pool.give_back(list(number.values()))  # each was taken once, and is counted for its rows now
+                pool.share(_flatten(rows))
+                pool.give_back([number[block] for block in held])  # taken once, and counted for their rows now
                 self.rows += rows
             self.version += 1
 
     def open(self, rows: int) -> None:
-        """Begin with so many rows that hold nothing."""
+        """Begin with rows that hold nothing."""
+        self.pool.give_back(_flatten(self.rows))
         self.rows = [[] for _ in range(rows)]
+        self.version += 1
+
+    def borrow(self, tables: Sequence[BlockTable]) -> None:
+        """Let the rows be those of other tables, which own what is taken for them."""
+        self._owns = False
+        self.rows = [row for table in tables for row in table.rows]  # the very lists
         self.version += 1
 
     def find_held(self) -> list[int]:
         """The blocks of all rows, each once."""
-        return sorted({block for row in self.rows for block in row})
+        return sorted(set(_flatten(self.rows)))
+
+
+def _flatten(rows: Iterable[Sequence[int]]) -> list[int]:
+    return [block for row in rows for block in row if block != NOBODYS]
+
+
+def reserve_blocks(tables: Sequence[BlockTable], starts: Sequence[int], stops: Sequence[int]) -> None:
+    """Give the rows of tables over one pool blocks of their own for positions from start to stop.
+
+    Raises and changes nothing if the pool has too few for all of them.
+    """
+    pool = tables[0].pool
+    with pool.lock:
+        missing = [table.find_missing(starts, stops) for table in tables]
+        if any(each is not None for each in missing):
+            pool.ensure(sum(each.count for each in missing if each is not None))
+            for table, each in zip(tables, missing, strict=True):
+                if each is not None:
+                    table.take_missing(each)
+
+
+def join_tables(mine: Sequence[BlockTable], others: Sequence[BlockTable], lengths: Sequence[int]) -> None:
+    """Let tables over one pool take in the rows of others, or raise and change nothing."""
+    pool = mine[0].pool
+    with pool.lock:
+        plans = [table.plan_join(other, lengths) for table, other in zip(mine, others, strict=True)]
+        pool.ensure(sum(count for _, count in plans))
+        for table, other, (kept, _) in zip(mine, others, plans, strict=True):
+            table.join(other, kept)

@@ -14,7 +14,7 @@ from unspool.cache.views.forked import ForkedCache
 class ForkedBlocks(Protocol):
     """Rows in blocks, past whose ends candidates can be written."""
 
-    def open_forks(self, count: int) -> None:
+    def open_forks(self, lengths: Sequence[int], count: int) -> None:
         """Make sure that `count` candidates can be written past every row's end."""
 
     def write_forks(
@@ -22,7 +22,7 @@ class ForkedBlocks(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store candidates (rows, forks, 2, heads, width) at positions (rows, forks); return the first `stop` keys."""
 
-    def close_forks(self) -> None:
+    def begin_again(self) -> None:
         """Forget where candidates were written: rows are written to again."""
 
 
@@ -41,10 +41,10 @@ class PagedFork(ForkedCache):
 
     def end(self) -> None:
         super().end()
-        self._paged.close_forks()
+        self._paged.begin_again()
 
     def _reserve_rows(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:  # noqa: ARG002
-        self._paged.open_forks(self._first + self.num_forks)
+        self._paged.open_forks(self._held.lengths, self._first + self.num_forks)
 
-    def _reserve(self, stop: int) -> None:  # noqa: ARG002 - the forks need more room than the longest row's next token
-        self._paged.open_forks(self._first + self.num_forks)
+    def _reserve(self, stop: int) -> None:
+        self._reserve_rows((), (), stop)

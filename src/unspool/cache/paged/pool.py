@@ -37,10 +37,13 @@ class BlockPool:
     counted by their users: a block that nobody uses any more is free. Caches of several threads may share a pool.
     """
 
-    def __init__(self, block_size: int = BLOCK_SIZE, num_blocks: int | None = None) -> None:
+    def __init__(
+        self, block_size: int = BLOCK_SIZE, num_blocks: int | None = None, *, is_filled_at_once: bool = False
+    ) -> None:
         check_pool(block_size, num_blocks)
         self.block_size, self.max_blocks = block_size, num_blocks
-        self.buffers: list[torch.Tensor] = []  # (1 + blocks, block size, 2, heads, width), a layer each
+        self.buffers: list[torch.Tensor] = []  # (1 + blocks, …); plain: (…, block size, 2, heads, width), one per layer
+        self._is_cleaned = not is_filled_at_once  # whoever takes a block writes all of it: it need not hold zeros
         self._users = [1] + [0] * (num_blocks or 0)  # how many rows hold each block
         self._free = list(range(1, len(self._users)))  # a heap: low numbers first, so that a lone row's lie in order
         self._worn: set[int] = set()  # free blocks that somebody has written to
@@ -99,7 +102,7 @@ class BlockPool:
                 self._users[block] = 1
             worn = [block for block in taken if block in self._worn]
             self._worn.difference_update(worn)
-            if worn and is_cleaned:
+            if worn and is_cleaned and self._is_cleaned:
                 self._move([NOBODYS] * len(worn), worn)
             return taken
 
@@ -149,8 +152,8 @@ class BlockPool:
                 f"blocks of {other.block_size} positions can't be copied into a pool of blocks of {self.block_size}"
             )
         with self.lock:
-            for layer, held in enumerate(other.buffers):
-                self.open_layer(layer, held.shape[3], held.shape[4], held.dtype, held.device)
+            for number, held in enumerate(other.buffers):
+                self.open_buffer(number, tuple(held.shape[1:]), held.dtype, held.device)
             copies = self.take(len(blocks), is_cleaned=False)
             for mine, theirs in zip(self.buffers, other.buffers, strict=True):
                 mine[copies] = theirs[list(blocks)]
@@ -158,30 +161,34 @@ class BlockPool:
 
     # --- memory --------------------------------------------------------------------------------------
     def open_layer(self, layer: int, heads: int, width: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A layer's blocks, made where nobody has written to it yet."""
+        """A layer's blocks of plain keys and values, made if nobody has written to it yet."""
+        return self.open_buffer(layer, (self.block_size, 2, heads, width), dtype, device)
+
+    def open_buffer(
+        self, number: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """The buffer of that number, made if there is none yet: blocks of a shape."""
         with self.lock:
-            if layer > len(self.buffers):
-                raise SettingError(f"layer {layer} is written before layer {len(self.buffers)}")
-            if layer == len(self.buffers):
-                size = (1 + self.num_blocks, self.block_size, 2, heads, width)
-                self.buffers.append(_take_memory(size, dtype, device))
-            return self.buffers[layer]
+            if number > len(self.buffers):
+                raise SettingError(f"layer {number} is written before layer {len(self.buffers)}")
+            if number == len(self.buffers):
+                self.buffers.append(_take_memory((1 + self.num_blocks, *shape), dtype, device))
+            return self.buffers[number]
 
     def adopt(self, buffers: Sequence[torch.Tensor], users: Sequence[int]) -> None:
-        """Take over the blocks of all layers (blocks, block size, 2, heads, width), each with so many users."""
+        """Take over buffers of blocks (blocks, …), each block with so many users."""
         if self.buffers or any(self._users[1:]) or (self.is_fixed and len(users) > self.num_blocks):
             raise SettingError(f"{len(users)} blocks can't be taken over by a pool of {self.num_blocks}")
         if not self.is_fixed:
             self._users = [1] + [0] * len(users)
         self._users[1 : 1 + len(users)] = users
         self._free = [block for block in range(1, len(self._users)) if not self._users[block]]
-        for layer, held in enumerate(buffers):
-            self.open_layer(layer, held.shape[3], held.shape[4], held.dtype, held.device)
-            self.buffers[layer][1 : 1 + len(held)] = held
+        for number, held in enumerate(buffers):
+            self.open_buffer(number, tuple(held.shape[1:]), held.dtype, held.device)
+            self.buffers[number][1 : 1 + len(held)] = held
 
-    def show(self, table: torch.Tensor) -> Places:
-        """Where the blocks lie, for a cache whose rows have those of a table; without buffers once they have moved."""
-        places = Places(list(self.buffers), block_table=table)
+    def watch(self, places: Places) -> Places:
+        """The same places, which lose their buffers once the blocks have moved."""
         self._shown = [told for told in self._shown if told() is not None] + [weakref.ref(places)]
         return places
 

@@ -16,6 +16,7 @@ from unspool.decoding.speculative.drafters.confidence import Confidence
 from unspool.decoding.speculative.drafters.draft_model import DraftModel
 from unspool.decoding.speculative.drafters.draft_rows import DraftRows
 from unspool.decoding.speculative.drafters.early_exit import EarlyExit, check_shared_cache
+from unspool.decoding.speculative.drafters.forced import ForcedText
 from unspool.decoding.speculative.drafters.prompt_lookup import PromptLookup
 from unspool.decoding.speculative.drafters.shared_vocabulary import SharedVocabulary
 from unspool.decoding.speculative.drafters.translation import Translation
@@ -24,6 +25,7 @@ from unspool.decoding.speculative.drafters.vocabulary import Vocabularies
 from unspool.decoding.speculative.policy import Policy, Scheduled
 from unspool.decoding.speculative.weighing import Weighed
 from unspool.errors import SettingError, UnsupportedError
+from unspool.grammar.processor import GrammarLogitsProcessor
 from unspool.logits import LogitsProcessorList
 from unspool.plan import Plan
 from unspool.plan.drafters import DRAFTERS
@@ -109,6 +111,16 @@ def make_prompt_lookup(context: DrafterContext) -> Drafter:
     """Prompt lookup."""
     plan, sources = context.plan, _read_sources(context.prompts, context.plan.copies)
     return PromptLookup(context.rows, context.drafting.max_ngram_size, plan.eos_token_ids, sources)
+
+
+def make_forced_text(context: DrafterContext) -> Drafter:
+    """What the rows' grammars force."""
+    scorer = context.scorer
+
+    def find() -> GrammarLogitsProcessor:
+        return next(one for one in scorer.processors if isinstance(one, GrammarLogitsProcessor))
+
+    return ForcedText(find)
 
 
 def make_early_exit(context: DrafterContext) -> Drafter:

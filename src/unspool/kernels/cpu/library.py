@@ -17,7 +17,7 @@ from unspool.kernels.cpu.blocks import BLOCK
 from unspool.kernels.cpu.marks import Marks
 from unspool.kernels.cpu.tiles import BYTES, TILE
 
-ABI: Final = 5
+ABI: Final = 6
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
@@ -92,7 +92,7 @@ class BufferAddresses(ctypes.Structure):
         ("row_stride", ctypes.c_int64),
         ("position_stride", ctypes.c_int64),
         ("rooms", ctypes.c_void_p),
-        ("table", ctypes.c_void_p),
+        ("tables", ctypes.c_void_p),
         ("width", ctypes.c_int32),
         ("block", ctypes.c_int32),
     ]
@@ -124,7 +124,8 @@ class PackedLayer(ctypes.Structure):
         ("values", Packed),
         ("places", ctypes.c_int64),
         ("slides", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
+        ("width", ctypes.c_int32),
+        ("table", ctypes.c_void_p),
     ]
 
 
@@ -237,6 +238,9 @@ class Library:
         handle.us_product.restype = None
         handle.us_read_rows.argtypes = [ctypes.POINTER(Matrix), ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p]
         handle.us_read_rows.restype = None
+        at = ctypes.c_void_p
+        handle.us_keep_allowed.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, ctypes.c_int64, at]
+        handle.us_keep_allowed.restype = None
         self.threads = count_threads()
         # Later than the rest: a library that was built before them has everything else.
         self.marks = Marks(handle, self.threads) if hasattr(handle, "us_draw_keyed") else None
@@ -282,6 +286,17 @@ class Library:
             raise SettingError(f"rows from {int(index.min())} to {int(index.max())} of a matrix of {matrix.rows}")
         out = torch.empty(index.numel(), matrix.columns)
         self._handle.us_read_rows(ctypes.byref(matrix), point(index), index.numel(), point(out))
+        return out
+
+    def keep_allowed(self, scores: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+        """Scores (rows, vocab), -inf where a token's bit in (rows, words) is not set."""
+        given, words = scores.contiguous(), bits.contiguous()
+        rows, vocab = given.shape
+        if given.dtype != torch.float32 or words.dtype != torch.int32 or words.shape != (rows, (vocab + 31) // 32):
+            raise SettingError(f"masks {list(bits.shape)} of {bits.dtype} don't fit scores {list(scores.shape)}")
+        out = torch.empty_like(given)
+        if out.numel():
+            self._handle.us_keep_allowed(point(given), rows, vocab, point(words), words.shape[1], point(out))
         return out
 
 

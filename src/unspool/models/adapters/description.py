@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -10,11 +11,11 @@ from torch import nn
 
 from unspool.errors import UnsupportedError
 from unspool.models.adapters.rotation import Rotation, find_rotation
-from unspool.protocols import LayerKind, ModelInfo
+from unspool.protocols import FeatureShape, LayerKind, ModelInfo
 
 KIND_NAMES: Final[dict[str, LayerKind]] = {"full_attention": "full", "sliding_attention": "sliding"}
 _MASK_MAKER = "create_causal_mask"  # since 4.53; it passes a 4-D mask through unchanged
-_CONTEXTS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+_CONTEXTS = ("max_position_embeddings", "max_target_positions", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ def _describe_pair(model: Any, config: Any) -> Description:
     heads = getattr(config, "decoder_attention_heads", None) or config.num_attention_heads
     is_relative = hasattr(config, "relative_attention_num_buckets")
     can_switch = "ALL_ATTENTION_FUNCTIONS" in _find_names(model)["all"]
-    can = {"hidden_states", "last_states", "inputs_embeds"}
+    features = _find_features(model)
+    can = {"hidden_states", "last_states"} | ({"inputs_embeds"} if features is None else set())
     if can_switch or _name_attention(model) == "eager":
         can.add("attentions")
     info = ModelInfo(
@@ -86,9 +88,20 @@ def _describe_pair(model: Any, config: Any) -> Description:
         max_context=None if is_relative else _find_context(config),
         layer_kinds=_repeat("full", num_layers),
         is_encoder_decoder=True,
+        features=features,
         can=frozenset(can),
     )
     return Description(info, config, _find_arguments(model), None, can_switch=can_switch)
+
+
+def _find_features(model: Any) -> FeatureShape | None:
+    """The features that an encoder of sound reads through convolutions; None for one that reads tokens."""
+    mels, positions = (getattr(model.config, name, None) for name in ("num_mel_bins", "max_source_positions"))
+    if getattr(model, "main_input_name", "") != "input_features" or not mels or not positions:
+        return None
+    convolutions = [part for part in model.get_encoder().children() if isinstance(part, nn.Conv1d)]
+    stride = math.prod(part.stride[0] for part in convolutions)
+    return FeatureShape(int(mels), int(positions) * stride, stride)
 
 
 def _read_sizes(model: Any, config: Any) -> dict[str, Any]:
@@ -124,7 +137,7 @@ def refuse(model: Any, config: Any) -> None:
             f"{kind} has no head that gives logits for a next token; load the model with AutoModelForCausalLM"
         )
     main = str(getattr(model, "main_input_name", "input_ids"))
-    if main != "input_ids":
+    if main != "input_ids" and _find_features(model) is None:
         raise UnsupportedError(f"{kind} reads `{main}`, and the adapter gives a model tokens; use its own generate()")
     if "past_key_values" not in _find_arguments(model):
         raise UnsupportedError(

@@ -71,8 +71,10 @@ def _read(
     transformers: Any, folder: Path, config: Mapping[str, Any], tensors: WeightSource, dtype: torch.dtype
 ) -> tuple[Any, list[str]]:
     """The transformers model, and the names of missing tensors."""
-    is_pair = bool(config.get("is_encoder_decoder"))
-    auto: Any = transformers.AutoModelForSeq2SeqLM if is_pair else transformers.AutoModelForCausalLM
+    auto: Any = transformers.AutoModelForCausalLM
+    if config.get("is_encoder_decoder"):
+        reads_sound = "num_mel_bins" in config
+        auto = transformers.AutoModelForSpeechSeq2Seq if reads_sound else transformers.AutoModelForSeq2SeqLM
     word = "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
     with _silence(transformers):
         settings = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)

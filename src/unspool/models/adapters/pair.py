@@ -42,9 +42,12 @@ class AdaptedPair(AdaptedModel):
     ) -> Encoded:
         """Run the encoder over right-filled rows."""
         given = self._take_input(tokens, embeds)
-        rows, length = given.shape[:2]
+        features = self.info.features
+        rows, length = given.shape[0], given.shape[1] if features is None else features.positions
         lengths = list(counts) if counts is not None else [length] * rows
-        inputs: dict[str, Any] = {"input_ids": tokens} if embeds is None else {"inputs_embeds": embeds.to(self.dtype)}
+        inputs: dict[str, Any] = {"input_ids": tokens}
+        if embeds is not None:
+            inputs = {"inputs_embeds" if features is None else "input_features": embeds.to(self.dtype)}
         with self._switch(want), name_failures(self.inner):
             made = self.inner.get_encoder()(
                 **inputs,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from unspool.config import PARAMETERS, GenerationConfig
+from unspool.config.speech import SPEECH_FIELDS
 
 
 def read_settings(model: Any) -> GenerationConfig | None:
@@ -16,6 +17,5 @@ def read_settings(model: Any) -> GenerationConfig | None:
 def convert_settings(config: Any) -> GenerationConfig:
     """A transformers GenerationConfig as ours: the values that differ from its defaults."""
     values = config.to_diff_dict()
-    return GenerationConfig(
-        **{name: value for name, value in values.items() if name in PARAMETERS and value is not None}
-    )
+    known = {name: value for name, value in values.items() if name in PARAMETERS or name in SPEECH_FIELDS}
+    return GenerationConfig(**{name: value for name, value in known.items() if value is not None})

@@ -90,9 +90,11 @@ def read_layer_kinds(config: Settings, num_layers: int, default: list[LayerKind]
     known: dict[str, LayerKind] = {"full_attention": "full", "sliding_attention": "sliding"}
     if not isinstance(listed, list | tuple) or len(listed) != num_layers:
         raise LoadError(f"{config.where}'s layer_types do not name a kind for each of {num_layers} layers")
-    strange = next((kind for kind in listed if not isinstance(kind, str) or kind not in known), None)
-    if strange is not None:
-        raise UnsupportedError(f"{config.where} has a layer of kind {strange!r:.80}; {' and '.join(known)} are built")
+    strange = [kind for kind in listed if not isinstance(kind, str) or kind not in known]
+    if strange:
+        raise UnsupportedError(
+            f"{config.where} has a layer of kind {strange[0]!r:.80}; {' and '.join(known)} are built"
+        )
     return tuple(known[kind] for kind in listed)
 
 

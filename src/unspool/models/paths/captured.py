@@ -114,8 +114,13 @@ class CapturedSteps:
             return "one candidate of a row is read alone, or after others"
         if places.branches and (num_new > 1 or want.early or want.last_states):
             return "rows that share a prompt's keys read one token at a time"
+        if places.layer_tables is not None:
+            return "layers whose blocks have tables of their own are not read by address"
         if places.packed is not None:
             from unspool.kernels.gpu.attention.packed_attention import explain_no_tiles
+
+            if places.block_table is not None:
+                return "packed blocks are not read by address"
 
             if num_new > 1:
                 return "packed keys are read one token at a time"

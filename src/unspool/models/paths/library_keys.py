@@ -19,6 +19,7 @@ from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.weights import find_addresses
 
 _LONGEST_ROW = 2**30  # positions: what the library counts in 32 bits
+_PART = 64  # US_PART: keys that it reads at once, which must not cross a packed block
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +71,13 @@ def find_keys(cache: Cache, span: Span, spec: DecoderSpec) -> LibraryKeys | None
 
 def _find_rows(places: Places, addresses: Addresses, span: Span, spec: DecoderSpec) -> LibraryKeys | None:
     rows, first = len(span.starts), places.buffers[0]
-    none = [0] * rows
-    if places.block_table is not None:
-        return (
-            LibraryKeys(addresses, none, none, range(rows), None, True) if places.block_table.shape[0] >= rows else None
-        )
+    none: Sequence[int] = [0] * rows
+    table = _find_tables(places)
+    if table is not None:
+        counts = places.packed.num_packed if places.packed is not None else none
+        if table[0].shape[0] < rows or len(counts) != rows:
+            return None
+        return LibraryKeys(addresses, range(rows), counts, range(rows), None, True)
     if first.shape[0] < rows:
         return None
     if places.rooms is not None:
@@ -83,7 +86,7 @@ def _find_rows(places: Places, addresses: Addresses, span: Span, spec: DecoderSp
             if room < min(span.stop, window or span.stop):
                 return None  # the cache keeps fewer keys than the model's layers see
         return LibraryKeys(addresses, none, none, range(rows))
-    counts: Sequence[int] = none
+    counts = none
     if places.packed is not None:
         counts = places.packed.num_packed
     elif places.prompt_lengths is not None:
@@ -130,20 +133,40 @@ def _describe(places: Places, spec: DecoderSpec) -> Addresses | None:
     if own is None or shared is None or (places.shared is not None and len(places.shared) != spec.num_layers):
         return None
     held, packing, packed = [*places.buffers, *(places.shared or ())], PackingSchemes(), None
-    if places.block_table is not None:
-        table = places.block_table
-        if table.dtype != torch.int32 or not table.is_contiguous() or table.device.type != "cpu":
+    tables, addressed = _find_tables(places), None
+    if tables is not None:
+        if not all(map(_is_readable, tables)) or len({table.shape for table in tables}) > 1:
             return None
-        own[0].table, own[0].width, own[0].block = table.data_ptr(), table.shape[1], places.buffers[0].shape[1]
-        held.append(table)
+        addressed = (ctypes.c_void_p * spec.num_layers)(
+            *(tables[layer % len(tables)].data_ptr() for layer in range(spec.num_layers))
+        )
+        own[0].tables, own[0].width, own[0].block = (
+            ctypes.addressof(addressed),
+            tables[0].shape[1],
+            places.buffers[0].shape[1],
+        )
+        held += tables
     if places.packed is not None:
         tensors = [tensor for layer in places.packed.layers for tensor in layer]
         if not all(tensor.is_contiguous() and tensor.device.type == "cpu" for tensor in tensors):
             return None
+        if places.packed.block_table is not None:
+            if not _is_readable(places.packed.block_table) or places.packed.num_places % _PART:
+                return None
+            held.append(places.packed.block_table)
         packing, packed = _describe_packed(places.packed, spec)
         held += tensors
     address = ctypes.cast(packed, ctypes.c_void_p) if packed is not None else None
-    return Addresses(own[0], shared[0], packing, address, (own, shared, packed), held, find_addresses(held))
+    return Addresses(own[0], shared[0], packing, address, (own, shared, packed, addressed), held, find_addresses(held))
+
+
+def _find_tables(places: Places) -> list[torch.Tensor] | None:
+    """The tables of blocks, one for all layers or one per layer; None if rows lie whole."""
+    return [places.block_table] if places.block_table is not None else places.layer_tables
+
+
+def _is_readable(table: torch.Tensor) -> bool:
+    return table.dtype == torch.int32 and table.is_contiguous() and table.device.type == "cpu"
 
 
 def _describe_buffers(
@@ -184,9 +207,13 @@ def _describe_packed(places: PackedPlaces, spec: DecoderSpec) -> tuple[PackingSc
         keys, values = Packed(key_scheme, *tensors[:3]), Packed(value_scheme, *tensors[3:])
         firsts = places.bases if slides and places.bases is not None else [0] * rows
         held = max(count - first for count, first in zip(places.num_packed, firsts, strict=True))
+        if places.block_table is not None:
+            held = min(held, keys.num_positions)
         if keys.num_positions != values.num_positions or held > keys.num_positions or min(firsts) < 0:
             raise SettingError(f"{held} packed positions do not fit {keys.num_positions}")
-        described = (describe_packed(part, rows, spec.num_kv_heads) for part in (keys, values))
-        layers.append(PackedLayer(*described, keys.num_positions, int(slides), 0))
+        table = places.block_table
+        described = (describe_packed(part, rows if table is None else 1, spec.num_kv_heads) for part in (keys, values))
+        width, address = (0, None) if table is None else (table.shape[1], table.data_ptr())
+        layers.append(PackedLayer(*described, keys.num_positions, int(slides), width, address))
     packing = PackingSchemes(describe_scheme(key_scheme), describe_scheme(value_scheme))
     return packing, (PackedLayer * len(layers))(*layers)

@@ -254,8 +254,10 @@ static void check_layouts(whole *w, int32_t rows, int32_t room, size_t position)
                 }
             }
         }
+        const int32_t **tables = get(sizeof(int32_t *) * (size_t)m->num_layers);
+        for (int32_t l = 0; l < m->num_layers; l++) tables[l] = table;
         w->job.own = (us_store){held, (int64_t)((size_t)block * position), (int64_t)position, is_ring ? rooms : NULL,
-                                is_ring ? NULL : table, width, block};
+                                is_ring ? NULL : tables, width, block};
         run(w, is_ring ? "rings" : "blocks", found);
         int is_wrong = memcmp(expected, found, sizeof(float) * count) != 0;
         for (int32_t l = 0; l < m->num_layers; l++)
@@ -271,7 +273,7 @@ static void check_layouts(whole *w, int32_t rows, int32_t room, size_t position)
         if (is_wrong) printf("%s: other numbers than those of rows that lie whole\n", is_ring ? "rings" : "blocks");
         num_wrong += is_wrong;
         for (int32_t l = 0; l < m->num_layers; l++) free(held[l]);
-        free(held), free(rooms), free(table);
+        free(held), free(rooms), free(table), free(tables);
     }
     w->job.own = own;
     for (int32_t l = 0; l < m->num_layers; l++) free(plain[l]);

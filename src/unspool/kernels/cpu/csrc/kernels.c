@@ -306,8 +306,8 @@ static void rotate(float *head, const float *table, int32_t width) {
 
 /* Where a place of a row lies. */
 static float *find_place(const us_store *s, int32_t l, int32_t row, int32_t place) {
-    if (s->table)
-        return s->layers[l] + s->table[(int64_t)row * s->width + place / s->block] * s->row_stride +
+    if (s->tables)
+        return s->layers[l] + s->tables[l][(int64_t)row * s->width + place / s->block] * s->row_stride +
                place % s->block * s->position_stride;
     if (s->rooms) return s->layers[l] + ((int64_t)row * s->rooms[l] + place % s->rooms[l]) * s->position_stride;
     return s->layers[l] + row * s->row_stride + place * s->position_stride;
@@ -315,7 +315,7 @@ static float *find_place(const us_store *s, int32_t l, int32_t row, int32_t plac
 
 /* How many places from one on lie one after the other. */
 static int32_t count_run(const us_store *s, int32_t l, int32_t place) {
-    if (s->table) return s->block - place % s->block;
+    if (s->tables) return s->block - place % s->block;
     return s->rooms ? s->rooms[l] - place % s->rooms[l] : INT32_MAX;
 }
 
@@ -404,8 +404,13 @@ static void attend_part(run *r, const us_layer *layer, int32_t l, int32_t token,
         const int32_t stop = end < shared ? end : shared;
         if (job->packed) {
             const us_packed_layer *from = job->packed + l;
-            packed = (packed_segment){&job->packing, from, (int64_t)job->shared_rows[token] * m->num_kv_heads + kv,
-                                      begin - (from->slides ? job->bases[token] : 0), stop - begin};
+            int64_t row = job->shared_rows[token];
+            int32_t place = begin - (from->slides ? job->bases[token] : 0);
+            if (from->table) { /* a part lies in one block */
+                row = from->table[row * from->width + place / from->places];
+                place %= from->places;
+            }
+            packed = (packed_segment){&job->packing, from, row * m->num_kv_heads + kv, place, stop - begin};
         } else
             num = cut_places(&job->shared, l, job->shared_rows[token], begin, stop, shared, at, values, segments, num);
     }

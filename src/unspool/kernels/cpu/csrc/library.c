@@ -211,6 +211,17 @@ void us_draw_keyed(const float *scores, int64_t rows, int32_t vocab, const int64
     do_rows(kernels()->draws, &(us_draw_task){scores, rows, vocab, states, repeated, tokens}, rows, threads);
 }
 
+void us_keep_allowed(const float *scores, int64_t rows, int32_t vocab, const uint32_t *bits, int64_t words, float *out) {
+    for (int64_t row = 0; row < rows; row++, scores += vocab, out += vocab, bits += words)
+        for (int32_t v = 0; v < vocab; v += 32) {
+            const uint32_t word = bits[v / 32];
+            const int32_t count = vocab - v < 32 ? vocab - v : 32;
+            if (word == 0xffffffffu) memcpy(out + v, scores + v, sizeof(float) * (size_t)count);
+            else
+                for (int32_t i = 0; i < count; i++) out[v + i] = word >> i & 1u ? scores[v + i] : -INFINITY;
+        }
+}
+
 static float half_at(const uint8_t *p) {
     uint16_t half;
     memcpy(&half, p, 2);

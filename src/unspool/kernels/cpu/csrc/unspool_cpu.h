@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define US_ABI 5
+#define US_ABI 6
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
 #define US_PART 64     /* keys that attention reads at once: with their values they stay in the first-level cache */
@@ -59,13 +59,13 @@ typedef struct {
 
 /* Keys and values of one kind of store: a base address a layer, (rows, positions, 2, kv heads, width) from there.
  * Place j of a row lies at place j, or, in a ring, at place j % room. With a table the store is (blocks, positions of a
- * block, 2, kv heads, width), and place j of row r lies at place j % block of block table[r * width + j / block]. */
+ * block, 2, kv heads, width), and place j of row r lies at place j % block of block tables[layer][r * width + j / block]. */
 typedef struct {
     float *const *layers;
     int64_t row_stride, position_stride; /* row_stride is not read of rings: their rows lie side by side */
     const int32_t *rooms; /* of rings, one per layer; or NULL */
-    const int32_t *table; /* or NULL */
-    int32_t width, block; /* of the table: blocks of a row, and positions of a block (a power of two, 16 at least) */
+    const int32_t *const *tables; /* one per layer; or NULL */
+    int32_t width, block; /* of the tables: blocks of a row, and positions of a block (a power of two, 16 at least) */
 } us_store;
 
 enum us_scale_dtype { US_HALF = 0, US_BFLOAT = 1, US_FLOAT = 2 };
@@ -89,9 +89,10 @@ typedef struct {
 /* One layer's packed keys and values. */
 typedef struct {
     us_packed keys, values;
-    int64_t places; /* that a head has room for */
+    int64_t places; /* that a head has room for; with a table, those of a block: a multiple of 64 */
     int32_t slides; /* whether place 0 is the position that the job's bases tell */
-    int32_t unused;
+    int32_t width;  /* of the table */
+    const int32_t *table; /* place j of row r lies at place j % places of block table[r * width + j / places]; or NULL */
 } us_packed_layer;
 
 typedef struct {
@@ -161,5 +162,8 @@ void us_read_contexts(const int64_t *ids, const int64_t *pads, int64_t rows, int
                       int32_t width, int32_t first, uint64_t seed, int32_t mixes, int64_t *states, uint8_t *repeated);
 void us_draw_keyed(const float *scores, int64_t rows, int32_t vocab, const int64_t *states, const uint8_t *repeated,
                    int32_t *tokens, int32_t threads);
+
+/* out (rows, vocab) = scores, -inf where a token's bit is not set: token v of a row at bit v % 32 of word v / 32. */
+void us_keep_allowed(const float *scores, int64_t rows, int32_t vocab, const uint32_t *bits, int64_t words, float *out);
 
 #endif

@@ -1,0 +1,351 @@
+"""The engine beside static batches and transformers' `generate_batch`: `python benchmarks/engine.py --peer`.
+
+On a GPU: shapes with random weights in bfloat16, whose speed does not depend on their values. Elsewhere, or with
+`--model`: a model of that name. Every figure is of whole requests, prompts' reading included; each way runs once to
+warm up and then `--rounds` times, of which the fastest counts.
+
+- greedy: 256 requests at once, prompts of 64 to 1,024 tokens, 128 new ones each
+- mixed: the same prompts, 16 to 512 new tokens, and a temperature, top-p, penalty and seed of their own
+- host: the driving thread's time a step at 64 running rows, and how long it waits for the device
+- strategies: 16 requests of every strategy at once, beside the sum of their times alone
+- chats: 32 requests with one beginning of 2,000 tokens: time to the first token with shared blocks and without
+- arrivals: 8 requests whose arrivals are spread, beside a static batch of 8 (for a CPU)
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_step import make_config, make_reference, make_weights  # benchmarks/gpu_step.py
+
+import unspool
+from unspool.api import LanguageModel
+from unspool.engine import plain
+from unspool.loading.model import LoadedParts
+from unspool.models.registry import build_model
+from unspool.models.weights import MemorySource
+
+COMMON = {"eos_token_id": None, "pad_token_id": 0}
+TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+WORKS = ("greedy", "mixed", "host", "strategies", "chats", "arrivals")
+STRATEGIES: tuple[dict[str, Any], ...] = (
+    {},
+    {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "seed": 1},
+    {"do_sample": True, "top_k": 0, "top_p": 0.9, "seed": 2, "repetition_penalty": 1.2},
+    {"num_beams": 4},
+    {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
+    {"num_beams": 2, "do_sample": True, "seed": 3},
+    {"penalty_alpha": 0.6, "top_k": 4},
+    {"dola_layers": "high"},
+    {"guidance_scale": 1.5},
+    {"prompt_lookup_num_tokens": 4},
+    {"do_sample": True, "seed": 4, "watermarking_config": {"bias": 2.0}},
+    {"num_return_sequences": 4, "do_sample": True, "seed": 5},
+    {"no_repeat_ngram_size": 3},
+    {"logprobs": 2},
+    {"min_new_tokens": 8, "presence_penalty": 0.5},
+    {"do_sample": True, "min_p": 0.05, "seed": 6},
+)
+
+
+class Setting:
+    """A model, and how large the work is."""
+
+    def __init__(self, lm: LanguageModel, options: argparse.Namespace, name: str) -> None:
+        self.lm, self.name, self.options = lm, name, options
+        self.device = lm.device
+        order = random.Random(0)
+        self.vocab = min(lm.model.info.vocab_size, 100_000)
+        self.prompts = [
+            self.make_prompt(order, order.randint(*options.prompt_tokens)) for _ in range(options.num_requests)
+        ]
+        self.mixed = [
+            {
+                "max_new_tokens": order.randint(*options.mixed_tokens),
+                "do_sample": True,
+                "temperature": round(order.uniform(0.5, 1.5), 3),
+                "top_p": round(order.uniform(0.7, 0.99), 3),
+                "repetition_penalty": round(order.uniform(1.01, 1.3), 3),
+                "seed": order.randrange(1 << 30),
+            }
+            for _ in self.prompts
+        ]
+
+    def make_prompt(self, order: random.Random, length: int) -> list[int]:
+        return [order.randrange(3, self.vocab) for _ in range(length)]
+
+    def make_engine(self, **more: Any) -> unspool.Engine:
+        options = self.options
+        longest = options.prompt_tokens[1] + max(options.num_new, options.mixed_tokens[1]) + 64
+        per_position = self.lm.model.key_shape
+        size = 2 * per_position.num_layers * per_position.num_kv_heads * per_position.head_dim
+        memory = size * per_position.dtype.itemsize * longest * options.max_rows
+        given = {"max_rows": options.max_rows, "memory": memory, "tokens_per_pass": options.tokens_per_pass}
+        return unspool.Engine(self.lm, **{**given, **more})
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def time(self, function: Callable[[], Any]) -> float:
+        """Seconds of the fastest of several calls, after one that warms up."""
+        seconds = []
+        for _ in range(self.options.rounds + 1):
+            gc.collect()
+            self.synchronize()
+            started = time.perf_counter()
+            function()
+            self.synchronize()
+            seconds.append(time.perf_counter() - started)
+        return min(seconds[1:])
+
+
+def measure_greedy(setting: Setting) -> dict[str, float]:
+    num_new = setting.options.num_new
+    total = len(setting.prompts) * num_new
+    asked = {"max_new_tokens": num_new, **COMMON}
+    results = {}
+    with setting.make_engine() as engine:
+        results["engine"] = total / setting.time(
+            lambda: run_all(engine, setting.prompts, [asked] * len(setting.prompts))
+        )
+        results["engine, first token s"] = engine.stats.first_token_seconds
+        results["engine, between tokens ms"] = engine.stats.token_seconds * 1e3
+    free(setting)
+    for size in setting.options.batches:
+        results[f"static {size}"] = total / setting.time(lambda size=size: run_static(setting, size, asked))
+        free(setting)
+    return results
+
+
+def measure_mixed(setting: Setting) -> dict[str, float]:
+    total = sum(asked["max_new_tokens"] for asked in setting.mixed)
+    results = {}
+    with setting.make_engine() as engine:
+        requests = [{**asked, **COMMON} for asked in setting.mixed]
+        results["engine"] = total / setting.time(lambda: run_all(engine, setting.prompts, requests))
+    free(setting)
+    size = setting.options.batches[0]
+
+    def run() -> None:
+        for first in range(0, len(setting.prompts), size):
+            rows = setting.mixed[first : first + size]
+            asked = {
+                name: [row[name] for row in rows] for name in ("temperature", "top_p", "repetition_penalty", "seed")
+            }
+            longest = max(row["max_new_tokens"] for row in rows)
+            setting.lm.generate(
+                setting.prompts[first : first + size], max_new_tokens=longest, do_sample=True, **asked, **COMMON
+            )
+
+    results[f"static {size}"] = total / setting.time(run)
+    free(setting)
+    return results
+
+
+def measure_host(setting: Setting) -> dict[str, float]:
+    """Milliseconds a step at 64 rows: the whole turn, and how much of it the driving thread waits for the device."""
+    waited: list[float] = []
+    stepped: list[float] = []
+    land, launch = plain.Flight.land, plain.PlainRows.launch
+
+    def timed_land(flight: plain.Flight) -> Any:
+        if flight.arrived is not None:
+            started = time.perf_counter()
+            flight.arrived.synchronize()
+            waited.append(time.perf_counter() - started)
+        return land(flight)
+
+    def timed_launch(rows: plain.PlainRows, forward: Any) -> Any:
+        stepped.append(time.perf_counter())
+        return launch(rows, forward)
+
+    count = min(64, len(setting.prompts), setting.options.max_rows)
+    asked = {"max_new_tokens": setting.options.num_new, **COMMON}
+    plain.Flight.land, plain.PlainRows.launch = timed_land, timed_launch  # type: ignore[method-assign]
+    try:
+        with setting.make_engine() as engine:
+            for _ in range(2):
+                waited.clear()
+                stepped.clear()
+                run_all(engine, setting.prompts[:count], [asked] * count)
+    finally:
+        plain.Flight.land, plain.PlainRows.launch = land, launch  # type: ignore[method-assign]
+    free(setting)
+    half = len(stepped) // 2  # all are running then
+    turns = [later - earlier for earlier, later in zip(stepped[half:], stepped[half + 1 :], strict=False)]
+    turn, wait = statistics.median(turns) * 1e3, statistics.median(waited[half:] or [0.0]) * 1e3
+    return {"turn ms": turn, "host ms": turn - wait, "host part": (turn - wait) / turn}
+
+
+def measure_strategies(setting: Setting) -> dict[str, float]:
+    if find_spec("greenlet") is None:
+        return {}
+    prompts = [prompt[:256] for prompt in setting.prompts[: len(STRATEGIES)]]
+    asked = [{"max_new_tokens": min(64, setting.options.num_new), **one, **COMMON} for one in STRATEGIES]
+    alone = setting.time(
+        lambda: [setting.lm.generate(prompt, **one) for prompt, one in zip(prompts, asked, strict=False)]
+    )
+    with setting.make_engine() as engine:
+        together = setting.time(lambda: run_all(engine, prompts, asked))
+    free(setting)
+    return {"one after the other s": alone, "engine s": together, "times": alone / together}
+
+
+def measure_chats(setting: Setting) -> dict[str, float]:
+    order = random.Random(1)
+    room = setting.lm.model.info.max_context or 4096
+    begin = setting.make_prompt(order, min(2000, room - 200))
+    prompts = [begin + setting.make_prompt(order, 32) for _ in range(32)]
+    asked = [{"max_new_tokens": 16, **COMMON}] * 32
+    results = {}
+    for name, shares in (("shared", True), ("not shared", False)):
+        with setting.make_engine(share_prefixes=shares) as engine:
+            run_all(engine, prompts, asked)  # in the first round the beginning is read by all at once
+            requests = [engine.submit(prompt, **one) for prompt, one in zip(prompts, asked, strict=True)]
+            firsts = [request.result().stats.first_token_seconds for request in requests]
+            results[f"{name}, first token s"] = statistics.median(firsts)
+        free(setting)
+    results["times"] = results["not shared, first token s"] / results["shared, first token s"]
+    return results
+
+
+def measure_arrivals(setting: Setting) -> dict[str, float]:
+    """8 requests, each of which comes when an eighth of a static batch's time has passed since the last."""
+    prompts = setting.prompts[:8]
+    num_new = setting.options.num_new
+    asked = {"max_new_tokens": num_new, **COMMON}
+    static = setting.time(lambda: setting.lm.generate(prompts, **asked))
+    with setting.make_engine() as engine:
+        at_once = setting.time(lambda: run_all(engine, prompts, [asked] * 8))
+
+        def spread() -> None:
+            requests = []
+            for prompt in prompts:
+                requests.append(engine.submit(prompt, **asked))
+                time.sleep(static / 64)
+            for request in requests:
+                request.result()
+
+        spaced = setting.time(spread)
+    free(setting)
+    total = 8 * num_new
+    return {
+        "static 8": total / static,
+        "engine, at once": total / at_once,
+        "engine, spread over an eighth of the time": total / spaced,
+        "at once, of static": static / at_once,
+        "spread, of static": static / spaced,
+    }
+
+
+def measure_peer(setting: Setting, reference: Any) -> dict[str, float]:
+    """transformers' `generate_batch` over the greedy work."""
+    import transformers
+
+    config = transformers.GenerationConfig(
+        max_new_tokens=setting.options.num_new, do_sample=False, eos_token_id=-1, pad_token_id=0, use_cache=True
+    )
+    started = time.perf_counter()
+    outputs = reference.generate_batch(inputs=setting.prompts, generation_config=config, progress_bar=False)
+    setting.synchronize()
+    seconds = time.perf_counter() - started
+    total = sum(len(output.generated_tokens) for output in outputs.values())
+    return {"transformers generate_batch": total / seconds}
+
+
+def run_all(engine: unspool.Engine, prompts: list[list[int]], asked: list[dict[str, Any]]) -> None:
+    requests = [engine.submit(prompt, **one) for prompt, one in zip(prompts, asked, strict=False)]
+    for request in requests:
+        request.result()
+
+
+def run_static(setting: Setting, size: int, asked: dict[str, Any]) -> None:
+    for first in range(0, len(setting.prompts), size):
+        setting.lm.generate(setting.prompts[first : first + size], **asked)
+
+
+def free(setting: Setting) -> None:
+    gc.collect()
+    if setting.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def make_settings(options: argparse.Namespace) -> list[tuple[Setting, Any]]:
+    if options.model is not None:
+        lm = unspool.load(options.model, device=options.device)
+        return [(Setting(lm, options, options.model), None)]
+    settings = []
+    for shape in options.shapes:
+        config = {**make_config("1B"), **TINY, "vocab_size": 1000} if shape == "tiny" else make_config(shape)
+        if shape == "tiny":
+            config["num_key_value_heads"] = 2
+        dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
+        weights = make_weights(config, options.device, dtype)
+        model = build_model(
+            config, MemorySource(weights), is_gguf=False, device=torch.device(options.device), dtype=dtype
+        )
+        lm = LanguageModel(LoadedParts(shape, Path(), model, None, unspool.GenerationConfig()))
+        settings.append((Setting(lm, options, shape), (config, weights)))
+    return settings
+
+
+def main() -> None:
+    """Print a line for each shape, work and way."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--shapes", nargs="+", default=["1B", "8B"], choices=["1B", "8B", "tiny"])
+    parser.add_argument("--model", help="a model of this name or path instead of shapes with random weights")
+    parser.add_argument("--only", nargs="+", default=["greedy", "mixed", "host", "strategies", "chats"], choices=WORKS)
+    parser.add_argument("--num-requests", type=int, default=256)
+    parser.add_argument("--prompt-tokens", nargs=2, type=int, default=[64, 1024])
+    parser.add_argument("--num-new", type=int, default=128)
+    parser.add_argument("--mixed-tokens", nargs=2, type=int, default=[16, 512])
+    parser.add_argument("--batches", nargs="+", type=int, default=[64, 256])
+    parser.add_argument("--max-rows", type=int, default=256)
+    parser.add_argument("--tokens-per-pass", type=int)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--peer", action="store_true", help="transformers' generate_batch too, if it can be imported")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    name = torch.cuda.get_device_name() if options.device == "cuda" else f"{torch.get_num_threads()} threads"
+    print(
+        f"{name}, torch {torch.__version__}, {options.num_requests} requests, {options.num_new} new tokens", flush=True
+    )
+    measures = {
+        "greedy": measure_greedy,
+        "mixed": measure_mixed,
+        "host": measure_host,
+        "strategies": measure_strategies,
+        "chats": measure_chats,
+        "arrivals": measure_arrivals,
+    }
+    kept: dict[str, Any] = {}
+    for setting, parts in make_settings(options):
+        for work in options.only:
+            figures = measures[work](setting)
+            if work == "greedy" and options.peer and parts is not None and find_spec("transformers") is not None:
+                try:
+                    figures |= measure_peer(setting, make_reference(*parts))
+                except Exception as error:
+                    print(f"transformers' generate_batch failed: {type(error).__name__}: {str(error)[:300]}")
+                free(setting)
+            kept[f"{setting.name} {work}"] = figures
+            for way, value in figures.items():
+                print(f"{setting.name:>14} {work:>11}  {way:<44}{value:>12,.3f}", flush=True)
+    if options.json is not None:
+        options.json.write_text(json.dumps(kept, indent=1))
+
+
+if __name__ == "__main__":
+    main()

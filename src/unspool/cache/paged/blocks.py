@@ -1,0 +1,408 @@
+"""Plain keys and values in blocks of a pool: every key, or in layers with a window those that are still in view.
+
+Layers with the same window share a table of blocks. If only some layers of a model have a window, layers are put into
+groups of the same size, each with a table of its own, so that one pool serves all groups: what a window has let go is
+free for any other layer. A position keeps its index; a block that was let go is `NOBODYS` in the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unspool.cache.paged.block_table import BlockTable, join_tables, reserve_blocks
+from unspool.cache.paged.pool import BlockPool
+from unspool.cache.places import Places
+from unspool.cache.span import Span
+from unspool.cache.stores.layout import split
+from unspool.cache.stores.store import Store
+from unspool.errors import SettingError, UnsupportedError
+from unspool.kernels.presence import has_triton
+from unspool.kernels.ragged import Ragged
+
+if TYPE_CHECKING:
+    from unspool.kernels.gpu.attention.forks import ForkKeeper
+
+
+@dataclass(slots=True)
+class _Move:
+    """What one pass writes where and reads where, worked out once for all layers of a group."""
+
+    slots: torch.Tensor  # (positions written,): places in all blocks, one block after the other
+    real: torch.Tensor | None  # which of (rows * new) are written; None: all
+    first: int | None  # the first block of a lone row whose blocks lie one after the other
+    blocks: torch.Tensor | None  # (rows * blocks in view,); None: the new keys are all there are, or `first` says it
+
+
+class BlockGroup:
+    """Layers that share a table of blocks."""
+
+    def __init__(self, pool: BlockPool, window: int | None, table: BlockTable | None = None) -> None:
+        self.pool, self.window = pool, window
+        self.table = table if table is not None else BlockTable(pool)
+        self._move: _Move | None = None
+
+    def forget_pass(self) -> None:
+        """Drop what was worked out for a pass."""
+        self._move = None
+
+    def plan(self, span: Span, device: torch.device) -> _Move:
+        """Where a pass writes and reads."""
+        if self._move is None:
+            index = self.table.put_on(device, self.pool.count_blocks(span.stop))
+            slots, real = index.find_slots(span.positions, self.pool.block_size).flatten(), None
+            if min(span.counts) < span.num_new:
+                is_real = torch.arange(span.num_new) < torch.tensor(span.counts)[:, None]  # (rows, new)
+                real = is_real.flatten().nonzero()[:, 0].to(device)
+                slots = slots[real]
+            if max(span.starts) == 0:
+                self._move = _Move(slots, real, None, None)
+            else:
+                self._move = self.plan_view(slots, real, span.stop, device)
+        return self._move
+
+    def plan_flat(self, span: Span, ragged: Ragged, device: torch.device) -> _Move:
+        """The same for real tokens only."""
+        if self._move is None:
+            index = self.table.put_on(device, self.pool.count_blocks(span.stop))
+            slots = index.find_flat_slots(ragged.rows, ragged.positions, self.pool.block_size)
+            self._move = self.plan_view(slots, None, span.stop, device)
+        return self._move
+
+    def plan_forks(self, positions: torch.Tensor, stop: int, device: torch.device) -> _Move:
+        """The same for candidates at positions (rows, forks)."""
+        if self._move is None:
+            slots = self.table.put_on(device).find_slots(positions, self.pool.block_size).flatten()
+            self._move = self.plan_view(slots, None, stop, device)
+        return self._move
+
+    def plan_view(self, slots: torch.Tensor, real: torch.Tensor | None, stop: int, device: torch.device) -> _Move:
+        """How the first `stop` positions of every row are read: in one piece if a lone row's blocks allow it."""
+        rows, num_blocks = self.table.rows, self.pool.count_blocks(stop)
+        if len(rows) == 1 and len(rows[0]) >= num_blocks:
+            first = rows[0][0]
+            if rows[0][:num_blocks] == list(range(first, first + num_blocks)):
+                return _Move(slots, real, first, None)
+        return _Move(slots, real, None, self.table.put_on(device, num_blocks).find_blocks(len(rows), num_blocks))
+
+    def view(self, buffer: torch.Tensor, move: _Move, rows: int, stop: int) -> torch.Tensor:
+        """Keys and values in order: (rows, stop, 2, heads, width); zeros where a row holds nothing."""
+        if move.first is not None:
+            return buffer[move.first : move.first + self.pool.count_blocks(stop)].flatten(0, 1)[None, :stop]
+        assert move.blocks is not None
+        return buffer.index_select(0, move.blocks).view(rows, -1, *buffer.shape[2:])[:, :stop]
+
+    def let_go(self, lengths: Sequence[int]) -> None:
+        """Give back what no query sees again, even after one position is taken back."""
+        if self.window is not None:
+            self.table.let_go([length - self.window for length in lengths])
+
+    def clone(self) -> BlockGroup:
+        """A group whose rows have the same blocks."""
+        return BlockGroup(self.pool, self.window, self.table.clone())
+
+
+class BlockStore(Store):
+    """Keys and values in blocks, which rows take as they grow, share, and give back."""
+
+    def __init__(self, pool: BlockPool, windows: Sequence[int | None] = ()) -> None:
+        self.pool, self.windows = pool, tuple(windows)
+        self.groups: list[BlockGroup] = []
+        self._homes: list[tuple[int, int]] = []  # group and number of the buffer, one per layer; empty: one group
+        self._group_layers()
+        self._places: Places | None = None
+        self._keeper: tuple[Places, ForkKeeper] | None = None  # for as long as the places are these
+
+    def _group_layers(self) -> None:
+        kinds = dict.fromkeys(self.windows)
+        if len(kinds) < 2:
+            self.groups = [BlockGroup(self.pool, next(iter(kinds), None))]
+            return
+        size = min(self.windows.count(window) for window in kinds)
+        found: dict[tuple[int | None, int], int] = {}  # window and how many such groups came before -> group
+        seen: dict[int | None, int] = dict.fromkeys(kinds, 0)
+        for window in self.windows:
+            key = (window, seen[window] // size)
+            if key not in found:
+                found[key] = len(self.groups)
+                self.groups.append(BlockGroup(self.pool, window))
+            self._homes.append((found[key], seen[window] % size))
+            seen[window] += 1
+
+    def _find(self, layer: int) -> tuple[BlockGroup, int]:
+        if not self._homes:
+            return self.groups[0], layer
+        group, number = self._homes[layer]
+        return self.groups[group], number
+
+    def _open(self, layer: int, kv: torch.Tensor) -> tuple[BlockGroup, torch.Tensor]:
+        group, number = self._find(layer)
+        if number < len(self.pool.buffers):
+            return group, self.pool.buffers[number]
+        return group, self.pool.open_layer(number, kv.shape[-2], kv.shape[-1], kv.dtype, kv.device)
+
+    @property
+    def num_layers(self) -> int:
+        num_open = len(self.pool.buffers)
+        return sum(number < num_open for _, number in self._homes) if self._homes else num_open
+
+    def add_layer(
+        self,
+        layer: int,
+        rows: int,  # noqa: ARG002 - blocks are for any number of them
+        heads: int,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.pool.open_layer(self._find(layer)[1], heads, width, dtype, device)
+
+    @property
+    def tables(self) -> list[BlockTable]:
+        """The tables of all groups."""
+        return [group.table for group in self.groups]
+
+    # --- a pass --------------------------------------------------------------------------------------
+    def open(self, rows: int) -> None:
+        for table in self.tables:
+            table.open(rows)
+
+    def reserve(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:  # noqa: ARG002
+        """Blocks for what each row really gets: what a short row has past its end is written nowhere."""
+        self.catch_up(starts)
+        reserve_blocks(self.tables, starts, stops)
+
+    def begin(self, span: Span) -> None:  # noqa: ARG002 - worked out when a layer is written
+        for group in self.groups:
+            group.forget_pass()
+
+    def write(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with self.pool.lock:
+            group, buffer = self._open(layer, kv)
+            move = group.plan(span, kv.device)
+            new = kv.reshape(-1, *kv.shape[2:])
+            if move.real is not None:
+                new = new.index_select(0, move.real)
+            buffer.flatten(0, 1).index_copy_(0, move.slots, new)
+            if move.first is None and move.blocks is None:  # nothing was held before: what is new is all there is
+                return split(kv)
+            return split(group.view(buffer, move, len(span.starts), span.stop))
+
+    def write_flat(self, layer: int, span: Span, kv: torch.Tensor, ragged: Ragged) -> tuple[torch.Tensor, torch.Tensor]:
+        with self.pool.lock:
+            group, buffer = self._open(layer, kv)
+            move = group.plan_flat(span, ragged, kv.device)
+            buffer.flatten(0, 1).index_copy_(0, move.slots, kv)
+            keys, values = group.view(buffer, move, len(span.starts), span.stop).unbind(2)
+            return keys, values
+
+    def end(self, lengths: Sequence[int]) -> None:
+        self.begin_again()
+        self.catch_up(lengths)
+
+    def begin_again(self) -> None:
+        """Forget where the last pass wrote."""
+        for group in self.groups:
+            group.forget_pass()
+
+    def catch_up(self, lengths: Sequence[int]) -> None:
+        if not self.is_trying:
+            for group in self.groups:
+                group.let_go(lengths)
+
+    def count_steps(self, lengths: Sequence[int]) -> int | None:
+        """Within what rows hold already, if there may not be a block more for each of them."""
+        pool = self.pool
+        if pool.is_fixed and pool.num_free < 2 * len(lengths) * len(self.groups):
+            table, size = self.tables[0], pool.block_size
+            return min(len(row) * size - length for row, length in zip(table.rows, lengths, strict=True))
+        return None
+
+    # --- rows ----------------------------------------------------------------------------------------
+    def select(self, index: Sequence[int], lengths: Sequence[int]) -> None:  # noqa: ARG002 - blocks know themselves
+        for table in self.tables:
+            table.select(index)
+
+    def join(self, other: BlockStore, mine: Sequence[int], theirs: Sequence[int]) -> None:
+        """Blocks of one pool are counted for both; those of another are copied."""
+        if other.windows != self.windows:
+            raise SettingError(f"rows of windows {other.windows} can't join those of {self.windows}")
+        if not mine:
+            self.open(0)
+        other.catch_up(theirs)
+        join_tables(self.tables, other.tables, theirs)
+
+    def begin_trial(self, lengths: Sequence[int]) -> None:
+        self.catch_up(lengths)
+        self.is_trying = any(group.window is not None for group in self.groups)
+
+    def check_truncation(self, held: Sequence[int], lengths: Sequence[int]) -> None:
+        for group in self.groups:
+            if group.window is None:
+                continue
+            for row, (blocks, old, new) in enumerate(zip(group.table.rows, held, lengths, strict=True)):
+                first = max(0, new - group.window + 1) // self.pool.block_size
+                if new and first < len(blocks) and not blocks[first]:
+                    raise UnsupportedError(
+                        f"row {row} can't roll back from {old} positions to {new}: a window of {group.window} let go "
+                        "what it would need. Call begin_trial() before tokens that may have to go, or keep every key "
+                        "with cache_implementation='paged'"
+                    )
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        self.is_trying = False
+        for group in self.groups:
+            group.table.cut(lengths)
+            group.let_go(lengths)
+
+    def clone(self) -> BlockStore:
+        return self._with([group.clone() for group in self.groups])
+
+    def _with(self, groups: list[BlockGroup]) -> BlockStore:
+        """The same layers with other tables."""
+        made = BlockStore(self.pool, self.windows)
+        made.groups, made.is_trying = groups, self.is_trying
+        return made
+
+    def take_part(self, first: int, step: int) -> BlockStore:
+        """A store over every `step`-th row, which writes for the rows of this one."""
+        # The very lists of this store: what a part takes or copies, this one has.
+        return self._with(
+            [
+                BlockGroup(self.pool, group.window, BlockTable(self.pool, group.table.rows[first::step], owns=False))
+                for group in self.groups
+            ]
+        )
+
+    def borrow(self, stores: Sequence[Any]) -> None:
+        """Let the rows be those of other stores of the same layers."""
+        for number, table in enumerate(self.tables):
+            table.borrow([store.tables[number] for store in stores])
+
+    def hand_back(self, stores: Sequence[Any]) -> None:
+        """Let go of rows that were borrowed."""
+        self.borrow(())
+        for store in stores:
+            for table in store.tables:
+                table.version += 1  # blocks may have been taken for its rows
+
+    # --- candidates after every row ------------------------------------------------------------------
+    def open_forks(self, lengths: Sequence[int], count: int) -> None:
+        """Make sure that `count` candidates can be written past every row's end."""
+        self.begin_again()
+        reserve_blocks(self.tables, lengths, [length + count for length in lengths])
+
+    def write_forks(
+        self, layer: int, kv: torch.Tensor, positions: torch.Tensor, stop: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store candidates (rows, forks, 2, heads, width) at positions (rows, forks); return the first `stop` keys."""
+        with self.pool.lock:
+            group, buffer = self._open(layer, kv)
+            move = group.plan_forks(positions, stop, kv.device)
+            buffer.flatten(0, 1).index_copy_(0, move.slots, kv.flatten(0, 1))
+            return split(group.view(buffer, move, kv.shape[0], stop))
+
+    def keep_forks(self, chosen: torch.Tensor, lengths: Sequence[int]) -> None:
+        """Move every row's chosen candidate to the row's end."""
+        places = self.places() if chosen.is_cuda and has_triton() else None
+        if places is not None and places.block_table is not None:
+            if self._keeper is None or self._keeper[0] is not places:
+                from unspool.kernels.gpu.attention.forks import ForkKeeper  # Triton is imported where a GPU is used
+
+                self._keeper = (places, ForkKeeper(places.buffers, places.block_table))
+            self._keeper[1].keep(chosen, list(lengths))
+            return
+        ends = torch.tensor(lengths, device=chosen.device)[:, None]  # (rows, 1)
+        for layer in range(self.num_layers):
+            group, number = self._find(layer)
+            index, size = group.table.put_on(chosen.device), self.pool.block_size
+            source = index.find_slots(ends + chosen[:, None], size)[:, 0]
+            target = index.find_slots(ends, size)[:, 0]
+            flat = self.pool.buffers[number].flatten(0, 1)
+            flat[target] = flat[source]
+
+    # --- memory --------------------------------------------------------------------------------------
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the blocks that the rows hold, each once; `pool.nbytes` is what the pool has taken."""
+        return sum(len(table.find_held()) for table in self.tables) * self.pool.block_nbytes
+
+    def held(self) -> list[torch.Tensor]:
+        return [self.pool.buffers[self._find(layer)[1]] for layer in range(self.num_layers)]
+
+    def steady(self) -> AbstractContextManager[Any]:
+        return self.pool.lock
+
+    def places(self) -> Places | None:
+        buffers = self.held()
+        if not buffers or not self.tables[0].rows:
+            return Places([])
+        device = buffers[0].device
+        width = max(table.put_on(device).table.shape[1] for table in self.tables)
+        tables = [table.put_on(device, width).table for table in self.tables]
+        known = self._places
+        if known is not None and len(known.buffers) == len(buffers) and known.buffers[-1] is buffers[-1]:
+            first = known.block_table if known.layer_tables is None else known.layer_tables[0]
+            is_same = known.layer_tables is None or all(
+                told is tables[group] for told, (group, _) in zip(known.layer_tables, self._homes, strict=True)
+            )
+            if first is tables[0] and is_same:
+                return known
+        if self._homes:
+            self._places = Places(buffers, layer_tables=[tables[group] for group, _ in self._homes])
+        else:
+            self._places = Places(buffers, block_table=tables[0])
+        return self.pool.watch(self._places)
+
+    def read(self, layer: int, rows: int, length: int) -> torch.Tensor:
+        with self.pool.lock:
+            group, number = self._find(layer)
+            buffer = self.pool.buffers[number]
+            none = torch.empty(0, dtype=torch.int64, device=buffer.device)
+            return group.view(buffer, group.plan_view(none, None, length, buffer.device), rows, length)
+
+    # --- files ---------------------------------------------------------------------------------------
+    def pack(self, lengths: Sequence[int]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """What a file says of the rows' blocks, and the blocks themselves."""
+        held = sorted({block for table in self.tables for block in table.find_held()})
+        number = {block: place for place, block in enumerate(held)} | {0: -1}
+        rows = [
+            [
+                [number[block] for block in row[: self.pool.count_blocks(length)]]
+                for row, length in zip(table.rows, lengths, strict=True)
+            ]
+            for table in self.tables
+        ]
+        facts = {"rows": rows[0] if len(rows) == 1 else rows}
+        return facts, {f"layer.{layer}": buffer[held] for layer, buffer in enumerate(self.pool.buffers)}
+
+    def unpack(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: Sequence[int]) -> None:
+        """Take over what `pack` gave; a ValueError says what does not belong together."""
+        buffers = [tensors[f"layer.{layer}"] for layer in range(len(tensors))]
+        num_held, size = len(buffers[0]) if buffers else 0, self.pool.block_size
+        shapes = {tuple(buffer.shape) for buffer in buffers}
+        if len(shapes) > 1 or any(shape[1:3] != (size, 2) or len(shape) != 5 for shape in shapes):
+            raise ValueError(f"layers of the shapes {sorted(shapes)} are no blocks of {size} positions")
+        tables = [facts["rows"]] if len(self.groups) == 1 else facts["rows"]
+        users = [0] * num_held
+        for group, rows in zip(self.groups, tables, strict=True):
+            read_rows(rows, [self.pool.count_blocks(length) for length in lengths], users, group.window is not None)
+        self.pool.adopt(buffers, users)
+        for group, rows in zip(self.groups, tables, strict=True):
+            group.table.rows = [[1 + block for block in row] for row in rows]
+
+
+def read_rows(rows: Any, counts: Sequence[int], users: list[int], may_lack: bool = False) -> None:
+    """Count the users of blocks that a file gives to rows; a ValueError says what can't be."""
+    if [len(row) for row in rows] != list(counts):
+        raise ValueError(f"blocks {rows} do not fit rows of {list(counts)}")
+    for block in (block for row in rows for block in row):
+        if may_lack and block == -1 and isinstance(block, int):
+            continue
+        if not isinstance(block, int) or not 0 <= block < len(users):
+            raise ValueError(f"block {block!r} is none of its {len(users)}")
+        users[block] += 1

@@ -1,0 +1,82 @@
+"""Rows of several paged caches over one pool, as one cache for as long as a pass lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+from unspool.cache.paged.cache import PagedCache
+from unspool.cache.paged.pool import BlockPool
+
+
+def shares_pool(cache: Any, pool: BlockPool) -> TypeGuard[PagedCache]:
+    """Whether a cache's rows can be read beside others of a pool."""
+    return type(cache) is PagedCache and cache.pool is pool
+
+
+class JointRows:
+    """A cache whose rows are those of others: what a pass takes, copies and writes for them is theirs.
+
+    It is kept from pass to pass, so that a device is told what has changed and nothing else. Caches with windows or
+    packed blocks are joined in one that is made like them.
+    """
+
+    def __init__(self, pool: BlockPool, like: PagedCache | None = None) -> None:
+        self.cache = PagedCache(pool) if like is None else like.new_empty()
+        self._caches: list[PagedCache] = []
+
+    def begin(self, caches: Sequence[PagedCache], counts: Sequence[int]) -> PagedCache:
+        """The rows of all caches, one cache's after the other's; a cache that is empty gets its count of rows."""
+        for cache, count in zip(caches, counts, strict=True):
+            open_rows(cache, count)
+        self._caches = list(caches)
+        self.cache._store.borrow([cache._store for cache in caches])
+        self.cache.lengths = [length for cache in caches for length in cache.lengths]
+        return self.cache
+
+    def end(self) -> None:
+        """Let every cache know what its rows hold now."""
+        first = 0
+        for cache in self._caches:
+            stop = first + len(cache.lengths)
+            cache.lengths = self.cache.lengths[first:stop]
+            first = stop
+        self.forget()
+
+    def forget(self) -> None:
+        """Leave the caches as they are: the pass has failed, or is over."""
+        self.cache._store.hand_back([cache._store for cache in self._caches])
+        self._caches, self.cache.lengths, self.cache._span = [], [], None
+
+
+def open_rows(cache: PagedCache, count: int) -> None:
+    """Give an empty cache so many rows that hold nothing."""
+    if not cache.lengths:
+        cache._store.open(count)
+        cache.lengths = [0] * count
+
+
+def adopt_rows(cache: PagedCache, rows: Sequence[Sequence[int]]) -> None:
+    """Let an empty cache begin with rows of full blocks that others hold too; it must keep every key as it is."""
+    [table] = cache._plain.tables
+    cache.pool.share([block for row in rows for block in row])
+    table.open(0)
+    table.rows = [list(row) for row in rows]
+    cache.lengths = [len(row) * cache.pool.block_size for row in rows]
+
+
+def list_blocks(cache: PagedCache, row: int) -> list[int]:
+    """The blocks of a row; the cache must keep every key as it is."""
+    [table] = cache._plain.tables
+    return table.rows[row]
+
+
+def count_held(cache: PagedCache) -> int:
+    """Blocks of the pool that a cache's rows hold, each once."""
+    return sum(len(table.find_held()) for table in cache._store.tables if table.pool is cache.pool)
+
+
+def let_go(cache: PagedCache) -> None:
+    """Give all blocks of a cache back; it is empty then."""
+    cache.select_rows([])
+    cache._store.open(0)

@@ -1,0 +1,110 @@
+"""Runs among others: which can share blocks and passes, what they may take, and what stepping their rows needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from unspool.decoding.finish import Finish
+from unspool.decoding.preparation import build_late_criteria, make_seeds
+from unspool.decoding.run import Run
+from unspool.logits import LogitsProcessorList
+from unspool.protocols import LAST
+from unspool.stopping import StoppingCriteriaList
+
+_MOST_DRAFTS: Final = 64  # tokens that a drafter may propose at once
+
+
+@dataclass(frozen=True, slots=True)
+class PlainParts:
+    """A run that chooses one token per row a step: what an engine needs to step it among others."""
+
+    token_ids: list[list[int]]  # prompts without padding
+    copies: int  # rows for each of them
+    seeds: list[int]  # one per row, copies included
+    width: int  # columns of the prompts
+    processors: LogitsProcessorList
+    do_sample: bool
+    num_top: int | None  # likeliest tokens whose log-probabilities are wanted; None: no log-probabilities
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a run may take."""
+
+    num_prompts: int  # rows that it reads
+    num_rows: int  # that it decodes in
+    num_cache_rows: int  # the most rows that its cache gets
+    longest_prompt: int
+    longest: int  # the most positions of a row, candidates and drafts included
+    own_cache: bool  # its cache is the caller's, is returned to the caller, or is of a kind that the caller chose
+    reads_whole_prompts: bool  # something is made of every position of the prompts, so that all of them must be read
+    not_plain: str | None = None  # why its rows can't be stepped token by token among those of others
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its rows can be stepped token by token among those of others."""
+        return self.not_plain is None
+
+
+def find_needs(run: Run) -> Needs:
+    """What a run may take, known before its first pass."""
+    parts = run.parts
+    plan, prompts, want, settings = parts.plan, parts.prompts, parts.want, parts.plan.settings
+    num_rows = prompts.num_rows * plan.copies
+    forks = "forks" in parts.model.info.can and not settings.low_memory
+    longest = parts.readout.longest_prompt(prompts.lengths)
+    usual = ("paged",) if "cache_implementation" in plan.asked else ("dynamic", "paged")
+    is_told = settings.prompt_logprobs is not None or prompts.embeds is not None
+    needs = Needs(
+        num_prompts=prompts.num_rows,
+        num_rows=num_rows,
+        num_cache_rows=num_rows * parts.readout.num_sets * (1 if forks else max(1, plan.num_candidates)),
+        longest_prompt=longest,
+        longest=longest + plan.max_new_tokens + plan.num_candidates + (_MOST_DRAFTS if plan.drafting else 0),
+        own_cache=(
+            parts.hooks.cache is not None
+            or run.returns_output
+            or plan.cache_kind not in usual
+            or bool(plan.cache_config)
+            or prompts.source is not None
+        ),
+        reads_whole_prompts=want.last_states or want.hidden_states or want.attentions or is_told,
+    )
+    return replace(needs, not_plain=_explain_not_plain(run, needs))
+
+
+def _explain_not_plain(run: Run, needs: Needs) -> str | None:
+    parts = run.parts
+    plan, hooks, prompts = parts.plan, parts.hooks, parts.prompts
+    if plan.strategy != "tokens" or plan.drafting is not None or not parts.readout.is_plain:
+        return "it does more than choose one token per row from the logits of a pass"
+    if hooks.processors or hooks.criteria or hooks.prefix_allowed_tokens_fn is not None:
+        return "it runs code of the caller"
+    if needs.own_cache or plan.settings.use_cache is False:
+        return "its keys don't lie in the engine's blocks"
+    if needs.reads_whole_prompts or parts.record.keeps_steps or parts.want != LAST:
+        return "something is kept of every position"
+    if not prompts.hides_padding and min(prompts.lengths) < prompts.width:
+        return "its padding counts as tokens"
+    return None
+
+
+def make_finish(run: Run) -> Finish:
+    """The stops of a run that begins now."""
+    parts = run.parts
+    return Finish(StoppingCriteriaList([*parts.criteria, *build_late_criteria(parts.plan, parts.hooks)]))
+
+
+def take_apart(run: Run) -> PlainParts:
+    """What it takes to step a plain run's rows among those of others."""
+    parts = run.parts
+    return PlainParts(
+        run.prompt_token_ids(),
+        parts.plan.copies,
+        make_seeds(parts.plan, parts.prompts.num_rows),
+        parts.prompts.width,
+        parts.processors,
+        parts.plan.do_sample,
+        parts.record.num_top,
+    )

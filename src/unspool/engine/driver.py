@@ -1,0 +1,424 @@
+"""The loop of the driving thread: the scheduler decides, passes run, requests get what came of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import Final
+
+import torch
+
+from unspool.engine.memory import EngineMemory
+from unspool.engine.passes import Job, Passes
+from unspool.engine.plain import Landed, PlainRow, PlainRows
+from unspool.engine.request import Request
+from unspool.engine.scheduler import Limits, Scheduler, State, Turn
+from unspool.engine.stats import Counters, EngineStats, find_median
+from unspool.engine.tasks import PlainTask, SpecialTask, Task
+from unspool.errors import EngineError, ResourceError
+from unspool.protocols import Ask, Model
+
+_SMALL: Final = 64  # tokens of an ask that joins the next pass whatever else there is
+_IDLE: Final = 0.001  # seconds to wait after a turn that had nothing to do
+
+
+class Driver:
+    """Tasks, the scheduler that orders them, and the thread that does the work."""
+
+    def __init__(self, model: Model, limits: Limits, memory: EngineMemory) -> None:
+        self._memory = memory
+        memory.on_release = self._release
+        self.scheduler = Scheduler(limits, memory)
+        self._passes = Passes(memory.pool, mixes=model.device.type == "cpu")
+        self._plain = None if memory.pool is None else PlainRows(model, memory.pool, self._keep_prefix)
+        self._tasks: dict[int, Task] = {}
+        self._specials: dict[int, SpecialTask] = {}  # those that were admitted
+        self.counters = Counters()
+        self._incoming: deque[Task] = deque()
+        self._cancelled: deque[int] = deque()
+        self._changed = threading.Condition()
+        self._is_closing = False
+        self.death: EngineError | None = None
+        self._thread: threading.Thread | None = None
+        self._device = model.device
+
+    # --- from any thread ---------------------------------------------------------------------------------------
+    def submit(self, task: Task) -> None:
+        """Put a task into the queue; raises if the queue is full or the engine is closed."""
+        with self._changed:
+            if self.death is not None:
+                raise self.death
+            if self._is_closing:
+                raise EngineError("the engine is closed and takes no more requests; make another")
+            waiting, most = len(self._incoming) + self.scheduler.num_waiting, self.scheduler.limits.max_waiting
+            if waiting >= most:
+                raise ResourceError(
+                    f"{waiting} requests wait already, and the engine's queue has room for {most} (max_waiting); "
+                    "submit it again when others are done"
+                )
+            task.request.attach(self)
+            self._incoming.append(task)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._drive, name="unspool engine", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def cancel(self, request: Request) -> None:
+        """End a request within a step."""
+        with self._changed:
+            self._cancelled.append(request.number)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """End all requests, then the thread. Closing twice is fine."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._incoming) + self.scheduler.num_waiting
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._is_closing or self.death is not None
+
+    # --- the thread ----------------------------------------------------------------------------------------------
+    def _drive(self) -> None:
+        error: BaseException | None = None
+        try:
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)
+            with torch.no_grad():
+                while self._wait():
+                    self._turn()
+        except BaseException as death:
+            error = death
+        self._end_all(error)
+
+    def _wait(self) -> bool:
+        """Wait until there is something to do; False when the engine is closed."""
+        with self._changed:
+            while not (self._is_closing or self._incoming or self._cancelled or self._tasks):
+                self._changed.wait()
+            return not self._is_closing
+
+    def _end_all(self, error: BaseException | None) -> None:
+        """End every request: as cancelled, or with the error that ended the thread."""
+        with self._changed:
+            self._is_closing = True
+            if error is not None:
+                self.death = EngineError(
+                    f"the engine's driving thread ended with {type(error).__name__}: {error}; its requests are lost"
+                )
+                self.death.__cause__ = error
+            tasks = [*self._tasks.values(), *self._incoming]
+            self._tasks = {task.entry.number: task for task in tasks}
+            self._incoming.clear()
+        for task in tasks:
+            try:
+                self._let_go(task)
+                if self.death is None:
+                    task.end_rows("cancelled")
+            except BaseException:  # whatever state it is in, its readers must not wait
+                pass
+            finally:
+                self.counters.cancelled += self.death is None
+                self.counters.failed += self.death is not None
+                task.request.finish(self.death)
+        self._tasks.clear()
+        if self._plain is not None:
+            self._plain.close()
+        self._memory.close()
+
+    # --- a turn --------------------------------------------------------------------------------------------------
+    def _turn(self) -> None:
+        self._take_in()
+        if self._plain is not None and self._plain.runs_ahead and self.scheduler.is_short:
+            self._note(self._plain.land_all())  # rows that are sent back must know all their tokens
+        turn = self.scheduler.plan(time.monotonic())
+        for number in turn.expired:
+            self._stop(number, "deadline")
+        for number in turn.admitted:
+            self._open(number)
+        jobs = self._list_jobs(turn)
+        step = None if self._plain is None else self._plain.ask()
+        stepping = None if step is None else Job(step)
+        all_jobs = [job for _, job in jobs] if stepping is None else [stepping, *(job for _, job in jobs)]
+        self._memory.make_free(sum(map(self._count_blocks, all_jobs)))
+        self._passes.run(all_jobs)
+        for number, job in jobs:
+            self._take(number, job)
+        if self._plain is not None:
+            self._step(stepping)
+        if not all_jobs and not turn.admitted and not turn.expired and (self._plain is None or self._plain.is_idle):
+            time.sleep(_IDLE)
+
+    def _take_in(self) -> None:
+        """Enter new requests, and end those that were cancelled."""
+        with self._changed:
+            incoming, cancelled = list(self._incoming), list(self._cancelled)
+            self._incoming.clear()
+            self._cancelled.clear()
+        for task in incoming:
+            self._tasks[task.entry.number] = task
+            self.scheduler.add(task.entry)
+        for number in cancelled:
+            self._stop(number, "cancelled")
+
+    def _count_blocks(self, job: Job) -> int:
+        """The most blocks that a job takes."""
+        given = job.ask.tokens if job.ask.tokens is not None else job.ask.embeds
+        assert given is not None
+        num_new = max(given.shape[1], job.ask.cache.num_forks)
+        return given.shape[0] * (2 + num_new // self._memory.block_size)
+
+    def _open(self, number: int) -> None:
+        task = self._tasks[number]
+        try:
+            if isinstance(task, PlainTask):
+                task.open(self._memory)
+            else:
+                assert isinstance(task, SpecialTask)
+                self._specials[number] = task
+                task.open(self._memory)
+                self._follow(task)
+        except Exception as error:
+            self._fail(task, error)
+
+    def _list_jobs(self, turn: Turn) -> list[tuple[int, Job]]:
+        """What is read beside the plain rows' step."""
+        jobs: list[tuple[int, Job]] = []
+        for number, columns in turn.reads.items():
+            task = self._tasks.get(number)
+            if isinstance(task, PlainTask):
+                jobs.append((number, Job(task.next_ask(columns))))
+            elif isinstance(task, SpecialTask) and task.entry.state is State.READING:
+                assert task.special is not None
+                whole = task.special.num_columns
+                jobs.append((number, Job(task.special.next_ask(columns if task.special.can_cut else whole))))
+        for number, task in self._specials.items():
+            if task.entry.state is State.RUNNING:
+                assert task.special is not None
+                jobs.append((number, Job(task.special.next_ask(task.special.num_columns))))
+        return jobs
+
+    def _take(self, number: int, job: Job) -> None:
+        """Give a task the answer to what it read."""
+        task = self._tasks.get(number)
+        if task is None:
+            return
+        try:
+            if isinstance(task, PlainTask):
+                self._take_plain(task, job)
+            elif isinstance(task, SpecialTask):
+                self._take_special(task, job)
+        except Exception as error:
+            self._fail(task, error)
+
+    def _take_plain(self, task: PlainTask, job: Job) -> None:
+        if job.forward is None:
+            assert job.error is not None
+            raise job.error
+        assert job.ask.tokens is not None and self._plain is not None
+        self.counters.prompt_tokens += _count_tokens(job.ask)
+        arrival = task.take(job.forward, job.ask, self._memory)
+        self.scheduler.note_read(task.entry.number, min(job.ask.tokens.shape[1], task.entry.unread))
+        if arrival is not None:
+            self._plain.admit(arrival)
+        else:
+            task.entry.held = task.count_held()
+
+    def _take_special(self, task: SpecialTask, job: Job) -> None:
+        special = task.special
+        assert special is not None
+        if job.forward is None:
+            assert job.error is not None
+            special.throw(job.error)
+        else:
+            if job.ask.tokens is not None and job.ask.tokens.shape[1] > 1:
+                self.counters.prompt_tokens += _count_tokens(job.ask)
+            task.enter_prompts(self._memory)
+            special.take(job.forward, job.ask)
+        self._follow(task)
+
+    def _follow(self, task: SpecialTask) -> None:
+        """See what a special task waits for now, if it has not ended."""
+        special, entry = task.special, task.entry
+        assert special is not None
+        if special.is_done:
+            self._finish(task)
+            return
+        entry.held = special.count_held()
+        entry.num_prompts = special.num_rows
+        if special.num_columns * special.num_rows > _SMALL:
+            self.scheduler.note_ask(entry.number, special.num_columns)
+        else:
+            entry.unread, entry.state = 0, State.RUNNING
+
+    # --- plain rows ------------------------------------------------------------------------------------------------
+    def _step(self, stepping: Job | None) -> None:
+        plain = self._plain
+        assert plain is not None
+        if stepping is not None and stepping.forward is None:
+            assert stepping.error is not None
+            self._note(plain.land_all())
+            for task in [task for task in self._tasks.values() if isinstance(task, PlainTask)]:
+                if task.entry.state is State.RUNNING:
+                    self._fail(task, stepping.error)
+            return
+        for task in plain.launch(None if stepping is None else stepping.forward):
+            task.entry.length += 1
+            task.entry.is_spread = False
+        for task, error in list(plain.failed.items()):
+            self._fail(task, error)
+        plain.failed.clear()
+        self._note(plain.land())
+
+    def _note(self, landed: list[list[Landed]]) -> None:
+        """Hand out the tokens of steps; rows that have ended leave."""
+        leaving: list[PlainRow] = []
+        ended: list[PlainTask] = []
+        for step in landed:
+            by_task: dict[PlainTask, list[Landed]] = {}
+            for one in step:
+                if not one.row.is_done:
+                    by_task.setdefault(one.row.owner, []).append(one)
+            for task, tokens in by_task.items():
+                if task.entry.number in self._tasks:
+                    leaving += self._note_task(task, tokens)
+                    if not task.rows:
+                        ended.append(task)
+        if leaving:
+            assert self._plain is not None
+            self._plain.remove(leaving)
+        for task in ended:
+            self._finish(task)
+
+    def _note_task(self, task: PlainTask, landed: list[Landed]) -> list[PlainRow]:
+        """Hand out one step's tokens of a request; the rows that end with them."""
+        lost = next((one.row for one in landed if one.token < 0), None)
+        try:
+            if lost is not None:
+                raise task.explain_no_token(lost)
+            emitted = task.note(landed)
+        except Exception as error:
+            self._fail(task, error)
+            return []
+        self.counters.note_tokens(len(landed))
+        task.deliver(emitted)
+        ended = [one.row for one in landed if one.row.is_done]
+        if ended:
+            task.entry.num_rows = len(task.rows)
+        return ended
+
+    def _keep_prefix(self, row: PlainRow, blocks: list[int], num_held: int) -> None:
+        """Let later requests find what a row has read and written, as a chat's next turn does."""
+        prefixes = self._memory.prefixes
+        if prefixes is not None and isinstance(row.owner, PlainTask):
+            prefixes.enter(row.tokens[:num_held], blocks, row.owner.tenant)
+
+    # --- tasks end ---------------------------------------------------------------------------------------------------
+    def _release(self, number: int) -> None:
+        """Take a plain task's blocks: it will read its text again."""
+        task = self._tasks[number]
+        assert isinstance(task, PlainTask) and self._plain is not None
+        self._plain.drop(task)
+        task.reset()
+
+    def _let_go(self, task: Task) -> None:
+        """Give back all that a task holds."""
+        if isinstance(task, PlainTask):
+            if self._plain is not None:
+                self._plain.drop(task)
+            task.close()
+        elif isinstance(task, SpecialTask) and task.special is not None:
+            task.special.stop()
+
+    def _forget(self, task: Task) -> None:
+        self._let_go(task)
+        self._tasks.pop(task.entry.number, None)
+        self._specials.pop(task.entry.number, None)
+        if task.entry.number in self.scheduler:
+            self.scheduler.end(task.entry.number)
+
+    def _finish(self, task: Task) -> None:
+        """End a request as it should."""
+        self._forget(task)
+        self.counters.done += 1
+        stats = task.run.stats
+        if isinstance(task, SpecialTask):
+            self.counters.note_tokens(stats.new_tokens)
+        if task.first_at is not None:
+            self.counters.firsts.append(stats.first_token_seconds)
+            if stats.new_tokens > task.run.num_rows:
+                steps = stats.new_tokens / task.run.num_rows - 1
+                self.counters.between.append((stats.total_seconds - stats.first_token_seconds) / steps)
+        task.request.finish()
+
+    def _fail(self, task: Task, error: Exception) -> None:
+        """End a request with an error of its own."""
+        if task.entry.number in self._tasks:
+            self._forget(task)
+            self.counters.failed += 1
+            task.request.finish(error)
+
+    def _stop(self, number: int, reason: str) -> None:
+        """End a request before its time, with what it has."""
+        task = self._tasks.get(number)
+        if task is None:
+            return
+        if isinstance(task, PlainTask) and self._plain is not None:
+            self._note(self._plain.land_all())
+            if number not in self._tasks:
+                return  # its last token was on its way
+        self._forget(task)
+        task.end_rows(reason)
+        self.counters.cancelled += 1
+        task.request.finish()
+
+    # --- what it does ------------------------------------------------------------------------------------------------
+    def look(self) -> EngineStats:
+        """What it has done and is doing."""
+        counters, memory, scheduler = self.counters, self._memory, self.scheduler
+        pool, prefixes = memory.pool, memory.prefixes
+        used = shared = kept = 0
+        if pool is not None:
+            with pool.lock:
+                users = [pool.count_users(block) for block in range(1, pool.num_blocks + 1)]
+            kept = 0 if prefixes is None else prefixes.count_idle()
+            indexed = set() if prefixes is None else prefixes.list_blocks()
+            used = sum(count > 0 for count in users) - kept
+            shared = sum(count - (place + 1 in indexed) > 1 for place, count in enumerate(users))
+        asked = 0 if prefixes is None else prefixes.num_asked
+        return EngineStats(
+            rows_running=scheduler.num_rows,
+            requests_running=len(scheduler) - scheduler.num_waiting,
+            requests_waiting=self.num_waiting,
+            requests_done=counters.done,
+            requests_failed=counters.failed,
+            requests_cancelled=counters.cancelled,
+            new_tokens=counters.new_tokens,
+            prompt_tokens=counters.prompt_tokens,
+            passes=self._passes.num_passes,
+            preemptions=scheduler.num_preemptions,
+            tokens_per_second=counters.find_rate(),
+            blocks=memory.num_blocks,
+            blocks_used=used,
+            blocks_shared=shared,
+            blocks_kept=kept,
+            prefix_hit_rate=prefixes.num_found / asked if prefixes is not None and asked else 0.0,
+            first_token_seconds=find_median(list(counters.firsts)),
+            token_seconds=find_median(list(counters.between)),
+        )
+
+
+def _count_tokens(ask: Ask) -> int:
+    assert ask.tokens is not None
+    return sum(ask.counts) if ask.counts is not None else ask.tokens.numel()

@@ -1,0 +1,376 @@
+"""`unspool.Engine`: continuous batching, in which every strategy lives."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from numbers import Integral
+from pathlib import Path
+from typing import Any, Final, Self, cast
+
+import torch
+
+from unspool.api import LanguageModel
+from unspool.api.calls import feed
+from unspool.api.core import as_model
+from unspool.cache import BlockPool, find_kind
+from unspool.config import GenerationConfig
+from unspool.decoding.among import Needs, find_needs
+from unspool.engine.driver import Driver
+from unspool.engine.memory import EngineMemory, count_blocks
+from unspool.engine.request import Request
+from unspool.engine.scheduler import HIGHEST, LOWEST, Entry, Limits
+from unspool.engine.special import import_greenlet
+from unspool.engine.stats import EngineStats
+from unspool.engine.tasks import PlainTask, SpecialTask
+from unspool.errors import EngineError, ResourceError, SettingError, UnsupportedError
+from unspool.loading.model import LoadedParts
+from unspool.numeric import is_number
+from unspool.outputs import Generation
+
+BLOCK_SIZE: Final = 64
+_MOST_ROWS: Final = 4096
+_ROWS_ON_GPU: Final = 256  # the most that steps are captured for
+_ROWS_ON_CPU: Final = 32
+_TOKENS_ON_GPU: Final = 16_384
+_TOKENS_ON_CPU: Final = 512
+_MOST_TOKENS: Final = 1 << 20
+_WAITING: Final = 4096
+_MOST_WAITING: Final = 1 << 20
+_LONGEST_DEADLINE: Final = 1e9
+
+
+@dataclass(slots=True)
+class BatchOutput:
+    """One request's answer as `generate_batch` returns it."""
+
+    request_id: str
+    prompt_ids: list[int] = field(default_factory=list)
+    generated_tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    error: str | None = None
+    status: str = "finished"  # or "failed"
+
+    def is_finished(self) -> bool:
+        """Always: it is returned when the request has ended."""
+        return True
+
+
+class Engine:
+    """Decodes many requests at once, each with its own settings, and returns what each would get alone.
+
+    `max_rows` rows are decoded at once. `memory` is the number of bytes for their keys and values; without it a part of
+    what is free. A pass reads at most `tokens_per_pass` tokens of prompts beside one token of each row that decodes. At
+    most `max_waiting` requests wait. Prompts that begin alike share blocks of keys (`share_prefixes`).
+    """
+
+    def __init__(
+        self,
+        lm: Any,
+        *,
+        max_rows: int | None = None,
+        memory: int | None = None,
+        tokens_per_pass: int | None = None,
+        max_waiting: int = _WAITING,
+        share_prefixes: bool = True,
+        block_size: int = BLOCK_SIZE,
+        batch_invariant: bool = False,
+    ) -> None:
+        self._lm = lm if isinstance(lm, LanguageModel) else _as_language_model(lm)
+        model = self._lm.model
+        is_gpu = model.device.type == "cuda"
+        most = _ROWS_ON_GPU if is_gpu else _MOST_ROWS
+        rows = _read_count("max_rows", max_rows, _ROWS_ON_GPU if is_gpu else _ROWS_ON_CPU, most)
+        tokens = _read_count(
+            "tokens_per_pass", tokens_per_pass, _TOKENS_ON_GPU if is_gpu else _TOKENS_ON_CPU, _MOST_TOKENS
+        )
+        waiting = _read_count("max_waiting", max_waiting, _WAITING, _MOST_WAITING)
+        if batch_invariant:
+            _check_invariance(model)
+        num_blocks = count_blocks(model, block_size, memory, rows)
+        info = model.info
+        has_keys = not info.is_encoder_decoder and "state" not in info.layer_kinds
+        refuse = find_kind("paged").refuse
+        is_paged = has_keys and (refuse is None or refuse(info) is None)
+        pool = BlockPool(block_size, num_blocks) if is_paged else None
+        self._memory = EngineMemory(pool, num_blocks, block_size, shares_prefixes=bool(share_prefixes))
+        limits = Limits(rows, num_blocks, tokens, waiting)
+        self._driver = Driver(model, limits, self._memory)
+        self._numbers = itertools.count()
+        self._stream = torch.cuda.Stream(model.device) if is_gpu else None  # type: ignore[no-untyped-call]
+
+    # --- requests ------------------------------------------------------------------------------------------
+    def submit(
+        self,
+        prompt: Any = None,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+        tenant: str = "",
+        streamer: Any = None,
+        **settings: Any,
+    ) -> Request:
+        """Begin a request with what `lm.generate` takes; everything that can't be is refused here.
+
+        A level of `priority` counts as ten seconds of waiting. After `deadline` seconds it ends with what it has, and
+        the finish reason "deadline". Requests share what they have read with those of the same `tenant` alone.
+        """
+        if isinstance(priority, bool) or not isinstance(priority, int) or not LOWEST <= priority <= HIGHEST:
+            raise SettingError(f"`priority` is a whole number from {LOWEST} to {HIGHEST}, not {priority!r:.40}")
+        if deadline is not None and (not is_number(deadline) or not 0 < deadline <= _LONGEST_DEADLINE):
+            raise SettingError(f"`deadline` is a number of seconds from now, not {deadline!r:.40}")
+        if not isinstance(tenant, str) or len(tenant) > 256:
+            raise SettingError("`tenant` is a name of at most 256 characters")
+        if self._driver.is_closed:
+            raise self._driver.death or EngineError("the engine is closed and takes no more requests; make another")
+        with self._beside():
+            return self._submit(prompt, priority, deadline, tenant, streamer, settings)
+
+    def _beside(self) -> AbstractContextManager[Any]:
+        """What a caller's thread does on a GPU must not wait for the passes that are under way there."""
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def _submit(
+        self,
+        prompt: Any,
+        priority: int,
+        deadline: float | None,
+        tenant: str,
+        streamer: Any,
+        settings: dict[str, Any],
+    ) -> Request:
+        answer = self._lm.start(prompt, **settings)
+        needs = find_needs(answer.run)
+        number, now = next(self._numbers), time.monotonic()
+        request = Request(answer, number, priority=priority, deadline=deadline)
+        is_plain = needs.is_plain and self._memory.pool is not None
+        entry = self._make_entry(number, needs, is_plain)
+        entry.priority, entry.arrived = priority, now
+        entry.deadline = None if deadline is None else now + deadline
+        refusal = self._driver.scheduler.explain_refusal(entry)
+        if refusal is not None:
+            raise ResourceError(
+                f"this request can't be: {refusal}. Make the engine larger, or ask for fewer rows or new tokens"
+            )
+        if not is_plain:
+            import_greenlet()
+        if streamer is not None:
+            _feed_streamer(streamer, request)
+        task = (PlainTask if is_plain else SpecialTask)(request, needs, entry, tenant)
+        if self._stream is not None:
+            self._stream.synchronize()  # what was made is there when the driving thread reads it
+        self._driver.submit(task)
+        return request
+
+    def _make_entry(self, number: int, needs: Needs, is_plain: bool) -> Entry:
+        size = self._memory.block_size
+        takes_blocks = is_plain or self._memory.pool is None or not needs.own_cache
+        rows = needs.num_rows if is_plain else needs.num_cache_rows
+        return Entry(
+            number,
+            needs.num_rows,
+            needs.num_prompts,
+            unread=needs.longest_prompt,
+            length=needs.longest_prompt if takes_blocks else 0,
+            is_plain=is_plain,
+            reserve=rows * -(-needs.longest // size) if takes_blocks else 0,
+        )
+
+    # --- many prompts --------------------------------------------------------------------------------------
+    def generate(
+        self, prompts: Iterable[Any], *, in_order: bool = True, return_errors: bool = False, **settings: Any
+    ) -> Iterator[Any]:
+        """Continue prompts, of a list or of an iterable without end, a request each, and yield their results.
+
+        Results come in the order of the prompts or, with `in_order=False`, as `(place, result)` when each is done. A
+        request that fails raises its error, or, with `return_errors`, its error is the result.
+        """
+        if isinstance(prompts, str | bytes) or _is_one_prompt(prompts):
+            raise SettingError("generate() takes prompts, a list or any iterable of them; for one prompt use submit()")
+        results = self._in_order if in_order else self._as_they_finish
+        return results(iter(prompts), return_errors, settings)
+
+    def _in_order(self, prompts: Iterator[Any], returns: bool, settings: dict[str, Any]) -> Iterator[Any]:
+        waiting: deque[Request | Exception] = deque()
+        try:
+            while True:
+                while len(waiting) < self._most_ahead:
+                    try:
+                        prompt = next(prompts)
+                    except StopIteration:
+                        break
+                    waiting.append(self._try_submit(prompt, returns, settings))
+                if not waiting:
+                    return
+                yield _find_result(waiting.popleft(), returns)
+        finally:
+            for left in waiting:
+                if isinstance(left, Request):
+                    left.cancel()
+
+    def _as_they_finish(self, prompts: Iterator[Any], returns: bool, settings: dict[str, Any]) -> Iterator[Any]:
+        done: queue.SimpleQueue[tuple[int, Request | Exception]] = queue.SimpleQueue()
+        running: dict[int, Request | Exception] = {}
+        places, has_more = itertools.count(), True
+        try:
+            while has_more or running:
+                while has_more and len(running) < self._most_ahead:
+                    try:
+                        prompt = next(prompts)
+                    except StopIteration:
+                        has_more = False
+                        break
+                    place, made = next(places), self._try_submit(prompt, returns, settings)
+                    running[place] = made
+                    if isinstance(made, Request):
+                        made.when_done(partial(_put, done, place))
+                    else:
+                        done.put((place, made))
+                if running:
+                    place, made = done.get()
+                    del running[place]
+                    yield place, _find_result(made, returns)
+        finally:
+            for left in running.values():
+                if isinstance(left, Request):
+                    left.cancel()
+
+    @property
+    def _most_ahead(self) -> int:
+        """Requests of one `generate` that are submitted before their results are asked for."""
+        limits = self._driver.scheduler.limits
+        return min(2 * limits.max_rows, limits.max_waiting)
+
+    def _try_submit(self, prompt: Any, returns: bool, settings: dict[str, Any]) -> Request | Exception:
+        while True:
+            try:
+                return self.submit(prompt, **settings)
+            except ResourceError as error:
+                if self._driver.num_waiting < self._driver.scheduler.limits.max_waiting:
+                    if returns:
+                        return error
+                    raise
+                time.sleep(0.005)  # the queue is full of others' requests
+            except EngineError:
+                raise
+            except Exception as error:
+                if returns:
+                    return error
+                raise
+
+    def generate_batch(
+        self, inputs: Sequence[Sequence[int]], generation_config: GenerationConfig | None = None, **settings: Any
+    ) -> dict[str, BatchOutput]:
+        """Rows of token ids in the manner of transformers: an answer for each, by the name of its request."""
+        if generation_config is not None:
+            settings["generation_config"] = generation_config
+        outputs: dict[str, BatchOutput] = {}
+        rows = [list(row) for row in inputs]
+        for place, result in enumerate(self.generate(rows, return_errors=True, **settings)):
+            copies = result.token_ids if isinstance(result, Generation) else [[]]
+            for number, tokens in enumerate(copies):
+                name = f"req_{place}" if len(copies) == 1 else f"req_{place}_{number}"
+                output = outputs[name] = BatchOutput(name, rows[place], list(tokens))
+                if not isinstance(result, Generation):
+                    output.error, output.status = str(result), "failed"
+                elif result.logprobs is not None:
+                    output.logprobs = [told.logprob for told in result.logprobs[number]]
+        return outputs
+
+    # --- its life ------------------------------------------------------------------------------------------
+    @property
+    def stats(self) -> EngineStats:
+        """What it has done and is doing."""
+        return self._driver.look()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._driver.is_closed
+
+    def close(self) -> None:
+        """End the requests that are at work, as cancelled, and give the memory back."""
+        self._driver.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_driver"):
+            with suppress(Exception):
+                self._driver.close()
+
+    def __repr__(self) -> str:
+        limits = self._driver.scheduler.limits
+        return f"Engine({self._lm.name!r}, max_rows={limits.max_rows}, {limits.max_blocks} blocks)"
+
+
+def _as_language_model(model: Any) -> LanguageModel:
+    """A bare model as one without a tokenizer."""
+    core = cast(Any, as_model(model))
+    config = getattr(core, "generation_config", None) or GenerationConfig()
+    return LanguageModel(LoadedParts(core.info.family, Path(), core, getattr(model, "tokenizer", None), config))
+
+
+def _check_invariance(model: Any) -> None:
+    """Raise where a row's numbers depend on how many rows there are."""
+    library = model.find_path("library") if hasattr(model, "find_path") else None
+    if library is None or library.whole.most_tokens is not None:
+        where = "on a GPU" if model.device.type == "cuda" else "with these weights"
+        raise UnsupportedError(
+            f"`batch_invariant` promises the same bits for a request alone and among others, and {where} sums depend "
+            "on how many rows a pass has: results are equal up to rounding. Leave it out, or load the model on a CPU "
+            "with quantize='int8', where every pass is the C library's"
+        )
+
+
+def _read_count(name: str, value: int | None, usual: int, most: int) -> int:
+    if value is None:
+        return usual
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise SettingError(f"`{name}` is a whole number from 1 to {most}, not {value!r:.40}")
+    return int(value)
+
+
+def _is_one_prompt(prompts: Any) -> bool:
+    return isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], Integral | dict)
+
+
+def _put(done: queue.SimpleQueue[tuple[int, Request | Exception]], place: int, request: Request) -> None:
+    done.put((place, request))
+
+
+def _find_result(made: Request | Exception, returns: bool) -> Any:
+    if isinstance(made, Exception):
+        return made
+    try:
+        return made.result()
+    except EngineError:
+        raise
+    except Exception as error:
+        if returns:
+            return error
+        raise
+
+
+def _feed_streamer(streamer: Any, request: Request) -> None:
+    """Feed a streamer from a thread of its own: one that is slow holds up nobody, one that raises ends its request."""
+    emitted = request.open_feed()
+
+    def run() -> None:
+        try:
+            feed(streamer, request.answer.run, emitted)
+        except Exception as error:
+            request.fail(error)
+
+    threading.Thread(target=run, name=f"unspool streamer {request.number}", daemon=True).start()

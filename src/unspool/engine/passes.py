@@ -1,0 +1,118 @@
+"""What is to be read, in as few passes as can be: asks of many requests whose keys lie in one pool become one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+
+from unspool.cache import BlockPool
+from unspool.cache.paged.joint import JointRows, shares_pool
+from unspool.decoding.reader import answer_at_once
+from unspool.protocols import Ask, Forward
+
+
+@dataclass(slots=True)
+class Job:
+    """One ask, and what came of it: an answer or an error."""
+
+    ask: Ask
+    forward: Forward | None = None
+    error: Exception | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that it reads."""
+        given = self.ask.tokens if self.ask.tokens is not None else self.ask.embeds
+        assert given is not None
+        return given.shape[0]
+
+
+class Passes:
+    """Runs jobs; those over the pool that want the same join one pass."""
+
+    def __init__(self, pool: BlockPool | None, *, mixes: bool) -> None:
+        self._pool = pool
+        # Whether prompts and steps are read in one pass. Not on a GPU: there a step of one token is a captured graph.
+        self._mixes = mixes
+        self._joint: dict[Hashable, JointRows] = {}
+        self.num_passes = 0
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Answer every job, or give it the error that its own pass raises."""
+        groups: dict[Hashable, list[Job]] = {}
+        for place, job in enumerate(jobs):
+            key = self._find_key(job.ask)
+            groups.setdefault(place if key is None else key, []).append(job)
+        for key, members in groups.items():
+            if len(members) == 1:
+                self._run_alone(members[0])
+                continue
+            try:
+                self._run_joint(key, members)
+            except Exception:
+                for job in members:  # one of them is at fault, or there is no memory for all at once
+                    self._run_alone(job)
+
+    def _run_alone(self, job: Job) -> None:
+        self.num_passes += 1
+        try:
+            job.forward = answer_at_once(job.ask)
+        except Exception as error:
+            job.error = error
+
+    def _find_key(self, ask: Ask) -> Hashable | None:
+        """What asks of one pass have in common; None for one that is read alone."""
+        want = ask.want
+        if self._pool is None or ask.tokens is None or want.hidden_states or want.attentions:
+            return None
+        if not shares_pool(ask.cache, self._pool):
+            return None
+        is_step = ask.tokens.shape[1] == 1
+        kind = (want.logits, want.last_states, want.early, want.exit_layer)
+        return (id(ask.model), kind, self._mixes or is_step)
+
+    def _run_joint(self, key: Hashable, jobs: Sequence[Job]) -> None:
+        pool = self._pool
+        assert pool is not None
+        joint = self._joint.setdefault(key, JointRows(pool))
+        first = jobs[0].ask
+        caches = [job.ask.cache for job in jobs]
+        cache = joint.begin(caches, [job.num_rows for job in jobs])  # type: ignore[arg-type]  # _find_key checked it
+        tokens = [job.ask.tokens for job in jobs if job.ask.tokens is not None]
+        width = max(part.shape[1] for part in tokens)
+        counts: list[int] = []
+        for job, part in zip(jobs, tokens, strict=True):
+            counts += job.ask.counts if job.ask.counts is not None else [part.shape[1]] * part.shape[0]
+        filled = [part if part.shape[1] == width else F.pad(part, (0, width - part.shape[1])) for part in tokens]
+        want = replace(first.want, epilogue=None)  # it is of one request's rows
+        try:
+            self.num_passes += 1
+            whole = None if min(counts) == width else counts
+            forward = answer_at_once(Ask(first.model, cache, torch.cat(filled), whole, want))
+        except BaseException:
+            joint.forget()
+            raise
+        joint.end()
+        at = 0
+        for job, part in zip(jobs, tokens, strict=True):
+            job.forward = _take(forward, slice(at, at + part.shape[0]), part.shape[1])
+            at += part.shape[0]
+
+
+def _take(forward: Forward, rows: slice, num_new: int) -> Forward:
+    """What a pass returned for some of its rows, which read `num_new` tokens."""
+    is_all = forward.logits.dim() == 3
+    likeliest = forward.likeliest
+    if likeliest is not None:
+        likeliest = likeliest[rows, :num_new] if is_all else likeliest[rows]
+    return Forward(
+        forward.logits[rows, :num_new] if is_all else forward.logits[rows],
+        last_states=None if forward.last_states is None else forward.last_states[rows, :num_new],
+        early_logits=None if forward.early_logits is None else tuple(one[rows] for one in forward.early_logits),
+        likeliest=likeliest,
+        path=forward.path,
+        path_reason=forward.path_reason,
+    )

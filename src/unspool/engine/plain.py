@@ -1,0 +1,351 @@
+"""Requests that decode token by token, stepped as one set of rows with settings of their own.
+
+Each step is one pass over all of them (`ask`), one call of the processors that they have in common, and one draw. On a
+GPU the next step is launched before this one's tokens are read; what the host learns from them comes one step late
+then, and the token that a row got after its end is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from unspool.cache import BlockPool, PagedCache
+from unspool.cache.paged.joint import let_go, list_blocks
+from unspool.decoding.among import PlainParts
+from unspool.decoding.prompts import Prompts
+from unspool.decoding.record import read_logprobs
+from unspool.decoding.rows import Rows
+from unspool.engine.chains import Chain, Step
+from unspool.kernels.sending import send
+from unspool.outputs import TokenLogprob
+from unspool.protocols import Ask, Forward, Model
+
+OnLeave = Callable[["PlainRow", list[int], int], None]
+"""Called with a row that leaves, its blocks, and how many positions they hold."""
+
+_PAD = 0  # stands where a row has no token; processors are told what is padding
+
+
+@dataclass(slots=True, eq=False)
+class PlainRow:
+    """One row of a plain request."""
+
+    owner: Any  # whose it is
+    number: int  # which of the request's rows
+    tokens: list[int]  # all of them, prompt included
+    seed: int
+    num_left: int | None  # tokens that it may still get, as far as steps were launched; None: no length ends it
+    is_done: bool = False
+    has_left: bool = False  # it takes part in no more steps
+
+
+@dataclass(slots=True)
+class Arrival:
+    """Rows whose tokens so far have been read, and what follows them."""
+
+    parts: PlainParts
+    rows: list[PlainRow]
+    index: list[int]  # which row of the forward pass and of the cache each continues
+    width: int  # columns that they would have alone
+    forward: Forward
+    cache: PagedCache
+
+
+@dataclass(slots=True)
+class Landed:
+    """A row's new token."""
+
+    row: PlainRow
+    token: int
+    logprob: TokenLogprob | None = None
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step's tokens on their way to the host."""
+
+    rows: list[PlainRow]
+    tokens: torch.Tensor  # (rows,), pinned on the way from a GPU
+    arrived: Any = None
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by place
+
+    @classmethod
+    def launch(cls, rows: list[PlainRow], tokens: torch.Tensor) -> Flight:
+        """Send the tokens of the step just launched."""
+        if tokens.device.type != "cuda":
+            return cls(rows, tokens)
+        host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+        host.copy_(tokens, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
+        event.record()
+        return cls(rows, host, event)
+
+    def land(self) -> list[Landed]:
+        """The tokens, once they are there."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        tokens = self.tokens.tolist()
+        logprobs = self.logprobs
+        return [
+            Landed(row, token, logprobs.get(place))
+            for place, (row, token) in enumerate(zip(self.rows, tokens, strict=True))
+        ]
+
+
+@dataclass(slots=True)
+class _Member:
+    row: PlainRow
+    num_top: int | None
+
+
+class PlainRows:
+    """All rows that decode token by token, their keys, and the chains of processors that choose for them."""
+
+    def __init__(self, model: Model, pool: BlockPool, on_leave: OnLeave) -> None:
+        self._model = model
+        self._on_leave = on_leave
+        self.cache = PagedCache(pool)
+        self._rows: Rows | None = None
+        self._members: list[_Member] = []
+        self._chains: list[Chain] = []
+        self._arrivals: list[Arrival] = []
+        self._flights: deque[Flight] = deque()
+        self.runs_ahead = model.device.type == "cuda"
+        self.failed: dict[Any, Exception] = {}  # owners whose processors raised in the last step, and what
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to step and nothing on its way."""
+        return not (self._members or self._arrivals or self._flights)
+
+    @property
+    def num_chains(self) -> int:
+        """Groups of rows whose processors are called once."""
+        return len(self._chains)
+
+    # --- a step --------------------------------------------------------------------------------------------
+    def ask(self) -> Ask | None:
+        """The pass over every row's last token; None where there are no rows."""
+        if self._rows is None:
+            return None
+        tokens, _ = self._rows.unread(self.cache.lengths)
+        return Ask(self._model, self.cache, tokens)
+
+    def admit(self, arrival: Arrival) -> None:
+        """Let rows in with the next step, in which their first tokens are chosen."""
+        self._arrivals.append(arrival)
+
+    def launch(self, forward: Forward | None) -> list[Any]:
+        """Choose every row's next token from the pass that was asked for, and what the arrivals' last passes gave.
+
+        Returns the owners of the rows that were in the pass.
+        """
+        stepped = list({id(member.row.owner): member.row.owner for member in self._members}.values())
+        logits = [] if forward is None else [forward.logits]
+        likeliest = [] if forward is None else [forward.likeliest]
+        for arrival in self._arrivals:
+            picked = _pick_rows(arrival)
+            logits.append(picked.logits)
+            likeliest.append(picked.likeliest)
+        if not logits:
+            return []
+        self._enter_arrivals()
+        assert self._rows is not None
+        found = [one for one in likeliest if one is not None]
+        step = Step(
+            self._rows,
+            (logits[0] if len(logits) == 1 else torch.cat(logits)).float(),
+            None if len(found) < len(likeliest) else found[0] if len(found) == 1 else torch.cat(found),
+        )
+        tokens = self._choose(step)
+        self._rows.append(tokens[:, None])
+        members = list(self._members)
+        flight = Flight.launch([member.row for member in members], tokens)
+        self._read_logprobs(step.logits, tokens, flight, members)
+        self._flights.append(flight)
+        leaving = []
+        for member in members:
+            row = member.row
+            if row.num_left is not None:
+                row.num_left -= 1
+                if row.num_left <= 0:  # this was its last, whatever it is
+                    leaving.append(row)
+        if leaving:
+            self.remove(leaving)
+        return stepped
+
+    def land(self) -> list[list[Landed]]:
+        """The tokens of steps that nobody has seen, step by step; on a GPU not of the last one while others follow."""
+        return self._land(1 if self.runs_ahead and (self._members or self._arrivals) else 0)
+
+    def land_all(self) -> list[list[Landed]]:
+        """The tokens of all steps that were launched."""
+        return self._land(0)
+
+    def _land(self, num_kept: int) -> list[list[Landed]]:
+        landed = []
+        while len(self._flights) > num_kept:
+            landed.append(self._flights.popleft().land())
+        return landed
+
+    def _choose(self, step: Step) -> torch.Tensor:
+        if len(self._chains) == 1:
+            chain = self._chains[0]
+            try:
+                if chain.places == list(range(len(self._members))):
+                    return chain.choose(step)
+            except Exception:
+                pass  # found out whose it is below
+        tokens = torch.zeros(len(self._members), dtype=torch.int64, device=step.logits.device)
+        for chain in list(self._chains):
+            try:
+                chosen = chain.choose(step)
+            except Exception as error:
+                self._choose_apart(chain, step, tokens, error)
+                continue
+            tokens.index_copy_(0, chain.find_index(tokens.device), chosen)
+        return tokens
+
+    def _owners_of(self, chain: Chain) -> dict[Any, list[int]]:
+        """The places in a chain of every owner's rows."""
+        owners: dict[Any, list[int]] = {}
+        for at, place in enumerate(chain.places):
+            owners.setdefault(self._members[place].row.owner, []).append(at)
+        return owners
+
+    def _choose_apart(self, chain: Chain, step: Step, tokens: torch.Tensor, error: Exception) -> None:
+        """Let every owner of a chain that raised choose alone, and note whose processors it was."""
+        owners = self._owners_of(chain)
+        if len(owners) == 1:
+            self.failed[next(iter(owners))] = error
+            return
+        self._chains.remove(chain)
+        for owner, at in owners.items():
+            chosen = chain.processors.select_rows(torch.tensor(at))
+            alone = Chain(chosen, chain.do_sample, [chain.places[one] for one in at], chain.shift)
+            self._chains.append(alone)
+            try:
+                tokens.index_copy_(0, alone.find_index(tokens.device), alone.choose(step))
+            except Exception as own_error:
+                self.failed[owner] = own_error
+
+    def _read_logprobs(
+        self, logits: torch.Tensor, tokens: torch.Tensor, flight: Flight, members: Sequence[_Member]
+    ) -> None:
+        wanted: dict[int, list[int]] = {}
+        for place, member in enumerate(members):
+            if member.num_top is not None:
+                wanted.setdefault(member.num_top, []).append(place)
+        for num_top, places in wanted.items():
+            index = send(places, logits.device)
+            told = read_logprobs(logits.index_select(0, index), tokens.index_select(0, index).clamp(min=0), num_top)
+            flight.logprobs |= dict(zip(places, told, strict=True))
+
+    # --- rows come and go ------------------------------------------------------------------------------------
+    def _enter_arrivals(self) -> None:
+        if not self._arrivals:
+            return
+        arrivals, self._arrivals = self._arrivals, []
+        rows = [row for arrival in arrivals for row in arrival.rows]
+        new = _make_rows(rows, self._model.device)
+        first = len(self._members)
+        numbers = range(first, first + len(rows))
+        shifts = (0, 0) if self._rows is None else self._rows.admit(new, numbers)
+        if self._rows is None:
+            self._rows = new
+        width = max(self._rows.ends)
+        for chain in self._chains:
+            chain.shift += shifts[0]
+        at = first
+        for arrival in arrivals:
+            if arrival.index != list(range(len(arrival.cache.lengths))):
+                arrival.cache.select_rows(arrival.index)
+            self.cache.join(arrival.cache)
+            let_go(arrival.cache)
+            self._members += [_Member(row, arrival.parts.num_top) for row in arrival.rows]
+            places = range(at, at + len(arrival.rows))
+            at = places.stop
+            numbers_of = torch.tensor([row.number for row in arrival.rows])
+            is_whole = len(arrival.rows) == len(arrival.parts.seeds)
+            processors = arrival.parts.processors if is_whole else arrival.parts.processors.select_rows(numbers_of)
+            chain = Chain(processors, arrival.parts.do_sample, places, width - arrival.width)
+            if not any(known.admit(chain) for known in self._chains):
+                self._chains.append(chain)
+
+    def remove(self, rows: Sequence[PlainRow]) -> None:
+        """Let rows go; the last ones take the places of those that leave, so that few move."""
+        for row in rows:
+            row.has_left = True
+        leaving = [place for place, member in enumerate(self._members) if member.row.has_left]
+        if not leaving:
+            return
+        for place in leaving:
+            self._on_leave(self._members[place].row, list_blocks(self.cache, place), self.cache.lengths[place])
+        index = list(range(len(self._members)))
+        num_staying = len(index) - len(leaving)
+        staying_last = iter([place for place in index[num_staying:] if not self._members[place].row.has_left])
+        for place in leaving:
+            if place < num_staying:
+                index[place] = next(staying_last)
+        del index[num_staying:]
+        self._members = [self._members[place] for place in index]
+        self.cache.select_rows(index)
+        moved = {old: new for new, old in enumerate(index)}
+        self._chains = [chain for chain in self._chains if chain.keep(moved)]
+        if not index:
+            self._rows = None
+            self.cache.lengths = []
+            return
+        assert self._rows is not None
+        self._rows.select(index)
+
+    def drop(self, owner: Any) -> None:
+        """Forget all rows of a request: those that run, those that wait for the next step."""
+        for arrival in [one for one in self._arrivals if one.rows[0].owner is owner]:
+            self._arrivals.remove(arrival)
+            let_go(arrival.cache)
+        rows = [member.row for member in self._members if member.row.owner is owner]
+        if rows:
+            self.remove(rows)
+
+    def find_places(self, owner: Any) -> list[int]:
+        """Where a request's rows stand."""
+        return [place for place, member in enumerate(self._members) if member.row.owner is owner]
+
+    def close(self) -> None:
+        """Give all blocks back."""
+        for arrival in self._arrivals:
+            let_go(arrival.cache)
+        self._arrivals, self._members, self._chains, self._rows = [], [], [], None
+        self._flights.clear()
+        let_go(self.cache)
+
+
+def _pick_rows(arrival: Arrival) -> Forward:
+    """What an arrival's last pass gave, a row for each of its rows."""
+    forward, index = arrival.forward, arrival.index
+    if index == list(range(forward.logits.shape[0])):
+        return forward
+    chosen = send(index, forward.logits.device)
+    likeliest = None if forward.likeliest is None else forward.likeliest.index_select(0, chosen)
+    return Forward(forward.logits.index_select(0, chosen), likeliest=likeliest)
+
+
+def _make_rows(rows: Sequence[PlainRow], device: torch.device) -> Rows:
+    """Rows side by side that end in one column."""
+    lengths = [len(row.tokens) for row in rows]
+    width = max(lengths)
+    ids = torch.tensor(
+        [[_PAD] * (width - len(row.tokens)) + row.tokens for row in rows], pin_memory=device.type == "cuda"
+    ).to(device, non_blocking=True)
+    made = Rows(Prompts(ids, lengths, hides_padding=True), _PAD)
+    made.seeds = send([row.seed for row in rows], device)
+    return made

@@ -1,0 +1,92 @@
+"""Full blocks of keys, found again by what they hold: the tokens from a text's beginning to a block's end.
+
+A block's name is a hash over its tokens and the name of the block before it, so it names the whole text up to there.
+The first name is the tenant's: what one tenant's requests have read is never found by another's.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Final
+
+from unspool.cache import BlockPool
+
+_NAME_BYTES: Final = 16
+
+
+class PrefixIndex:
+    """The full blocks that were read and are kept while memory lasts; the index is one of their users."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._blocks: OrderedDict[bytes, int] = OrderedDict()  # by name; the first was used least recently
+        self.num_asked = 0  # tokens of prompts that were looked for,
+        self.num_found = 0  # and found
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def find(self, tokens: Sequence[int], tenant: str) -> list[int]:
+        """The blocks that hold the beginning of a text; at least one token is left to be read."""
+        found: list[int] = []
+        names = self._name(tokens, tenant, (len(tokens) - 1) // self._pool.block_size)
+        for name in names:
+            block = self._blocks.get(name)
+            if block is None:
+                break
+            found.append(block)
+        self._touch(names[: len(found)])
+        self.num_asked += len(tokens)
+        self.num_found += len(found) * self._pool.block_size
+        return found
+
+    def enter(self, tokens: Sequence[int], blocks: Sequence[int], tenant: str) -> None:
+        """Keep the blocks that hold a text, as far as they are full; those that are known stay as they are."""
+        names = self._name(tokens, tenant, min(len(tokens) // self._pool.block_size, len(blocks)))
+        for name, block in zip(names, blocks, strict=False):
+            if name not in self._blocks:
+                self._pool.share([block])
+                self._blocks[name] = block
+        self._touch(names)
+
+    def _touch(self, names: Sequence[bytes]) -> None:
+        """Note a use; a text's end goes before its beginning, without which it can't be found."""
+        for name in reversed(names):
+            self._blocks.move_to_end(name)
+
+    def list_blocks(self) -> set[int]:
+        """All blocks that it holds."""
+        return set(self._blocks.values())
+
+    def count_idle(self) -> int:
+        """Blocks that nobody else uses."""
+        return sum(self._pool.count_users(block) == 1 for block in self._blocks.values())
+
+    def evict(self, count: int) -> int:
+        """Give up to `count` blocks back that nobody else uses, those used least recently first; how many it were."""
+        gone: list[bytes] = []
+        for name, block in self._blocks.items():
+            if len(gone) >= count:
+                break
+            if self._pool.count_users(block) == 1:
+                gone.append(name)
+        self._pool.give_back([self._blocks.pop(name) for name in gone])
+        return len(gone)
+
+    def clear(self) -> None:
+        """Give all blocks back."""
+        blocks = list(self._blocks.values())
+        self._blocks.clear()
+        self._pool.give_back(blocks)
+
+    def _name(self, tokens: Sequence[int], tenant: str, count: int) -> list[bytes]:
+        size = self._pool.block_size
+        name = blake2b(tenant.encode(), digest_size=_NAME_BYTES).digest()
+        names = []
+        for first in range(0, count * size, size):
+            name = blake2b(name + array("q", tokens[first : first + size]).tobytes(), digest_size=_NAME_BYTES).digest()
+            names.append(name)
+        return names

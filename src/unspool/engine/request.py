@@ -1,0 +1,161 @@
+"""A request: what `submit` returns."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from typing import Any, Protocol
+
+from unspool.api.answer import Answer, Piece
+from unspool.decoding.loop import Emitted
+from unspool.engine.mailbox import Mailbox
+from unspool.outputs import Generation, Stats
+
+
+class Canceller(Protocol):
+    """Who ends a request before its time."""
+
+    def cancel(self, request: Request) -> None:
+        """End it within a step."""
+        ...
+
+
+class Request:
+    """One request at work: iterate it for pieces of text (`for`, `async for`), or ask for its result.
+
+    Pieces are those of `lm.stream`. A request has one reader: pieces go to whoever asks first, and `result()` reads
+    what is left.
+    """
+
+    def __init__(self, answer: Answer, number: int, *, priority: int = 0, deadline: float | None = None) -> None:
+        self.number, self.priority, self.deadline = number, priority, deadline
+        self._answer = answer
+        self._mail: Mailbox[Emitted] = Mailbox()
+        self._feed: Mailbox[Emitted] | None = None  # what a streamer is fed from
+        self._pieces: deque[Piece] = deque()
+        self._has_readers = False  # somebody reads pieces
+        self._reading = threading.RLock()  # held by whoever waits for a piece: never taken by the driving thread
+        self._calling = threading.Lock()
+        self._canceller: Canceller | None = None
+        self._callbacks: list[Callable[[Request], Any]] = []
+        self.error: BaseException | None = None
+
+    def __repr__(self) -> str:
+        state = "done" if self.is_done else "at work"
+        return f"Request({self.number}, {state}, {sum(map(len, self._answer.run.emitted))} new tokens)"
+
+    # --- the driving thread's side -------------------------------------------------------------------------
+    def deliver(self, emitted: Emitted) -> None:
+        """Hand over what a step added."""
+        self._mail.put(emitted)
+        if self._feed is not None:
+            self._feed.put(emitted)
+
+    def finish(self, error: BaseException | None = None) -> bool:
+        """End it; whether it had not ended before."""
+        if error is not None and not self._mail.is_closed:
+            self.error = error
+        if not self._mail.close(error):
+            return False
+        if self._feed is not None:
+            self._feed.close(error)
+        with self._calling:
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)
+        return True
+
+    def open_feed(self) -> Iterator[Emitted]:
+        """What is delivered once more, for a streamer."""
+        feed = self._feed = Mailbox[Emitted]()
+        return iter(feed.get, None)
+
+    def fail(self, error: Exception) -> None:
+        """End it with an error from outside, and let the driving thread know."""
+        self.cancel()
+        self.finish(error)
+
+    def attach(self, canceller: Canceller) -> None:
+        """Say who can end it."""
+        self._canceller = canceller
+
+    # --- the caller's side ---------------------------------------------------------------------------------
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended; pieces may be left to read."""
+        return self._mail.is_closed
+
+    @property
+    def stats(self) -> Stats:
+        """The cost so far."""
+        return self._answer.run.stats
+
+    @property
+    def answer(self) -> Answer:
+        """The call that it is."""
+        return self._answer
+
+    def cancel(self) -> None:
+        """Stop it within a step. It ends as a closed stream does: `result()` has what was written until then."""
+        if self._canceller is not None and not self.is_done:
+            self._canceller.cancel(self)
+
+    def when_done(self, callback: Callable[[Request], Any]) -> None:
+        """Call a function once it has ended, in the driving thread; at once if it has."""
+        with self._calling:
+            if not self._mail.is_closed:
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self._read()
+
+    def _read(self) -> Generator[Piece, None, None]:
+        while True:
+            with self._reading:
+                if self._pieces:
+                    piece = self._pieces.popleft()
+                else:
+                    self._has_readers = True
+                    emitted = self._mail.get()
+                    if emitted is None:
+                        return
+                    self._pieces.extend(self._answer.write(emitted))
+                    continue
+            yield piece
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        while True:
+            while self._pieces:
+                yield self._pieces.popleft()
+            self._has_readers = True
+            emitted = await self._mail.get_async()
+            if emitted is None:
+                return
+            self._pieces.extend(self._answer.write(emitted))
+
+    def result(self, timeout: float | None = None) -> Generation:
+        """What `lm.generate` returns, once it has ended; raises the error that it ended with.
+
+        After `timeout` seconds it raises TimeoutError, and the request goes on.
+        """
+        self._mail.wait(timeout)
+        with self._reading:
+            if not self._has_readers:  # its text is written at once, not piece by piece
+                self._has_readers = True
+                self._mail.clear()
+                self._answer.read_back()
+        for _ in self._read():
+            pass
+        return self._answer.result()
+
+    async def wait(self) -> Generation:
+        """`result()` for asynchronous programs; `await request` is the same."""
+        async for _ in self:
+            pass
+        return self._answer.result()
+
+    def __await__(self) -> Generator[Any, None, Generation]:
+        return self.wait().__await__()

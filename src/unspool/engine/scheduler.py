@@ -1,0 +1,272 @@
+"""Who decodes when: plain data, no tensors.
+
+Entries wait in one queue, are admitted while rows and blocks last, read their prompts in pieces under a budget of
+tokens per pass, and decode until they end. Blocks that an entry may still take are promised to it, so that an entry
+that was admitted can go on. Entries that decode token by token (`is_plain`) are promised only their next position; when
+blocks run out, the last of them in the order go back to the queue, and read their text again later.
+
+The order is by virtual arrival: a level of priority counts as `PATIENCE` seconds of waiting. Nothing that arrives later
+than that can overtake, so nobody waits for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, Protocol
+
+PATIENCE: Final = 10.0  # seconds of waiting that one level of priority is worth
+LOWEST, HIGHEST = -100, 100  # priorities
+
+
+class State(Enum):
+    """What an entry does."""
+
+    WAITING = "waiting"
+    READING = "reading"
+    RUNNING = "running"
+
+
+@dataclass(slots=True)
+class Entry:
+    """One request, as the scheduler sees it."""
+
+    number: int
+    num_rows: int  # that it decodes in: prompts times copies
+    num_prompts: int = 1  # rows that it reads
+    unread: int = 0  # columns that it has to read before it goes on
+    length: int = 0  # positions per row, unread ones included
+    is_plain: bool = True  # it decodes token by token, and can be stopped and read again at any moment
+    reserve: int = 0  # blocks that it may take in all, if it is not plain; promised on admission
+    priority: int = 0
+    arrived: float = 0.0
+    deadline: float | None = None  # on the same clock as `arrived`
+    held: int = 0  # blocks that its rows have
+    is_spread: bool = False  # its rows share their last block: each takes one of its own with its next position
+    state: State = State.WAITING
+    num_preemptions: int = 0
+
+    @property
+    def order(self) -> tuple[float, int]:
+        """Its place among all: lower comes first."""
+        return self.arrived - PATIENCE * self.priority, self.number
+
+
+class Memory(Protocol):
+    """The blocks, as the scheduler sees them."""
+
+    block_size: int
+
+    def has(self, count: int) -> bool:
+        """Whether so many blocks can be taken now."""
+        ...
+
+    def release(self, number: int) -> None:
+        """Give back what an entry holds: it will read its text again. Sets its `unread`, `length` and `held`."""
+        ...
+
+
+@dataclass(slots=True)
+class Turn:
+    """What one pass is to do."""
+
+    expired: list[int] = field(default_factory=list)  # their deadline has passed: they are no longer known
+    preempted: list[int] = field(default_factory=list)
+    admitted: list[int] = field(default_factory=list)
+    reads: dict[int, int] = field(default_factory=dict)  # columns of each entry to read now
+
+
+@dataclass(slots=True)
+class Limits:
+    """How much there may be at once."""
+
+    max_rows: int
+    max_blocks: int
+    tokens_per_pass: int
+    max_waiting: int
+
+
+class Scheduler:
+    """Entries, and the decisions about them."""
+
+    def __init__(self, limits: Limits, memory: Memory) -> None:
+        self.limits, self._memory = limits, memory
+        self._entries: dict[int, Entry] = {}
+        self._active: dict[int, Entry] = {}  # those that were admitted
+        self._waiting: list[Entry] = []  # by order
+        self._timed: dict[int, Entry] = {}  # those with a deadline
+        self.num_preemptions = 0
+
+    # --- what there is -------------------------------------------------------------------------------
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getitem__(self, number: int) -> Entry:
+        return self._entries[number]
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._entries
+
+    @property
+    def num_waiting(self) -> int:
+        """Entries in the queue."""
+        return len(self._waiting)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the entries that were admitted."""
+        return sum(entry.num_rows for entry in self._active.values())
+
+    def find(self, state: State) -> Iterator[Entry]:
+        """The entries that were admitted and are in a state."""
+        return (entry for entry in self._active.values() if entry.state is state)
+
+    def explain_refusal(self, entry: Entry) -> str | None:
+        """Why an entry can never be admitted; None if it can."""
+        if entry.num_rows > self.limits.max_rows:
+            return f"it decodes in {entry.num_rows} rows, and the engine in at most {self.limits.max_rows} (max_rows)"
+        needed = self._count_least(entry)
+        if needed > self.limits.max_blocks:
+            size = self._memory.block_size
+            return (
+                f"it may need {needed} blocks of {size} positions, and the engine has {self.limits.max_blocks} in all "
+                "(memory)"
+            )
+        return None
+
+    def _count_least(self, entry: Entry) -> int:
+        """Blocks that an entry needs to go on to its end, if it is alone."""
+        return max(entry.reserve, self._count_blocks(entry))
+
+    # --- entries come and go ---------------------------------------------------------------------------
+    def add(self, entry: Entry) -> None:
+        """Put an entry into the queue. Whether there is room in it is for the caller to ask (`is_full`)."""
+        assert entry.number not in self._entries and entry.state is State.WAITING
+        self._entries[entry.number] = entry
+        if entry.deadline is not None:
+            self._timed[entry.number] = entry
+        self._enqueue(entry)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the queue takes no more."""
+        return len(self._waiting) >= self.limits.max_waiting
+
+    def end(self, number: int) -> None:
+        """Forget an entry that has ended, wherever it stands."""
+        entry = self._entries.pop(number)
+        self._timed.pop(number, None)
+        if self._active.pop(number, None) is None:
+            self._waiting.remove(entry)
+
+    def _enqueue(self, entry: Entry) -> None:
+        entry.state = State.WAITING
+        self._active.pop(entry.number, None)
+        self._waiting.append(entry)
+        self._waiting.sort(key=lambda one: one.order)  # nearly sorted: one pass over it
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the next turn has to take blocks from somebody."""
+        return not self._memory.has(self._count_promised())
+
+    # --- a turn ----------------------------------------------------------------------------------------
+    def plan(self, now: float) -> Turn:
+        """Decide what the next pass does."""
+        turn = Turn()
+        for entry in list(self._timed.values()):
+            if entry.deadline is not None and now >= entry.deadline:
+                turn.expired.append(entry.number)
+                self.end(entry.number)
+        self._make_room(turn)
+        self._admit(turn)
+        self._share_out(turn)
+        return turn
+
+    def _make_room(self, turn: Turn) -> None:
+        """Preempt plain entries, the last in the order first, until all others can take their next step."""
+        if self._memory.has(self._count_promised()):
+            return
+        plain = sorted((entry for entry in self._active.values() if entry.is_plain), key=_by_order)
+        while plain and not self._memory.has(self._count_promised()):
+            last = plain.pop()
+            self._memory.release(last.number)
+            last.num_preemptions += 1
+            self.num_preemptions += 1
+            turn.preempted.append(last.number)
+            self._enqueue(last)
+
+    def _admit(self, turn: Turn) -> None:
+        """Let entries in, strictly in order: whoever is first waits for rows and blocks, and nobody passes."""
+        if not self._waiting or turn.preempted:  # what was taken from somebody is not given to somebody else
+            return
+        rows, promised, is_busy = self.num_rows, self._count_promised(), bool(self._active)
+        while self._waiting:
+            entry = self._waiting[0]
+            # One block more than it needs at once, if others run: or it would be the first to go back.
+            needed = self._promise(entry, is_new=True) + (1 if entry.is_plain and is_busy else 0)
+            if rows + entry.num_rows > self.limits.max_rows or not self._memory.has(promised + needed):
+                return
+            self._waiting.pop(0)
+            entry.state = State.READING
+            self._active[entry.number] = entry
+            rows, promised, is_busy = rows + entry.num_rows, promised + needed, True
+            turn.admitted.append(entry.number)
+
+    def _share_out(self, turn: Turn) -> None:
+        """Give the tokens of a pass that decoding rows leave to those that read, in order.
+
+        A prompt that would fit a pass of its own is not cut because others took part of this one.
+        """
+        budget = self.limits.tokens_per_pass
+        left = max(1, budget - sum(entry.num_rows for entry in self.find(State.RUNNING)))
+        for entry in sorted(self.find(State.READING), key=_by_order):
+            wanted = entry.unread * entry.num_prompts
+            if left <= 0 or (turn.reads and left < wanted <= budget):
+                break
+            columns = min(entry.unread, max(1, left // entry.num_prompts))
+            turn.reads[entry.number] = columns
+            left -= columns * entry.num_prompts
+
+    def note_read(self, number: int, columns: int) -> None:
+        """Count columns that an entry has read; with the last of them it begins to run."""
+        entry = self._entries[number]
+        entry.unread -= columns
+        assert entry.unread >= 0
+        if entry.unread == 0:
+            entry.state = State.RUNNING
+
+    def note_ask(self, number: int, columns: int) -> None:
+        """Let an entry that runs read so many columns, under the budget as prompts do."""
+        entry = self._entries[number]
+        entry.unread = columns
+        entry.state = State.READING
+
+    # --- blocks ------------------------------------------------------------------------------------------
+    def _count_blocks(self, entry: Entry) -> int:
+        """Blocks for all positions of an entry's rows and one more."""
+        return entry.num_rows * -(-(entry.length + 1) // self._memory.block_size)
+
+    def _promise(self, entry: Entry, *, is_new: bool = False) -> int:
+        """Blocks that an entry may take without asking again."""
+        if not entry.is_plain:
+            return max(0, entry.reserve - entry.held)
+        if entry.state is State.RUNNING and not is_new:
+            takes_block = entry.is_spread or entry.length % self._memory.block_size == 0
+            return entry.num_rows if takes_block else 0
+        return max(0, self._count_blocks(entry) - entry.held)
+
+    def _count_promised(self) -> int:
+        total, size = 0, self._memory.block_size
+        for entry in self._active.values():
+            if entry.is_plain and entry.state is State.RUNNING:  # nearly all of them: `_promise` without a call
+                if entry.is_spread or not entry.length % size:
+                    total += entry.num_rows
+            else:
+                total += self._promise(entry)
+        return total
+
+
+def _by_order(entry: Entry) -> tuple[float, int]:
+    return entry.order

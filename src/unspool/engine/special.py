@@ -1,0 +1,171 @@
+"""Requests that do more than choose one token per row: each runs in a greenlet, which is suspended where it asks.
+
+`Run.answer` is replaced by a switch to the engine. So beams, contrastive search, DoLa, guidance, speculation and
+whatever a plug-in adds run as they do alone, and their asks join the passes of everybody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from unspool.cache import Cache, PagedCache
+from unspool.cache.paged.joint import count_held, let_go
+from unspool.decoding.forwards import join_chunks
+from unspool.decoding.loop import Emitted
+from unspool.decoding.reader import answer_at_once
+from unspool.decoding.run import Run
+from unspool.errors import MissingExtraError
+from unspool.protocols import Ask, Forward
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Stopped(BaseException):
+    """Raised inside a run that is to end now."""
+
+
+def import_greenlet() -> Any:
+    """The package that suspends runs; raises an error that names the extra where it is missing."""
+    try:
+        import greenlet
+    except ImportError as error:
+        raise MissingExtraError("greenlet", "engine", "an engine's request that is not plain decoding") from error
+    return greenlet
+
+
+class SpecialRun:
+    """A run in a greenlet, what it waits for, and the cache that it was given."""
+
+    def __init__(self, run: Run, deliver: Callable[[Emitted], None], open_cache: Callable[[], Cache] | None) -> None:
+        self._run, self._deliver, self._open = run, deliver, open_cache
+        self._let: Any = None
+        self._cache: PagedCache | None = None
+        self._ask: Ask | None = None
+        self._num_read = 0  # columns of the ask that were read
+        self._piece: Forward | None = None  # what they gave
+        run.answer = self._answer
+        if open_cache is not None:
+            run.open_cache = self._open_cache
+
+    # --- in its greenlet ---------------------------------------------------------------------------------
+    def _drive(self) -> None:
+        for emitted in self._run:
+            self._deliver(emitted)
+
+    def _answer(self, ask: Ask) -> Forward:
+        if import_greenlet().getcurrent() is not self._let:  # asked after its end, by what it has returned
+            return answer_at_once(ask)
+        answer: Forward = self._let.parent.switch(ask)
+        return answer
+
+    def _open_cache(self) -> Cache:
+        assert self._open is not None
+        cache = self._open()
+        if isinstance(cache, PagedCache):
+            self._cache = cache
+        return cache
+
+    # --- in the engine's -----------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Run until it first asks, or ends."""
+        self._let = import_greenlet().greenlet(self._drive)
+        self._enter(self._let.switch())
+
+    def _enter(self, ask: Ask | None) -> None:
+        self._ask, self._num_read, self._piece = ask, 0, None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended."""
+        return self._ask is None
+
+    @property
+    def num_columns(self) -> int:
+        """Columns that its ask has still to read."""
+        assert self._ask is not None
+        return _count_columns(self._ask) - self._num_read
+
+    @property
+    def can_cut(self) -> bool:
+        """Whether its ask can be read in pieces: nothing is wanted but what follows the last position."""
+        ask = self._ask
+        assert ask is not None
+        want = ask.want
+        keeps = want.hidden_states or want.attentions or want.last_states or want.logits == "all"
+        return ask.tokens is not None and not keeps and ask.cache.longest_pass is None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of its ask."""
+        assert self._ask is not None
+        return _find_given(self._ask).shape[0]
+
+    @property
+    def cache(self) -> PagedCache | None:
+        """The cache that it was given."""
+        return self._cache
+
+    def next_ask(self, columns: int) -> Ask:
+        """The next columns of what it asks."""
+        ask = self._ask
+        assert ask is not None
+        if not self._num_read and columns >= self.num_columns:
+            return ask
+        assert ask.tokens is not None
+        part = slice(self._num_read, self._num_read + columns)
+        size = ask.tokens[:, part].shape[1]
+        counts = None
+        if ask.counts is not None:
+            counts = [min(max(count - self._num_read, 0), size) for count in ask.counts]
+            counts = None if min(counts) == size else counts
+        return replace(ask, tokens=ask.tokens[:, part], counts=counts, want=replace(ask.want, epilogue=None))
+
+    def take(self, forward: Forward, ask: Ask) -> None:
+        """Take the answer to `ask`, which `next_ask` gave; with the last piece the run goes on until it asks again."""
+        columns = _count_columns(ask)
+        if self._piece is not None:
+            real = ask.counts if ask.counts is not None else [columns] * forward.logits.shape[0]
+            forward = join_chunks(self._piece, forward, real)
+        self._num_read += columns
+        if self.num_columns > 0:
+            self._piece = forward
+            return
+        self._enter(self._let.switch(forward))
+
+    def throw(self, error: BaseException) -> None:
+        """Raise an error where the run waits; it may catch it and go on."""
+        self._enter(self._let.throw(error))
+
+    def stop(self) -> None:
+        """End the run where it waits, and give its blocks back."""
+        try:
+            if self._let is not None and not self._let.dead:
+                self._let.throw(Stopped())
+        except BaseException:  # what a run says when it is stopped concerns nobody
+            pass
+        finally:
+            self._ask = None
+            self.release()
+
+    def count_held(self) -> int:
+        """Blocks that it holds."""
+        return 0 if self._cache is None else count_held(self._cache)
+
+    def release(self) -> None:
+        """Give back the blocks of the cache that it was given."""
+        cache, self._cache = self._cache, None
+        if cache is not None:
+            let_go(cache)
+
+
+def _find_given(ask: Ask) -> torch.Tensor:
+    given = ask.tokens if ask.tokens is not None else ask.embeds
+    assert given is not None
+    return given
+
+
+def _count_columns(ask: Ask) -> int:
+    return _find_given(ask).shape[1]

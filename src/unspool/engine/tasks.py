@@ -1,0 +1,235 @@
+"""Requests at work in the driving thread: what each has read, and what it waits for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from unspool.cache import Cache, PagedCache
+from unspool.cache.paged.joint import adopt_rows, count_held, let_go, list_blocks
+from unspool.decoding.among import Needs, make_finish, take_apart
+from unspool.decoding.finish import Finish
+from unspool.decoding.forwards import join_chunks
+from unspool.decoding.loop import Emitted
+from unspool.decoding.randomness import draw_uniform
+from unspool.decoding.reader import answer_at_once
+from unspool.engine.memory import EngineMemory
+from unspool.engine.plain import Arrival, Landed, PlainRow
+from unspool.engine.request import Request
+from unspool.engine.scheduler import Entry
+from unspool.engine.special import SpecialRun
+from unspool.errors import NoTokenLeftError
+from unspool.logits.blame import explain_no_token
+from unspool.protocols import Ask, Forward
+
+
+class Task:
+    """One request at work: what plain and special ones have in common."""
+
+    is_plain = False
+
+    def __init__(self, request: Request, needs: Needs, entry: Entry, tenant: str) -> None:
+        self.request, self.needs, self.entry, self.tenant = request, needs, entry, tenant
+        self.run = request.answer.run
+        self.submitted = time.perf_counter()
+        self.first_at: float | None = None
+
+    def deliver(self, emitted: Emitted) -> None:
+        """Hand over what a step added, and note when."""
+        stats, now = self.run.stats, time.perf_counter()
+        stats.total_seconds = now - self.submitted
+        if self.first_at is None:
+            self.first_at = now
+            stats.first_token_seconds = stats.total_seconds
+        self.request.deliver(emitted)
+
+    def end_rows(self, reason: str) -> None:
+        """Say why rows that have not ended by themselves are over."""
+        left = [row for row, known in enumerate(self.run.reasons) if known is None]
+        for row in left:
+            self.run.reasons[row] = reason
+        self.request.deliver(Emitted({row: [] for row in left}, dict.fromkeys(left, reason)))
+
+
+class PlainTask(Task):
+    """A request whose rows are stepped among those of others."""
+
+    is_plain = True
+
+    def __init__(self, request: Request, needs: Needs, entry: Entry, tenant: str) -> None:
+        super().__init__(request, needs, entry, tenant)
+        self.parts = take_apart(self.run)
+        self._finish: Finish | None = None  # made when it begins: some stops count from then
+        self.rows: list[PlainRow] = []  # those that have not ended
+        self.width = 0  # columns that they would have alone
+        self.cache: PagedCache | None = None  # while it reads
+        self._texts: list[list[int]] = []
+        self._index: list[int] = []
+        self._forward: Forward | None = None
+
+    def open(self, memory: EngineMemory) -> None:
+        """Begin to read, for the first time or again, after what others have read already."""
+        pool = memory.pool
+        assert pool is not None
+        if self._finish is None:
+            parts, finish = self.parts, make_finish(self.run)
+            self._finish = finish
+            self._texts = parts.token_ids
+            self._index = [row for row in range(len(parts.token_ids)) for _ in range(parts.copies)]
+            self.width = parts.width
+            left = finish.count_left(parts.width)
+            self.rows = [
+                PlainRow(self, number, list(self._texts[prompt]), seed, left)
+                for number, (prompt, seed) in enumerate(zip(self._index, parts.seeds, strict=True))
+            ]
+        else:
+            self._texts = [list(row.tokens) for row in self.rows]
+            self._index = list(range(len(self.rows)))
+            left = self._finish.count_left(self.width)
+            for row in self.rows:
+                row.num_left, row.has_left = left, False
+        self._forward = None
+        self.cache = PagedCache(pool)
+        if memory.prefixes is not None:
+            found = [memory.prefixes.find(text, self.tenant) for text in self._texts]
+            if any(found):
+                adopt_rows(self.cache, found)
+        self.note_blocks()
+
+    def note_blocks(self) -> None:
+        """Tell the scheduler what it is reading, and what it holds."""
+        entry, held = self.entry, self._held()
+        entry.num_prompts, entry.num_rows = len(self._texts), len(self.rows)
+        entry.length = max(map(len, self._texts))
+        entry.unread = max(len(text) - n for text, n in zip(self._texts, held, strict=True))
+        entry.held = 0 if self.cache is None else count_held(self.cache)
+        entry.is_spread = len(self._index) > len(self._texts)
+
+    def _held(self) -> list[int]:
+        held = self.cache.lengths if self.cache is not None else []
+        return held or [0] * len(self._texts)
+
+    def next_ask(self, columns: int) -> Ask:
+        """The next columns of every text."""
+        held = self._held()
+        counts = [min(columns, len(text) - n) for text, n in zip(self._texts, held, strict=True)]
+        width, device = max(counts), self.run.parts.model.device
+        filled = [
+            text[n : n + count] + [0] * (width - count)
+            for text, n, count in zip(self._texts, held, counts, strict=True)
+        ]
+        tokens = torch.tensor(filled, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+        assert self.cache is not None
+        return Ask(self.run.parts.model, self.cache, tokens, None if min(counts) == width else counts)
+
+    def take(self, forward: Forward, ask: Ask, memory: EngineMemory) -> Arrival | None:
+        """Take the answer to `next_ask`; with the last piece its rows can be stepped."""
+        assert ask.tokens is not None and self.cache is not None
+        if self._forward is not None:
+            real = ask.counts if ask.counts is not None else [ask.tokens.shape[1]] * ask.tokens.shape[0]
+            forward = join_chunks(self._forward, forward, real)
+        self.run.stats.forward_passes += 1
+        self.run.stats.path, self.run.stats.path_reason = forward.path, forward.path_reason
+        self._forward = forward
+        if any(len(text) > n for text, n in zip(self._texts, self.cache.lengths, strict=True)):
+            return None
+        if memory.prefixes is not None:
+            for row, text in enumerate(self._texts):
+                memory.prefixes.enter(text, list_blocks(self.cache, row), self.tenant)
+        cache, self.cache, self._forward = self.cache, None, None
+        return Arrival(self.parts, list(self.rows), self._index, self.width, forward, cache)
+
+    def count_held(self) -> int:
+        """Blocks that reading has taken."""
+        return 0 if self.cache is None else count_held(self.cache)
+
+    def reset(self) -> None:
+        """Give up what was read: all of it will be read again."""
+        self.close()
+        self._texts = [list(row.tokens) for row in self.rows]
+        self._index = list(range(len(self.rows)))
+        self.note_blocks()
+
+    def close(self) -> None:
+        """Give back what reading has taken."""
+        cache, self.cache, self._forward = self.cache, None, None
+        if cache is not None:
+            let_go(cache)
+
+    # --- its rows' new tokens --------------------------------------------------------------------------------
+    def note(self, landed: Sequence[Landed]) -> Emitted:
+        """Enter the tokens of one step, and see which rows are done with them."""
+        finish, emitted = self._finish, Emitted({}, {})
+        assert finish is not None
+        self.width += 1
+        for one in landed:
+            one.row.tokens.append(one.token)
+        if finish.needs_history:
+            rows = [[0] * (self.width - len(one.row.tokens)) + one.row.tokens for one in landed]
+            reasons = finish.explain(torch.tensor(rows), None)
+        else:
+            reasons = finish.explain_tokens([one.token for one in landed], self.width)
+        for one, reason in zip(landed, reasons, strict=True):
+            row = one.row
+            emitted.tokens[row.number] = [one.token]
+            if one.logprob is not None:
+                emitted.logprobs[row.number] = [one.logprob]
+            if reason is not None:
+                emitted.finished[row.number] = reason
+                row.is_done = True
+        if emitted.finished:
+            self.rows = [row for row in self.rows if not row.is_done]
+        stats = self.run.stats
+        stats.new_tokens += len(landed)
+        stats.forward_passes += 1
+        self.run.gather(emitted)
+        return emitted
+
+    def explain_no_token(self, row: PlainRow) -> NoTokenLeftError:
+        """Why a row has no token to choose from, found by reading its text again."""
+        model, tokens = self.run.parts.model, torch.tensor([row.tokens])
+        cache = model.new_cache("dynamic", 1, len(row.tokens))
+        logits = answer_at_once(Ask(model, cache, tokens.to(model.device))).logits.float().cpu()
+        uniforms = draw_uniform(torch.tensor([row.seed]), torch.tensor([len(row.tokens)]), 1)
+        processors = self.parts.processors.select_rows(torch.tensor([row.number]))
+        extra = {"uniforms": uniforms} if processors.takes("uniforms") else {}
+        where = f"row {row.number}, at position {len(row.tokens)}"
+        return explain_no_token(processors, tokens, logits, extra, place=0, where=where)
+
+
+class SpecialTask(Task):
+    """A request that runs in a greenlet."""
+
+    def __init__(self, request: Request, needs: Needs, entry: Entry, tenant: str) -> None:
+        super().__init__(request, needs, entry, tenant)
+        self.special: SpecialRun | None = None
+        self._is_entered = False  # its prompts' blocks can be found by others
+
+    def open(self, memory: EngineMemory) -> None:
+        """Begin: run until it first asks."""
+        shares = memory.pool is not None and not self.needs.own_cache
+        self.special = SpecialRun(self.run, self.deliver, (lambda: self._open_cache(memory)) if shares else None)
+        self.special.start()
+
+    def _open_cache(self, memory: EngineMemory) -> Cache:
+        pool = memory.pool
+        assert pool is not None
+        cache = PagedCache(pool)
+        if memory.prefixes is not None and not self.needs.reads_whole_prompts:
+            found = [memory.prefixes.find(text, self.tenant) for text in self.run.prompt_token_ids()]
+            if any(found):
+                adopt_rows(cache, found)
+        return cache
+
+    def enter_prompts(self, memory: EngineMemory) -> None:
+        """Let others find what it has read of its prompts; called when its first ask was read, before it goes on."""
+        cache = None if self.special is None else self.special.cache
+        if self._is_entered or memory.prefixes is None or cache is None:
+            return
+        self._is_entered = True
+        texts = self.run.prompt_token_ids()
+        for row, text in enumerate(texts[: len(cache.lengths)]):
+            read = min(len(text), cache.lengths[row])
+            memory.prefixes.enter(text[:read], list_blocks(cache, row), self.tenant)

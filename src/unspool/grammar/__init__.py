@@ -1,0 +1,1 @@
+"""Structured output: schemas, regular expressions, grammars and choices that a text keeps to the letter."""

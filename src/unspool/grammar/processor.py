@@ -1,0 +1,170 @@
+"""The processor that keeps rows to their grammars: a function of the visible tokens, like every processor."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from unspool.errors import SettingError
+from unspool.grammar.compiling import Grammar, compile_grammar
+from unspool.grammar.sources import read_source, require_library
+from unspool.grammar.states import State, States, check_state
+from unspool.grammar.vocabulary import find_vocabulary, list_specials
+from unspool.kernels.masks import keep_allowed
+from unspool.logits.base import LogitsProcessor
+from unspool.logits.building import Build
+
+_MOST_THREADS = 8
+
+
+class GrammarLogitsProcessor(LogitsProcessor):
+    """Leaves each row the tokens with which its text can still become what its grammar describes.
+
+    `grammars` has one grammar for all rows, or one (or None) per row. Text begins after `first_column` columns; the
+    end tokens are allowed where the text is whole.
+    """
+
+    def __init__(self, grammars: Sequence[Grammar | None], first_column: int, ends: Sequence[int]) -> None:
+        if not ends:
+            raise SettingError(
+                "a text that keeps a grammar ends with an end token, and there is none; set eos_token_id to one"
+            )
+        present = [one for one in grammars if one is not None]
+        self.grammars = list(grammars)
+        self.first_column = first_column
+        self.ends = tuple(ends)
+        self._vocabulary = present[0].vocabulary
+        self._states = States()
+        self._seen: torch.Tensor | None = None  # the history of the last call
+        self._early: tuple[torch.Tensor, list[int]] | None = None  # a history, and its last column on the host
+
+    @classmethod
+    def make(cls, build: Build) -> GrammarLogitsProcessor:
+        """The processor that the call's setting asks for."""
+        context = build.context
+        values = build.value if build.is_per_row else [build.value]
+        vocabulary = find_vocabulary(context.tokenizer, context.vocab_size)
+        specials = list_specials(context.tokenizer)
+        made: dict[int, Grammar | None] = {}
+        for one in values:
+            if id(one) not in made:
+                source = read_source(build.setting, one, specials)
+                made[id(one)] = None if source is None else compile_grammar(source, vocabulary)
+        grammars = [made[id(one)] for one in values]
+        return cls(grammars, build.first_free_column, build.eos)
+
+    # --- the scores ----------------------------------------------------------------------------------
+    def prepare(self, input_ids: torch.Tensor) -> None:
+        """Bring a history's last tokens to the host before the pass that reads them is under way."""
+        self._early = (input_ids, input_ids[:, -1].tolist()) if input_ids.shape[1] else None
+
+    def __call__(
+        self, input_ids: torch.Tensor, scores: torch.Tensor, logits: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The scores (rows, vocab), -inf for tokens that no text of the grammar goes on with.
+
+        A readout such as DoLa's has left tokens out already. Where none of the others is allowed, the model's own
+        `logits` choose among those that are.
+        """
+        if input_ids.shape[1] < self.first_column:
+            return scores  # a forced beginning
+        bits = torch.from_numpy(self._fill(self._find_states(input_ids)))
+        kept = keep_allowed(scores, bits)
+        if logits is None:
+            return kept
+        is_empty = kept.isneginf().all(dim=-1, keepdim=True)
+        return torch.where(is_empty, keep_allowed(logits, bits), kept) if bool(is_empty.any()) else kept
+
+    def states_of(self, input_ids: torch.Tensor) -> list[State | None]:
+        """The state of each row after its text, for who wants to know what is forced."""
+        return self._find_states(input_ids) if input_ids.shape[1] >= self.first_column else [None] * len(input_ids)
+
+    def _find_states(self, input_ids: torch.Tensor) -> list[State | None]:
+        """Each row's state; None for a row without a grammar, or one that has ended."""
+        seen, self._seen = self._seen, None
+        early, self._early = self._early, None
+        states = None
+        if self._went_on(seen, input_ids) and self._states.are_apart:
+            is_known = early is not None and early[0].data_ptr() == input_ids.data_ptr()
+            last = early[1] if is_known and early is not None else input_ids[:, -1].tolist()
+            states = self._states.step(last, self.ends)
+        if states is None:
+            rows = input_ids[:, self.first_column :].tolist()
+            grammars = self.grammars if len(self.grammars) > 1 else self.grammars * len(rows)
+            going = [
+                None if any(token in self.ends for token in tokens) else grammar
+                for grammar, tokens in zip(grammars, rows, strict=True)
+            ]
+            states = self._states.find(going, rows)
+        self._seen = input_ids.clone()  # what it was: the table may be written over
+        return states
+
+    def _went_on(self, seen: torch.Tensor | None, now: torch.Tensor) -> bool:
+        """Whether a history is the last one and a column more, and no row has ended."""
+        return (
+            seen is not None
+            and seen.shape[0] == now.shape[0]
+            and seen.shape[1] + 1 == now.shape[1]
+            and seen.shape[1] >= self.first_column
+            and torch.equal(seen, now[:, :-1])
+        )
+
+    def _fill(self, states: Sequence[State | None]) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """The masks (rows, words) of the rows' next tokens."""
+        masks = self._vocabulary.new_masks(len(states))
+        firsts: dict[int, int] = {}  # where a state's mask is made first
+        work = []
+        for row, state in enumerate(states):
+            if state is None:
+                masks[row] = -1  # everything
+            elif id(state) not in firsts and not state.is_broken:
+                firsts[id(state)] = row
+                work.append((state.matcher, row))
+        if len(work) > 1:
+            require_library().numpy.fill_next_token_bitmask_par(_find_executor(), work, masks)
+        elif work:
+            require_library().numpy.fill_next_token_bitmask(work[0][0], masks, work[0][1])
+        for row, state in enumerate(states):
+            if state is None or id(state) not in firsts:
+                continue
+            if firsts[id(state)] == row:
+                check_state(state)
+                self._set_ends(masks[row])
+            else:
+                masks[row] = masks[firsts[id(state)]]
+        return masks
+
+    def _set_ends(self, mask: np.ndarray[Any, np.dtype[np.int32]]) -> None:
+        """Allow the call's end tokens where the vocabulary's own is allowed, and no other end token."""
+        bits = mask.view(np.uint32)
+        own = self._vocabulary.ends
+        if own == self.ends:
+            return
+        may_end = any(bits[token >> 5] >> np.uint32(token & 31) & 1 for token in own)
+        for token in own:
+            bits[token >> 5] &= ~np.uint32(1 << (token & 31))
+        if may_end:
+            for token in self.ends:
+                bits[token >> 5] |= np.uint32(1 << (token & 31))
+
+    def select_rows(self, index: torch.Tensor) -> GrammarLogitsProcessor:
+        """The processor for the rows at `index`; the states are found again by the rows' tokens."""
+        if len(self.grammars) == 1:
+            return self
+        chosen = copy.copy(self)
+        chosen.grammars = [self.grammars[place] for place in index.tolist()]
+        chosen._seen = None
+        return chosen
+
+
+@lru_cache(maxsize=1)
+def _find_executor() -> Any:
+    """Native threads that fill the masks of several rows."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return require_library().LLExecutor(max(1, min(usable, _MOST_THREADS)))

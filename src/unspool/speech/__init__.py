@@ -1,0 +1,1 @@
+"""Speech to text: sound to features, features to segments with times, segments to files."""

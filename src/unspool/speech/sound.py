@@ -1,0 +1,216 @@
+"""Sounds: arrays, files and streams of any rate and number of channels, as mono blocks at the model's rate."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+
+from unspool.errors import InputError, MissingExtraError, SettingError
+from unspool.speech.resample import Resampler
+from unspool.speech.wav import BLOCK_FRAMES, MOST_CHANNELS, UnknownEncodingError, read_blocks, read_header
+
+RATE = 16_000  # samples a second that Whisper's features are made from
+EXTRA = "audio"
+LEAST_RATE, MOST_RATE = 1_000, 768_000
+MOST_SECONDS = 48 * 3600
+MOST_STREAM_BYTES = 1 << 30  # of a compressed stream, which is decoded from memory
+
+Blocks = Iterator[np.ndarray]
+
+
+@dataclass(frozen=True)
+class Sound:
+    """A sound at the model's rate: where its blocks come from, and its length if that is known before reading."""
+
+    name: str
+    make_blocks: Callable[[], Blocks]  # mono float32
+    seconds: float | None
+    can_repeat: bool = True  # a stream is read once
+
+    def blocks(self) -> Blocks:
+        """The samples, checked: NaN and infinities are refused."""
+        num_samples = 0
+        for block in self.make_blocks():
+            if not np.isfinite(block).all():
+                raise InputError(f"{self.name} holds NaN or infinite samples; a sound's lie between -1 and 1")
+            num_samples += len(block)
+            if self.can_repeat and num_samples > MOST_SECONDS * RATE:
+                raise InputError(f"{self.name} is longer than {MOST_SECONDS // 3600} hours; cut it into parts")
+            yield block
+        if num_samples == 0:
+            raise InputError(f"{self.name} is empty: it holds no samples")
+
+
+def open_sound(source: Any, sampling_rate: int | None = None) -> Sound:
+    """A sound from a path, an array or tensor, a mapping of an array and its rate, or a binary stream."""
+    if isinstance(source, str | os.PathLike):
+        if sampling_rate is not None:
+            raise SettingError("`sampling_rate` is an array's; a file has its own rate, so leave it out")
+        return _open_file(Path(source))
+    if isinstance(source, Mapping):
+        array = next((source[name] for name in ("array", "raw") if name in source), None)
+        if array is None or "sampling_rate" not in source:
+            raise InputError("audio given as a mapping needs an `array` (or `raw`) and its `sampling_rate`")
+        return _open_array(array, source["sampling_rate"])
+    if hasattr(source, "read"):
+        return open_stream(source, sampling_rate)
+    return _open_array(source, RATE if sampling_rate is None else sampling_rate)
+
+
+def open_stream(stream: BinaryIO, raw_rate: int | None = None, name: str = "the stream") -> Sound:
+    """A sound from a binary stream that is read once: WAV as it arrives, or, with `raw_rate`, mono 16-bit samples.
+
+    Other formats are decoded when the stream has ended.
+    """
+    if raw_rate is not None:
+        rate = _read_rate(raw_rate)
+        return Sound(name, lambda: _convert(_read_raw(stream), rate), None, can_repeat=False)
+    head = stream.read(4)
+    whole = io.BufferedReader(_Joined(head, stream))
+    if head == b"RIFF":
+        shape = read_header(whole, name)
+        rate = _read_rate(shape.rate, name)
+        return Sound(name, lambda: _convert(read_blocks(whole, shape, name), rate), None, can_repeat=False)
+    content = whole.read(MOST_STREAM_BYTES + 1)
+    if not content:
+        raise InputError(f"{name} is empty: nothing came from it")
+    if len(content) > MOST_STREAM_BYTES:
+        raise InputError(f"{name} has more than {MOST_STREAM_BYTES >> 20} MiB in a format that is not WAV; use a file")
+    return _open_with_soundfile(lambda: io.BytesIO(content), name)
+
+
+def _open_file(path: Path) -> Sound:
+    name = str(path)
+    path = path.expanduser()
+    if path.is_dir():
+        raise InputError(f"{name} is a folder; give the sound files in it")
+    try:
+        with path.open("rb") as stream:
+            if not stream.peek(1):
+                raise InputError(f"{name} is an empty file")
+            shape = read_header(stream, name) if stream.peek(4)[:4] == b"RIFF" else None
+    except UnknownEncodingError:
+        shape = None
+    except FileNotFoundError:
+        raise InputError(f"there is no file {name}") from None
+    except OSError as error:
+        raise InputError(f"{name} can't be read: {error.strerror or error}") from error
+    if shape is None:
+        return _open_with_soundfile(lambda: path.open("rb"), name)
+
+    def make_blocks() -> Blocks:
+        with path.open("rb") as stream:
+            yield from _convert(read_blocks(stream, read_header(stream, name), name), rate)
+
+    rate = _read_rate(shape.rate, name)
+    return Sound(name, make_blocks, None if shape.num_frames is None else shape.num_frames / rate)
+
+
+def _open_with_soundfile(open_content: Callable[[], Any], name: str) -> Sound:
+    """What is not plain WAV: FLAC, Ogg, MP3 and whatever else libsndfile reads."""
+    try:
+        import soundfile
+    except ImportError as error:
+        raise MissingExtraError("soundfile", EXTRA, f"{name}, which is not an uncompressed WAV file,") from error
+    try:
+        with open_content() as content, soundfile.SoundFile(content) as file:
+            rate, channels, num_frames = int(file.samplerate), int(file.channels), int(file.frames)
+    except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
+        raise InputError(f"{name} is not sound that can be read: {error}. Give WAV, FLAC, Ogg or MP3") from error
+    rate = _read_rate(rate, name)
+    if channels > MOST_CHANNELS:
+        raise InputError(f"{name} has {channels} channels; 1 to {MOST_CHANNELS} can be read")
+
+    def read() -> Blocks:
+        with open_content() as content, soundfile.SoundFile(content) as file:
+            while len(block := file.read(BLOCK_FRAMES, dtype="float32", always_2d=True)):
+                yield block
+
+    return Sound(name, lambda: _convert(read(), rate), num_frames / rate)
+
+
+def _open_array(source: Any, rate: Any) -> Sound:
+    """An array (samples), or (channels, samples) or (samples, channels): the shorter side is the channels."""
+    rate = _read_rate(rate)
+    if isinstance(source, torch.Tensor):
+        source = source.detach().cpu().float().numpy()
+    elif isinstance(source, Sequence) and not isinstance(source, bytes):
+        try:
+            source = np.asarray(source)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"a sound given as a list holds numbers: {error}") from error
+    if not isinstance(source, np.ndarray) or source.dtype.kind not in "fiu":
+        raise InputError(
+            f"a sound is a path, an array or tensor of samples, or a mapping of one and its sampling_rate, not a "
+            f"{type(source).__name__}"
+        )
+    if source.ndim not in (1, 2) or source.size == 0:
+        raise InputError(f"a sound of the shape {source.shape} can't be read; give (samples) or (channels, samples)")
+    if source.ndim == 2 and source.shape[0] < source.shape[1]:
+        source = source.T
+    frames = source if source.ndim == 2 else source[:, None]
+    if frames.shape[1] > MOST_CHANNELS:
+        raise InputError(f"a sound has 1 to {MOST_CHANNELS} channels, and this array has {frames.shape[1]}")
+    limit = np.iinfo(frames.dtype) if frames.dtype.kind in "iu" else None
+
+    def read() -> Blocks:
+        for first in range(0, len(frames), BLOCK_FRAMES):
+            block = frames[first : first + BLOCK_FRAMES]
+            if limit is None:
+                yield block.astype(np.float32)
+            else:
+                middle = 0 if limit.min < 0 else (limit.max + 1) / 2
+                yield ((block.astype(np.float64) - middle) / (limit.max + 1 - middle)).astype(np.float32)
+
+    return Sound("the sound", lambda: _convert(read(), rate), len(frames) / rate)
+
+
+def _convert(blocks: Blocks, rate: int) -> Blocks:
+    """Frames of any number of channels at their rate, as mono blocks at the model's."""
+    resampler = Resampler(rate, RATE)
+    for block in blocks:
+        mono = block[:, 0] if block.shape[1] == 1 else block.mean(axis=1)
+        yield resampler.push(np.ascontiguousarray(mono, np.float32))
+    rest = resampler.finish()
+    if len(rest):
+        yield rest
+
+
+def _read_raw(stream: BinaryIO) -> Blocks:
+    odd = b""
+    while content := stream.read(2 * BLOCK_FRAMES):
+        content = odd + content
+        odd = content[len(content) - len(content) % 2 :]
+        yield np.frombuffer(content[: len(content) - len(odd)], "<i2").astype(np.float32)[:, None] / 32768
+
+
+def _read_rate(rate: Any, name: str = "the sound") -> int:
+    if isinstance(rate, bool) or not isinstance(rate, int | np.integer) or not LEAST_RATE <= rate <= MOST_RATE:
+        raise InputError(
+            f"{name} has the sampling rate {rate!r:.40}; give {LEAST_RATE} to {MOST_RATE} samples a second"
+        )
+    return int(rate)
+
+
+class _Joined(io.RawIOBase):
+    """A stream whose beginning was read already."""
+
+    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+        self._head, self._rest = head, rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        content = self._head or self._rest.read(len(buffer))
+        self._head = content[len(buffer) :]
+        content = content[: len(buffer)]
+        buffer[: len(content)] = content
+        return len(content)

@@ -1,0 +1,35 @@
+"""Language models of twenty lines that an engine can drive."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.fakes import FakeEncoderDecoder, FakeLayers, FakeModel, make_tokenizer
+from unspool.api import LanguageModel
+from unspool.cache import KeyShape
+from unspool.config import GenerationConfig
+from unspool.loading.model import LoadedParts
+
+SHAPE = KeyShape(num_layers=1, num_kv_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu"))
+BLOCK_BYTES = 2 * 4 * 16  # of 16 positions
+
+
+class Fake(FakeModel):
+    key_shape = SHAPE
+
+
+class FakeWithLayers(FakeLayers):
+    key_shape = SHAPE
+
+
+class FakePair(FakeEncoderDecoder):
+    key_shape = SHAPE
+
+
+def make_lm(model: Any = None, *, has_tokenizer: bool = False) -> LanguageModel:
+    config = GenerationConfig(eos_token_id=[2, 11], pad_token_id=0)
+    tokenizer = make_tokenizer() if has_tokenizer else None
+    return LanguageModel(LoadedParts("fake", Path(), model or Fake(), tokenizer, config))

@@ -1,0 +1,183 @@
+"""Requests of every strategy, in any mix, order and memory, get what `lm.generate` gives them alone."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import unspool
+from tests.conformance.cases import load_model
+from tests.engine.fakes import BLOCK_BYTES, Fake, FakeWithLayers, make_lm
+from unspool.api import LanguageModel
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "long": {"max_new_tokens": 40},
+    "penalised": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+    "new tokens": {"min_new_tokens": 3, "presence_penalty": 0.5},
+    "forced end": {"forced_eos_token_id": 2, "begin_suppress_tokens": [9, 10]},
+    "sampled": {"do_sample": True, "seed": 5, "top_k": 12, "temperature": 1.3},
+    "sampled too": {"do_sample": True, "seed": 6, "top_k": 7, "temperature": 0.6, "repetition_penalty": 1.2},
+    "nucleus": {"do_sample": True, "seed": 4, "top_k": 0, "top_p": 0.8, "min_p": 0.02},
+    "xtc": {"do_sample": True, "seed": 3, "xtc_probability": 0.5, "xtc_threshold": 0.1},
+    "copies": {"do_sample": True, "seed": 9, "top_k": 0, "num_return_sequences": 3},
+    "watermark": {"do_sample": True, "seed": 2, "watermarking_config": {"bias": 3.0}},
+    "logprobs": {"logprobs": 2},
+    "prompt logprobs": {"prompt_logprobs": 2, "logprobs": 1},
+    "beams": {"num_beams": 3},
+    "beam samples": {"num_beams": 2, "do_sample": True, "seed": 8, "num_return_sequences": 2},
+    "groups": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.7},
+    "low memory": {"num_beams": 2, "low_memory": True},
+    "forced words": {"num_beams": 3, "force_words_ids": [[7, 8]]},
+    "contrastive": {"penalty_alpha": 0.6, "top_k": 4},
+    "guidance": {"guidance_scale": 1.7},
+    "lookup": {"prompt_lookup_num_tokens": 3},
+    "no cache": {"use_cache": False},
+    "output": {"return_dict_in_generate": True, "output_scores": True},
+    "static": {"cache_implementation": "static"},
+}
+LAYERED = {
+    **REQUESTS,
+    "dola": {"dola_layers": "high"},
+    "dola at": {"dola_layers": [0, 2], "do_sample": True, "seed": 1},
+}
+
+
+def try_call(function: Any, *args: Any, **asked: Any) -> Any:
+    """What a call returns, or the error that it raises."""
+    try:
+        return function(*args, **asked)
+    except unspool.UnspoolError as error:
+        return error
+
+
+def check(one: Any, other: Any) -> None:
+    if isinstance(other, Exception):
+        assert type(one) is type(other)
+        return
+    assert one.token_ids == other.token_ids
+    assert one.finish_reasons == other.finish_reasons and one.texts == other.texts
+    assert one.prompt_token_ids == other.prompt_token_ids
+    for told, expected in ((one.logprobs, other.logprobs), (one.prompt_logprobs, other.prompt_logprobs)):
+        assert (told is None) == (expected is None)
+        if told is not None and expected is not None:
+            ids = [[None if item is None else item.token_id for item in row] for row in told]
+            assert ids == [[None if item is None else item.token_id for item in row] for row in expected]
+
+
+@st.composite
+def requests(draw: st.DrawFn, kinds: dict[str, dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
+    asked = {"max_new_tokens": draw(st.integers(1, 20)), **kinds[draw(st.sampled_from(sorted(kinds)))]}
+    row = st.lists(st.integers(3, 22), min_size=1, max_size=40)
+    prompt = draw(row) if draw(st.integers(0, 3)) else draw(st.lists(row, min_size=1, max_size=3))
+    return prompt, asked
+
+
+def run_mix(data: st.DataObject, lm: LanguageModel, kinds: dict[str, dict[str, Any]], num_blocks: int) -> None:
+    count = data.draw(st.integers(1, 8))
+    asked = [data.draw(requests(kinds)) for _ in range(count)]
+    cancelled = {place for place in range(count) if data.draw(st.integers(0, 7)) == 0}
+    order = random.Random(data.draw(st.integers(0, 99)))
+    engine = unspool.Engine(
+        lm,
+        memory=BLOCK_BYTES * num_blocks,
+        block_size=16,
+        max_rows=data.draw(st.sampled_from([12, 16])),
+        tokens_per_pass=data.draw(st.sampled_from([7, 64, 512])),
+        share_prefixes=data.draw(st.booleans()),
+    )
+    with engine:
+        made = []
+        for place, (prompt, settings) in enumerate(asked):
+            request = try_call(engine.submit, prompt, priority=order.randint(-1, 1), **settings)
+            if isinstance(request, unspool.ResourceError):
+                continue  # it could never fit
+            if isinstance(request, Exception):
+                check(request, try_call(lm.generate, prompt, **settings))
+                continue
+            made.append((place, request))
+            if order.random() < 0.5:
+                try_call(lambda request=request: next(iter(request), None))  # let some steps pass
+            if place in cancelled:
+                request.cancel()
+        for place, request in made:
+            prompt, settings = asked[place]
+            result, alone = try_call(request.result, 30), try_call(lm.generate, prompt, **settings)
+            if place in cancelled and not isinstance(result, Exception) and not isinstance(alone, Exception):
+                for got, whole in zip(result.token_ids, alone.token_ids, strict=True):
+                    assert got == whole[: len(got)]
+            elif place not in cancelled:
+                check(result, alone)
+        stats = engine.stats
+        assert stats.requests_done + stats.requests_cancelled + stats.requests_failed == len(made)
+        assert not stats.rows_running and not stats.blocks_used
+    assert engine._memory.pool.num_free == num_blocks
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_any_mix_of_a_fake_model(data: st.DataObject) -> None:
+    run_mix(data, make_lm(), REQUESTS, data.draw(st.sampled_from([400, 30, 12])))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_any_mix_of_a_fake_model_with_layers(data: st.DataObject) -> None:
+    run_mix(data, make_lm(FakeWithLayers()), LAYERED, 400)
+
+
+def test_little_memory_preempts_and_gives_the_same_tokens() -> None:
+    lm = make_lm(Fake())
+    prompts = [[3 + place, 4, 5] for place in range(6)]
+    with unspool.Engine(lm, memory=BLOCK_BYTES * 8, block_size=16, max_rows=6) as engine:
+        made = [engine.submit(prompt, max_new_tokens=60, eos_token_id=None) for prompt in prompts]
+        results = [request.result(30) for request in made]
+        assert engine.stats.preemptions > 0
+    for prompt, result in zip(prompts, results, strict=True):
+        check(result, lm.generate(prompt, max_new_tokens=60, eos_token_id=None))
+
+
+def test_requests_from_many_threads() -> None:
+    lm = make_lm()
+    failures: list[BaseException] = []
+
+    def ask(engine: unspool.Engine, seed: int) -> None:
+        order = random.Random(seed)
+        try:
+            for _ in range(4):
+                prompt = [order.randint(3, 22) for _ in range(order.randint(1, 9))]
+                asked = REQUESTS[order.choice(["greedy", "sampled", "beams", "penalised", "copies"])]
+                pieces = list(engine.submit(prompt, max_new_tokens=9, **asked))
+                expected = list(lm.stream(prompt, max_new_tokens=9, **asked))
+                assert sorted((p.row, p.token_ids, p.finish_reason or "") for p in pieces) == sorted(
+                    (p.row, p.token_ids, p.finish_reason or "") for p in expected
+                )
+        except BaseException as error:
+            failures.append(error)
+
+    with unspool.Engine(lm, memory=BLOCK_BYTES * 60, block_size=16) as engine:
+        threads = [threading.Thread(target=ask, args=(engine, seed)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
+def test_real_models(family: str) -> None:
+    lm = load_model(family)
+    names = [name for name in REQUESTS if name not in ("forced words",)]
+    if "early_logits" not in lm.model.info.can:
+        names = [name for name in names if not name.startswith("dola")]
+    rows = [[5, 6, 7, 8, 9, 10, 11], [12, 13, 14], [5, 6, 7, 8, 20, 21]]
+    with unspool.Engine(lm, max_rows=16, tokens_per_pass=9, memory=1 << 20) as engine:
+        made = [(rows[place % 3], {"max_new_tokens": 10, **REQUESTS[name]}, name) for place, name in enumerate(names)]
+        requests = [engine.submit(prompt, **asked) for prompt, asked, _ in made]
+        for request, (prompt, asked, name) in zip(requests, made, strict=True):
+            assert request.result(60).token_ids == lm.generate(prompt, **asked).token_ids, name

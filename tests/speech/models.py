@@ -1,0 +1,63 @@
+"""A tiny Whisper with random weights, and the settings that a real one's file has."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import transformers
+
+WINDOW = 60  # frames
+FIRST_STAMP = 61
+NEVER = {"eos_token_id": 50, "pad_token_id": 50, "bos_token_id": 50}
+
+
+@cache
+def make_whisper(seed: int = 0, scale: float = 0.35) -> Any:
+    """A model of three languages whose window is 0.6 s long."""
+    torch.manual_seed(seed)
+    config = transformers.WhisperConfig(
+        vocab_size=FIRST_STAMP + WINDOW // 2 + 1,
+        num_mel_bins=16,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=48,
+        decoder_ffn_dim=48,
+        max_source_positions=WINDOW // 2,
+        max_target_positions=48,
+        decoder_start_token_id=51,
+        init_std=scale,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+        **NEVER,
+    )
+    model = transformers.WhisperForConditionalGeneration(config).eval()
+    model.generation_config = transformers.GenerationConfig(
+        **NEVER,
+        decoder_start_token_id=51,
+        max_length=48,
+        suppress_tokens=[1, 2, 51, 58, 59],
+        begin_suppress_tokens=[3, 50],
+    )
+    extra = {
+        "lang_to_id": {"<|en|>": 52, "<|de|>": 53, "<|fr|>": 54},
+        "task_to_id": {"translate": 55, "transcribe": 56},
+        "is_multilingual": True,
+        "no_timestamps_token_id": 60,
+        "prev_sot_token_id": 58,
+        "max_initial_timestamp_index": 5,
+        "return_timestamps": False,
+        "alignment_heads": [[0, 1], [1, 0], [1, 3]],
+    }
+    for name, value in extra.items():
+        setattr(model.generation_config, name, value)
+    return model
+
+
+def draw_features(rows: int, frames: int, seed: int = 0) -> torch.Tensor:
+    """Random features (rows, mels, frames)."""
+    return torch.randn(rows, 16, frames, generator=torch.Generator().manual_seed(seed))
