@@ -11,6 +11,7 @@ from unspool.api.calls import start
 from unspool.api.prefix import Prefix, make_conversation
 from unspool.api.prompt import PROMPT_NAMES, as_ids, read_encoding, refuse_chat
 from unspool.config import GenerationConfig
+from unspool.config.structures import STRUCTURES
 from unspool.decoding.loop import Emitted, LiveBeam
 from unspool.decoding.run import Run
 from unspool.errors import InputError, SettingError, UnsupportedError
@@ -18,7 +19,6 @@ from unspool.grammar.reading import find_readers
 from unspool.grammar.tools import CallFormat, make_settings, try_format
 from unspool.grammar.vocabulary import list_specials
 from unspool.outputs import Generation, Stats, TokenLogprob, ToolCall
-from unspool.plan.structures import STRUCTURES
 from unspool.text import Detokenizer, StopText, Tokenizer
 
 FRIENDLY_DEFAULTS: Mapping[str, Any] = {"max_new_tokens": 256, "strict_constraints": True}

@@ -52,7 +52,7 @@ class NativeModel(ABC):
     def _copy(self, memo: dict[int, Any]) -> Self:
         made = type(self).__new__(type(self))
         memo[id(self)] = made
-        for name in ("_device", "_dtype", "origin", "spec", "info", "config", "weights", "_activate", *self._SETTINGS):
+        for name in ("_device", "_dtype", "origin", "spec", "info", "config", "weights", *self._SETTINGS):
             setattr(made, name, copy.deepcopy(getattr(self, name), memo))
         made._refresh()  # rebuilds what holds addresses, for the copy
         return made

@@ -55,12 +55,11 @@ class T5(NativeModel):
         self.weights = weights
         self.info = _describe(spec)
         self.config = _normalise(spec, config)
-        self._activate = find_activation(spec.activation)
-        self._behind: torch.Tensor | None = None  # (heads, distances): the decoder's bias
         self._refresh()
 
     def _refresh(self) -> None:
-        self._behind = None
+        self._activate = find_activation(self.spec.activation)
+        self._behind: torch.Tensor | None = None  # (heads, distances): the decoder's bias
 
     def get_input_embeddings(self) -> Embedding:
         return self.weights.embedding
