@@ -285,9 +285,7 @@ def measure_steps(device: str, shape: str, rows: int, repeats: int) -> dict[str,
 
     def call(name: str, length: int) -> float:
         begin = time.perf_counter()
-        unspool.generate(
-            model, input_ids=prompt, max_new_tokens=length, watermarking_config=schemes[name], **settings
-        )
+        unspool.generate(model, input_ids=prompt, max_new_tokens=length, watermarking_config=schemes[name], **settings)
         if device == "cuda":
             torch.cuda.synchronize()
         return 1000 * (time.perf_counter() - begin)

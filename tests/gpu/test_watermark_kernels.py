@@ -55,7 +55,9 @@ def check_logs(found: torch.Tensor, expected: torch.Tensor) -> None:
 # --- contexts -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("width", "length", "start", "first"), [(1, 5, 0, 0), (4, 300, 0, 7), (3, 40, 6, 2), (2, 6, 6, 0)])
+@pytest.mark.parametrize(
+    ("width", "length", "start", "first"), [(1, 5, 0, 0), (4, 300, 0, 7), (3, 40, 6, 2), (2, 6, 6, 0)]
+)
 @pytest.mark.parametrize("mixes", [False, True])
 @pytest.mark.parametrize("has_pads", [False, True])
 def test_contexts_are_the_reference_s(

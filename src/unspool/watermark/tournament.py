@@ -58,9 +58,7 @@ def find_shifts(keys: torch.Tensor, size: int, multiplier: int, increment: int) 
     return (keys * multiplier + increment) % size
 
 
-def mark_scores(
-    scores: torch.Tensor, bits: PackedBits, contexts: torch.Tensor, repeated: torch.Tensor
-) -> torch.Tensor:
+def mark_scores(scores: torch.Tensor, bits: PackedBits, contexts: torch.Tensor, repeated: torch.Tensor) -> torch.Tensor:
     """Log-probabilities of the tournament's winner, from scores (rows, vocab) after contexts of these hashes (rows,).
 
     Rows that are repeated, and those without a finite highest score, stay as they are.

@@ -32,9 +32,7 @@ class Marks:
         words = _check_seeds(seeds, count, num_first)
         out = torch.empty(len(words), count, dtype=torch.bool)
         if len(words):
-            _check(
-                self._handle.us_find_first(_at(words), len(words), count, num_first, _at(out), self._threads)
-            )
+            _check(self._handle.us_find_first(_at(words), len(words), count, num_first, _at(out), self._threads))
         return out
 
     def are_first(self, seeds: torch.Tensor, tokens: torch.Tensor, count: int, num_first: int) -> torch.Tensor:
@@ -47,9 +45,7 @@ class Marks:
             words, order = words.sort()  # equal seeds are followed together
             ids, out = ids[order], torch.empty_like(found)
             _check(
-                self._handle.us_are_first(
-                    _at(words), _at(ids), len(words), count, num_first, _at(out), self._threads
-                )
+                self._handle.us_are_first(_at(words), _at(ids), len(words), count, num_first, _at(out), self._threads)
             )
             found[order] = out
         return found

@@ -1,4 +1,4 @@
-"""Gumbel's keyed draw in two kernels: every tile of the vocabulary finds its least key, and then the drawn token is left
+"""Gumbel's keyed draw in two kernels: every tile of the vocabulary finds its least key, then the drawn token is left
 alone. The reference is `watermark.gumbel.draw_plainly`; keys are float64 here as there, so that devices agree.
 """
 
@@ -75,9 +75,7 @@ def leave_drawn(scores: torch.Tensor, states: torch.Tensor, repeated: torch.Tens
     out = torch.empty(rows, vocab, dtype=scores.dtype, device=scores.device)
     options = launch_options()
     grid = (rows, num_tiles)
-    launch(
-        _find_least, grid, scores, states, least, tokens, vocab, scores.stride(0), TILE=TILE, num_warps=4, **options
-    )
+    launch(_find_least, grid, scores, states, least, tokens, vocab, scores.stride(0), TILE=TILE, num_warps=4, **options)
     launch(
         _leave_one,
         grid,

@@ -160,9 +160,7 @@ def mark_scores(
     out = torch.empty(rows, vocab, dtype=scores.dtype, device=device)
     stride, options = scores.stride(0), launch_options()
     tiles = max(2, triton.next_power_of_2(num_tiles))
-    launch(
-        _weigh_tiles, (rows, num_tiles), scores, tops, weights, vocab, stride, TILE=TILE, num_warps=4, **options
-    )
+    launch(_weigh_tiles, (rows, num_tiles), scores, tops, weights, vocab, stride, TILE=TILE, num_warps=4, **options)
     for group in range(groups):
         launch(
             _spread,
