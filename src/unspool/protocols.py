@@ -204,8 +204,21 @@ class Ask:
     embeds: torch.Tensor | None = None  # (rows, new, hidden), instead of tokens
 
 
+@dataclass(slots=True)
+class SourceAsk:
+    """One question to a model's encoder: what does it make of these sources? `Encoded` is the answer."""
+
+    model: Model
+    tokens: torch.Tensor | None  # (rows, source) int64, right-filled
+    counts: Sequence[int]  # how many of them are real, one per row
+    want: Want = LAST
+    embeds: torch.Tensor | None = None  # embeddings or features, instead of tokens: see `Model.encode`
+
+
 Answer = Callable[[Ask], Forward]
 """Answers an ask: at once, or after waiting for a pass that several runs share."""
+SourceAnswer = Callable[[SourceAsk], Encoded]
+"""The same for what is asked of an encoder."""
 
 
 @dataclass(slots=True)
