@@ -200,6 +200,14 @@ class GenerateBeamEncoderDecoderOutput(Output):
     stats: Stats | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool that a model calls."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
 @dataclass(slots=True)
 class Generation:
     """The short way's answer: texts and tokens, one per row, and the cost."""
@@ -216,6 +224,12 @@ class Generation:
     segments: list[list[dict[str, Any]]] | None = field(default=None, repr=False)  # of speech read window by window
     output: Output | None = field(default=None, repr=False)  # scores, hidden states …, if asked for
     readers: list[Callable[[str], Any] | None] | None = field(default=None, repr=False)  # of structured texts
+    calls: list[list[ToolCall]] | None = field(default=None, repr=False)  # of tools, one list per row, if there are any
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        """The first row's tool calls."""
+        return [] if self.calls is None else self.calls[0]
 
     @property
     def parsed(self) -> Any:

@@ -47,6 +47,8 @@ class ModelInfo:
     eos_token_id: int | tuple[int, ...] | None = None
     pad_token_id: int | None = None
     decoder_start_token_id: int | None = None
+    source_vocab_size: int | None = None  # of an encoder, if it differs from `vocab_size`
+    longest_source: int | None = None  # positions that an encoder reads at most; None if there is no bound
     features: FeatureShape | None = None  # what its encoder reads instead of tokens; None: it reads tokens
     # "branches": attention reads a BranchingCache, whose rows share their prompt's keys; "forks": it reads a cache
     # whose `num_forks` is above 1; "last_states", "early_logits", "early_exit": what `Want` asks for under these names;

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unspool.beams import BeamHypotheses
-from unspool.errors import InputError, SettingError
+from unspool.errors import NoTokenLeftError, SettingError
 
 TOKENS = torch.arange(10)
 
@@ -81,6 +81,6 @@ def test_what_cannot_be_scored() -> None:
         full.add(TOKENS, -1.0, generated_len=0)
     with pytest.raises(SettingError, match="length_penalty"):
         BeamHypotheses(1, 1e6, False).add(TOKENS, -1.0)
-    with pytest.raises(InputError, match="NaN"):
+    with pytest.raises(NoTokenLeftError, match="NaN"):
         full.add(TOKENS, math.nan)
     assert len(full) == 1

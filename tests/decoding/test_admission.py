@@ -25,6 +25,7 @@ GREEDY: list[dict[str, Any]] = [
     {"presence_penalty": 0.8, "min_new_tokens": 4},
     {"no_repeat_ngram_size": 2, "suppress_tokens": [5, 6]},
     {"forced_eos_token_id": 2, "begin_suppress_tokens": [9, 10, 12]},
+    {"bad_words_ids": [[5, 6], [7]], "min_length": 6, "frequency_penalty": 0.7},
 ]
 SAMPLED: list[dict[str, Any]] = [
     {"do_sample": True, "seed": 3, "top_k": 8, "temperature": 1.4},

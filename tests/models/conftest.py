@@ -116,6 +116,8 @@ def randomise(model: Any) -> Any:
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in model.parameters():
+            if not parameter.requires_grad:
+                continue  # a table of sinusoids, which is not saved
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
     return model.eval()
 
@@ -157,7 +159,9 @@ def golden_pair() -> Callable[[str], Pair]:
         folder = GOLDENS / "models" / name
         config = json.loads((folder / "config.json").read_text())
         weights = load_file(folder / "model.safetensors")
-        auto = transformers.AutoModelForSeq2SeqLM if name == "t5" else transformers.AutoModelForCausalLM
+        is_pair = bool(config.get("is_encoder_decoder"))
+        auto = transformers.AutoModelForSeq2SeqLM if is_pair else transformers.AutoModelForCausalLM
+        auto = transformers.AutoModelForSpeechSeq2Seq if name == "whisper" else auto
         reference = auto.from_pretrained(folder, attn_implementation="eager").eval()
         return Pair(reference, build_model(config, MemorySource(weights)), config, weights)
 

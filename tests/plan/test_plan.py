@@ -17,12 +17,12 @@ from unspool import (
 from unspool.api.answer import FRIENDLY_DEFAULTS
 from unspool.api.calls import start
 from unspool.config import PARAMETERS
+from unspool.config.structures import STRUCTURES
 from unspool.decoding.run import Run
 from unspool.errors import InputError, SettingError, UnspoolError, UnsupportedError
 from unspool.logits.order import PROCESSORS
 from unspool.plan import Plan, PromptShape, as_token_ids, merge, settle
 from unspool.plan.refusals import OFF
-from unspool.plan.structures import STRUCTURES
 from unspool.protocols import ModelInfo
 from unspool.registry import resolve
 

@@ -11,11 +11,14 @@ from unspool.api.calls import start
 from unspool.api.prefix import Prefix, make_conversation
 from unspool.api.prompt import PROMPT_NAMES, as_ids, read_encoding, refuse_chat
 from unspool.config import GenerationConfig
+from unspool.config.structures import STRUCTURES
 from unspool.decoding.loop import Emitted, LiveBeam
 from unspool.decoding.run import Run
 from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.grammar.reading import find_readers
-from unspool.outputs import Generation, Stats, TokenLogprob
+from unspool.grammar.tools import CallFormat, make_settings, try_format
+from unspool.grammar.vocabulary import list_specials
+from unspool.outputs import Generation, Stats, TokenLogprob, ToolCall
 from unspool.text import Detokenizer, StopText, Tokenizer
 
 FRIENDLY_DEFAULTS: Mapping[str, Any] = {"max_new_tokens": 256, "strict_constraints": True}
@@ -62,6 +65,7 @@ class Answer:
 
     def __init__(self, lm: Speaker, prompt: Any, settings: dict[str, Any]) -> None:
         chat, tools = settings.pop("chat", False), settings.pop("tools", None)
+        self._calls = self._follow_tools(tools, settings.pop("tool_choice", None), settings, lm.tokenizer)
         skip_special = settings.pop("skip_special_tokens", True)
         self._lm = lm
         negative = settings.pop("negative_prompt", None)
@@ -87,6 +91,23 @@ class Answer:
 
     def __reduce__(self) -> NoReturn:
         raise UnsupportedError("a running answer can't be copied or pickled; use what result() returns")
+
+    @staticmethod
+    def _follow_tools(
+        tools: Any, choice: Any, settings: dict[str, Any], tokenizer: Tokenizer | None
+    ) -> CallFormat | None:
+        """The format of tool calls, if the template has one; a `tool_choice` adds the setting that keeps to it."""
+        if tools is None or tokenizer is None:
+            if choice is not None:
+                raise SettingError("`tool_choice` chooses among tools, and there are none; pass tools=[…]")
+            return None
+        if choice is None:
+            return try_format(tokenizer, tools)
+        for name, value in make_settings(tools, choice, tokenizer, list_specials(tokenizer)).items():
+            if any(settings.get(other) is not None for other in STRUCTURES):
+                raise SettingError("`tool_choice` describes the text, and so does another setting; give one of them")
+            settings[name] = value
+        return try_format(tokenizer, tools)
 
     def _follow_prefix(
         self, prefix: Prefix, prompt: Any, settings: dict[str, Any], chat: bool, tools: Any
@@ -202,6 +223,11 @@ class Answer:
         self._text[row].append(text)
         return text
 
+    def _read_calls(self) -> list[list[ToolCall]] | None:
+        if self._calls is None or self._lm.tokenizer is None:
+            return None
+        return [self._calls.read_calls(self._lm.tokenizer.decode(ids)) for ids in self.run.emitted]
+
     def result(self) -> Generation:
         """Texts, tokens and costs."""
         run = self.run
@@ -218,4 +244,5 @@ class Answer:
             dola_layers=run.dola_layers,
             output=run.output() if run.returns_output else None,
             readers=find_readers(run.settings, run.num_rows),
+            calls=self._read_calls(),
         )

@@ -15,6 +15,7 @@ from unspool.api.healing import heal_prompts
 from unspool.api.speech import generate_speech, prepare_window
 from unspool.cache import Cache
 from unspool.config import GenerationConfig
+from unspool.config.pairs import ConfigFacts, check_methods
 from unspool.decoding.inputs import Inputs, read_prompts
 from unspool.decoding.loop import Emitted
 from unspool.decoding.preparation import Hooks
@@ -25,9 +26,9 @@ from unspool.logits import UnbatchedClassifierFreeGuidanceLogitsProcessor
 from unspool.models.adapters import find_settings
 from unspool.outputs import Output
 from unspool.plan import Plan, PromptShape, merge, settle
-from unspool.plan.pairs import Facts, check_methods
+from unspool.plan.pairs import Facts
 from unspool.plan.past_keys import check_room, read_cache
-from unspool.plan.tables import OF_CALL, OF_SEQUENCES, OF_STREAM
+from unspool.plan.tables.calls import OF_CALL, OF_SEQUENCES, OF_STREAM
 from unspool.protocols import Compilable, Model
 from unspool.stopping import as_criteria_list
 from unspool.streaming import StreamCancelled
@@ -114,7 +115,7 @@ def generate(
 
 def _use(streamer: Any, run: Run) -> None:
     """Iterate a run to its end, with the caller's streamer if there is one."""
-    check_methods(Facts(run.settings), OF_SEQUENCES)
+    check_methods(ConfigFacts(run.settings), OF_SEQUENCES)
     if streamer is None:
         for _ in run:
             pass
@@ -127,7 +128,7 @@ def stream(
 ) -> Iterator[Emitted]:
     """What `generate` does, step by step: each row's tokens as they are chosen. Closing the iterator stops the work."""
     run = start(model, inputs, generation_config, **kwargs)
-    check_methods(Facts(run.settings), OF_STREAM)
+    check_methods(ConfigFacts(run.settings), OF_STREAM)
     return iter(run)
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from unspool.errors import InputError, SettingError
+from unspool.errors import NoTokenLeftError, SettingError
 from unspool.numeric import is_number
 
 
@@ -106,5 +106,8 @@ class BeamHypotheses:
                 f"`length_penalty` ({self.length_penalty}) gives no score to a hypothesis of {length} written tokens."
             ) from error
         if math.isnan(score):
-            raise InputError("The score of a hypothesis is NaN: the model's logits, or a processor's scores, are NaN.")
+            raise NoTokenLeftError(
+                "the score of a hypothesis is NaN: the model's logits are, or the processors left a beam no token (two "
+                "settings that force and forbid the same one, say)"
+            )
         return float(score)

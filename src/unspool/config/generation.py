@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, Literal, Self, overload
 
 from unspool.config.files import HUB_OPTIONS, find_config_file
-from unspool.config.modes import GenerationMode
+from unspool.config.modes import GenerationMode, choose_mode
 from unspool.config.parameters import PARAMETERS
 from unspool.config.rules import EXTRA_OUTPUTS, check_settings, find_unused
 from unspool.config.shapes import is_shape, make_schema
 from unspool.config.watermarking import BaseWatermarkingConfig, read_watermarking_config
 from unspool.errors import InputError, SettingError, UnsupportedError
-from unspool.registry import resolve
 from unspool.small_files import make_folder, read_json_object, write_text
 
 FILE_NAME = "generation_config.json"
@@ -108,8 +107,7 @@ class GenerationConfig:
 
     def get_generation_mode(self, assistant_model: Any = None) -> GenerationMode:
         """The way to decode that these settings ask for."""
-        mode: GenerationMode = resolve("unspool.plan.checking:choose_mode")(self, assistant_model is not None)
-        return mode
+        return choose_mode(self, assistant_model is not None)
 
     def validate(self, strict: bool = False) -> None:
         """Raise for what can't be; log what is set without effect, or raise for that too when `strict`."""

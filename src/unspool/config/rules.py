@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from unspool.config.compiling import CompileConfig
+from unspool.config.conflicts import OF_CONFIG
+from unspool.config.pairs import ConfigFacts, check_methods
 from unspool.config.parameter import Parameter
 from unspool.config.parameters import CALL_ARGUMENTS, PARAMETERS
 from unspool.config.values import check_value
 from unspool.config.watermarking import BaseWatermarkingConfig
 from unspool.errors import SettingError
-from unspool.registry import resolve
 
 if TYPE_CHECKING:
     from unspool.config.generation import GenerationConfig
@@ -29,7 +30,7 @@ def check_settings(config: GenerationConfig) -> None:
     for name, parameter in PARAMETERS.items():
         check_value(parameter, getattr(config, name))
     _check_objects(config)
-    resolve("unspool.plan.checking:check_config")(config)  # the plan has every rule about pairs
+    check_methods(ConfigFacts(config), *OF_CONFIG)
 
 
 def _check_objects(config: GenerationConfig) -> None:

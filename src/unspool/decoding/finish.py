@@ -77,6 +77,11 @@ class Finish:
         """The same for one row."""
         return self.explain_tokens([token], width)[0]
 
+    @property
+    def quick_ends(self) -> dict[int, str] | None:
+        """The tokens that end a row, with the reason, if nothing else does but a length (`count_left`); else None."""
+        return None if self.needs_history or self._clocks else self._reason_of
+
     def count_left(self, width: int) -> int | None:
         """How many columns more rows of that width may get; None where no length ends them."""
         return max(0, min(most for most, _ in self._limits) - width) if self._limits else None

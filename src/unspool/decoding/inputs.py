@@ -72,7 +72,8 @@ def _read_negative(model: Model, inputs: Inputs, settings: GenerationConfig, num
         raise SettingError(
             "negative_prompt_ids lead a text away from them with guidance alone; add guidance_scale (1.5, for instance)"
         )
-    ids = read_ids(given, model.info.vocab_size, "negative_prompt_ids").to(model.device)
+    vocab_size = model.info.source_vocab_size or model.info.vocab_size
+    ids = read_ids(given, vocab_size, "negative_prompt_ids").to(model.device)
     rows, width = ids.shape
     if rows not in (1, num_rows):
         raise InputError(
@@ -184,15 +185,26 @@ def _encoder_side(model: Model, inputs: Inputs, settings: GenerationConfig) -> E
     if inputs.inputs_embeds is not None:
         embeds = _check_embeds(inputs.inputs_embeds, info, "inputs_embeds").to(model.device)
         firsts, lengths = read_source_lengths(inputs.attention_mask, (embeds.shape[0], embeds.shape[1]))
+        _check_longest(lengths, info)
         return EncoderInput(None, lengths, embeds=fill_right(embeds, firsts, lengths))
     if inputs.input_ids is None:
         raise InputError("an encoder-decoder model needs input_ids, inputs_embeds or encoder_outputs to read")
-    ids = read_ids(inputs.input_ids, info.vocab_size).to(model.device)
+    ids = read_ids(inputs.input_ids, info.source_vocab_size or info.vocab_size).to(model.device)
     mask = inputs.attention_mask
     if mask is None:
         mask = mark_padding(ids, _telling_pad(settings, info))
     firsts, lengths = read_source_lengths(mask, (ids.shape[0], ids.shape[1]))
+    _check_longest(lengths, info)
     return EncoderInput(fill_right(ids, firsts, lengths), lengths)
+
+
+def _check_longest(lengths: list[int], info: ModelInfo) -> None:
+    longest, limit = max(lengths), info.longest_source
+    if limit is not None and longest > limit:
+        raise InputError(
+            f"row {lengths.index(longest)} has {longest} tokens to read and the encoder of a {info.family} model takes "
+            f"at most {limit}; shorten the source, or split it"
+        )
 
 
 def _read_features(model: Model, inputs: Inputs) -> EncoderInput:

@@ -416,9 +416,8 @@ class Run:
         return Result() if self._turns is None else self._turns.result()
 
     def _returned_cache(self) -> Any:
-        if self._settings.use_cache is False:
+        if self._settings.use_cache is False or self._cache is None:  # the latter: stopped before it began
             return None
-        assert self._cache is not None
         cache: Any = self._cache.merge()
         if self._settings.return_legacy_cache and LEGACY in cache.can:
             return cache.to_legacy_cache()

@@ -38,7 +38,7 @@ class Chain:
     def __init__(self, processors: LogitsProcessorList, do_sample: bool, places: Sequence[int], shift: int) -> None:
         self.do_sample = do_sample
         self.places = list(places)  # rows of the batch
-        self.shift = shift  # columns before those that its rows would have alone; any number where nobody counts them
+        self.shift = shift  # columns before those that all its rows would have alone
         self._index: torch.Tensor | None = None
         self._follow(processors)
 
@@ -52,11 +52,12 @@ class Chain:
         if self.do_sample != other.do_sample or len(self.processors) != len(other.processors):
             return False
         counts = (len(self.places), len(other.places))
-        joined = self.processors.join_rows(other.processors, counts, (0, other.shift - self.shift))
+        shifts = (0, 0) if other.shift == self.shift else (self.shift, other.shift)
+        joined = self.processors.join_rows(other.processors, counts, shifts)
         if any(isinstance(processor, RowGroups) for processor in joined):
             return False
-        if other.shift != self.shift:
-            self.shift = 0  # nobody counts columns
+        if any(shifts):
+            self.shift = 0  # the processors know where each row starts
         self.places += other.places
         self._index = None
         self._follow(joined)

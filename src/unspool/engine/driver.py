@@ -93,7 +93,7 @@ class Driver:
     def _drive(self) -> None:
         error: BaseException | None = None
         try:
-            if self._device.type == "cuda":
+            if self._device.type == "cuda" and self._device.index is not None:
                 torch.cuda.set_device(self._device)
             with torch.no_grad():
                 while self._wait():
@@ -281,39 +281,44 @@ class Driver:
         plain.failed.clear()
         self._note(plain.land())
 
-    def _note(self, landed: list[list[Landed]]) -> None:
+    def _note(self, landed: list[Landed]) -> None:
         """Hand out the tokens of steps; rows that have ended leave."""
         leaving: list[PlainRow] = []
         ended: list[PlainTask] = []
         for step in landed:
-            by_task: dict[PlainTask, list[Landed]] = {}
-            for one in step:
-                if not one.row.is_done:
-                    by_task.setdefault(one.row.owner, []).append(one)
-            for task, tokens in by_task.items():
-                if task.entry.number in self._tasks:
-                    leaving += self._note_task(task, tokens)
-                    if not task.rows:
-                        ended.append(task)
+            now, others = time.perf_counter(), dict[PlainTask, list[int]]()
+            for place, (row, token) in enumerate(zip(step.rows, step.tokens, strict=True)):
+                task: PlainTask = row.owner
+                if row.is_done or task.entry.number not in self._tasks:
+                    continue
+                if not task.is_quick or token < 0:
+                    others.setdefault(task, []).append(place)
+                elif task.note_token(row, token, now):
+                    leaving.append(row)
+                    ended.append(task)
+            self.counters.note_tokens(len(step.rows))
+            for task, places in others.items():
+                leaving += self._note_task(task, step, places)
+                if not task.rows and task.entry.number in self._tasks:
+                    ended.append(task)
         if leaving:
             assert self._plain is not None
             self._plain.remove(leaving)
         for task in ended:
             self._finish(task)
 
-    def _note_task(self, task: PlainTask, landed: list[Landed]) -> list[PlainRow]:
+    def _note_task(self, task: PlainTask, step: Landed, places: list[int]) -> list[PlainRow]:
         """Hand out one step's tokens of a request; the rows that end with them."""
-        lost = next((one.row for one in landed if one.token < 0), None)
+        rows, tokens = [step.rows[place] for place in places], [step.tokens[place] for place in places]
         try:
-            if lost is not None:
-                raise task.explain_no_token(lost)
-            emitted = task.note(landed)
+            if min(tokens) < 0:
+                raise task.explain_no_token(rows[tokens.index(min(tokens))])
+            emitted = task.note(rows, tokens, [step.logprobs.get(place) for place in places])
         except Exception as error:
             self._fail(task, error)
             return []
-        self.counters.note_tokens(len(landed))
         task.deliver(emitted)
-        ended = [one.row for one in landed if one.row.is_done]
+        ended = [row for row in rows if row.is_done]
         if ended:
             task.entry.num_rows = len(task.rows)
         return ended

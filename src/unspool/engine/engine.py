@@ -161,12 +161,13 @@ class Engine:
             )
         if not is_plain:
             import_greenlet()
-        if streamer is not None:
-            _feed_streamer(streamer, request)
+        feeding = None if streamer is None else _make_feeder(streamer, request)
         task = (PlainTask if is_plain else SpecialTask)(request, needs, entry, tenant)
         if self._stream is not None:
             self._stream.synchronize()  # what was made is there when the driving thread reads it
         self._driver.submit(task)
+        if feeding is not None:
+            feeding.start()
         return request
 
     def _make_entry(self, number: int, needs: Needs, is_plain: bool) -> Entry:
@@ -363,8 +364,8 @@ def _find_result(made: Request | Exception, returns: bool) -> Any:
         raise
 
 
-def _feed_streamer(streamer: Any, request: Request) -> None:
-    """Feed a streamer from a thread of its own: one that is slow holds up nobody, one that raises ends its request."""
+def _make_feeder(streamer: Any, request: Request) -> threading.Thread:
+    """A thread that feeds a streamer: one that is slow holds up nobody, one that raises ends its request."""
     emitted = request.open_feed()
 
     def run() -> None:
@@ -373,4 +374,4 @@ def _feed_streamer(streamer: Any, request: Request) -> None:
         except Exception as error:
             request.fail(error)
 
-    threading.Thread(target=run, name=f"unspool streamer {request.number}", daemon=True).start()
+    return threading.Thread(target=run, name=f"unspool streamer {request.number}", daemon=True)

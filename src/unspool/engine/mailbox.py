@@ -25,11 +25,15 @@ class Mailbox(Generic[T]):
         self._error: BaseException | None = None
 
     def put(self, item: T) -> None:
-        """Add an item; ignored after the end."""
-        with self._changed:
-            if not self.is_closed:
-                self._items.append(item)
-                self._wake()
+        """Add an item; ignored after the end. For one thread alone: the lock is taken only if somebody waits.
+
+        Readers say that they wait before they look, so none is missed.
+        """
+        if not self.is_closed:
+            self._items.append(item)
+            if self._num_waiting or self._waiters:
+                with self._changed:
+                    self._wake()
 
     def close(self, error: BaseException | None = None) -> bool:
         """Let readers know that there is no more; whether this was the first to say so."""
@@ -80,13 +84,14 @@ class Mailbox(Generic[T]):
     async def get_async(self) -> T | None:
         """`get` for a task of an event loop."""
         while True:
+            loop = asyncio.get_running_loop()
+            waiter = (loop, loop.create_future())
             with self._changed:
+                self._waiters.append(waiter)
                 if self._items or self.is_closed:
+                    self._waiters.remove(waiter)
                     return self._take()
-                loop = asyncio.get_running_loop()
-                future = loop.create_future()
-                self._waiters.append((loop, future))
-            await future
+            await waiter[1]
 
     def _take(self) -> T | None:
         if self._items:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import torch
@@ -39,9 +40,10 @@ class PlainRow:
     number: int  # which of the request's rows
     tokens: list[int]  # all of them, prompt included
     seed: int
-    num_left: int | None  # tokens that it may still get, as far as steps were launched; None: no length ends it
+    num_left: int | None  # tokens that it may get from where it comes in; None: no length ends it
     is_done: bool = False
     has_left: bool = False  # it takes part in no more steps
+    last_step: float = inf  # the number of the step that gives it its last token, whatever that is
 
 
 @dataclass(slots=True)
@@ -58,11 +60,11 @@ class Arrival:
 
 @dataclass(slots=True)
 class Landed:
-    """A row's new token."""
+    """A step's rows, and the token that each got."""
 
-    row: PlainRow
-    token: int
-    logprob: TokenLogprob | None = None
+    rows: list[PlainRow]
+    tokens: list[int]
+    logprobs: dict[int, TokenLogprob]  # by place in the lists, where they are wanted
 
 
 @dataclass(slots=True)
@@ -85,16 +87,11 @@ class Flight:
         event.record()
         return cls(rows, host, event)
 
-    def land(self) -> list[Landed]:
+    def land(self) -> Landed:
         """The tokens, once they are there."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        tokens = self.tokens.tolist()
-        logprobs = self.logprobs
-        return [
-            Landed(row, token, logprobs.get(place))
-            for place, (row, token) in enumerate(zip(self.rows, tokens, strict=True))
-        ]
+        return Landed(self.rows, self.tokens.tolist(), self.logprobs)
 
 
 @dataclass(slots=True)
@@ -115,6 +112,11 @@ class PlainRows:
         self._chains: list[Chain] = []
         self._arrivals: list[Arrival] = []
         self._flights: deque[Flight] = deque()
+        self._num_steps = 0  # that were launched
+        self._listed: list[PlainRow] = []  # the members' rows
+        self._num_told = 0  # members whose log-probabilities are wanted
+        self._next_leave = inf  # the number of the step after which somebody leaves
+        self._owners: list[Any] | None = None
         self.runs_ahead = model.device.type == "cuda"
         self.failed: dict[Any, Exception] = {}  # owners whose processors raised in the last step, and what
 
@@ -148,7 +150,7 @@ class PlainRows:
 
         Returns the owners of the rows that were in the pass.
         """
-        stepped = list({id(member.row.owner): member.row.owner for member in self._members}.values())
+        stepped = self._find_owners() if forward is not None else []
         logits = [] if forward is None else [forward.logits]
         likeliest = [] if forward is None else [forward.likeliest]
         for arrival in self._arrivals:
@@ -167,30 +169,37 @@ class PlainRows:
         )
         tokens = self._choose(step)
         self._rows.append(tokens[:, None])
-        members = list(self._members)
-        flight = Flight.launch([member.row for member in members], tokens)
-        self._read_logprobs(step.logits, tokens, flight, members)
+        flight = Flight.launch(self._listed, tokens)
+        if self._num_told:
+            self._read_logprobs(step.logits, tokens, flight, self._members)
         self._flights.append(flight)
-        leaving = []
-        for member in members:
-            row = member.row
-            if row.num_left is not None:
-                row.num_left -= 1
-                if row.num_left <= 0:  # this was its last, whatever it is
-                    leaving.append(row)
-        if leaving:
-            self.remove(leaving)
+        self._num_steps += 1
+        if self._num_steps >= self._next_leave:
+            self.remove([row for row in self._listed if row.last_step <= self._num_steps])
         return stepped
 
-    def land(self) -> list[list[Landed]]:
+    def _find_owners(self) -> list[Any]:
+        """Whose rows they are, each once."""
+        if self._owners is None:
+            self._owners = list({id(row.owner): row.owner for row in self._listed}.values())
+        return self._owners
+
+    def _follow_members(self) -> None:
+        """Work out anew what depends on who is there."""
+        self._listed = [member.row for member in self._members]
+        self._num_told = sum(member.num_top is not None for member in self._members)
+        self._next_leave = min((row.last_step for row in self._listed), default=inf)
+        self._owners = None
+
+    def land(self) -> list[Landed]:
         """The tokens of steps that nobody has seen, step by step; on a GPU not of the last one while others follow."""
         return self._land(1 if self.runs_ahead and (self._members or self._arrivals) else 0)
 
-    def land_all(self) -> list[list[Landed]]:
+    def land_all(self) -> list[Landed]:
         """The tokens of all steps that were launched."""
         return self._land(0)
 
-    def _land(self, num_kept: int) -> list[list[Landed]]:
+    def _land(self, num_kept: int) -> list[Landed]:
         landed = []
         while len(self._flights) > num_kept:
             landed.append(self._flights.popleft().land())
@@ -271,6 +280,8 @@ class PlainRows:
             self.cache.join(arrival.cache)
             let_go(arrival.cache)
             self._members += [_Member(row, arrival.parts.num_top) for row in arrival.rows]
+            for row in arrival.rows:
+                row.last_step = inf if row.num_left is None else self._num_steps + row.num_left
             places = range(at, at + len(arrival.rows))
             at = places.stop
             numbers_of = torch.tensor([row.number for row in arrival.rows])
@@ -279,6 +290,7 @@ class PlainRows:
             chain = Chain(processors, arrival.parts.do_sample, places, width - arrival.width)
             if not any(known.admit(chain) for known in self._chains):
                 self._chains.append(chain)
+        self._follow_members()
 
     def remove(self, rows: Sequence[PlainRow]) -> None:
         """Let rows go; the last ones take the places of those that leave, so that few move."""
@@ -297,6 +309,7 @@ class PlainRows:
                 index[place] = next(staying_last)
         del index[num_staying:]
         self._members = [self._members[place] for place in index]
+        self._follow_members()
         self.cache.select_rows(index)
         moved = {old: new for new, old in enumerate(index)}
         self._chains = [chain for chain in self._chains if chain.keep(moved)]
@@ -325,6 +338,7 @@ class PlainRows:
         for arrival in self._arrivals:
             let_go(arrival.cache)
         self._arrivals, self._members, self._chains, self._rows = [], [], [], None
+        self._follow_members()
         self._flights.clear()
         let_go(self.cache)
 

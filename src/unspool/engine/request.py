@@ -12,6 +12,21 @@ from unspool.decoding.loop import Emitted
 from unspool.engine.mailbox import Mailbox
 from unspool.outputs import Generation, Stats
 
+Token = tuple[int, str | None]
+"""What most steps add: a token of row 0, and why it is the last, if it is."""
+
+
+def _as_emitted(one: Emitted | Token) -> Emitted:
+    if isinstance(one, Emitted):
+        return one
+    token, reason = one
+    return Emitted({0: [token]}, {} if reason is None else {0: reason})
+
+
+def _read_all(mail: Mailbox[Emitted | Token]) -> Iterator[Emitted]:
+    while (one := mail.get()) is not None:
+        yield _as_emitted(one)
+
 
 class Canceller(Protocol):
     """Who ends a request before its time."""
@@ -31,8 +46,8 @@ class Request:
     def __init__(self, answer: Answer, number: int, *, priority: int = 0, deadline: float | None = None) -> None:
         self.number, self.priority, self.deadline = number, priority, deadline
         self._answer = answer
-        self._mail: Mailbox[Emitted] = Mailbox()
-        self._feed: Mailbox[Emitted] | None = None  # what a streamer is fed from
+        self._mail: Mailbox[Emitted | Token] = Mailbox()
+        self._feed: Mailbox[Emitted | Token] | None = None  # what a streamer is fed from
         self._pieces: deque[Piece] = deque()
         self._has_readers = False  # somebody reads pieces
         self._reading = threading.RLock()  # held by whoever waits for a piece: never taken by the driving thread
@@ -46,7 +61,7 @@ class Request:
         return f"Request({self.number}, {state}, {sum(map(len, self._answer.run.emitted))} new tokens)"
 
     # --- the driving thread's side -------------------------------------------------------------------------
-    def deliver(self, emitted: Emitted) -> None:
+    def deliver(self, emitted: Emitted | Token) -> None:
         """Hand over what a step added."""
         self._mail.put(emitted)
         if self._feed is not None:
@@ -68,13 +83,13 @@ class Request:
 
     def open_feed(self) -> Iterator[Emitted]:
         """What is delivered once more, for a streamer."""
-        feed = self._feed = Mailbox[Emitted]()
-        return iter(feed.get, None)
+        feed = self._feed = Mailbox[Emitted | Token]()
+        return _read_all(feed)
 
     def fail(self, error: Exception) -> None:
         """End it with an error from outside, and let the driving thread know."""
-        self.cancel()
-        self.finish(error)
+        if self.finish(error) and self._canceller is not None:
+            self._canceller.cancel(self)
 
     def attach(self, canceller: Canceller) -> None:
         """Say who can end it."""
@@ -122,7 +137,7 @@ class Request:
                     emitted = self._mail.get()
                     if emitted is None:
                         return
-                    self._pieces.extend(self._answer.write(emitted))
+                    self._pieces.extend(self._answer.write(_as_emitted(emitted)))
                     continue
             yield piece
 
@@ -134,7 +149,7 @@ class Request:
             emitted = await self._mail.get_async()
             if emitted is None:
                 return
-            self._pieces.extend(self._answer.write(emitted))
+            self._pieces.extend(self._answer.write(_as_emitted(emitted)))
 
     def result(self, timeout: float | None = None) -> Generation:
         """What `lm.generate` returns, once it has ended; raises the error that it ended with.

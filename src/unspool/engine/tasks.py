@@ -16,12 +16,13 @@ from unspool.decoding.loop import Emitted
 from unspool.decoding.randomness import draw_uniform
 from unspool.decoding.reader import answer_at_once
 from unspool.engine.memory import EngineMemory
-from unspool.engine.plain import Arrival, Landed, PlainRow
-from unspool.engine.request import Request
+from unspool.engine.plain import Arrival, PlainRow
+from unspool.engine.request import Request, Token
 from unspool.engine.scheduler import Entry
 from unspool.engine.special import SpecialRun
 from unspool.errors import NoTokenLeftError
 from unspool.logits.blame import explain_no_token
+from unspool.outputs import TokenLogprob
 from unspool.protocols import Ask, Forward
 
 
@@ -36,9 +37,9 @@ class Task:
         self.submitted = time.perf_counter()
         self.first_at: float | None = None
 
-    def deliver(self, emitted: Emitted) -> None:
+    def deliver(self, emitted: Emitted | Token, now: float | None = None) -> None:
         """Hand over what a step added, and note when."""
-        stats, now = self.run.stats, time.perf_counter()
+        stats, now = self.run.stats, time.perf_counter() if now is None else now
         stats.total_seconds = now - self.submitted
         if self.first_at is None:
             self.first_at = now
@@ -62,6 +63,9 @@ class PlainTask(Task):
         super().__init__(request, needs, entry, tenant)
         self.parts = take_apart(self.run)
         self._finish: Finish | None = None  # made when it begins: some stops count from then
+        self._quick: dict[int, str] | None = None  # the tokens that end its row, if little else does
+        self._emitted: list[int] = []  # the run's
+        self._last_width = 0  # columns at which a length ends it
         self.rows: list[PlainRow] = []  # those that have not ended
         self.width = 0  # columns that they would have alone
         self.cache: PagedCache | None = None  # while it reads
@@ -76,10 +80,14 @@ class PlainTask(Task):
         if self._finish is None:
             parts, finish = self.parts, make_finish(self.run)
             self._finish = finish
+            is_lone = len(parts.seeds) == 1 and parts.num_top is None
+            self._quick = finish.quick_ends if is_lone else None
+            self._emitted = self.run.emitted[0]
             self._texts = parts.token_ids
             self._index = [row for row in range(len(parts.token_ids)) for _ in range(parts.copies)]
             self.width = parts.width
             left = finish.count_left(parts.width)
+            self._last_width = parts.width + left if left is not None else 1 << 62
             self.rows = [
                 PlainRow(self, number, list(self._texts[prompt]), seed, left)
                 for number, (prompt, seed) in enumerate(zip(self._index, parts.seeds, strict=True))
@@ -110,6 +118,11 @@ class PlainTask(Task):
     def _held(self) -> list[int]:
         held = self.cache.lengths if self.cache is not None else []
         return held or [0] * len(self._texts)
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether `note_token` can be used."""
+        return self._quick is not None
 
     def next_ask(self, columns: int) -> Ask:
         """The next columns of every text."""
@@ -159,30 +172,54 @@ class PlainTask(Task):
             let_go(cache)
 
     # --- its rows' new tokens --------------------------------------------------------------------------------
-    def note(self, landed: Sequence[Landed]) -> Emitted:
+    def note_token(self, row: PlainRow, token: int, now: float) -> bool:
+        """`note` for a lone row that ends with a token or a length; whether it has ended."""
+        ends = self._quick
+        assert ends is not None
+        row.tokens.append(token)
+        self.width += 1
+        reason = ends.get(token)
+        if reason is None and self.width >= self._last_width:
+            assert self._finish is not None
+            reason = self._finish.explain_token(token, self.width)
+        self._emitted.append(token)
+        stats = self.run.stats
+        stats.new_tokens += 1
+        stats.forward_passes += 1
+        stats.total_seconds = now - self.submitted
+        if self.first_at is None:
+            self.first_at = now
+            stats.first_token_seconds = stats.total_seconds
+        if reason is not None:
+            self.run.reasons[0] = reason
+            row.is_done = True
+            self.rows = []
+        self.request.deliver((token, reason))
+        return reason is not None
+
+    def note(self, rows: Sequence[PlainRow], tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> Emitted:
         """Enter the tokens of one step, and see which rows are done with them."""
         finish, emitted = self._finish, Emitted({}, {})
         assert finish is not None
         self.width += 1
-        for one in landed:
-            one.row.tokens.append(one.token)
+        for row, token in zip(rows, tokens, strict=True):
+            row.tokens.append(token)
         if finish.needs_history:
-            rows = [[0] * (self.width - len(one.row.tokens)) + one.row.tokens for one in landed]
-            reasons = finish.explain(torch.tensor(rows), None)
+            texts = [[0] * (self.width - len(row.tokens)) + row.tokens for row in rows]
+            reasons = finish.explain(torch.tensor(texts), None)
         else:
-            reasons = finish.explain_tokens([one.token for one in landed], self.width)
-        for one, reason in zip(landed, reasons, strict=True):
-            row = one.row
-            emitted.tokens[row.number] = [one.token]
-            if one.logprob is not None:
-                emitted.logprobs[row.number] = [one.logprob]
+            reasons = finish.explain_tokens(tokens, self.width)
+        for row, token, logprob, reason in zip(rows, tokens, logprobs, reasons, strict=True):
+            emitted.tokens[row.number] = [token]
+            if logprob is not None:
+                emitted.logprobs[row.number] = [logprob]
             if reason is not None:
                 emitted.finished[row.number] = reason
                 row.is_done = True
         if emitted.finished:
             self.rows = [row for row in self.rows if not row.is_done]
         stats = self.run.stats
-        stats.new_tokens += len(landed)
+        stats.new_tokens += len(rows)
         stats.forward_passes += 1
         self.run.gather(emitted)
         return emitted

@@ -9,7 +9,7 @@ from typing import Any
 
 from unspool.config import PARAMETERS, GenerationConfig
 from unspool.config.shapes import is_shape, read_value
-from unspool.plan.structures import find_structure
+from unspool.config.structures import find_structure
 
 Read = Callable[[str], Any]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
 from functools import lru_cache
 from types import FunctionType, MappingProxyType, MethodType
 from typing import Any, ClassVar
@@ -13,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from unspool.errors import SettingError
+from unspool.kernels.sending import send
 from unspool.logits.rows import RowTable, RowValues, TokenIds
 
 Joining = Mapping[str, Callable[[Any, Any], Any]]
@@ -21,7 +23,9 @@ Joining = Mapping[str, Callable[[Any, Any], Any]]
 class LogitsProcessor(ABC):
     """A pure function of the history and the scores: `(input_ids, scores) -> scores`, each row on its own."""
 
-    counts_columns: bool = True  # what it does may depend on how many columns the history has
+    # Whether what it does may depend on how many columns the history has. Once rows have come together, one that does
+    # is given `starts`, the columns before each row's own history, if it takes them; else it runs on each set alone.
+    counts_columns: ClassVar[bool] = True
     joined_by: ClassVar[Joining] = MappingProxyType({})  # how attributes follow when rows come together
 
     @abstractmethod
@@ -46,8 +50,18 @@ class LogitsProcessor(ABC):
 class LogitsProcessorList(list[Any]):
     """Processors run in turn; arguments beyond the two go to those whose signature takes them."""
 
+    def __init__(self, processors: Iterable[Any] = (), *, starts: Sequence[int] | None = None) -> None:
+        """`starts` are the columns before each row's own history, once rows have come together."""
+        super().__init__(processors)
+        self.starts = starts
+        self._sent: torch.Tensor | None = None  # the same on a device
+
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """The scores after every processor."""
+        if self.starts is not None:
+            if self._sent is None or self._sent.device != scores.device:
+                self._sent = send(self.starts, scores.device)
+            kwargs["starts"] = self._sent
         for processor in self:
             extra = _find_extra(processor)
             if extra is None:
@@ -85,20 +99,27 @@ class LogitsProcessorList(list[Any]):
     ) -> LogitsProcessorList:
         """The list for so many rows of this one and, after them, of another, whose columns move by `shifts`.
 
-        Processors that both have become one with values per row. Where that can't be, each list runs on its own rows.
+        Processors that both have become one with values per row. Others run on their own rows.
         """
-        if len(self) == len(other):
-            pairs = [_join(one, two, counts, shifts) for one, two in zip(self, other, strict=True)]
-            if all(joined is not None for joined in pairs):
-                return LogitsProcessorList(pairs)
-        return LogitsProcessorList(
-            [RowGroups([*_as_groups(self, counts[0], shifts[0]), *_as_groups(other, counts[1], shifts[1])])]
-        )
+        starts = _join_starts((self.starts, other.starts), counts, shifts)
+        joined, is_moved = LogitsProcessorList(starts=starts), any(starts)
+        for one, two in _align(self, other):
+            both = _join(one[0], two[0], counts, is_moved=is_moved) if one and two else None
+            if both is None:
+                groups = (
+                    LogitsProcessorList(own, starts=held) for own, held in ((one, self.starts), (two, other.starts))
+                )
+                both = RowGroups(
+                    [group for each in zip(groups, counts, shifts, strict=True) for group in _as_groups(*each)]
+                )
+            joined.append(both)
+        return joined
 
     def select_rows(self, index: torch.Tensor) -> LogitsProcessorList:
         """The list for the rows at `index`; a user's processor without `select_rows` stays as it is."""
         return LogitsProcessorList(
-            processor.select_rows(index) if hasattr(processor, "select_rows") else processor for processor in self
+            (processor.select_rows(index) if hasattr(processor, "select_rows") else processor for processor in self),
+            starts=None if self.starts is None else [self.starts[row] for row in index.tolist()],
         )
 
 
@@ -144,20 +165,45 @@ def _as_groups(processors: LogitsProcessorList, count: int, shift: int) -> list[
     return [(processors, count, shift)]
 
 
-def _join(one: Any, two: Any, counts: tuple[int, int], shifts: tuple[int, int]) -> LogitsProcessor | None:
-    """Two processors of a class as one for the rows of both; None where they differ in more than values per row."""
+def _align(one: Sequence[Any], two: Sequence[Any]) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
+    """Two lists in parts that follow each other: a processor of each, both of a class, or what only one has."""
+    matcher = SequenceMatcher(None, [type(each) for each in one], [type(each) for each in two], autojunk=False)
+    for tag, first, last, other_first, other_last in matcher.get_opcodes():
+        if tag == "equal":
+            yield from (
+                (one[n : n + 1], two[n + other_first - first : n + other_first - first + 1]) for n in range(first, last)
+            )
+        else:
+            yield one[first:last], two[other_first:other_last]
+
+
+def _join_starts(
+    held: tuple[Sequence[int] | None, Sequence[int] | None], counts: tuple[int, int], shifts: tuple[int, int]
+) -> list[int]:
+    """The columns before the history of each row of two lists."""
+    sets = zip(held, counts, shifts, strict=True)
+    return [start + shift for own, count, shift in sets for start in (own if own is not None else [0] * count)]
+
+
+def _join(one: Any, two: Any, counts: tuple[int, int], *, is_moved: bool) -> LogitsProcessor | None:
+    """Two processors of a class as one for the rows of both; None if they differ in more than values per row."""
     if type(one) is not type(two) or not isinstance(one, LogitsProcessor):
         return None
-    if one.counts_columns and any(shifts):
+    if one.counts_columns and is_moved and not LogitsProcessorList([one]).takes("starts"):
         return None
     joined = copy.copy(one)
     for name, own in vars(one).items():
         theirs = vars(two).get(name)
         if isinstance(own, RowValues) and isinstance(theirs, RowValues):
             setattr(joined, name, own.join(theirs, counts))
+        elif isinstance(own, RowTable) and isinstance(theirs, RowTable):
+            both = own.join(theirs, counts)
+            if both is None:
+                return None
+            setattr(joined, name, both)
         elif name in one.joined_by:
             setattr(joined, name, one.joined_by[name](own, theirs))
-        elif isinstance(own, RowTable) or not _is_same(own, theirs):
+        elif not _is_same(own, theirs):
             return None
     return joined
 
@@ -167,7 +213,7 @@ def _is_same(one: Any, two: Any) -> bool:
         return isinstance(two, torch.Tensor) and one.shape == two.shape and torch.equal(one, two.to(one.device))
     if isinstance(one, TokenIds):
         return isinstance(two, TokenIds) and one.ids == two.ids
-    return type(one) is type(two) and isinstance(one, (int, float, str, tuple, type(None))) and one == two
+    return type(one) is type(two) and isinstance(one, (int, float, str, tuple, dict, type(None))) and bool(one == two)
 
 
 Extra = tuple[tuple[str, ...], tuple[str, ...], bool]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import torch
 
 from unspool.errors import SettingError
-from unspool.logits.base import LogitsProcessor
+from unspool.logits.base import Joining, LogitsProcessor
 from unspool.logits.rows import read_token_ids
 from unspool.numeric import is_number
 
@@ -19,12 +20,18 @@ LONGEST_SEQUENCE = 4_096
 TokenSequence = tuple[int, ...]
 
 
+def _keep(own: Any, _theirs: Any) -> Any:
+    return own
+
+
 class SequenceBiasLogitsProcessor(LogitsProcessor):
     """Adds a bias to the last token of a sequence whenever the text ends with the tokens before it.
 
     Takes `{(ids, …): bias}` or `[[[ids, …], bias], …]`.
     """
 
+    # What was made of equal biases is equal.
+    joined_by: ClassVar[Joining] = MappingProxyType(dict.fromkeys(("_groups", "_singles", "_checked"), _keep))
     _setting = "sequence_bias"
 
     def __init__(self, sequence_bias: Mapping[TokenSequence, float] | Sequence[Sequence[Any]]) -> None:
@@ -40,7 +47,9 @@ class SequenceBiasLogitsProcessor(LogitsProcessor):
         self._singles: torch.Tensor | None = None  # (vocab,), the biases of single tokens
         self._checked: tuple[int, torch.device] | None = None
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, input_ids: torch.Tensor, scores: torch.Tensor, starts: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """The scores with the biases that apply added."""
         if self._checked != (scores.shape[-1], scores.device):
             self._prepare(scores)
@@ -53,6 +62,8 @@ class SequenceBiasLogitsProcessor(LogitsProcessor):
         for ids, values in longer:
             end = input_ids[:, None, 1 - ids.shape[1] :]  # (rows, 1, length - 1)
             is_match = (end == ids[:, :-1]).all(dim=-1)  # (rows, sequences)
+            if starts is not None:
+                is_match &= (input_ids.shape[-1] - starts + 1 >= ids.shape[1])[:, None]
             added = torch.where(is_match, values, 0.0).to(scores.dtype)
             bias.scatter_add_(-1, ids[:, -1].expand(added.shape), added)
         return scores + bias

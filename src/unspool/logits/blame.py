@@ -29,7 +29,7 @@ def explain_no_token(
     takers: list[str] = []
     for processor in processors:
         name = getattr(processor, "__name__", type(processor).__name__)
-        after = LogitsProcessorList([processor])(input_ids, scores.clone(), **extra)
+        after = LogitsProcessorList([processor], starts=processors.starts)(input_ids, scores.clone(), **extra)
         if bool(after[place].isnan().any()) or bool(after[place].isposinf().any()):
             return NoTokenLeftError(
                 f"no token can be chosen for {where}: {name} made scores NaN or infinite there; mend it, or set "

@@ -10,7 +10,7 @@ import torch
 
 from unspool.errors import SettingError
 from unspool.logits.base import LogitsProcessor
-from unspool.logits.rows import TokenIds, as_positive_integer
+from unspool.logits.rows import RowValues, TokenIds, as_positive_integer
 
 INF = float("inf")
 
@@ -22,8 +22,12 @@ class ForcedBOSTokenLogitsProcessor(LogitsProcessor):
         self.bos_token_id = bos_token_id
         self._tokens = TokenIds("bos_token_id", bos_token_id)
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, input_ids: torch.Tensor, scores: torch.Tensor, starts: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """The scores, at a text of one token with all but the forced one at -inf."""
+        if starts is not None:
+            return torch.where(input_ids.shape[-1] - starts[:, None] == 1, _force(scores, self._tokens), scores)
         return _force(scores, self._tokens) if input_ids.shape[-1] == 1 else scores
 
 
@@ -31,12 +35,22 @@ class ForcedEOSTokenLogitsProcessor(LogitsProcessor):
     """Forces an end token as the last one before a length is reached."""
 
     def __init__(self, max_length: int, eos_token_id: Any, device: Any = "cpu") -> None:
-        self.max_length = as_positive_integer("max_length", max_length)
+        self._longest = RowValues.of_columns("max_length", max_length)
         self._tokens = TokenIds("eos_token_id", eos_token_id)
         self.eos_token_id = torch.tensor(self._tokens.ids, device=device)
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    @property
+    def max_length(self) -> Any:
+        """The length that is reached, or a tensor with one per row."""
+        return self._longest.given
+
+    def __call__(
+        self, input_ids: torch.Tensor, scores: torch.Tensor, starts: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """The scores, at the last place with all but the end tokens at -inf."""
+        if starts is not None:
+            is_last = input_ids.shape[-1] - starts[:, None] == self._longest.column(scores, torch.int64) - 1
+            return torch.where(is_last, _force(scores, self._tokens), scores)
         return _force(scores, self._tokens) if input_ids.shape[-1] == self.max_length - 1 else scores
 
 
@@ -60,14 +74,24 @@ class SuppressTokensAtBeginLogitsProcessor(LogitsProcessor):
     def __init__(self, begin_suppress_tokens: Any, begin_index: int, device: Any = "cpu") -> None:
         self._tokens = TokenIds("begin_suppress_tokens", begin_suppress_tokens)
         self.begin_suppress_tokens = torch.tensor(self._tokens.ids, device=device)
-        self.begin_index = begin_index
+        self.set_begin_index(begin_index)
 
     def set_begin_index(self, begin_index: int) -> None:
         """Move the place."""
-        self.begin_index = begin_index
+        self._begin = RowValues.of_columns("begin_index", begin_index, at_least=0)
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    @property
+    def begin_index(self) -> Any:
+        """The column of the first token that is written, or a tensor with one per row."""
+        return self._begin.given
+
+    def __call__(
+        self, input_ids: torch.Tensor, scores: torch.Tensor, starts: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """The scores, at the first place with the tokens at -inf."""
+        if starts is not None:
+            is_first = input_ids.shape[-1] - starts[:, None] == self._begin.column(scores, torch.int64)
+            return torch.where(is_first, scores.index_fill(-1, self._tokens.index(scores), -INF), scores)
         if input_ids.shape[-1] != self.begin_index:
             return scores
         return scores.index_fill(-1, self._tokens.index(scores), -INF)

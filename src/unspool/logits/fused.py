@@ -89,4 +89,4 @@ def split_tail(processors: LogitsProcessorList) -> tuple[LogitsProcessorList, Fu
         found.get(TopPLogitsWarper),  # type: ignore[arg-type]  # likewise
         min_p,  # type: ignore[arg-type]  # likewise
     )
-    return LogitsProcessorList(processors[:num_before]), tail
+    return LogitsProcessorList(processors[:num_before], starts=processors.starts), tail

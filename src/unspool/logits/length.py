@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import torch
 
 from unspool.errors import SettingError
-from unspool.logits.base import LogitsProcessor
+from unspool.logits.base import Joining, LogitsProcessor
 from unspool.logits.rows import Numbers, RowValues, TokenIds, as_finite_float, as_positive_integer
 
 INF = float("inf")
@@ -16,12 +17,13 @@ INF = float("inf")
 class MinNewTokensLengthLogitsProcessor(LogitsProcessor):
     """Forbids the end tokens until so many new tokens stand after the prompt."""
 
+    joined_by: ClassVar[Joining] = MappingProxyType({"_largest": max})
     _setting = "min_new_tokens"
 
     def __init__(
         self, prompt_length_to_skip: int, min_new_tokens: Numbers, eos_token_id: Any, device: Any = "cpu"
     ) -> None:
-        self.prompt_length_to_skip = as_positive_integer("prompt_length_to_skip", prompt_length_to_skip, at_least=0)
+        self._skipped = RowValues.of_columns("prompt_length_to_skip", prompt_length_to_skip, at_least=0)
         self._values = RowValues.read(self._setting, min_new_tokens, self._check)
         self._largest = int(self._values.values.max())
         self._ends = TokenIds("eos_token_id", eos_token_id, may_be_negative=True)
@@ -31,12 +33,23 @@ class MinNewTokensLengthLogitsProcessor(LogitsProcessor):
         return as_positive_integer(self._setting, value, at_least=0)
 
     @property
+    def prompt_length_to_skip(self) -> Any:
+        """The columns of the prompt, or a tensor with one number per row."""
+        return self._skipped.given
+
+    @property
     def min_new_tokens(self) -> Any:
-        """The fewest new tokens, or a tensor with one number a row."""
+        """The fewest new tokens, or a tensor with one number per row."""
         return self._values.given
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, input_ids: torch.Tensor, scores: torch.Tensor, starts: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """The scores with the end tokens at -inf while a row is too short."""
+        if starts is not None:
+            written = input_ids.shape[-1] - starts[:, None] - self._skipped.column(scores, torch.int64)
+            is_short = written < self._values.column(scores, torch.int64)
+            return torch.where(is_short, scores.index_fill(-1, self._ends.index(scores), -INF), scores)
         num_new = input_ids.shape[-1] - self.prompt_length_to_skip
         if num_new >= self._largest:
             return scores
@@ -49,6 +62,7 @@ class MinNewTokensLengthLogitsProcessor(LogitsProcessor):
 class MinLengthLogitsProcessor(MinNewTokensLengthLogitsProcessor):
     """Forbids the end tokens until the text, prompt included, has a length."""
 
+    counts_columns = False  # padding is told apart
     _setting = "min_length"
 
     def __init__(self, min_length: Numbers, eos_token_id: Any, device: Any = "cpu") -> None:
@@ -56,7 +70,7 @@ class MinLengthLogitsProcessor(MinNewTokensLengthLogitsProcessor):
 
     @property
     def min_length(self) -> Any:
-        """The shortest length, or a tensor with one number a row."""
+        """The shortest length, or a tensor with one number per row."""
         return self._values.given
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:
@@ -82,23 +96,36 @@ class ExponentialDecayLengthPenalty(LogitsProcessor):
         if not isinstance(given, (list, tuple)) or len(given) != 2:
             raise SettingError(f"`{name}` has to be a pair (start, factor), but is {given!r}.")
         start = as_positive_integer(f"{name}[0]", given[0], at_least=0)
-        self.regulation_start = start + as_positive_integer("input_ids_seq_length", input_ids_seq_length, at_least=0)
+        width = as_positive_integer("input_ids_seq_length", input_ids_seq_length, at_least=0)
+        self._start = RowValues.of_columns("regulation_start", start + width, at_least=0)
         self.regulation_factor = as_finite_float(f"{name}[1]", given[1])
         if self.regulation_factor <= 0:
             raise SettingError(f"`{name}` has to have a factor above 0, but it is {given[1]!r}.")
         self._ends = TokenIds("eos_token_id", eos_token_id)
         self.eos_token_id = torch.tensor(self._ends.ids)
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    @property
+    def regulation_start(self) -> Any:
+        """The column after which scores grow, or a tensor with one per row."""
+        return self._start.given
+
+    def __call__(
+        self, input_ids: torch.Tensor, scores: torch.Tensor, starts: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """The scores with those of the end tokens raised once the start is passed."""
-        num_over = input_ids.shape[-1] - self.regulation_start
-        if num_over <= 0:
-            return scores
         largest = torch.finfo(scores.dtype).max
-        try:
-            growth = min(self.regulation_factor**num_over - 1, largest)
-        except OverflowError:
-            growth = largest
+        growth: float | torch.Tensor
+        if starts is not None:
+            over = input_ids.shape[-1] - starts[:, None] - self._start.column(scores, torch.int64)  # (rows, 1)
+            growth = (self.regulation_factor ** over.clamp(min=0).double() - 1).clamp(max=largest).to(scores.dtype)
+        else:
+            num_over = input_ids.shape[-1] - self.regulation_start
+            if num_over <= 0:
+                return scores
+            try:
+                growth = min(self.regulation_factor**num_over - 1, largest)
+            except OverflowError:
+                growth = largest
         ends = self._ends.index(scores)
         held = scores[:, ends]  # (rows, ends)
         added = (held.abs() * growth).masked_fill(~held.isfinite(), 0.0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from operator import add
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import torch
 
-from unspool.logits.base import LogitsProcessor
+from unspool.logits.base import Joining, LogitsProcessor
 from unspool.logits.penalties import is_real, read_encoder_ids
 from unspool.logits.rows import Numbers, RowTable, RowValues, TokenIds, as_positive_integer, in_range
 from unspool.logits.temperature import exact_dtype
@@ -20,7 +22,7 @@ LARGEST_DRY_PENALTY = 1e30
 class NoRepeatNGramLogitsProcessor(LogitsProcessor):
     """Forbids every token that would end an n-gram the text already has (Paulus et al. 2017, arXiv 1705.04304)."""
 
-    counts_columns = False
+    counts_columns = False  # padding is told apart
 
     def __init__(self, ngram_size: int) -> None:
         self.ngram_size = as_positive_integer("ngram_size", ngram_size)
@@ -38,19 +40,25 @@ class NoRepeatNGramLogitsProcessor(LogitsProcessor):
 class EncoderNoRepeatNGramLogitsProcessor(LogitsProcessor):
     """Forbids every token that would end an n-gram of the encoder's input; ids below 0 are none."""
 
+    joined_by: ClassVar[Joining] = MappingProxyType({"batch_size": add})
+
     def __init__(self, encoder_ngram_size: int, encoder_input_ids: torch.Tensor) -> None:
         self.ngram_size = as_positive_integer("encoder_ngram_size", encoder_ngram_size)
         ids = read_encoder_ids(encoder_input_ids)
         self.batch_size = ids.shape[0]
         self._ids = RowTable("encoder_input_ids", ids)
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, input_ids: torch.Tensor, scores: torch.Tensor, starts: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """The scores with the repeating tokens at -inf."""
         ids = self._ids.match(scores)
         if ids.shape[-1] < self.ngram_size or input_ids.shape[-1] < self.ngram_size - 1:
             return scores
         following = ids[:, self.ngram_size - 1 :]  # (rows, places)
         is_match = _find_end(input_ids, ids, self.ngram_size) & (following >= 0)
+        if starts is not None:
+            is_match &= (input_ids.shape[-1] - starts >= self.ngram_size - 1)[:, None]
         return _forbid(scores, following.clamp(min=0), is_match)
 
 
@@ -61,6 +69,8 @@ class DRYLogitsProcessor(LogitsProcessor):
     `length >= allowed_length` tokens loses `multiplier * base ** (length - allowed_length)`; `sequence_breakers` are
     token ids that no match reaches across.
     """
+
+    counts_columns = False  # padding is told apart
 
     def __init__(
         self,

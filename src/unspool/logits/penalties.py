@@ -8,13 +8,54 @@ import torch
 
 from unspool.errors import SettingError
 from unspool.logits.base import LogitsProcessor
-from unspool.logits.rows import Numbers, RowTable, RowValues, as_positive_float, as_positive_integer, in_range
+from unspool.logits.rows import Numbers, RowTable, RowValues, as_positive_float, in_range
 from unspool.logits.temperature import exact_dtype
 
 LARGEST_PENALTY = 1e4
 
 
-class RepetitionPenaltyLogitsProcessor(LogitsProcessor):
+class SeenTokensProcessor(LogitsProcessor):
+    """A processor of the tokens seen so far, without `prompt_ignore_length` columns at the start."""
+
+    def __init__(self, prompt_ignore_length: int | None) -> None:
+        self._ignored: RowValues | None = None
+        if prompt_ignore_length is not None:
+            self._ignored = RowValues.of_columns("prompt_ignore_length", prompt_ignore_length, at_least=0)
+
+    @property
+    def prompt_ignore_length(self) -> Any:
+        """The columns that are not looked at, a tensor with one number per row, or None."""
+        return None if self._ignored is None else self._ignored.given
+
+    def _see_tokens(
+        self, input_ids: torch.Tensor, pads: torch.Tensor | None, starts: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The tokens that are looked at, and which rows have any (rows, 1); None: all have.
+
+        Other columns repeat the row's last token, which is looked at in every row that has any.
+        """
+        seen, is_seen = self._find_seen(input_ids, pads, starts)
+        if is_seen is None or seen.shape[-1] == 0:
+            return seen, None
+        return torch.where(is_seen, seen, input_ids[:, -1:]), None if starts is None else is_seen[:, -1:]
+
+    def _find_seen(
+        self, input_ids: torch.Tensor, pads: torch.Tensor | None, starts: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The columns that some row looks at, and which of them each row does (rows, columns); None: all of them."""
+        if starts is None:
+            first = self.prompt_ignore_length or 0
+            seen = input_ids[:, first:]
+            return seen, None if pads is None else is_real(seen, first, pads)
+        begin = starts[:, None]
+        if self._ignored is not None:
+            begin = begin + self._ignored.column(input_ids, torch.int64)
+        if pads is not None:
+            begin = torch.maximum(begin, pads[:, None])
+        return input_ids, torch.arange(input_ids.shape[-1], device=input_ids.device) >= begin
+
+
+class RepetitionPenaltyLogitsProcessor(SeenTokensProcessor):
     """Divides positive scores of tokens seen so far by a penalty, multiplies negative ones (CTRL, arXiv 1909.05858).
 
     `prompt_ignore_length` columns at the start are not looked at.
@@ -22,32 +63,37 @@ class RepetitionPenaltyLogitsProcessor(LogitsProcessor):
 
     def __init__(self, penalty: Numbers, prompt_ignore_length: int | None = None) -> None:
         self._values = RowValues.read("penalty", penalty, as_positive_float("penalty"))
-        self.prompt_ignore_length = _read_ignored(prompt_ignore_length)
-        self.counts_columns = bool(self.prompt_ignore_length)
+        super().__init__(prompt_ignore_length)
 
     @property
     def penalty(self) -> Any:
-        """The penalty, or a tensor with one a row."""
+        """The penalty, or a tensor with one per row."""
         return self._values.given
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(
+        self,
+        input_ids: torch.Tensor,
+        scores: torch.Tensor,
+        pads: torch.Tensor | None = None,
+        starts: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """The scores with those of every token seen so far made smaller."""
-        seen = see_tokens(input_ids, self.prompt_ignore_length, pads)
-        return (
-            scores if seen.shape[-1] == 0 else _penalise(seen, scores, self._values.column(scores, exact_dtype(scores)))
-        )
+        seen, is_any = self._see_tokens(input_ids, pads, starts)
+        if seen.shape[-1] == 0:
+            return scores
+        made = _penalise(seen, scores, self._values.column(scores, exact_dtype(scores)))
+        return made if is_any is None else torch.where(is_any, made, scores)
 
 
 class EncoderRepetitionPenaltyLogitsProcessor(LogitsProcessor):
     """Makes tokens of the encoder's input likelier, by the inverse of a repetition penalty; ids below 0 are none."""
 
+    counts_columns = False
+
     def __init__(self, penalty: Numbers, encoder_input_ids: torch.Tensor) -> None:
         given = RowValues.read("penalty", penalty, as_positive_float("penalty"))
         self._values = given.map(lambda values: 1 / values)
-        ids = read_encoder_ids(encoder_input_ids)
-        self._given_ids = RowTable("encoder_input_ids", ids)
-        # A place without a token stands for one that the row has anyway.
-        self._ids = RowTable("encoder_input_ids", torch.where(ids < 0, ids.amax(dim=-1, keepdim=True), ids))
+        self._ids = RowTable("encoder_input_ids", read_encoder_ids(encoder_input_ids))
 
     @property
     def penalty(self) -> Any:
@@ -57,60 +103,66 @@ class EncoderRepetitionPenaltyLogitsProcessor(LogitsProcessor):
     @property
     def encoder_input_ids(self) -> torch.Tensor:
         """The encoder's input as it was given, (rows, length)."""
-        return self._given_ids.lines
+        return self._ids.lines
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores with those of the encoder's tokens made larger."""
-        return _penalise(self._ids.match(scores), scores, self._values.column(scores, exact_dtype(scores)))
+        ids = self._ids.match(scores)
+        # A place without a token stands for one that the row has anyway.
+        ids = torch.where(ids < 0, ids.amax(dim=-1, keepdim=True), ids)
+        return _penalise(ids, scores, self._values.column(scores, exact_dtype(scores)))
 
 
-class PresencePenaltyLogitsProcessor(LogitsProcessor):
+class PresencePenaltyLogitsProcessor(SeenTokensProcessor):
     """Takes a number from the score of every token that has been written (OpenAI's presence_penalty)."""
 
     def __init__(self, penalty: Numbers, prompt_ignore_length: int | None = None) -> None:
         self._values = _read_additive("presence_penalty", penalty)
-        self.prompt_ignore_length = _read_ignored(prompt_ignore_length)
-        self.counts_columns = bool(self.prompt_ignore_length)
+        super().__init__(prompt_ignore_length)
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(
+        self,
+        input_ids: torch.Tensor,
+        scores: torch.Tensor,
+        pads: torch.Tensor | None = None,
+        starts: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """The scores with those of every token seen so far lowered once."""
-        seen = see_tokens(input_ids, self.prompt_ignore_length, pads)
+        seen, is_any = self._see_tokens(input_ids, pads, starts)
         if seen.shape[-1] == 0:
             return scores
-        return scores.scatter(-1, seen, scores.gather(-1, seen) - self._values.column(scores))
+        made = scores.scatter(-1, seen, scores.gather(-1, seen) - self._values.column(scores))
+        return made if is_any is None else torch.where(is_any, made, scores)
 
 
-class FrequencyPenaltyLogitsProcessor(LogitsProcessor):
+class FrequencyPenaltyLogitsProcessor(SeenTokensProcessor):
     """Takes a number from a token's score for each time it has been written (OpenAI's frequency_penalty)."""
 
     def __init__(self, penalty: Numbers, prompt_ignore_length: int | None = None) -> None:
         self._values = _read_additive("frequency_penalty", penalty)
-        self.prompt_ignore_length = _read_ignored(prompt_ignore_length)
-        self.counts_columns = bool(self.prompt_ignore_length)
+        super().__init__(prompt_ignore_length)
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(
+        self,
+        input_ids: torch.Tensor,
+        scores: torch.Tensor,
+        pads: torch.Tensor | None = None,
+        starts: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """The scores with those of every token lowered by how often it was seen."""
-        seen = input_ids[:, self.prompt_ignore_length or 0 :]
+        seen, is_seen = self._find_seen(input_ids, pads, starts)
         if seen.shape[-1] == 0:
             return scores
         once = torch.ones((), dtype=scores.dtype, device=scores.device).expand(seen.shape)
-        if pads is not None:
-            once = once * is_real(seen, self.prompt_ignore_length, pads)
+        if is_seen is not None:
+            once = once * is_seen
         counts = torch.zeros_like(scores).scatter_add_(-1, seen, once)  # (rows, vocab)
         return scores - counts * self._values.column(scores)
 
 
-def see_tokens(input_ids: torch.Tensor, first: int | None, pads: torch.Tensor | None) -> torch.Tensor:
-    """The tokens after the first few columns; padding stands for the row's last token, which is seen anyway."""
-    seen = input_ids[:, first or 0 :]
-    if pads is None or seen.shape[-1] == 0:
-        return seen
-    return torch.where(is_real(seen, first, pads), seen, input_ids[:, -1:])
-
-
-def is_real(seen: torch.Tensor, first: int | None, pads: torch.Tensor) -> torch.Tensor:
+def is_real(seen: torch.Tensor, first: int, pads: torch.Tensor) -> torch.Tensor:
     """Which columns, the first of them being column `first`, hold tokens and no padding: (rows, columns)."""
-    return torch.arange(first or 0, (first or 0) + seen.shape[-1], device=seen.device) >= pads[:, None]
+    return torch.arange(first, first + seen.shape[-1], device=seen.device) >= pads[:, None]
 
 
 def read_encoder_ids(ids: Any) -> torch.Tensor:
@@ -128,7 +180,3 @@ def _penalise(seen: torch.Tensor, scores: torch.Tensor, penalty: torch.Tensor) -
 
 def _read_additive(name: str, penalty: Numbers) -> RowValues:
     return RowValues.read(name, penalty, in_range(name, -LARGEST_PENALTY, LARGEST_PENALTY))
-
-
-def _read_ignored(length: int | None) -> int | None:
-    return None if length is None else as_positive_integer("prompt_ignore_length", length, at_least=0)

@@ -8,6 +8,7 @@ from numbers import Integral
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from unspool.errors import InputError, SettingError
 from unspool.numeric import is_number
@@ -39,9 +40,14 @@ class RowValues:
         dtype = torch.int64 if isinstance(checked[0], int) else torch.float64
         return cls(name, torch.tensor(checked, dtype=dtype), is_per_row)
 
+    @classmethod
+    def of_columns(cls, name: str, number: Any, *, at_least: int = 1) -> RowValues:
+        """A number of columns, the same for all rows until rows of another number come in."""
+        return cls(name, torch.tensor([as_positive_integer(name, number, at_least=at_least)]), is_per_row=False)
+
     @property
     def given(self) -> Any:
-        """The one number, or a tensor with one a row."""
+        """The one number, or a tensor with one per row."""
         return self.values if self.is_per_row else self.values[0].item()
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> RowValues:
@@ -106,6 +112,14 @@ class RowTable:
                 "Use select_rows() when rows leave or repeat."
             )
         return self.lines.repeat_interleave(rows // num_lines, dim=0)
+
+    def join(self, other: RowTable, counts: tuple[int, int]) -> RowTable | None:
+        """The lines of so many rows and, after them, of the other's, filled to one width; None if beams share lines."""
+        if (len(self.lines), len(other.lines)) != counts or self.lines.dim() != 2:
+            return None
+        width = max(self.lines.shape[1], other.lines.shape[1])
+        parts = [F.pad(one.lines.cpu(), (0, width - one.lines.shape[1]), value=-1) for one in (self, other)]
+        return RowTable(self.name, torch.cat(parts))
 
     def select(self, index: torch.Tensor) -> RowTable:
         """The lines of the rows at `index`."""

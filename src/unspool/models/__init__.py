@@ -1,1 +1,1 @@
-"""Native models: one configurable decoder, T5, and the registry that finds the right description."""
+"""Native models: one configurable decoder, one encoder-decoder, and the registry that finds the right description."""

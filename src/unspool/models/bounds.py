@@ -23,6 +23,10 @@ _POSITIONS = (1, MOST_POSITIONS)
 
 INTEGERS: Final[dict[str, tuple[int, int]]] = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "block_count"), _LAYERS),
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), _LAYERS),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), _HEADS),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), _INNER),
+    **dict.fromkeys(("max_source_positions", "max_target_positions"), _POSITIONS),
     **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "attention.head_count"), _HEADS),
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "n_head_kv", "attention.head_count_kv"), _HEADS),
     **dict.fromkeys(("hidden_size", "n_embd", "n_embed", "d_model", "embedding_length", "word_embed_proj_dim"), _WIDTH),
@@ -34,7 +38,8 @@ INTEGERS: Final[dict[str, tuple[int, int]]] = {
     **dict.fromkeys(("max_position_embeddings", "n_positions", "context_length"), _POSITIONS),
     **dict.fromkeys(("original_max_position_embeddings", "rope.scaling.original_context_length"), _POSITIONS),
     **dict.fromkeys(("sliding_window", "attention.sliding_window", "relative_attention_max_distance"), _POSITIONS),
-    "vocab_size": (1, MOST_TOKENS),
+    **dict.fromkeys(("vocab_size", "decoder_vocab_size"), (1, MOST_TOKENS)),
+    "num_mel_bins": (1, 1 << 16),
     "relative_attention_num_buckets": (4, 1 << 16),
     "sliding_window_pattern": _LAYERS,
     "max_window_layers": (0, MOST_LAYERS),

@@ -52,7 +52,7 @@ class NativeModel(ABC):
     def _copy(self, memo: dict[int, Any]) -> Self:
         made = type(self).__new__(type(self))
         memo[id(self)] = made
-        for name in ("_device", "_dtype", "origin", "spec", "info", "config", "weights", "_activate", *self._SETTINGS):
+        for name in ("_device", "_dtype", "origin", "spec", "info", "config", "weights", *self._SETTINGS):
             setattr(made, name, copy.deepcopy(getattr(self, name), memo))
         made._refresh()  # rebuilds what holds addresses, for the copy
         return made
@@ -200,7 +200,13 @@ class NativeModel(ABC):
         """The memory of the weights, in bytes."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._unique_tensors())
 
-    def _check_input(self, tokens: torch.Tensor | None, embeds: torch.Tensor | None, width: int) -> tuple[int, int]:
+    def _check_input(
+        self,
+        tokens: torch.Tensor | None,
+        embeds: torch.Tensor | None,
+        width: int,
+        vocab_size: int | None = None,  # of an encoder, if it differs
+    ) -> tuple[int, int]:
         """Check the input, and return its shape (rows, new)."""
         if (tokens is None) == (embeds is None):
             raise InputError("give token ids or embeddings, one of them")
@@ -210,8 +216,9 @@ class NativeModel(ABC):
                     f"token ids of shape {list(tokens.shape)} can't be read; give whole numbers (rows, columns)"
                 )
             least, most = int(tokens.min()), int(tokens.max())
-            if least < 0 or most >= self.info.vocab_size:
-                raise InputError(f"token ids lie from {least} to {most}; the vocabulary has {self.info.vocab_size}")
+            vocab_size = vocab_size or self.info.vocab_size
+            if least < 0 or most >= vocab_size:
+                raise InputError(f"token ids lie from {least} to {most}; the vocabulary has {vocab_size}")
             return tokens.shape[0], tokens.shape[1]
         assert embeds is not None
         if embeds.dim() != 3 or embeds.numel() == 0 or embeds.shape[2] != width:

@@ -10,6 +10,7 @@ import torch
 from unspool.errors import LoadError, PluginError, UnsupportedError
 from unspool.models.assembly import Packing, Progress
 from unspool.models.families.baichuan import BAICHUAN
+from unspool.models.families.bart import BART, BLENDERBOT, M2M100, MARIAN, MBART, PEGASUS
 from unspool.models.families.base import DecoderFamily
 from unspool.models.families.bloom import BLOOM
 from unspool.models.families.entry import FamilyEntry
@@ -21,8 +22,10 @@ from unspool.models.families.gptj import GPTJ
 from unspool.models.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from unspool.models.families.mamba import MAMBA
 from unspool.models.families.opt import OPT
+from unspool.models.families.pair import PairFamily
 from unspool.models.families.phi import PHI
-from unspool.models.families.t5 import T5_FAMILY
+from unspool.models.families.t5 import MT5, T5, UMT5
+from unspool.models.families.whisper import WHISPER
 from unspool.models.native import NativeModel
 from unspool.models.paths.captured import prepare_captures
 from unspool.models.weights import WeightSource
@@ -32,7 +35,7 @@ _BUILT_IN: Final[tuple[FamilyEntry, ...]] = (
     *(LLAMA, MISTRAL, QWEN2, QWEN3, BAICHUAN),
     *(GEMMA, GEMMA2, GEMMA3),
     *(GPT2, GPT_NEOX, GPTJ, OPT, BLOOM, PHI, FALCON),
-    T5_FAMILY,
+    *(T5, MT5, UMT5, BART, MBART, PEGASUS, MARIAN, M2M100, BLENDERBOT, WHISPER),
     MAMBA,
 )
 
@@ -117,14 +120,14 @@ def build_model(
         prepare_captures(place)
     if packing is None:
         return family.build(config, tensors, is_gguf=is_gguf, device=place, dtype=kept, progress=progress)
-    if not isinstance(family, DecoderFamily):
+    if not isinstance(family, DecoderFamily | PairFamily):
         raise UnsupportedError(f"{family.name} models can't be quantised; load them with quantize=None")
     return family.build(config, tensors, is_gguf=is_gguf, device=place, dtype=kept, progress=progress, packing=packing)
 
 
 def can_pack(config: Mapping[str, Any], *, is_gguf: bool) -> bool:
     """Whether the matrices of a checkpoint's family can be quantised."""
-    return isinstance(describe_gguf(config) if is_gguf else describe(config), DecoderFamily)
+    return isinstance(describe_gguf(config) if is_gguf else describe(config), DecoderFamily | PairFamily)
 
 
 def _default_dtype(config: Mapping[str, Any], device: torch.device) -> torch.dtype:

@@ -8,7 +8,7 @@ from typing import Any
 
 from unspool.config import GenerationConfig
 from unspool.config.compiling import Compiling
-from unspool.plan.contrastive import find_num_candidates
+from unspool.config.modes import find_num_candidates
 from unspool.plan.drafting import Drafting
 from unspool.plan.origins import Origin, find_asked
 from unspool.plan.strategies import find_strategy

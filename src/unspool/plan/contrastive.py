@@ -1,10 +1,11 @@
-"""How many candidates contrastive search has."""
+"""The numbers of candidates that contrastive search may have."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from unspool.config.modes import find_num_candidates, read_top_k
 from unspool.config.values import MOST_ROWS
 from unspool.errors import SettingError
 
@@ -12,17 +13,9 @@ if TYPE_CHECKING:
     from unspool.config.generation import GenerationConfig
 
 
-def find_num_candidates(config: GenerationConfig) -> int:
-    """The most candidates a row has in contrastive search; 0 where the settings ask for something else."""
-    if (config.num_beams or 1) > 1 or config.do_sample or not config.penalty_alpha:
-        return 0
-    most = max(_read_top_k(config))
-    return most if most > 1 else 0
-
-
 def check_candidates(config: GenerationConfig, asked: Collection[str], *, vocab_size: int, num_rows: int) -> None:
     """Raise for numbers of candidates that can't be; `asked` are the settings that the caller set."""
-    if config.penalty_alpha and "penalty_alpha" in asked and min(_read_top_k(config)) < 2:
+    if config.penalty_alpha and "penalty_alpha" in asked and min(read_top_k(config)) < 2:
         raise SettingError(
             f"`penalty_alpha` chooses among the `top_k` likeliest tokens, and `top_k` is {config.top_k}; "
             "set `top_k` to 2 or more (4 is usual), or leave `penalty_alpha` out"
@@ -35,8 +28,3 @@ def check_candidates(config: GenerationConfig, asked: Collection[str], *, vocab_
             f"`top_k`={num} candidates for each of {num_rows} prompts make {num * num_rows} rows; at most {MOST_ROWS} "
             "are read at once"
         )
-
-
-def _read_top_k(config: GenerationConfig) -> list[int]:
-    top_k = config.top_k
-    return list(top_k) if isinstance(top_k, (list, tuple)) else [top_k or 0]

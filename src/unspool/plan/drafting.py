@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from unspool.config.generation import GenerationConfig
+from unspool.config.pairs import ConfigFacts, check_methods
+from unspool.config.structures import find_structure
 from unspool.errors import SettingError, UnsupportedError
 from unspool.plan.drafters import DRAFTERS, DrafterEntry
-from unspool.plan.pairs import Facts, check_methods
 from unspool.plan.strategies import refuse_drafts
-from unspool.plan.structures import find_structure
-from unspool.plan.tables import DRAFTS
+from unspool.plan.tables.drafts import DRAFTS
 
 Schedule = Literal["constant", "heuristic", "heuristic_transient"]
 
@@ -67,7 +67,7 @@ def read_drafting(
         raise SettingError(f"{_name(named[0])} and {_name(named[1])} name two drafters; give one of them")
     kind = named[0]
     try:
-        check_methods(Facts(settings, given={"drafter": _name(kind)}), DRAFTS, refuse_drafts())
+        check_methods(ConfigFacts(settings, given={"drafter": _name(kind)}), DRAFTS, refuse_drafts())
     except SettingError:
         if has_assistant or _is_asked(kind, asked):
             raise

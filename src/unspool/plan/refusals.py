@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from unspool.config import PARAMETERS, GenerationConfig, find_unused
+from unspool.config.modes import find_num_candidates
 from unspool.config.values import MOST_ROWS
 from unspool.errors import SettingError, UnsupportedError
 from unspool.plan.call import PromptShape
-from unspool.plan.contrastive import find_num_candidates
 from unspool.plan.origins import SPOKEN, Origin
 
 MOST_COPIES_OF_MODELS = 256  # beams, sequences or candidates a prompt that a model's own file may ask for

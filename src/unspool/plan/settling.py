@@ -10,6 +10,7 @@ from unspool.beams.rules import check_constraints
 from unspool.cache.kinds import KINDS
 from unspool.config import GenerationConfig
 from unspool.config.layers import find_candidate_layers
+from unspool.config.pairs import check_methods
 from unspool.errors import SettingError
 from unspool.plan.call import Plan, PromptShape
 from unspool.plan.contrastive import check_candidates
@@ -17,24 +18,22 @@ from unspool.plan.drafting import Relation
 from unspool.plan.lengths import check_reachable, decide_length
 from unspool.plan.memory import check_cache, name_cache
 from unspool.plan.origins import SPOKEN, Origin, find_asked
-from unspool.plan.pairs import Facts, check_methods
+from unspool.plan.pairs import Facts
 from unspool.plan.refusals import check_rows, refuse_unbuilt, refuse_unused
 from unspool.plan.speed import decide_compiling, decide_drafting
 from unspool.plan.strategies import check_strategy
-from unspool.plan.tables import (
+from unspool.plan.tables.methods import (
     BEAMS,
     BEAMS_ALONE,
     CONTRASTIVE,
     CONTRASTIVE_ASKED,
     DOLA,
-    GIVEN_CACHE,
     GUIDANCE,
     GUMBEL,
-    LEGACY_CACHE,
     LOW_MEMORY,
-    OF_MODEL,
     STRICT,
 )
+from unspool.plan.tables.models import GIVEN_CACHE, LEGACY_CACHE, OF_MODEL
 from unspool.protocols import ModelInfo
 
 

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from unspool.config import pairs
+from unspool.config.modes import find_num_candidates
+from unspool.config.pairs import ConfigFacts, check_methods
 from unspool.config.parameter import Parameter
 from unspool.config.parameters import check_new
 from unspool.errors import PluginError
-from unspool.plan.contrastive import find_num_candidates
-from unspool.plan.pairs import Facts, Method, Pair, check_methods
+from unspool.plan.pairs import Facts, Method, Pair
 from unspool.registry import Table, resolve
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ class StrategyEntry:
 
     def is_asked_for(self, settings: GenerationConfig) -> bool:
         """Whether settings ask for it."""
-        return Facts(settings).is_on(self.parameters[0].name) if self.is_on is None else self.is_on(settings)
+        return ConfigFacts(settings).is_on(self.parameters[0].name) if self.is_on is None else self.is_on(settings)
 
 
 def _has_beams(settings: GenerationConfig) -> bool:
@@ -132,10 +134,10 @@ def check_strategy(facts: Facts) -> None:
     )
 
 
-def refuse_drafts() -> Method:
+def refuse_drafts() -> pairs.Method[ConfigFacts]:
     """What a drafter can't stand beside among the strategies that were registered: drafts are checked against greedy
     search and sampling."""
     own = [entry.parameters[0].name for entry in STRATEGIES.values() if entry.parameters]
     why = "drafts are checked against greedy search and sampling; leave one of them out"
     told = "`{name}`={value!r} does not go with a drafter ({drafter}): {why}"
-    return Method(lambda _: True, told, tuple(Pair(name, why) for name in own))
+    return pairs.Method(lambda _: True, told, tuple(pairs.Pair(name, why) for name in own))

@@ -1,4 +1,4 @@
-"""config.json of folders that have no native form: transformers builds by it."""
+"""config.json of folders that transformers builds a model by."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHORT = 6
 
 def warm() -> None:
     for name in MADE_ADAPTED:
-        use(find_folder(name))
+        use(find_folder(name), native=False)
 
 
 def make(rng: Random) -> tuple[str, bytes, bytes | None]:
@@ -42,4 +42,4 @@ def run(given: tuple[str, bytes, bytes | None], folder: Path) -> None:
         (folder / "model.safetensors").symlink_to(find_folder(name) / "model.safetensors")
     else:
         (folder / "model.safetensors").write_bytes(weights)
-    use(folder)
+    use(folder, native=False)

@@ -11,7 +11,7 @@ from tests.fuzz.calls import Call, draw_call
 from tests.fuzz.kinds import cache_settings, decoder_settings
 
 NAME = "encoder_decoder_settings"
-MODELS = ["t5"] * 10 + ["adapted t5", "adapted bart"]
+MODELS = [*["t5", "bart", "marian", "pegasus"] * 3, "adapted t5", "adapted bart"]
 STRATEGIES = [name for name in decoder_settings.STRATEGIES if name != "dola"]
 CACHES = ("kind", "none", "chunks")
 SHORT = 8

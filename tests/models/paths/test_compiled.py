@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -336,3 +338,22 @@ def test_inductor_chooses_the_same_tokens() -> None:
     """In a process of its own: inductor's imports mind what others have imported before."""
     done = subprocess.run([sys.executable, "-c", IN_A_PROCESS], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.usefixtures("untraced")
+def test_weights_are_freed_with_the_last_name_of_a_model(pair_of: Callable[[str], Any]) -> None:
+    model = rebuild(pair_of("llama"))
+    twin = model.compiled(TRACED)
+    assert twin.compiled(TRACED) is twin and model.compiled(TRACED) is twin
+    unspool.generate(model, make_tokens(2, 5), max_new_tokens=3, compile_config=TRACED)
+    unspool.generate(model, make_tokens(2, 5), max_new_tokens=3, num_beams=2)
+    weight = weakref.ref(model.weights.layers[0].qkv.weight)
+    gc.collect()
+    gc.disable()  # reference counts alone must do it
+    try:
+        del model
+        assert weight() is not None
+        del twin
+        assert weight() is None
+    finally:
+        gc.enable()

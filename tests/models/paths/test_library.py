@@ -13,7 +13,8 @@ from unspool import generate
 from unspool.cache import BranchingCache, Cache, DynamicCache
 from unspool.kernels.cpu import find_library, why_missing
 from unspool.models.decoder.model import Decoder
-from unspool.models.paths.library import LibraryPath, explain_no_library
+from unspool.models.paths.library import LibraryPath
+from unspool.models.paths.library_model import explain_no_library
 from unspool.models.registry import build_model
 from unspool.models.weights import MemorySource, PackedEmbedding, PackedLinear
 from unspool.protocols import Want
@@ -31,7 +32,7 @@ def make(pair: Any) -> Decoder:
     model = Decoder(native.spec, native.weights, pair.config, native.device, native.dtype)
     library = model.find_path("library")
     assert isinstance(library, LibraryPath)
-    library.whole.most_tokens = None  # long passes too
+    library.most_tokens = None  # long passes too
     return model
 
 

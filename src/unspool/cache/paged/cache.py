@@ -9,9 +9,10 @@ from typing import Any, Self, cast
 import torch
 
 from unspool.cache.base import DIVIDE, FIXED_SHAPE, FLAT, FORK, JOIN, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache
+from unspool.cache.files import check_room
 from unspool.cache.paged.blocks import BlockStore
 from unspool.cache.paged.packed_blocks import PackedBlockStore
-from unspool.cache.paged.pool import BLOCK_SIZE, MOST_BLOCKS, BlockPool
+from unspool.cache.paged.pool import BLOCK_SIZE, MOST_BLOCKS, BlockPool, check_pool
 from unspool.cache.sizes import find_layer_misfit
 from unspool.cache.span import Span
 from unspool.cache.stored import StoredCache
@@ -172,7 +173,10 @@ class PagedCache(StoredCache):
         kinds, window = [str(kind) for kind in facts.get("kinds", ())], facts.get("window")
         if "sliding" in kinds and not (type(window) is int and window > 0):
             raise ValueError(f"a window of {window!r}")
-        config = facts.get("cache_config")
+        config, num_blocks = facts.get("cache_config"), facts["num_blocks"]
+        if num_blocks is not None:  # a pool of a fixed size takes all its memory at once
+            check_pool(facts["block_size"], num_blocks)
+            check_room(num_blocks * sum(one.nbytes // max(1, len(one)) for one in tensors.values()), tensors)
         cache = cls(
             **{name: facts[name] for name in ("block_size", "num_blocks", "max_cache_len")},
             kinds=kinds,

@@ -12,22 +12,18 @@ import torch
 from unspool.cache import Cache, DynamicCache, Span
 from unspool.config import CompileConfig
 from unspool.errors import InputError, UnsupportedError
-from unspool.kernels.activations import find_activation
-from unspool.kernels.ragged import Ragged
-from unspool.kernels.rotary import rotate_
 from unspool.models.arrangement import read_mask
-from unspool.models.decoder.head import cap_logits, check_positions, read_out
-from unspool.models.decoder.layers import DecoderWeights, Layer
-from unspool.models.decoder.ragged import Layout
-from unspool.models.decoder.reading import read_keys, read_ragged
+from unspool.models.decoder.head import cap_logits
+from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.decoder.spec import DecoderSpec
-from unspool.models.decoder.views import AttentionView, AttentionViews
-from unspool.models.native import ModelConfig, NativeModel, take_last
+from unspool.models.decoder.views import AttentionViews
+from unspool.models.native import ModelConfig, NativeModel
 from unspool.models.paths.captured import CapturedSteps, explain_no_capture
 from unspool.models.paths.compiled import UNREAD, CompiledSteps, explain_no_compile
-from unspool.models.paths.library import LibraryPath, explain_no_library
+from unspool.models.paths.library import LibraryPath
+from unspool.models.paths.library_model import explain_no_library
 from unspool.models.paths.path import ClosedPath, Pass, Path, run_first
-from unspool.models.paths.prepared import PACKING_LIMIT, PreparedPath, can_prepare
+from unspool.models.paths.plain import PACKING_LIMIT, PlainPass
 from unspool.models.weights import AnyEmbedding, AnyLinear
 from unspool.outputs import Output
 from unspool.protocols import LAST, Encoded, Forward, Stretch, Want
@@ -65,14 +61,14 @@ class Decoder(NativeModel):
         self.config = ModelConfig(**{**config, **spec.name_values()})
         self.flattens_rows: bool | None = None  # whether passes compute only real tokens; None: if it saves work
         self._packs = self.weights_bytes <= PACKING_LIMIT
-        self._activate = find_activation(spec.activation)
         self._refresh()
 
     def _refresh(self) -> None:
         self._views = AttentionViews(self.spec, self.device, self.dtype)
-        self._layout = Layout(self.spec, self.device, self.dtype)
+        self.plain = PlainPass(self.spec, self.weights, self.device, self.dtype, self._views, packs=self._packs)
         self.paths = self._list_paths()
         self._compiled: dict[str, Decoder] = {}
+        self._compiled_as: str | None = None  # the key of this model among those of the one that it was compiled from
 
     def _list_paths(self) -> list[Path]:
         """The fast paths of a pass, in the order in which they are tried."""
@@ -81,12 +77,7 @@ class Decoder(NativeModel):
             why = explain_no_capture(self.spec, self.device, self.dtype)
             return [CapturedSteps(*made) if why is None else ClosedPath("captured", why)]
         why = explain_no_library(*made)
-        paths: list[Path] = [
-            LibraryPath(self.spec, self.weights, self._views) if why is None else ClosedPath("library", why)
-        ]
-        if can_prepare(*made):
-            paths.append(PreparedPath(self.spec, self.weights, self._views, packs=self._packs))
-        return paths
+        return [LibraryPath(self.spec, self.weights, self._views) if why is None else ClosedPath("library", why)]
 
     def find_path(self, name: str) -> Path | None:
         """The path of that name, if it takes passes of this model."""
@@ -112,12 +103,16 @@ class Decoder(NativeModel):
         if reason is not None:
             raise UnsupportedError(f"`compile_config` compiles a decoder's steps, and {reason}; leave it out")
         key = repr(config)
+        if key == self._compiled_as:
+            return self
         if key not in self._compiled:
             steps = CompiledSteps(self.spec, self.weights, self.device, self.dtype, config)
             model = object.__new__(Decoder)
             model.__dict__.update(self.__dict__)
             model.info = replace(self.info, can=self.info.can - UNREAD)
-            model.paths = [steps, *self.paths]
+            model.paths = [steps, *(path for path in self.paths if not isinstance(path, CompiledSteps))]
+            # Nothing in it may lead back to itself: weights are freed when the last name goes, not by the collector.
+            model._compiled, model._compiled_as = {}, key
             self._compiled[key] = model
         return self._compiled[key]
 
@@ -164,60 +159,9 @@ class Decoder(NativeModel):
         new = Pass(tokens, cache, counts, want, embeds, self._begin)
         forward, refusals = run_first(self.paths, new)
         if forward is None:
-            forward = self._run_plainly(new)
+            forward = self.plain.run(new, self.flattens_rows)
         forward.path_reason = refusals
         return forward
-
-    def _run_plainly(self, new: Pass) -> Forward:
-        """A pass operator by operator."""
-        cache, span, want, early = new.cache, new.span, new.want, list[torch.Tensor]()
-        if self._is_step(new):
-            with torch.inference_mode():  # logits are computed outside, so that callers may change them
-                states, _, _ = self._run(new.tokens, cache, span, want, new.embeds, early)
-            forward = read_out(self.spec, self.weights, states[:, -1], early, self.weights.head)
-        else:
-            ragged = self._find_ragged(cache, span, want)
-            if ragged is not None:
-                return self._forward_ragged(ragged, new.given, cache, span, want)
-            states, hidden, attentions = self._run(new.tokens, cache, span, want, new.embeds, early)
-            read = states if want.logits == "all" else take_last(states, new.counts)
-            forward = read_out(self.spec, self.weights, read, early, self.weights.head)
-            forward.hidden_states, forward.attentions = hidden, attentions
-        forward.last_states = states if want.last_states else None
-        return forward
-
-    def _is_step(self, new: Pass) -> bool:
-        """Whether a pass reads one token per row after what the cache holds, so that autograd need not record it."""
-        want = new.want
-        return (
-            new.given.shape[1] == 1
-            and want.logits == "last"
-            and not (want.hidden_states or want.attentions)
-            and new.cache.holds_buffers(self.spec.num_layers)
-        )
-
-    def _find_ragged(self, cache: Cache, span: Span, want: Want) -> Ragged | None:
-        """The pass's real tokens, if only they are computed; None if rows are padded to the longest."""
-        if want.hidden_states or want.attentions or cache.num_forks > 1 or not any(span.counts):
-            return None
-        flattens = self._layout.flattens(cache, span) if self.flattens_rows is None else self.flattens_rows
-        return Ragged(span.starts, span.counts, span.positions) if flattens else None
-
-    def _forward_ragged(self, ragged: Ragged, given: torch.Tensor, cache: Cache, span: Span, want: Want) -> Forward:
-        """A pass over ragged rows that computes only their real tokens."""
-        flat, early = ragged.take(given)[None], list[torch.Tensor]()  # (1, tokens) or (1, tokens, hidden)
-        is_text = not given.is_floating_point()
-        tokens, embeds = (flat, None) if is_text else (None, flat)
-        found, _, _ = self._run(tokens, cache, span, want, embeds, early, ragged)
-        states = found[0]  # (tokens, width of the head)
-        wants_all = want.logits == "all"
-        made = read_out(
-            self.spec, self.weights, states if wants_all else ragged.take_last(states), early, self.weights.head
-        )
-        if wants_all:
-            made.logits = ragged.fill(made.logits)
-        made.last_states = ragged.fill(states) if want.last_states else None
-        return made
 
     def _begin(self, cache: Cache, rows: int, num_new: int, counts: Sequence[int] | None) -> Span:
         """Open a pass over a cache, if it may be that long."""
@@ -231,122 +175,6 @@ class Decoder(NativeModel):
         if not isinstance(library, LibraryPath):
             return None
         return library.take_steps(tokens, cache, num_steps, ends, self._begin)
-
-    def _run(
-        self,
-        tokens: torch.Tensor | None,
-        cache: Cache,
-        span: Span,
-        want: Want,
-        embeds: torch.Tensor | None,
-        early: list[torch.Tensor] | None = None,
-        ragged: Ragged | None = None,
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None, tuple[torch.Tensor, ...] | None]:
-        """Final states (rows, new, width of the head), and what else is wanted; early states are appended to `early`.
-
-        Of `ragged` rows only the real tokens are given, as those of one row: (1, tokens, …).
-        """
-        x = self._embed(tokens, embeds, span, ragged)  # (rows, new, hidden)
-        if ragged is not None:
-            views = self._views.make_ragged(cache, span, ragged)
-        else:
-            views = self._views.make(cache, span, needs_all_keys=want.attentions)
-        hidden, attentions = [], []
-        for index, layer in enumerate(self.weights.layers[: want.exit_layer]):
-            if want.hidden_states:
-                hidden.append(x)
-            if early is not None and index in want.early:
-                last = take_last(x, span.counts) if ragged is None else ragged.take_last(x[0])
-                early.append(last.clone() if span.num_new > 1 else last)  # a view would keep the whole prompt's states
-            x, weights = self._block(index, layer, x, cache, views[self.spec.kind_of(index)], want.attentions)
-            if weights is not None:
-                attentions.append(weights)
-        cache.end()
-        x = self._finish(x)
-        hidden.append(x)
-        return x, tuple(hidden) if want.hidden_states else None, tuple(attentions) if want.attentions else None
-
-    def _embed(
-        self, tokens: torch.Tensor | None, embeds: torch.Tensor | None, span: Span, ragged: Ragged | None
-    ) -> torch.Tensor:
-        weights = self.weights
-        x = weights.embedding(tokens) if tokens is not None else embeds
-        assert x is not None
-        x = x.to(self.dtype)
-        if weights.project_in is not None:
-            x = weights.project_in(x)
-        if weights.positions is not None:
-            positions = (span.positions if ragged is None else ragged.positions[None]) + self.spec.position_offset
-            # What is past a short row's end is never read, so it may have any position.
-            check_positions(
-                self.spec,
-                self.weights,
-                max(start + count for start, count in zip(span.starts, span.counts, strict=True)),
-            )
-            x = x + weights.positions[positions.clamp(max=weights.positions.shape[0] - 1)]
-        return weights.embedding_norm(x) if weights.embedding_norm is not None else x
-
-    def _finish(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.weights.final_norm(x) if self.weights.final_norm is not None else x
-        return self.weights.project_out(x) if self.weights.project_out is not None else x
-
-    # --- a block -------------------------------------------------------------------------------------
-    def _block(
-        self, index: int, layer: Layer, x: torch.Tensor, cache: Cache, view: AttentionView, want_weights: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        spec, is_post = self.spec, self.spec.norm_placement == "post"
-        assert layer.attn_norm is not None
-        normed = x if is_post else layer.attn_norm(x)
-        read, weights = self._attend(index, layer, normed, cache, view, want_weights)
-        if layer.post_attn_norm is not None:
-            read = layer.post_attn_norm(read)
-        if spec.residual == "parallel":
-            fed = self._feed(layer, layer.ffn_norm(x) if layer.ffn_norm is not None else normed)
-            return fed.add_(read).add_(x), weights
-        assert layer.ffn_norm is not None
-        x = read.add_(x)  # in place in the new tensor, because the state before may be wanted
-        if is_post:
-            x = layer.attn_norm(x)
-            return layer.ffn_norm(self._feed(layer, x).add_(x)), weights
-        fed = self._feed(layer, layer.ffn_norm(x))
-        if layer.post_ffn_norm is not None:
-            fed = layer.post_ffn_norm(fed)
-        return fed.add_(x), weights
-
-    def _attend(
-        self, index: int, layer: Layer, x: torch.Tensor, cache: Cache, view: AttentionView, want_weights: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        spec, (rows, num_new, _) = self.spec, x.shape
-        heads, kv_heads = spec.num_heads, spec.num_kv_heads
-        qkv = layer.qkv(x).view(rows, num_new, heads + 2 * kv_heads, spec.head_dim)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            qkv[:, :, :heads] = layer.q_norm(qkv[:, :, :heads])
-            qkv[:, :, heads : heads + kv_heads] = layer.k_norm(qkv[:, :, heads : heads + kv_heads])
-        if view.factors is not None:
-            rotate_(qkv[:, :, : heads + kv_heads], view.factors)
-        kv = qkv[:, :, heads:].view(rows, num_new, 2, kv_heads, spec.head_dim)
-        scale, softcap = spec.scale_of(index), spec.attention_softcap
-        if view.ragged is not None:
-            flat = read_ragged(qkv[0, :, :heads], kv[0], cache, index, view, scale=scale, softcap=softcap)
-            return layer.out(flat.reshape(1, num_new, heads * spec.head_dim)), None
-        keys, values = cache.write(index, kv)
-        read, weights = read_keys(
-            qkv[:, :, :heads].transpose(1, 2),
-            keys,
-            values,
-            view,
-            scale=scale,
-            softcap=softcap,
-            want_weights=want_weights,
-        )
-        return layer.out(read.transpose(1, 2).reshape(rows, num_new, heads * spec.head_dim)), weights
-
-    def _feed(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
-        up = layer.up(x)
-        if not self.spec.is_gated:
-            return layer.down(self._activate(up))
-        gate, value = up.chunk(2, dim=-1)
-        return layer.down(self._activate(gate).mul_(value))
 
     # --- the reference's way of calling ---------------------------------------------------------------
     @torch.no_grad()
@@ -375,7 +203,8 @@ class Decoder(NativeModel):
         if position_ids is not None:
             arranged.check_positions(position_ids, held)
         want = Want("all", bool(output_hidden_states), bool(output_attentions))
-        states, hidden, weights = self._run(
+        states, hidden, weights = self.plain.read(
+            self.weights,
             arranged.pack(input_ids.to(self.device)) if input_ids is not None else None,
             cache,
             self._begin(cache, rows, num_new, arranged.counts),

@@ -6,8 +6,7 @@ A cache's `write` returns keys and values in one of three forms, both in the sam
 - `PackedKeys`: old positions in few bits, recent ones in full precision.
 If several rows of a pass read one row's keys (`AttentionView.num_forks`), they are tensors.
 Ragged rows without padding are read here too (`read_ragged`).
-A new form is one more branch of `read_others`. The prepared step reads tensors itself and calls `read_others` for the
-rest.
+A new form is one more branch of `read_others`.
 """
 
 from __future__ import annotations

@@ -57,10 +57,10 @@ class Mamba(NativeModel):
         self.weights = weights
         self.info = _describe(spec)
         self.config = _normalise(spec, config)
-        self._activate = find_activation(spec.activation)
+        self._refresh()
 
     def _refresh(self) -> None:
-        """Nothing is derived from the weights."""
+        self._activate = find_activation(self.spec.activation)
 
     def get_input_embeddings(self) -> Embedding:
         return self.weights.embedding

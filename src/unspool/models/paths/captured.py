@@ -87,7 +87,7 @@ class CapturedSteps:
         self._seen: weakref.ref[Places] | None = None  # the last pass's
         self._lock = threading.Lock()
 
-    def explain_refusal(self, new: Pass) -> str | None:
+    def _explain_refusal(self, new: Pass) -> str | None:
         """Why a pass can't be a captured step; None if it can."""
         tokens, cache, want = new.tokens, new.cache, new.want
         if tokens is None:
@@ -147,8 +147,10 @@ class CapturedSteps:
         seen = {"full": length, "sliding": min(length, self._spec.window or length)}
         return all(room >= seen[self._spec.kind_of(layer)] for layer, room in enumerate(rooms))
 
-    def run(self, new: Pass) -> Forward:
-        """Read tokens (rows, new), and advance the cache."""
+    def run(self, new: Pass) -> Forward | str:
+        """Read tokens (rows, new), and advance the cache; or why this can't be a captured step."""
+        if (refusal := self._explain_refusal(new)) is not None:
+            return refusal
         tokens, cache, counts, want = new.tokens, new.cache, new.counts, new.want
         assert tokens is not None
         num_forks, num_new = cache.num_forks, max(tokens.shape[1], cache.num_forks)

@@ -57,7 +57,7 @@ class CompiledSteps:
         self._functions: dict[tuple[tuple[int, ...], int | None], Callable[..., Any]] = {}
         self._known: list[torch.Tensor] = []  # the buffers whose sizes are marked
 
-    def explain_refusal(self, new: Pass) -> str | None:
+    def _explain_refusal(self, new: Pass) -> str | None:
         """Why a pass can't be a compiled step; None if it can."""
         tokens, cache, want = new.tokens, new.cache, new.want
         if tokens is None:
@@ -77,8 +77,10 @@ class CompiledSteps:
             return f"the cache keeps {first.shape[0]} rows in {first.dtype} on {first.device}"
         return None
 
-    def run(self, new: Pass) -> Forward:
-        """Read tokens (rows, new), and advance the cache."""
+    def run(self, new: Pass) -> Forward | str:
+        """Read tokens (rows, new), and advance the cache; or why this can't be a compiled step."""
+        if (refusal := self._explain_refusal(new)) is not None:
+            return refusal
         tokens, cache, counts, want = new.tokens, new.cache, new.counts, new.want
         assert tokens is not None
         rows, num_new = tokens.shape

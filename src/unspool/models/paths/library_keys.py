@@ -44,7 +44,6 @@ class LibraryKeys:
     shared_counts: Sequence[int]  # and how many of them; 0: none
     own_rows: Sequence[int]  # which row of the own buffers each row of the pass is
     bases: Sequence[int] | None = None  # the position that place 0 of packed layers that slide stands for
-    may_move: bool = False  # they lie in a pool of blocks, which others may let grow
 
 
 _KNOWN: WeakKeyDictionary[Places, Addresses | None] = WeakKeyDictionary()
@@ -77,7 +76,7 @@ def _find_rows(places: Places, addresses: Addresses, span: Span, spec: DecoderSp
         counts = places.packed.num_packed if places.packed is not None else none
         if table[0].shape[0] < rows or len(counts) != rows:
             return None
-        return LibraryKeys(addresses, range(rows), counts, range(rows), None, True)
+        return LibraryKeys(addresses, range(rows), counts, range(rows))
     if first.shape[0] < rows:
         return None
     if places.rooms is not None:
@@ -117,7 +116,7 @@ def _find_forks(places: Places, addresses: Addresses, cache: Cache, first: int) 
     own = BufferAddresses(rows.layers, rows.position_stride, rows.position_stride)
     forked = Addresses(own, rows, addresses.packing, None, addresses.kept, addresses.held, addresses.at)
     shared_rows = [row for row in range(len(lengths)) for _ in range(forks)]
-    return LibraryKeys(forked, shared_rows, cache.lengths, slots, None, places.block_table is not None)
+    return LibraryKeys(forked, shared_rows, cache.lengths, slots)
 
 
 # --- memory ----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The interface of a fast path: a way to run a decoder's pass, which explains in words which passes it can't take.
+"""The interface of a fast path: a way to run a decoder's pass, which explains in words why it can't take one.
 
 A decoder has a list of them and takes the first that doesn't refuse. The reasons of those before it reach
 `Forward.path_reason` unchanged. If all refuse, the pass is run operator by operator.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import torch
 
@@ -23,7 +23,7 @@ ALL_LAYERS: Final = "hidden states or attention weights of all layers are wanted
 class Pass:
     """One pass over new tokens. Its span is opened on first access, so paths that need none open none."""
 
-    __slots__ = ("_open", "_span", "cache", "counts", "embeds", "found", "tokens", "want")
+    __slots__ = ("_open", "_span", "cache", "counts", "embeds", "tokens", "want")
 
     def __init__(
         self,
@@ -35,7 +35,6 @@ class Pass:
         open_span: Callable[[Cache, int, int, Sequence[int] | None], Span],
     ) -> None:
         self.tokens, self.cache, self.counts, self.want, self.embeds = tokens, cache, counts, want, embeds
-        self.found: Any = None  # what a path found in `explain_refusal`, for its `run`
         self._open = open_span
         self._span: Span | None = None
 
@@ -63,12 +62,8 @@ class Path(Protocol):
         """The value of `Forward.path`."""
         ...
 
-    def explain_refusal(self, new: Pass) -> str | None:
-        """Why this pass can't be taken, or None if it can."""
-        ...
-
-    def run(self, new: Pass) -> Forward:
-        """Run a pass that was not refused, and advance its cache."""
+    def run(self, new: Pass) -> Forward | str:
+        """Run a pass, and advance its cache; or return why this path can't take it, having written nothing."""
         ...
 
 
@@ -79,22 +74,18 @@ class ClosedPath:
     name: str
     reason: str
 
-    def explain_refusal(self, new: Pass) -> str | None:  # noqa: ARG002 - the same for every pass
-        """The same reason for every pass."""
+    def run(self, new: Pass) -> Forward | str:  # noqa: ARG002 - the same for every pass
+        """The reason."""
         return self.reason
-
-    def run(self, new: Pass) -> Forward:  # noqa: ARG002 - the protocol's
-        """Never called."""
-        raise AssertionError(f"{self.name} takes no pass: {self.reason}")
 
 
 def run_first(paths: Sequence[Path], new: Pass) -> tuple[Forward | None, str]:
     """The result of the first path that takes the pass, or None; and the refusals of those before it."""
     refusals: list[str] = []
     for path in paths:
-        refusal = path.explain_refusal(new)
-        if refusal is None:
-            return path.run(new), "; ".join(refusals)
-        if refusal not in refusals:
-            refusals.append(refusal)
+        made = path.run(new)
+        if not isinstance(made, str):
+            return made, "; ".join(refusals)
+        if made not in refusals:
+            refusals.append(made)
     return None, "; ".join(refusals)

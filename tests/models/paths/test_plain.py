@@ -1,4 +1,4 @@
-"""The prepared step of a CPU against the plain pass: same block, same logits."""
+"""The pass of operators: steps, drafts, packed weights for batches, and what is freed with a model."""
 
 from __future__ import annotations
 
@@ -11,21 +11,13 @@ import torch
 
 from unspool.models.decoder.head import cap_logits
 from unspool.models.decoder.model import Decoder
-from unspool.models.paths.prepared import can_prepare
+from unspool.models.paths.plain import BatchLinear, can_pack
 from unspool.protocols import Want
 
-PREPARED = [
-    "llama",
-    "llama-tied-biased",
-    "llama-yarn",
-    "mistral",
-    "qwen2",
-    "qwen2-window",
-    "qwen3",
-    "gemma",
-    "gemma3",
+FAMILIES = [
+    *("llama", "llama-tied-biased", "llama-yarn", "mistral", "qwen2", "qwen2-window", "qwen3", "gemma", "gemma3"),
+    *("gpt2", "gpt_neox", "gptj", "opt", "bloom", "phi", "falcon-40b", "gemma2"),
 ]
-PLAIN = ["gpt2", "gpt_neox", "gptj", "opt", "bloom", "phi", "falcon-40b", "gemma2"]
 
 
 def make_tokens(rows: int, length: int) -> torch.Tensor:
@@ -39,24 +31,42 @@ def decode(model: Decoder, tokens: torch.Tensor, counts: list[int] | None, promp
     return torch.stack(steps, 1)
 
 
-@pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "unpacked"])
-@pytest.mark.parametrize("rows", [1, 2, 5])
-@pytest.mark.parametrize("name", PREPARED)
-def test_prepared_steps_equal_plain_ones(pair_of: Callable[[str], Any], name: str, rows: int, is_packed: bool) -> None:
-    pair, tokens = pair_of(name), make_tokens(rows, 12)
+def make_plain(pair: Any) -> Decoder:
+    """A model of its own without fast paths."""
     model = Decoder(pair.native.spec, pair.native.weights, pair.config, pair.native.device, pair.native.dtype)
-    model.packs_for_batches = is_packed
-    model.paths = [path for path in model.paths if path.name != "library"]
-    for counts in (None, [6 - row % 3 for row in range(rows)]):
-        prepared = decode(model, tokens, counts)
-        with model.without_paths("prepared"):
-            plain = decode(model, tokens, counts)
-        assert float((prepared - plain).abs().max()) <= 1e-5 * max(1.0, float(plain.abs().max()))
+    model.paths = []
+    return model
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_weights_packed_for_batches_give_the_same_logits(pair_of: Callable[[str], Any], name: str) -> None:
+    model, other = make_plain(pair_of(name)), make_plain(pair_of(name))
+    other.packs_for_batches = False
+    other.paths = []
+    for rows in (1, 2, 5):
+        tokens = make_tokens(rows, 12)
+        for counts in (None, [6 - row % 3 for row in range(rows)]):
+            packed, plain = decode(model, tokens, counts), decode(other, tokens, counts)
+            assert float((packed - plain).abs().max()) <= 1e-5 * max(1.0, float(plain.abs().max()))
+        assert (model.plain._packed is not None) == (rows > 1)  # a row alone has no use for the copy
+    assert model.plain._packed is not None and isinstance(model.plain._packed.layers[-1].down, BatchLinear)
+    assert other.plain._packed is None
+
+
+def test_prompts_and_passes_that_return_all_layers_do_not_pack(pair_of: Callable[[str], Any]) -> None:
+    model = make_plain(pair_of("llama"))
+    cache = model.new_cache("dynamic", rows=2)
+    model.forward(make_tokens(2, 6), cache)
+    model.forward(make_tokens(2, 3), cache)
+    model.forward(make_tokens(2, 1), cache, want=Want(hidden_states=True))
+    assert model.plain._packed is None
+    model.forward(make_tokens(2, 3), cache, want=Want(logits="all"))
+    assert model.plain._packed is not None
 
 
 @pytest.mark.parametrize("counts", [None, [3, 1, 2, 0, 3]], ids=["even", "ragged"])
 @pytest.mark.parametrize("rows", [1, 5])
-@pytest.mark.parametrize("name", PREPARED + PLAIN)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_few_tokens_a_row_equal_one_after_the_other(
     pair_of: Callable[[str], Any], name: str, rows: int, counts: list[int] | None
 ) -> None:
@@ -86,7 +96,7 @@ def test_leaving_after_the_first_layers(pair_of: Callable[[str], Any], name: str
     for exit_layer in (1, 2):
         cache, shadow = (model.new_cache("dynamic", rows=2) for _ in range(2))
         hidden = model.forward(tokens[:, :8], shadow, want=Want(hidden_states=True)).hidden_states
-        expected = cap_logits(model.spec, model.weights.head(model._finish(hidden[exit_layer])))[:, -1]
+        expected = cap_logits(model.spec, model.weights.head(model.plain.finish(hidden[exit_layer])))[:, -1]
         found = model.forward(tokens[:, :8], cache, want=Want(exit_layer=exit_layer)).logits
         torch.testing.assert_close(found, expected)
         cache.truncate([0, 0])
@@ -98,12 +108,11 @@ def test_leaving_after_the_first_layers(pair_of: Callable[[str], Any], name: str
         assert float((step - after).abs().max()) > 1e-3
 
 
-@pytest.mark.parametrize("name", PREPARED + PLAIN)
-def test_which_blocks_are_prepared(pair_of: Callable[[str], Any], name: str) -> None:
-    model = pair_of(name).native
-    assert can_prepare(model.spec, model.weights, model.device, model.dtype) == (name in PREPARED)
-    assert not can_prepare(model.spec, model.weights, model.device, torch.bfloat16)
-    assert not can_prepare(model.spec, model.weights, torch.device("cuda"), torch.float32)
+def test_which_weights_are_packed(pair_of: Callable[[str], Any]) -> None:
+    weights = pair_of("llama").native.weights
+    assert can_pack(weights, torch.device("cpu"), torch.float32)
+    assert not can_pack(weights, torch.device("cpu"), torch.bfloat16)
+    assert not can_pack(weights, torch.device("cuda"), torch.float32)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -138,7 +147,7 @@ def test_threads_do_not_share_buffers(pair_of: Callable[[str], Any]) -> None:
         assert mine is not None and float((mine - expected).abs().max()) < 1e-5 * float(expected.abs().max())
 
 
-def test_moving_a_model_prepares_anew(pair_of: Callable[[str], Any]) -> None:
+def test_moving_a_model_packs_anew(pair_of: Callable[[str], Any]) -> None:
     pair, tokens = pair_of("llama"), make_tokens(2, 9)
     model = Decoder(pair.native.spec, pair.native.weights, pair.config, pair.native.device, pair.native.dtype)
     before = decode(model, tokens, None)

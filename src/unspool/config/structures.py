@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from unspool.config import PARAMETERS, GenerationConfig
+from unspool.config.parameters import PARAMETERS
+
+if TYPE_CHECKING:
+    from unspool.config.generation import GenerationConfig
 
 STRUCTURES: Final = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag")
 """The settings that keep a text to a grammar; a call has one of them."""

@@ -1,0 +1,164 @@
+"""Tool calls in the format of a model's own chat template: found by rendering one, forced by a grammar, read back."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from unspool.errors import InputError, SettingError, UnspoolError, UnsupportedError, excerpt
+from unspool.grammar.sources import embed_schema, spell
+from unspool.outputs import ToolCall
+
+MOST_TOOLS: Final = 128
+_NAME: Final = "toolnamemark"
+_KEY: Final = "toolkeymark"
+_VALUE: Final = "toolvaluemark"
+_ID: Final = "callmark1"  # nine letters and digits, as some templates demand
+_ARGUMENTS: Final = re.compile(r'\{\s*"' + _KEY + r'"\s*:\s*"' + _VALUE + r'"\s*\}')
+CHOICES: Final = ("none", "auto", "required")
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """How a chat template writes a tool call: before its name, between the name and the arguments, and after them."""
+
+    begin: str
+    middle: str
+    end: str
+
+    def read_calls(self, text: str) -> list[ToolCall]:
+        """The whole calls in a text."""
+        decoder, calls, place = json.JSONDecoder(), [], 0
+        while (found := text.find(self.begin, place)) >= 0:
+            place = found + len(self.begin)
+            middle = text.find(self.middle, place)
+            if middle < 0:
+                break
+            name, start = text[place:middle], middle + len(self.middle)
+            try:
+                arguments, place = decoder.raw_decode(text, start + len(text[start:]) - len(text[start:].lstrip()))
+            except ValueError:  # cut off, or free text that looks like a call's beginning
+                continue
+            if isinstance(arguments, dict):
+                calls.append(ToolCall(name, arguments))
+        return calls
+
+
+def find_format(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> CallFormat:
+    """The format of the tokenizer's chat template; raises if it has none."""
+    question = [{"role": "user", "content": "?"}]
+    call = {
+        "id": _ID,
+        "type": "function",
+        "function": {"name": _NAME, "arguments": {_KEY: _VALUE}},
+    }
+    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+    try:
+        before = tokenizer.apply_chat_template(question, add_generation_prompt=True, tokenize=False, tools=tools)
+        whole = tokenizer.apply_chat_template([*question, answer], tokenize=False, tools=tools)
+    except UnspoolError as error:
+        raise UnsupportedError(f"this model's chat template can't write a tool call: {error}") from error
+    start = _count_common(before, whole)
+    written = whole[start:]
+    arguments = _ARGUMENTS.search(written)
+    name = written.find(_NAME)
+    if arguments is None or not 0 <= name < arguments.start():
+        raise UnsupportedError(
+            "this model's chat template has no tool calls whose name comes before their arguments as JSON, so none can "
+            "be asked for; use json_schema, or tool_choice='none'"
+        )
+    begin, middle = written[:name], written[name + len(_NAME) : arguments.start()]
+    return CallFormat(begin.lstrip(), middle, _cut_end(written[arguments.end() :], tokenizer))
+
+
+def try_format(tokenizer: Any, tools: Any) -> CallFormat | None:
+    """The format, or None where the template has none: nobody asked for calls."""
+    try:
+        return find_format(tokenizer, tools)
+    except UnspoolError:
+        return None
+
+
+def _count_common(before: str, whole: str) -> int:
+    """Characters of the answer's beginning: the generation prompt may differ from it in white space at its end."""
+    stop = before.rstrip()
+    return len(before) if whole.startswith(before) else len(stop) if whole.startswith(stop) else _refuse_prompt()
+
+
+def _refuse_prompt() -> int:
+    raise UnsupportedError(
+        "this model's chat template writes an answer with tool calls otherwise than it begins one, so their format "
+        "can't be found; use json_schema, or tool_choice='none'"
+    )
+
+
+def _cut_end(text: str, tokenizer: Any) -> str:
+    """What follows the arguments, up to the end of the turn."""
+    ends = [text.find(token) for token in _list_ends(tokenizer) if token in text]
+    text = text[: min(ends)] if ends else text
+    if _ID in text:  # an id of the call's own: the model writes one
+        text = text[: text.index(_ID)].rsplit(",", 1)[0] + text[text.index(_ID) + len(_ID) :].lstrip('"')
+    return text.rstrip()
+
+
+def _list_ends(tokenizer: Any) -> list[str]:
+    named = [getattr(tokenizer, "eos_token", None), "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "</s>"]
+    return [str(token) for token in named if token]
+
+
+def check_tools(tools: Any) -> list[tuple[str, Any]]:
+    """The names of the tools, and the schemas of their arguments."""
+    if not isinstance(tools, (list, tuple)) or not 1 <= len(tools) <= MOST_TOOLS:
+        raise InputError(f"tools must be a list of 1 to {MOST_TOOLS} tools, not {excerpt(tools)}")
+    found: list[tuple[str, Any]] = []
+    for tool in tools:
+        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(name, str) or not re.fullmatch(r"[\w.:-]{1,128}", name):
+            raise InputError(
+                'a tool is {"type": "function", "function": {"name": …, "description": …, "parameters": a schema}} '
+                f"with a name of letters, digits and _.:-; got {excerpt(tool)}"
+            )
+        assert isinstance(function, Mapping)
+        found.append((name, function.get("parameters") or {"type": "object"}))
+    return found
+
+
+def read_choice(tool_choice: Any, names: Container[str]) -> str:
+    """ "none", "auto", "required", or the name of the tool that must be called."""
+    if isinstance(tool_choice, str) and tool_choice in CHOICES:
+        return tool_choice
+    named = tool_choice
+    if isinstance(tool_choice, Mapping):
+        function = tool_choice.get("function", tool_choice)
+        named = function.get("name") if isinstance(function, Mapping) else None
+    if isinstance(named, str) and named in names:
+        return f"tool:{named}"
+    raise SettingError(
+        f"`tool_choice`={excerpt(tool_choice)} is none of 'none', 'auto', 'required' or the name of one of the tools"
+    )
+
+
+def make_settings(tools: Any, tool_choice: Any, tokenizer: Any, specials: Container[str]) -> dict[str, Any]:
+    """The setting that keeps tool calls to their format and arguments to their schemas."""
+    known = check_tools(tools)
+    choice = read_choice(tool_choice, [name for name, _ in known])
+    if choice == "none":
+        return {}
+    form = find_format(tokenizer, tools)
+    if choice == "auto":
+        structures = [
+            {"begin": f"{form.begin}{name}{form.middle}", "schema": schema, "end": form.end} for name, schema in known
+        ]
+        return {"structural_tag": {"triggers": [form.begin], "structures": structures}}
+    wanted = [(name, schema) for name, schema in known if choice in ("required", f"tool:{name}")]
+    rules = [
+        f"call_{place}: {spell(f'{form.begin}{name}{form.middle}', specials)} {embed_schema(schema)} "
+        f"{spell(form.end, specials)}"
+        for place, (name, schema) in enumerate(wanted)
+    ]
+    start = " | ".join(f"call_{place}" for place in range(len(wanted)))
+    return {"grammar": "\n".join(["%llguidance {}", f"start: {start}", *rules])}

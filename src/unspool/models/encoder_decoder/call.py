@@ -1,0 +1,126 @@
+"""Calling an encoder-decoder in the reference's manner: padded rows, attention masks, an output object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unspool.cache import Cache, EncoderDecoderCache
+from unspool.errors import InputError, UnsupportedError
+from unspool.models.arrangement import Arrangement, read_mask
+from unspool.outputs import Output
+from unspool.protocols import Encoded, Want
+
+if TYPE_CHECKING:
+    from unspool.models.encoder_decoder.model import EncoderDecoder
+
+
+@dataclass
+class Seq2SeqOutput(Output):
+    """What calling an encoder-decoder returns."""
+
+    logits: torch.Tensor | None = None  # (rows, columns, vocab)
+    past_key_values: Cache | None = None
+    decoder_hidden_states: tuple[torch.Tensor, ...] | None = None
+    decoder_attentions: tuple[torch.Tensor, ...] | None = None
+    cross_attentions: tuple[torch.Tensor, ...] | None = None
+    encoder_last_hidden_state: torch.Tensor | None = None
+    encoder_hidden_states: tuple[torch.Tensor, ...] | None = None
+    encoder_attentions: tuple[torch.Tensor, ...] | None = None
+
+
+@torch.no_grad()
+def call_pair(
+    model: EncoderDecoder,
+    input_ids: torch.Tensor | None = None,
+    attention_mask: torch.Tensor | None = None,
+    decoder_input_ids: torch.Tensor | None = None,
+    decoder_attention_mask: torch.Tensor | None = None,
+    encoder_outputs: Any = None,
+    past_key_values: Cache | None = None,
+    inputs_embeds: torch.Tensor | None = None,
+    decoder_inputs_embeds: torch.Tensor | None = None,
+    use_cache: bool | None = None,
+    output_attentions: bool | None = None,
+    output_hidden_states: bool | None = None,
+    return_dict: bool | None = True,
+    input_features: torch.Tensor | None = None,
+) -> Seq2SeqOutput | tuple[Any, ...]:
+    """Logits for the decoder's columns; the source is encoded unless the cache or the caller has it."""
+    want = Want("all", bool(output_hidden_states), bool(output_attentions))
+    rows, num_new = model._check_input(decoder_input_ids, decoder_inputs_embeds, model.spec.hidden_size)
+    encoded = source = None
+    if past_key_values is None or not check_pair(past_key_values).source_lengths:
+        encoded, source = _encode(
+            model, input_ids, inputs_embeds, input_features, attention_mask, encoder_outputs, want
+        )
+    cache = past_key_values
+    if cache is None:
+        cache = model.new_cache("dynamic", rows, encoded=encoded)
+    elif encoded is not None:
+        model.project_source(check_pair(cache).cross_attention_cache, encoded)
+    arranged = read_mask(decoder_attention_mask, rows, num_new, cache.lengths or [0] * rows)
+    states, answer = model.run_decoder(
+        arranged.pack(decoder_input_ids.to(model.device)) if decoder_input_ids is not None else None,
+        cache,
+        arranged.counts,
+        want,
+        arranged.pack(decoder_inputs_embeds.to(model.device)) if decoder_inputs_embeds is not None else None,
+    )
+    output = Seq2SeqOutput(
+        logits=model.project(arranged.unpack(states)),
+        past_key_values=cache if use_cache is None or use_cache else None,
+        decoder_hidden_states=_each(arranged.unpack, answer.hidden_states),
+        decoder_attentions=_each(arranged.unpack_weights, answer.attentions),
+        cross_attentions=answer.cross_attentions,
+    )
+    if encoded is not None and source is not None:
+        output.encoder_last_hidden_state = source.unpack(encoded.states)
+        output.encoder_hidden_states = _each(source.unpack, encoded.hidden_states)
+        output.encoder_attentions = _each(source.unpack_weights, encoded.attentions)
+    return output if return_dict is None or return_dict else output.to_tuple()
+
+
+def check_pair(cache: Cache) -> EncoderDecoderCache:
+    """The cache, if it is an encoder-decoder's."""
+    if not isinstance(cache, EncoderDecoderCache):
+        raise UnsupportedError(
+            f"an encoder-decoder can't decode with a {type(cache).__name__}; use the EncoderDecoderCache of new_cache()"
+        )
+    return cache
+
+
+def _encode(
+    model: EncoderDecoder,
+    input_ids: torch.Tensor | None,
+    inputs_embeds: torch.Tensor | None,
+    input_features: torch.Tensor | None,
+    attention_mask: torch.Tensor | None,
+    encoder_outputs: Any,
+    want: Want,
+) -> tuple[Encoded, Arrangement]:
+    if encoder_outputs is not None:
+        states = getattr(encoder_outputs, "last_hidden_state", None)
+        states = (encoder_outputs[0] if states is None else states).to(model.device, model.dtype)
+        rows, length = states.shape[:2]
+        source = read_mask(attention_mask, rows, length, [0] * rows)
+        return Encoded(source.pack(states), source.counts or [length] * rows), source
+    if input_features is not None:
+        encoded = model.encode(None, want=want, embeds=input_features)
+        return encoded, read_mask(None, len(encoded.lengths), encoded.states.shape[1], [0] * len(encoded.lengths))
+    rows, length = model._check_input(input_ids, inputs_embeds, model.spec.hidden_size, model.info.source_vocab_size)
+    source = read_mask(attention_mask, rows, length, [0] * rows)
+    if source.counts is not None and not all(source.counts):
+        raise InputError("a row of the source has no real token")
+    tokens = source.pack(input_ids.to(model.device)) if input_ids is not None else None
+    embeds = source.pack(inputs_embeds.to(model.device)) if inputs_embeds is not None else None
+    return model.encode(tokens, source.counts, want=want, embeds=embeds), source
+
+
+def _each(
+    change: Callable[[torch.Tensor], torch.Tensor], tensors: tuple[torch.Tensor, ...] | None
+) -> tuple[torch.Tensor, ...] | None:
+    return None if tensors is None else tuple(change(tensor) for tensor in tensors)

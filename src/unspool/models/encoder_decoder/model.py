@@ -1,0 +1,314 @@
+"""The configurable encoder-decoder: every family with an encoder runs through this one encoder and decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, Span
+from unspool.errors import InputError
+from unspool.kernels.activations import find_activation
+from unspool.kernels.attention import attend
+from unspool.kernels.branched import attend_shared
+from unspool.kernels.forked import fold_mask
+from unspool.models.decoder.layers import Layer
+from unspool.models.decoder.reading import read_keys
+from unspool.models.decoder.views import AttentionView, AttentionViews
+from unspool.models.encoder_decoder.call import call_pair, check_pair
+from unspool.models.encoder_decoder.layers import CrossAttention, EncoderDecoderWeights, Stack
+from unspool.models.encoder_decoder.positions import DistanceBiases, PositionTable
+from unspool.models.encoder_decoder.spec import EncoderDecoderSpec, StackSpec
+from unspool.models.native import ModelConfig, NativeModel, take_last
+from unspool.models.weights import AnyEmbedding, AnyLinear, Norm
+from unspool.protocols import LAST, Encoded, Forward, Want
+from unspool.shortage import explain_shortage
+
+
+class EncoderDecoder(NativeModel):
+    """An encoder-decoder built from a description of its blocks and the weights for them.
+
+    A model that reads sound (Whisper) has `info.features`. Its encoder takes log-mel features, a float tensor
+    [rows, mels, frames], as `embeds`; `generate` and `__call__` take them as `input_features`. All frames are read,
+    silence after the end of a sound included, as the model was trained.
+    """
+
+    weights: EncoderDecoderWeights
+
+    def __init__(
+        self,
+        spec: EncoderDecoderSpec,
+        weights: EncoderDecoderWeights,
+        config: Mapping[str, Any],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__(device, dtype)
+        self.spec = spec
+        self.weights = weights
+        self.info = spec.describe()
+        self.config = ModelConfig(**{**config, **spec.name_values()})
+        self._refresh()
+
+    def _refresh(self) -> None:
+        spec, weights = self.spec, self.weights
+        self._activate = find_activation(spec.activation)
+        made = (spec.hidden_size, self.device, self.dtype)
+        self._encoder_positions = PositionTable(spec.encoder.positions, weights.encoder.positions, *made)
+        self._decoder_positions = PositionTable(spec.decoder.positions, weights.decoder.positions, *made)
+        self._views = AttentionViews(spec.describe_decoder(), self.device, self.dtype)
+        self._biases = None
+        if spec.relative is not None:
+            self._biases = DistanceBiases(spec.relative, weights.encoder.biases, weights.decoder.biases)
+
+    def get_input_embeddings(self) -> AnyEmbedding:
+        table = self.weights.encoder.embedding or self.weights.decoder.embedding
+        assert table is not None
+        return table
+
+    def get_output_embeddings(self) -> AnyLinear:
+        return self.weights.head
+
+    # --- the encoder ---------------------------------------------------------------------------------
+    @explain_shortage("an encoder read its source")
+    @torch.no_grad()
+    def encode(
+        self,
+        tokens: torch.Tensor | None,
+        counts: Sequence[int] | None = None,
+        *,
+        want: Want = LAST,
+        embeds: torch.Tensor | None = None,
+    ) -> Encoded:
+        stack = self.weights.encoder
+        x = self._embed(stack, tokens, embeds) if self.spec.features is None else self._hear(embeds)
+        rows, length, _ = x.shape
+        lengths = list(counts) if counts is not None else [length] * rows
+        self._check_source(max(lengths))
+        x = self._encoder_positions.add(x, torch.arange(length, device=self.device)[None], length)
+        x = stack.embedding_norm(x) if stack.embedding_norm is not None else x
+        masks = self._look_around(lengths, length)
+        hidden, attentions = [], []
+        for index, layer in enumerate(stack.layers):
+            if want.hidden_states:
+                hidden.append(x)
+            x, weights = self._encode_layer(layer, x, masks[min(index, len(masks) - 1)], want.attentions)
+            if weights is not None:
+                attentions.append(weights)
+        x = stack.final_norm(x) if stack.final_norm is not None else x
+        return Encoded(
+            x,
+            lengths,
+            (*hidden, x) if want.hidden_states else None,
+            tuple(attentions) if want.attentions else None,
+        )
+
+    def _check_source(self, longest: int) -> None:
+        limit = self.spec.longest_source
+        if limit is not None and longest > limit:
+            raise InputError(
+                f"the source has {longest} positions and {self.info.family} reads at most {limit}; shorten it, or "
+                "split it"
+            )
+
+    def _hear(self, features: torch.Tensor | None) -> torch.Tensor:
+        """Features (rows, channels, frames) through the convolutions: (rows, positions, hidden)."""
+        shape = self.spec.features
+        assert shape is not None
+        if features is None or features.dim() != 3 or tuple(features.shape[1:]) != (shape.channels, shape.frames):
+            given = "no features" if features is None else f"features of shape {list(features.shape)}"
+            raise InputError(f"{given} can't be encoded; give (rows, {shape.channels}, {shape.frames})")
+        first, second = self.weights.encoder.convolutions
+        x = F.gelu(F.conv1d(features.to(self.device, self.dtype), first.weight, first.bias, padding=1))
+        return F.gelu(F.conv1d(x, second.weight, second.bias, stride=2, padding=1)).transpose(1, 2)
+
+    def _look_around(self, lengths: Sequence[int], longest: int) -> Sequence[torch.Tensor | None]:
+        """The encoder's masks: one for all layers, or one per layer."""
+        biases: Sequence[torch.Tensor] = self._biases.look_around(longest) if self._biases is not None else ()
+        if min(lengths) == longest:
+            return biases or [None]
+        places = torch.arange(longest, device=self.device)
+        visible = (places < torch.tensor(list(lengths), device=self.device)[:, None])[:, None, None]
+        if not biases:
+            biases = [torch.zeros((), dtype=self.dtype, device=self.device)]
+        return [torch.where(visible, bias, -torch.inf) for bias in biases]
+
+    def _encode_layer(
+        self, layer: Layer, x: torch.Tensor, mask: torch.Tensor | None, want_weights: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        stack, scale = self.spec.encoder, self.spec.encoder.attention_scale
+        assert layer.attn_norm is not None
+        qkv = _split_heads(layer.qkv(self._enter(layer.attn_norm, x)), 3, stack)
+        q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
+        read, weights = attend(q, k, v, scale=scale, mask=mask, want_weights=want_weights)
+        x = self._leave(layer.attn_norm, x, layer.out(read.transpose(1, 2).flatten(2)))
+        return self._feed(layer, x), weights
+
+    # --- caches --------------------------------------------------------------------------------------
+    def new_cache(
+        self,
+        kind: str = "dynamic",
+        rows: int = 1,
+        capacity: int | None = None,
+        encoded: Encoded | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> EncoderDecoderCache:
+        if encoded is None:
+            raise InputError("an encoder-decoder's cache holds what was encoded: give new_cache(…, encoded=…)")
+        own = self._new_own_cache(kind, rows, capacity, self.spec.decoder.num_layers, config)
+        return EncoderDecoderCache(own, self.project_source(DynamicCache(capacity=encoded.states.shape[1]), encoded))
+
+    @torch.no_grad()
+    def project_source(self, cross: Cache, encoded: Encoded) -> Cache:
+        """Write every layer's keys and values of the encoder's states, once."""
+        rows, length, _ = encoded.states.shape
+        cross.begin(rows, length, encoded.lengths, self.device)
+        for index, layer in enumerate(self.weights.decoder.crosses):
+            cross.write(index, _split_heads(layer.kv(encoded.states), 2, self.spec.decoder))
+        cross.end()
+        return cross
+
+    # --- the decoder ---------------------------------------------------------------------------------
+    @explain_shortage("a model read tokens")
+    @torch.no_grad()
+    def forward(
+        self,
+        tokens: torch.Tensor | None,
+        cache: Cache,
+        *,
+        counts: Sequence[int] | None = None,
+        want: Want = LAST,
+        embeds: torch.Tensor | None = None,
+    ) -> Forward:
+        states, answer = self.run_decoder(tokens, cache, counts, want, embeds)
+        if want.logits == "last":
+            states = take_last(states, counts)  # (rows, hidden)
+        answer.logits = self.project(states)
+        return answer
+
+    def run_decoder(
+        self,
+        tokens: torch.Tensor | None,
+        cache: Cache,
+        counts: Sequence[int] | None,
+        want: Want,
+        embeds: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, Forward]:
+        """Final states (rows, new, hidden), and a `Forward` that lacks only the logits."""
+        pair, stack = check_pair(cache), self.weights.decoder
+        x = self._embed(stack, tokens, embeds)
+        span = cache.begin(x.shape[0], x.shape[1], counts, self.device)
+        x = self._place(x, span)
+        views = self._look_back(cache, span, needs_all_keys=want.attentions)
+        sources, visible = pair.read_sources(), pair.mask_source(self.device)
+        hidden, own_weights, cross_weights = [], [], []
+        for index, (layer, cross) in enumerate(zip(stack.layers, stack.crosses, strict=True)):
+            if want.hidden_states:
+                hidden.append(x)
+            view = views[min(index, len(views) - 1)]
+            x, weights = self._attend_back(index, layer, x, cache, view, want.attentions)
+            x, across = self._attend_across(cross, x, sources[index], visible, want.attentions)
+            x = self._feed(layer, x)
+            if weights is not None and across is not None:
+                own_weights.append(weights)
+                cross_weights.append(across)
+        cache.end()
+        x = stack.final_norm(x) if stack.final_norm is not None else x
+        answer = Forward(
+            x,
+            (*hidden, x) if want.hidden_states else None,
+            tuple(own_weights) if want.attentions else None,
+            tuple(cross_weights) if want.attentions else None,
+            last_states=x if want.last_states else None,
+        )
+        return x, answer
+
+    def project(self, states: torch.Tensor) -> torch.Tensor:
+        """The logits of final states."""
+        scale = self.spec.head_scale
+        return self.weights.head(states if scale == 1.0 else states * scale)
+
+    def _place(self, x: torch.Tensor, span: Span) -> torch.Tensor:
+        """Embeddings with their positions', normalised where the family does so."""
+        longest = max(start + count for start, count in zip(span.starts, span.counts, strict=True))
+        limit = self.spec.max_context
+        if limit is not None and longest > limit:
+            raise InputError(f"position {longest - 1} was asked for and {self.info.family} has {limit} of them")
+        x = self._decoder_positions.add(x, span.positions[:1] if span.is_uniform else span.positions, span.stop)
+        norm = self.weights.decoder.embedding_norm
+        return norm(x) if norm is not None else x
+
+    def _look_back(self, cache: Cache, span: Span, *, needs_all_keys: bool) -> list[AttentionView]:
+        """What the decoder's layers see of the texts: one view for all, or one per layer."""
+        if self._biases is None:
+            return [self._views.make(cache, span, needs_all_keys=needs_all_keys)["full"]]
+        queries = (span.positions[:1] if span.is_uniform else span.positions)[:, :, None]
+        back = queries - cache.key_positions(span)[:, None]  # (rows or 1, new, keys)
+        biases = self._biases.look_back(back, span.stop)
+        if not cache.is_in_order:
+            visible = cache.mask(span)
+            assert isinstance(visible, torch.Tensor)
+            biases = [torch.where(visible, bias, -torch.inf) for bias in biases]
+            if cache.num_forks > 1:
+                heads = self.spec.decoder.num_heads
+                biases = [fold_mask(bias, cache.num_forks, heads, heads) for bias in biases]
+        elif cache.mask(span) is not None:
+            biases = [bias.masked_fill((back < 0)[:, None], -torch.inf) for bias in biases]
+        return [AttentionView(0, bias, False, None, num_forks=cache.num_forks) for bias in biases]
+
+    def _attend_back(
+        self, index: int, layer: Layer, x: torch.Tensor, cache: Cache, view: AttentionView, want_weights: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        assert layer.attn_norm is not None
+        qkv = _split_heads(layer.qkv(self._enter(layer.attn_norm, x)), 3, self.spec.decoder)
+        keys, values = cache.write(index, qkv[:, :, 1:])
+        queries, scale = qkv[:, :, 0].transpose(1, 2), self.spec.decoder.attention_scale
+        read, weights = read_keys(queries, keys, values, view, scale=scale, want_weights=want_weights)
+        return self._leave(layer.attn_norm, x, layer.out(read.transpose(1, 2).flatten(2))), weights
+
+    def _attend_across(
+        self,
+        cross: CrossAttention,
+        x: torch.Tensor,
+        source: tuple[torch.Tensor, torch.Tensor],
+        visible: torch.Tensor | None,
+        want_weights: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        queries = _split_heads(cross.q(self._enter(cross.norm, x)), 1, self.spec.decoder)[:, :, 0].transpose(1, 2)
+        scale = self.spec.decoder.attention_scale
+        read, weights = attend_shared(queries, *source, scale=scale, mask=visible, want_weights=want_weights)
+        return self._leave(cross.norm, x, cross.out(read.transpose(1, 2).flatten(2))), weights
+
+    # --- shared by both ------------------------------------------------------------------------------
+    def _embed(self, stack: Stack, tokens: torch.Tensor | None, embeds: torch.Tensor | None) -> torch.Tensor:
+        if tokens is None:
+            assert embeds is not None
+            return embeds.to(self.dtype)
+        assert stack.embedding is not None
+        return stack.embedding(tokens)
+
+    def _enter(self, norm: Norm, x: torch.Tensor) -> torch.Tensor:
+        """What a part of a block reads."""
+        return norm(x) if self.spec.is_norm_first else x
+
+    def _leave(self, norm: Norm, x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+        """The states after a part of a block."""
+        return x + made if self.spec.is_norm_first else norm(x + made)
+
+    def _feed(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
+        assert layer.ffn_norm is not None
+        up = layer.up(self._enter(layer.ffn_norm, x))
+        if self.spec.is_gated:
+            gate, value = up.chunk(2, dim=-1)
+            up = self._activate(gate).mul_(value)
+        else:
+            up = self._activate(up)
+        return self._leave(layer.ffn_norm, x, layer.down(up))
+
+    __call__ = call_pair  # the reference's way of calling
+
+
+def _split_heads(x: torch.Tensor, parts: int, stack: StackSpec) -> torch.Tensor:
+    return x.view(*x.shape[:-1], parts, stack.num_heads, stack.head_dim)

@@ -1,0 +1,264 @@
+"""The calls of the CPU library that run a decoder's passes, and their working memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from unspool.cache import Span
+from unspool.kernels.cpu import Library
+from unspool.kernels.cpu.library import CHUNK, BufferAddresses, Job, Model, PackingSchemes, Steps, point
+from unspool.models.decoder.spec import DecoderSpec
+from unspool.models.paths.library_keys import Addresses, LibraryKeys
+from unspool.models.paths.library_model import DescribedModel
+from unspool.protocols import Forward, Want
+
+_KEYS_AHEAD: Final = 1024  # positions by which working memory grows
+TokenRange = tuple[int, int, int]  # a row, and the first and the last (exclusive) of its tokens
+_NAMES: Final = (
+    *("tokens", "positions", "own_rows", "own_places", "shared_rows", "shared_counts", "wanted", "bases", "firsts"),
+)
+
+
+class StretchCall:
+    """The arguments of a call that takes several steps, reused by the next one: building them costs more than a
+    layer."""
+
+    def __init__(self, num_rows: int, most_steps: int, vocab_size: int) -> None:
+        self.num_rows, self.most_steps = num_rows, most_steps
+        self._logits = torch.empty(num_rows, vocab_size)  # every step's in turn
+        self._likeliest = (ctypes.c_int64 * num_rows)()
+        self._chosen = (ctypes.c_int32 * (most_steps * num_rows))()
+        self._numbers: list[Any] = [(ctypes.c_int32 * num_rows)() for _ in _NAMES]
+        self._tokens, self._positions, self._own_rows, self._own_places, self._shared_rows, self._shared_counts = (
+            self._numbers[:6]
+        )
+        self._numbers[6][:] = self._numbers[8][:] = range(num_rows)
+        self._vocab_size = vocab_size
+        self._ends: tuple[int, ...] = ()
+        addresses = [ctypes.addressof(numbers) for numbers in self._numbers]
+        self.job = Job(
+            *(num_rows, num_rows, 0, 0, *addresses, None, BufferAddresses(), BufferAddresses(), PackingSchemes(), None),
+            *(self._logits.data_ptr(), ctypes.addressof(self._likeliest)),
+        )
+        self.steps = Steps(0, 0, None, *(addresses[place] for place in (0, 1, 3)), ctypes.addressof(self._chosen))
+
+    def prepare(
+        self,
+        tokens: Sequence[int],
+        span: Span,
+        keys: LibraryKeys,
+        scratch: int,
+        ends: tuple[int, ...],
+    ) -> None:
+        """Set the rows' last tokens and the start of the span as the first step's input."""
+        at = keys.addresses
+        self.job.own, self.job.shared, self.job.packing, self.job.packed = at.own, at.shared, at.packing, at.packed
+        self._numbers[7][:] = keys.bases or [0] * self.num_rows
+        self._own_rows[:] = keys.own_rows
+        self._shared_rows[:], self._shared_counts[:] = keys.shared_rows, keys.shared_counts
+        if ends != self._ends:
+            self._ends = ends
+            known = [end for end in ends if 0 <= end < self._vocab_size]
+            self._kept_ends = (ctypes.c_int32 * len(known))(*known)
+            self.steps.num_ends, self.steps.ends = len(known), ctypes.addressof(self._kept_ends)
+        self._tokens[:], self._positions[:] = tokens, span.starts
+        self._own_places[:] = [start - shared for start, shared in zip(span.starts, keys.shared_counts, strict=True)]
+        self.job.most_keys, self.job.scratch, self.steps.num_steps = span.stop, scratch, span.num_new
+
+    def read(self) -> list[list[int]]:
+        """The tokens of the steps that were taken, one list per row."""
+        chosen, rows = self._chosen, self.num_rows
+        return [chosen[first : first + rows] for first in range(0, self.steps.num_done * rows, rows)]
+
+
+class LibraryCalls:
+    """Makes the calls of one decoder; the working memory is one caller's at a time."""
+
+    def __init__(self, spec: DecoderSpec, described: DescribedModel, library: Library) -> None:
+        self._spec = spec
+        self._described = described
+        self._library = library
+        self._lock = Lock()
+        self._numbers = np.zeros((len(_NAMES), CHUNK), dtype=np.int32)
+        self._number_rows = [int(row.ctypes.data) for row in self._numbers]
+        self._scratch: torch.Tensor | None = None
+        self._prepared: tuple[int, ...] = (
+            0,
+            0,
+            0,
+            0,
+        )  # tokens, rows of the head, keys and threads that it has room for
+        self._stretch: StretchCall | None = None
+
+    def forward(self, tokens: torch.Tensor, span: Span, keys: LibraryKeys, want: Want) -> Forward:
+        """Read the tokens (rows, new), and write their keys where they belong; rows may have none of them."""
+        rows, num_new = tokens.shape
+        spec, wants_all = self._spec, want.logits == "all"
+        shape = (rows, num_new, spec.vocab_size) if wants_all else (rows, spec.vocab_size)
+        # What is wanted lies in order, unless rows have fewer tokens than others, or none.
+        is_whole = min(span.counts) == num_new if wants_all else min(span.counts) > 0
+        logits = torch.empty(shape) if is_whole else torch.zeros(shape)
+        made = Forward(logits, path="library")
+        if want.last_states:
+            made.last_states = torch.empty(rows, num_new, spec.hidden_size)
+        if want.early:
+            made.early_logits = tuple(torch.zeros(shape) for _ in want.early)
+        elif is_whole:
+            made.likeliest = torch.empty(shape[:-1], dtype=torch.int64)
+        num_tokens = min(CHUNK, sum(span.counts))
+        with self._lock:
+            model = self._described.reach(span.stop)
+            self._prepare_scratch(model, num_tokens, num_tokens * (1 + len(want.early)), span.stop)
+            if want.exit_layer is not None:
+                model = self._described.take_first(want.exit_layer)
+            for ranges in self._cut(span):
+                outputs = self._fill(ranges, tokens, span, keys, wants_all)
+                self._run(model, ranges, outputs, span, keys.addresses, made, want.early if outputs else ())
+        return made
+
+    def take_steps(
+        self, tokens: Sequence[int], span: Span, keys: LibraryKeys, ends: tuple[int, ...]
+    ) -> list[list[int]]:
+        """The most likely tokens of up to `span.num_new` steps, one list per row, from the rows' last tokens on."""
+        rows = len(tokens)
+        with self._lock:
+            model = self._described.reach(span.stop)
+            self._prepare_scratch(model, rows, rows, span.stop)
+            call = self._stretch
+            if call is None or call.num_rows != rows or call.most_steps < span.num_new:
+                call = self._stretch = StretchCall(rows, span.num_new, self._spec.vocab_size)
+            assert self._scratch is not None
+            call.prepare(tokens, span, keys, self._scratch.data_ptr(), ends)
+            self._library.run_steps(ctypes.byref(model), call.job, call.steps, self._library.threads)
+            return call.read()
+
+    def _fill_step(self, tokens: Any, starts: Sequence[int], keys: LibraryKeys) -> None:
+        """Write the numbers of a step of all rows into the table."""
+        table, rows = self._numbers, len(starts)
+        table[0, :rows] = tokens
+        table[1, :rows] = starts
+        table[2, :rows] = keys.own_rows
+        table[4, :rows] = keys.shared_rows
+        table[5, :rows] = keys.shared_counts
+        table[3, :rows] = table[1, :rows] - table[5, :rows]
+        table[6, :rows] = table[8, :rows] = range(rows)
+        table[7, :rows] = 0 if keys.bases is None else keys.bases
+
+    def _prepare_scratch(self, model: Model, num_tokens: int, num_read: int, most_keys: int) -> None:
+        """Ensure that the working memory is large enough; it grows in steps, so that few tokens reallocate it."""
+        needed = (num_tokens, num_read, -(-most_keys // _KEYS_AHEAD) * _KEYS_AHEAD)
+        threads = self._library.threads  # another number may need more: work is shared out in another way
+        have = self._prepared
+        if (
+            self._scratch is None
+            or have[3] != threads
+            or any(had < need for had, need in zip(have, needed, strict=False))
+        ):
+            wanted = (*map(max, have[:3], needed), threads)
+            num_bytes = self._library.count_scratch(model, *wanted[:3])
+            self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
+            self._prepared = wanted  # once it is there: memory may have run out
+
+    def _cut(self, span: Span) -> list[list[TokenRange]]:
+        """The rows' tokens in calls of at most CHUNK, in order: what a token reads is written before it."""
+        calls: list[list[TokenRange]] = [[]]
+        left = CHUNK
+        for row, count in enumerate(span.counts):
+            first = 0
+            while first < count:
+                if not left:
+                    calls.append([])
+                    left = CHUNK
+                last = min(count, first + left)
+                calls[-1].append((row, first, last))
+                left -= last - first
+                first = last
+        return [call for call in calls if call]
+
+    def _fill(
+        self, ranges: Sequence[TokenRange], tokens: torch.Tensor, span: Span, keys: LibraryKeys, wants_all: bool
+    ) -> list[tuple[int, int]]:
+        """Write the numbers of a call's tokens into the table; which (row, place) each wanted one is."""
+        table, at = self._numbers, 0
+        if span.num_new == 1 and len(ranges) == len(span.counts):  # a step of all rows
+            self._fill_step(tokens.reshape(-1).numpy(), span.starts, keys)
+            return [(row, 0) for row in range(len(ranges))]
+        outputs: list[tuple[int, int]] = []
+        for row, first, last in ranges:
+            part = slice(at, at + last - first)
+            start, shared = span.starts[row], keys.shared_counts[row]
+            table[0, part] = tokens[row, first:last].numpy()
+            table[1, part] = np.arange(start + first, start + last)
+            table[2, part] = keys.own_rows[row]
+            table[3, part] = table[1, part] - shared
+            table[4, part] = keys.shared_rows[row]
+            table[5, part] = shared
+            table[7, part] = 0 if keys.bases is None else keys.bases[row]
+            table[8, part] = at
+            chosen = (
+                range(first, last) if wants_all else range(last - 1, last) if last == span.counts[row] else range(0)
+            )
+            for place in chosen:
+                table[6, len(outputs)] = at + place - first
+                outputs.append((row, place if wants_all else 0))
+            at = part.stop
+        return outputs
+
+    def _run(
+        self,
+        model: Model,
+        ranges: Sequence[TokenRange],
+        outputs: Sequence[tuple[int, int]],
+        span: Span,
+        addresses: Addresses,
+        forward: Forward,
+        early: tuple[int, ...],
+    ) -> None:
+        """Call the library for some ranges; `outputs` are the (row, place) of the logits that it makes."""
+        logits, hidden = forward.logits, self._spec.hidden_size
+        num_tokens = sum(last - first for _, first, last in ranges)
+        wants_all, likeliest = logits.dim() == 3, forward.likeliest
+        is_whole = not early and (min(span.counts) == span.num_new if wants_all else min(span.counts) > 0)
+        made = logits.view(-1, self._spec.vocab_size)
+        if is_whole and outputs:  # they follow each other: made where they belong
+            row, place = outputs[0]
+            first = row * span.num_new + place if wants_all else row
+            made = made[first:]
+            likeliest = likeliest.view(-1)[first:] if likeliest is not None else None
+        elif not is_whole:
+            made = torch.empty((1 + len(early)) * len(outputs), self._spec.vocab_size)
+        final = torch.empty(num_tokens, hidden) if forward.last_states is not None else None
+        early_states = torch.empty(len(early) * len(outputs), hidden) if early else None
+        assert self._scratch is not None
+        job = Job(
+            num_tokens,
+            len(outputs),
+            span.stop,
+            len(early),
+            *self._number_rows,
+            ctypes.cast((ctypes.c_int32 * len(early))(*early), ctypes.c_void_p),
+            *(addresses.own, addresses.shared, addresses.packing, addresses.packed),
+            made.data_ptr(),
+            likeliest.data_ptr() if likeliest is not None else None,
+            point(early_states),
+            point(final),
+            self._scratch.data_ptr(),
+        )
+        self._library.run(ctypes.byref(model), ctypes.byref(job), self._library.threads)
+        if not is_whole:
+            for kept, part in zip(
+                (logits, *(forward.early_logits or ())), torch.split(made, max(1, len(outputs))), strict=False
+            ):
+                for result, (row, place) in zip(part, outputs, strict=True):
+                    (kept[row, place] if wants_all else kept[row]).copy_(result)
+        if forward.last_states is not None and final is not None:
+            at = 0
+            for row, first, last in ranges:
+                forward.last_states[row, first:last] = final[at : at + last - first]
+                at += last - first

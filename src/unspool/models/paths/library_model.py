@@ -1,0 +1,190 @@
+"""A decoder as the CPU library's structs: sizes, and the addresses of its weights and position tables."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from unspool.errors import SettingError
+from unspool.kernels.alibi import alibi_slopes
+from unspool.kernels.cpu import find_library, why_missing
+from unspool.kernels.cpu.library import Layer as CLayer
+from unspool.kernels.cpu.library import Matrix as CMatrix
+from unspool.kernels.cpu.library import Model, describe_matrix, point
+from unspool.kernels.cpu.library import Norm as CNorm
+from unspool.models.decoder.layers import DecoderWeights, Layer
+from unspool.models.decoder.spec import DecoderSpec
+from unspool.models.decoder.views import AttentionViews
+from unspool.models.weights import (
+    AnyEmbedding,
+    AnyLinear,
+    Linear,
+    Norm,
+    PackedRows,
+    find_addresses,
+    iterate_tensors,
+)
+from unspool.protocols import LayerKind
+
+_ACTIVATIONS: Final = {
+    **dict.fromkeys(("silu", "swish"), 0),
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), 1),
+    "gelu": 2,
+    "relu": 3,
+}
+_WIDEST_HEAD: Final = 256
+
+
+def explain_no_library(
+    spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype
+) -> str | None:
+    """Why the library can't run this decoder's passes; None if it can."""
+    if device.type != "cpu":
+        return f"the model is on a device of type {device.type}"
+    if find_library() is None:
+        return f"there is no CPU library: {why_missing()}"
+    if dtype != torch.float32:
+        return f"the CPU library computes in float32, and the weights are {dtype}"
+    if spec.norm_placement not in ("pre", "sandwich") or not spec.has_final_norm:
+        return f"the CPU library has no block with the norms of {spec.family}"
+    if spec.head_dim > _WIDEST_HEAD:
+        return f"the CPU library reads heads of up to {_WIDEST_HEAD} numbers, and these have {spec.head_dim}"
+    if spec.activation not in _ACTIVATIONS:
+        return f"the CPU library has no activation {spec.activation}"
+    if spec.alibi is not None and spec.alibi.is_rounded:
+        return f"{spec.family} rounds its position biases key by key"
+    if weights.project_in is not None or weights.project_out is not None:
+        return f"{spec.family} has embeddings of another width than its states"
+    return None
+
+
+class DescribedModel:
+    """The structs of a decoder, described again if its tensors have moved."""
+
+    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, views: AttentionViews) -> None:
+        self._spec = spec
+        self._weights = weights
+        self._views = views
+        self._kept = list(iterate_tensors(weights))  # what the description points to
+        self._slopes: torch.Tensor | None = None
+        if spec.alibi is not None:
+            self._slopes = alibi_slopes(spec.num_heads) * spec.alibi.scale
+            self._kept.append(self._slopes)
+        self._forms = [_describe_form(tensor) for tensor in self._kept]
+        self._tables: list[torch.Tensor]  # of positions, that layers point to
+        self._tables_at: list[int]
+        self._describe()
+
+    def _describe(self) -> None:
+        """Build the C structs with the addresses of the weights."""
+        spec, weights = self._spec, self._weights
+        assert weights.final_norm is not None
+        self._layers = (CLayer * spec.num_layers)(
+            *(self._describe_layer(index, layer) for index, layer in enumerate(weights.layers))
+        )
+        self._room = 0  # no table of positions yet
+        self._tables, self._tables_at = [], []
+        positions = None
+        if weights.positions is not None:
+            positions = weights.positions[spec.position_offset :]
+        self._kept_at = find_addresses(self._kept)
+        self._model = Model(
+            num_layers=spec.num_layers,
+            hidden=spec.hidden_size,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            ffn=spec.ffn_size,
+            vocab=spec.vocab_size,
+            rope_width=spec.rope.width if spec.rope is not None else 0,
+            is_parallel=spec.residual == "parallel",
+            is_gated=spec.is_gated,
+            activation=_ACTIVATIONS[spec.activation],
+            has_embedding_norm=weights.embedding_norm is not None,
+            embedding_scale=weights.embedding.scale,
+            attention_cap=spec.attention_softcap or 0.0,
+            logit_cap=spec.logit_softcap or 0.0,
+            embedding=_describe_rows(weights.embedding),
+            head=_describe_rows(weights.head),
+            embedding_norm=_describe_norm(weights.embedding_norm),
+            final_norm=_describe_norm(weights.final_norm),
+            positions=point(positions),
+            slopes=point(self._slopes),
+            layers=self._layers,
+        )
+
+    def _describe_layer(self, index: int, layer: Layer) -> CLayer:
+        spec = self._spec
+        return CLayer(
+            attn_norm=_describe_norm(layer.attn_norm),
+            ffn_norm=_describe_norm(layer.ffn_norm),
+            post_attn_norm=_describe_norm(layer.post_attn_norm),
+            post_ffn_norm=_describe_norm(layer.post_ffn_norm),
+            q_norm=_describe_norm(layer.q_norm),
+            k_norm=_describe_norm(layer.k_norm),
+            has_ffn_norm=layer.ffn_norm is not None,
+            has_post_norms=layer.post_attn_norm is not None,
+            has_qk_norm=layer.q_norm is not None,
+            window=(spec.window or 0) if spec.kind_of(index) == "sliding" else 0,
+            qkv=_describe_rows(layer.qkv),
+            out=_describe_rows(layer.out),
+            up=_describe_rows(layer.up),
+            down=_describe_rows(layer.down),
+            scale=spec.scale_of(index),
+        )
+
+    def _follow_moves(self) -> None:
+        """Describe the decoder again if a tensor has moved: share_memory_(), set_() and torch's own pickling give a
+        tensor other memory, and its old address may then be reused."""
+        if find_addresses(self._kept) == self._kept_at and find_addresses(self._tables) == self._tables_at:
+            return
+        if [_describe_form(tensor) for tensor in self._kept] != self._forms:
+            raise SettingError(
+                "weights of this model were given another shape, dtype or device in place; load the model again, or "
+                "use model.to()"
+            )
+        self._describe()
+
+    def reach(self, stop: int) -> Model:
+        """The structs for a pass that reads positions below `stop`: the layers' position tables go that far."""
+        self._follow_moves()
+        if stop > self._room:
+            self._extend_tables(stop)
+        return self._model
+
+    def take_first(self, num_layers: int) -> Model:
+        """A copy of the structs with the first layers only."""
+        model = Model.from_buffer_copy(self._model)
+        model.num_layers = min(num_layers, self._spec.num_layers)
+        return model
+
+    def _extend_tables(self, stop: int) -> None:
+        tables: dict[LayerKind, torch.Tensor | None] = {}
+        for index in range(self._spec.num_layers):
+            kind = self._spec.kind_of(index)
+            table = tables.setdefault(kind, self._views.table_of(kind, stop))
+            if table is not None:
+                self._layers[index].rope = table.data_ptr()
+                self._room = table.shape[0]
+        self._tables = [table for table in tables.values() if table is not None]
+        self._tables_at = find_addresses(self._tables)
+        if self._spec.rope is None:
+            self._room = self._spec.max_context or (1 << 30)
+
+
+def _describe_form(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def _describe_norm(norm: Norm | None) -> CNorm:
+    if norm is None:
+        return CNorm()
+    return CNorm(int(norm.is_layer), norm.eps, point(norm.weight), point(norm.bias))
+
+
+def _describe_rows(rows: AnyLinear | AnyEmbedding) -> CMatrix:
+    if isinstance(rows, PackedRows):
+        return rows.matrix
+    bias = rows.bias if isinstance(rows, Linear) else None
+    return describe_matrix(rows.weight, bias, "float32", *rows.weight.shape)

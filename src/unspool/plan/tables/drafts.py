@@ -1,0 +1,69 @@
+"""What does not go with drafted tokens, and which draft models fit a model."""
+
+from __future__ import annotations
+
+from unspool.config import pairs
+from unspool.plan.pairs import Method, Pair
+
+DRAFTS: pairs.Method[pairs.ConfigFacts] = pairs.Method(
+    lambda _: True,  # read where there is a drafter
+    "`{name}`={value!r} does not go with a drafter ({drafter}): {why}",
+    (
+        pairs.Pair("num_beams", "beam search follows several texts at once; use num_beams=1"),
+        pairs.Pair("num_beam_groups", "beam search follows several texts at once; use num_beams=1"),
+        pairs.Pair("constraints", "constraints are kept by beam search; use num_beams without a drafter"),
+        pairs.Pair("force_words_ids", "forced words are kept by beam search; use num_beams without a drafter"),
+        pairs.Pair("penalty_alpha", "contrastive search chooses by hidden states; leave penalty_alpha out"),
+        pairs.Pair("dola_layers", "DoLa contrasts layers at every token; leave dola_layers out"),
+        pairs.Pair("guidance_scale", "guidance reads a second prompt at every token; leave guidance_scale out"),
+        pairs.Pair("mirostat_tau", "Mirostat's cut follows every token drawn; use top_p or min_p"),
+        pairs.Pair(
+            lambda facts: facts.settings.use_cache is False,
+            "",
+            told="`use_cache`=False does not go with a drafter ({drafter}): drafts are checked against kept keys and "
+            "values; leave use_cache on",
+        ),
+        pairs.Pair("output_hidden_states", "a check reads tokens that may be refused; decode without a drafter"),
+        pairs.Pair("output_attentions", "a check reads tokens that may be refused; decode without a drafter"),
+    ),
+)
+DRAFTED_ROWS = Method(
+    "return_legacy_cache",
+    "`return_legacy_cache` gives tuples, which can't hold rows of different lengths, and rows accept different numbers "
+    "of drafted tokens; leave it out",
+    (Pair(lambda facts: facts.shape.num_rows * (facts.settings.num_return_sequences or 1) > 1, ""),),
+)
+
+_SAME_KIND = "use a draft model of the same kind, or prompt_lookup_num_tokens"
+
+ASSISTANT = Method(
+    lambda facts: facts.given["assistant"] is not None,
+    "`assistant_model` {why}",
+    (
+        Pair(
+            lambda facts: (
+                facts.given["relation"] == "same" and facts.given["assistant"].vocab_size != facts.info.vocab_size
+            ),
+            "has a vocabulary of {assistant.vocab_size} tokens and the model one of {info.vocab_size}: its drafts "
+            "would mean other texts; pass `tokenizer` and `assistant_tokenizer` to draft across tokenizers, or use a "
+            "draft model with the same one",
+        ),
+        Pair(
+            lambda facts: facts.info.is_encoder_decoder and not facts.given["assistant"].is_encoder_decoder,
+            f"is decoder-only and the model is an encoder-decoder; {_SAME_KIND}",
+        ),
+        Pair(
+            lambda facts: facts.given["assistant"].is_encoder_decoder and not facts.info.is_encoder_decoder,
+            f"is an encoder-decoder and the model is decoder-only; {_SAME_KIND}",
+        ),
+        Pair(
+            lambda facts: facts.shape.has_embeds,
+            "reads tokens, and inputs_embeds are the model's own; pass input_ids, or use assistant_early_exit",
+        ),
+        Pair(
+            lambda facts: facts.given["relation"] != "same" and facts.info.is_encoder_decoder,
+            "has another tokenizer than the model, and an encoder-decoder's source is not put into other tokens; use a "
+            "draft model with the same tokenizer, or prompt_lookup_num_tokens",
+        ),
+    ),
+)

@@ -1,0 +1,114 @@
+"""Settings that a model, its cache or its steps can't serve."""
+
+from __future__ import annotations
+
+from unspool.config.modes import find_num_candidates
+from unspool.errors import UnsupportedError
+from unspool.plan.pairs import Method, Pair
+
+
+def _can_not(ability: str, hint: str = "") -> tuple[Pair, ...]:
+    return (Pair(lambda facts: ability not in facts.info.can, hint, UnsupportedError),)
+
+
+def _in_pieces(states: str) -> Method:
+    return Method(
+        states,
+        f"`{{name}}` reads the prompt in pieces and `{states}` returns the prompt's states whole; ask for one of them",
+        (Pair("prefill_chunk_size", ""), Pair("prompt_logprobs", "")),
+    )
+
+
+OF_MODEL = (
+    Method(
+        lambda facts: facts.settings.decoder_start_token_id is not None and "decoder_start_token_id" in facts.asked,
+        "`decoder_start_token_id` begins the text of an encoder-decoder; {info.family} is none",
+        (Pair(lambda facts: not facts.info.is_encoder_decoder, ""),),
+    ),
+    Method(
+        "output_hidden_states",
+        "`output_hidden_states` was asked for, and this {info.family} model can't return them; leave it out",
+        _can_not("hidden_states"),
+    ),
+    Method(
+        "output_attentions",
+        "`output_attentions` was asked for, and this {info.family} model can't return them{why}; leave it out",
+        _can_not("attentions", " (a transformers model can with attn_implementation='eager')"),
+    ),
+    Method(
+        lambda facts: bool(find_num_candidates(facts.settings)),
+        "`penalty_alpha`, set {spoken[penalty_alpha]}, asks for contrastive search, which compares hidden states, and "
+        "a {info.family} model returns none; leave it out",
+        _can_not("last_states"),
+    ),
+    _in_pieces("output_hidden_states"),
+    _in_pieces("output_attentions"),
+    Method(
+        "prompt_logprobs",
+        "`prompt_logprobs` can't be told: {why}",
+        (
+            Pair(
+                lambda facts: facts.info.is_encoder_decoder,
+                "an encoder-decoder model's prompt is not predicted token by token",
+            ),
+            Pair(lambda facts: facts.shape.has_embeds, "inputs_embeds have no tokens"),
+            Pair(lambda facts: facts.shape.has_cache, "past_key_values hide the prompt's first part from the model"),
+        ),
+    ),
+)
+
+# --- compiled steps ---
+
+_COMPILED = "`{wish}`, set {told}, asks for compiled steps, and {why}"
+COMPILABLE = Method(
+    lambda _: True,  # read where compiled steps were asked for
+    _COMPILED,
+    (
+        Pair(
+            lambda facts: "compile" not in facts.info.can,
+            "those of a {info.family} model can't be compiled yet; leave it out",
+            UnsupportedError,
+        ),
+    ),
+)
+COMPILED = Method(
+    lambda _: True,
+    _COMPILED + "; leave one of them out",
+    (
+        Pair(lambda facts: facts.settings.use_cache is False, "`use_cache`=False reads every text anew at every step"),
+        Pair("output_hidden_states", "`{name}` returns what a compiled step does not keep"),
+        Pair("output_attentions", "`{name}` returns what a compiled step does not keep"),
+        Pair(
+            lambda facts: not facts.given["is_plain"],
+            "this cache does not keep its keys in plain buffers; use a 'dynamic' or 'static' one",
+        ),
+    ),
+)
+
+# --- the cache ---
+
+
+def _makes_another(name: str) -> Pair:
+    return Pair(
+        lambda facts: facts.is_asked(name),
+        "",
+        told=f"`{name}` says what cache to make and past_key_values is one already; leave one of them out",
+    )
+
+
+GIVEN_CACHE = Method(
+    lambda facts: facts.shape.has_cache,
+    "past_key_values were given and {why}; leave one of them out",
+    (
+        Pair(lambda facts: facts.settings.use_cache is False, "`use_cache` is False"),
+        *(_makes_another(name) for name in ("cache_implementation", "cache_config", "max_cache_len")),
+    ),
+)
+LEGACY_CACHE = Method(
+    "return_legacy_cache",
+    "`return_legacy_cache` gives tuples, which can't hold {why}; leave it out",
+    (
+        Pair(lambda facts: facts.cache_kind != "dynamic", "a {cache_kind} cache"),
+        Pair(lambda facts: facts.shape.is_ragged, "rows of different lengths"),
+    ),
+)
