@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from unspool.cache import Cache
-from unspool.decoding.forwards import take_first_rows
+from unspool.decoding.forwards import take_first_rows, take_position
 from unspool.decoding.reader import Reader
 from unspool.decoding.readouts.base import Scores
 from unspool.decoding.record import Record
@@ -35,7 +35,7 @@ class Scorer:
     def next_logits(self, rows: Rows, *, whole: bool = True, normalise: bool = False) -> Scores:
         """Read what the cache has not seen of each row, and score the next token.
 
-        Where not the `whole` vocabulary's scores are wanted, the end of the chain may be left to the draw.
+        If the scores of the `whole` vocabulary are not wanted, the end of the chain may be left to the draw.
         With `normalise` the processors are given log-probabilities, as beam methods need them.
         """
         for processor in self._early:
@@ -92,6 +92,17 @@ class Scorer:
         self.record.keep_forward(forward, rows.pads(), starts, counts)
 
     # --- several positions at once -------------------------------------------------------------------
+    def keep_tried(self, forward: Forward, rows: Rows, num_taken: int, *, is_prompt: bool) -> None:
+        """Keep what a check returned for the positions of a lone row that were accepted, one entry each."""
+        if not self.record.keeps_states or num_taken == 0:
+            return
+        if is_prompt:
+            self._keep_states(forward, rows)
+            return
+        num_new, start = self.reader.counts[0], self.reader.starts[0]
+        for place in range(num_taken):
+            self.record.keep_forward(take_position(forward, place, num_new), rows.pads(), [start + place], [1])
+
     def score_places(self, rows: Rows, logits: torch.Tensor, places: Sequence[int], *, whole: bool) -> torch.Tensor:
         """Process the logits (rows, vocab) of the next token of the rows at `places`; others' scores mean nothing.
 

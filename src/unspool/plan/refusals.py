@@ -12,7 +12,7 @@ from unspool.errors import SettingError, UnsupportedError
 from unspool.plan.call import PromptShape
 from unspool.plan.origins import SPOKEN, Origin
 
-MOST_COPIES_OF_MODELS = 256  # beams, sequences or candidates a prompt that a model's own file may ask for
+MOST_COPIES_OF_MODELS = 256  # beams, sequences or candidates per prompt that a model's own file may ask for
 
 # What is not built yet: each with the value that switches it off.
 OFF: dict[str, tuple[Any, str]] = {
@@ -34,10 +34,8 @@ def refuse_unbuilt(settings: GenerationConfig, origins: Mapping[str, Origin]) ->
 
 def refuse_unused(settings: GenerationConfig, origins: Mapping[str, Origin]) -> None:
     for name, reason in find_unused(settings).items():
-        if origins[name] in (
-            "config",
-            "call",
-        ):  # what a model's file suggests for another strategy is no request
+        # What a model's file suggests for another strategy is no request, and a negative pad token says "none".
+        if origins[name] in ("config", "call") and name != "pad_token_id":
             raise SettingError(f"{reason} (`{name}` was set {SPOKEN[origins[name]]}.)")
 
 
