@@ -84,7 +84,7 @@ class Run:
             logprobs=settings.logprobs,
         )
         self._want = find_want(plan)
-        # Built now, so that what can't be is told before the first forward pass.
+        # Built now, so that what can't be raises before the first forward pass.
         self._criteria = build_criteria(plan, hooks)
         self._processors = build_processors(settings, describe_call(model, prompts, plan, hooks))
         if plan.drafting is not None and plan.drafting.is_suggested and not self._takes_suggestion():
@@ -225,7 +225,7 @@ class Run:
 
     @property
     def has_bursts(self) -> bool:
-        """Whether rows get different numbers of tokens a step: those that beams agree on, or accepted drafts."""
+        """Whether rows get different numbers of tokens per step: those that beams agree on, or accepted drafts."""
         return self._plan.num_beams > 1 or self._plan.drafting is not None
 
     @property
@@ -235,13 +235,13 @@ class Run:
 
     @property
     def beam_trace(self) -> BeamTrace | None:
-        """Every step's candidates of a beam search, where they were asked for."""
+        """Every step's candidates of a beam search, if they were asked for."""
         trace: BeamTrace | None = self._result().fields.get("beam_trace")
         return trace
 
     @property
     def dola_layers(self) -> list[list[int]] | None:
-        """The layer that each new token was contrasted with, a row each; None without DoLa."""
+        """The layer that each new token was contrasted with, one per row; None without DoLa."""
         layers: list[list[int]] | None = self._readout.result(self.emitted).get("dola_layers")
         return layers
 
@@ -364,7 +364,7 @@ class Run:
         return join_encoded(self._encoded, other)
 
     def find_held(self) -> tuple[list[int], Cache] | None:
-        """The tokens that a call of one row has read, and the cache that holds them; None where it was let go."""
+        """The tokens that a call of one row has read, and the cache that holds them; None if it was let go."""
         cache = self._cache
         if self.num_rows != 1 or self._plan.num_beams > 1 or not self._wants_every_row() or cache is None:
             return None
@@ -402,7 +402,7 @@ class Run:
         return append_rows(self.prompt_ids, self.emitted, self._plan.fill_token_id)
 
     def finish_reasons(self) -> list[str]:
-        """Why each row ended; "cancelled" where the caller stopped."""
+        """Why each row ended; "cancelled" if the caller stopped."""
         return [reason or "cancelled" for reason in self.reasons]
 
     @explain_shortage("the output object was built")

@@ -46,7 +46,7 @@ class DrafterContext:
     rows: Rows
     prompts: Prompts
     assistant: Model | None = None  # a model that drafts
-    vocabularies: Vocabularies | None = None  # the model's and the assistant's, where they are not one
+    vocabularies: Vocabularies | None = None  # the model's and the assistant's, if they differ
 
 
 def make_policy(drafting: Drafting, drafter: Drafter) -> Policy:
@@ -93,9 +93,9 @@ def make_drafter(
     assistant: Model | None,
     vocabularies: Vocabularies | None = None,
 ) -> Drafter | None:
-    """The drafter that the plan names, ready to guess what follows the rows; None where it names none.
+    """The drafter that the plan names, ready to guess what follows the rows; None if it names none.
 
-    `vocabularies` are the model's and the assistant's, where they are not one.
+    `vocabularies` are the model's and the assistant's, if they differ.
     """
     if plan.drafting is None:
         return None
@@ -149,7 +149,7 @@ def _make_translating(
 ) -> Drafter:
     """A drafter with other tokens: through text where nothing is drawn, and else in the tokens that both have.
 
-    Where both have the same tokens under other numbers, nothing is gained by going through text.
+    If both have the same tokens under other numbers, nothing is gained by going through text.
     """
     if ROLL_BACK not in rows.can:
         raise UnsupportedError(
