@@ -1,8 +1,8 @@
 """A Mamba's decoding step on a GPU as one CUDA graph.
 
 A step reads the states in one set of buffers and writes them into another; the cache then swaps the two. So a graph
-belongs to the addresses of both sets, and a cache needs two graphs. A step that is run twice changes nothing, which lets
-kernels be compiled and captured on the cache itself.
+belongs to the addresses of both sets, and a cache needs two graphs. A step that is run twice changes nothing: kernels
+are compiled and captured on the cache itself.
 """
 
 from __future__ import annotations
