@@ -30,8 +30,8 @@ class EncoderInput:
 class Prompts:
     """Prompt rows: left-padded ids, and how many of them are real."""
 
-    ids: torch.Tensor  # (rows, width), left-padded; width 0 where only embeddings were given
-    lengths: list[int]  # positions a row takes in the decoder
+    ids: torch.Tensor  # (rows, width), left-padded; width 0 if only embeddings were given
+    lengths: list[int]  # positions that each row takes in the decoder
     shown: torch.Tensor | None = None  # what returned sequences begin with, if not `ids`: padding where it was given
     order: torch.Tensor | None = None  # (rows, width): the given columns in the order of `ids`; None if they are in it
     embeds: torch.Tensor | None = None  # (rows, longest, hidden), right-filled

@@ -128,7 +128,7 @@ def _refuse_unread(kind: str, settings: GenerationConfig, asked: Collection[str]
 
 
 def _refuse_lookbehind(settings: GenerationConfig, asked: Collection[str], relation: Relation) -> None:
-    """The look-behinds are read where guesses go through text."""
+    """The look-behinds are read if guesses go through text."""
     if relation == "other" and not settings.do_sample:
         return
     why = "they are drawn from the tokens that both have" if relation == "other" else "both have the same tokens"

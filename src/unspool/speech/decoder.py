@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from unspool.config import GenerationConfig, find_unused
-from unspool.decoding.reader import answer_at_once, encode
+from unspool.decoding.reader import answer_at_once, encode_at_once
 from unspool.decoding.run import Run
 from unspool.errors import SettingError
 from unspool.logits import WhisperTimeStampLogitsProcessor
 from unspool.outputs import Output
-from unspool.protocols import Ask, Encoded, Model, Want
+from unspool.protocols import Ask, Encoded, Model, SourceAsk, Want
 from unspool.speech.alignment import find_times
 from unspool.speech.markers import Markers
 
@@ -35,7 +35,7 @@ class Written:
     avg_logprob: float | None = None  # of the tokens and their end, if a threshold asked for it
     compression_ratio: float | None = None
     no_speech_prob: float | None = None
-    times: list[float] = field(default_factory=list)  # seconds after the window's start at which each token begins
+    times: list[float] = field(default_factory=list)  # seconds after the window's start at which each token is over
     output: Output | None = None  # of the run, all rows
     row: int = 0  # in that output
 
@@ -70,7 +70,8 @@ class WindowDecoder:
         shape = self.model.info.features
         assert shape is not None
         self.num_passes += 1
-        return encode(self.model, None, [shape.positions] * len(features), embeds=features.to(self.model.device))
+        counts = [shape.positions] * len(features)
+        return encode_at_once(SourceAsk(self.model, None, counts, embeds=features.to(self.model.device)))
 
     @torch.no_grad()
     def find_languages(self, encoded: Encoded) -> list[int]:
@@ -203,7 +204,7 @@ class WindowDecoder:
     # --- times ----------------------------------------------------------------------------------------------
     @torch.no_grad()
     def place(self, encoded: Encoded, row: int, written: Written, num_positions: int | None) -> None:
-        """Find when each token of a row begins: one pass over all of them, with attentions."""
+        """Find when each token of a row was spoken: one pass over all of them, with attentions."""
         if not self.markers.alignment_heads:
             raise SettingError(
                 "times of words need `alignment_heads` in the model's generation_config.json, which has none; use "

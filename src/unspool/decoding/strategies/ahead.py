@@ -1,4 +1,4 @@
-"""One token a row a turn on a GPU, one step ahead: a step is launched before the last one's tokens are looked at.
+"""One token per row per turn on a GPU, one step ahead: a step is launched before the last one's tokens are looked at.
 
 So the device never waits for the host. The tokens of a step feed the next one where they are; the host reads them from
 pinned memory while that one runs. What it learns then comes one step late: a row that has ended rides along once more,

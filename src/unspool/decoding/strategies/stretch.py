@@ -28,7 +28,7 @@ class StretchTurns(TokenTurns):
 
     reader: Reader | None = None
     most_steps: int = MOST_STEPS  # of one call
-    ready: deque[list[int]] = field(default_factory=deque)  # what steps that were taken chose, a row each
+    ready: deque[list[int]] = field(default_factory=deque)  # what steps that were taken chose, one per row
     seconds: float = SECONDS_AT_ONCE  # of a step, as last measured
 
     def turn(self) -> Emitted:

@@ -61,7 +61,7 @@ OF_MODEL = (
 
 _COMPILED = "`{wish}`, set {told}, asks for compiled steps, and {why}"
 COMPILABLE = Method(
-    lambda _: True,  # read where compiled steps were asked for
+    lambda _: True,  # read if compiled steps were asked for
     _COMPILED,
     (
         Pair(
