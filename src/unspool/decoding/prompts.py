@@ -37,7 +37,7 @@ class Prompts:
     embeds: torch.Tensor | None = None  # (rows, longest, hidden), right-filled
     source: EncoderInput | None = None
     negative: EncoderInput | None = None  # what guidance leads away from: the decoder's other prompts, or the encoder's
-    hides_padding: bool = False  # whether processors are told what is padding; the reference counts it as tokens
+    hides_padding: bool = False  # whether processors are given what is padding; the reference counts it as tokens
 
     @property
     def num_rows(self) -> int:
@@ -127,7 +127,7 @@ def put_in_order(values: torch.Tensor, order: torch.Tensor | None) -> torch.Tens
 
 
 def mark_padding(ids: torch.Tensor, pad_token_id: int | None) -> torch.Tensor | None:
-    """A mask over the pad tokens before and after each row's other tokens; None without a token that tells."""
+    """A mask over the pad tokens before and after each row's other tokens; None without such a token."""
     if pad_token_id is None:
         return None
     real = ids.ne(pad_token_id).long()

@@ -84,7 +84,7 @@ class Run:
             logprobs=settings.logprobs,
         )
         self._want = find_want(plan)
-        # Built now, so that what can't be is told before the first forward pass.
+        # Built now, so that what can't be raises before the first forward pass.
         self._criteria = build_criteria(plan, hooks)
         self._processors = build_processors(settings, describe_call(model, prompts, plan, hooks))
         if plan.drafting is not None and plan.drafting.is_suggested and not self._takes_suggestion():

@@ -52,7 +52,7 @@ class Plan:
     cache_kind: str
     prompt_width: int
     dola_layers: tuple[int, ...] = ()  # the layers that DoLa chooses among; none without it
-    cache_config: Mapping[str, Any] = field(default_factory=dict)  # what the kind is told, checked
+    cache_config: Mapping[str, Any] = field(default_factory=dict)  # the kind's options, checked
     drafting: Drafting | None = None
     compiling: Compiling | None = None
 

@@ -59,7 +59,7 @@ class AheadTurns(TokenTurns):
         flight = self.flights.popleft()
         if not self.is_first and not self.finish.ends_at(flight.width):
             self._launch()
-        self.is_first = False  # the first token is told before the step that follows it is captured
+        self.is_first = False  # the first token is emitted before the step that follows it is captured
         new_tokens = flight.land()
         if NO_TOKEN in new_tokens:
             self._raise_no_token(flight, new_tokens)

@@ -1,7 +1,7 @@
 """Greedy steps several at a time: on a CPU what lies between two calls of a model costs as much as a tenth of a step.
 
-The model takes the steps, and the turns tell of them one by one: rows, cache and counts are at every turn what single
-steps make them. What was taken and is not told, because something ended a row first, is forgotten: its keys lie past
+The model takes the steps, and the turns emit them one by one: rows, cache and counts are at every turn what single
+steps make them. What was taken and is not emitted, because something ended a row first, is forgotten: its keys lie past
 the row's end, where the next step overwrites them.
 """
 

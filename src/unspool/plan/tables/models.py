@@ -45,7 +45,7 @@ OF_MODEL = (
     _in_pieces("output_attentions"),
     Method(
         "prompt_logprobs",
-        "`prompt_logprobs` can't be told: {why}",
+        "`prompt_logprobs` can't be computed: {why}",
         (
             Pair(
                 lambda facts: facts.info.is_encoder_decoder,
