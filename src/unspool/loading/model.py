@@ -32,7 +32,7 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "auto": None,
 }
-_TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model", "spiece.model")
 _STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
