@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROMPT ?= Write a haiku about a lighthouse.
 
-.PHONY: help run chat test gpu check sanitize format conformance fuzz bench clean
+.PHONY: help run chat test gpu check sanitize format conformance fuzz soak bench clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -40,6 +40,9 @@ conformance: $(VENV)/.test  ## the table of reference outputs: what runs, what i
 
 fuzz: $(VENV)/.test  ## hostile inputs of every kind, in processes with limits (MINUTES=, JOBS=, KIND=)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),5) --jobs $(or $(JOBS),2) $(if $(KIND),--kind $(KIND))
+
+soak: $(VENV)/.test  ## the engine under random requests, cancellations and faults (MINUTES=, SEED=)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.engine.soak --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED))
 
 bench: $(VENV)/.bench $(VENV)/.model  ## decoding speed beside transformers
 	@$(BIN)/unspool bench --peer transformers

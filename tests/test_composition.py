@@ -99,11 +99,6 @@ REFUSED: dict[str, tuple[type[FakeModel], dict[str, Any], str]] = {
         {"guidance_scale": 2.0, **NEGATIVE, "negative_prompt_attention_mask": [[1, 1], [0, 0]]},
         "row 1 is empty: its negative_prompt_attention_mask has no ones",
     ),
-    "right-padded": (
-        FakeModel,
-        {"guidance_scale": 2.0, **NEGATIVE, "negative_prompt_attention_mask": [[1, 0], [1, 1]]},
-        "the negative_prompt_attention_mask of row 0 is right-padded",
-    ),
     "mask of another shape": (
         FakeModel,
         {"guidance_scale": 2.0, **NEGATIVE, "negative_prompt_attention_mask": [[1], [1]]},

@@ -107,6 +107,8 @@ class Forward:
     # (rows,) or (rows, new), as the logits are: the first token of the highest one, where the pass found it
     likeliest: torch.Tensor | None = None
     epilogue: Any = None  # what `Want.epilogue` gave, where the pass did it itself; `likeliest` is by its scores then
+    # Whether states and weights are in the columns that the caller gave and need no more padding.
+    is_laid_out: bool = False
     path: str = "eager"  # or "captured" (a CUDA graph), "library" (one call of C), "compiled": how the pass was run
     path_reason: str = ""  # why it was not faster, if that is known
 
@@ -120,6 +122,18 @@ class Encoded:
     hidden_states: tuple[torch.Tensor, ...] | None = None
     attentions: tuple[torch.Tensor, ...] | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PreparedRows:
+    """The decoder's prompt where a model makes it of inputs of its own (images, sound, another model's cache)."""
+
+    ids: torch.Tensor  # (rows, width), left-padded; width 0 if only embeddings were given
+    lengths: list[int]  # positions a row takes in the decoder
+    shown: torch.Tensor  # (rows, columns): what returned sequences begin with
+    embeds: torch.Tensor | None = None  # (rows, longest, hidden), instead of tokens
+    source_ids: torch.Tensor | None = None  # the encoder's tokens, if it reads any
+    num_sources: int = 0  # rows that the encoder reads; 0 without an encoder
 
 
 class Model(Protocol):

@@ -57,3 +57,23 @@ def test_only_what_is_asked_is_measured(cli: Callable[..., Any], tiny: str) -> N
     ended = cli("bench", tiny, *SMALL, "--only", "prefill")
     assert ended.code == 0 and ended.out.splitlines()[2].split() == ["prefill", "12"]
     assert "memory floor" not in ended.out.splitlines()[5]
+
+
+def test_requests_over_time(cli: Callable[..., Any], tiny: str, tmp_path: Path) -> None:
+    trace, figures, chart = tmp_path / "trace.jsonl", tmp_path / "x.json", tmp_path / "x.svg"
+    trace.write_text('{"at": 0.05, "prompt": 3, "new": 4}\n{"at": 0, "prompt": 6, "new": 3}\n')
+    ended = cli(
+        "bench", tiny, "--engine", "--trace", str(trace), "--device", "cpu", "--batch", "2", "--json", str(figures),
+        "--plot", str(chart),
+    )  # fmt: skip
+    assert ended.code == 0 and "static batches" in ended.out
+    assert [one["new"] for one in json.loads(figures.read_text())["requests"]] == [3, 4]
+    assert ET.fromstring(chart.read_text()).tag.endswith("svg")
+    for words, told in (
+        (("--engine", "--peer", "transformers"), "--peer"),
+        (("--rate", "3"), "add --engine"),
+        (("--engine", "--rate", "nan"), "--rate"),
+        (("--engine", "--trace", "x", "--requests", "3"), "leave --requests"),
+    ):
+        ended = cli("bench", tiny, "--device", "cpu", *words)
+        assert ended.code == 2 and told in ended.err

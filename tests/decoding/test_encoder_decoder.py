@@ -188,8 +188,7 @@ def test_tuples_are_taken_back() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({}, "needs input_ids, inputs_embeds or encoder_outputs"),
-        ({"input_ids": [[1, 2, 3]], "attention_mask": [[1, 0, 1]]}, "row 0 has a hole"),
+        ({"bos_token_id": None}, "no prompt was given"),
         ({"input_ids": [[1, 2, 3]], "attention_mask": [[0, 0, 0]]}, "row 0 is empty"),
         ({"input_ids": [[0, 0]], "pad_token_id": 0}, "row 0 is empty"),
         ({"input_ids": [[1, 2]], "decoder_input_ids": [[1], [2]]}, "2 rows and the encoder's input 1"),

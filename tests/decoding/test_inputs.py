@@ -46,10 +46,7 @@ IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])
         ({"input_ids": IDS, "attention_mask": torch.ones(2, 3) * 2}, "zeros and ones alone"),
         ({"input_ids": IDS, "attention_mask": torch.full((2, 3), torch.nan)}, "zeros and ones alone"),
         ({"input_ids": IDS, "attention_mask": [1, 1, 1]}, "attention_mask must be a tensor or a list of rows"),
-        ({"input_ids": IDS, "attention_mask": [[0, 1, 1], [1, 1, 0]]}, "row 1 is right-padded"),
-        ({"input_ids": IDS, "attention_mask": [[1, 0, 1], [1, 1, 1]]}, "row 0 has a hole"),
         ({"input_ids": IDS, "attention_mask": [[0, 1, 1], [0, 0, 0]]}, "row 1 is empty"),
-        ({"input_ids": [[1, 2, 0]], "pad_token_id": 0}, "end in pad tokens"),
         ({"input_ids": [[1, 2], [0, 0]], "pad_token_id": 0}, "row 1 holds nothing but pad tokens"),
         ({}, "no prompt was given"),
         ({"attention_mask": torch.ones(1, 3)}, "attention_mask was given without"),
@@ -351,13 +348,36 @@ def test_what_is_no_model(model: Any) -> None:
         generate(model, IDS)
 
 
-def test_a_transformers_model_that_keeps_states_is_pointed_to_load() -> None:
-    from transformers import MambaConfig, MambaForCausalLM
-
-    with pytest.raises(UnsupportedError, match="save_pretrained"):
-        generate(MambaForCausalLM(MambaConfig(vocab_size=23, hidden_size=8, num_hidden_layers=1, state_size=4)), IDS)
-
-
 def test_a_config_must_be_a_config() -> None:
     with pytest.raises(SettingError, match="must be a GenerationConfig, not a dict"):
         generate(FakeModel(), IDS, generation_config={"max_length": 5})
+
+
+@pytest.mark.parametrize(
+    ("mask", "kept"),
+    [
+        ([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], [[3, 5, 7], [2, 4, 6, 8, 9]]),  # on the right
+        ([[0, 1, 0, 1, 0], [1, 0, 0, 0, 1]], [[5, 8], [2, 9]]),  # with holes
+    ],
+)
+@pytest.mark.parametrize("told", [{}, {"num_beams": 2}, {"prompt_lookup_num_tokens": 2}])
+def test_a_masked_token_is_as_if_it_were_not_there(mask: Any, kept: Any, told: Any) -> None:
+    model, ids = FakeModel(23), torch.tensor([[3, 5, 7, 8, 1], [2, 4, 6, 8, 9]])
+    found = generate(model, ids, attention_mask=mask, max_new_tokens=4, eos_token_id=None, **told)
+    assert torch.equal(found[:, :5], ids)
+    for row, tokens in enumerate(kept):
+        alone = generate(model, [tokens], max_new_tokens=4, eos_token_id=None, **told)
+        assert found[row, 5:].tolist() == alone[0, len(tokens) :].tolist()
+
+
+def test_pad_tokens_after_a_prompt_are_padding() -> None:
+    model = FakeModel(23)
+    found = generate(model, [[5, 6, 0, 0]], pad_token_id=0, max_new_tokens=3, eos_token_id=None)
+    alone = generate(model, [[5, 6]], max_new_tokens=3, eos_token_id=None)
+    assert found.tolist() == [[5, 6, 0, 0, *alone[0, 2:].tolist()]]
+
+
+@pytest.mark.parametrize("width", [3, 30])
+def test_without_a_length_twenty_tokens_are_written(width: int) -> None:
+    ids = torch.randint(1, 20, (2, width), generator=torch.Generator().manual_seed(0))
+    assert generate(FakeModel(23), ids, eos_token_id=None).shape == (2, width + 20)

@@ -441,14 +441,14 @@ def test_what_is_not_built_is_refused_with_its_value_and_origin(name: str, origi
     for part in (f"`{name}`={value!r}", SPOKEN[origin], feature, f"pass {name}={off!r}"):
         assert part in str(error.value)
     for neutral in (off, None):  # the way out that the message names
-        assert plan_for(origin, **extra, **{name: neutral}).max_length == 20
+        assert plan_for(origin, **extra, **{name: neutral}).max_new_tokens == 20
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("guidance_scale", 1), ("penalty_alpha", 0), ("low_memory", False), ("num_beams", 1)]
 )
 def test_other_ways_to_say_off(name: str, value: Any) -> None:
-    assert plan_for(**{name: value}).max_length == 20
+    assert plan_for(**{name: value}).max_new_tokens == 20
 
 
 def test_the_call_can_switch_off_what_a_models_file_asks_for() -> None:
@@ -490,7 +490,7 @@ def test_beam_settings_without_beams(name: str) -> None:
         with pytest.raises(UnspoolError, match=f"`{name}`"):
             plan_for(origin, **{name: EXAMPLES[name]})
     if name in ("early_stopping", "length_penalty", "low_memory"):  # advice for those who search with beams
-        assert plan_for("model", **{name: EXAMPLES[name]}).max_length == 20
+        assert plan_for("model", **{name: EXAMPLES[name]}).max_new_tokens == 20
 
 
 # What steers a drafter, and the drafter that must be there.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 import transformers
 
 WINDOW = 60  # frames
 FIRST_STAMP = 61
+WORDS = [f" w{index}" for index in range(50)]
 NEVER = {"eos_token_id": 50, "pad_token_id": 50, "bos_token_id": 50}
 
 
@@ -61,3 +64,15 @@ def make_whisper(seed: int = 0, scale: float = 0.35) -> Any:
 def draw_features(rows: int, frames: int, seed: int = 0) -> torch.Tensor:
     """Random features (rows, mels, frames)."""
     return torch.randn(rows, 16, frames, generator=torch.Generator().manual_seed(seed))
+
+
+def save_speech_model(folder: Path) -> None:
+    """Write the tiny model with a tokenizer whose tokens are words."""
+    make_whisper(1).save_pretrained(folder)
+    marks = [f"<|{index}|>" for index in range(50, FIRST_STAMP)]
+    stamps = [f"<|{index * 0.02:.2f}|>" for index in range(WINDOW // 2 + 1)]
+    vocabulary = {word: index for index, word in enumerate([*WORDS, *marks, *stamps])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=" w0"))
+    tokenizer.decoder = tokenizers.decoders.Fuse()
+    tokenizer.add_special_tokens(marks)
+    tokenizer.save(str(folder / "tokenizer.json"))

@@ -39,11 +39,6 @@ class Assistant:
 def read_assistant(assistant: Any, model: Model, tokenizer: Any, assistant_tokenizer: Any = None) -> Assistant:
     """The draft model, with both vocabularies if they differ; raises if that is unknown or the model can't be used."""
     core = as_model(assistant)
-    if core is model:
-        raise SettingError(
-            "`assistant_model` is the model itself, which can't be ahead of itself; use assistant_early_exit to draft "
-            "with its first layers"
-        )
     if core.device != model.device:
         raise SettingError(
             f"`assistant_model` is on {core.device} and the model on {model.device}; load both on one device"

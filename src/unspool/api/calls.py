@@ -10,11 +10,11 @@ from typing import Any, cast
 import torch
 
 from unspool.api.assistant import Assistant, follow_assistant, read_assistant
-from unspool.api.core import as_model
+from unspool.api.core import as_model, find_object
 from unspool.api.healing import heal_prompts
 from unspool.api.speech import generate_speech, prepare_window
 from unspool.cache import Cache
-from unspool.config import GenerationConfig
+from unspool.config import PARAMETERS, GenerationConfig
 from unspool.config.pairs import ConfigFacts, check_methods
 from unspool.decoding.inputs import Inputs, read_prompts
 from unspool.decoding.loop import Emitted
@@ -23,7 +23,18 @@ from unspool.decoding.prompts import Prompts
 from unspool.decoding.run import Run
 from unspool.errors import SettingError, UnsupportedError
 from unspool.logits import UnbatchedClassifierFreeGuidanceLogitsProcessor
-from unspool.models.adapters import find_settings
+from unspool.models.adapters import (
+    ColumnModel,
+    convert_values,
+    dress_output,
+    find_adapter,
+    find_settings,
+    list_inputs,
+    open_call,
+    prepare_call,
+    read_settings,
+    runs_own_generate,
+)
 from unspool.outputs import Output
 from unspool.plan import Plan, PromptShape, merge, settle
 from unspool.plan.pairs import Facts
@@ -43,6 +54,7 @@ _INPUT_NAMES = (
     "negative_prompt_ids",
     "negative_prompt_attention_mask",
 )
+_MODEL_INPUTS = _INPUT_NAMES[:6]  # those that a model's forward takes
 _UNBUILT = {
     "synced_gpus": "decoding over several GPUs",
     "custom_generate": "custom decoding methods",
@@ -71,8 +83,10 @@ def generate(
     `tokenizer` for `stop_strings` (and, with an `assistant_tokenizer`, for a draft model of another vocabulary),
     `past_key_values`, and every setting of `GenerationConfig`.
     """
-    core = as_model(model)
-    if core.info.features is not None:
+    if isinstance(inputs, Mapping):  # what a tokenizer or a feature extractor returned, with all its names
+        kwargs, inputs = {**inputs, **kwargs}, None
+    speech = _find_speech(model)
+    if speech is not None:
         given = {
             "generation_config": _read_config(generation_config),
             "logits_processor": logits_processor,
@@ -88,7 +102,7 @@ def generate(
             given["input_features"] = inputs
         use = partial(_use, streamer)
         made: torch.Tensor | Output = generate_speech(
-            core, partial(start, model), given, use, is_streamed=streamer is not None
+            speech, partial(start, model), given, use, is_streamed=streamer is not None
         )
         return made
     asked = {
@@ -110,7 +124,24 @@ def generate(
         **kwargs,
     )
     _use(streamer, run)
-    return run.output() if run.returns_output else run.sequences()
+    if not run.returns_output:
+        return run.sequences()
+    output = run.output()
+    if find_object(model) is not None:
+        return dress_output(output, run.prompt_mask)  # type: ignore[no-any-return]  # transformers' class
+    return output
+
+
+def _find_speech(model: Any) -> Model | None:
+    """The model, if it reads sound and its windows are ours to cut; a transformers object's own generate() may."""
+    theirs = find_object(model)
+    if theirs is None:
+        core = as_model(model)
+    elif runs_own_generate(theirs) or (adapted := find_adapter(theirs)) is None:
+        return None
+    else:
+        core = adapted
+    return core if core.info.features is not None else None
 
 
 def _use(streamer: Any, run: Run) -> None:
@@ -160,15 +191,19 @@ def start(
     if beams not in (None, "all"):
         raise SettingError(f"beams={beams!r} is not known; beams='all' streams the whole table of beams")
     tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
-    core = as_model(model)
+    theirs = find_object(model)
+    if isinstance(inputs, Mapping):  # what a tokenizer returned, with all its names
+        kwargs, inputs = {**inputs, **kwargs}, None
+    kwargs = convert_values(kwargs)
     for name, feature in _UNBUILT.items():
         value = kwargs.pop(name, None)
         if value is not None and value is not False:
             raise UnsupportedError(f"`{name}` needs {feature}, which this version of unspool does not have yet")
     generation_config = _read_config(generation_config)
-    if core.info.features is not None:
+    speech = _find_speech(model)
+    if speech is not None:
         logits_processor = prepare_window(
-            core,
+            speech,
             kwargs,
             generation_config,
             logits_processor,
@@ -177,19 +212,28 @@ def start(
             start=partial(start, model),
         )
     given = Inputs(**{name: kwargs.pop(name) for name in _INPUT_NAMES if name in kwargs})
-    if inputs is not None:
-        if given.input_ids is not None:
-            raise SettingError("`inputs` and `input_ids` are two names of the same argument; pass one")
-        given.input_ids = inputs
-    model_config = None if use_model_defaults is False else getattr(core, "generation_config", None)
+    if inputs is not None and given.input_ids is not None:
+        raise SettingError("`inputs` and `input_ids` are two names of the same argument; pass one")
+    extra = {} if theirs is None else _take_extra(theirs, kwargs, given)
+    own = as_model(model) if theirs is None else None
+    model_config = read_settings(theirs) if own is None else getattr(own, "generation_config", None)
+    model_config = None if use_model_defaults is False else model_config
     settings, origins = merge(model_config, generation_config, kwargs, defaults)
+    core = own
+    if core is None:
+        extra |= {"past_key_values": past_key_values}
+        core, assistant_model, past_key_values = _open_object(theirs, inputs, given, extra, settings, assistant_model)
+    elif inputs is not None:
+        given.input_ids = inputs
     assistant = _read_assistant(assistant_model, core, tokenizer, assistant_tokenizer)
     if assistant is not None:
         follow_assistant(settings, origins, assistant_model)
     drafts = () if assistant is None else (assistant.model.info, assistant.relation)
     prompts = replace(read_prompts(core, given, settings), hides_padding=hides_padding)
     sources = None if prompts.source is None else prompts.source.lengths
-    cache = read_cache(past_key_values, prompts.lengths, sources, core)
+    cache = past_key_values
+    if given.prepared is None:
+        cache = read_cache(past_key_values, prompts.lengths, sources, core)
     shape = _shape(prompts, cache)
     plan = settle(settings, origins, core.info, shape, *drafts)
     core = _compile(core, plan)
@@ -220,6 +264,31 @@ def start(
     run = Run(core, healed, settle(settings, origins, core.info, _shape(healed, None), *drafts), hooks)
     run.added_texts = [text for text in added for _ in range(plan.num_return_sequences)]
     return run
+
+
+def _take_extra(model: Any, kwargs: dict[str, Any], given: Inputs) -> dict[str, Any]:
+    """What a transformers object's forward takes beside the usual inputs, out of the call's arguments."""
+    names = list_inputs(model) - set(PARAMETERS)
+    if given.input_features is not None and "input_features" not in names:
+        raise SettingError(f"generate() has no setting 'input_features' for a {type(model).__name__}")
+    return {name: kwargs.pop(name) for name in list(kwargs) if name in names}
+
+
+def _open_object(
+    model: Any, inputs: Any, given: Inputs, extra: Mapping[str, Any], settings: GenerationConfig, assistant: Any
+) -> tuple[Model, Any, Any]:
+    """The model, the drafting model and the cache of a call with a transformers object."""
+    everything = {name: getattr(given, name) for name in _MODEL_INPUTS} | dict(extra)
+    core = open_call(model, inputs, everything, settings)
+    if not isinstance(core, ColumnModel):
+        if inputs is not None:
+            setattr(given, "input_features" if core.info.features is not None else "input_ids", inputs)
+        return core, assistant, everything["past_key_values"]
+    given.prepared = core.prepared
+    settings.compile_config = settings.compile = None  # transformers compiles it
+    if (drafting := find_object(assistant)) is not None:
+        assistant = prepare_call(drafting, inputs, {**everything, "past_key_values": None}, settings, core.call.why)
+    return core, assistant, core.given_cache
 
 
 def _read_config(config: Any) -> GenerationConfig | None:

@@ -9,9 +9,19 @@ from unspool.models.adapters import adapt, is_transformers_model
 from unspool.protocols import Model
 
 
+def find_object(model: Any) -> Any:
+    """The transformers object in what a caller passes; None if there is none."""
+    core = _unwrap(model)
+    return core if is_transformers_model(core) else None
+
+
+def _unwrap(model: Any) -> Any:
+    return getattr(model, "model", model) if hasattr(model, "tokenizer") else model
+
+
 def as_model(model: Any) -> Model:
     """The model that decodes: a native one, as it is or out of a LanguageModel, or a transformers one's adapter."""
-    core = getattr(model, "model", model) if hasattr(model, "tokenizer") else model
+    core = _unwrap(model)
     if hasattr(core, "info") and hasattr(core, "new_cache"):
         return core  # type: ignore[no-any-return]  # satisfies the protocol
     if is_transformers_model(core):

@@ -20,10 +20,10 @@ from unspool.speech.decoder import WindowDecoder
 from unspool.speech.features import FRAMES_PER_SECOND, Frames
 from unspool.speech.languages import find_language
 from unspool.speech.markers import check_choice, read_markers
-from unspool.speech.results import Segment, Transcription
+from unspool.speech.results import Segment, Transcription, Word
 from unspool.speech.sound import Sound, open_sound
 from unspool.speech.windows import Course, Place, WindowResult, decode_windows
-from unspool.speech.words import group_words
+from unspool.speech.words import group_words, trim_edges
 from unspool.text import Tokenizer
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -169,9 +169,9 @@ class Transcriber:
         """Segments as their windows are done; those of a batch's sounds come interleaved."""
         for result in decode_windows(self._decoder, self._open_all(), self._course, self._report):
             yield from self._read(result)
-            if self.progress is not None:
+            if self.progress is not None and result.is_last:
                 frames = self.frames[result.index]
-                self.progress(result.index, self._find_end(frames, result), frames.sound.seconds)
+                self.progress(result.index, frames.seconds, frames.sound.seconds)
 
     def _open_all(self) -> Iterator[Frames]:
         for index, sound in enumerate(self.sounds):
@@ -183,10 +183,6 @@ class Transcriber:
             for place in places:
                 frames = self.frames[place.index]
                 self.progress(place.index, place.seek / FRAMES_PER_SECOND, frames.sound.seconds)
-
-    @staticmethod
-    def _find_end(frames: Frames, result: WindowResult) -> float:
-        return min((result.seek + result.num_frames) / FRAMES_PER_SECOND, frames.seconds)
 
     def _read(self, result: WindowResult) -> Iterator[Segment]:
         self.languages[result.index] = code = self._name_language(result)
@@ -206,21 +202,22 @@ class Transcriber:
                 index=result.index,
             )
             if self._course.wants_times:
-                offset = result.seek / FRAMES_PER_SECOND
-                times = [offset + at for at in written.times[one.first : one.stop]]
-                self._place_words(segment, tokens, times, code)
+                segment.words = self._place_words(result, one.first, one.stop, code)
+                if segment.words:  # they are more exact than the model's timestamps
+                    segment.start, segment.end = segment.words[0].start, segment.words[-1].end
             yield segment
 
-    def _place_words(self, segment: Segment, tokens: Sequence[int], times: Sequence[float], code: str | None) -> None:
-        first = self._markers.require_timestamps()
-        ends = {*self._markers.ends}
-        spoken = [(token, at) for token, at in zip(tokens, times, strict=True) if token < first and token not in ends]
-        if not spoken:
-            segment.words = []
-            return
-        closing = [at for token, at in zip(tokens, times, strict=True) if token >= first]
-        end = closing[-1] if closing and closing[-1] > spoken[-1][1] else max(segment.end, spoken[-1][1])
-        segment.words = group_words([token for token, _ in spoken], [at for _, at in spoken], end, self._decode, code)
+    def _place_words(self, result: WindowResult, first: int, stop: int, code: str | None) -> list[Word]:
+        """The words of a window's tokens. A token's time is when it was over: it began with the one before."""
+        written, duration = result.written, self.frames[result.index].seconds
+        assert written is not None
+        offset = result.seek / FRAMES_PER_SECOND
+        ends = [round(min(offset + at, duration), 3) for at in written.times]
+        starts = [round(offset, 3), *ends]
+        limit = min(self._markers.require_timestamps(), *self._markers.ends)
+        spoken = [place for place in range(first, stop) if written.tokens[place] < limit]
+        spans = [(starts[place], ends[place]) for place in spoken]
+        return trim_edges(group_words([written.tokens[place] for place in spoken], spans, self._decode, code))
 
     def _decode(self, tokens: Sequence[int]) -> str:
         first = self._markers.require_timestamps()
@@ -280,8 +277,6 @@ def open_sounds(audio: Any, sampling_rate: int | None) -> tuple[list[Sound], boo
         return [open_sound(one, None if isinstance(one, str | os.PathLike) else sampling_rate) for one in audio], False
     if isinstance(audio, list | tuple) and not audio:
         raise InputError("the list of sounds is empty; give a path, an array, or a list of them")
-    if isinstance(audio, Sound):
-        return [audio], True
     return [open_sound(audio, sampling_rate)], True
 
 

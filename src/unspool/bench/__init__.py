@@ -1,7 +1,8 @@
 """`unspool bench`: this machine's speed, ours and that of other engines, in one run of interleaved rounds.
 
 `task` is the request, `engine` the interface of an engine, `native` ours, `peers/` the others; `rounds` runs them in
-turns, `floor` computes the memory bound, `report` and `chart` show the results.
+turns, `floor` computes the memory bound, `report` and `chart` show the results. `trace` is another measurement:
+requests that arrive over time, through the batch engine and in static batches.
 """
 
 from unspool.bench.chart import draw_chart
@@ -12,6 +13,17 @@ from unspool.bench.peers import PEERS, make_peers
 from unspool.bench.report import Report, format_table, to_json
 from unspool.bench.rounds import Result, run_rounds
 from unspool.bench.task import Task, make_task
+from unspool.bench.trace import (
+    TraceReport,
+    find_prompts,
+    format_trace,
+    make_trace,
+    read_trace,
+    serve,
+    serve_statically,
+    trace_to_json,
+)
+from unspool.bench.trace_chart import draw_trace
 from unspool.bench.work import WORKS, Work, list_works
 
 __all__ = [
@@ -22,15 +34,24 @@ __all__ = [
     "Result",
     "Task",
     "Timing",
+    "TraceReport",
     "Work",
     "draw_chart",
+    "draw_trace",
     "find_floors",
+    "find_prompts",
     "format_table",
+    "format_trace",
     "list_works",
     "make_native_engines",
     "make_peers",
     "make_task",
+    "make_trace",
     "measure_bandwidth",
+    "read_trace",
     "run_rounds",
+    "serve",
+    "serve_statically",
     "to_json",
+    "trace_to_json",
 ]

@@ -37,15 +37,20 @@ def draw_chart(report: Report) -> str:
             [
                 f'<svg xmlns="http://www.w3.org/2000/svg" class="bench" width="{WIDTH:.0f}" height="{height:.0f}" '
                 f'viewBox="0 0 {WIDTH:.0f} {height:.0f}" role="img" aria-label="{title}">',
-                f"<style>{_rules(_LIGHT)}@media (prefers-color-scheme:dark){{{_rules(_DARK)}}}</style>",
+                draw_style(),
                 f'<rect class="back" width="{WIDTH:.0f}" height="{height:.0f}" rx="12"/>',
-                *_draw_about(report.about),
+                *draw_about(report.about),
                 *panels,
                 "</svg>",
             ]
         )
         + "\n"
     )
+
+
+def draw_style() -> str:
+    """The colours, light or dark as the reader's screen is."""
+    return f"<style>{_rules(_LIGHT)}@media (prefers-color-scheme:dark){{{_rules(_DARK)}}}</style>"
 
 
 def _rules(colour: dict[str, str]) -> str:
@@ -58,7 +63,7 @@ def _rules(colour: dict[str, str]) -> str:
     )
 
 
-def _draw_about(about: str) -> list[str]:
+def draw_about(about: str) -> list[str]:
     """The line about the run, in as many lines as it takes."""
     words, lines = about.split(" · "), [""]
     for word in words:

@@ -6,6 +6,7 @@ import argparse
 import platform
 import sys
 from datetime import date
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unspool._version import __version__
@@ -16,10 +17,12 @@ from unspool.errors import SettingError
 from unspool.loading.catalogue import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from unspool.bench import Engine, Report, Task
+    from unspool.api import LanguageModel
+    from unspool.bench import Engine, Report, Task, TraceReport
     from unspool.bench.native import NativeEngine
 
 FILES = ("json", "plot")
+_STORY = 512  # tokens, from which the prompts of requests are taken
 _TEXT = (
     "The following is a short story about a lighthouse keeper who lived alone on a rocky island far from land. "
     "Every evening he climbed the spiral stairs to light the great lamp, and every morning he wrote down in his "
@@ -40,6 +43,7 @@ def build_parser() -> Parser:
             "unspool bench --peer transformers --peer llama-cpp --plot bench.svg",
             "unspool bench --quantize auto int8 none --only decode prefill --rounds 5",
             "unspool bench --peer llama-cpp --peer llama-cpp=q4_0.gguf --peer ctranslate2=FOLDER",
+            "unspool bench --engine --requests 32 --rate 4 --batch 8 --plot engine.svg",
         ),
     )
     group = parser.add_argument_group("model")
@@ -75,6 +79,20 @@ def build_parser() -> Parser:
     group.add_argument("--prefill", metavar="N", type=int, help="Prompt tokens whose reading is measured. [512]")
     group.add_argument("--batch", metavar="N", type=int, help="Rows of the batch. [16]")
     group.add_argument("--rounds", metavar="N", type=int, help="Rounds; every engine runs once in each. [3]")
+    group = parser.add_argument_group("requests")
+    group.add_argument(
+        "--engine",
+        action="store_true",
+        help="Measure requests that arrive over time instead: the batch engine with --batch rows, beside static "
+        "batches. --prompt and --new are the most tokens of a request.",
+    )
+    group.add_argument("--requests", metavar="N", type=int, help="How many requests arrive. [32]")
+    group.add_argument("--rate", metavar="N", type=float, help="How many of them per second, on average. [4]")
+    group.add_argument(
+        "--trace",
+        metavar="FILE",
+        help='Requests from a file, one JSON object per line: {"at": seconds, "prompt": tokens, "new": tokens}.',
+    )
     group = parser.add_argument_group("files")
     group.add_argument("--json", metavar="FILE", help="Write the figures.")
     group.add_argument("--plot", metavar="FILE", help="Write a chart, as SVG.")
@@ -85,6 +103,11 @@ def build_parser() -> Parser:
 def execute(arguments: argparse.Namespace) -> int:
     """Check, load, measure, print, write."""
     targets = find_targets(arguments, FILES)
+    if arguments.engine:
+        return _execute_trace(arguments, targets)
+    for name in ("requests", "rate", "trace"):
+        if getattr(arguments, name) is not None:
+            raise SettingError(f"--{name} describes requests that arrive over time; add --engine")
     with ProgressLine() as line:
         line.show("starting …")
         report = _measure(arguments, line)
@@ -95,6 +118,64 @@ def execute(arguments: argparse.Namespace) -> int:
         write_target(path, (to_json if kind == "json" else draw_chart)(report), is_forced=arguments.force)
         say(f"wrote {path}", DIM)
     return 0
+
+
+def _execute_trace(arguments: argparse.Namespace, targets: dict[str, Path]) -> int:
+    """Check, load, serve a trace both ways, print, write."""
+    for name in ("peer", "only", "prefill", "rounds"):
+        if getattr(arguments, name):
+            raise SettingError(f"--{name} does not go with --engine, which measures requests over time; leave it out")
+    with ProgressLine() as line:
+        line.show("starting …")
+        report = _measure_trace(arguments, line)
+    from unspool.bench import draw_trace, format_trace, trace_to_json
+
+    write(format_trace(report))
+    for kind, path in targets.items():
+        write_target(path, (trace_to_json if kind == "json" else draw_trace)(report), is_forced=arguments.force)
+        say(f"wrote {path}", DIM)
+    return 0
+
+
+def _measure_trace(arguments: argparse.Namespace, line: ProgressLine) -> TraceReport:
+    from unspool.bench import (
+        TraceReport,
+        find_prompts,
+        make_native_engines,
+        make_task,
+        make_trace,
+        read_trace,
+        serve,
+        serve_statically,
+    )
+
+    names = ("device", "threads", "quantize", "new", "prompt", "batch")
+    asked: dict[str, Any] = {name: getattr(arguments, name) for name in names}
+    task = make_task(arguments.model, offline=True if arguments.offline else None, **asked)
+    if len(task.quantize) > 1:
+        raise SettingError("--quantize has one value with --engine")
+    if arguments.trace is not None:
+        if arguments.requests is not None or arguments.rate is not None:
+            raise SettingError("--trace has its own arrivals; leave --requests and --rate out")
+        trace = read_trace(Path(arguments.trace).expanduser())
+    else:
+        count = 32 if arguments.requests is None else arguments.requests
+        trace = make_trace(count, 4.0 if arguments.rate is None else arguments.rate, task.prompt, task.new)
+    own = make_native_engines(task)[0]
+    line.show(f"loading {own.name} …")
+    own.load()
+    room, longest = own.lm.model.info.max_context, max(one.prompt + one.new for one in trace)
+    if room is not None and longest > room:
+        raise SettingError(
+            f"the longest text would have {longest} tokens, and the model's context ends at {room}; lower --prompt or "
+            "--new"
+        )
+    prompts = find_prompts(trace, _tell_story(own.lm, _STORY))
+    served, stats = serve(own.lm, trace, prompts, task.batch, line.show_bar)
+    static = serve_statically(own.lm, trace, prompts, task.batch, line.show_bar)
+    about = _describe_run(task, own).rsplit(" · ", 1)[0]
+    about += f" · {len(trace)} requests over {trace[-1].at:.1f} s, {task.batch} rows, greedy"
+    return TraceReport(about, served, static, task.batch, stats)
 
 
 def _measure(arguments: argparse.Namespace, line: ProgressLine) -> Report:
@@ -133,7 +214,7 @@ def _measure(arguments: argparse.Namespace, line: ProgressLine) -> Report:
 
 
 def _make_prompt(task: Task, engine: NativeEngine) -> list[int]:
-    """As many tokens as the longest prompt needs: a story repeated, or numbers if there is no tokenizer."""
+    """As many tokens as the longest prompt needs."""
     lm, length = engine.lm, max(task.prompt, task.prefill)
     room = lm.model.info.max_context
     if room is not None and task.longest > room:
@@ -141,6 +222,11 @@ def _make_prompt(task: Task, engine: NativeEngine) -> list[int]:
             f"the longest text would have {task.longest} tokens, and the model's context ends at {room}; lower "
             "--prefill, --prompt or --new"
         )
+    return _tell_story(lm, length)
+
+
+def _tell_story(lm: LanguageModel, length: int) -> list[int]:
+    """So many tokens: a story repeated, or numbers if there is no tokenizer."""
     if lm.tokenizer is None:
         return [3 + number % (lm.model.info.vocab_size - 3) for number in range(length)]
     story = lm.tokenizer.encode(_TEXT)

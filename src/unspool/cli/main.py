@@ -22,6 +22,7 @@ DONE, FAILED, REFUSED, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 COMMANDS = {
     "run": "Continue a prompt, or answer it with --chat.",
     "chat": "Talk with a model, turn by turn.",
+    "transcribe": "Write what is said in sound files, as text or subtitles.",
     "explain": "Draw a beam search as a tree, in the terminal and as a page.",
     "detect": "Say whether a text carries a watermark, with its p value.",
     "train-detector": "Train SynthID-Text's detector on text that a model writes.",
@@ -32,7 +33,6 @@ COMMANDS = {
 }
 _EXAMPLES = (
     'unspool run "The capital of France is" --max-new-tokens 8',
-    'unspool run --chat --do-sample --temperature 0.7 "Write a haiku."',
     'unspool explain "The three primary colors are" --html beams.html',
 )
 

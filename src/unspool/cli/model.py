@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from unspool.api import LanguageModel
 
 
-def add_model_options(parser: Parser) -> argparse._ArgumentGroup:
+def add_model_options(parser: Parser, default: str = DEFAULT_MODEL) -> argparse._ArgumentGroup:
     """The options for the model and its device."""
     group = parser.add_argument_group("model")
     group.add_argument(
         "-m",
         "--model",
         metavar="NAME",
-        default=DEFAULT_MODEL,
-        help=f"A short name, a folder, a .gguf file or a hub id. [{DEFAULT_MODEL}]",
+        default=default,
+        help=f"A short name, a folder, a .gguf file or a hub id. [{default}]",
     )
     group.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:N. [the GPU if there is one]")
     group.add_argument("--dtype", metavar="DTYPE", help="float32, float16, bfloat16 or auto. [auto]")

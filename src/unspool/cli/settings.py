@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +61,13 @@ _METAVARS: dict[Kind, str] = {
 }
 
 
-def add_settings(parser: Parser, defaults: Mapping[str, Any] = FRIENDLY) -> None:
+def add_settings(parser: Parser, defaults: Mapping[str, Any] = FRIENDLY, left_out: Sequence[str] = ()) -> None:
     """Every setting that can be typed as an option, in both spellings, grouped as the table is.
 
-    `defaults` are the command's own, which replace the table's in the help.
+    `defaults` are the command's own, which replace the table's in the help; it has options of its own for `left_out`.
     """
     for group in dict.fromkeys((*_TITLES, *(parameter.group for parameter in PARAMETERS.values()))):
-        members = [parameter for parameter in PARAMETERS.values() if parameter.group == group]
+        members = [one for one in PARAMETERS.values() if one.group == group and one.name not in left_out]
         shown = [parameter for parameter in members if is_typed(parameter) and parameter.name not in TENSORS_ONLY]
         if not shown:
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -38,11 +39,32 @@ def take_first_rows(forward: Forward, starts: Sequence[int], counts: Sequence[in
     )
 
 
+def take_position(forward: Forward, place: int, num_new: int) -> Forward:
+    """The states and weights of one of `num_new` positions of a pass, as a pass over that position returns them."""
+
+    def pick_states(tensors: tuple[torch.Tensor, ...] | None) -> tuple[torch.Tensor, ...] | None:
+        return None if tensors is None else tuple(tensor[:, place : place + 1] for tensor in tensors)
+
+    def pick_weights(tensors: tuple[torch.Tensor, ...] | None, num_later: int) -> tuple[torch.Tensor, ...] | None:
+        if tensors is None:
+            return None
+        return tuple(weights[:, :, place : place + 1, : weights.shape[-1] - num_later] for weights in tensors)
+
+    return replace(
+        forward,
+        hidden_states=pick_states(forward.hidden_states),
+        attentions=pick_weights(forward.attentions, num_new - 1 - place),
+        cross_attentions=pick_weights(forward.cross_attentions, 0),
+    )
+
+
 def select_rows(forward: Forward, index: torch.Tensor) -> Forward:
     """What a pass returned for the rows at `index`."""
 
-    def pick(tensors: tuple[torch.Tensor, ...] | None) -> tuple[torch.Tensor, ...] | None:
-        return None if tensors is None else tuple(tensor.index_select(0, index) for tensor in tensors)
+    def pick(tensors: Any) -> Any:
+        if isinstance(tensors, tuple):  # a layer with two streams has a tuple of its own
+            return tuple(map(pick, tensors))
+        return None if tensors is None else tensors.index_select(0, index)
 
     def pick_one(tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None if tensor is None else tensor.index_select(0, index)

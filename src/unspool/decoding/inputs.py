@@ -14,13 +14,14 @@ from unspool.decoding.prompts import (
     Prompts,
     fill_right,
     mark_padding,
+    pack_source,
+    put_in_order,
     read_ids,
-    read_lengths,
-    read_source_lengths,
+    read_layout,
 )
 from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.plan import as_token_ids
-from unspool.protocols import Encoded, Model, ModelInfo
+from unspool.protocols import Encoded, Model, ModelInfo, PreparedRows
 
 
 @dataclass(slots=True)
@@ -35,6 +36,7 @@ class Inputs:
     input_features: Any = None
     negative_prompt_ids: Any = None
     negative_prompt_attention_mask: Any = None
+    prepared: PreparedRows | None = None  # what the model has made of inputs of its own, instead of all of these
 
 
 def read_prompts(model: Model, inputs: Inputs, settings: GenerationConfig) -> Prompts:
@@ -44,6 +46,8 @@ def read_prompts(model: Model, inputs: Inputs, settings: GenerationConfig) -> Pr
 
 
 def _read_own(model: Model, inputs: Inputs, settings: GenerationConfig) -> Prompts:
+    if inputs.prepared is not None:
+        return _take_prepared(inputs.prepared)
     if model.info.is_encoder_decoder:
         return _read_source(model, inputs, settings)
     for name in ("decoder_input_ids", "encoder_outputs", "input_features"):
@@ -55,10 +59,18 @@ def _read_own(model: Model, inputs: Inputs, settings: GenerationConfig) -> Promp
     if inputs.input_ids is None:
         return Prompts(_start_alone(inputs, settings, info).to(model.device), [1])
     ids = read_ids(inputs.input_ids, info.vocab_size).to(model.device)
-    lengths = read_lengths(
+    lengths, order = read_layout(
         inputs.attention_mask, (ids.shape[0], ids.shape[1]), ids=ids, pad_token_id=_telling_pad(settings, info)
     )
-    return Prompts(ids, lengths)
+    return Prompts(put_in_order(ids, order), lengths, shown=None if order is None else ids, order=order)
+
+
+def _take_prepared(rows: PreparedRows) -> Prompts:
+    source = None
+    if rows.num_sources:
+        width = 1 if rows.source_ids is None else rows.source_ids.shape[1]
+        source = EncoderInput(rows.source_ids, [width] * rows.num_sources)
+    return Prompts(rows.ids, rows.lengths, shown=rows.shown, embeds=rows.embeds, source=source)
 
 
 def _read_negative(model: Model, inputs: Inputs, settings: GenerationConfig, num_rows: int) -> EncoderInput | None:
@@ -74,21 +86,17 @@ def _read_negative(model: Model, inputs: Inputs, settings: GenerationConfig, num
         )
     vocab_size = model.info.source_vocab_size or model.info.vocab_size
     ids = read_ids(given, vocab_size, "negative_prompt_ids").to(model.device)
-    rows, width = ids.shape
+    rows = ids.shape[0]
     if rows not in (1, num_rows):
         raise InputError(
             f"negative_prompt_ids has {rows} rows for {num_rows} prompts; give one for each, or one for all of them"
         )
     # As in the reference, every id counts as a token unless the mask says otherwise.
     name = "negative_prompt_attention_mask"
-    if model.info.is_encoder_decoder:
-        firsts, lengths = read_source_lengths(mask, (rows, width), name)
-    else:
-        lengths = read_lengths(mask, (rows, width), name=name)
-        firsts = [width - length for length in lengths]
+    tokens, lengths = pack_source(ids, mask, name)
+    copies = num_rows // rows
     if settings.guidance_scale == 1:
         return None
-    tokens, copies = fill_right(ids, firsts, lengths), num_rows // rows
     return EncoderInput(tokens.expand(num_rows, -1) if copies > 1 else tokens, lengths * copies)
 
 
@@ -112,7 +120,8 @@ def _read_embeds(model: Model, inputs: Inputs) -> Prompts:
         raise UnsupportedError(f"a {info.family} model can't read inputs_embeds; pass input_ids")
     embeds = _check_embeds(inputs.inputs_embeds, info, "inputs_embeds").to(model.device)
     rows, width = embeds.shape[:2]
-    lengths = read_lengths(inputs.attention_mask, (rows, width))
+    lengths, order = read_layout(inputs.attention_mask, (rows, width))
+    embeds = put_in_order(embeds, order)
     if inputs.input_ids is None:
         ids = torch.zeros(rows, 0, dtype=torch.int64, device=model.device)
     else:
@@ -122,7 +131,14 @@ def _read_embeds(model: Model, inputs: Inputs) -> Prompts:
                 f"input_ids {tuple(ids.shape)} and inputs_embeds {tuple(embeds.shape)} are of different lengths; "
                 "given together, they must describe the same tokens"
             )
-    return Prompts(ids, lengths, embeds=fill_right(embeds, [width - length for length in lengths], lengths))
+    shown = ids if order is not None and inputs.input_ids is not None else None
+    return Prompts(
+        ids if shown is None else put_in_order(ids, order),
+        lengths,
+        shown=shown,
+        order=order,
+        embeds=fill_right(embeds, [width - length for length in lengths], lengths),
+    )
 
 
 def _check_embeds(embeds: Any, info: ModelInfo, name: str) -> torch.Tensor:
@@ -176,26 +192,27 @@ def _encoder_side(model: Model, inputs: Inputs, settings: GenerationConfig) -> E
         if not isinstance(given, torch.Tensor):
             given = given[0] if isinstance(given, tuple) and given else getattr(given, "last_hidden_state", None)
         states = _check_embeds(given, info, "encoder_outputs").to(model.device)
-        firsts, lengths = read_source_lengths(inputs.attention_mask, (states.shape[0], states.shape[1]))
-        return EncoderInput(None, lengths, encoded=Encoded(fill_right(states, firsts, lengths), lengths))
+        states, lengths = pack_source(states, inputs.attention_mask)
+        return EncoderInput(None, lengths, encoded=Encoded(states, lengths))
     if info.features is not None:
         raise InputError(
             f"a {info.family} model reads sound: give input_features, encoder_outputs, or audio to lm.transcribe()"
         )
     if inputs.inputs_embeds is not None:
         embeds = _check_embeds(inputs.inputs_embeds, info, "inputs_embeds").to(model.device)
-        firsts, lengths = read_source_lengths(inputs.attention_mask, (embeds.shape[0], embeds.shape[1]))
+        embeds, lengths = pack_source(embeds, inputs.attention_mask)
         _check_longest(lengths, info)
-        return EncoderInput(None, lengths, embeds=fill_right(embeds, firsts, lengths))
+        return EncoderInput(None, lengths, embeds=embeds)
     if inputs.input_ids is None:
-        raise InputError("an encoder-decoder model needs input_ids, inputs_embeds or encoder_outputs to read")
+        ids = _start_alone(inputs, settings, info).to(model.device)
+        return EncoderInput(ids, [1])
     ids = read_ids(inputs.input_ids, info.source_vocab_size or info.vocab_size).to(model.device)
     mask = inputs.attention_mask
     if mask is None:
         mask = mark_padding(ids, _telling_pad(settings, info))
-    firsts, lengths = read_source_lengths(mask, (ids.shape[0], ids.shape[1]))
+    tokens, lengths = pack_source(ids, mask)
     _check_longest(lengths, info)
-    return EncoderInput(fill_right(ids, firsts, lengths), lengths)
+    return EncoderInput(tokens, lengths)
 
 
 def _check_longest(lengths: list[int], info: ModelInfo) -> None:

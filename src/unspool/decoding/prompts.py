@@ -28,10 +28,12 @@ class EncoderInput:
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompt rows: ids as they were given (left-padded), and how many of them are real."""
+    """Prompt rows: left-padded ids, and how many of them are real."""
 
-    ids: torch.Tensor  # (rows, width); width 0 where only embeddings were given
+    ids: torch.Tensor  # (rows, width), left-padded; width 0 where only embeddings were given
     lengths: list[int]  # positions a row takes in the decoder
+    shown: torch.Tensor | None = None  # what returned sequences begin with, if not `ids`: padding where it was given
+    order: torch.Tensor | None = None  # (rows, width): the given columns in the order of `ids`; None if they are in it
     embeds: torch.Tensor | None = None  # (rows, longest, hidden), right-filled
     source: EncoderInput | None = None
     negative: EncoderInput | None = None  # what guidance leads away from: the decoder's other prompts, or the encoder's
@@ -45,6 +47,17 @@ class Prompts:
     def width(self) -> int:
         """Columns of the ids, padding included: what the reference counts lengths by."""
         return self.ids.shape[1]
+
+
+def mark_columns(prompts: Prompts) -> torch.Tensor:
+    """Which of the columns that were given are real: (rows, width), of embeddings if there are no ids."""
+    device, width = prompts.ids.device, prompts.width or max(prompts.lengths)
+    width = width if prompts.order is None else prompts.order.shape[1]
+    lengths = torch.tensor(prompts.lengths, device=device)[:, None]
+    flags = torch.arange(width, device=device) >= width - lengths
+    if prompts.order is None:
+        return flags
+    return torch.zeros_like(flags).scatter_(1, prompts.order.to(device), flags)
 
 
 def read_ids(ids: torch.Tensor | Sequence[Sequence[int]], vocab_size: int, name: str = "input_ids") -> torch.Tensor:
@@ -73,40 +86,44 @@ def read_ids(ids: torch.Tensor | Sequence[Sequence[int]], vocab_size: int, name:
     return ids.to(torch.int64)
 
 
-def read_lengths(
+def read_layout(
     mask: torch.Tensor | Sequence[Sequence[int]] | None,
     shape: tuple[int, int],
     *,
     ids: torch.Tensor | None = None,
     pad_token_id: int | None = None,
     name: str = "attention_mask",
-) -> list[int]:
-    """How many tokens of each left-padded row are real, by the mask or, without one, by leading pad tokens."""
+) -> tuple[list[int], torch.Tensor | None]:
+    """How many tokens of each row are real, by the mask or, without one, by the pad tokens; and the columns (rows,
+    width) in the order of a left-padded row, None if they are in that order.
+
+    A masked token is as if it were not there: it moves to the left, wherever it was.
+    """
     rows, width = shape
     if mask is None:
         if ids is None or pad_token_id is None:
-            return [width] * rows
-        real = ids.ne(pad_token_id)
-        leading = real.long().cumsum(dim=-1).eq(0).sum(dim=-1)  # pads before the first real token
-        if bool((ids[:, -1].eq(pad_token_id) & leading.lt(width)).any()):
+            return [width] * rows, None
+        flags = ids.ne(pad_token_id)
+        empty = torch.nonzero(~flags.any(dim=-1)).flatten().tolist()
+        if empty:
             raise InputError(
-                "input_ids end in pad tokens: a right-padded prompt can't be continued. "
-                "Pad on the left (padding_side='left'), or pass an attention_mask if these are meant as tokens"
-            )
-        if bool(leading.eq(width).any()):
-            row = int(leading.eq(width).nonzero()[0])
-            raise InputError(
-                f"row {row} holds nothing but pad tokens ({pad_token_id}), so there is nothing to continue; "
+                f"row {empty[0]} holds nothing but pad tokens ({pad_token_id}), so there is nothing to continue; "
                 "pass an attention_mask if these are meant as tokens"
             )
-        return [width - int(pads) for pads in leading]
-    flags = _read_mask(mask, shape, name)
+    else:
+        flags = _read_mask(mask, shape, name)
     lengths = flags.sum(dim=-1)
-    expected = torch.arange(width, device=flags.device) >= (width - lengths)[:, None]
-    for row in torch.nonzero((flags != expected).any(dim=-1)).flatten().tolist():
-        _explain_mask(flags[row], row, name)
     _check_nonempty(lengths, name)
-    return [int(n) for n in lengths]
+    expected = torch.arange(width, device=flags.device) >= (width - lengths)[:, None]
+    order = None if bool((flags == expected).all()) else flags.long().argsort(dim=-1, stable=True)
+    return [int(n) for n in lengths], order
+
+
+def put_in_order(values: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
+    """The columns of (rows, width, …) in the order that `read_layout` gave."""
+    if order is None:
+        return values
+    return values[torch.arange(values.shape[0], device=values.device)[:, None], order.to(values.device)]
 
 
 def mark_padding(ids: torch.Tensor, pad_token_id: int | None) -> torch.Tensor | None:
@@ -117,23 +134,18 @@ def mark_padding(ids: torch.Tensor, pad_token_id: int | None) -> torch.Tensor | 
     return (real.cumsum(-1) * real.flip(-1).cumsum(-1).flip(-1)).gt(0)  # (rows, width)
 
 
-def read_source_lengths(
-    mask: torch.Tensor | Sequence[Sequence[int]] | None, shape: tuple[int, int], name: str = "attention_mask"
-) -> tuple[list[int], list[int]]:
-    """Where each row of an encoder's input begins and how long it is: padding may stand on either side."""
-    rows, width = shape
+def pack_source(
+    values: torch.Tensor, mask: torch.Tensor | Sequence[Sequence[int]] | None, name: str = "attention_mask"
+) -> tuple[torch.Tensor, list[int]]:
+    """An encoder's input (rows, width, …) right-filled, without what is masked, and each row's length."""
+    rows, width = values.shape[:2]
     if mask is None:
-        return [0] * rows, [width] * rows
-    flags = _read_mask(mask, shape, name)
+        return values, [width] * rows
+    flags = _read_mask(mask, (rows, width), name).to(values.device)
     lengths = flags.sum(dim=-1)
     _check_nonempty(lengths, name)
-    firsts = flags.long().argmax(dim=-1)
-    column = torch.arange(width, device=flags.device)
-    expected = (column >= firsts[:, None]) & (column < (firsts + lengths)[:, None])
-    if bool((flags != expected).any()):
-        row = int(torch.nonzero((flags != expected).any(dim=-1))[0])
-        raise InputError(f"the {name} of row {row} has a hole; the ones must stand side by side")
-    return [int(n) for n in firsts], [int(n) for n in lengths]
+    order = (~flags).long().argsort(dim=-1, stable=True)[:, : int(lengths.max())]
+    return put_in_order(values, order), [int(n) for n in lengths]
 
 
 def fill_right(values: torch.Tensor, firsts: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
@@ -195,18 +207,3 @@ def _check_nonempty(lengths: torch.Tensor, name: str) -> None:
     empty = torch.nonzero(lengths == 0).flatten().tolist()
     if empty:
         raise InputError(f"row {empty[0]} is empty: its {name} has no ones, so there is nothing to continue")
-
-
-def _explain_mask(flags: torch.Tensor, row: int, name: str) -> None:
-    if not bool(flags.any()):
-        return  # told by _check_nonempty
-    first = int(flags.long().argmax())
-    if bool(flags[first : first + int(flags.sum())].all()):
-        raise InputError(
-            f"the {name} of row {row} is right-padded: its zeros stand at the end. "
-            "A decoder-only model continues the last token: pad on the left (padding_side='left')"
-        )
-    raise InputError(
-        f"the {name} of row {row} has a hole: zeros between ones. "
-        "unspool reads a prompt as one run of tokens; leave out what is not to be read"
-    )

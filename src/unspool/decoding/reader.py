@@ -53,6 +53,7 @@ class Tried:
 
     logits: torch.Tensor  # (rows, positions, vocab), float32
     likeliest: torch.Tensor | None = None  # (rows, positions): where the model found the highest logits on its way
+    forward: Forward | None = None  # the pass itself, if its states or attention weights are asked for
 
 
 class Reader:
@@ -227,7 +228,7 @@ class Reader:
         """
         if self.ready is not None:
             ready, self.ready = self.ready, None
-            return Tried(ready.logits.float()[:, None])
+            return Tried(ready.logits.float()[:, None], forward=ready)
         lengths = rows.lengths
         held = [n if live else length for n, live, length in zip(self.cache.lengths, is_live, lengths, strict=True)]
         last, num_unread = rows.unread(held)
@@ -238,11 +239,13 @@ class Reader:
             assert tokens is not None
             last = torch.cat((last, tokens[:, : num_new - 1]), dim=1)
             self.begin_trial()
-        want = self.want if num_new == 1 else Want(logits="all")
+        kept = Want("all", self.want.hidden_states, self.want.attentions)
+        want = self.want if num_new == 1 else kept
+        self.starts, self.counts = held, real
         forward = self.ask(last, None if min(real) == num_new else real, want)
         if num_new > 1:
-            return Tried(forward.logits.float(), forward.likeliest)
-        return Tried(forward.logits.float()[:, None])
+            return Tried(forward.logits.float(), forward.likeliest, forward)
+        return Tried(forward.logits.float()[:, None], forward=forward)
 
     def settle(self, rows: Rows) -> None:
         """Roll the cache back to what the rows have: all of it is read but the last token."""

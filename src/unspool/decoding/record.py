@@ -29,6 +29,9 @@ class Record:
 
         `pads` are the columns of padding before each row's first position.
         """
+        if forward.is_laid_out:
+            self._keep_as_it_is(forward)
+            return
         # All rows end in the same column, and a reading from the first position on has the padding's columns too.
         num_columns = max(counts) + (0 if any(starts) else min(pads))
         if self._hidden is not None and forward.hidden_states is not None:
@@ -38,6 +41,14 @@ class Record:
             self._attentions.append(
                 tuple(_pad_keys(_align(w, counts, num_columns, 2), pads, width) for w in forward.attentions)
             )
+            if forward.cross_attentions is not None:
+                self._cross.append(forward.cross_attentions)
+
+    def _keep_as_it_is(self, forward: Forward) -> None:
+        if self._hidden is not None and forward.hidden_states is not None:
+            self._hidden.append(forward.hidden_states)
+        if self._attentions is not None and forward.attentions is not None:
+            self._attentions.append(forward.attentions)
             if forward.cross_attentions is not None:
                 self._cross.append(forward.cross_attentions)
 

@@ -19,7 +19,7 @@ from unspool.decoding.loan import Loan
 from unspool.decoding.loop import Emitted, Result, Turns, run_turns
 from unspool.decoding.preparation import Hooks, build_criteria, build_late_criteria, describe_call, make_seeds
 from unspool.decoding.prompt_logprobs import read_prompt_logprobs
-from unspool.decoding.prompts import Prompts, join_encoded
+from unspool.decoding.prompts import Prompts, join_encoded, mark_columns
 from unspool.decoding.reader import Reader, encode
 from unspool.decoding.readouts.base import Readout
 from unspool.decoding.record import Record
@@ -246,8 +246,15 @@ class Run:
 
     @property
     def prompt_ids(self) -> torch.Tensor:
-        """The decoder's prompts, one for each row of the call, left-padded."""
-        return self._prompts.ids.repeat_interleave(self._plan.num_return_sequences, dim=0)
+        """The decoder's prompts as they were given, one for each row of the call."""
+        prompts = self._prompts
+        given = prompts.ids if prompts.shown is None else prompts.shown
+        return given.repeat_interleave(self._plan.num_return_sequences, dim=0)
+
+    @property
+    def prompt_mask(self) -> torch.Tensor:
+        """Which columns of the prompts are real: (prompts, width)."""
+        return mark_columns(self._prompts)
 
     @property
     def stop_strings(self) -> list[str]:
@@ -386,6 +393,8 @@ class Run:
     def sequences(self) -> torch.Tensor:
         """Prompts and new tokens as the reference returns them: (rows, length), padded on the right."""
         own = self._result().sequences
+        if own is not None and self._prompts.shown is not None:
+            return torch.cat((self.prompt_ids, own[:, self._prompts.width :]), dim=1)
         if own is not None:
             return own
         return append_rows(self.prompt_ids, self.emitted, self._plan.fill_token_id)

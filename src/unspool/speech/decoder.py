@@ -35,7 +35,7 @@ class Written:
     avg_logprob: float | None = None  # of the tokens and their end, if a threshold asked for it
     compression_ratio: float | None = None
     no_speech_prob: float | None = None
-    times: list[float] = field(default_factory=list)  # seconds after the window's start at which each token begins
+    times: list[float] = field(default_factory=list)  # seconds after the window's start at which each token is over
     output: Output | None = None  # of the run, all rows
     row: int = 0  # in that output
 
@@ -203,7 +203,7 @@ class WindowDecoder:
     # --- times ----------------------------------------------------------------------------------------------
     @torch.no_grad()
     def place(self, encoded: Encoded, row: int, written: Written, num_positions: int | None) -> None:
-        """Find when each token of a row begins: one pass over all of them, with attentions."""
+        """Find when each token of a row was spoken: one pass over all of them, with attentions."""
         if not self.markers.alignment_heads:
             raise SettingError(
                 "times of words need `alignment_heads` in the model's generation_config.json, which has none; use "

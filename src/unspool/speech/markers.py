@@ -113,7 +113,7 @@ def begin(
 
 def needs_detection(markers: Markers, language: str | None, task: str | None) -> bool:
     """Whether the language has to be found from the sound."""
-    if language is not None or not markers.languages:
+    if language is not None or not markers.languages or markers.is_multilingual is False:
         return False
     forced = _follow_forced(markers) if task is None else []
     return not forced or forced[0] is None

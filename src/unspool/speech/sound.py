@@ -50,6 +50,8 @@ class Sound:
 
 def open_sound(source: Any, sampling_rate: int | None = None) -> Sound:
     """A sound from a path, an array or tensor, a mapping of an array and its rate, or a binary stream."""
+    if isinstance(source, Sound):
+        return source
     if isinstance(source, str | os.PathLike):
         if sampling_rate is not None:
             raise SettingError("`sampling_rate` is an array's; a file has its own rate, so leave it out")

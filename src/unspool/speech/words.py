@@ -9,28 +9,45 @@ from unspool.speech.results import Word
 
 _BEFORE = "\"'“¿([{-「『（"  # joined to the word that follows
 _AFTER = "\"'.。,，!！?？:：”)]}、」』）;；…"  # joined to the word before
+_USUAL = 0.5  # seconds of a word, at most
 _BROKEN = "\ufffd"  # what part of a character decodes to
 
 
 def group_words(
     tokens: Sequence[int],
-    times: Sequence[float],
-    end: float,
+    spans: Sequence[tuple[float, float]],
     decode: Callable[[list[int]], str],
     language: str | None,
 ) -> list[Word]:
-    """Words of text tokens, each token beginning at its time and ending with the next one's, the last at `end`."""
+    """Words of text tokens that were spoken in these spans."""
     pieces = _split_characters(tokens, decode)
     if language not in UNSPACED:
         pieces = _join_until_space(pieces)
     pieces = _join_marks(pieces)
     words, place = [], 0
     for text, count in pieces:
-        start, place = times[place], place + count
-        stop = times[place] if place < len(times) else end
+        (start, _), (_, end) = spans[place], spans[place + count - 1]
+        place += count
         if text.strip():
-            words.append(Word(text, start, max(start, stop)))
+            words.append(Word(text, start, end))
     return words
+
+
+def trim_edges(words: Sequence[Word]) -> list[Word]:
+    """Words of a segment whose first and last one leave out the pause beside them: they last no longer than usual.
+
+    What a token of silence was written for is counted to the words around it.
+    """
+    lasting = sorted(word.end - word.start for word in words if word.end > word.start)
+    longest = 2 * min(_USUAL, lasting[len(lasting) // 2]) if lasting else 0.0
+    trimmed = list(words)
+    if longest and trimmed and trimmed[0].end - trimmed[0].start > longest:
+        first = trimmed[0]
+        trimmed[0] = Word(first.text, round(first.end - longest, 3), first.end)
+    if longest and trimmed and trimmed[-1].end - trimmed[-1].start > longest:
+        last = trimmed[-1]
+        trimmed[-1] = Word(last.text, last.start, round(last.start + longest, 3))
+    return trimmed
 
 
 def _split_characters(tokens: Sequence[int], decode: Callable[[list[int]], str]) -> list[tuple[str, int]]:

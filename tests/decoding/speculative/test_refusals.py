@@ -30,14 +30,18 @@ def refuse(match: str, model: Any = None, inputs: Any = None, **settings: Any) -
     assert target.num_passes == 0
 
 
+@pytest.mark.parametrize("name", ["output_hidden_states", "output_attentions"])
+def test_states_of_several_rows(name: str) -> None:
+    told = {"return_dict_in_generate": True, name: True, **LOOKUP}
+    refuse(f"`{name}` gives one entry per step.*one row at a time", inputs={"input_ids": [[1, 2], [3, 4]]}, **told)
+
+
 @pytest.mark.parametrize(
     ("other", "instead"),
     [
         ({"num_beams": 2}, "num_beams=1"),
         ({"use_cache": False}, "leave use_cache on"),
         ({"do_sample": True, "mirostat_tau": 3.0}, "top_p or min_p"),
-        ({"return_dict_in_generate": True, "output_hidden_states": True}, "without a drafter"),
-        ({"return_dict_in_generate": True, "output_attentions": True}, "without a drafter"),
     ],
 )
 @pytest.mark.parametrize(
@@ -125,7 +129,6 @@ def test_draft_models_that_are_none() -> None:
     target = Layered(9)
     refuse("vocabulary of 11 tokens and the model one of 9", assistant_model=FakeModel(11))
     refuse("is not a model that unspool knows", assistant_model="a name")
-    refuse("is the model itself", target, assistant_model=target)
     refuse("`assistant_model` is an encoder-decoder", assistant_model=FakeEncoderDecoder(9))
     embeds = {"inputs_embeds": target.embed(torch.tensor([[1, 2]]))}
     refuse("reads tokens, and inputs_embeds", inputs=embeds, assistant_model=FakeModel(9))

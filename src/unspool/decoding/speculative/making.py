@@ -176,7 +176,7 @@ def _new_cache(assistant: Model, rows: Rows, prompts: Prompts, copies: int) -> C
     capacity, source = max(rows.lengths) + CAPACITY_AHEAD, prompts.source
     if source is None:
         return assistant.new_cache("dynamic", len(rows), capacity)
-    if source.tokens is None:
+    if source.tokens is None and getattr(assistant, "prepared", None) is None:
         raise SettingError(
             "`assistant_model` reads the encoder's text with an encoder of its own, and there are no tokens to read: "
             "pass input_ids, or use prompt_lookup_num_tokens"

@@ -71,6 +71,14 @@ class AdaptedModel:
         return f"{type(self).__name__}({type(self.inner).__name__})"
 
     @property
+    def counts_columns(self) -> bool:
+        """Whether the model numbers positions by columns: a padded row is another text to it."""
+        arguments = self._description.arguments
+        return (
+            not self.info.is_encoder_decoder and self.info.max_context is not None and "position_ids" not in arguments
+        )
+
+    @property
     def device(self) -> torch.device:
         """The device of the (first) weights."""
         device: torch.device = self.inner.device

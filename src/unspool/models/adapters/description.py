@@ -94,6 +94,27 @@ def _describe_pair(model: Any, config: Any) -> Description:
     return Description(info, config, _find_arguments(model), None, can_switch=can_switch)
 
 
+def describe_loosely(model: Any) -> Description:
+    """What is known of a model that is run as its own generate() runs it: nothing is required of its config."""
+    config = _find_text_config(model)
+    is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
+    can_switch = "ALL_ATTENTION_FUNCTIONS" in _find_names(model)["all"]
+    sizes = _read_sizes(model, config)
+    info = ModelInfo(
+        **sizes,
+        num_layers=_find_number(config, ("num_decoder_layers", "decoder_layers", "num_hidden_layers", "n_layer"), 1),
+        num_heads=_find_number(config, ("decoder_attention_heads", "num_attention_heads", "n_head"), 1),
+        is_encoder_decoder=is_pair,
+        can=frozenset({"hidden_states", "last_states", "inputs_embeds", "attentions", "early_logits"}),
+    )
+    return Description(info, config, _find_arguments(model), None, can_switch=can_switch)
+
+
+def _find_number(config: Any, names: tuple[str, ...], otherwise: int) -> int:
+    found = (getattr(config, name, None) for name in names)
+    return next((value for value in found if isinstance(value, int) and value > 0), otherwise)
+
+
 def _find_features(model: Any) -> FeatureShape | None:
     """The features that an encoder of sound reads through convolutions; None for one that reads tokens."""
     mels, positions = (getattr(model.config, name, None) for name in ("num_mel_bins", "max_source_positions"))
@@ -107,15 +128,26 @@ def _find_features(model: Any) -> FeatureShape | None:
 def _read_sizes(model: Any, config: Any) -> dict[str, Any]:
     """The sizes in every model's config."""
     return {
-        "family": str(config.model_type),
-        "vocab_size": int(getattr(_find_head(model), "out_features", 0) or config.vocab_size),
-        "hidden_size": int(config.hidden_size),
+        "family": str(getattr(config, "model_type", "unknown")),
+        "vocab_size": _find_vocabulary(model, config),
+        "hidden_size": _find_number(config, ("hidden_size", "d_model", "n_embd", "dim"), 1),
         "has_tied_embeddings": bool(getattr(config, "tie_word_embeddings", False)),
         "bos_token_id": _read_id(config, "bos_token_id"),
         "eos_token_id": _read_ids(config, "eos_token_id"),
         "pad_token_id": _read_id(config, "pad_token_id"),
         "decoder_start_token_id": _read_id(config, "decoder_start_token_id"),
     }
+
+
+def _find_vocabulary(model: Any, config: Any) -> int:
+    head = _find_head(model)
+    told = getattr(head, "out_features", 0) or getattr(config, "vocab_size", 0)
+    if not isinstance(told, int) or told < 1:
+        weight = getattr(head, "weight", None)
+        told = 0 if weight is None else weight.shape[0]
+    if told < 1:
+        raise UnsupportedError(f"{type(model).__name__} tells no size of its vocabulary; use its own generate()")
+    return int(told)
 
 
 def refuse(model: Any, config: Any) -> None:
@@ -160,7 +192,11 @@ def explain_training(model: Any) -> str | None:
 
 def _find_text_config(model: Any) -> Any:
     config = model.config
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
+    if not hasattr(config, "get_text_config"):
+        return config
+    if "decoder" in inspect.signature(config.get_text_config).parameters:
+        return config.get_text_config(decoder=True)  # a model may have a text encoder beside its decoder
+    return config.get_text_config()
 
 
 def _find_arguments(model: Any) -> frozenset[str]:

@@ -1,33 +1,36 @@
-"""Recognising a transformers model, checking that it can be decoded, and finding its adapter."""
+"""Recognising a transformers model, and finding the adapter that can serve a call."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
+import torch
+
+from unspool.cache import Cache
 from unspool.config import GenerationConfig
-from unspool.errors import SettingError
+from unspool.errors import SettingError, UnsupportedError
+from unspool.models.adapters.columns import ColumnModel, prepare_call
 from unspool.models.adapters.decoder import AdaptedDecoder
 from unspool.models.adapters.description import describe, explain_training
 from unspool.models.adapters.pair import AdaptedPair
-from unspool.models.adapters.settings import convert_settings
+from unspool.models.adapters.settings import convert_settings, is_theirs
 
 Adapted = AdaptedDecoder | AdaptedPair
 _PLACE = "_unspool_adapter"  # attribute of a model that holds its adapter, which lives as long as the model
+_FREE = ("logits_to_keep",)  # inputs that change nothing about the answer
+_STATIC = ("static", "offloaded_static", "hybrid", "sliding_window")
 
 
 def is_transformers_model(model: Any) -> bool:
     """Whether an object is a transformers model or a subclass of one; imports nothing."""
-    return any(kind.__name__ == "PreTrainedModel" and _is_theirs(kind) for kind in type(model).__mro__)
+    return is_theirs(model, "PreTrainedModel")
 
 
 def adapt(model: Any) -> Adapted:
     """The adapter of a transformers model: the same one every time, until its attention implementation changes."""
-    reason = explain_training(model)
-    if reason is not None:
-        raise SettingError(
-            f"this {type(model).__name__} is in training mode and {reason}, so its answers would be random or wrong; "
-            "call model.eval() first"
-        )
+    _check_mode(model)
     attention = getattr(model.config, "_attn_implementation", None)
     known = model.__dict__.get(_PLACE)
     if known is None or known[0] != attention:
@@ -38,12 +41,110 @@ def adapt(model: Any) -> Adapted:
     return adapter
 
 
-def find_settings(config: Any) -> GenerationConfig | None:
-    """A transformers GenerationConfig as ours; None for anything else."""
-    if any(kind.__name__ == "GenerationConfig" and _is_theirs(kind) for kind in type(config).__mro__):
-        return convert_settings(config)
+def _check_mode(model: Any) -> None:
+    reason = explain_training(model)
+    if reason is not None:
+        raise SettingError(
+            f"this {type(model).__name__} is in training mode and {reason}, so its answers would be random or wrong; "
+            "call model.eval() first"
+        )
+
+
+def find_adapter(model: Any) -> Adapted | None:
+    """The adapter over our caches; None for a model that has none."""
+    try:
+        return adapt(model)
+    except UnsupportedError:
+        return None
+
+
+def runs_own_generate(model: Any) -> bool:
+    """Whether a generate() of the model's own class is under way, and has called ours for a part of its work."""
+    own = getattr(type(model), "generate", None)
+    code = None if own is None else getattr(inspect.unwrap(own), "__code__", None)
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is code and frame.f_locals.get("self") is model:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def list_inputs(model: Any) -> frozenset[str]:
+    """The names of everything that a model's forward, its encoder's and its preparation of inputs take."""
+    found: set[str] = set(_FREE)
+    parts = [model, getattr(model, "encoder", None), getattr(model, "decoder", None)]
+    base = getattr(model, getattr(model, "base_model_prefix", "") or "model", None)
+    parts += [getattr(base, "encoder", None)]
+    for part in parts:
+        if part is not None and hasattr(part, "forward"):
+            found |= set(inspect.signature(part.forward).parameters)
+    decoder = getattr(model, "decoder", None) or getattr(base, "decoder", None)
+    if getattr(model.config, "is_encoder_decoder", False) and decoder is not None:
+        found |= {f"decoder_{name}" for name in inspect.signature(decoder.forward).parameters}
+    if hasattr(model, "prepare_inputs_for_generation"):
+        found |= set(inspect.signature(model.prepare_inputs_for_generation).parameters)
+    return frozenset(found - {"self", "args", "kwargs", "model_kwargs", "labels", "return_dict", "past_key_values"})
+
+
+def open_call(
+    model: Any, inputs: Any, given: Mapping[str, Any], settings: GenerationConfig
+) -> AdaptedDecoder | AdaptedPair | ColumnModel:
+    """The model that serves a call: over our caches, or, if the call or the model needs it, over transformers' own."""
+    _check_mode(model)
+    why = _explain_columns(model, given, settings)
+    if why is None:
+        return adapt(model)
+    core = prepare_call(model, inputs, given, settings, why)
+    if settings.compile_config is not None or settings.compile:
+        core.call.compiling = settings.compile_config
+    return core
+
+
+def _explain_columns(model: Any, given: Mapping[str, Any], settings: GenerationConfig) -> str | None:
+    """Why a call runs over transformers' own cache; None if it need not."""
+    kind = type(model).__name__
+    past = given.get("past_key_values")
+    if past is not None and not isinstance(past, Cache | tuple | list):
+        return f"past_key_values are transformers' {type(past).__name__}"
+    extra = [name for name, value in given.items() if value is not None and name not in (*_KNOWN, *_FREE)]
+    if extra:
+        return f"{kind} is given {', '.join(sorted(extra))}"
+    if settings.compile_config is not None:
+        return f"{kind} is compiled by transformers"
+    is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
+    if is_pair and (settings.output_hidden_states or settings.output_attentions):
+        return "an encoder's states are returned in the columns that it was given"
+    if settings.return_dict_in_generate and settings.cache_implementation in _STATIC:
+        return "a static cache of transformers is returned"
+    try:
+        core = adapt(model)
+        if given.get("input_features") is not None and core.info.features is None:
+            return f"{kind} is given input_features"
+        if core.counts_columns and _has_zeros(given.get("attention_mask")):
+            return f"{kind} counts positions by columns, padding among them"
+    except UnsupportedError as error:
+        if not getattr(model, "can_generate", lambda: False)():
+            raise
+        return str(error).split(";")[0].split(". ")[0]
     return None
 
 
-def _is_theirs(kind: type) -> bool:
-    return kind.__module__.split(".")[0] == "transformers"
+def _has_zeros(mask: Any) -> bool:
+    return isinstance(mask, torch.Tensor) and not bool(mask.bool().all())
+
+
+_KNOWN = (
+    "input_ids",
+    "attention_mask",
+    "inputs_embeds",
+    "decoder_input_ids",
+    "encoder_outputs",
+    "input_features",
+    "past_key_values",
+)
+
+
+def find_settings(config: Any) -> GenerationConfig | None:
+    """A transformers GenerationConfig as ours; None for anything else."""
+    return convert_settings(config) if is_theirs(config, "GenerationConfig") else None

@@ -1,21 +1,58 @@
-"""The generation settings of a transformers model, as ours."""
+"""The generation settings of transformers, as ours."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from unspool.config import PARAMETERS, GenerationConfig
+from unspool.config import (
+    PARAMETERS,
+    CompileConfig,
+    GenerationConfig,
+    SynthIDTextWatermarkingConfig,
+    WatermarkingConfig,
+)
 from unspool.config.speech import SPEECH_FIELDS
+
+_OURS: dict[str, Any] = {
+    "CompileConfig": CompileConfig,
+    "WatermarkingConfig": WatermarkingConfig,
+    "SynthIDTextWatermarkingConfig": SynthIDTextWatermarkingConfig,
+}
+
+
+def is_theirs(value: Any, name: str | None = None) -> bool:
+    """Whether a value is an object of transformers', or derived from its class `name`; imports nothing."""
+    return any(
+        kind.__module__.split(".")[0] == "transformers" and (name is None or kind.__name__ == name)
+        for kind in type(value).__mro__
+    )
 
 
 def read_settings(model: Any) -> GenerationConfig | None:
     """The settings of a model's `generation_config`; None if it has none."""
     config = getattr(model, "generation_config", None)
-    return None if config is None else convert_settings(config)
+    if config is None or isinstance(config, GenerationConfig):
+        return config
+    return convert_settings(config)
 
 
 def convert_settings(config: Any) -> GenerationConfig:
     """A transformers GenerationConfig as ours: the values that differ from its defaults."""
-    values = config.to_diff_dict()
+    values = {name: getattr(config, name, value) for name, value in config.to_diff_dict().items()}
     known = {name: value for name, value in values.items() if name in PARAMETERS or name in SPEECH_FIELDS}
-    return GenerationConfig(**{name: value for name, value in known.items() if value is not None})
+    return GenerationConfig(**{name: convert_value(value) for name, value in known.items() if value is not None})
+
+
+def convert_value(value: Any) -> Any:
+    """A settings object of transformers as ours; anything else as it is."""
+    for name, kind in _OURS.items():
+        if is_theirs(value, name):
+            told = value.to_dict()
+            return kind(**{key: told[key] for key in kind.__dataclass_fields__ if key in told})
+    return value
+
+
+def convert_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by name, with transformers' objects as ours."""
+    return {name: convert_value(value) for name, value in values.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unspool.config import pairs
-from unspool.plan.pairs import Method, Pair
+from unspool.plan.pairs import Facts, Method, Pair
 
 DRAFTS: pairs.Method[pairs.ConfigFacts] = pairs.Method(
     lambda _: True,  # read where there is a drafter
@@ -23,16 +23,30 @@ DRAFTS: pairs.Method[pairs.ConfigFacts] = pairs.Method(
             told="`use_cache`=False does not go with a drafter ({drafter}): drafts are checked against kept keys and "
             "values; leave use_cache on",
         ),
-        pairs.Pair("output_hidden_states", "a check reads tokens that may be refused; decode without a drafter"),
-        pairs.Pair("output_attentions", "a check reads tokens that may be refused; decode without a drafter"),
     ),
 )
 DRAFTED_ROWS = Method(
     "return_legacy_cache",
     "`return_legacy_cache` gives tuples, which can't hold rows of different lengths, and rows accept different numbers "
     "of drafted tokens; leave it out",
-    (Pair(lambda facts: facts.shape.num_rows * (facts.settings.num_return_sequences or 1) > 1, ""),),
+    (Pair(lambda facts: _count_rows(facts) > 1, ""),),
 )
+
+
+def _count_rows(facts: Facts) -> int:
+    return facts.shape.num_rows * (facts.settings.num_return_sequences or 1)
+
+
+def _drafted_states(name: str) -> Method:
+    return Method(
+        name,
+        f"`{name}` gives one entry per step, and a drafter lets rows take different numbers of tokens; decode one row "
+        "at a time, or without a drafter",
+        (Pair(lambda facts: _count_rows(facts) > 1, ""),),
+    )
+
+
+DRAFTED_STATES = (_drafted_states("output_hidden_states"), _drafted_states("output_attentions"))
 
 _SAME_KIND = "use a draft model of the same kind, or prompt_lookup_num_tokens"
 

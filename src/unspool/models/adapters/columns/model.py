@@ -1,0 +1,395 @@
+"""A transformers model run as its own generate() runs it, behind unspool's model protocol.
+
+For everything that the adapters over our own caches do not take: images and sound, inputs of a model's own, states,
+models that keep nothing, transformers' own caches, compiled steps. Rows stay in the caller's columns with a 2-D mask,
+the cache is transformers', and each pass goes through the model's `prepare_inputs_for_generation`.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from unspool.cache import Cache
+from unspool.config import CompileConfig
+from unspool.errors import UnsupportedError
+from unspool.models.adapters.adapted import AdaptedModel, name_failures
+from unspool.models.adapters.columns.state import ColumnCache, Columns
+from unspool.models.adapters.description import Description
+from unspool.protocols import LAST, Encoded, Forward, PreparedRows, Want
+from unspool.shortage import explain_shortage
+
+_KINDS = {  # ours to what transformers' GenerationConfig calls it
+    "dynamic": None,
+    "mamba": None,
+    "static": "static",
+    "hybrid": "static",
+    "sliding_window": "static",
+    "offloaded": "offloaded",
+    "offloaded_static": "offloaded_static",
+    "quantized": "quantized",
+}
+_TYPES = ("token_type_ids", "mm_token_type_ids")  # inputs with a number per column
+IN_COLUMNS = "a transformers model runs its own forward over its own cache"
+
+
+@dataclass
+class CallInputs:
+    """One call's inputs, as transformers prepares them."""
+
+    prompt: Columns
+    inputs: dict[str, Any]  # further arguments of the model's forward
+    rows: PreparedRows
+    config: Any  # a GenerationConfig of transformers
+    source: tuple[Any, str] | None = None  # the encoder's main input and its name; None: there is nothing to encode
+    compiling: CompileConfig | None = None
+    why: str = ""  # this route is taken
+    given: dict[str, Any] = field(default_factory=dict)
+
+
+class ColumnModel(AdaptedModel):
+    """A transformers model with the inputs of one call."""
+
+    def __init__(self, model: Any, description: Description, call: CallInputs) -> None:
+        super().__init__(model, description)
+        self.call = call
+        self.is_pair = description.info.is_encoder_decoder
+
+    @property
+    def prepared(self) -> PreparedRows:
+        """The decoder's prompt, which transformers' code made of the caller's inputs."""
+        return self.call.rows
+
+    # --- the encoder ---------------------------------------------------------------------------------
+    @explain_shortage("an encoder read its source")
+    @torch.no_grad()
+    def encode(
+        self,
+        tokens: torch.Tensor | None,  # noqa: ARG002 - the call's inputs are known
+        counts: Sequence[int] | None = None,  # noqa: ARG002
+        *,
+        want: Want = LAST,
+        embeds: torch.Tensor | None = None,  # noqa: ARG002
+    ) -> Encoded:
+        """Run the encoder over what the caller gave."""
+        call = self.call
+        if "encoder_outputs" not in call.inputs:
+            assert call.source is not None
+            value, name = call.source
+            config = copy.copy(call.config)
+            config.output_hidden_states, config.output_attentions = want.hidden_states, want.attentions
+            with name_failures(self.inner):
+                call.inputs = _find_encoding(self.inner)(value, call.inputs, name, config)
+        made = call.inputs["encoder_outputs"]
+        states = made[0] if not isinstance(made, Mapping) else made.get("last_hidden_state", next(iter(made.values())))
+        hidden, weights = (getattr(made, name, None) for name in ("hidden_states", "attentions"))
+        return Encoded(
+            states,
+            [states.shape[1]] * states.shape[0],
+            tuple(hidden) if want.hidden_states and hidden is not None else None,
+            tuple(weights) if want.attentions and weights is not None else None,
+        )
+
+    # --- caches --------------------------------------------------------------------------------------
+    def new_cache(
+        self,
+        kind: str = "dynamic",
+        rows: int = 1,
+        capacity: int | None = None,
+        encoded: Encoded | None = None,  # noqa: ARG002 - it is among the call's inputs
+        config: Mapping[str, Any] | None = None,
+    ) -> ColumnCache:
+        """A cache of transformers' own kind for this call."""
+        call = self.call
+        theirs, keeps_past = copy.copy(call.config), call.config.use_cache is not False
+        inputs = dict(call.inputs)
+        name = self._name_past()
+        if keeps_past and inputs.get(name) is None:
+            if kind not in _KINDS:
+                raise UnsupportedError(
+                    f"`cache_implementation`={kind!r} is a cache of unspool's, and {call.why}; leave it out, or use "
+                    "'dynamic' or 'static'"
+                )
+            theirs.cache_implementation = _KINDS[kind]
+            options = {key: value for key, value in (config or {}).items() if key != "max_cache_len"}
+            theirs.cache_config = options or None
+            room = max(call.prompt.width, 1) if capacity is None else capacity
+            longest = max(call.rows.lengths)
+            with name_failures(self.inner):
+                self._prepare_past(theirs, inputs, rows, call.prompt.width + max(room - longest, 1) - 1)
+        inputs["use_cache"] = keeps_past
+        return ColumnCache(
+            self.inner, call.prompt, inputs, keeps_past=keeps_past and inputs.get(name) is not None, name=name
+        )
+
+    def _name_past(self) -> str:
+        return "cache_params" if "cache_params" in self._description.arguments else "past_key_values"
+
+    def _prepare_past(self, config: Any, inputs: dict[str, Any], rows: int, room: int) -> None:
+        prepare = self.inner._prepare_cache_for_generation
+        arguments = {
+            "generation_config": config,
+            "model_kwargs": inputs,
+            "generation_mode": None,
+            "assistant_model": None,
+            "batch_size": rows,
+            "max_cache_length": room,
+            "device": self.device,
+        }
+        prepare(**{name: arguments[name] for name in inspect.signature(prepare).parameters if name in arguments})
+
+    @property
+    def given_cache(self) -> ColumnCache | None:
+        """The transformers cache that the caller gave, with what it holds; None if there is none."""
+        call = self.call
+        past = call.inputs.get(self._name_past())
+        if past is None:
+            return None
+        if self.is_pair:
+            self.encode(None)  # a run with a cache encodes nothing itself
+        cache = self.new_cache()
+        held = call.prompt.num_read
+        if held:
+            cache.columns = call.prompt.copy()
+            cache.lengths = call.prompt.mask[:, :held].sum(dim=-1).tolist()
+            cache.columns.cut(held)
+        return cache
+
+    # --- a forward pass ------------------------------------------------------------------------------
+    @explain_shortage("a model read tokens")
+    @torch.no_grad()
+    def forward(
+        self,
+        tokens: torch.Tensor | None,
+        cache: Cache,
+        *,
+        counts: Sequence[int] | None = None,
+        want: Want = LAST,
+        embeds: torch.Tensor | None = None,
+    ) -> Forward:
+        """Read new tokens after what the cache holds, in the columns of the call."""
+        assert isinstance(cache, ColumnCache)
+        new = self._take_input(tokens, embeds)
+        rows, num_new = new.shape[:2]
+        real = list(counts) if counts is not None else [num_new] * rows
+        held = list(cache.lengths) or [0] * rows
+        is_first = cache.columns is None or cache.columns.num_read < cache.prompt.width
+        if is_first:
+            forward = self._read_prompt(cache, tokens, held, real, want)
+        else:
+            assert tokens is not None
+            assert cache.columns is not None
+            self._append(cache, tokens, real)
+            forward = self._run(cache, num_new, want, is_first=False)
+        return forward
+
+    def _read_prompt(
+        self, cache: ColumnCache, tokens: torch.Tensor | None, held: list[int], real: list[int], want: Want
+    ) -> Forward:
+        """Read the call's prompt as it was given; chunks of it wait for the last one."""
+        prompt, lengths = cache.prompt, self._find_lengths(cache)
+        rows = len(real)
+        if rows != prompt.mask.shape[0]:
+            raise UnsupportedError(
+                f"{rows} rows are to be read for {prompt.mask.shape[0]} prompts, as guidance does, and "
+                f"{self.call.why}, so its inputs belong to the prompts alone; leave guidance out"
+            )
+        stops = [start + count for start, count in zip(held, real, strict=True)]
+        if any(stop < length for stop, length in zip(stops, lengths, strict=True)):
+            cache.lengths = stops
+            return Forward(torch.zeros(rows, self.info.vocab_size, device=self.device))
+        columns = cache.columns = prompt.copy()
+        columns.num_read = self.call.prompt.num_read if cache.past is not None else 0
+        cache.lengths = list(lengths)
+        extra = [stop - length for stop, length in zip(stops, lengths, strict=True)]
+        if any(extra):  # texts that are read anew at every step
+            assert tokens is not None
+            width = max(extra)
+            starts = torch.tensor([length - start for length, start in zip(lengths, held, strict=True)])
+            index = (starts[:, None] + torch.arange(width)).clamp(0, tokens.shape[1] - 1).to(tokens.device)
+            self._append(cache, tokens.gather(1, index), extra)
+        return self._run(cache, columns.width - columns.num_read, want, is_first=True)
+
+    def _find_lengths(self, cache: ColumnCache) -> list[int]:
+        return cache.prompt.lengths
+
+    def _append(self, cache: ColumnCache, tokens: torch.Tensor, real: Sequence[int]) -> None:
+        assert cache.columns is not None
+        columns, num_new = cache.columns, tokens.shape[1]
+        place = torch.arange(num_new, device=columns.mask.device)
+        columns.append(tokens, place < torch.tensor(list(real), device=place.device)[:, None])
+        if cache.output is not None:
+            cache.inputs = self._follow(cache, num_new)
+        else:
+            cache.inputs = {name: _extend(name, value, num_new) for name, value in cache.inputs.items()}
+        cache.lengths = [length + count for length, count in zip(cache.lengths, real, strict=True)]
+
+    def _follow(self, cache: ColumnCache, num_new: int) -> dict[str, Any]:
+        """The model's inputs for columns that were added, by its own rule."""
+        update = self.inner._update_model_kwargs_for_generation
+        arguments: dict[str, Any] = {"is_encoder_decoder": self.is_pair, "num_new_tokens": num_new}
+        types = {name: value for name, value in cache.inputs.items() if name in _TYPES}
+        managed = (*self._managed, *_TYPES)
+        inputs = {name: value for name, value in cache.inputs.items() if name not in managed}
+        followed = dict(update(cache.output, inputs, **arguments))
+        return followed | {name: _extend(name, value, num_new) for name, value in types.items()}
+
+    @property
+    def _managed(self) -> tuple[str, ...]:
+        """Inputs that follow from the columns."""
+        prefix = "decoder_" if self.is_pair else ""
+        return (f"{prefix}attention_mask", f"{prefix}position_ids")
+
+    def _run(self, cache: ColumnCache, num_new: int, want: Want, *, is_first: bool) -> Forward:
+        columns = cache.columns
+        assert columns is not None
+        num_read = columns.num_read if cache.keeps_past else 0
+        last = columns.find_last()
+        num_asked = columns.width - num_read
+        inputs = self._make_inputs(cache, num_asked, is_first=is_first)
+        is_end = want.logits == "last" and bool((last == columns.width - 1).all())
+        if "logits_to_keep" in self._description.arguments:
+            inputs["logits_to_keep"] = 1 if is_end else num_new if not is_first else 0
+        wants_states = want.hidden_states or want.last_states or bool(want.early)
+        if wants_states:
+            inputs["output_hidden_states"] = True
+        if want.attentions:
+            inputs["output_attentions"] = True
+        call = self._find_call(cache, is_first)
+        with self._switch(want), name_failures(self.inner):
+            made = call(**inputs, return_dict=True)
+        columns.num_read = columns.width if cache.keeps_past else 0
+        forward = self._read(made, columns, last, num_new, want)
+        cache.output = _lighten(made)
+        if cache.keeps_past or is_first:
+            self._take_past(cache, made)
+        return forward
+
+    def _make_inputs(self, cache: ColumnCache, num_asked: int, *, is_first: bool) -> dict[str, Any]:
+        columns = cache.columns
+        assert columns is not None
+        prepare, inputs = self.inner.prepare_inputs_for_generation, dict(cache.inputs)
+        mask_name, position_name = self._managed
+        takes_mask = "attention_mask" in self._description.arguments
+        if self.is_pair:
+            takes_mask = mask_name in cache.first_inputs or not bool(columns.mask.all())
+        if takes_mask:
+            inputs[mask_name] = columns.mask.long()
+        if columns.positions is not None:
+            inputs[position_name] = columns.positions
+        known = inspect.signature(_find_base(self.inner).prepare_inputs_for_generation).parameters
+        if "next_sequence_length" in known:
+            is_part = cache.keeps_past and num_asked < columns.width
+            inputs["next_sequence_length"] = num_asked if is_part else None
+        else:
+            first = columns.width - num_asked
+            inputs["cache_position"] = torch.arange(first, columns.width, device=columns.ids.device)
+        if "is_first_iteration" in known:
+            inputs["is_first_iteration"] = is_first
+        ids = columns.ids
+        if is_first and "inputs_embeds" in inputs and columns.width > self.call.prompt.width:
+            # Read anew at every step: what follows the embeddings is embedded here.
+            more = self.inner.get_input_embeddings()(ids[:, self.call.prompt.width :])
+            inputs["inputs_embeds"] = torch.cat((inputs["inputs_embeds"], more.to(self.dtype)), dim=1)
+        with name_failures(self.inner):
+            return dict(prepare(ids, **inputs))
+
+    def _find_call(self, cache: ColumnCache, is_first: bool) -> Any:
+        """The model's forward: compiled for steps, if that was asked for."""
+        config = self.call.compiling
+        if config is None or is_first or not getattr(cache.past, "is_compileable", False):
+            return self.inner
+        from transformers import CompileConfig as TheirConfig
+
+        return self.inner.get_compiled_call(TheirConfig(**config.to_dict()))
+
+    def _take_past(self, cache: ColumnCache, made: Any) -> None:
+        """Keep the cache that a model made itself."""
+        for name in ("past_key_values", "cache_params", "state", "mems", "past_buckets_states"):
+            past = made.get(name) if isinstance(made, Mapping) else None
+            if past is None or cache.inputs["use_cache"] is False:
+                continue
+            if name in ("mems", "past_buckets_states"):
+                name = "past_key_values"
+            if not cache.keeps_past:
+                cache.name, cache.keeps_past = name, True
+                assert cache.columns is not None
+                cache.columns.num_read = cache.columns.width
+            cache.inputs[name] = past
+            return
+
+    # --- what a pass returned ------------------------------------------------------------------------
+    def _read(self, made: Any, columns: Columns, last: torch.Tensor, num_new: int, want: Want) -> Forward:
+        logits = made.logits
+        if want.logits == "all":
+            logits = _pack(logits[:, -num_new:], columns.mask[:, -num_new:])
+        elif logits.shape[1] == 1:
+            logits = logits[:, -1]
+        else:
+            place = last - (columns.width - logits.shape[1])
+            logits = logits[torch.arange(len(place), device=logits.device), place.clamp(min=0).to(logits.device)]
+        forward = Forward(logits.to(self.device), is_laid_out=True, path_reason=f"{IN_COLUMNS}: {self.call.why}")
+        prefix = "decoder_" if self.is_pair else ""
+        states = getattr(made, f"{prefix}hidden_states", None)
+        if want.hidden_states and states is not None:
+            forward.hidden_states = tuple(states)
+        if want.last_states and states is not None:
+            forward.last_states = _pack(states[-1][:, -num_new:], columns.mask[:, -num_new:])
+        if want.early and states is not None:
+            head, row = self.get_output_embeddings(), torch.arange(len(last), device=self.device)
+            place = last - (columns.width - states[0].shape[1])
+            forward.early_logits = tuple(head(states[layer][row, place]) for layer in want.early)
+        if want.attentions:
+            forward.attentions = self._read_weights(getattr(made, f"{prefix}attentions", None))
+            if self.is_pair:
+                forward.cross_attentions = self._read_weights(made.cross_attentions)
+        return forward
+
+    def _read_weights(self, weights: Any) -> tuple[Any, ...]:
+        """Attention weights as the model returned them: some layers have none."""
+        return tuple(weights or ())
+
+
+def _extend(name: str, value: Any, num_new: int) -> Any:
+    """Inputs with a number per column, for columns that are read together with the prompt."""
+    if name not in _TYPES or not isinstance(value, torch.Tensor):
+        return value
+    last = value[:, -1:] if name == "token_type_ids" else torch.zeros_like(value[:, -1:])
+    return torch.cat((value, last.expand(-1, num_new)), dim=1)
+
+
+def _pack(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Columns (rows, new, …) right-filled: the real ones first."""
+    if bool(mask.all()):
+        return values
+    order = (~mask).long().argsort(dim=-1, stable=True).to(values.device)
+    return values[torch.arange(values.shape[0], device=values.device)[:, None], order]
+
+
+def _find_base(model: Any) -> Any:
+    """transformers' own mixin, whose signature says which arguments its release has."""
+    return next(kind for kind in type(model).__mro__ if kind.__name__ == "GenerationMixin")
+
+
+def _find_encoding(model: Any) -> Any:
+    """transformers' method that runs the encoder and puts its output among a model's inputs; it was renamed."""
+    for name in (
+        "_prepare_encoder_decoder_kwargs_for_generation",
+        "_maybe_prepare_encoder_kwargs_for_generation",
+    ):
+        if hasattr(model, name):
+            return getattr(model, name)
+    raise UnsupportedError("this release of transformers has no method to run an encoder with; use 5.0 or later")
+
+
+def _lighten(made: Any) -> Any:
+    """A pass's output without what is large and no later pass needs."""
+    for name in ("logits", "hidden_states", "decoder_hidden_states", "attentions", "decoder_attentions"):
+        if getattr(made, name, None) is not None:
+            setattr(made, name, None)
+    return made

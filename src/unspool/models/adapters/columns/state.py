@@ -1,0 +1,286 @@
+"""What a column model holds of a call: the columns read so far, and transformers' own cache behind our contract."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from unspool.cache import RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache
+from unspool.errors import UnsupportedError
+
+CACHE_NAMES = ("past_key_values", "cache_params", "state", "mems", "past_buckets_states")
+_PLAIN_LAYERS = frozenset({"DynamicLayer"})  # keys of every position, which can be cut off at the end
+_FIXED_LAYERS = frozenset({"StaticLayer"})  # the same in memory taken at once: what is refused stays, masked
+
+
+@dataclass
+class Columns:
+    """Token columns as transformers has them: padding and refused tokens are masked, not left out."""
+
+    ids: torch.Tensor  # (rows, columns)
+    mask: torch.Tensor  # (rows, columns), bool
+    positions: torch.Tensor | None  # (…, rows, columns); None if the model is given none
+    num_read: int = 0  # columns that the cache holds
+
+    @property
+    def width(self) -> int:
+        """All columns."""
+        return self.mask.shape[1]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Real tokens, one number per row."""
+        counts: list[int] = self.mask.sum(dim=-1).tolist()
+        return counts
+
+    def find_last(self) -> torch.Tensor:
+        """The column of each row's last real token: (rows,)."""
+        column = torch.arange(self.width, device=self.mask.device)
+        return torch.where(self.mask, column, 0).amax(dim=-1)
+
+    def append(self, ids: torch.Tensor, is_real: torch.Tensor) -> None:
+        """Add columns (rows, new); positions go on from each row's last real token."""
+        if self.positions is not None:
+            rows = self.mask.shape[0]
+            known = self.positions.expand(*self.positions.shape[:-2], rows, self.positions.shape[-1])
+            index = self.find_last()[:, None].expand(*known.shape[:-1], 1)
+            steps = is_real.long().cumsum(dim=-1)
+            self.positions = torch.cat((known, known.gather(-1, index) + steps), dim=-1)
+        self.ids = torch.cat((self.ids, ids), dim=1)
+        self.mask = torch.cat((self.mask, is_real), dim=1)
+
+    def cut(self, width: int) -> None:
+        """Keep the first columns."""
+        self.ids, self.mask = self.ids[:, :width], self.mask[:, :width]
+        self.positions = None if self.positions is None else self.positions[..., :width]
+
+    def select(self, index: torch.Tensor) -> None:
+        """Keep, repeat or reorder rows."""
+        self.ids, self.mask = self.ids.index_select(0, index), self.mask.index_select(0, index)
+        if self.positions is not None and self.positions.shape[-2] > 1:
+            self.positions = self.positions.index_select(-2, index)
+
+    def copy(self) -> Columns:
+        """The same columns, to go their own way: tensors are never written in place."""
+        return copy.copy(self)
+
+
+class ColumnCache(Cache):
+    """A cache of transformers behind our contract, with the columns that it holds and the model's further inputs."""
+
+    def __init__(self, model: Any, prompt: Columns, inputs: dict[str, Any], *, keeps_past: bool, name: str) -> None:
+        super().__init__()
+        self.model = model
+        self.prompt = prompt
+        self.columns: Columns | None = None  # None until the prompt is read
+        self.inputs = inputs  # what else the model's forward takes; its cache among them
+        self.first_inputs = dict(inputs)
+        self.keeps_past = keeps_past
+        self.name = name  # of the argument that takes the cache
+        self.output: Any = None  # of the last pass: transformers' code takes from it what the next pass needs
+        self._snapshot: tuple[Any, Columns, dict[str, Any], list[int]] | None = None
+
+    # --- the past ------------------------------------------------------------------------------------
+    @property
+    def past(self) -> Any:
+        """transformers' own cache; None if there is none."""
+        return self.inputs.get(self.name)
+
+    def _name_layers(self) -> frozenset[str]:
+        past = self.past
+        past = getattr(past, "self_attention_cache", past)
+        return frozenset(type(layer).__name__ for layer in getattr(past, "layers", ()))
+
+    @property
+    def can(self) -> frozenset[str]:  # type: ignore[override]  # it depends on the layers that the model has
+        """What transformers' cache allows."""
+        always = frozenset({SELECT_ROWS, RAGGED, TRIAL})
+        is_standard = hasattr(self.past, "layers") or hasattr(self.past, "self_attention_cache")
+        if not self.keeps_past or (is_standard and self._name_layers() <= _PLAIN_LAYERS | _FIXED_LAYERS):
+            return always | {ROLL_BACK}
+        return always
+
+    # --- rows ----------------------------------------------------------------------------------------
+    def truncate(self, lengths: Sequence[int]) -> None:
+        """Roll every row back to the given length: what it loses is masked, and cut off if no row has it."""
+        snapshot, self._snapshot = self._snapshot, None
+        if list(lengths) == self.lengths:
+            return
+        self._check_lengths(lengths)
+        if not any(lengths) or self.columns is None:
+            self._begin_again()
+            return
+        if ROLL_BACK not in self.can:
+            self._return_to(snapshot, lengths)
+            return
+        columns = self.columns
+        columns.mask = columns.mask & (columns.mask.long().cumsum(dim=-1) <= _column(lengths, columns.mask))
+        if self.past is None or self._name_layers() <= _PLAIN_LAYERS:
+            self._cut(columns, int(columns.find_last().max()) + 1)
+        self.lengths = list(lengths)
+
+    def _cut(self, columns: Columns, width: int) -> None:
+        width = max(width, self.prompt.width)
+        if self.past is not None and columns.num_read > width:
+            self.past.crop(width - columns.num_read)  # a negative number is how many go, in every release
+            columns.num_read = width
+        self.inputs = {name: _cut_columns(value, columns.width, width) for name, value in self.inputs.items()}
+        columns.cut(width)
+
+    def _begin_again(self) -> None:
+        """Hold nothing: the next pass reads the prompt."""
+        if self.past is not None and self.columns is not None and self.columns.num_read:
+            raise UnsupportedError(f"the {type(self.past).__name__} of transformers can't be emptied; use a fresh one")
+        self.lengths = [0] * len(self.lengths)
+        self.columns = None
+        self.inputs = dict(self.first_inputs)
+
+    def begin_trial(self) -> None:
+        """Keep what is needed to come back: a copy of the states, if positions can't be taken out of them."""
+        if ROLL_BACK in self.can or self._snapshot is not None:
+            return
+        assert self.columns is not None
+        self._snapshot = (copy.deepcopy(self.past), self.columns.copy(), dict(self.inputs), list(self.lengths))
+
+    @property
+    def is_trying(self) -> bool:
+        """Whether a copy of the states is kept."""
+        return self._snapshot is not None
+
+    def _return_to(self, snapshot: Any, lengths: Sequence[int]) -> None:
+        """Take the copy back; what was accepted since then is read again in the next pass."""
+        if snapshot is None or any(new < held for new, held in zip(lengths, snapshot[3], strict=True)):
+            self.require(ROLL_BACK)
+        past, before, inputs, _ = snapshot
+        assert self.columns is not None
+        columns = self.columns
+        columns.mask = columns.mask & (columns.mask.long().cumsum(dim=-1) <= _column(lengths, columns.mask))
+        columns.cut(max(int(columns.find_last().max()) + 1, before.width))
+        columns.num_read = before.num_read
+        self.inputs = {**inputs, self.name: past}
+        self.lengths = list(lengths)
+
+    def _select(self, index: torch.Tensor) -> None:
+        rows = len(self.lengths)
+        is_repeat = len(index) > rows and len(index) % rows == 0
+        copies = len(index) // rows
+        past = self.inputs.pop(self.name, None)
+        if is_repeat and index.tolist() == [row for row in range(rows) for _ in range(copies)]:
+            self.inputs = _repeat(self.model, self.inputs, self.columns, copies)
+            self.first_inputs = _repeat(self.model, _without(self.first_inputs, self.name), self.prompt, copies)
+        else:
+            self.inputs = {name: _pick(value, index, rows) for name, value in self.inputs.items()}
+            self.first_inputs = {
+                name: _pick(value, index, rows) for name, value in _without(self.first_inputs, self.name).items()
+            }
+        moved = None if past is None else _reorder(self.model, past, index, rows)
+        if moved is not None:
+            self.inputs[self.name] = moved
+        for name in CACHE_NAMES if isinstance(self.output, Mapping) else ():  # what the next pass takes over from it
+            made = self.output.get(name)
+            if made is not None:
+                setattr(self.output, name, moved if made is past else _reorder(self.model, made, index, rows))
+        self.prompt = self.prompt.copy()
+        device = self.prompt.mask.device
+        self.prompt.select(index.to(device))
+        if self.columns is not None:
+            self.columns.select(index.to(device))
+
+    # --- the rest of the contract --------------------------------------------------------------------
+    def write(self, layer: int, kv: torch.Tensor) -> tuple[Any, Any]:
+        """Never called: the model writes into its own cache."""
+        raise NotImplementedError("transformers writes its own cache")
+
+    def _reserve(self, stop: int) -> None:
+        """transformers makes room itself."""
+
+    def clone(self) -> ColumnCache:
+        """A cache that holds the same and goes its own way from here."""
+        made = copy.copy(self)
+        made.columns = None if self.columns is None else self.columns.copy()
+        made.lengths = list(self.lengths)
+        made.inputs = dict(self.inputs)
+        if self.past is not None:
+            made.inputs[self.name] = copy.deepcopy(self.past)
+        return made
+
+    def __copy__(self) -> ColumnCache:
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        return made
+
+    def get_max_cache_shape(self) -> int | None:
+        """The most positions: transformers bounds them itself."""
+        return None
+
+    def __len__(self) -> int:
+        past = self.past
+        return len(past) if hasattr(past, "__len__") else 0
+
+
+def _column(lengths: Sequence[int], mask: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(list(lengths), device=mask.device)[:, None]
+
+
+def _without(inputs: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in inputs.items() if key != name}
+
+
+def _cut_columns(value: Any, old: int, new: int) -> Any:
+    """A tensor (rows, old columns, …) with the first columns alone; anything else as it is."""
+    if isinstance(value, torch.Tensor) and value.dim() >= 2 and value.shape[1] == old and not value.is_floating_point():
+        return value[:, :new]
+    return value
+
+
+def _repeat(model: Any, inputs: dict[str, Any], columns: Columns | None, copies: int) -> dict[str, Any]:
+    """A model's inputs for prompts that are continued in several rows, by its own rule."""
+    is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
+    given = {name: copy.copy(value) if name == "encoder_outputs" else value for name, value in inputs.items()}
+    ids = None if columns is None else columns.ids
+    _, repeated = model._expand_inputs_for_generation(
+        expand_size=copies, is_encoder_decoder=is_pair and "encoder_outputs" in given, input_ids=ids, **given
+    )
+    return dict(repeated)
+
+
+def _pick(value: Any, index: torch.Tensor, rows: int) -> Any:
+    """What belongs to the rows at `index` of an input that has one entry per row."""
+    if isinstance(value, torch.Tensor):
+        return value.index_select(0, index.to(value.device)) if value.dim() and value.shape[0] == rows else value
+    if isinstance(value, dict):  # what an encoder returned is a mapping too
+        made = copy.copy(value)
+        for name, part in value.items():
+            if isinstance(part, torch.Tensor):
+                made[name] = _pick(part, index, rows)
+        return made
+    return value
+
+
+def _reorder(model: Any, past: Any, index: torch.Tensor, rows: int) -> Any:
+    """transformers' cache for the rows at `index`."""
+    if hasattr(past, "reorder_cache"):
+        device = _find_device(past) or index.device
+        past.reorder_cache(index.to(device))
+        return past
+    if hasattr(model, "_reorder_cache"):
+        device = _find_device(past) or index.device
+        return model._reorder_cache(past, index.to(device))
+    if isinstance(past, list | tuple):
+        return type(past)(_pick(part, index, rows) for part in past)
+    raise UnsupportedError(
+        f"the rows of transformers' {type(past).__name__} can't be reordered; decode without beams, one sequence a row"
+    )
+
+
+def _find_device(past: Any) -> torch.device | None:
+    past = getattr(past, "self_attention_cache", past)
+    for layer in getattr(past, "layers", past if isinstance(past, list | tuple) else ()):
+        held = layer if isinstance(layer, torch.Tensor) else getattr(layer, "keys", None)
+        if isinstance(held, torch.Tensor):
+            return held.device
+    return None

@@ -1,0 +1,89 @@
+"""What generate() returns for a transformers object, in transformers' own classes."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, StaticCache
+from unspool.models.adapters.columns.state import ColumnCache
+from unspool.outputs import Output
+
+_PLAIN = (DynamicCache, StaticCache)
+
+
+def dress_output(output: Output, mask: torch.Tensor | None) -> Any:
+    """An output as transformers' class of the same name, with transformers' cache; `stats` and the like beside it.
+
+    `mask` (rows, columns) says which of the columns that the caller gave are real; None if all of them are.
+    """
+    import transformers.generation as theirs
+
+    kind = getattr(theirs, type(output).__name__)
+    own = {field.name for field in fields(kind)}
+    values = {field.name: getattr(output, field.name) for field in fields(output)}  # type: ignore[arg-type]  # as all outputs
+    values["past_key_values"] = dress_cache(values.get("past_key_values"), mask)
+    made = kind(**{name: value for name, value in values.items() if name in own})
+    for name, value in values.items():
+        if name not in own:
+            object.__setattr__(made, name, value)
+    object.__setattr__(made, "speculation", output.speculation)
+    return made
+
+
+def dress_cache(cache: Any, mask: torch.Tensor | None) -> Any:
+    """A cache as transformers' own code goes on with it: keys in columns; other kinds than plain ones as they are."""
+    if isinstance(cache, ColumnCache):
+        return cache.past
+    if isinstance(cache, EncoderDecoderCache) and type(cache) is EncoderDecoderCache:
+        from transformers.cache_utils import EncoderDecoderCache as TheirPair
+
+        if type(cache.self_attention_cache) not in _PLAIN or type(cache.cross_attention_cache) not in _PLAIN:
+            return cache
+        own = _copy_keys(cache.self_attention_cache, None)
+        source = _copy_keys(cache.cross_attention_cache, None, is_source=True)
+        made = TheirPair(own, source)
+        made.is_updated = dict.fromkeys(range(len(source)), True)
+        return made
+    return _copy_keys(cache, mask) if type(cache) in _PLAIN else cache
+
+
+def _copy_keys(cache: Cache, mask: torch.Tensor | None, *, is_source: bool = False) -> Any:
+    from transformers.cache_utils import DynamicCache as TheirCache
+
+    made = TheirCache()
+    lengths = cache.lengths
+    if not lengths or not max(lengths):
+        return made
+    columns = None if is_source else _find_columns(lengths, mask)  # a source stays right-filled
+    for layer in range(len(cache)):
+        keys, values = cache[layer]
+        made.update(_place(keys, columns), _place(values, columns), layer)
+    return made
+
+
+def _find_columns(lengths: list[int], mask: torch.Tensor | None) -> torch.Tensor | None:
+    """Which position stands in every column (rows, columns), -1 for none; None if each stands in its own."""
+    if mask is None or bool(mask.all()):
+        if len(set(lengths)) == 1:
+            return None
+        mask = torch.ones(len(lengths), 0, dtype=torch.bool) if mask is None else mask
+    rows = len(lengths)
+    if mask.shape[0] != rows:
+        mask = mask.repeat_interleave(rows // mask.shape[0], dim=0)
+    new = [length - int(count) for length, count in zip(lengths, mask.sum(dim=-1).tolist(), strict=True)]
+    width = max(new)
+    tail = torch.arange(width)[None] < torch.tensor(new)[:, None]
+    whole = torch.cat((mask.cpu(), tail), dim=1)
+    return torch.where(whole, whole.long().cumsum(dim=-1) - 1, -1)
+
+
+def _place(keys: torch.Tensor, columns: torch.Tensor | None) -> torch.Tensor:
+    """Keys (rows, heads, positions, width) at their columns, zeros elsewhere."""
+    if columns is None:
+        return keys
+    columns = columns.to(keys.device)
+    index = columns.clamp(min=0)[:, None, :, None].expand(-1, keys.shape[1], -1, keys.shape[3])
+    return keys.gather(2, index).masked_fill((columns < 0)[:, None, :, None], 0.0)

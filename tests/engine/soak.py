@@ -1,0 +1,196 @@
+"""Random requests, cancellations, deadlines and faults for a while: `make soak MINUTES=60`, or with `--seed`.
+
+It ends with every block free, no growth of memory and no lost request, or says what is wrong and exits with 1. One
+answer in eight is compared with `lm.generate` alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import unspool
+from tests.conformance.cases import load_model
+from tests.engine.fakes import BLOCK_BYTES, FakeWithLayers, make_lm
+from tests.engine.test_mixes import LAYERED, REQUESTS, check, try_call
+
+NUM_THREADS = 8
+NUM_BLOCKS = 60
+GROWTH_ALLOWED = 48 << 20  # bytes, after the first tenth of the time: allocators keep what was freed
+
+
+class Faulty:
+    """A processor that raises sooner or later."""
+
+    def __init__(self, calls: int) -> None:
+        self.left = calls
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        self.left -= 1
+        if self.left <= 0:
+            raise ZeroDivisionError("a caller's processor")
+        return scores
+
+
+@dataclass
+class Tally:
+    """What became of the requests."""
+
+    submitted: int = 0
+    answered: int = 0
+    refused: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    compared: int = 0
+    problems: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def count(self, **what: int) -> None:
+        with self.lock:
+            for name, number in what.items():
+                setattr(self, name, getattr(self, name) + number)
+
+
+def read_memory() -> int:
+    """Bytes of memory that the process has."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def ask(engine: unspool.Engine, lm: unspool.LanguageModel, kinds: Any, order: random.Random, tally: Tally) -> None:
+    """One request, and what becomes of it."""
+    vocab = lm.model.info.vocab_size
+    name = order.choice(sorted(kinds))
+    settings = {"max_new_tokens": order.randint(1, 24), **kinds[name]}
+    row = [order.randint(3, min(22, vocab - 1)) for _ in range(order.randint(1, 40))]
+    begin = [3, 4, 5, 6, 7, 8, 9, 10] * 3 if order.random() < 0.4 else []
+    prompt: Any = begin + row if order.random() < 0.8 else [row, row[:1] + begin]
+    does = order.choices(["wait", "cancel", "deadline", "fault"], [6, 2, 1, 1])[0]
+    if does == "fault":
+        settings["logits_processor"] = [Faulty(order.randint(1, 10))]
+    deadline = order.uniform(0.001, 0.1) if does == "deadline" else None
+    request = try_call(
+        engine.submit,
+        prompt,
+        deadline=deadline,
+        priority=order.randint(-2, 2),
+        tenant=order.choice(["", "b"]),
+        **settings,
+    )
+    if isinstance(request, Exception):
+        tally.count(refused=1)
+        return
+    tally.count(submitted=1)
+    if does == "cancel":
+        time.sleep(order.choice([0, 0.002, 0.02]))
+        request.cancel()
+    try:
+        if order.random() < 0.3:
+            for _ in request:
+                pass
+        result = request.result(120)
+    except TimeoutError:
+        tally.problems.append(f"a request was lost: {name} {prompt} {settings} {does}")
+        return
+    except (unspool.UnspoolError, ZeroDivisionError) as error:
+        tally.count(failed=1)
+        if does != "fault" and order.random() < 0.5:
+            alone = try_call(lm.generate, prompt, **settings)
+            if type(alone) is not type(error):
+                tally.problems.append(
+                    f"{name} {prompt} {settings} failed with {error!r}, and alone gives {alone!r:.200}"
+                )
+        return
+    is_cut = any(reason in ("cancelled", "deadline") for reason in result.finish_reasons)
+    tally.count(answered=not is_cut, cancelled=is_cut)
+    if not is_cut and does != "fault" and order.random() < 0.125:
+        tally.count(compared=1)
+        try:
+            check(result, try_call(lm.generate, prompt, **settings))
+        except AssertionError as error:
+            tally.problems.append(f"{name} {prompt} {settings} differs from alone: {str(error)[:300]}")
+
+
+def soak(seconds: float, seed: int) -> int:
+    """Run for so long; the number of problems."""
+    fake, real = make_lm(FakeWithLayers()), load_model("llama")
+    kinds = {name: asked for name, asked in REQUESTS.items() if name not in ("long", "forced words")}
+    size = 2 * real.model.key_shape.num_layers * real.model.key_shape.num_kv_heads * real.model.key_shape.head_dim * 4
+    engines = [
+        (
+            unspool.Engine(fake, memory=BLOCK_BYTES * NUM_BLOCKS, block_size=16, max_rows=16, tokens_per_pass=64),
+            fake,
+            LAYERED,
+        ),
+        (
+            unspool.Engine(real, memory=size * 16 * NUM_BLOCKS, block_size=16, max_rows=16, tokens_per_pass=64),
+            real,
+            kinds,
+        ),
+    ]
+    tally, stop = Tally(), time.monotonic() + seconds
+
+    def work(number: int) -> None:
+        order = random.Random(seed * 1000 + number)
+        while time.monotonic() < stop and len(tally.problems) < 5:
+            engine, lm, own = order.choice(engines)
+            try:
+                ask(engine, lm, own, order, tally)
+            except BaseException as error:
+                tally.problems.append(f"thread {number}: {type(error).__name__}: {error}")
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(NUM_THREADS)]
+    for thread in threads:
+        thread.start()
+    began = time.monotonic()
+    early = 0
+    while any(thread.is_alive() for thread in threads):
+        time.sleep(min(5.0, seconds / 20))
+        if not early and time.monotonic() - began > seconds / 10:
+            early = read_memory()
+    for thread in threads:
+        thread.join()
+    late = read_memory()
+    if early and late - early > GROWTH_ALLOWED:
+        tally.problems.append(f"memory grew by {(late - early) >> 20} MiB, from {early >> 20}")
+    for engine, lm, _ in engines:
+        stats = engine.stats
+        print(f"{lm.name}: {stats}")
+        if stats.rows_running or stats.requests_running or stats.requests_waiting or stats.blocks_used:
+            tally.problems.append(f"{lm.name}: something is left: {stats}")
+        pool = engine._memory.pool
+        engine.close()
+        if pool is None or pool.num_free != NUM_BLOCKS:
+            tally.problems.append(f"{lm.name}: blocks leaked: {pool and pool.num_free} of {NUM_BLOCKS} are free")
+    ended = tally.answered + tally.cancelled + tally.failed
+    if ended != tally.submitted:
+        tally.problems.append(f"{tally.submitted} were submitted and {ended} ended")
+    print(
+        f"{tally.submitted} requests in {time.monotonic() - began:.0f} s: {tally.answered} answered ({tally.compared} "
+        f"compared), {tally.cancelled} cancelled, {tally.failed} failed, {tally.refused} refused at submit; memory "
+        f"{early >> 20} -> {late >> 20} MiB"
+    )
+    for problem in tally.problems:
+        print(f"PROBLEM: {problem}")
+    return len(tally.problems)
+
+
+def main() -> None:
+    """Read the options, soak, and say how it went."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--seed", type=int, default=int(time.time()) % 100_000)
+    options = parser.parse_args()
+    print(f"seed {options.seed}, {options.minutes:g} minutes", flush=True)
+    sys.exit(1 if soak(options.minutes * 60, options.seed) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""Sounds of every kind: rates, channels, sample formats, streams; and what is no sound."""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from unspool.errors import InputError, MissingExtraError, SettingError
+from unspool.speech import resample as resampling
+from unspool.speech.resample import Resampler, resample
+from unspool.speech.sound import RATE, Sound, open_sound, open_stream
+
+
+def play(pitch: float, seconds: float, rate: int) -> np.ndarray:
+    """A tone."""
+    return (0.5 * np.sin(2 * np.pi * pitch * np.arange(int(seconds * rate)) / rate)).astype(np.float32)
+
+
+def collect(sound: Sound) -> np.ndarray:
+    return np.concatenate(list(sound.blocks()))
+
+
+def write_wav(frames: np.ndarray, rate: int, width: int = 2) -> bytes:
+    """A WAV file of frames (samples, channels) between -1 and 1."""
+    whole = io.BytesIO()
+    with wave.open(whole, "wb") as file:
+        file.setnchannels(frames.shape[1])
+        file.setsampwidth(width)
+        file.setframerate(rate)
+        scaled = np.clip(np.round(frames * 2 ** (8 * width - 1)), -(2 ** (8 * width - 1)), 2 ** (8 * width - 1) - 1)
+        scaled = scaled.astype(np.int64) + (128 if width == 1 else 0)
+        file.writeframes(b"".join(int(one).to_bytes(width, "little", signed=width > 1) for one in scaled.flatten()))
+    return whole.getvalue()
+
+
+# --- rates -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [8_000, 11_025, 22_050, 44_100, 48_000, 96_000, 16_001])
+def test_a_tone_keeps_its_pitch_and_loudness(rate: int) -> None:
+    found = resample(play(440, 0.5, rate), rate, RATE)
+    expected = play(440, 0.5, RATE)
+    assert abs(len(found) - len(expected)) <= 1
+    inner = slice(800, len(expected) - 800)
+    np.testing.assert_allclose(found[inner], expected[inner], atol=2e-3)
+
+
+def test_what_a_lower_rate_cannot_hold_is_removed() -> None:
+    """A tone of 11 kHz would be heard at 5 kHz."""
+    found = resample(play(11_000, 0.3, 48_000), 48_000, RATE)
+    assert np.abs(found[400:-400]).max() < 1e-3
+
+
+@pytest.mark.parametrize("rate", [8_000, 44_100, 16_001])
+def test_blocks_may_be_cut_anywhere(rate: int) -> None:
+    samples = np.random.default_rng(0).normal(size=3_000).astype(np.float32)
+    whole = resample(samples, rate, RATE)
+    parts, resampler = [], Resampler(rate, RATE)
+    for size in (1, 500, 3, 1496, 1000):
+        parts.append(resampler.push(samples[:size]))
+        samples = samples[size:]
+    np.testing.assert_allclose(np.concatenate((*parts, resampler.finish())), whole, atol=1e-5)
+
+
+def test_tables_and_single_phases_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = np.random.default_rng(1).normal(size=2_000).astype(np.float32)
+    by_table = resample(samples, 44_100, RATE)
+    monkeypatch.setattr(resampling, "_MOST_PHASES", 1)
+    np.testing.assert_allclose(resample(samples, 44_100, RATE), by_table, atol=1e-5)
+
+
+# --- files and arrays --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_whole_numbers_of_any_width(width: int, tmp_path: Path) -> None:
+    tone = play(300, 0.1, RATE)
+    path = tmp_path / "tone.wav"
+    path.write_bytes(write_wav(tone[:, None], RATE, width))
+    sound = open_sound(path)
+    assert sound.seconds == pytest.approx(0.1)
+    np.testing.assert_allclose(collect(sound), tone, atol=1.01 / 2 ** (8 * width - 1))
+
+
+@pytest.mark.parametrize("kind", ["<f4", "<f8"])
+def test_floats(kind: str, tmp_path: Path) -> None:
+    tone = play(300, 0.1, RATE)
+    data = tone.astype(kind).tobytes()
+    bits = 8 * np.dtype(kind).itemsize
+    head = b"fmt " + struct.pack("<IHHIIHH", 16, 3, 1, RATE, RATE * bits // 8, bits // 8, bits)
+    extra = b"LIST" + struct.pack("<I", 5) + b"INFO\0\0"  # chunks of odd length are filled up
+    body = b"WAVE" + head + extra + b"data" + struct.pack("<I", len(data)) + data
+    (tmp_path / "tone.wav").write_bytes(b"RIFF" + struct.pack("<I", len(body)) + body)
+    np.testing.assert_array_equal(collect(open_sound(str(tmp_path / "tone.wav"))), tone)
+
+
+def test_channels_are_mixed() -> None:
+    left, right = play(300, 0.1, RATE), play(800, 0.1, RATE)
+    expected = (left + right) / 2
+    for array in (np.stack((left, right)), np.stack((left, right), axis=1), torch.from_numpy(np.stack((left, right)))):
+        np.testing.assert_allclose(collect(open_sound(array)), expected, atol=1e-6)
+
+
+def test_arrays_of_every_kind() -> None:
+    tone = play(300, 0.1, 8_000)
+    expected = collect(open_sound({"array": tone, "sampling_rate": 8_000}))
+    assert len(expected) == 2 * len(tone)
+    for source in (tone.astype(np.float64), torch.from_numpy(tone), tone.tolist()):
+        np.testing.assert_allclose(collect(open_sound(source, 8_000)), expected, atol=1e-6)
+    whole = np.round(tone * 32_768).astype(np.int16)
+    np.testing.assert_allclose(collect(open_sound(whole, 8_000)), expected, atol=1e-4)
+
+
+# --- streams -----------------------------------------------------------------------------------------------
+
+
+class Pipe(io.RawIOBase):
+    """A stream that gives a few bytes at a time, and no length."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = io.BytesIO(content)
+
+    def read(self, size: int = -1) -> bytes:
+        return self._content.read(min(size, 1000) if size >= 0 else 1000)
+
+
+@pytest.mark.parametrize("claims", [None, 0, 0xFFFFFFFF])
+def test_wav_from_a_pipe(claims: int | None) -> None:
+    """A recorder that does not know how long it will run writes no length."""
+    tone = play(300, 0.2, RATE)
+    content = write_wav(tone[:, None], RATE)
+    if claims is not None:
+        at = content.index(b"data") + 4
+        content = content[:at] + struct.pack("<I", claims) + content[at + 4 :]
+    sound = open_stream(Pipe(content))
+    assert sound.seconds is None and not sound.can_repeat
+    np.testing.assert_allclose(collect(sound), tone, atol=1e-4)
+
+
+def test_raw_samples_from_a_pipe() -> None:
+    tone = play(300, 0.2, 8_000)
+    content = np.round(tone * 32_767).astype("<i2").tobytes()
+    np.testing.assert_allclose(collect(open_stream(Pipe(content), 8_000)), resample(tone, 8_000, RATE), atol=1e-3)
+
+
+# --- what is no sound --------------------------------------------------------------------------------------
+
+
+def make_bad(folder: Path) -> dict[str, Any]:
+    good = write_wav(play(300, 0.1, RATE)[:, None], RATE)
+    at = good.index(b"fmt ") + 8
+    made: dict[str, bytes] = {
+        "empty": b"",
+        "no samples": good[: good.index(b"data") + 4] + struct.pack("<I", 0),
+        "cut off": good[:-100],
+        "headless": good[:30],
+        "slow": good[: at + 4] + struct.pack("<I", 10) + good[at + 8 :],
+        "many channels": good[: at + 2] + struct.pack("<H", 500) + good[at + 4 :],
+    }
+    for name, content in made.items():
+        (folder / name).write_bytes(content)
+    return {name: folder / name for name in made}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("empty", "is an empty file"),
+        ("no samples", "is empty: it holds no samples"),
+        ("cut off", "ends 100 bytes before"),
+        ("headless", "without samples"),
+        ("slow", "sampling rate 10"),
+        ("many channels", "500 channels"),
+    ],
+)
+def test_files_that_cannot_be_read(name: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=words):
+        collect(open_sound(make_bad(tmp_path)[name]))
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("no such file.wav", "there is no file"),
+        (".", "is a folder"),
+        (np.zeros(0), "can't be read"),
+        (np.zeros((2, 3, 4)), "can't be read"),
+        (np.full(100, np.nan), "NaN or infinite"),
+        (np.zeros((100, 100)), "1 to 64 channels"),
+        (["a", "b"], "not a ndarray|holds numbers"),
+        ({"array": np.zeros(10)}, "needs an `array`"),
+        (object(), "a sound is a path"),
+    ],
+)
+def test_what_is_no_sound(source: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        collect(open_sound(source))
+
+
+def test_rates_that_cannot_be() -> None:
+    for rate in (0, -1, 10**9, 16000.5, True, math.nan):
+        with pytest.raises(InputError, match="sampling rate"):
+            open_sound(np.zeros(100), rate)
+    with pytest.raises(SettingError, match="a file has its own rate"):
+        open_sound("x.wav", 8_000)
+
+
+def test_other_formats_name_their_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sound.mp3").write_bytes(b"ID3 and so on")
+    monkeypatch.setitem(__import__("sys").modules, "soundfile", None)
+    with pytest.raises(MissingExtraError, match=r"unspool\[audio\]"):
+        open_sound(tmp_path / "sound.mp3")
+    with pytest.raises(MissingExtraError, match="audio"):
+        open_stream(io.BytesIO(b"fLaC and so on"))
+
+
+def test_other_formats_through_soundfile(tmp_path: Path) -> None:
+    soundfile = pytest.importorskip("soundfile", reason="soundfile is not installed")
+    tone = play(300, 0.5, 22_050)
+    for name, most in (("a.flac", 1e-3), ("a.ogg", 0.1), ("a.mp3", 0.3)):
+        soundfile.write(tmp_path / name, tone, 22_050)
+        found = collect(open_sound(tmp_path / name))
+        assert np.abs(found[2000:6000]).max() == pytest.approx(0.5, abs=most)
+    (tmp_path / "words.txt").write_text("this is no sound at all")
+    with pytest.raises(InputError, match="is not sound that can be read"):
+        open_sound(tmp_path / "words.txt")
