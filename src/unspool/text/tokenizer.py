@@ -58,10 +58,6 @@ class Tokenizer:
     @classmethod
     def from_folder(cls, folder: Path | str) -> Tokenizer:
         """Read a tokenizer from a model's folder."""
-        from unspool.text.marian import MarianTokenizer, has_marian  # a kind of tokenizer itself
-
-        if cls is Tokenizer and has_marian(Path(folder)):
-            return MarianTokenizer.from_folder(folder)
         parts = read_folder(Path(folder))
         return cls(
             parts.backend,
