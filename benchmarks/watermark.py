@@ -49,6 +49,9 @@ SCHEMES: dict[str, Any] = {
     "gumbel": unspool.GumbelWatermarkingConfig(),
     "synthid": unspool.SynthIDTextWatermarkingConfig(ngram_len=5, keys=KEYS),
 }
+MORE_SCHEMES: dict[str, Any] = {  # whose cost is measured
+    "selfhash": unspool.WatermarkingConfig(bias=2.0, greenlist_ratio=0.25, seeding_scheme="selfhash", context_width=4),
+}
 OPENINGS = (
     *("The history of", "A short story about", "Why people like", "An introduction to", "The trouble with"),
     *("What nobody tells you about", "A letter about", "The future of", "How to teach children", "My first day with"),
@@ -217,23 +220,23 @@ def time_call(call: Callable[[], Any], device: str, repeats: int) -> float:
     return statistics.median(times)
 
 
-def make_peer(name: str, vocab: int, device: str) -> Any:
-    """transformers' processor of a scheme; it has no Gumbel one."""
+def make_peer(name: str, config: Any, vocab: int, device: str) -> Any:
+    """transformers' processor of a scheme; it has no Gumbel one, and its selfhash takes a second for a few rows."""
     import transformers
 
-    if name == "gumbel":
+    if name in ("gumbel", "selfhash"):
         return None
-    settings = SCHEMES[name].to_dict()
+    settings = config.to_dict()
     if name == "synthid":
         return transformers.SynthIDTextWatermarkLogitsProcessor(**settings, device=device)
     return transformers.WatermarkLogitsProcessor(vocab, device, **settings)
 
 
 def measure_costs(device: str, shape: str, rows: int, repeats: int) -> None:
-    """Print what marking adds to a step: the processors alone, and beside the time of a step of such a model."""
+    """Print what marking adds to a step of sampling, and what the processors take alone, beside transformers'."""
     vocab = 128_256 if shape == "8b" else VOCAB
-    step = measure_step(device, shape, rows)
-    print(f"{shape} on {device}, {rows} rows: a step takes {step:.2f} ms")
+    steps = measure_steps(device, shape, rows, repeats)
+    print(f"{shape} on {device}, {rows} rows: a step takes {steps['none']:.3f} ms")
     generator = torch.Generator().manual_seed(0)
     ranks = torch.arange(1, vocab + 1, dtype=torch.float32)
     histories = [
@@ -241,27 +244,30 @@ def measure_costs(device: str, shape: str, rows: int, repeats: int) -> None:
         for _ in range(repeats + 3)
     ]  # new contexts in every call, of Zipf's frequencies
     scores = (3 * torch.randn(rows, vocab, generator=generator)).to(device)
-    for name in ("green", "gumbel", "synthid"):
-        ours: Any = SCHEMES[name].construct_processor(vocab, device)
+    for name, config in {**SCHEMES, **MORE_SCHEMES}.items():
+        if config is None:
+            continue
         told = []
-        for mark in (ours, make_peer(name, vocab, device)):
+        for mark in (config.construct_processor(vocab, device), make_peer(name, config, vocab, device)):
             if mark is None:
                 told.append("-")
                 continue
             supply = iter(histories)
             took = time_call(lambda mark=mark, supply=supply: mark(next(supply), scores), device, repeats)  # type: ignore[misc]
-            told.append(f"{took:.3f} ms ({100 * took / step:.1f} %)")
-        print(f"{name:8} {told[0]:>24}   transformers: {told[1]}")
+            told.append(f"{took:.3f} ms ({100 * took / steps['none']:.1f} %)")
+        added = steps[name] - steps["none"]
+        whole = f"{added:+.3f} ms ({100 * added / steps['none']:+.1f} %)"
+        print(f"{name:9} adds {whole:>20}; alone {told[0]:>20}   transformers: {told[1]}")
     if device == "cpu":
         tokens = torch.multinomial(1 / ranks, 1000, replacement=True, generator=generator).tolist()
-        for name in ("green", "gumbel", "synthid"):
-            scorer = make_scorer(SCHEMES[name], vocab)
+        for name in ("green", "selfhash", "gumbel", "synthid"):
+            scorer = make_scorer({**SCHEMES, **MORE_SCHEMES}[name], vocab)
             took = time_call(lambda scorer=scorer: scorer.read(tokens), device, 5)  # type: ignore[misc]
             print(f"detecting {name} in 1,000 tokens: {took:.1f} ms")
 
 
-def measure_step(device: str, shape: str, rows: int) -> float:
-    """Milliseconds of a sampled step, without a mark: a longer call less a shorter one."""
+def measure_steps(device: str, shape: str, rows: int, repeats: int) -> dict[str, float]:
+    """Milliseconds of a sampled step with each mark and without: longer calls less shorter ones, in turn."""
     if shape == "8b":
         from gpu_step import make_config, make_weights  # benchmarks/gpu_step.py
 
@@ -273,14 +279,24 @@ def measure_step(device: str, shape: str, rows: int) -> float:
         model = build_model(config, weights, is_gguf=False, device=torch.device(device), dtype=torch.bfloat16)
     else:
         model = unspool.load("smollm2-135m", device=device).model
-    prompt = torch.randint(0, 1000, (rows, 32), device=device)
+    prompt = torch.randint(0, 1000, (rows, 32), generator=torch.Generator().manual_seed(0)).to(device)
     settings: dict[str, Any] = {"do_sample": True, "top_k": 0, "seed": 1, "eos_token_id": None}
+    schemes = {**SCHEMES, **MORE_SCHEMES}
 
-    def call(length: int) -> None:
-        unspool.generate(model, input_ids=prompt, max_new_tokens=length, **settings)
+    def call(name: str, length: int) -> float:
+        begin = time.perf_counter()
+        unspool.generate(model, input_ids=prompt, max_new_tokens=length, watermarking_config=schemes[name], **settings)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return 1000 * (time.perf_counter() - begin)
 
-    call(4)
-    return (time_call(lambda: call(40), device, 3) - time_call(lambda: call(8), device, 3)) / 32
+    times: dict[str, list[float]] = {name: [] for name in schemes}
+    for number in range(repeats // 4 + 1):
+        for name in schemes:
+            short, long = call(name, 8), call(name, 72)
+            if number:
+                times[name].append((long - short) / 64)
+    return {name: statistics.median(found) for name, found in times.items()}
 
 
 # --- a text from another device -----------------------------------------------------------------------------

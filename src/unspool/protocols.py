@@ -74,7 +74,7 @@ class Epilogue(Protocol):
         ...
 
     def fits(self, num_new: int, num_forks: int) -> bool:
-        """Whether it can follow a pass over `num_new` tokens a row, or `num_forks` candidates for one position."""
+        """Whether it can follow a pass over `num_new` tokens per row, or `num_forks` candidates for one position."""
         ...
 
 
@@ -99,14 +99,14 @@ class Forward:
     """What a forward pass returned."""
 
     logits: torch.Tensor  # (rows, vocab) for "last"; (rows, new, vocab) for "all"
-    hidden_states: tuple[torch.Tensor, ...] | None = None  # embeddings, then a layer each: (rows, new, hidden)
-    attentions: tuple[torch.Tensor, ...] | None = None  # a layer each: (rows, heads, new, keys)
-    cross_attentions: tuple[torch.Tensor, ...] | None = None  # a layer each: (rows, heads, new, source)
+    hidden_states: tuple[torch.Tensor, ...] | None = None  # embeddings, then one per layer: (rows, new, hidden)
+    attentions: tuple[torch.Tensor, ...] | None = None  # one per layer: (rows, heads, new, keys)
+    cross_attentions: tuple[torch.Tensor, ...] | None = None  # one per layer: (rows, heads, new, source)
     last_states: torch.Tensor | None = None  # (rows, new, hidden)
     early_logits: tuple[torch.Tensor, ...] | None = None  # a layer of `Want.early` each: (rows, vocab), last position
-    # (rows,) or (rows, new), as the logits are: the first token of the highest one, where the pass found it
+    # (rows,) or (rows, new), as the logits are: the first token of the highest one, if the pass found it
     likeliest: torch.Tensor | None = None
-    epilogue: Any = None  # what `Want.epilogue` gave, where the pass did it itself; `likeliest` is by its scores then
+    epilogue: Any = None  # what `Want.epilogue` gave, if the pass did it itself; `likeliest` is by its scores then
     # Whether states and weights are in the columns that the caller gave and need no more padding.
     is_laid_out: bool = False
     path: str = "eager"  # or "captured" (a CUDA graph), "library" (one call of C), "compiled": how the pass was run
@@ -129,7 +129,7 @@ class PreparedRows:
     """The decoder's prompt where a model makes it of inputs of its own (images, sound, another model's cache)."""
 
     ids: torch.Tensor  # (rows, width), left-padded; width 0 if only embeddings were given
-    lengths: list[int]  # positions a row takes in the decoder
+    lengths: list[int]  # positions that each row takes in the decoder
     shown: torch.Tensor  # (rows, columns): what returned sequences begin with
     embeds: torch.Tensor | None = None  # (rows, longest, hidden), instead of tokens
     source_ids: torch.Tensor | None = None  # the encoder's tokens, if it reads any
@@ -204,15 +204,28 @@ class Ask:
     embeds: torch.Tensor | None = None  # (rows, new, hidden), instead of tokens
 
 
+@dataclass(slots=True)
+class SourceAsk:
+    """One question to a model's encoder: what does it make of these sources? `Encoded` is the answer."""
+
+    model: Model
+    tokens: torch.Tensor | None  # (rows, source) int64, right-filled
+    counts: Sequence[int]  # how many of them are real, one per row
+    want: Want = LAST
+    embeds: torch.Tensor | None = None  # embeddings or features, instead of tokens: see `Model.encode`
+
+
 Answer = Callable[[Ask], Forward]
 """Answers an ask: at once, or after waiting for a pass that several runs share."""
+SourceAnswer = Callable[[SourceAsk], Encoded]
+"""The same for what is asked of an encoder."""
 
 
 @dataclass(slots=True)
 class Stretch:
     """What several greedy steps in one call chose."""
 
-    steps: list[list[int]]  # the likeliest token of every row, a step each; -1 where a row has none, in the last alone
+    steps: list[list[int]]  # the likeliest token of every row, one per step; -1 if a row has none, in the last only
     path: str  # as in `Forward`
 
 
@@ -223,7 +236,7 @@ class Stretching(Model, Protocol):
         """Read each row's last token after what the cache holds, then each step's likeliest one.
 
         It ends after `num_steps`, or with the step in which a row gets one of the `ends`. Keys are written past the
-        rows' lengths, which stay as they are: `cache.advance` counts a step's as held. None where steps must be taken
+        rows' lengths, which stay as they are: `cache.advance` counts a step's as held. None if steps must be taken
         one by one.
         """
         ...

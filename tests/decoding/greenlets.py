@@ -15,7 +15,7 @@ import torch
 from unspool.cache import Cache, DynamicCache
 from unspool.decoding.reader import answer_at_once
 from unspool.decoding.run import Run
-from unspool.protocols import Ask, Forward
+from unspool.protocols import Ask, Encoded, Forward, SourceAsk
 
 
 @dataclass
@@ -33,6 +33,13 @@ class Engine:
         answer: Forward = hub.switch(ask)
         return answer
 
+    def answer_source(self, ask: SourceAsk) -> Encoded:
+        """The same for what is asked of an encoder."""
+        hub = greenlet.getcurrent().parent
+        assert hub is not None
+        answer: Encoded = hub.switch(ask)
+        return answer
+
     def drive(self, runs: Sequence[Run]) -> None:
         """Take all runs to their ends: in every round each that waits is answered."""
         lets = [greenlet.greenlet(lambda run=run: list(run) and None) for run in runs]
@@ -43,13 +50,16 @@ class Engine:
             asked = {let: let.switch(answer) for let, answer in zip(list(waiting), answers, strict=True)}
             waiting = {let: ask for let, ask in asked.items() if ask is not None}
 
-    def _answer_all(self, asks: list[Ask]) -> list[Forward]:
-        """Answer plain steps of one model with one pass, and other asks one by one."""
-        self.num_asks += len(asks)
-        answers: dict[int, Forward] = {}
+    def _answer_all(self, asks: list[Ask | SourceAsk]) -> list[Forward | Encoded]:
+        """Answer plain steps of one model with one pass, sources of tokens too, and other asks one by one."""
+        answers: dict[int, Forward | Encoded] = {}
+        sources = [place for place, ask in enumerate(asks) if isinstance(ask, SourceAsk)]
+        if sources:
+            answers |= dict(zip(sources, _encode_joined([asks[place] for place in sources]), strict=True))
+        self.num_asks += len(asks) - len(sources)
         groups: dict[int, list[int]] = {}
         for place, ask in enumerate(asks):
-            if _can_join(ask):
+            if place not in answers and _can_join(ask):
                 groups.setdefault(id(ask.model), []).append(place)
         for places in groups.values():
             answers |= dict(zip(places, self._answer_joined([asks[place] for place in places]), strict=True))
@@ -72,6 +82,18 @@ class Engine:
             answers.append(Forward(forward.logits[first:stop]))
             first = stop
         return answers
+
+
+def _encode_joined(asks: list[SourceAsk]) -> list[Encoded]:
+    """One encoder pass over the sources of all asks."""
+    counts = [count for ask in asks for count in ask.counts]
+    tokens = [torch.nn.functional.pad(ask.tokens, (0, max(counts) - ask.tokens.shape[1])) for ask in asks]
+    made, encoded, first = asks[0].model.encode(torch.cat(tokens), counts), [], 0
+    for ask in asks:
+        own, width = slice(first, first + len(ask.counts)), max(ask.counts)
+        encoded.append(Encoded(made.states[own, :width], made.lengths[own]))
+        first = own.stop
+    return encoded
 
 
 def _can_join(ask: Ask) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.conformance.cases import load_model
 from tests.decoding.greenlets import Engine
-from tests.fakes import FakeLayers, FakeModel, pad_left
+from tests.fakes import FakeEncoderDecoder, FakeLayers, FakeModel, pad_left
 from unspool.api.calls import start
 from unspool.decoding.run import Run
 
@@ -35,7 +35,7 @@ def make_run(model: Any, engine: Engine | None, rows: list[list[int]], **asked: 
     asked = {"max_new_tokens": 9, "eos_token_id": [2, 11], "pad_token_id": 0, **asked}
     run = start(model, None, **pad_left(rows), **asked)
     if engine is not None:
-        run.answer = engine.answer
+        run.answer, run.answer_source = engine.answer, engine.answer_source
     return run
 
 
@@ -82,6 +82,23 @@ def test_draft_models_ask_too() -> None:
     list(alone)
     assert run.sequences().tolist() == alone.sequences().tolist()
     assert drafter.num_passes > 0 and run.stats.speculation is not None
+
+
+def test_sources_of_several_runs_are_encoded_in_one_pass() -> None:
+    model = FakeEncoderDecoder()
+    asked: list[dict[str, Any]] = [{}, {"num_beams": 2}, {"do_sample": True, "seed": 3}]
+    asked = [{**one, "decoder_start_token_id": 1} for one in asked]
+    requests = list(zip(PROMPTS, asked, strict=False))
+    alone = [make_run(model, None, rows, **one) for rows, one in requests]
+    for run in alone:
+        list(run)
+    assert model.num_encodings == 3
+    engine = Engine()
+    together = [make_run(model, engine, rows, **one) for rows, one in requests]
+    with torch.no_grad():
+        engine.drive(together)
+    assert model.num_encodings == 4
+    assert [run.sequences().tolist() for run in together] == [run.sequences().tolist() for run in alone]
 
 
 @settings(max_examples=25, deadline=None)

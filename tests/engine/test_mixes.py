@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import unspool
-from tests.conformance.cases import load_model
+from tests.conformance.cases import GOLDENS, load_model
 from tests.engine.fakes import BLOCK_BYTES, Fake, FakeWithLayers, make_lm
 from unspool.api import LanguageModel
 
@@ -181,3 +182,46 @@ def test_real_models(family: str) -> None:
         requests = [engine.submit(prompt, **asked) for prompt, asked, _ in made]
         for request, (prompt, asked, name) in zip(requests, made, strict=True):
             assert request.result(60).token_ids == lm.generate(prompt, **asked).token_ids, name
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.data())
+def test_the_same_bits_as_alone_with_weights_in_blocks(data: st.DataObject) -> None:
+    """Log-probabilities show every bit of the logits: alone or among others, in pieces or whole, read again or not."""
+    lm = load_quantised()
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"do_sample": True, "seed": 3, "temperature": 1.2},
+        {"repetition_penalty": 1.2},
+        {"num_beams": 2},
+        {"prompt_logprobs": 0},
+        {"num_return_sequences": 2, "do_sample": True, "seed": 1},
+    ]
+    shape = lm.model.key_shape
+    per_block = 2 * 4 * 16 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+    with unspool.Engine(
+        lm,
+        memory=per_block * data.draw(st.sampled_from([24, 200])),
+        block_size=16,
+        max_rows=8,
+        tokens_per_pass=data.draw(st.sampled_from([5, 40])),
+        batch_invariant=True,
+    ) as engine:
+        asked = []
+        for _ in range(data.draw(st.integers(2, 6))):
+            prompt = data.draw(st.lists(st.integers(3, 90), min_size=1, max_size=50))
+            settings = {"max_new_tokens": data.draw(st.integers(1, 30)), "eos_token_id": None, "logprobs": 1}
+            kind = data.draw(st.sampled_from(kinds))
+            if "num_beams" in kind:
+                del settings["logprobs"]
+            asked.append((prompt, settings | kind))
+        requests = [engine.submit(prompt, **settings) for prompt, settings in asked]
+        for request, (prompt, settings) in zip(requests, asked, strict=True):
+            result, alone = request.result(60), lm.generate(prompt, **settings)
+            assert result.token_ids == alone.token_ids
+            assert result.logprobs == alone.logprobs and result.prompt_logprobs == alone.prompt_logprobs
+
+
+@lru_cache
+def load_quantised() -> LanguageModel:
+    return unspool.load(GOLDENS / "models" / "llama", native=True, quantize="int8")

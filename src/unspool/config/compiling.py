@@ -28,7 +28,7 @@ class CompileConfig:
         return {name: copy.deepcopy(getattr(self, name)) for name in self.__dataclass_fields__}
 
     def validate(self) -> None:
-        """Raise for what no backend could be told."""
+        """Raise for options that no backend takes."""
         for name, is_sound, wanted in (
             ("fullgraph", isinstance(self.fullgraph, bool), "True or False"),
             ("dynamic", self.dynamic is None or isinstance(self.dynamic, bool), "True, False or None"),

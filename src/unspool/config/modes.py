@@ -61,7 +61,7 @@ def _choose_base_mode(config: GenerationConfig) -> GenerationMode:
 
 
 def find_num_candidates(config: GenerationConfig) -> int:
-    """The most candidates a row has in contrastive search; 0 if the settings ask for something else."""
+    """The most candidates that a row has in contrastive search; 0 if the settings ask for something else."""
     if (config.num_beams or 1) > 1 or config.do_sample or not config.penalty_alpha:
         return 0
     most = max(read_top_k(config))

@@ -57,7 +57,7 @@ class BaseWatermarkingConfig(ABC):
         return f"{type(self).__name__} {json.dumps(self.without_key(), indent=2)}"
 
     def without_key(self) -> dict[str, Any]:
-        """The settings as a dict in which the key is not told."""
+        """The settings as a dict without the key."""
         return {name: HIDDEN if name in SECRETS else value for name, value in self.to_dict().items()}
 
     def to_json_string(self) -> str:

@@ -49,7 +49,7 @@ class Finish:
     def explain_rows(
         self, rows: Rows, new_tokens: Sequence[Sequence[int]], scores: StepTensors | None
     ) -> list[str | None]:
-        """Why each row is done with the tokens it just got, or None; nothing is computed where the tokens decide."""
+        """Why each row is done with the tokens it just got, or None; nothing is computed if the tokens decide."""
         if self.needs_history or any(len(tokens) > 1 for tokens in new_tokens):
             return self.explain(rows.history(), scores)
         return self.explain_tokens([tokens[0] for tokens in new_tokens], max(rows.ends))
@@ -66,7 +66,7 @@ class Finish:
         return reasons
 
     def explain_tokens(self, tokens: Sequence[int], width: int) -> list[str | None]:
-        """The same for rows that got a token each and are now `width` columns long, where no history is needed."""
+        """The same for rows that got a token each and are now `width` columns long, if no history is needed."""
         assert not self.needs_history
         limit = next((reason for most, reason in self._limits if width >= most), None)
         if limit is None:  # asked once: all rows end together
@@ -83,7 +83,7 @@ class Finish:
         return None if self.needs_history or self._clocks else self._reason_of
 
     def count_left(self, width: int) -> int | None:
-        """How many columns more rows of that width may get; None where no length ends them."""
+        """How many columns more rows of that width may get; None if no length ends them."""
         return max(0, min(most for most, _ in self._limits) - width) if self._limits else None
 
     def ends_at(self, width: int) -> bool:

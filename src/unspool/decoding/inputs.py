@@ -74,7 +74,7 @@ def _take_prepared(rows: PreparedRows) -> Prompts:
 
 
 def _read_negative(model: Model, inputs: Inputs, settings: GenerationConfig, num_rows: int) -> EncoderInput | None:
-    """The negative prompts, one for every row; None where guidance has none, or nothing to do."""
+    """The negative prompts, one for every row; None if guidance has none, or nothing to do."""
     given, mask = inputs.negative_prompt_ids, inputs.negative_prompt_attention_mask
     if given is None:
         if mask is not None:

@@ -36,7 +36,7 @@ class Result:
     """What a strategy adds to the output of a call."""
 
     fields: dict[str, Any] = field(default_factory=dict)  # of the output object
-    sequences: torch.Tensor | None = None  # its own, where they are not the prompts with what was emitted
+    sequences: torch.Tensor | None = None  # its own, if they are not the prompts with what was emitted
 
 
 class Turns(Protocol):

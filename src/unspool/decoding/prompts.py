@@ -30,14 +30,14 @@ class EncoderInput:
 class Prompts:
     """Prompt rows: left-padded ids, and how many of them are real."""
 
-    ids: torch.Tensor  # (rows, width), left-padded; width 0 where only embeddings were given
-    lengths: list[int]  # positions a row takes in the decoder
+    ids: torch.Tensor  # (rows, width), left-padded; width 0 if only embeddings were given
+    lengths: list[int]  # positions that each row takes in the decoder
     shown: torch.Tensor | None = None  # what returned sequences begin with, if not `ids`: padding where it was given
     order: torch.Tensor | None = None  # (rows, width): the given columns in the order of `ids`; None if they are in it
     embeds: torch.Tensor | None = None  # (rows, longest, hidden), right-filled
     source: EncoderInput | None = None
     negative: EncoderInput | None = None  # what guidance leads away from: the decoder's other prompts, or the encoder's
-    hides_padding: bool = False  # whether processors are told what is padding; the reference counts it as tokens
+    hides_padding: bool = False  # whether processors are given what is padding; the reference counts it as tokens
 
     @property
     def num_rows(self) -> int:
@@ -127,7 +127,7 @@ def put_in_order(values: torch.Tensor, order: torch.Tensor | None) -> torch.Tens
 
 
 def mark_padding(ids: torch.Tensor, pad_token_id: int | None) -> torch.Tensor | None:
-    """A mask over the pad tokens before and after each row's other tokens; None without a token that tells."""
+    """A mask over the pad tokens before and after each row's other tokens; None without such a token."""
     if pad_token_id is None:
         return None
     real = ids.ne(pad_token_id).long()

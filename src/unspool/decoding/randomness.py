@@ -78,7 +78,7 @@ class Uniforms:
             self._first, self._seeds = [*positions, *others], seeds
 
     def _take_ahead(self, positions: Sequence[int]) -> torch.Tensor | None:
-        """The numbers from these positions on, where the table has them."""
+        """The numbers from these positions on, if the table has them."""
         if self._table is None:
             return None
         steps = {position - first for position, first in zip(positions, self._first, strict=True)}

@@ -20,9 +20,20 @@ from unspool.decoding.parts import ask_in_parts
 from unspool.decoding.prompts import fill_right, fit_columns
 from unspool.decoding.readouts.base import Readout
 from unspool.decoding.rows import Rows
-from unspool.protocols import LAST, Answer, Ask, Encoded, Forward, Model, Stretching, Want
+from unspool.protocols import (
+    LAST,
+    Answer,
+    Ask,
+    Encoded,
+    Forward,
+    Model,
+    SourceAnswer,
+    SourceAsk,
+    Stretching,
+    Want,
+)
 
-# Tokens of a pass, where no chunk size is asked for: what lies between two layers of an 8B model takes 0.12 MB a token,
+# Tokens of a pass, if no chunk size is asked for: what lies between two layers of an 8B model takes 0.12 MB a token,
 # so 2 GB, where 64 prompts of 4,096 would take 32; and products of so many rows are as fast as they get.
 MOST_TOKENS_OF_A_PASS = 16_384
 
@@ -35,16 +46,9 @@ def answer_at_once(ask: Ask) -> Forward:
     return ask.model.forward(ask.tokens, ask.cache, counts=ask.counts, want=ask.want, embeds=ask.embeds)
 
 
-def encode(
-    model: Model,
-    tokens: torch.Tensor | None,
-    lengths: Sequence[int],
-    *,
-    want: Want = LAST,
-    embeds: torch.Tensor | None = None,
-) -> Encoded:
-    """What a model's encoder makes of right-filled sources."""
-    return model.encode(tokens, lengths, want=want, embeds=embeds)
+def encode_at_once(ask: SourceAsk) -> Encoded:
+    """The answer of `generate()`: the model's own encoder pass."""
+    return ask.model.encode(ask.tokens, ask.counts, want=ask.want, embeds=ask.embeds)
 
 
 @dataclass(slots=True)
@@ -66,6 +70,7 @@ class Reader:
         *,
         want: Want = LAST,
         answer: Answer | None = None,
+        answer_source: SourceAnswer | None = None,
         readout: Readout | None = None,
         chunk: int | None = None,
         keeps_cache: bool = True,
@@ -76,6 +81,7 @@ class Reader:
         self.model = model
         self.cache = cache
         self.answer = answer or answer_at_once
+        self.answer_source = answer_source or encode_at_once  # for draft models that have an encoder
         self.readout = readout or Readout()
         self.want = self.readout.widen(want)
         self.keeps_cache = keeps_cache
@@ -129,7 +135,7 @@ class Reader:
         *,
         embeds: torch.Tensor | None = None,
     ) -> Forward:
-        """Read each row's first `counts[row]` new tokens, in chunks where they are many."""
+        """Read each row's first `counts[row]` new tokens, in chunks if they are many."""
         starts = self.starts = list(self.cache.lengths) or [0] * len(counts)
         self.counts = list(counts)
         num_new, longest = max(counts), self.cache.longest_pass
@@ -157,7 +163,7 @@ class Reader:
         return forward
 
     def _find_chunk(self, counts: Sequence[int], first: int) -> int:
-        """How many positions a row reads in the pass that begins at its `first` new one."""
+        """How many positions each row reads in the pass that begins at its `first` new one."""
         if self.chunk is not None:
             return self.chunk
         longest = max(counts) - first
@@ -256,7 +262,7 @@ class Reader:
         self._is_trying = False
 
     def forget(self, num_steps: int) -> None:
-        """Undo the last passes, of one token a row each."""
+        """Undo the last passes, each of one token per row."""
         self.cache.truncate([length - num_steps for length in self.cache.lengths])
         self.num_passes -= num_steps
 
@@ -277,7 +283,7 @@ class Reader:
         in which a row gets one of the `ends`.
 
         A step counts once `accept_step` is called: until then the cache holds what it held, with keys past it.
-        Empty where steps must be taken one by one.
+        Empty if steps must be taken one by one.
         """
         room, held = self.cache.room, self.cache.lengths
         if room is not None:
@@ -301,7 +307,7 @@ class Reader:
     def repeat_rows(self, index: Sequence[int], *, branches: int = 1) -> None:
         """Let the cache and the pass that waits follow prompts that are continued more than once.
 
-        With `branches` rows a prompt that go on together, as beams do, the prompt's keys stay in one copy where the
+        With `branches` rows per prompt that go on together, as beams do, the prompt's keys stay in one copy where the
         model can read them so.
         """
         assert self.ready is not None

@@ -1,4 +1,4 @@
-"""What a call keeps of its steps, in the reference's form: left-padded, one entry a step."""
+"""What a call keeps of its steps, in the reference's form: left-padded, one entry per step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unspool.protocols import Forward
 
 
 class Record:
-    """Scores, logits, hidden states and attentions of every step, where they were asked for."""
+    """Scores, logits, hidden states and attentions of every step, if they were asked for."""
 
     def __init__(
         self, *, scores: bool, logits: bool, hidden_states: bool, attentions: bool, logprobs: int | None
@@ -21,7 +21,7 @@ class Record:
         self._hidden: list[StepTensors] | None = [] if hidden_states else None
         self._attentions: list[StepTensors] | None = [] if attentions else None
         self._cross: list[StepTensors] = []
-        self._rows: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # logits and scores, a position each
+        self._rows: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # logits and scores, one per position
         self.num_top = logprobs
 
     def keep_forward(self, forward: Forward, pads: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> None:
@@ -81,7 +81,7 @@ class Record:
         return self._scores is not None or self._logits is not None
 
     def keep_row(self, row: int, logits: torch.Tensor, scores: torch.Tensor) -> None:
-        """Keep one position of one row (vocab,), where rows take different numbers of positions a step."""
+        """Keep one position of one row (vocab,), if rows take different numbers of positions per step."""
         if self.keeps_steps:
             self._rows.setdefault(row, []).append((logits.clone(), scores.clone()))
 
@@ -96,7 +96,7 @@ class Record:
         return None if self._logits is None else tuple(self._logits) or self._stack_rows(0)
 
     def _stack_rows(self, which: int) -> StepTensors:
-        """What was kept row by row as one entry a position (rows, vocab); zeros where a row has ended."""
+        """What was kept row by row as one entry per position (rows, vocab); zeros if a row has ended."""
         if not self._rows:
             return ()
         kept = [[pair[which] for pair in self._rows[row]] for row in sorted(self._rows)]
@@ -106,17 +106,17 @@ class Record:
 
     @property
     def hidden_states(self) -> StepLayers | None:
-        """Hidden states: a step, a layer each."""
+        """Hidden states: one tuple per step, of one tensor per layer."""
         return None if self._hidden is None else tuple(self._hidden)
 
     @property
     def attentions(self) -> StepLayers | None:
-        """Attention weights: a step, a layer each."""
+        """Attention weights: one tuple per step, of one tensor per layer."""
         return None if self._attentions is None else tuple(self._attentions)
 
     @property
     def cross_attentions(self) -> StepLayers | None:
-        """Attention weights on the encoder's states: a step, a layer each."""
+        """Attention weights on the encoder's states: one tuple per step, of one tensor per layer."""
         return tuple(self._cross) if self._attentions is not None and self._cross else None
 
 

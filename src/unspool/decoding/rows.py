@@ -26,13 +26,13 @@ class Rows:
         device = prompts.ids.device
         self.numbers = list(range(prompts.num_rows))  # which row of the call each one is
         self.lengths = list(prompts.lengths)  # positions, prompt and emitted
-        # Columns before a row's first position; below zero where a prompt of embeddings has no columns.
+        # Columns before a row's first position; below zero if a prompt of embeddings has no columns.
         self.offsets = [prompts.width - length for length in prompts.lengths]
         self.pad_token_id = pad_token_id
         self.seeds = torch.zeros(prompts.num_rows, dtype=torch.int64, device=device)
         self._table = _unpad(prompts, self.offsets, pad_token_id)  # (rows, room); `_tokens` has all of it
         self._given: torch.Tensor | None = prompts.ids if any(self.offsets) else None  # what the view begins with
-        self._view: torch.Tensor | None = None  # (rows, room): the history, where it is not the table itself
+        self._view: torch.Tensor | None = None  # (rows, room): the history, if it is not the table itself
         self._late: list[torch.Tensor | list[int]] = []  # columns of all rows that nobody has asked for yet
         self._hides_padding = prompts.hides_padding
         self._columns: list[int] = []
@@ -65,7 +65,7 @@ class Rows:
     def append(self, tokens: torch.Tensor, counts: Sequence[int] | None = None) -> None:
         """Add each row's first `counts[row]` tokens of (rows, new); all of them without counts."""
         num_new = tokens.shape[1]
-        # Where no token could be chosen one that can be read stands in: the call ends when that is seen.
+        # If no token could be chosen one that can be read stands in: the call ends when that is seen.
         tokens = tokens.clamp(min=0)
         if self._view is not None:
             self._view = _enter(self._view, tokens, self.ends, self.pad_token_id)
@@ -108,7 +108,7 @@ class Rows:
         return self._table
 
     def tokens_from(self, place: int, first: int) -> list[int]:
-        """A row's tokens from a position on, where the row has them as ids."""
+        """A row's tokens from a position on, if the row has them as ids."""
         first = max(first, -self.offsets[place])  # positions of embeddings have none
         return self._tokens[place, first : self.lengths[place]].tolist()
 
@@ -144,7 +144,7 @@ class Rows:
         return [offset - first for offset in self.offsets]
 
     def padding(self, width: int | None = None) -> torch.Tensor | None:
-        """Columns of the history that hold padding and no token of a row: (rows,); None where they count as tokens.
+        """Columns of the history that hold padding and no token of a row: (rows,); None if they count as tokens.
 
         A history of another `width` is that of `history(width)`.
         """

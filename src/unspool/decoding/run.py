@@ -20,7 +20,7 @@ from unspool.decoding.loop import Emitted, Result, Turns, run_turns
 from unspool.decoding.preparation import Hooks, build_criteria, build_late_criteria, describe_call, make_seeds
 from unspool.decoding.prompt_logprobs import read_prompt_logprobs
 from unspool.decoding.prompts import Prompts, join_encoded, mark_columns
-from unspool.decoding.reader import Reader, encode
+from unspool.decoding.reader import Reader, encode_at_once
 from unspool.decoding.readouts.base import Readout
 from unspool.decoding.record import Record
 from unspool.decoding.returns import append_rows, build_output
@@ -32,7 +32,7 @@ from unspool.logits import LogitsProcessorList
 from unspool.logits.pipeline import build_processors
 from unspool.outputs import Output, Stats, TokenLogprob
 from unspool.plan import Plan
-from unspool.protocols import Answer, Encoded, Model, Want
+from unspool.protocols import Answer, Encoded, Model, SourceAnswer, SourceAsk, Want
 from unspool.shortage import explain_shortage, is_out_of_memory
 from unspool.stopping import StoppingCriteriaList
 
@@ -66,6 +66,7 @@ class Run:
         self._cache: Cache | None = hooks.cache
         self.num_rows = prompts.num_rows * plan.num_return_sequences
         self.answer: Answer | None = None  # who answers what it asks of its models; None: they themselves, at once
+        self.answer_source: SourceAnswer | None = None  # and of their encoders
         self.open_cache: Callable[[], Cache] | None = None  # who makes its cache; None: the model
         self._reader: Reader | None = None
         self._turns: Turns | None = None
@@ -83,7 +84,7 @@ class Run:
             logprobs=settings.logprobs,
         )
         self._want = find_want(plan)
-        # Built now, so that what can't be is told before the first forward pass.
+        # Built now, so that what can't be raises before the first forward pass.
         self._criteria = build_criteria(plan, hooks)
         self._processors = build_processors(settings, describe_call(model, prompts, plan, hooks))
         if plan.drafting is not None and plan.drafting.is_suggested and not self._takes_suggestion():
@@ -224,7 +225,7 @@ class Run:
 
     @property
     def has_bursts(self) -> bool:
-        """Whether rows get different numbers of tokens a step: those that beams agree on, or accepted drafts."""
+        """Whether rows get different numbers of tokens per step: those that beams agree on, or accepted drafts."""
         return self._plan.num_beams > 1 or self._plan.drafting is not None
 
     @property
@@ -234,13 +235,13 @@ class Run:
 
     @property
     def beam_trace(self) -> BeamTrace | None:
-        """Every step's candidates of a beam search, where they were asked for."""
+        """Every step's candidates of a beam search, if they were asked for."""
         trace: BeamTrace | None = self._result().fields.get("beam_trace")
         return trace
 
     @property
     def dola_layers(self) -> list[list[int]] | None:
-        """The layer that each new token was contrasted with, a row each; None without DoLa."""
+        """The layer that each new token was contrasted with, one per row; None without DoLa."""
         layers: list[list[int]] | None = self._readout.result(self.emitted).get("dola_layers")
         return layers
 
@@ -291,6 +292,7 @@ class Run:
             self._cache,
             want=self._want,
             answer=self.answer,
+            answer_source=self.answer_source,
             readout=self._readout,
             chunk=settings.prefill_chunk_size,
             keeps_cache=settings.use_cache is not False,
@@ -331,9 +333,8 @@ class Run:
         plan, prompts, settings = self._plan, self._prompts, self._settings
         source = prompts.source
         if source is not None:
-            self._encoded = source.encoded or encode(
-                self._model, source.tokens, source.lengths, want=self._want, embeds=source.embeds
-            )
+            ask = SourceAsk(self._model, source.tokens, source.lengths, self._want, source.embeds)
+            self._encoded = source.encoded or (self.answer_source or encode_at_once)(ask)
         longest = self._readout.longest_prompt(prompts.lengths)
         last = longest + plan.max_new_tokens
         kind = find_kind(plan.cache_kind)
@@ -359,10 +360,11 @@ class Run:
         negative = self._prompts.negative
         if self._encoded is None or negative is None:
             return self._encoded
-        return join_encoded(self._encoded, encode(self._model, negative.tokens, negative.lengths))
+        other = (self.answer_source or encode_at_once)(SourceAsk(self._model, negative.tokens, negative.lengths))
+        return join_encoded(self._encoded, other)
 
     def find_held(self) -> tuple[list[int], Cache] | None:
-        """The tokens that a call of one row has read, and the cache that holds them; None where it was let go."""
+        """The tokens that a call of one row has read, and the cache that holds them; None if it was let go."""
         cache = self._cache
         if self.num_rows != 1 or self._plan.num_beams > 1 or not self._wants_every_row() or cache is None:
             return None
@@ -400,7 +402,7 @@ class Run:
         return append_rows(self.prompt_ids, self.emitted, self._plan.fill_token_id)
 
     def finish_reasons(self) -> list[str]:
-        """Why each row ended; "cancelled" where the caller stopped."""
+        """Why each row ended; "cancelled" if the caller stopped."""
         return [reason or "cancelled" for reason in self.reasons]
 
     @explain_shortage("the output object was built")

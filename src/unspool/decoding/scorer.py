@@ -35,7 +35,7 @@ class Scorer:
     def next_logits(self, rows: Rows, *, whole: bool = True, normalise: bool = False) -> Scores:
         """Read what the cache has not seen of each row, and score the next token.
 
-        Where not the `whole` vocabulary's scores are wanted, the end of the chain may be left to the draw.
+        If the scores of the `whole` vocabulary are not wanted, the end of the chain may be left to the draw.
         With `normalise` the processors are given log-probabilities, as beam methods need them.
         """
         for processor in self._early:

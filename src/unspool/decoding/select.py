@@ -11,15 +11,15 @@ BELOW_ONE = 1 - 2.0**-52  # the largest number whose product with a total stays 
 
 
 def take_likeliest(scores: torch.Tensor) -> torch.Tensor:
-    """The token with the highest score, a row each; the first of equals, NO_TOKEN where none is possible."""
+    """The token with the highest score, one per row; the first of equals, NO_TOKEN if none is possible."""
     highest, tokens = scores.max(dim=-1)  # a third of argmax's time on a CPU
     return torch.where(highest > float("-inf"), tokens, NO_TOKEN)
 
 
 def draw(scores: torch.Tensor, uniforms: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
-    """The token at which the cumulated probability passes a uniform number, a row each.
+    """The token at which the cumulated probability passes a uniform number, one per row.
 
-    `tokens` are those that the scores belong to, rising, where they are not the vocabulary's. One number a row
+    `tokens` are those that the scores belong to, rising, if they are not the vocabulary's. One number per row
     decides, nothing synchronises, and a token of probability zero is never drawn; NO_TOKEN stands where no token
     has a probability.
     """

@@ -325,8 +325,7 @@ def _as_language_model(model: Any) -> LanguageModel:
 
 def _check_invariance(model: Any) -> None:
     """Raise where a row's numbers depend on how many rows there are."""
-    library = model.find_path("library") if hasattr(model, "find_path") else None
-    if library is None or library.whole.most_tokens is not None:
+    if not getattr(model, "is_batch_invariant", False):
         where = "on a GPU" if model.device.type == "cuda" else "with these weights"
         raise UnsupportedError(
             f"`batch_invariant` promises the same bits for a request alone and among others, and {where} sums depend "

@@ -7,8 +7,9 @@ whatever a plug-in adds run as they do alone, and their asks join the passes of 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from unspool.cache import Cache, PagedCache
 from unspool.cache.paged.joint import count_held, let_go
@@ -21,6 +22,9 @@ from unspool.protocols import Ask, Forward
 
 if TYPE_CHECKING:
     import torch
+
+
+_MOST_THROWS: Final = 8
 
 
 class Stopped(BaseException):
@@ -141,14 +145,13 @@ class SpecialRun:
 
     def stop(self) -> None:
         """End the run where it waits, and give its blocks back."""
-        try:
-            if self._let is not None and not self._let.dead:
-                self._let.throw(Stopped())
-        except BaseException:  # what a run says when it is stopped concerns nobody
-            pass
-        finally:
-            self._ask = None
-            self.release()
+        for _ in range(_MOST_THROWS):
+            if self._let is None or self._let.dead:
+                break
+            with suppress(BaseException):  # what a run says when it is stopped concerns nobody
+                self._let.throw(Stopped())  # it returns if the run asks for another pass on its way out
+        self._ask = None
+        self.release()
 
     def count_held(self) -> int:
         """Blocks that it holds."""

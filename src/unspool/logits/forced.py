@@ -100,7 +100,7 @@ class SuppressTokensAtBeginLogitsProcessor(LogitsProcessor):
 class PrefixConstrainedLogitsProcessor(LogitsProcessor):
     """Allows only the tokens that a function of the batch's row and its text names (Cao et al. 2020, arXiv 2010.00904).
 
-    Where other processors have forbidden every allowed token, the allowed ones come back.
+    If other processors have forbidden every allowed token, the allowed ones come back.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ class FusedTail:
     def find_candidates(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The tokens that may be drawn, rising, and their scores: (rows, candidates) each.
 
-        None where more scores tie with the k-th than there is room for: the plain chain must decide. That look at
+        None if more scores tie with the k-th than there is room for: the plain chain must decide. That look at
         the numbers is free on a CPU; on other devices, where it would make the host wait, the surplus is left out.
         """
         values, tokens = take_highest(scores, min(self.top_k.largest + ROOM_FOR_TIES, scores.shape[-1]))
@@ -69,7 +69,7 @@ class FusedTail:
 
 
 def split_tail(processors: LogitsProcessorList) -> tuple[LogitsProcessorList, FusedTail | None]:
-    """The processors before a tail that can be fused, and the tail; all of them and None where there is none."""
+    """The processors before a tail that can be fused, and the tail; all of them and None if there is none."""
     found: dict[type, object] = {}
     num_before = len(processors)
     for kind in (MinPLogitsWarper, TopPLogitsWarper, TopKLogitsWarper, TemperatureLogitsWarper):

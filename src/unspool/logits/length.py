@@ -62,7 +62,7 @@ class MinNewTokensLengthLogitsProcessor(LogitsProcessor):
 class MinLengthLogitsProcessor(MinNewTokensLengthLogitsProcessor):
     """Forbids the end tokens until the text, prompt included, has a length."""
 
-    counts_columns = False  # padding is told apart
+    counts_columns = False  # padding is known
     _setting = "min_length"
 
     def __init__(self, min_length: Numbers, eos_token_id: Any, device: Any = "cpu") -> None:

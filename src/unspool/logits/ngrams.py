@@ -22,7 +22,7 @@ LARGEST_DRY_PENALTY = 1e30
 class NoRepeatNGramLogitsProcessor(LogitsProcessor):
     """Forbids every token that would end an n-gram the text already has (Paulus et al. 2017, arXiv 1705.04304)."""
 
-    counts_columns = False  # padding is told apart
+    counts_columns = False  # padding is known
 
     def __init__(self, ngram_size: int) -> None:
         self.ngram_size = as_positive_integer("ngram_size", ngram_size)
@@ -70,7 +70,7 @@ class DRYLogitsProcessor(LogitsProcessor):
     token ids that no match reaches across.
     """
 
-    counts_columns = False  # padding is told apart
+    counts_columns = False  # padding is known
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ _STAGES: dict[Stage, str] = {
 
 def make_table(entries: Sequence[ProcessorEntry] = PROCESSORS.built_in) -> str:
     """A Markdown table with a line for each processor, in the order of application; of the built-in ones by default."""
-    lines = ["| # | processor | setting | off at | one a row | also reads |", "|---|---|---|---|---|---|"]
+    lines = ["| # | processor | setting | off at | one per row | also reads |", "|---|---|---|---|---|---|"]
     number = 0
     for stage, title in _STAGES.items():
         lines.append(f"| | **{title}** | | | | |")

@@ -97,7 +97,7 @@ class EncoderRepetitionPenaltyLogitsProcessor(LogitsProcessor):
 
     @property
     def penalty(self) -> Any:
-        """The inverse of the penalty given, or a tensor with one a row."""
+        """The inverse of the penalty given, or a tensor with one per row."""
         return self._values.given
 
     @property

@@ -14,7 +14,7 @@ from unspool.logits.order import PROCESSORS, list_stage
 from unspool.registry import resolve
 
 GIVEN = frozenset({"uniforms", "logits", "current_tokens", "beam_group_idx"})
-"""What decoding gives to processors that require it; `pads` only where there are any."""
+"""What decoding gives to processors that require it; `pads` only if there are any."""
 
 
 def build_processors(settings: GenerationConfig, context: Context) -> LogitsProcessorList:

@@ -1,4 +1,4 @@
-"""What a processor holds for its rows: a number, one number a row, a table with a line a row, token ids."""
+"""What a processor holds for its rows: a number, one number per row, a table with a line per row, token ids."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from unspool.numeric import is_number
 MOST_ROWS = 65_536
 MOST_IDS = 1_048_576
 Numbers = float | Sequence[float] | torch.Tensor
-"""One number for all rows, or one a row."""
+"""One number for all rows, or one per row."""
 
 
 class RowValues:
-    """Numbers ready to meet scores: a column of one value, or of one value a row."""
+    """Numbers ready to meet scores: a column of one value, or of one value per row."""
 
     def __init__(self, name: str, values: torch.Tensor, is_per_row: bool) -> None:
         self.name = name
@@ -30,7 +30,7 @@ class RowValues:
 
     @classmethod
     def read(cls, name: str, value: Numbers, check: Callable[[float], float]) -> RowValues:
-        """Check what a user gave, a number or one a row, with `check` for each number."""
+        """Check what a user gave, a number or one per row, with `check` for each number."""
         is_per_row = holds_rows(value)
         given: Any = value.tolist() if isinstance(value, torch.Tensor) else value
         numbers: list[Any] = list(given) if is_per_row else [given]
@@ -164,7 +164,7 @@ def read_token_ids(name: str, ids: Any, *, may_be_negative: bool = False) -> lis
 
 
 def holds_rows(value: Any) -> bool:
-    """Whether a user gave one value a row rather than one for all."""
+    """Whether a user gave one value per row rather than one for all."""
     return value.dim() > 0 if isinstance(value, torch.Tensor) else isinstance(value, (list, tuple))
 
 

@@ -21,7 +21,7 @@ class TemperatureLogitsWarper(LogitsProcessor):
 
     @property
     def temperature(self) -> Any:
-        """The temperature, or a tensor with one a row."""
+        """The temperature, or a tensor with one per row."""
         return self._values.given
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

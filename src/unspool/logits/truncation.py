@@ -47,7 +47,7 @@ class TopKLogitsWarper(LogitsProcessor):
 
     @property
     def top_k(self) -> Any:
-        """How many are kept, or a tensor with one number a row."""
+        """How many are kept, or a tensor with one number per row."""
         return self._values.given
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -95,7 +95,7 @@ class TopPLogitsWarper(LogitsProcessor):
 
     @property
     def top_p(self) -> Any:
-        """The probability to reach, or a tensor with one a row."""
+        """The probability to reach, or a tensor with one per row."""
         return self._values.given
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -196,7 +196,7 @@ class MinPLogitsWarper(LogitsProcessor):
 
     @property
     def min_p(self) -> Any:
-        """The share of the likeliest token's probability, or a tensor with one a row."""
+        """The share of the likeliest token's probability, or a tensor with one per row."""
         return self._values.given
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

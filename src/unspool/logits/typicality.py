@@ -34,7 +34,7 @@ class TypicalLogitsWarper(LogitsProcessor):
 
     @property
     def mass(self) -> Any:
-        """The probability to reach, or a tensor with one a row."""
+        """The probability to reach, or a tensor with one per row."""
         return self._values.given
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -78,7 +78,7 @@ class EpsilonLogitsWarper(LogitsProcessor):
 
     @property
     def epsilon(self) -> Any:
-        """The lowest probability that is kept, or a tensor with one a row."""
+        """The lowest probability that is kept, or a tensor with one per row."""
         return self._values.given
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -125,7 +125,7 @@ class TopHLogitsWarper(LogitsProcessor):
 
     @property
     def top_h(self) -> Any:
-        """The share of the entropy, or a tensor with one a row."""
+        """The share of the entropy, or a tensor with one per row."""
         return self._values.given
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

@@ -48,23 +48,23 @@ class Plan:
     pad_token_id: int
     num_beams: int
     num_return_sequences: int
-    seeds: tuple[int, ...] | None  # one for all or one a prompt; None: drawn for this call
+    seeds: tuple[int, ...] | None  # one for all or one per prompt; None: drawn for this call
     cache_kind: str
     prompt_width: int
     dola_layers: tuple[int, ...] = ()  # the layers that DoLa chooses among; none without it
-    cache_config: Mapping[str, Any] = field(default_factory=dict)  # what the kind is told, checked
+    cache_config: Mapping[str, Any] = field(default_factory=dict)  # the kind's options, checked
     drafting: Drafting | None = None
     compiling: Compiling | None = None
 
     @property
     def guidance_scale(self) -> float | None:
-        """The weight of guidance; None where there is none, as at 1."""
+        """The weight of guidance; None if there is none, as at 1."""
         scale = self.settings.guidance_scale
         return None if scale is None or scale == 1 else float(scale)
 
     @property
     def max_new_tokens(self) -> int:
-        """The most tokens a row can get."""
+        """The most tokens that a row can get."""
         return self.max_length - self.prompt_width
 
     @property
@@ -74,7 +74,7 @@ class Plan:
 
     @property
     def num_candidates(self) -> int:
-        """The most tokens that are read ahead for a row, to choose one of them; 0 where none is."""
+        """The most tokens that are read ahead for a row, to choose one of them; 0 if none is."""
         return find_num_candidates(self.settings)
 
     @property

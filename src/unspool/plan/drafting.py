@@ -43,8 +43,8 @@ class Drafting:
     max_ngram_size: int = USUAL_NGRAM
     exit_layer: int | None = None
     relation: Relation = "same"
-    assistant_lookbehind: int = USUAL_LOOKBEHIND  # the draft model's tokens that are told again with its guesses
-    target_lookbehind: int = USUAL_LOOKBEHIND  # the model's that are told again with its new ones
+    assistant_lookbehind: int = USUAL_LOOKBEHIND  # the draft model's tokens that are encoded again with its guesses
+    target_lookbehind: int = USUAL_LOOKBEHIND  # the model's that are encoded again with its new ones
     is_auto: bool = False
     is_suggested: bool = False  # nobody asked for it: it gives way to whatever it does not go with
 
@@ -128,7 +128,7 @@ def _refuse_unread(kind: str, settings: GenerationConfig, asked: Collection[str]
 
 
 def _refuse_lookbehind(settings: GenerationConfig, asked: Collection[str], relation: Relation) -> None:
-    """The look-behinds are read where guesses go through text."""
+    """The look-behinds are read if guesses go through text."""
     if relation == "other" and not settings.do_sample:
         return
     why = "they are drawn from the tokens that both have" if relation == "other" else "both have the same tokens"

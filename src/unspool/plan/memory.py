@@ -40,7 +40,7 @@ def name_cache(settings: GenerationConfig, origins: Mapping[str, Origin], info: 
 
 
 def check_cache(name: str, settings: GenerationConfig, shape: PromptShape, num_new: int) -> dict[str, Any]:
-    """What the cache is told, once it is known to suffice for the call."""
+    """The options that the cache gets, once they are known to suffice for the call."""
     kind, options = find_kind(name), read_options(name, settings.cache_config)
     needed = shape.longest_read + num_new
     most = kind.count_room(options) if kind.count_room is not None else None
@@ -64,7 +64,7 @@ def check_cache(name: str, settings: GenerationConfig, shape: PromptShape, num_n
             )
     if settings.output_attentions and not kind.holds_every_key and not shape.has_cache:
         raise SettingError(
-            f"`output_attentions` tells weights by position, and a {name!r} cache lets positions go; "
+            f"`output_attentions` returns weights by position, and a {name!r} cache lets positions go; "
             "use cache_implementation='dynamic'"
         )
     return options

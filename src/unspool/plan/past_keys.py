@@ -87,7 +87,7 @@ def _check_sources(cache: Cache, lengths: list[int]) -> None:
 
 
 def check_room(cache: Cache, plan: Plan, shape: PromptShape) -> None:
-    """Raise where a cache that was given has too little room for a call."""
+    """Raise if a cache that was given has too little room for a call."""
     room = cache.room
     needed = shape.longest_read + plan.max_new_tokens - 1 + plan.num_candidates  # else the last token is never read
     num_rows, held_rows = 2 * shape.num_rows, getattr(cache, "max_batch_size", None)

@@ -12,7 +12,7 @@ from unspool.errors import SettingError, UnsupportedError
 from unspool.plan.call import PromptShape
 from unspool.plan.origins import SPOKEN, Origin
 
-MOST_COPIES_OF_MODELS = 256  # beams, sequences or candidates a prompt that a model's own file may ask for
+MOST_COPIES_OF_MODELS = 256  # beams, sequences or candidates per prompt that a model's own file may ask for
 
 # What is not built yet: each with the value that switches it off.
 OFF: dict[str, tuple[Any, str]] = {

@@ -34,7 +34,7 @@ class StrategyEntry:
         str | Callable[[Any], Any]
     )  # from a `decoding.strategies.token_strategy.StrategyContext`; a string says where it is
     parameters: tuple[Parameter, ...] = ()  # its settings; the first one switches it on
-    is_on: Callable[[GenerationConfig], bool] | None = None  # None: where the first setting is
+    is_on: Callable[[GenerationConfig], bool] | None = None  # None: on if the first setting is
     chooses_tokens: bool = True  # one token per row and turn; otherwise `make` gives turns of its own
     may_sample: bool = False  # it can draw (`do_sample=True`) as well as choose
     not_with: tuple[Method, ...] = ()  # tables of what else it can't stand beside

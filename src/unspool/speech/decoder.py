@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from unspool.config import GenerationConfig, find_unused
-from unspool.decoding.reader import answer_at_once, encode
+from unspool.decoding.reader import answer_at_once, encode_at_once
 from unspool.decoding.run import Run
 from unspool.errors import SettingError
 from unspool.logits import WhisperTimeStampLogitsProcessor
 from unspool.outputs import Output
-from unspool.protocols import Ask, Encoded, Model, Want
+from unspool.protocols import Ask, Encoded, Model, SourceAsk, Want
 from unspool.speech.alignment import find_times
 from unspool.speech.markers import Markers
 
@@ -70,7 +70,8 @@ class WindowDecoder:
         shape = self.model.info.features
         assert shape is not None
         self.num_passes += 1
-        return encode(self.model, None, [shape.positions] * len(features), embeds=features.to(self.model.device))
+        counts = [shape.positions] * len(features)
+        return encode_at_once(SourceAsk(self.model, None, counts, embeds=features.to(self.model.device)))
 
     @torch.no_grad()
     def find_languages(self, encoded: Encoded) -> list[int]:

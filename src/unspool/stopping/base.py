@@ -18,7 +18,7 @@ class StoppingCriteria(ABC):
 
     @abstractmethod
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> Any:
-        """One bool for all rows, or one a row, from the tokens so far (rows, length)."""
+        """One bool for all rows, or one per row, from the tokens so far (rows, length)."""
 
 
 class StoppingCriteriaList(list[Any]):
@@ -42,7 +42,7 @@ class StoppingCriteriaList(list[Any]):
 
 
 def as_row_flags(answer: Any, rows: int, device: torch.device) -> torch.Tensor:
-    """A criterion's answer, one bool or one a row, as a bool tensor (rows,)."""
+    """A criterion's answer, one bool or one per row, as a bool tensor (rows,)."""
     if isinstance(answer, (bool, int)) and answer in (0, 1):
         return torch.full((rows,), bool(answer), dtype=torch.bool, device=device)
     try:

@@ -26,7 +26,7 @@ class StopContext:
     tokenizer: Any = None
 
     def get(self, parameter: Parameter) -> Any:
-        """The value of a setting; None where it is off."""
+        """The value of a setting; None if it is off."""
         value = getattr(self.settings, parameter.name)
         return None if value in parameter.off else value
 
@@ -50,7 +50,7 @@ class StopEntry:
     reason: str  # what a row's finish reason is then
     parameters: tuple[Parameter, ...]  # its settings; the first one switches it on
     make: Callable[[Any, Any, StopContext], Any] = take_setting  # its class, the first setting's value, the context
-    is_on: Callable[[StopContext], bool] | None = None  # None: where the first setting is
+    is_on: Callable[[StopContext], bool] | None = None  # None: on if the first setting is
     rank: int = 1  # of several reasons that hold at once, the one of the lowest rank is given
     begins_with_run: bool = False  # made when the work begins, because it counts from then
     find_ends: Callable[[Any], Iterable[int]] | None = None  # the tokens that end a row

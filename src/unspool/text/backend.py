@@ -197,7 +197,7 @@ def build_unigram(
 
 
 def add_ends(backend: tokenizers.Tokenizer, *, bos_token: str | None, eos_token: str | None) -> None:
-    """Put a token before and after every text, where asked."""
+    """Put a token before and after every text, if asked."""
     ends = [token for token in (bos_token, eos_token) if token is not None]
     if not ends:
         return

@@ -116,7 +116,7 @@ class _Vocabulary:
         return bool(value)
 
     def find_ends(self, kind: str) -> tuple[bool, bool]:
-        """Whether a text gets a first and a last token; where the file is silent, as its kind is used to."""
+        """Whether a text gets a first and a last token; if the file is silent, as its kind is used to."""
         adds_bos = kind == "llama" or (kind == "gpt2" and find_split(self.split_name).adds_bos)
         return self.read_flag("add_bos_token", adds_bos), self.read_flag("add_eos_token", kind == "t5")
 

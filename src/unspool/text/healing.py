@@ -22,7 +22,7 @@ class Tail:
 
 
 def find_tail(tokenizer: Any, ids: Sequence[int], vocab_size: int) -> Tail | None:
-    """The last token that says something, with what it may grow into; None where there is nothing to heal.
+    """The last token that says something, with what it may grow into; None if there is nothing to heal.
 
     White space at the end is left out, as in the reference: the next token brings its own.
     """

@@ -66,7 +66,7 @@ class StopText:
 
 
 def check_stop_strings(stop_strings: str | Iterable[str]) -> list[str]:
-    """The stop strings as a list, refused where one can't be looked for."""
+    """The stop strings as a list, refused if one can't be looked for."""
     stops = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
     if len(stops) > MAX_STOP_STRINGS:
         raise SettingError(f"{len(stops)} stop strings were given; at most {MAX_STOP_STRINGS} can be looked for")

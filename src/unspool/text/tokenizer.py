@@ -292,7 +292,7 @@ class Tokenizer:
 
 
 def _list_ids(token_ids: int | Sequence[int] | torch.Tensor) -> list[int]:
-    """The ids as plain numbers, refused where they can't be ids."""
+    """The ids as plain numbers, refused if they can't be ids."""
     ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
     ids = [ids] if isinstance(ids, int) else list(ids)
     for token_id in ids:

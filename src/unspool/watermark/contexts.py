@@ -2,7 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
+
 import torch
+
+from unspool.kernels.contexts import Text
+from unspool.kernels.cpu import find_marks
+from unspool.kernels.presence import runs_kernels
+
+
+def read_contexts(
+    text: Text, seed: int, hash_plainly: Callable[[torch.Tensor], torch.Tensor], *, mixes: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The hash (rows,) int64 of each row's last window, and whether an earlier one that counts equals it: (rows,).
+
+    Hashes begin with `seed`, and mix tokens in as Gumbel's noise wants them, or else by SynthID-Text's generator;
+    `hash_plainly` is the same of windows (rows, width), for devices without a kernel.
+    """
+    if runs_kernels(text.ids.device):
+        from unspool.kernels.gpu.marks import contexts  # Triton is imported where a GPU is used
+
+        return contexts.read_contexts(text, _send_seed(seed, text.ids.device), mixes=mixes)
+    marks = find_marks() if text.ids.device.type == "cpu" else None
+    if marks is not None:
+        return marks.read_contexts(text, seed, mixes=mixes)
+    ids = text.ids
+    if text.pads is not None:
+        ids = ids.masked_fill(torch.arange(ids.shape[-1], device=ids.device) < text.pads[:, None], 0)
+    windows = take_windows(ids[:, text.start :], text.width)
+    return hash_plainly(windows[:, -1]), is_last_repeated(windows, text.first)
+
+
+@lru_cache(maxsize=64)
+def _send_seed(seed: int, device: torch.device) -> torch.Tensor:
+    return torch.tensor([seed], device=device)
 
 
 def take_windows(tokens: torch.Tensor, width: int) -> torch.Tensor:
@@ -13,11 +47,9 @@ def take_windows(tokens: torch.Tensor, width: int) -> torch.Tensor:
     return torch.nn.functional.pad(tokens, (width, 0)).unfold(1, width, 1)
 
 
-def is_last_repeated(windows: torch.Tensor, first: int = 0, most: int | None = None) -> torch.Tensor:
-    """Whether the last window (rows, windows, width) equals one of the `most` before it, from `first` on: (rows,)."""
-    end = windows.shape[1] - 1
-    begin = max(first, 0 if most is None else end - most)
-    earlier = windows[:, begin:end]
+def is_last_repeated(windows: torch.Tensor, first: int = 0) -> torch.Tensor:
+    """Whether the last window (rows, windows, width) equals one before it, from `first` on: (rows,)."""
+    earlier = windows[:, first:-1]
     return (earlier == windows[:, -1:]).all(dim=-1).any(dim=-1)
 
 

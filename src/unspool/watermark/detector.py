@@ -116,7 +116,7 @@ class WatermarkDetector:
 
 
 def find_differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """How two watermarks' settings differ, by name; keys are compared and not told."""
+    """How two watermarks' settings differ, by name; keys are compared and not shown."""
     told = []
     for name in sorted({*saved, *given}):
         if saved.get(name) == given.get(name):

@@ -13,6 +13,7 @@ import torch
 
 from unspool.config import WatermarkingConfig
 from unspool.errors import InputError
+from unspool.kernels.presence import runs_kernels
 from unspool.logits.watermark import WatermarkProcessor
 from unspool.watermark.twister import SEED_BITS, are_first, find_first, permute
 
@@ -68,9 +69,7 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
 
     def are_green(self, contexts: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Whether tokens (n,) are on the green lists of their contexts (n, width): (n,) bool."""
-        seeds = self.find_seeds(contexts)
-        found = are_first(seeds.cpu(), tokens.cpu(), self.vocab_size, self.greenlist_size)
-        return found.to(contexts.device)
+        return are_first(self.find_seeds(contexts), tokens, self.vocab_size, self.greenlist_size)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:  # noqa: ARG002
         """The scores with `bias` added on the green lists; unchanged while the text is shorter than the context."""
@@ -84,6 +83,10 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
         if self.is_self_seeded:
             return self._raise_candidates(input_ids, scores)
         seeds = self.find_seeds(input_ids)
+        if runs_kernels(scores.device):
+            from unspool.kernels.gpu.marks.green_lists import raise_green  # Triton is imported where a GPU is used
+
+            return raise_green(scores, seeds, self.greenlist_size, self.bias)
         if scores.device.type != "cpu":
             return scores.add(torch.stack(self._find_lists(seeds)), alpha=self.bias)
         result = scores.clone()

@@ -1,7 +1,8 @@
 """Gumbel sampling with keyed noise: the token is a function of the key, the tokens before and the probabilities.
 
 Aaronson's scheme ("Watermarking of large language models", 2022; arXiv 2301.10226, section 7, compares it): every
-token has a uniform number that the key and the context choose, and the token with the least `-log(1 - u) / p` is taken.
+token has a uniform number that the key and the context choose, and the token with the least `-log(1 - u) / p` is taken,
+which is the one with the least `log(-log(1 - u)) - score`.
 Over keys that is a draw from the distribution, so nothing is distorted.
 """
 
@@ -13,14 +14,19 @@ from typing import Any
 import torch
 
 from unspool.config import GumbelWatermarkingConfig
+from unspool.kernels.contexts import Text
+from unspool.kernels.cpu import find_marks
+from unspool.kernels.presence import runs_kernels
 from unspool.logits.watermark import WatermarkProcessor
-from unspool.watermark.contexts import is_last_repeated, take_windows
+from unspool.watermark.contexts import read_contexts
 
 _STEP = 0x9E3779B97F4A7C15
 _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _TOKEN = 0x9E3779B1
 _FINAL_1, _FINAL_2 = 0x85EBCA6B, 0xC2B2AE35
 _LOW = (1 << 32) - 1
+INF = float("inf")
+NO_TOKEN = -1  # what is drawn where nothing can be
 
 
 class GumbelWatermarkLogitsProcessor(WatermarkProcessor):
@@ -42,7 +48,7 @@ class GumbelWatermarkLogitsProcessor(WatermarkProcessor):
         self.vocab_size = vocab_size
         self.context_width = context_width
         self.prompt_width = prompt_width
-        self._key = hashing_key
+        self._start = int(_mix(torch.tensor(hashing_key)))  # what hashes begin with
 
     def after_prompt(self, prompt_width: int) -> GumbelWatermarkLogitsProcessor:
         """The processor for text that begins after so many columns; the prompt is context."""
@@ -52,25 +58,36 @@ class GumbelWatermarkLogitsProcessor(WatermarkProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:
         """Zero for the drawn token and minus infinity for all others; repeated contexts' scores as they are."""
-        if pads is not None:
-            columns = torch.arange(input_ids.shape[-1], device=input_ids.device)
-            input_ids = input_ids.masked_fill(columns < pads[:, None], 0)
-        windows = take_windows(input_ids, self.context_width)
-        is_repeated = is_last_repeated(windows, min(self.prompt_width, windows.shape[1] - 1))
-        tokens = self._draw(scores, self.hash_contexts(windows[:, -1]))
-        alone = torch.full_like(scores, float("-inf")).scatter_(-1, tokens[:, None], 0.0)
-        is_kept = is_repeated[:, None] | scores.isneginf().all(dim=-1, keepdim=True)
-        return torch.where(is_kept, scores, alone)
+        first = min(self.prompt_width, input_ids.shape[-1])
+        text = Text(input_ids, 0, self.context_width, first, pads)
+        states, repeated = read_contexts(text, self._start, self.hash_contexts, mixes=True)
+        if runs_kernels(scores.device):
+            from unspool.kernels.gpu.marks.gumbel import leave_drawn  # Triton is imported where a GPU is used
 
-    def _draw(self, scores: torch.Tensor, contexts: torch.Tensor) -> torch.Tensor:
+            return leave_drawn(scores, states, repeated)
+        marks = find_marks() if scores.device.type == "cpu" and scores.dtype == torch.float32 else None
+        if marks is not None:
+            tokens = marks.draw_keyed(scores, states, repeated).long()
+        else:
+            tokens = self.draw_plainly(scores, states).masked_fill(repeated.bool(), NO_TOKEN)
+        is_kept = tokens[:, None] == NO_TOKEN
+        alone = torch.full_like(scores, -INF).scatter_(-1, tokens[:, None].clamp(min=0), 0.0)
+        return torch.where(is_kept, scores, alone) if bool(is_kept.any()) else alone
+
+    def draw_plainly(self, scores: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """The tokens (rows,) that noise of these states draws from scores (rows, vocab), operator by operator.
+
+        The first of those with the least key; NO_TOKEN if no score is finite, or one is NaN or infinite. Keys are
+        float64, so that rounding makes no difference between devices.
+        """
         tokens = torch.arange(scores.shape[-1], device=scores.device)
-        noise = self.draw_noise(contexts[:, None], tokens).to(torch.float32)
-        probs = torch.softmax(scores, dim=-1, dtype=torch.float32)
-        return (-torch.log1p(-noise) / probs).min(dim=-1).indices
+        noise = self.draw_noise(states[:, None], tokens)
+        least, drawn = (torch.log(-torch.log1p(-noise)) - scores.double()).min(dim=-1)  # NaN if one of them is
+        return torch.where(least.isfinite(), drawn, NO_TOKEN)
 
     def hash_contexts(self, contexts: torch.Tensor) -> torch.Tensor:
         """The state (…), int64, that the key and a context (…, width) give the noise."""
-        state = _mix(torch.full(contexts.shape[:-1], self._key, dtype=torch.int64, device=contexts.device))
+        state = torch.full(contexts.shape[:-1], self._start, dtype=torch.int64, device=contexts.device)
         for place in range(contexts.shape[-1]):
             state = _mix(state + (contexts[..., place] + 1) * _signed(_STEP))
         return state

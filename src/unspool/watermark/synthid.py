@@ -16,9 +16,10 @@ import torch
 
 from unspool.config import SynthIDTextWatermarkingConfig
 from unspool.errors import InputError
+from unspool.kernels.contexts import Text
 from unspool.logits.watermark import WatermarkProcessor
-from unspool.watermark.contexts import find_repeated, is_last_repeated, take_windows
-from unspool.watermark.tournament import PackedBits, run_tournament
+from unspool.watermark.contexts import find_repeated, read_contexts
+from unspool.watermark.tournament import PackedBits, mark_scores, take_logs
 from unspool.watermark.twister import draw_bits
 
 MULTIPLIER = 6364136223846793005
@@ -79,18 +80,14 @@ class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
         self._check_input_ids_shape(input_ids)
         if self.debug_mode:
             scores = torch.ones_like(scores)
-        width = self.ngram_len - 1
-        text = input_ids[:, self.prompt_width :]
-        if self.skip_first_ngram_calls and text.shape[1] < width:
+        width, start = self.ngram_len - 1, min(self.prompt_width, input_ids.shape[1])
+        num_tokens = input_ids.shape[1] - start
+        if self.skip_first_ngram_calls and num_tokens < width:
             return scores
         self._follow(scores.device)
-        windows = take_windows(text, width)
-        first = width if self.skip_first_ngram_calls else 0
-        is_repeated = is_last_repeated(windows, first, self.context_history_size)
-        probs = torch.softmax(scores, dim=-1, dtype=torch.float32)
-        run_tournament(probs, self.packed, self._hash(windows[:, -1]))
-        marked = _take_logs(probs).to(scores.dtype)
-        return torch.where(is_repeated[:, None] | scores.isneginf(), scores, marked)
+        first = max(width if self.skip_first_ngram_calls else 0, num_tokens - self.context_history_size)
+        contexts, repeated = read_contexts(Text(input_ids, start, width, first), 1, self._hash, mixes=False)
+        return mark_scores(scores, self.packed, contexts, repeated)
 
     # --- g-values ------------------------------------------------------------------------------------
     def accumulate_hash(
@@ -131,7 +128,7 @@ class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
             bits = g_values[..., depth]
             mass = (bits * probs).sum(dim=1, keepdim=True)
             probs = probs * (1 + bits - mass)
-        return _take_logs(probs)
+        return take_logs(probs)
 
     # --- masks ---------------------------------------------------------------------------------------
     def compute_context_repetition_mask(self, input_ids: torch.Tensor) -> torch.Tensor:
@@ -185,12 +182,6 @@ def _list_powers(length: int, device: torch.device) -> tuple[torch.Tensor, int]:
     powers = [_wrap(pow(MULTIPLIER, length - place, 1 << 64)) for place in range(length)]
     start = sum(pow(MULTIPLIER, place, 1 << 64) * INCREMENT for place in range(length)) + pow(MULTIPLIER, length)
     return torch.tensor(powers, device=device), _wrap(start % (1 << 64))
-
-
-def _take_logs(probs: torch.Tensor) -> torch.Tensor:
-    """Logarithms, with the lowest finite number instead of minus infinity."""
-    logs = probs.log()
-    return torch.where(logs.isfinite(), logs, torch.finfo(logs.dtype).min)
 
 
 def _wrap(value: int) -> int:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from unspool.kernels.cpu import find_library
+from unspool.kernels.cpu import find_marks
+from unspool.kernels.presence import runs_kernels
 
-WORD = 32  # rounds whose bits share a number
+WORD = 30  # rounds whose bits share a number: kernels settle three groups of ten with it
 
 
 @dataclass(frozen=True)
@@ -46,26 +47,52 @@ class PackedBits:
         """Rounds."""
         return len(self.keys)
 
+    @property
+    def step(self) -> int:
+        """How far apart, in the words, the bits of neighbouring tokens are."""
+        return self.multiplier * self.multiplier % len(self.table)
+
 
 def find_shifts(keys: torch.Tensor, size: int, multiplier: int, increment: int) -> torch.Tensor:
     """How far each key shifts a table of `size`, a power of two: (depth,)."""
     return (keys * multiplier + increment) % size
 
 
-def run_tournament(probs: torch.Tensor, bits: PackedBits, contexts: torch.Tensor) -> None:
-    """Make probabilities (rows, vocab), float32, those of the winner, in place; `contexts` are the rows' hashes."""
-    library = find_library() if probs.device.type == "cpu" and len(bits.words) else None
-    if library is None or not library.has_marks or not probs.is_contiguous():
-        run_plainly(probs, bits, contexts)
-        return
-    # A token's hash, times the multiplier, as a start and a step; only what is left of them modulo the size counts.
-    factor = bits.multiplier * bits.multiplier
-    starts = (contexts * bits.multiplier + bits.increment) * bits.multiplier & (len(bits.table) - 1)
-    library.run_tournament(probs, bits.words, bits.depth, starts, factor % len(bits.table))
+def mark_scores(scores: torch.Tensor, bits: PackedBits, contexts: torch.Tensor, repeated: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities of the tournament's winner, from scores (rows, vocab) after contexts of these hashes (rows,).
+
+    Rows that are repeated, and those without a finite highest score, stay as they are.
+    """
+    if len(bits.words) and runs_kernels(scores.device):
+        from unspool.kernels.gpu.marks import tournament  # Triton is imported where a GPU is used
+
+        return tournament.mark_scores(scores, contexts, repeated, bits.words, bits.depth, bits.step)
+    marks = find_marks() if scores.device.type == "cpu" and scores.dtype == torch.float32 else None
+    if marks is not None and len(bits.words):
+        starts = (contexts * bits.multiplier + bits.increment) * bits.multiplier & (len(bits.table) - 1)
+        return marks.play_tournament(scores, bits.words, bits.depth, starts, bits.step, repeated)
+    return mark_plainly(scores, bits, contexts, repeated)
+
+
+def mark_plainly(
+    scores: torch.Tensor, bits: PackedBits, contexts: torch.Tensor, repeated: torch.Tensor
+) -> torch.Tensor:
+    """`mark_scores` operator by operator."""
+    probs = torch.softmax(scores, dim=-1, dtype=torch.float32)
+    run_plainly(probs, bits, contexts)
+    highest = scores.amax(dim=-1, keepdim=True)  # NaN if one of them is
+    is_kept = repeated.bool()[:, None] | ~highest.isfinite() | scores.isneginf()
+    return torch.where(is_kept, scores, take_logs(probs).to(scores.dtype))
+
+
+def take_logs(probs: torch.Tensor) -> torch.Tensor:
+    """Logarithms, with the lowest finite number instead of minus infinity."""
+    logs = probs.log()
+    return torch.where(logs.isfinite(), logs, torch.finfo(logs.dtype).min)
 
 
 def run_plainly(probs: torch.Tensor, bits: PackedBits, contexts: torch.Tensor) -> None:
-    """`run_tournament` operator by operator."""
+    """Make probabilities (rows, vocab), float32, those of the winner, in place, round by round."""
     tokens = torch.arange(probs.shape[-1], device=probs.device)
     hashes = (contexts[:, None] + tokens) * bits.multiplier + bits.increment  # (rows, vocab)
     size = len(bits.table)

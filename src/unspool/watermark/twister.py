@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from unspool.kernels.cpu import find_library
+from unspool.kernels.cpu import find_marks
+from unspool.kernels.presence import runs_kernels
 
 SEED_BITS = (1 << 32) - 1  # of a 64-bit seed, torch gives the twister the low half
 
@@ -50,23 +51,29 @@ def permute(seed: int, count: int) -> torch.Tensor:
 
 def find_first(seeds: torch.Tensor, count: int, num_first: int) -> torch.Tensor:
     """For each seed, which of `count` tokens are among the first so many of their permutation: (seeds, count) bool."""
-    library = find_library()
-    if library is not None and library.has_marks:
-        return library.find_first(seeds, count, num_first)
+    marks = find_marks()
+    if marks is not None:
+        return marks.find_first(seeds, count, num_first)
     masks = [_mark_first(int(seed), count, num_first) for seed in seeds.tolist()]
     return torch.from_numpy(np.stack(masks)) if masks else torch.zeros(0, count, dtype=torch.bool)
 
 
 def are_first(seeds: torch.Tensor, tokens: torch.Tensor, count: int, num_first: int) -> torch.Tensor:
     """Whether each token is among the first so many of its own seed's permutation of `count`: (seeds,) bool."""
-    library = find_library()
-    if library is not None and library.has_marks:
-        return library.are_first(seeds, tokens, count, num_first)
+    if runs_kernels(seeds.device):
+        from unspool.kernels.gpu.marks import green_lists  # Triton is imported where a GPU is used
+
+        return green_lists.are_first(seeds, tokens, count, num_first)
+    device = seeds.device
+    seeds, tokens = seeds.cpu(), tokens.cpu()
+    marks = find_marks()
+    if marks is not None:
+        return marks.are_first(seeds, tokens, count, num_first).to(device)
     found = [
         _is_first(int(seed), int(token), count, num_first)
         for seed, token in zip(seeds.tolist(), tokens.tolist(), strict=True)
     ]
-    return torch.tensor(found, dtype=torch.bool)
+    return torch.tensor(found, dtype=torch.bool, device=device)
 
 
 def _find_swaps(seed: int, count: int, num_first: int) -> npt.NDArray[np.int32]:

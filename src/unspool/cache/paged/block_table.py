@@ -40,7 +40,7 @@ class BlockTable:
 
     def __del__(self) -> None:
         if getattr(self, "_owns", False) and not sys.is_finalizing():
-            self.pool.give_back(_flatten(self.rows))
+            self.pool.leave(_flatten(self.rows))
 
     def clone(self) -> BlockTable:
         """A table of the same blocks, each with as many more users."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
@@ -47,6 +48,7 @@ class BlockPool:
         self._users = [1] + [0] * (num_blocks or 0)  # how many rows hold each block
         self._free = list(range(1, len(self._users)))  # a heap: low numbers first, so that a lone row's lie in order
         self._worn: set[int] = set()  # free blocks that somebody has written to
+        self._left: deque[list[int]] = deque()  # what was left, to be given back by whoever next takes or counts
         self._mover: tuple[list[torch.Tensor], BlockMover] | None = None
         self._shown: list[weakref.ref[Places]] = []  # who knows where the blocks lie
         self._returns: dict[int, torch.cuda.Event] = {}  # by stream: what it had to do when it last gave back
@@ -68,6 +70,7 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks that nobody uses."""
+        self._collect()
         return len(self._free)
 
     @property
@@ -108,6 +111,7 @@ class BlockPool:
 
     def ensure(self, count: int) -> None:
         """See to it that so many blocks are free, or say how many are missing."""
+        self._collect()
         missing = count - len(self._free)
         if missing > 0 and self.is_fixed:
             raise ResourceError(
@@ -137,6 +141,19 @@ class BlockPool:
                     heappush(self._free, block)
                     self._worn.add(block)
             self._note_return()
+
+    def leave(self, blocks: list[int]) -> None:
+        """`give_back` for a table that is gone. It takes no lock: a garbage collector may call it at any moment, in a
+        thread that holds what the owner of the lock waits for."""
+        if blocks:
+            self._note_return()
+            self._left.append(blocks)
+
+    def _collect(self) -> None:
+        while self._left:
+            with self.lock:
+                if self._left:
+                    self.give_back(self._left.popleft())
 
     def copy(self, blocks: Sequence[int]) -> list[int]:
         """New blocks that hold what the given ones do; the caller gives those back."""

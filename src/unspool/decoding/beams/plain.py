@@ -34,7 +34,7 @@ class Beam:
         return Beam([*self.tokens, token], [*self.parents, parent], sum_logprobs)
 
     def cross_out(self) -> Beam:
-        """What stands in the place of a beam that has ended, where too few others go on."""
+        """What stands in the place of a beam that has ended, if too few others go on."""
         return Beam([*self.tokens], [*self.parents], self.sum_logprobs + NEVER)
 
 

@@ -80,7 +80,7 @@ class ScoredBeams:
         return best, index % vocab, torch.div(index, vocab, rounding_mode="floor")
 
     def _settle(self, reasons: Sequence[str | None]) -> None:
-        """Let the beam scorer choose what is returned; `reasons` say why each row must end, where it does."""
+        """Let the beam scorer choose what is returned; `reasons` say why each row must end, if it does."""
         assert self._last is not None
         tokens, parents = self._last
         self._final = final = self._judge.finalize(

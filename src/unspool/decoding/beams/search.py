@@ -1,6 +1,6 @@
 """Beam search: several continuations of every prompt go on together, and the best are returned.
 
-One search for all beam methods: `BeamTurns` moves rows, cache and what is emitted. What tells the methods apart is
+One search for all beam methods: `BeamTurns` moves rows, cache and what is emitted. What differs between the methods is
 which continuations go on and which have ended; that is a `Beams`.
 """
 

@@ -27,12 +27,12 @@ class Candidate:
     token: int
     parent: int  # the beam it continues, within its prompt
     sum_logprobs: float  # of its whole sequence, after the processors; -inf where it could not come
-    reason: str | None  # why its sequence would end here; None where it goes on
+    reason: str | None  # why its sequence would end here; None if it goes on
 
 
 @dataclass(slots=True)
 class TraceStep:
-    """One prompt's candidates at one step (of one group, where there are groups), and what became of them."""
+    """One prompt's candidates at one step (of one group, if there are groups), and what became of them."""
 
     prompt: int
     step: int  # from 1 on: how many tokens the candidates' sequences have

@@ -19,8 +19,8 @@ class Scores:
 
     logits: torch.Tensor
     scores: torch.Tensor  # as the readout gives them to the processors; later as the processors left them
-    likeliest: torch.Tensor | None = None  # (rows,): the first token of the highest score, where the model found it
-    epilogue: Any = None  # what followed the pass, where no processor has changed the scores
+    likeliest: torch.Tensor | None = None  # (rows,): the first token of the highest score, if the model found it
+    epilogue: Any = None  # what followed the pass, if no processor has changed the scores
     tail: FusedTail | None = None  # processors that have not run, because the draw can do their work
 
 

@@ -27,7 +27,7 @@ class Dola(Readout):
         self._contrast = Contrast(by_row=chooses_by_row)
         # Without a row's own choice, those that are done have a say in the others'.
         self.needs_every_row = len(self._layers) > 1 and not chooses_by_row
-        self._chosen: list[tuple[list[int], torch.Tensor]] = []  # a step each: the rows, and places in `layers`
+        self._chosen: list[tuple[list[int], torch.Tensor]] = []  # one per step: the rows, and places in `layers`
 
     def widen(self, want: Want) -> Want:
         """The logits of the candidate layers too, or what becomes of them."""

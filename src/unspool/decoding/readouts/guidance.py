@@ -42,7 +42,7 @@ class Guidance(Readout):
         return cls(scale, prompts.negative.tokens, prompts.negative.lengths, prompts.lengths)
 
     def widen(self, want: Want) -> Want:
-        """What becomes of the logits, where the pass can do it."""
+        """What becomes of the logits, if the pass can do it."""
         return replace(want, epilogue=self._guide)
 
     def longest_prompt(self, rows: Sequence[int]) -> int:

@@ -8,7 +8,7 @@ from functools import partial
 from unspool.cache import ROLL_BACK, TRIAL, Cache
 from unspool.config import GenerationConfig
 from unspool.decoding.prompts import Prompts
-from unspool.decoding.reader import Reader, encode
+from unspool.decoding.reader import Reader
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.speculative.drafters.base import Drafter
@@ -30,7 +30,7 @@ from unspool.logits import LogitsProcessorList
 from unspool.plan import Plan
 from unspool.plan.drafters import DRAFTERS
 from unspool.plan.drafting import MOST_DRAFTED, Drafting
-from unspool.protocols import Model
+from unspool.protocols import Model, SourceAnswer, SourceAsk
 from unspool.registry import resolve
 
 CAPACITY_AHEAD = 256  # positions that a draft model's cache makes room for at once
@@ -46,7 +46,7 @@ class DrafterContext:
     rows: Rows
     prompts: Prompts
     assistant: Model | None = None  # a model that drafts
-    vocabularies: Vocabularies | None = None  # the model's and the assistant's, where they are not one
+    vocabularies: Vocabularies | None = None  # the model's and the assistant's, if they differ
 
 
 def make_policy(drafting: Drafting, drafter: Drafter) -> Policy:
@@ -93,9 +93,9 @@ def make_drafter(
     assistant: Model | None,
     vocabularies: Vocabularies | None = None,
 ) -> Drafter | None:
-    """The drafter that the plan names, ready to guess what follows the rows; None where it names none.
+    """The drafter that the plan names, ready to guess what follows the rows; None if it names none.
 
-    `vocabularies` are the model's and the assistant's, where they are not one.
+    `vocabularies` are the model's and the assistant's, if they differ.
     """
     if plan.drafting is None:
         return None
@@ -135,7 +135,7 @@ def make_draft_model(context: DrafterContext) -> Drafter:
     """Another model, of the same tokenizer or another."""
     plan, scorer, assistant = context.plan, context.scorer, context.assistant
     assert assistant is not None
-    cache = _new_cache(assistant, context.rows, context.prompts, plan.copies)
+    cache = _new_cache(assistant, context.rows, context.prompts, plan.copies, scorer.reader.answer_source)
     reader = Reader(assistant, cache, answer=scorer.reader.answer)
     if context.vocabularies is not None:
         rows = DraftRows(reader, len(context.rows))
@@ -149,7 +149,7 @@ def _make_translating(
 ) -> Drafter:
     """A drafter with other tokens: through text where nothing is drawn, and else in the tokens that both have.
 
-    Where both have the same tokens under other numbers, nothing is gained by going through text.
+    If both have the same tokens under other numbers, nothing is gained by going through text.
     """
     if ROLL_BACK not in rows.can:
         raise UnsupportedError(
@@ -171,7 +171,7 @@ def _make_translating(
     return UniversalDraft(rows, vocabularies.drafts, translate, confidence)
 
 
-def _new_cache(assistant: Model, rows: Rows, prompts: Prompts, copies: int) -> Cache:
+def _new_cache(assistant: Model, rows: Rows, prompts: Prompts, copies: int, answer_source: SourceAnswer) -> Cache:
     """An empty cache of the draft model; one with an encoder reads the source with it."""
     capacity, source = max(rows.lengths) + CAPACITY_AHEAD, prompts.source
     if source is None:
@@ -181,7 +181,7 @@ def _new_cache(assistant: Model, rows: Rows, prompts: Prompts, copies: int) -> C
             "`assistant_model` reads the encoder's text with an encoder of its own, and there are no tokens to read: "
             "pass input_ids, or use prompt_lookup_num_tokens"
         )
-    encoded = encode(assistant, source.tokens, source.lengths)
+    encoded = answer_source(SourceAsk(assistant, source.tokens, source.lengths))
     cache = assistant.new_cache("dynamic", len(source.lengths), capacity, encoded=encoded)
     if copies > 1:
         cache.select_rows([row for row in range(len(source.lengths)) for _ in range(copies)])

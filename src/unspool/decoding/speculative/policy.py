@@ -13,7 +13,7 @@ from unspool.plan.drafting import Schedule
 class Turn:
     """What one turn did and cost."""
 
-    drafted: list[int]  # guesses, a row each
+    drafted: list[int]  # guesses, one per row
     accepted: list[int]
     num_live: int  # rows that were not done
     num_tokens: int  # emitted, all rows together
@@ -34,11 +34,11 @@ class Policy(Protocol):
         ...
 
     def choose(self, limits: Sequence[int]) -> list[int]:
-        """The guesses to ask a drafter for, a row each, where at most `limits` can help."""
+        """The guesses to ask a drafter for, one per row, where at most `limits` can help."""
         ...
 
     def trim(self, counts: Sequence[int], num_live: int) -> list[int]:
-        """How many of the guesses that came are worth a check, a row each."""
+        """How many of the guesses that came are worth a check, one per row."""
         ...
 
     def observe(self, turn: Turn) -> None:

@@ -201,7 +201,7 @@ class SpeculativeTurns:
 
     # --- choosing ------------------------------------------------------------------------------------
     def _choose_at_once(self, draft: Draft, tried: Tried) -> Choose:
-        """Every position's token in one go, where no processor looks at the history."""
+        """Every position's token in one go, if no processor looks at the history."""
         num_rows, num_positions, vocab = tried.logits.shape
         tail, uniforms = self.scorer.tail, None
         if self.do_sample:
@@ -284,7 +284,7 @@ def _spread(tail: FusedTail, num_rows: int, num_positions: int) -> FusedTail:
 
 
 def _pad_draft(draft: Draft, num_positions: int, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The guesses and their distributions with zeros where a row has none: (rows, positions), (…, vocab)."""
+    """The guesses and their distributions with zeros for rows that have none: (rows, positions), (…, vocab)."""
     assert draft.distributions is not None
     missing = num_positions - draft.tokens.shape[1]
     guesses = torch.nn.functional.pad(draft.tokens, (0, missing))

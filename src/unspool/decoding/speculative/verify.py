@@ -26,7 +26,7 @@ def choose_token(scores: torch.Tensor, uniforms: torch.Tensor | None, tail: Fuse
 def choose_against(
     scores: torch.Tensor,  # (rows, vocab): the model's, processed
     guesses: torch.Tensor,  # (rows,): the drafted tokens
-    drafted: torch.Tensor,  # (rows, vocab): the probabilities they were drawn from; zeros where there is no guess
+    drafted: torch.Tensor,  # (rows, vocab): the probabilities they were drawn from; zeros if there is no guess
     uniforms: torch.Tensor,  # (rows,): for what comes in a refused guess's place
     acceptance: torch.Tensor,  # (rows,): for accepting
 ) -> torch.Tensor:
@@ -36,6 +36,6 @@ def choose_against(
     p, q = (each.gather(-1, guesses[:, None]).squeeze(-1) for each in (target, drafted))
     is_accepted = (q > 0) & (acceptance * q < p)
     rest = (target - drafted).clamp_(min=0)
-    # Where both agree to the last digit nothing remains, and nothing is refused but by rounding.
+    # If both agree to the last digit nothing remains, and nothing is refused but by rounding.
     rest = torch.where(rest.sum(dim=-1, keepdim=True) > 0, rest, target)
     return torch.where(is_accepted, guesses, draw(rest.log(), uniforms))

@@ -103,7 +103,7 @@ class Costs:
 
 
 class Weighed:
-    """Chooses the length that gives the most tokens a second by what was measured in this very call.
+    """Chooses the length that gives the most tokens per second by what was measured in this very call.
 
     Drafts that would lose are not made, but for a probe now and then, paid from a small share of the time so far; what
     drafts win and lose is kept in a ledger, so a call is never much slower than without them.
@@ -174,7 +174,7 @@ class Weighed:
             self._balance = min(self._balance + won, MOST_CREDIT * plain)
 
     def _weigh(self, counts: Sequence[int], num_live: int) -> int:
-        """The most tokens a row that give the most tokens a second; 0 where drafting loses."""
+        """The most tokens per row that give the most tokens per second; 0 if drafting loses."""
         longest = max(counts) if self._costs.has_checks else min(PROBE, max(counts))
         best, best_rate = 0, num_live / self._costs.plain
         for length in sorted({longest, *(one for one in LENGTHS if one < longest)}):
@@ -187,7 +187,7 @@ class Weighed:
         return best
 
     def _probe(self, longest: int) -> int:
-        """A short draft, where it can be afforded to see whether drafting pays by now."""
+        """A short draft, if it can be afforded to see whether drafting pays by now."""
         length = min(PROBE, longest)
         at_stake = self._cost(length) - self._costs.plain
         allowed = self._balance + CREDIT * self._costs.plain + SHARE_TO_RISK * self._elapsed

@@ -1,1 +1,1 @@
-"""Strategies of one token a row a turn, and the turns they are taken in."""
+"""Strategies of one token per row per turn, and the turns they are taken in."""

@@ -1,4 +1,4 @@
-"""One token a row a turn on a GPU, one step ahead: a step is launched before the last one's tokens are looked at.
+"""One token per row per turn on a GPU, one step ahead: a step is launched before the last one's tokens are looked at.
 
 So the device never waits for the host. The tokens of a step feed the next one where they are; the host reads them from
 pinned memory while that one runs. What it learns then comes one step late: a row that has ended rides along once more,
@@ -59,7 +59,7 @@ class AheadTurns(TokenTurns):
         flight = self.flights.popleft()
         if not self.is_first and not self.finish.ends_at(flight.width):
             self._launch()
-        self.is_first = False  # the first token is told before the step that follows it is captured
+        self.is_first = False  # the first token is emitted before the step that follows it is captured
         new_tokens = flight.land()
         if NO_TOKEN in new_tokens:
             self._raise_no_token(flight, new_tokens)

@@ -1,4 +1,4 @@
-"""What a strategy of one token a row is: something that chooses tokens by the scores of a `Scorer`."""
+"""What a strategy of one token per row is: something that chooses tokens by the scores of a `Scorer`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unspool.errors import NoTokenLeftError
 
 @dataclass(slots=True)
 class Choice:
-    """The tokens a step chose, and the logits they were chosen from."""
+    """The tokens that a step chose, and the logits they were chosen from."""
 
     tokens: torch.Tensor  # (rows, new)
     logits: torch.Tensor  # (rows, vocab): the model's own, for log-probabilities
@@ -51,7 +51,7 @@ class Strategy(Protocol):
         ...
 
     def admit(self, other: Any, cache: Cache, counts: tuple[int, int], shifts: tuple[int, int]) -> None:
-        """Take in the rows of another strategy of the kind; raises where the two can't go on as one.
+        """Take in the rows of another strategy of the kind; raises if the two can't go on as one.
 
         `cache` holds the keys of both, `counts` says how many rows each has, `shifts` how many columns they move.
         """

@@ -127,7 +127,7 @@ class Tries(Protocol):
 def make_tries(read: Read, cache: Cache, *, can_fork: bool, one_by_one: bool, likes_steps: bool = False) -> Tries:
     """The cheapest way that the cache offers, or the error that says what it can't do.
 
-    A model that `likes_steps` reads one token a row much faster than a lone fork: a GPU's, whose steps are captured.
+    A model that `likes_steps` reads one token per row much faster than a lone fork: a GPU's, whose steps are captured.
     """
     if can_fork and FORK in cache.can and not (one_by_one and likes_steps and ROLL_BACK in cache.can):
         return ForkedTries(read, cache, one_by_one=one_by_one)

@@ -18,7 +18,7 @@ class PastStates:
     def __init__(self) -> None:
         self._units: torch.Tensor | None = None  # (rows, room, hidden) float32
         self._lengths: list[int] = []
-        self._ends: torch.Tensor | None = None  # (rows,): the lengths again, where rows differ
+        self._ends: torch.Tensor | None = None  # (rows,): the lengths again, if rows differ
 
     def read(self, states: torch.Tensor, starts: Sequence[int], counts: Sequence[int]) -> None:
         """Take each row's first `counts[row]` states of (rows, new, hidden) for its positions from `starts[row]` on."""

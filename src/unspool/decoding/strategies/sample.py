@@ -1,4 +1,4 @@
-"""Greedy search and multinomial sampling: one token a row a step."""
+"""Greedy search and multinomial sampling: one token per row per step."""
 
 from __future__ import annotations
 

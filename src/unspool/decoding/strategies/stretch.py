@@ -1,7 +1,7 @@
 """Greedy steps several at a time: on a CPU what lies between two calls of a model costs as much as a tenth of a step.
 
-The model takes the steps, and the turns tell of them one by one: rows, cache and counts are at every turn what single
-steps make them. What was taken and is not told, because something ended a row first, is forgotten: its keys lie past
+The model takes the steps, and the turns emit them one by one: rows, cache and counts are at every turn what single
+steps make them. What was taken and is not emitted, because something ended a row first, is forgotten: its keys lie past
 the row's end, where the next step overwrites them.
 """
 
@@ -28,7 +28,7 @@ class StretchTurns(TokenTurns):
 
     reader: Reader | None = None
     most_steps: int = MOST_STEPS  # of one call
-    ready: deque[list[int]] = field(default_factory=deque)  # what steps that were taken chose, a row each
+    ready: deque[list[int]] = field(default_factory=deque)  # what steps that were taken chose, one per row
     seconds: float = SECONDS_AT_ONCE  # of a step, as last measured
 
     def turn(self) -> Emitted:

@@ -26,7 +26,7 @@ class StrategyContext:
     finish: Finish
     plan: Plan
     candidates: Candidates | None = None  # of contrastive search
-    shows_table: bool = False  # every step is to tell the whole table of beams
+    shows_table: bool = False  # every step returns the whole table of beams
 
 
 class TokenStrategy(ABC):

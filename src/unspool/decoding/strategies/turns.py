@@ -1,4 +1,4 @@
-"""One token a row a turn: what greedy search, sampling and their kin have in common."""
+"""One token per row per turn: what greedy search, sampling and their kin have in common."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 """
 
 from unspool.kernels.cpu.blocks import BLOCK, Blocks, Kind, join_blocks, quantise_rows, read_blocks
-from unspool.kernels.cpu.library import Library, find_library, why_missing
+from unspool.kernels.cpu.library import Library, find_library, find_marks, why_missing
 from unspool.kernels.cpu.tiles import TILE, pack_tiles, unpack_tiles
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Kind",
     "Library",
     "find_library",
+    "find_marks",
     "join_blocks",
     "pack_tiles",
     "quantise_rows",

@@ -11,9 +11,10 @@ from typing import Final
 
 import torch
 
-from unspool.errors import ResourceError, SettingError
+from unspool.errors import SettingError
 from unspool.kernels import packing
 from unspool.kernels.cpu.blocks import BLOCK
+from unspool.kernels.cpu.marks import Marks
 from unspool.kernels.cpu.tiles import BYTES, TILE
 
 ABI: Final = 6
@@ -237,16 +238,12 @@ class Library:
         handle.us_product.restype = None
         handle.us_read_rows.argtypes = [ctypes.POINTER(Matrix), ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p]
         handle.us_read_rows.restype = None
-        # Later than the rest: a library that was built before them has everything else.
-        self.has_marks = hasattr(handle, "us_run_tournament")
-        if self.has_marks:
-            size, at = ctypes.c_int32, ctypes.c_void_p
-            handle.us_find_first.argtypes = [at, ctypes.c_int64, size, size, at, size]
-            handle.us_are_first.argtypes = [at, at, ctypes.c_int64, size, size, at, size]
-            handle.us_run_tournament.argtypes = [at, ctypes.c_int64, size, size, at, *(ctypes.c_uint32,) * 2, at, size]
-            handle.us_keep_allowed.argtypes = [at, ctypes.c_int64, size, at, ctypes.c_int64, at]
-            handle.us_keep_allowed.restype = None
+        at = ctypes.c_void_p
+        handle.us_keep_allowed.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, ctypes.c_int64, at]
+        handle.us_keep_allowed.restype = None
         self.threads = count_threads()
+        # Later than the rest: a library that was built before them has everything else.
+        self.marks = Marks(handle, self.threads) if hasattr(handle, "us_draw_keyed") else None
         self.run = handle.us_run
         self.run_steps = handle.us_run_steps
 
@@ -291,51 +288,6 @@ class Library:
         self._handle.us_read_rows(ctypes.byref(matrix), point(index), index.numel(), point(out))
         return out
 
-    def find_first(self, seeds: torch.Tensor, count: int, num_first: int) -> torch.Tensor:
-        """Which of `count` tokens are among the first so many of each seed's permutation: (seeds, count) bool."""
-        words = self._check_seeds(seeds, count, num_first)
-        out = torch.empty(len(words), count, dtype=torch.bool)
-        if len(words):
-            handle = self._handle
-            self._check(handle.us_find_first(point(words), len(words), count, num_first, point(out), self.threads))
-        return out
-
-    def are_first(self, seeds: torch.Tensor, tokens: torch.Tensor, count: int, num_first: int) -> torch.Tensor:
-        """Whether each token is among the first so many of its own seed's permutation: (seeds,) bool."""
-        words, ids = self._check_seeds(seeds, count, num_first), tokens.to(torch.int32).contiguous()
-        if ids.shape != words.shape or (len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < count):
-            raise SettingError(f"{len(ids)} tokens, each below {count}, are needed for {len(words)} seeds")
-        out = torch.empty(len(words), dtype=torch.bool)
-        if len(words):
-            self._check(
-                self._handle.us_are_first(
-                    point(words), point(ids), len(words), count, num_first, point(out), self.threads
-                )
-            )
-        return out
-
-    def run_tournament(
-        self, probs: torch.Tensor, words: torch.Tensor, depth: int, starts: torch.Tensor, step: int
-    ) -> None:
-        """SynthID-Text's tournament on probabilities (rows, vocab) in place, with packed bits (words, size)."""
-        size, rows = words.shape[1], starts.to(torch.int32).contiguous()
-        is_sound = (
-            probs.dtype == torch.float32
-            and probs.dim() == 2
-            and words.dtype == torch.int32
-            and 0 < depth <= 32 * words.shape[0]
-            and size & (size - 1) == 0
-            and rows.shape == probs.shape[:1]
-        )
-        if not is_sound:
-            raise SettingError(f"probabilities {list(probs.shape)} and bits {list(words.shape)} make no tournament")
-        if len(probs):
-            self._check(
-                self._handle.us_run_tournament(
-                    point(probs), len(probs), probs.shape[1], depth, point(words), size, step, point(rows), self.threads
-                )
-            )
-
     def keep_allowed(self, scores: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
         """Scores (rows, vocab), -inf where a token's bit in (rows, words) is not set."""
         given, words = scores.contiguous(), bits.contiguous()
@@ -346,18 +298,6 @@ class Library:
         if out.numel():
             self._handle.us_keep_allowed(point(given), rows, vocab, point(words), words.shape[1], point(out))
         return out
-
-    @staticmethod
-    def _check_seeds(seeds: torch.Tensor, count: int, num_first: int) -> torch.Tensor:
-        if seeds.dim() != 1 or not 0 <= num_first < count < 1 << 30:
-            raise SettingError(f"the first {num_first} of {count} tokens can't be found for {list(seeds.shape)} seeds")
-        low = seeds & 0xFFFFFFFF
-        return torch.where(low >= 1 << 31, low - (1 << 32), low).to(torch.int32).contiguous()
-
-    @staticmethod
-    def _check(code: int) -> None:
-        if code:
-            raise ResourceError("there is no memory for a watermark's lists")
 
 
 def count_threads() -> int:
@@ -393,6 +333,12 @@ def _open() -> tuple[Library | None, str]:
 def find_library() -> Library | None:
     """The library, if it was built for this machine and is not switched off."""
     return _open()[0]
+
+
+def find_marks() -> Marks | None:
+    """The library's calls for watermarks, if it was built with them."""
+    library = find_library()
+    return None if library is None else library.marks
 
 
 def why_missing() -> str:

@@ -97,6 +97,12 @@ class Decoder(NativeModel):
         """How steps run by default: "captured", "library", or None for operator by operator."""
         return next((name for name in ("captured", "library") if self.find_path(name) is not None), None)
 
+    @property
+    def is_batch_invariant(self) -> bool:
+        """Whether a row's numbers are the same bits whatever rows stand beside it: if every pass is the C library's."""
+        library = self.find_path("library")
+        return isinstance(library, LibraryPath) and library.most_tokens is None
+
     def compiled(self, config: CompileConfig) -> Decoder:
         """This model with steps that run through torch.compile; the same one for the same arguments."""
         reason = explain_no_compile(self.spec, self.weights)

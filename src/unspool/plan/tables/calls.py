@@ -40,7 +40,7 @@ OF_SEQUENCES: pairs.Method[pairs.ConfigFacts] = pairs.Method(
 )
 OF_STREAM: pairs.Method[pairs.ConfigFacts] = pairs.Method(
     "return_beam_trace",
-    "`return_beam_trace` is told at the end, and a stream has no place for it: use generate(), or beams='all' for the "
-    "table of beams at every step",
+    "`return_beam_trace` is returned at the end, and a stream has no place for it: use generate(), or beams='all' for "
+    "the table of beams at every step",
     (pairs.Pair(lambda _: True, ""),),
 )

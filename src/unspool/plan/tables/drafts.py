@@ -6,7 +6,7 @@ from unspool.config import pairs
 from unspool.plan.pairs import Facts, Method, Pair
 
 DRAFTS: pairs.Method[pairs.ConfigFacts] = pairs.Method(
-    lambda _: True,  # read where there is a drafter
+    lambda _: True,  # read if there is a drafter
     "`{name}`={value!r} does not go with a drafter ({drafter}): {why}",
     (
         pairs.Pair("num_beams", "beam search follows several texts at once; use num_beams=1"),

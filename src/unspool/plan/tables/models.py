@@ -45,7 +45,7 @@ OF_MODEL = (
     _in_pieces("output_attentions"),
     Method(
         "prompt_logprobs",
-        "`prompt_logprobs` can't be told: {why}",
+        "`prompt_logprobs` can't be computed: {why}",
         (
             Pair(
                 lambda facts: facts.info.is_encoder_decoder,
@@ -61,7 +61,7 @@ OF_MODEL = (
 
 _COMPILED = "`{wish}`, set {told}, asks for compiled steps, and {why}"
 COMPILABLE = Method(
-    lambda _: True,  # read where compiled steps were asked for
+    lambda _: True,  # read if compiled steps were asked for
     _COMPILED,
     (
         Pair(

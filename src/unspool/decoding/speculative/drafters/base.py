@@ -20,13 +20,13 @@ class Draft:
     """Guesses for every row: right-filled, each row with its own number of them."""
 
     tokens: torch.Tensor  # (rows, drafts) int64
-    counts: list[int]  # how many of them are each row's; 0 where there is no guess
-    # What the tokens were drawn from, (rows, drafts, vocab) probabilities; None where each was the only choice.
+    counts: list[int]  # how many of them are each row's; 0 if there is no guess
+    # What the tokens were drawn from, (rows, drafts, vocab) probabilities; None if each was the only choice.
     distributions: torch.Tensor | None = None
 
     @classmethod
     def of(cls, guesses: Sequence[Sequence[int]], device: torch.device) -> Draft:
-        """A draft from lists of tokens, one a row."""
+        """A draft from lists of tokens, one per row."""
         counts = [len(guess) for guess in guesses]
         width = max(counts, default=0)
         filled = [[*guess, *[0] * (width - len(guess))] for guess in guesses]
@@ -39,7 +39,7 @@ class Draft:
         return cls(torch.empty(len(rows), 0, dtype=torch.int64, device=rows.device), [0] * len(rows))
 
     def cut(self, most: Sequence[int]) -> Draft:
-        """The draft with at most so many tokens, a row each."""
+        """The draft with at most so many tokens, one per row."""
         counts = [min(count, limit) for count, limit in zip(self.counts, most, strict=True)]
         width = max(counts, default=0)
         q = self.distributions

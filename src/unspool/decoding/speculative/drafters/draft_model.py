@@ -29,7 +29,7 @@ class ModelDrafter(ABC):
         self._do_sample = do_sample
         self._confidence = confidence
         self._ends = frozenset(ends)
-        self._probabilities: list[list[float]] = []  # of the last draft's tokens, a row each
+        self._probabilities: list[list[float]] = []  # of the last draft's tokens, one per row
         self._lengths: list[int] = []  # the rows', before it
 
     def propose(self, rows: Rows, limits: Sequence[int]) -> Draft:

@@ -28,7 +28,7 @@ class SharedText:
         self.num_heard = 0
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Add the row's new tokens. A prompt is told as the draft model's tokenizer tells it, where that is another."""
+        """Add the row's new tokens. A prompt is told as the draft model's tokenizer tells it, if that is another."""
         is_prompt = self.num_heard == 0
         self.num_heard += len(tokens)
         if is_prompt and self._both.relation == "other":
@@ -118,7 +118,7 @@ class SharedVocabulary(ModelDrafter):
         return self._score(places)
 
     def _score(self, places: Sequence[int]) -> torch.Tensor:
-        """The draft model's logits under the model's numbers: (rows, vocab); nothing where only one has a token."""
+        """The draft model's logits under the model's numbers: (rows, vocab); nothing if only one has a token."""
         logits = self._rows.read([text.ids for text in self._texts], places)
         scores = logits.new_full((logits.shape[0], self._num_tokens), -torch.inf)
         scores[:, self._own_index] = logits[:, self._told_index]

@@ -22,7 +22,7 @@ class Translation:
 
     Only the end of a text is ever told again: from a place at least so many tokens back as the look-behinds say, since
     a token that comes may change how the text before it is cut ("hel" and "lo" are one word to the other tokenizer).
-    Where the new tokenization meets what is held, what is held stays, and the draft model need not read it again.
+    If the new tokenization meets what is held, what is held stays, and the draft model need not read it again.
     """
 
     def __init__(self, vocabularies: Vocabularies, *, target_lookbehind: int, assistant_lookbehind: int) -> None:

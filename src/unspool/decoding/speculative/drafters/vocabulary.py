@@ -89,7 +89,7 @@ class Vocabulary:
         return [one for one in self.tokenizer.encode(text, add_special_tokens=False) if one < self.num_tokens]
 
     def encode_inside(self, text: str) -> list[int]:
-        """The tokens of a text that goes on from another; none where the first would put something before it."""
+        """The tokens of a text that goes on from another; none if the first would put something before it."""
         tokens, lead = self.encode(text), len(self.lead)
         for num_skipped in range(len(tokens) + 1):
             if lead <= 0:
@@ -153,7 +153,7 @@ class Vocabularies:
         return {number: own[token] for token, number in self.drafts.special_ids.items() if token in own}
 
     def check_common(self) -> None:
-        """Raise where too few tokens are common for guesses that are drawn from them."""
+        """Raise if too few tokens are common for guesses that are drawn from them."""
         num_common, smaller = len(self.common), min(len(self.own.plain), len(self.drafts.plain))
         if num_common < max(1, FEWEST_COMMON * smaller):
             raise SettingError(

@@ -19,6 +19,8 @@ typedef struct {
     us_task product; /* argument: us_product_task */
     us_task first;      /* argument: us_first_task */
     us_task tournament; /* argument: us_tournament_task */
+    us_task contexts;   /* argument: us_context_task */
+    us_task draws;      /* argument: us_draw_task */
 } us_kernels;
 
 typedef struct {
@@ -50,14 +52,36 @@ typedef struct {
 } us_first_task;
 
 typedef struct {
-    float *probs; /* (rows, vocab), in place */
+    const float *scores; /* (rows, vocab) */
+    float *out;          /* (rows, vocab) */
     int64_t rows;
     int32_t vocab, depth;
-    const uint32_t *words; /* (depth / 32, size): bits of 32 rounds */
+    const uint32_t *words; /* (depth / 30, size): bits of 30 rounds */
     uint32_t size, step;   /* a power of two; how far apart tokens are in it */
-    const uint32_t *starts; /* rows */
-    void *failed;           /* an atomic_int: no memory */
+    const uint32_t *starts;  /* rows */
+    const uint8_t *repeated; /* rows: these stay as they are */
+    void *failed;            /* an atomic_int: no memory */
 } us_tournament_task;
+
+typedef struct {
+    const int64_t *ids;  /* rows of tokens, `stride` apart; the text is `num_tokens` from column `start` on */
+    const int64_t *pads; /* rows: columns that are read as zeros; or NULL */
+    int64_t rows, stride;
+    int32_t start, num_tokens, width, first;
+    uint64_t seed;
+    int32_t mixes;
+    int64_t *states;   /* rows */
+    uint8_t *repeated; /* rows */
+} us_context_task;
+
+typedef struct {
+    const float *scores; /* (rows, vocab) */
+    int64_t rows;
+    int32_t vocab;
+    const int64_t *states;   /* rows */
+    const uint8_t *repeated; /* rows: nothing is drawn */
+    int32_t *tokens;         /* rows; -1: none */
+} us_draw_task;
 
 /* The highest logit that a thread found, and its token; -1: none. */
 typedef struct {

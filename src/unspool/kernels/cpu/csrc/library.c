@@ -168,11 +168,22 @@ void us_product(const us_matrix *matrix, const float *x, int32_t num_rows, float
     us_do(kernels()->product, &(us_product_task){matrix, x, num_rows, y, scratch});
 }
 
+/* Work on rows that need nothing of each other. One row is done by the caller: the threads of a model's step, which
+ * another number of them would end, stay as they are. */
+static void do_rows(us_task task, const void *argument, int64_t rows, int32_t threads) {
+    us_team alone = {.size = 1};
+    if (rows == 1) {
+        task(argument, 0, &alone);
+        return;
+    }
+    us_gather(threads);
+    us_do(task, argument);
+}
+
 int32_t us_are_first(const uint32_t *seeds, const int32_t *tokens, int64_t count, int32_t vocab, int32_t num_first,
                      uint8_t *out, int32_t threads) {
     atomic_int failed = 0;
-    us_gather(count < threads ? (int32_t)count : threads);
-    us_do(kernels()->first, &(us_first_task){seeds, tokens, count, vocab, num_first, out, &failed});
+    do_rows(kernels()->first, &(us_first_task){seeds, tokens, count, vocab, num_first, out, &failed}, count, threads);
     return -atomic_load(&failed);
 }
 
@@ -180,12 +191,24 @@ int32_t us_find_first(const uint32_t *seeds, int64_t count, int32_t vocab, int32
     return us_are_first(seeds, NULL, count, vocab, num_first, out, threads);
 }
 
-int32_t us_run_tournament(float *probs, int64_t rows, int32_t vocab, int32_t depth, const uint32_t *words, uint32_t size,
-                          uint32_t step, const uint32_t *starts, int32_t threads) {
+int32_t us_play_tournament(const float *scores, float *out, int64_t rows, int32_t vocab, int32_t depth, const uint32_t *words,
+                           uint32_t size, uint32_t step, const uint32_t *starts, const uint8_t *repeated, int32_t threads) {
     atomic_int failed = 0;
-    us_gather(rows < threads ? (int32_t)rows : threads);
-    us_do(kernels()->tournament, &(us_tournament_task){probs, rows, vocab, depth, words, size, step, starts, &failed});
+    const us_tournament_task task = {scores, out, rows, vocab, depth, words, size, step, starts, repeated, &failed};
+    do_rows(kernels()->tournament, &task, rows, threads);
     return -atomic_load(&failed);
+}
+
+void us_read_contexts(const int64_t *ids, const int64_t *pads, int64_t rows, int64_t stride, int32_t start, int32_t num_tokens,
+                      int32_t width, int32_t first, uint64_t seed, int32_t mixes, int64_t *states, uint8_t *repeated) {
+    const us_context_task task = {ids, pads, rows, stride, start, num_tokens, width, first, seed, mixes, states, repeated};
+    us_team alone = {.size = 1};
+    kernels()->contexts(&task, 0, &alone);
+}
+
+void us_draw_keyed(const float *scores, int64_t rows, int32_t vocab, const int64_t *states, const uint8_t *repeated,
+                   int32_t *tokens, int32_t threads) {
+    do_rows(kernels()->draws, &(us_draw_task){scores, rows, vocab, states, repeated, tokens}, rows, threads);
 }
 
 void us_keep_allowed(const float *scores, int64_t rows, int32_t vocab, const uint32_t *bits, int64_t words, float *out) {

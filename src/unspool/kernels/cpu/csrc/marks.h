@@ -1,7 +1,8 @@
-/* Watermarks: which tokens a seed's permutation puts first, and SynthID-Text's tournament. */
+/* Watermarks: contexts, which tokens a seed's permutation puts first, SynthID-Text's tournament, Gumbel's draw. */
 #ifndef UNSPOOL_MARKS_H
 #define UNSPOOL_MARKS_H
 
+#include <float.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +10,12 @@
 
 #define TWISTER 624 /* words of MT19937 */
 #define TURN 397
-#define SUMS 16 /* partial sums of a mass */
+#define MOST_FOLLOWED 64 /* tokens of one seed */
+#define ROUNDS 10 /* of a tournament that one pass settles */
+#define PATTERNS (1 << ROUNDS)
+#define WORD_ROUNDS 30 /* whose bits share a word */
+#define ONE_BY_ONE __asm__ volatile("") /* in loops that look numbers up: gathers of vectors are slower on many machines */
+#define KEY_BLOCKS 256 /* of tokens whose keys have one bound */
 
 typedef struct {
     uint32_t state[TWISTER + 1], words[TWISTER];
@@ -51,40 +57,63 @@ static void turn_shuffle(us_shuffle *s, int32_t first, int32_t n) {
     }
 }
 
-/* A place past the first ones holds what came there last; followed back to where it began, that is not among them. */
+/* A place past the first ones holds what came there last; followed back to where it began, that is not among them. Most
+ * places were never swapped: those that were are listed first, so that their chains are followed without the others. */
 static void mark_first(us_shuffle *s, int32_t *came_from, const us_first_task *task, int64_t number) {
     const int32_t n = task->vocab, num_first = task->num_first;
+    int32_t *swapped = came_from + n, count = 0;
     uint8_t *out = task->out + number * n;
     seed_shuffle(s, task->seeds[number]);
     memset(came_from, 0xff, sizeof(int32_t) * (size_t)n);
-    memset(out, 1, (size_t)n);
+    memset(out, 1, (size_t)num_first);
     for (int32_t first = 0; first < num_first; first += TWISTER) {
         turn_shuffle(s, first, n);
-        const int32_t count = num_first - first < TWISTER ? num_first - first : TWISTER;
-        for (int32_t i = 0; i < count; i++)
+        const int32_t end = num_first - first < TWISTER ? num_first - first : TWISTER;
+        for (int32_t i = 0; i < end; i++)
             if (s->swaps[i] != first + i) came_from[s->swaps[i]] = first + i;
     }
     for (int32_t place = num_first; place < n; place++) {
-        int32_t at = place;
+        out[place] = came_from[place] >= 0;
+        swapped[count] = place;
+        count += came_from[place] >= 0;
+    }
+    for (int32_t i = 0; i < count; i++) {
+        int32_t at = came_from[swapped[i]];
         while (came_from[at] >= 0) at = came_from[at];
         out[at] = 0;
     }
 }
 
-static uint8_t is_first(us_shuffle *s, uint32_t seed, int32_t token, int32_t n, int32_t num_first) {
-    int32_t at = token;
+static int32_t has_swap(const us_shuffle *s, int32_t from, int32_t to, int32_t place) {
+    int32_t found = 0;
+    for (int32_t i = from; i < to; i++) found |= s->swaps[i] == place;
+    return found;
+}
+
+/* Follow tokens[0..count) through the shuffle of one seed. */
+static void follow_tokens(us_shuffle *s, uint32_t seed, const int32_t *tokens, int64_t count, int32_t n, int32_t num_first,
+                          uint8_t *out) {
+    int64_t num_open = count;
+    int32_t at[MOST_FOLLOWED];
     seed_shuffle(s, seed);
-    for (int32_t first = 0; first < num_first; first += TWISTER) {
+    for (int64_t k = 0; k < count; k++) at[k] = tokens[k], out[k] = 0;
+    for (int32_t first = 0; first < num_first && num_open; first += TWISTER) {
         turn_shuffle(s, first, n);
-        const int32_t count = num_first - first < TWISTER ? num_first - first : TWISTER;
-        for (int32_t i = 0; i < count; i++) {
-            if (first + i == at) at = s->swaps[i];
-            else if (s->swaps[i] != at) continue;
-            else return 1; /* taken to a place that is final */
-            if (at == first + i) return 1;
+        const int32_t end = num_first - first < TWISTER ? num_first - first : TWISTER;
+        for (int64_t k = 0; k < count; k++) {
+            int32_t from = 0;
+            while (!out[k]) {
+                const int32_t turn = at[k] - first; /* when the token's own place is swapped */
+                const int32_t is_here = turn >= from && turn < end;
+                if (has_swap(s, from, is_here ? turn : end, at[k])) out[k] = 1; /* taken to a place that is final */
+                else if (!is_here) break;
+                else if (s->swaps[turn] == at[k]) out[k] = 1;
+                else at[k] = s->swaps[turn], from = turn + 1;
+            }
+            num_open -= out[k] && at[k] >= 0;
+            if (out[k]) at[k] = -1;
         }
     }
-    return 0;
 }
 
 static void run_first(const void *argument, int32_t thread, us_team *team) {
@@ -92,60 +121,308 @@ static void run_first(const void *argument, int32_t thread, us_team *team) {
     int64_t first, last;
     split(task->count, thread, team->size, &first, &last);
     us_shuffle *s = first < last ? malloc(sizeof *s) : NULL;
-    int32_t *came_from = s && !task->tokens ? malloc(sizeof(int32_t) * (size_t)task->vocab) : NULL;
+    int32_t *came_from = s && !task->tokens ? malloc(sizeof(int32_t) * 2 * (size_t)task->vocab) : NULL;
     if (s && (task->tokens || came_from))
-        for (int64_t number = first; number < last; number++) {
-            if (!task->tokens) mark_first(s, came_from, task, number);
-            else task->out[number] = is_first(s, task->seeds[number], task->tokens[number], task->vocab, task->num_first);
+        for (int64_t number = first, count; number < last; number += count) {
+            count = 1;
+            if (!task->tokens) {
+                mark_first(s, came_from, task, number);
+                continue;
+            }
+            while (number + count < last && count < MOST_FOLLOWED && task->seeds[number + count] == task->seeds[number]) count++;
+            follow_tokens(s, task->seeds[number], task->tokens + number, count, task->vocab, task->num_first,
+                          task->out + number);
         }
     else if (first < last) atomic_store((atomic_int *)task->failed, 1);
     free(came_from);
     free(s);
 }
 
-/* One row: only tokens that have a probability take part. */
-static void play(const us_tournament_task *task, int64_t row, float *probs, uint32_t *bits, int32_t *tokens) {
-    float *all = task->probs + row * task->vocab;
-    int32_t count = 0;
-    for (int32_t v = 0; v < task->vocab; v++) {
-        tokens[count] = v;
-        probs[count] = all[v];
-        count += all[v] > 0;
-    }
-    const int32_t whole = (count + SUMS - 1) / SUMS * SUMS;
-    for (int32_t i = count; i < whole; i++) probs[i] = 0, tokens[i] = 0;
-    const uint32_t mask = task->size - 1, start = task->starts[row];
-    for (int32_t depth = 0; depth < task->depth; depth++) {
-        if (depth % 32 == 0) {
-            const uint32_t *word = task->words + (size_t)(depth / 32) * task->size;
-            for (int32_t i = 0; i < whole; i++) bits[i] = word[(start + task->step * (uint32_t)tokens[i]) & mask];
+/* --- contexts ----------------------------------------------------------------------------------------------- */
+
+static inline uint64_t mix(uint64_t x) { /* SplitMix64's finaliser */
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static void run_contexts(const void *argument, int32_t thread, us_team *team) {
+    const us_context_task *task = argument;
+    const int32_t width = task->width, end = task->num_tokens;
+    int64_t first, last;
+    split(task->rows, thread, team->size, &first, &last);
+    for (int64_t row = first; row < last; row++) {
+        const int64_t *ids = task->ids + row * task->stride + task->start;
+        const int64_t pad = task->pads ? task->pads[row] - task->start : 0, begin = pad > 0 ? pad : 0;
+#define TOKEN(at) ((at) < begin ? 0 : ids[at])
+        uint64_t state = task->seed;
+        for (int32_t i = end - width; i < end; i++)
+            state = task->mixes ? mix(state + ((uint64_t)TOKEN(i) + 1) * 0x9e3779b97f4a7c15u)
+                                : (state + (uint64_t)TOKEN(i)) * 6364136223846793005u + 1;
+        task->states[row] = (int64_t)state;
+        task->repeated[row] = 0;
+        for (int32_t window = task->first; window < end && !task->repeated[row]; window++) {
+            int32_t i = 1;
+            while (i <= width && TOKEN(window - i) == TOKEN(end - i)) i++;
+            task->repeated[row] = i > width;
         }
-        float sums[SUMS] = {0};
-        for (int32_t i = 0; i < whole; i += SUMS)
-            for (int32_t j = 0; j < SUMS; j++)
-                sums[j] += (float)(int32_t)(bits[i + j] >> (depth % 32) & 1u) * probs[i + j];
-        float mass = 0;
-        for (int32_t j = 0; j < SUMS; j++) mass += sums[j];
-        for (int32_t i = 0; i < whole; i++)
-            probs[i] *= 1.0f - mass + (float)(int32_t)(bits[i] >> (depth % 32) & 1u);
+#undef TOKEN
     }
-    for (int32_t i = 0; i < count; i++) all[tokens[i]] = probs[i];
+}
+
+/* --- SynthID-Text ------------------------------------------------------------------------------------------- */
+
+/* The masses of the patterns of some rounds' bits become what those rounds multiply each pattern's probability by, and
+ * its logarithm: a round's factor is 1 - m for a zero and 2 - m for a one, m being the mass of the ones. */
+static void settle(double *masses, int32_t rounds, float *factors, float *logs) {
+    double product[PATTERNS], sum[PATTERNS];
+    product[0] = 1, sum[0] = 0;
+    for (int32_t round = 0; round < rounds; round++) {
+        const int32_t half = PATTERNS >> (round + 1), made = 1 << round;
+        double mass = 0;
+        for (int32_t i = 0; i < half; i++) mass += masses[2 * i + 1];
+        const double zero = 1 - mass > 0 ? 1 - mass : 0, one = 2 - mass;
+        for (int32_t i = 0; i < half; i++) masses[i] = zero * masses[2 * i] + one * masses[2 * i + 1];
+        const double log_zero = log(zero), log_one = log(one);
+        for (int32_t i = 0; i < made; i++) {
+            product[made + i] = product[i] * one, product[i] *= zero;
+            sum[made + i] = sum[i] + log_one, sum[i] += log_zero;
+        }
+    }
+    for (int32_t i = 0; i < 1 << rounds; i++) factors[i] = (float)product[i], logs[i] = (float)sum[i];
+}
+
+/* The highest of a row's scores; NaN if one of them is, or is infinite. */
+static float find_highest(const float *scores, int32_t count) {
+    vec most = fill(-INFINITY);
+    veci is_sound = as_bits(most) | -1;
+    int32_t v = 0;
+    for (; v + LANES <= count; v += LANES) {
+        const vec x = load(scores + v);
+        is_sound &= x < fill(INFINITY);
+        most = larger(x, most);
+    }
+    float highest = largest(most);
+    int32_t sound = -1;
+    for (int32_t i = 0; i < LANES; i++) sound &= is_sound[i];
+    for (; v < count; v++) {
+        sound &= -(scores[v] < INFINITY);
+        highest = scores[v] > highest ? scores[v] : highest;
+    }
+    return sound ? highest : NAN;
+}
+
+/* shares[i] = e to the (scores[i] - highest), added to what is there if it `adds`. */
+static void spread_scores(const float *scores, int32_t count, float highest, int32_t adds, float *shares) {
+    int32_t v = 0;
+    for (; v + 4 * LANES <= count; v += 4 * LANES) {
+        vec x[4];
+        UNROLLED for (int i = 0; i < 4; i++) x[i] = load(scores + v + i * LANES) - highest;
+        exponentials(x, 4);
+        UNROLLED for (int i = 0; i < 4; i++) store(shares + v + i * LANES, adds ? load(shares + v + i * LANES) + x[i] : x[i]);
+    }
+    for (; v < count; v++) shares[v] = (adds ? shares[v] : 0) + expf(scores[v] - highest);
+}
+
+static double add_up(const float *shares, int32_t count) {
+    double total = 0;
+    for (int32_t first = 0; first < count; first += PATTERNS) {
+        vec parts = fill(0);
+        int32_t v = first, end = count - first < PATTERNS ? count : first + PATTERNS;
+        for (; v + LANES <= end; v += LANES) parts += load(shares + v);
+        total += sum(parts);
+        for (; v < end; v++) total += shares[v];
+    }
+    return total;
+}
+
+/* The bits of classes, by their places in the table, and the masses of their first rounds' patterns; in four parts, so
+ * that neighbours with one pattern do not wait for each other. */
+static void read_bits(const us_tournament_task *task, const uint32_t *restrict words, uint32_t start, int32_t classes,
+                                 const float *restrict shares, uint32_t *restrict bits, float (*restrict sums)[PATTERNS]) {
+    const uint32_t mask = task->size - 1, step = task->step;
+    int32_t c = 0;
+    for (; c + 4 <= classes; c += 4, start += 4 * step)
+        UNROLLED for (uint32_t i = 0; i < 4; i++) {
+            ONE_BY_ONE;
+            const uint32_t word = words[(start + i * step) & mask];
+            bits[c + i] = word;
+            sums[i][word & (PATTERNS - 1)] += shares[c + i];
+        }
+    for (; c < classes; c++, start += step) {
+        bits[c] = words[start & mask];
+        sums[0][bits[c] & (PATTERNS - 1)] += shares[c];
+    }
+}
+
+/* What rounds before leave of the shares, and the masses of the next ones' patterns. */
+static void scale_shares(const uint32_t *restrict bits, int32_t shift, int32_t classes, const float *restrict factors,
+                                    float *restrict shares, float (*restrict sums)[PATTERNS]) {
+    int32_t c = 0;
+    for (; c + 4 <= classes; c += 4)
+        UNROLLED for (int32_t i = 0; i < 4; i++) {
+            ONE_BY_ONE;
+            const uint32_t word = bits[c + i] >> shift;
+            const float share = shares[c + i] * factors[word & (PATTERNS - 1)];
+            shares[c + i] = share;
+            sums[i][word >> ROUNDS & (PATTERNS - 1)] += share;
+        }
+    for (; c < classes; c++) {
+        shares[c] *= factors[bits[c] >> shift & (PATTERNS - 1)];
+        sums[0][bits[c] >> shift >> ROUNDS & (PATTERNS - 1)] += shares[c];
+    }
+}
+
+/* Logarithms of all factors of a word's rounds. */
+static void sum_logs(const uint32_t *restrict bits, float (*restrict logs)[PATTERNS], int32_t classes, float *restrict sums) {
+    for (int32_t c = 0; c < classes; c++) {
+        ONE_BY_ONE;
+        const uint32_t word = bits[c];
+        sums[c] = logs[0][word & (PATTERNS - 1)] + logs[1][word >> ROUNDS & (PATTERNS - 1)] +
+                  logs[2][word >> 2 * ROUNDS & (PATTERNS - 1)];
+    }
+}
+
+/* What has no probability in float32 has the lowest number, unless it is forbidden. */
+static void add_logs(const float *scores, const float *sums, int32_t count, float highest, float *out) {
+    for (int32_t v = 0; v < count; v++) {
+        const float made = out[v] + sums[v], found = scores[v] > highest - 103.9f && made > -FLT_MAX ? made : -FLT_MAX;
+        out[v] = scores[v] > -INFINITY ? found : -INFINITY;
+    }
+}
+
+/* One row. Tokens that lie a table's size apart have the same bits: they are one class. */
+static void play(const us_tournament_task *task, int64_t row, float *shares, float *sums_of_logs, uint32_t *bits) {
+    const float *scores = task->scores + row * task->vocab;
+    float *out = task->out + row * task->vocab;
+    const int32_t vocab = task->vocab, classes = vocab < (int32_t)task->size ? vocab : (int32_t)task->size;
+    const float highest = task->repeated[row] ? NAN : find_highest(scores, vocab);
+    if (!(highest > -INFINITY)) {
+        memcpy(out, scores, sizeof(float) * (size_t)vocab);
+        return;
+    }
+    for (int32_t first = 0; first < vocab; first += classes)
+        spread_scores(scores + first, vocab - first < classes ? vocab - first : classes, highest, first > 0, shares);
+    const double total = add_up(shares, classes);
+    const float base = highest + (float)log(total);
+    for (int32_t v = 0; v < vocab; v++) out[v] = scores[v] - base;
+    float factors[PATTERNS], logs[3][PATTERNS], sums[4][PATTERNS];
+    double masses[PATTERNS];
+    for (int32_t depth = 0; depth < task->depth; depth += WORD_ROUNDS) {
+        const uint32_t *words = task->words + (size_t)(depth / WORD_ROUNDS) * task->size;
+        memset(logs, 0, sizeof logs);
+        for (int32_t group = 0; group < 3 && task->depth > depth + group * ROUNDS; group++) {
+            const int32_t left = task->depth - depth - group * ROUNDS;
+            memset(sums, 0, sizeof sums);
+            if (group) scale_shares(bits, (group - 1) * ROUNDS, classes, factors, shares, sums);
+            else read_bits(task, words, task->starts[row], classes, shares, bits, sums);
+            for (int32_t i = 0; i < PATTERNS; i++) masses[i] = ((double)(sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i])) / total;
+            settle(masses, left < ROUNDS ? left : ROUNDS, factors, logs[group]);
+        }
+        if (task->depth > depth + WORD_ROUNDS) scale_shares(bits, 2 * ROUNDS, classes, factors, shares, sums);
+        sum_logs(bits, logs, classes, sums_of_logs);
+        for (int32_t first = 0; first < vocab; first += classes)
+            add_logs(scores + first, sums_of_logs, vocab - first < classes ? vocab - first : classes, highest, out + first);
+    }
 }
 
 static void run_tournament(const void *argument, int32_t thread, us_team *team) {
     const us_tournament_task *task = argument;
-    const size_t room = (size_t)task->vocab + SUMS;
+    const size_t room = (size_t)task->vocab;
     int64_t first, last;
     split(task->rows, thread, team->size, &first, &last);
     if (first == last) return;
-    float *probs = malloc(room * (sizeof(float) + sizeof(uint32_t) + sizeof(int32_t)));
-    if (!probs) {
+    float *shares = malloc(room * (2 * sizeof(float) + sizeof(uint32_t)));
+    if (!shares) {
         atomic_store((atomic_int *)task->failed, 1);
         return;
     }
-    uint32_t *bits = (uint32_t *)(probs + room);
-    for (int64_t row = first; row < last; row++) play(task, row, probs, bits, (int32_t *)(bits + room));
-    free(probs);
+    for (int64_t row = first; row < last; row++) play(task, row, shares, shares + room, (uint32_t *)(shares + 2 * room));
+    free(shares);
+}
+
+/* --- Gumbel ------------------------------------------------------------------------------------------------- */
+
+typedef uint32_t vecu __attribute__((vector_size(LANES * 4)));
+
+INLINE vecu hash_words(vecu word) { /* MurmurHash3's finaliser */
+    word = (word ^ (word >> 16)) * 0x85ebca6bu;
+    word = (word ^ (word >> 13)) * 0xc2b2ae35u;
+    return word ^ (word >> 16);
+}
+
+static inline uint32_t hash_word(uint32_t word) {
+    word = (word ^ (word >> 16)) * 0x85ebca6bu;
+    word = (word ^ (word >> 13)) * 0xc2b2ae35u;
+    return word ^ (word >> 16);
+}
+
+static double find_key(uint32_t word, float score) {
+    return log(-log1p(-((double)word + 0.5) * 0x1p-32)) - (double)score;
+}
+
+/* Words of the noise and bounds from below of the keys, for LANES tokens from `token` on: a logarithm is no less than the
+ * exponent and the mantissa less one, as a float's bits have them side by side. */
+INLINE vec bound_keys(vec scores, vecu tokens, uint32_t low, uint32_t high, vecu *words) {
+    *words = hash_words(hash_words(tokens * 0x9e3779b1u + low) ^ high);
+    const vec noise = __builtin_convertvector((veci)(*words >> 8), vec) * 0x1p-24f;
+    return __builtin_convertvector(as_bits(noise), vec) * (0x1p-23f * 0.693147f) - 127.0f * 0.693147f - scores;
+}
+
+/* The token with the least key, the first of equals; -1 where no score is finite, or one is NaN or infinite. Bounds of all
+ * keys are computed, and keys alone where a block of tokens has a bound below the least key that is known. */
+static int32_t draw_keyed(const float *scores, int32_t vocab, uint64_t state) {
+    const uint32_t low = (uint32_t)state, high = (uint32_t)(state >> 32);
+    const int32_t whole = vocab / LANES, block = (whole + KEY_BLOCKS - 1) / KEY_BLOCKS > 0 ? (whole + KEY_BLOCKS - 1) / KEY_BLOCKS : 1;
+    float lows[KEY_BLOCKS];
+    vecu words, tokens;
+    vec least;
+    veci is_sound = (veci){0} - 1;
+    int32_t count = 0, sound = -1, drawn = -1, best_block = 0;
+    double best = INFINITY;
+    for (uint32_t i = 0; i < LANES; i++) tokens[i] = i;
+    for (int32_t first = 0; first < whole; first += block, count++) {
+        const int32_t end = whole - first < block ? whole : first + block;
+        least = fill(INFINITY);
+        for (int32_t i = first; i < end; i++, tokens += LANES) {
+            const vec given = load(scores + (size_t)i * LANES), keys = bound_keys(given, tokens, low, high, &words);
+            is_sound &= given < fill(INFINITY);
+            least = choose(keys < least, keys, least);
+        }
+        lows[count] = -largest(-least);
+        best_block = lows[count] < lows[best_block] ? count : best_block;
+    }
+    for (int32_t i = 0; i < LANES; i++) sound &= is_sound[i];
+    for (int32_t v = whole * LANES; v < vocab; v++) { /* what is left at the end */
+        const uint32_t word = hash_word(hash_word((uint32_t)v * 0x9e3779b1u + low) ^ high);
+        const double key = find_key(word, scores[v]);
+        sound &= -(scores[v] < INFINITY);
+        if (key < best) best = key, drawn = v;
+    }
+    for (int32_t turn = -1; turn < count; turn++) { /* the block with the lowest bound first: few others are left then */
+        const int32_t k = turn < 0 ? best_block : turn, first = k * block;
+        if (turn == best_block || !count || lows[k] > best + 1e-3 + 1e-5 * fabs(best)) continue; /* a float's rounding */
+        const int32_t end = whole - first < block ? whole : first + block;
+        for (uint32_t i = 0; i < LANES; i++) tokens[i] = (uint32_t)first * LANES + i;
+        for (int32_t i = first; i < end; i++, tokens += LANES) {
+            const vec keys = bound_keys(load(scores + (size_t)i * LANES), tokens, low, high, &words);
+            for (int32_t lane = 0; lane < LANES; lane++) {
+                if (!(keys[lane] <= best + 1e-3 + 1e-5 * fabs(best))) continue;
+                const double key = find_key(words[lane], scores[i * LANES + lane]);
+                const int32_t token = i * LANES + lane;
+                if (key < best || (key == best && token < drawn)) best = key, drawn = token;
+            }
+        }
+    }
+    return sound ? drawn : -1;
+}
+
+static void run_draws(const void *argument, int32_t thread, us_team *team) {
+    const us_draw_task *task = argument;
+    int64_t first, last;
+    split(task->rows, thread, team->size, &first, &last);
+    for (int64_t row = first; row < last; row++)
+        task->tokens[row] = task->repeated[row] ? -1 : draw_keyed(task->scores + row * task->vocab, task->vocab, (uint64_t)task->states[row]);
 }
 
 #endif

@@ -1,0 +1,145 @@
+"""The library's calls for watermarks."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from unspool.errors import ResourceError, SettingError
+from unspool.kernels.contexts import Text
+
+LOW_BITS = (1 << 32) - 1
+
+
+class Marks:
+    """Contexts, permutations, the tournament and the keyed draw, each over the rows of one call."""
+
+    def __init__(self, handle: ctypes.CDLL, threads: int) -> None:
+        self._handle, self._threads = handle, threads
+        number, size, at = ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p
+        word = ctypes.c_uint32
+        handle.us_find_first.argtypes = [at, number, size, size, at, size]
+        handle.us_are_first.argtypes = [at, at, number, size, size, at, size]
+        handle.us_play_tournament.argtypes = [at, at, number, size, size, at, word, word, at, at, size]
+        handle.us_read_contexts.argtypes = [at, at, number, number, *(size,) * 4, ctypes.c_uint64, size, at, at]
+        handle.us_read_contexts.restype = None
+        handle.us_draw_keyed.argtypes = [at, number, size, at, at, at, size]
+        handle.us_draw_keyed.restype = None
+
+    def find_first(self, seeds: torch.Tensor, count: int, num_first: int) -> torch.Tensor:
+        """Which of `count` tokens are among the first so many of each seed's permutation: (seeds, count) bool."""
+        words = _check_seeds(seeds, count, num_first)
+        out = torch.empty(len(words), count, dtype=torch.bool)
+        if len(words):
+            _check(self._handle.us_find_first(_at(words), len(words), count, num_first, _at(out), self._threads))
+        return out
+
+    def are_first(self, seeds: torch.Tensor, tokens: torch.Tensor, count: int, num_first: int) -> torch.Tensor:
+        """Whether each token is among the first so many of its own seed's permutation of `count`: (seeds,) bool."""
+        words, ids = _check_seeds(seeds, count, num_first), tokens.to(torch.int32)
+        if ids.shape != words.shape or (len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < count):
+            raise SettingError(f"{len(ids)} tokens, each below {count}, are needed for {len(words)} seeds")
+        found = torch.empty(len(words), dtype=torch.bool)
+        if len(words):
+            words, order = words.sort()  # equal seeds are followed together
+            ids, out = ids[order], torch.empty_like(found)
+            _check(
+                self._handle.us_are_first(_at(words), _at(ids), len(words), count, num_first, _at(out), self._threads)
+            )
+            found[order] = out
+        return found
+
+    def read_contexts(self, text: Text, seed: int, *, mixes: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """`watermark.contexts.read_contexts` of a text on a CPU."""
+        ids, pads = text.ids.to(torch.int64), None if text.pads is None else text.pads.to(torch.int64).contiguous()
+        ids = ids if ids.stride(1) == 1 else ids.contiguous()
+        rows, columns = ids.shape
+        states, repeated = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.bool)
+        if rows:
+            self._handle.us_read_contexts(
+                _at(ids),
+                None if pads is None else _at(pads),
+                rows,
+                ids.stride(0),
+                text.start,
+                columns - text.start,
+                text.width,
+                text.first,
+                seed & (2**64 - 1),
+                int(mixes),
+                _at(states),
+                _at(repeated),
+            )
+        return states, repeated
+
+    def play_tournament(
+        self,
+        scores: torch.Tensor,
+        words: torch.Tensor,
+        depth: int,
+        starts: torch.Tensor,
+        step: int,
+        repeated: torch.Tensor,
+    ) -> torch.Tensor:
+        """Log-probabilities of the tournament's winner, from scores (rows, vocab) and bits (words, size) of 30 rounds
+        each; rows that are `repeated` (rows,) stay as they are."""
+        scores, starts, repeated = scores.contiguous(), starts.to(torch.int32), repeated.to(torch.bool).contiguous()
+        size = words.shape[1]
+        is_sound = (
+            scores.dtype == torch.float32
+            and scores.dim() == 2
+            and words.dtype == torch.int32
+            and words.is_contiguous()
+            and 0 < depth <= 30 * words.shape[0]
+            and size & (size - 1) == 0
+            and starts.shape == repeated.shape == scores.shape[:1]
+        )
+        if not is_sound:
+            raise SettingError(f"scores {list(scores.shape)} and bits {list(words.shape)} make no tournament")
+        out = torch.empty_like(scores)
+        if out.numel():
+            _check(
+                self._handle.us_play_tournament(
+                    _at(scores),
+                    _at(out),
+                    *scores.shape,
+                    depth,
+                    _at(words),
+                    size,
+                    step,
+                    _at(starts),
+                    _at(repeated),
+                    self._threads,
+                )
+            )
+        return out
+
+    def draw_keyed(self, scores: torch.Tensor, states: torch.Tensor, repeated: torch.Tensor) -> torch.Tensor:
+        """The tokens (rows,) that Gumbel's noise of these states draws from scores (rows, vocab) float32; -1 for rows
+        that are repeated, and if no score is finite or one is NaN."""
+        scores, states, repeated = scores.contiguous(), states.contiguous(), repeated.to(torch.bool).contiguous()
+        if scores.dtype != torch.float32 or not states.shape == repeated.shape == scores.shape[:1]:
+            raise SettingError(f"{len(states)} states can't draw from scores {list(scores.shape)} of {scores.dtype}")
+        tokens = torch.empty(len(scores), dtype=torch.int32)
+        if scores.numel():
+            self._handle.us_draw_keyed(
+                _at(scores), *scores.shape, _at(states), _at(repeated), _at(tokens), self._threads
+            )
+        return tokens
+
+
+def _at(tensor: torch.Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def _check_seeds(seeds: torch.Tensor, count: int, num_first: int) -> torch.Tensor:
+    if seeds.dim() != 1 or not 0 <= num_first < count < 1 << 30:
+        raise SettingError(f"the first {num_first} of {count} tokens can't be found for {list(seeds.shape)} seeds")
+    low = seeds & LOW_BITS
+    return torch.where(low >= 1 << 31, low - (1 << 32), low).to(torch.int32).contiguous()
+
+
+def _check(code: int) -> None:
+    if code:
+        raise ResourceError("there is no memory for a watermark's lists")

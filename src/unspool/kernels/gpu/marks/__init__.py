@@ -1,0 +1,1 @@
+"""Watermarks' kernels: contexts, Gumbel's draw, SynthID-Text's tournament and green lists."""
