@@ -22,6 +22,7 @@ from tests.fakes import make_tokenizer
 import unspool
 from unspool import CacheConfig, GenerationConfig, LanguageModel, WatermarkingConfig
 from unspool.cache import DynamicCache
+from unspool.cache.stores.plain import PlainStore
 from unspool.errors import ResourceError, SettingError
 from unspool.models.assembly import Assembler
 from unspool.shortage import is_out_of_memory
@@ -104,7 +105,7 @@ def test_a_cache_that_can_not_grow_stays_what_it_was(
     for cache in caches:
         lm.model.forward(ids[:, :8], cache)
     assert max(caches[0].lengths) == 8
-    take, taken = DynamicCache._take, []
+    take, taken = PlainStore._take, []
 
     def take_some(self: Any, *arguments: Any) -> torch.Tensor:
         taken.append(1)
@@ -112,10 +113,10 @@ def test_a_cache_that_can_not_grow_stays_what_it_was(
             raise SHORTAGES[0]
         return take(self, *arguments)
 
-    room = caches[0]._room
+    room = caches[0]._store.room.positions
     longer = torch.tensor([(lm.encode("hello the cat")[0] * 40)[: room - 4]])
     with monkeypatch.context() as patched:
-        patched.setattr(DynamicCache, "_take", take_some)
+        patched.setattr(PlainStore, "_take", take_some)
         with pytest.raises(ResourceError, match="memory ran out"):
             unspool.generate(lm, torch.cat((ids[:, :8], longer), dim=1), past_key_values=caches[0], max_new_tokens=4)
     assert len(taken) == num_layers + 1 and caches[0].lengths == [8]
@@ -270,7 +271,7 @@ def test_a_cache_that_can_not_have_more_rows_stays_what_it_was(
     caches = [DynamicCache(), DynamicCache()]
     for cache in caches:
         lm.model.forward(ids[:, :-1], cache)
-    take, taken = DynamicCache._take, []
+    take, taken = PlainStore._take, []
 
     def take_some(self: Any, *arguments: Any) -> torch.Tensor:
         taken.append(1)
@@ -279,7 +280,7 @@ def test_a_cache_that_can_not_have_more_rows_stays_what_it_was(
         return take(self, *arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(DynamicCache, "_take", take_some)
+        patched.setattr(PlainStore, "_take", take_some)
         told: dict[str, Any] = {"do_sample": True, "num_return_sequences": 3, "max_new_tokens": 4}
         with pytest.raises(ResourceError, match="memory ran out"):
             unspool.generate(lm, ids, past_key_values=caches[0], **told)

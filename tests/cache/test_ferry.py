@@ -12,6 +12,8 @@ from tests.conformance.cases import load_model
 import unspool
 from unspool.cache import OffloadedCache, OffloadedStaticCache
 from unspool.cache.offload.ferry import Copy, Ferry
+from unspool.cache.offload.store import AwayStore
+from unspool.cache.stores.memory import Room
 
 
 class LateLane:
@@ -38,24 +40,28 @@ class LateLane:
         self.hold_for(self._num_done + len(self._waiting))
 
 
-class BesideALateLane:
-    """What makes a kind behave as beside a GPU: layers are brought and sent."""
+class LateStore(AwayStore):
+    """A store that behaves as beside a GPU: layers are brought and sent."""
 
-    def _move_to(self, device: torch.device) -> None:
-        self._device = device
-        self._ferry = Ferry(device, LateLane())
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.move_to(torch.device("cpu"))
+
+    def move_to(self, device: torch.device) -> None:
+        self.device, self.ferry = device, Ferry(device, LateLane())
 
     def _take(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
 
-class LateCache(BesideALateLane, OffloadedCache):
-    def _new_like(self, room: int) -> Any:
-        return LateCache(capacity=room)
+class LateCache(OffloadedCache):
+    def _make_store(self, room: Room) -> LateStore:
+        return LateStore(room, *self._wishes)
 
 
-class LateStaticCache(BesideALateLane, OffloadedStaticCache):
-    pass
+class LateStaticCache(OffloadedStaticCache):
+    def _make_store(self, room: Room) -> LateStore:
+        return LateStore(room, *self._wishes[1:])
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +96,7 @@ def test_late_copies_change_no_token(name: str, kind: Any, way: str) -> None:
     cache = kind() if kind is LateCache else kind(model.key_shape.as_config(), 9, 64, "cpu")
     found = unspool.generate(model, ids, **common, past_key_values=cache, return_dict_in_generate=True)
     assert torch.equal(found.sequences, expected)
-    assert cache._ferry._lane.num_carried > 20  # it was the ferry that brought and sent
+    assert cache._store.ferry._lane.num_carried > 20  # it was the ferry that brought and sent
 
 
 def test_a_layer_is_fetched_again_where_more_is_asked_for_than_was_fetched() -> None:

@@ -126,7 +126,7 @@ def test_growing_for_forks() -> None:
 def test_what_cant_be() -> None:
     cache = StaticCache(SIZES, 4, 8)
     read(cache, torch.zeros(2, 6, 2, HEADS, WIDTH))
-    with pytest.raises(SettingError, match="position 9 does not fit a static cache of 8"):
+    with pytest.raises(SettingError, match="position 9 does not fit a StaticCache of 8"):
         cache.fork(range(3)).begin(6, 1)
     with pytest.raises(SettingError, match="a fork is one token, and 2 were given"):
         cache.fork(range(2)).begin(4, 2)

@@ -32,7 +32,7 @@ def test_positions_begin_anew_where_a_layer_ends() -> None:
     cache = make_hybrid()
     for num_new in (7, 1, 1):
         read(cache, num_new)
-    before = [store.buffer.clone() for store in cache._stores]
+    before = [buffer.clone() for buffer in cache._held_tensors()]
     written = []
     cache.begin(2, 1)
     for layer in range(3):

@@ -20,7 +20,6 @@ from unspool.cache.dynamic import DynamicCache
 from unspool.cache.encoder_decoder import EncoderDecoderCache
 from unspool.cache.files import SavedCache, load_cache, save_cache
 from unspool.cache.kinds import KINDS, CacheKindEntry, KeyShape, find_kind, make_cache, read_options
-from unspool.cache.layered import LayeredCache
 from unspool.cache.mamba import MambaCache
 from unspool.cache.offload.offloaded import OffloadedCache, OffloadedStaticCache
 from unspool.cache.paged.cache import PagedCache
@@ -29,7 +28,7 @@ from unspool.cache.quantized import HQQQuantizedCache, QuantizedCache, QuantoQua
 from unspool.cache.quantized_hybrid import QuantizedHybridCache
 from unspool.cache.quantized_static import QuantizedStaticCache
 from unspool.cache.sink import SinkCache
-from unspool.cache.sliding import HybridCache, SlidingWindowCache
+from unspool.cache.sliding import HybridCache, LayeredCache, SlidingWindowCache
 from unspool.cache.span import Mask, Span
 from unspool.cache.static import StaticCache
 from unspool.cache.stores.quantized_config import QuantizedCacheConfig

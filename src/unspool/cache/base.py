@@ -8,7 +8,7 @@ What a new kind writes, nineteen methods at most; everything else follows from t
   `_join` (`JOIN`), `write_flat` (`FLAT`), `fork` and `keep_fork` (`FORK`), `divide` (`DIVIDE`), `branch` (`BRANCH`);
 - to be read by address, which is how every fast path reads keys: `places`, and `open_layers` if it takes its memory
   with the first keys;
-- files: `_pack` and `_unpack`, and the decorator `files.saved`.
+- files: `_pack` and `_unpack`, and `types` of its entry in `kinds.py`.
 
 The reference's methods (`update`, `crop`, `key_cache`, …) stand in `reference.py`, on `_append` and `_show`. A kind has
 its name, options and maker in `kinds.py`.

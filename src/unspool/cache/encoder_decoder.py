@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from unspool.cache.base import BRANCH, BRANCH_SOURCE, JOIN, Cache
-from unspool.cache.buffered import BufferedCache
 from unspool.cache.dynamic import DynamicCache
-from unspool.cache.files import SAVED, saved
+from unspool.cache.files import list_saved
+from unspool.cache.rows import RowCache
 from unspool.cache.span import Mask, Span
 from unspool.errors import SettingError, UnsupportedError
 from unspool.kernels.ragged import Ragged
@@ -18,7 +18,6 @@ from unspool.kernels.ragged import Ragged
 LegacyPair = tuple[tuple[torch.Tensor, ...], ...]
 
 
-@saved
 class EncoderDecoderCache(Cache):
     """Self-attention keys of the decoder, and cross-attention keys of the encoder's states (written once).
 
@@ -50,7 +49,7 @@ class EncoderDecoderCache(Cache):
     def read_sources(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Keys and values of the sources, one pair for each layer: (sources, heads, longest source, width)."""
         cross = self.cross_attention_cache
-        if not isinstance(cross, BufferedCache):
+        if not isinstance(cross, RowCache):
             raise UnsupportedError(
                 f"cross-attention keys can't be read from a {type(cross).__name__}; use a DynamicCache for them, as "
                 "model.new_cache() does"
@@ -238,7 +237,7 @@ class EncoderDecoderCache(Cache):
                 raise ValueError("a pair within a pair")
             prefix = f"{name}."
             own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
-            parts.append(SAVED[kind]._unpack(facts[name], own, held))
+            parts.append(list_saved()[kind]._unpack(facts[name], own, held))
         num_branches = facts.get("num_branches", 1)
         if not isinstance(num_branches, int) or num_branches < 1:
             raise ValueError(f"{num_branches!r} rows for every source")

@@ -6,12 +6,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import torch
 
 from unspool.errors import LoadError, ResourceError, SettingError, UnsupportedError
 from unspool.numeric import is_number
+from unspool.registry import resolve
 from unspool.shortage import is_out_of_memory
 from unspool.small_files import explain_unwritten, writing_beside
 
@@ -21,8 +22,6 @@ MOST_NUMBER: Final = 1 << 40  # of any number in them
 # Memory that a file may ask for beyond what it holds: room for positions to come, which nothing in it proves.
 MOST_EMPTY_BYTES: Final = 1 << 30
 MOST_ROOM: Final = 1024  # times what it holds
-
-SAVED: Final[dict[str, type[Savable]]] = {}  # kinds that can be saved, by name
 
 
 class Savable:
@@ -56,13 +55,10 @@ def check_room(num_bytes: int, tensors: Mapping[str, torch.Tensor]) -> None:
         raise ValueError(f"room for {num_bytes / 2**30:.1f} GiB is asked for, and {held / 2**20:.1f} MiB are there")
 
 
-Kind = TypeVar("Kind", bound=type[Savable])
-
-
-def saved(kind: Kind) -> Kind:
-    """Class decorator: this kind has `_pack` and `_unpack`, and files may name it."""
-    SAVED[kind.__name__] = kind
-    return kind
+def list_saved() -> dict[str, type[Savable]]:
+    """The classes that files may name: those of the kinds' entries."""
+    kinds = resolve("unspool.cache.kinds:KINDS")
+    return {made.__name__: made for entry in kinds.values() for made in entry.types}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +74,8 @@ def save_cache(cache: Savable, path: str | Path, *, model: Any = None, notes: Ma
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    if type(cache).__name__ not in SAVED:
-        raise SettingError(f"a {type(cache).__name__} can't be saved; those that can are {', '.join(SAVED)}")
+    if type(cache).__name__ not in list_saved():
+        raise SettingError(f"a {type(cache).__name__} can't be saved; those that can are {', '.join(list_saved())}")
     facts, tensors = cache._pack()
     header = {
         "format": FORMAT,
@@ -100,7 +96,7 @@ def save_cache(cache: Savable, path: str | Path, *, model: Any = None, notes: Ma
 def load_cache(path: str | Path, *, model: Any = None, device: torch.device | str | None = None) -> SavedCache:
     """Read a cache from a file; with `model`, one that another model made is refused, and its device is taken."""
     header, tensors = _read_file(Path(path))
-    kind = SAVED.get(header.get("kind", ""))
+    kind = list_saved().get(header.get("kind", ""))
     if kind is None:
         raise LoadError(f"{path} holds a cache of kind {header.get('kind', '')[:60]!r}, which this version can't read")
     made_by, asked_by = header.get("model", ""), find_fingerprint(model)

@@ -17,6 +17,7 @@ import torch
 from unspool.cache.base import Cache
 from unspool.cache.config import CacheConfig
 from unspool.cache.dynamic import DynamicCache
+from unspool.cache.encoder_decoder import EncoderDecoderCache
 from unspool.cache.mamba import MambaCache, refuse_without_states
 from unspool.cache.offload.linked import take_linked
 from unspool.cache.offload.mapped import take_mapped
@@ -29,7 +30,7 @@ from unspool.cache.quantized_static import QuantizedStaticCache
 from unspool.cache.sink import SinkCache, check_sink
 from unspool.cache.sliding import HybridCache, SlidingWindowCache, refuse_encoder_decoder, refuse_without_window
 from unspool.cache.static import StaticCache
-from unspool.cache.stores.plain import Allocate
+from unspool.cache.stores.memory import Allocate
 from unspool.cache.stores.quantized_config import OPTIONS, QuantizedCacheConfig, read_quantized_config
 from unspool.errors import PluginError, SettingError, UnsupportedError
 from unspool.registry import Table
@@ -76,6 +77,7 @@ class CacheKindEntry:
 
     name: str  # what `cache_implementation` takes
     make: Callable[[KeyShape, int, int | None, Options], Cache]  # shape, rows, capacity, options
+    types: tuple[type[Cache], ...] = ()  # what it makes, if files may hold it: these have `_pack` and `_unpack`
     options: tuple[str, ...] = ()  # the keys of `cache_config` that it reads
     is_sized: bool = False  # takes all its memory at once, for every row and position that a call may need
     may_be_sized: bool = False  # does so where it is told `max_cache_len`, and grows where not
@@ -299,10 +301,13 @@ def _check_quantized(options: Options) -> None:
 
 
 _BUILT_IN: Final[tuple[CacheKindEntry, ...]] = (
-    CacheKindEntry("dynamic", _make_dynamic, forks=True, divides=True, is_plain=True),
+    CacheKindEntry(
+        "dynamic", _make_dynamic, types=(DynamicCache, EncoderDecoderCache), forks=True, divides=True, is_plain=True
+    ),
     CacheKindEntry(
         "static",
         _make_static,
+        types=(StaticCache,),
         options=("batch_size", "max_cache_len", "device"),
         is_sized=True,
         forks=True,
@@ -313,6 +318,7 @@ _BUILT_IN: Final[tuple[CacheKindEntry, ...]] = (
     CacheKindEntry(
         "paged",
         _make_paged,
+        types=(PagedCache,),
         options=(*BLOCKS, *SIZES),
         may_be_sized=True,
         forks=True,
@@ -323,6 +329,7 @@ _BUILT_IN: Final[tuple[CacheKindEntry, ...]] = (
     CacheKindEntry(
         "paged_hybrid",
         _make_paged_hybrid,
+        types=(PagedCache,),
         options=BLOCKS,
         holds_every_key=False,
         check=_check_paged,
@@ -331,17 +338,28 @@ _BUILT_IN: Final[tuple[CacheKindEntry, ...]] = (
     CacheKindEntry(
         "paged_quantized",
         _make_paged_quantized,
+        types=(PagedCache,),
         options=(*OPTIONS, *BLOCKS),
         check=_check_paged_quantized,
         count_room=_count_pages,
         refuse=refuse_encoder_decoder,
     ),
-    CacheKindEntry("mamba", _make_mamba, is_endless=True, holds_every_key=False, refuse=refuse_without_states),
-    CacheKindEntry("sliding_window", _make_sliding, is_sized=True, holds_every_key=False, refuse=refuse_without_window),
-    CacheKindEntry("offloaded", _make_offloaded, options=OFFLOADING, check=_check_offloading),
+    CacheKindEntry(
+        "mamba", _make_mamba, types=(MambaCache,), is_endless=True, holds_every_key=False, refuse=refuse_without_states
+    ),
+    CacheKindEntry(
+        "sliding_window",
+        _make_sliding,
+        types=(SlidingWindowCache,),
+        is_sized=True,
+        holds_every_key=False,
+        refuse=refuse_without_window,
+    ),
+    CacheKindEntry("offloaded", _make_offloaded, types=(OffloadedCache,), options=OFFLOADING, check=_check_offloading),
     CacheKindEntry(
         "offloaded_static",
         _make_offloaded_static,
+        types=(OffloadedStaticCache,),
         options=("batch_size", "max_cache_len", *OFFLOADING),
         is_sized=True,
         check=_check_offloading,
@@ -349,6 +367,7 @@ _BUILT_IN: Final[tuple[CacheKindEntry, ...]] = (
     CacheKindEntry(
         "offloaded_hybrid",
         _make_offloaded_hybrid,
+        types=(HybridCache,),
         options=("folder",),
         is_sized=True,
         holds_every_key=False,
@@ -358,20 +377,36 @@ _BUILT_IN: Final[tuple[CacheKindEntry, ...]] = (
     CacheKindEntry(
         "sink",
         _make_sink,
+        types=(SinkCache,),
         options=("window_length", "num_sink_tokens"),
         is_endless=True,
         holds_every_key=False,
         check=lambda options: check_sink(_fill_sink(options)),
         refuse=_refuse_sink,
     ),
-    CacheKindEntry("hybrid", _make_hybrid, is_sized=True, holds_every_key=False, refuse=refuse_encoder_decoder),
-    CacheKindEntry("quantized", _make_quantized, options=OPTIONS, check=_check_quantized),
     CacheKindEntry(
-        "quantized_static", _make_quantized_static, options=(*OPTIONS, *SIZES), is_sized=True, check=_check_quantized
+        "hybrid",
+        _make_hybrid,
+        types=(HybridCache,),
+        is_sized=True,
+        holds_every_key=False,
+        refuse=refuse_encoder_decoder,
+    ),
+    CacheKindEntry(
+        "quantized", _make_quantized, types=tuple(QUANTIZED_CACHES.values()), options=OPTIONS, check=_check_quantized
+    ),
+    CacheKindEntry(
+        "quantized_static",
+        _make_quantized_static,
+        types=(QuantizedStaticCache,),
+        options=(*OPTIONS, *SIZES),
+        is_sized=True,
+        check=_check_quantized,
     ),
     CacheKindEntry(
         "quantized_hybrid",
         _make_quantized_hybrid,
+        types=(QuantizedHybridCache,),
         options=(*OPTIONS, *SIZES),
         is_sized=True,
         holds_every_key=False,
@@ -381,6 +416,7 @@ _BUILT_IN: Final[tuple[CacheKindEntry, ...]] = (
     CacheKindEntry(
         "offloaded_quantized_hybrid",
         _make_offloaded_quantized_hybrid,
+        types=(QuantizedHybridCache,),
         options=(*OPTIONS, *SIZES, "folder"),
         is_sized=True,
         holds_every_key=False,

@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 import torch
 
 from unspool.cache.base import JOIN, RAGGED, SELECT_ROWS, TRIAL, Cache
-from unspool.cache.files import saved
 from unspool.cache.span import Span
 from unspool.errors import SettingError, UnsupportedError
 
@@ -46,7 +45,6 @@ class _Trial:
     passes: list[_Pass] = field(default_factory=list)
 
 
-@saved
 class MambaCache(Cache):
     """The states of a Mamba model: of one size however long the text gets, so nothing in them can be taken back.
 

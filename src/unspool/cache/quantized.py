@@ -14,7 +14,6 @@ from typing import Any, Final, Self
 import torch
 
 from unspool.cache.base import FIXED_SHAPE, JOIN, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache
-from unspool.cache.files import saved
 from unspool.cache.places import Landing, PackedPlaces, Places
 from unspool.cache.reference import GrowingSurface
 from unspool.cache.span import Span
@@ -30,7 +29,6 @@ _CHUNK: Final = 256  # positions by which packed buffers grow, at least
 _SHARE: Final = 32  # … or this part of what they hold, so that long texts do not copy them ever again
 
 
-@saved
 class QuantizedCache(Cache, GrowingSurface):
     """A cache that packs what is no longer recent, with unspool's own quantiser."""
 
@@ -364,14 +362,12 @@ class QuantizedCache(Cache, GrowingSurface):
         return cls(cache_config or QuantizedCacheConfig(backend=cls.backend or "unspool"))._take_legacy(past_key_values)
 
 
-@saved
 class QuantoQuantizedCache(QuantizedCache):
     """A cache in 2 or 4 bits as optimum-quanto fits them, where it is installed; as unspool does, where not."""
 
     backend = "quanto"
 
 
-@saved
 class HQQQuantizedCache(QuantizedCache):
     """A cache in 2, 4 or 8 bits as hqq fits them, where it is installed; as unspool does, where not."""
 

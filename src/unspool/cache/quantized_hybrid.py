@@ -9,16 +9,14 @@ from typing import Any, Final, Self
 import torch
 
 from unspool.cache.base import FIXED_SHAPE, JOIN, RAGGED, SELECT_ROWS, TRIAL
-from unspool.cache.files import saved
-from unspool.cache.layered import find_layer_misfit
 from unspool.cache.offload.linked import take_linked
 from unspool.cache.places import Landing, PackedPlaces
 from unspool.cache.quantized import QuantizedCache
 from unspool.cache.quantized_static import TRIAL_ROOM, QuantizedStaticCache
-from unspool.cache.sliding import read_kinds, read_window
+from unspool.cache.sizes import find_layer_misfit, read_kinds, read_window
 from unspool.cache.span import Mask, Span
+from unspool.cache.stores.memory import Allocate
 from unspool.cache.stores.packed_window import PackedWindowStore
-from unspool.cache.stores.plain import Allocate
 from unspool.cache.stores.quantized_config import QuantizedCacheConfig
 from unspool.errors import SettingError
 from unspool.kernels.packed import PackedView
@@ -26,7 +24,6 @@ from unspool.kernels.packed import PackedView
 _SHARE: Final = 4  # a window has room for this part of itself more, so that it does not slide at every block
 
 
-@saved
 class QuantizedHybridCache(QuantizedStaticCache):
     """A quantised cache for models some of whose layers slide (Gemma 2 and 3), or all (Mistral).
 

@@ -8,7 +8,6 @@ from typing import Any, Final, Self
 import torch
 
 from unspool.cache.base import FIXED_SHAPE, JOIN, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL
-from unspool.cache.files import saved
 from unspool.cache.quantized import STEP_ROOM, QuantizedCache
 from unspool.cache.span import Span
 from unspool.cache.stores.quantized_config import QuantizedCacheConfig
@@ -18,7 +17,6 @@ from unspool.kernels.packed import PackedView
 TRIAL_ROOM: Final = 64  # new positions that a step may bring: buffers can't grow
 
 
-@saved
 class QuantizedStaticCache(QuantizedCache):
     """A quantised cache whose memory is taken once: its buffers never move, so a step over them can be captured."""
 

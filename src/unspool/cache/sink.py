@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 
-from unspool.cache.base import JOIN, RAGGED, SELECT_ROWS, TRIAL, Cache
-from unspool.cache.files import saved
+from unspool.cache.base import JOIN, RAGGED, SELECT_ROWS, TRIAL
 from unspool.cache.sink_surface import ShiftedLayers
 from unspool.cache.span import Mask, Span
+from unspool.cache.stored import StoredCache
 from unspool.cache.stores.layout import split
-from unspool.cache.stores.plain import RingStore
-from unspool.cache.stores.ring import Ring, Trial
+from unspool.cache.stores.memory import Room
+from unspool.cache.stores.ring import RingStore
 from unspool.errors import SettingError, UnsupportedError
 
 BLOCK = 32  # positions after which the sinks move up behind the window
@@ -32,8 +33,7 @@ class Turns(Protocol):
         ...
 
 
-@saved
-class SinkCache(Cache):
+class SinkCache(StoredCache):
     """The first `num_sink_tokens` and the last positions, `window_length` in all: constant memory, texts without end.
 
     Position `t` sees the sinks as if they stood right before the window, so no distance outgrows what the model was
@@ -45,14 +45,13 @@ class SinkCache(Cache):
     can = frozenset({TRIAL, SELECT_ROWS, RAGGED, JOIN})
     is_in_order = False
     is_endless = True
+    _store: RingStore
 
     def __init__(self, window_length: int, num_sink_tokens: int) -> None:
-        super().__init__()
         check_sink({"window_length": window_length, "num_sink_tokens": num_sink_tokens})
+        super().__init__(RingStore(Room(window_length), num_sink_tokens))
         self.window_length = window_length
         self.num_sink_tokens = num_sink_tokens
-        self._ring = Ring(window_length, num_sink_tokens)
-        self._stores: list[RingStore] = []
         self._turns: Turns | None = None
         self._origins: list[int] = []  # the position that counts as 0 for rotation, a row each
         self._shifts: list[int] = []  # how far the sinks stand from where they were written, a row each
@@ -95,7 +94,6 @@ class SinkCache(Cache):
         if self._shifted.num_layers:
             raise SettingError("this SinkCache was filled through update(); go on with update(), or use a fresh one")
         real = self._real = super().begin(rows, num_new, counts, device)
-        self._ring.begin(real)
         self._origins = self._origins or [0] * rows
         self._shifts = self._shifts or [0] * rows
         self._place_keys(real.starts)
@@ -118,25 +116,27 @@ class SinkCache(Cache):
         self._origins, self._shifts = origins, shifts
 
     def _turn_back(self, by: list[int]) -> None:
-        for layer, store in enumerate(self._stores):
-            factors = self._find_turns(layer, by, store.buffer.device)
+        tried = self._store.tried
+        for layer, buffer in enumerate(self._store.buffers):
+            factors = self._find_turns(layer, by, buffer.device)
             if factors is None:
                 return
-            recent = store.buffer[:, self.num_sink_tokens :, 0]  # (rows, places, heads, width)
+            recent = buffer[:, self.num_sink_tokens :, 0]  # (rows, places, heads, width)
             recent.copy_(_turn(recent, factors))
-            store.tried = [(_turn_keys(old, factors), _turn_keys(new, factors)) for old, new in store.tried]
+            if layer < len(tried):
+                tried[layer] = [(_turn_keys(old, factors), _turn_keys(new, factors)) for old, new in tried[layer]]
 
     def _move_sinks(self, to: list[int]) -> None:
         if not self.num_sink_tokens:
             return
         if not self._first_sinks:
-            self._first_sinks = [store.buffer[:, : self.num_sink_tokens, 0].clone() for store in self._stores]
-        for layer, store in enumerate(self._stores):
-            sinks, first = store.buffer[:, : self.num_sink_tokens, 0], self._first_sinks[layer]
+            self._first_sinks = [buffer[:, : self.num_sink_tokens, 0].clone() for buffer in self._store.buffers]
+        for layer, buffer in enumerate(self._store.buffers):
+            sinks, first = buffer[:, : self.num_sink_tokens, 0], self._first_sinks[layer]
             for row, (shift, origin) in enumerate(zip(self._shifts, self._origins, strict=True)):
                 if shift == origin == 0:  # not moved since they were written
                     first[row] = sinks[row]
-            factors = self._find_turns(layer, to, store.buffer.device)
+            factors = self._find_turns(layer, to, buffer.device)
             if factors is None:
                 return
             sinks.copy_(_turn(first, factors))
@@ -146,107 +146,80 @@ class SinkCache(Cache):
             raise RuntimeError("a model tells a SinkCache how it enters positions (attach) before its first pass")
         return self._turns.find_turns(layer, torch.tensor(by, device=device))
 
-    def write(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        span = self._require_span()
-        if layer >= len(self._stores):
-            self._add_layer(layer, kv)
-        return self._stores[layer].write(span, kv)
+    def places(self, *, in_order: bool = False) -> None:  # noqa: ARG002 - keys move between passes
+        return None
 
-    def _add_layer(self, layer: int, kv: torch.Tensor) -> None:
-        if layer != len(self._stores):
-            raise SettingError(f"layer {layer} is written before layer {len(self._stores)}")
-        rows, _, _, heads, width = kv.shape
-        buffer = torch.zeros(rows, self.window_length, 2, heads, width, dtype=kv.dtype, device=kv.device)
-        self._stores.append(RingStore(self._ring, buffer, is_fixed=False))
+    def advance(self, rows: int) -> None:  # noqa: ARG002 - likewise
+        raise UnsupportedError("a SinkCache is written through begin(), write() and end()")
 
     # --- what is in view -----------------------------------------------------------------------------
     def mask(self, span: Span, window: int | None = None) -> Mask:  # noqa: ARG002 - its own span has the positions
         assert self._real is not None
-        return self._ring.mask(self._real, window)
+        return self._store.mask(self._real, window)
 
     def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:  # noqa: ARG002 - likewise
         """Where every key in view stands for the pass's queries: (rows, keys)."""
         assert self._real is not None
-        real = self._ring.key_positions(self._real)
+        real = self._store.find_positions(self._real)
         device = real.device
         shifts = torch.tensor(self._shifts, device=device)[:, None]
         moved = torch.where(real < self.num_sink_tokens, real + shifts, real)
         return (moved - torch.tensor(self._origins, device=device)[:, None]).clamp(min=0)
 
     # --- rows ----------------------------------------------------------------------------------------
-    def begin_trial(self) -> None:
-        self._ring.trial = Trial(list(self.lengths), [])
-        for store in self._stores:
-            store.tried = []
-
     def truncate(self, lengths: Sequence[int]) -> None:
         self._check_lengths(lengths)
-        self._ring.check_truncation(self.lengths, lengths)
+        self._store.check_truncation(self.lengths, lengths)
         for row, (length, origin) in enumerate(zip(lengths, self._origins, strict=True)):
             if 0 < length < origin:
                 raise UnsupportedError(f"row {row} can't roll back to {length}: angles were turned back by {origin}")
-        if self._ring.trial is not None:
-            for store in self._stores:
-                store.restore(torch.tensor(list(lengths), device=store.buffer.device)[:, None])
-                store.tried = []
-            self._ring.trial = None
-        self.lengths = list(lengths)
+        super().truncate(lengths)
         for row, length in enumerate(lengths):
             if length == 0:
                 self._origins[row] = self._shifts[row] = 0
 
     def _select(self, index: torch.Tensor) -> None:
         rows = index.tolist()
-        for store in self._stores:
-            store.select(index, max(self.lengths))
-        self._ring.select(index)
+        super()._select(index)
         self._first_sinks = [first[index.to(first.device)] for first in self._first_sinks]
         self._origins = [self._origins[row] for row in rows]
         self._shifts = [self._shifts[row] for row in rows]
 
-    @property
-    def is_trying(self) -> bool:
-        return self._ring.trial is not None
-
-    def _join(self, other: SinkCache) -> None:
+    def _join(self, other: Any) -> None:
         if (other.window_length, other.num_sink_tokens) != (self.window_length, self.num_sink_tokens):
             raise SettingError(f"rows of a window of {other.window_length} can't join those of {self.window_length}")
         if self._shifted.num_layers or other._shifted.num_layers:
             raise SettingError("a SinkCache that was filled through update() can't be joined")
         mine, rows = len(self.lengths), len(other.lengths)
-        for layer, given in enumerate(other._stores):
-            if layer == len(self._stores):
-                self._stores.append(RingStore(self._ring, given.buffer[:0], is_fixed=False))
-            store = self._stores[layer]
-            store.buffer = torch.cat((store.buffer[:mine], given.buffer[:rows]))
-        if self._first_sinks or other._first_sinks:  # rows whose sinks have not moved have them where they were written
+        has_moved = bool(self._first_sinks or other._first_sinks)
+        written = (self._list_sinks(), other._list_sinks()) if has_moved else ((), ())
+        super()._join(other)
+        if has_moved:  # rows whose sinks have not moved have them where they were written
             self._first_sinks = [
-                torch.cat((self._written_sinks(layer)[:mine], other._written_sinks(layer)[:rows]))
-                for layer in range(len(other._stores))
+                torch.cat([part[layer][:count] for part, count in zip(written, (mine, rows), strict=True) if part])
+                for layer in range(len(written[1]))
             ]
         self._origins = [*self._origins[:mine], *other._origins]
         self._shifts = [*self._shifts[:mine], *other._shifts]
 
-    def _written_sinks(self, layer: int) -> torch.Tensor:
-        """The sinks' keys as they were written: (rows, sinks, heads, width)."""
-        if self._first_sinks:
-            return self._first_sinks[layer]
-        return self._stores[layer].buffer[:, : self.num_sink_tokens, 0]
-
-    def _reserve(self, stop: int) -> None:
-        """Nothing to do: any position finds a place."""
+    def _list_sinks(self) -> list[torch.Tensor]:
+        """The sinks' keys as they were written, one tensor per layer: (rows, sinks, heads, width)."""
+        held = [buffer[:, : self.num_sink_tokens, 0] for buffer in self._store.buffers]
+        return self._first_sinks or [each.clone() for each in held]
 
     @property
     def nbytes(self) -> int:
         """Bytes that keys and values take."""
-        return sum(store.nbytes for store in self._stores) + self._shifted.nbytes
+        return self._store.nbytes + self._shifted.nbytes
 
     # --- copies and files ----------------------------------------------------------------------------
-    def _held_tensors(self) -> list[torch.Tensor]:
-        return [store.buffer for store in self._stores]
-
-    def _shared(self) -> list[Any]:
-        return [self._turns]
+    def __deepcopy__(self, memo: dict[int, Any]) -> SinkCache:
+        made = super().__deepcopy__(memo)
+        assert isinstance(made, SinkCache)
+        made._origins, made._shifts = list(self._origins), list(self._shifts)
+        made._first_sinks = [first.clone() for first in self._first_sinks]
+        made._shifted = copy.deepcopy(self._shifted)
+        return made
 
     def _pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         if self._shifted.num_layers:
@@ -257,7 +230,7 @@ class SinkCache(Cache):
             "origins": self._origins,
             "shifts": self._shifts,
         }
-        tensors = {f"layer.{layer}": store.buffer for layer, store in enumerate(self._stores)}
+        tensors = {f"layer.{layer}": buffer for layer, buffer in enumerate(self._store.buffers)}
         return facts, tensors | {f"sinks.{layer}": first for layer, first in enumerate(self._first_sinks)}
 
     @classmethod
@@ -273,7 +246,7 @@ class SinkCache(Cache):
             held = tensors[f"layer.{layer}"]
             if held.dim() != 5 or held.shape[:3] != (len(lengths), cache.window_length, 2):
                 raise ValueError(f"layer {layer} has the shape {list(held.shape)}")
-            cache._stores.append(RingStore(cache._ring, held.clone(), is_fixed=False))
+            cache._store.fill(layer, held)
         if len(tensors) > num_layers:
             cache._first_sinks = [tensors[f"sinks.{layer}"].clone() for layer in range(num_layers)]
         cache.lengths, cache._origins, cache._shifts = lengths, origins, shifts
@@ -291,7 +264,7 @@ class SinkCache(Cache):
 
         The caller's next position is `get_seq_length()`, which ends at the window's length.
         """
-        if self._stores:
+        if self._store.num_layers:
             raise SettingError("this SinkCache was filled by a model of unspool's; go on with that, or use a fresh one")
         return self._shifted.update(key_states, value_states, layer_idx, cache_kwargs or {})
 
@@ -319,10 +292,10 @@ class SinkCache(Cache):
             return self._shifted.keys[layer], self._shifted.values[layer]
         if len(set(self.lengths)) > 1:
             raise SettingError(f"the rows hold {self.lengths} positions, and one tensor can't show them in order")
-        return split(self._stores[layer].read(len(self.lengths), self.lengths[0])[:, : self.get_seq_length()])
+        return split(self._store.read(layer, len(self.lengths), self.lengths[0])[:, : self.get_seq_length()])
 
     def __len__(self) -> int:
-        return len(self._stores) or self._shifted.num_layers
+        return self._store.num_layers or self._shifted.num_layers
 
 
 def check_sink(options: Any) -> None:

@@ -1,4 +1,4 @@
-"""The cache that holds its keys in stores: every kind but states, pairs and views."""
+"""The cache that holds its keys in a store: every kind but states, pairs and views."""
 
 from __future__ import annotations
 
@@ -9,16 +9,24 @@ from typing import Any
 
 import torch
 
-from unspool.cache.base import Cache
+from unspool.cache.base import FLAT, FORK, Cache
 from unspool.cache.places import Places
 from unspool.cache.span import Mask, Span
 from unspool.cache.stores.layout import split
 from unspool.cache.stores.store import Store
+from unspool.cache.views.forked import ForkedCache
+from unspool.errors import SettingError
 from unspool.kernels.ragged import Ragged
 
 
 class StoredCache(Cache):
     """Keys and values in one store (`stores/`, `paged/`)."""
+
+    max_batch_size: int | None = None  # rows that memory was taken for; None: any number
+    max_cache_len: int | None = None  # positions that a row can get; None: any number
+    _larger_kind = "dynamic"  # the kind to use if those are too few
+
+    _store: Store
 
     def __init__(self, store: Store) -> None:
         super().__init__()
@@ -39,21 +47,30 @@ class StoredCache(Cache):
     def _open(self, rows: int) -> None:
         self._store.open(rows)
 
+    def _check_rows(self, rows: int) -> None:
+        if self.max_batch_size is not None:
+            self._check_batch(rows, self.max_batch_size, self._larger_kind)
+
+    def _check_room(self, stop: int) -> None:
+        """Raise if a row would get more positions than it may."""
+        if self.room is not None and stop > self.room:
+            raise SettingError(
+                f"position {stop} does not fit a {type(self).__name__} of {self.room} positions; make it larger "
+                f"(max_cache_len) or use cache_implementation={self._larger_kind!r}"
+            )
+
     def _reserve_rows(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:
-        self._check_room(max(stops, default=0))
+        self._check_room(stop)
         self._store.reserve(starts, stops, stop)
 
     def _reserve(self, stop: int) -> None:
         self._reserve_rows(self.lengths, [stop] * len(self.lengths), stop)
 
-    def _check_room(self, stop: int) -> None:
-        """Raise if a row would get more positions than it may."""
-
     def write(self, layer: int, kv: torch.Tensor) -> tuple[Any, Any]:
         return self._store.write(layer, self._require_span(), kv)
 
     def write_flat(self, layer: int, kv: torch.Tensor, ragged: Ragged) -> tuple[torch.Tensor, torch.Tensor]:
-        self.require("take_flat_tokens")
+        self.require(FLAT)
         return self._store.write_flat(layer, self._require_span(), kv, ragged)
 
     def end(self) -> None:
@@ -67,8 +84,11 @@ class StoredCache(Cache):
     def mask(self, span: Span, window: int | None = None) -> Mask:
         return self._store.mask(span, window)
 
-    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:  # noqa: ARG002 - all layers alike
-        return self._store.key_positions(span)
+    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:
+        return self._store.key_positions(span, window)
+
+    def stands_in_order(self, window: int | None) -> bool:
+        return self._store.is_in_order(window)
 
     def holds_buffers(self, num_layers: int) -> bool:
         return self._store.num_layers == num_layers
@@ -78,6 +98,8 @@ class StoredCache(Cache):
         return self._store.steady()
 
     def places(self, *, in_order: bool = False) -> Places | None:  # noqa: ARG002 - they always are
+        if type(self).write is not StoredCache.write:
+            return None  # a kind that stores in a way of its own
         return self._store.places()
 
     def open_layers(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> None:
@@ -86,8 +108,7 @@ class StoredCache(Cache):
 
     @property
     def longest_stretch(self) -> int | None:
-        steps = self._store.count_steps(self.lengths)
-        return steps if steps is None else max(1, steps)
+        return self._store.count_steps(self.lengths)
 
     # --- rows ----------------------------------------------------------------------------------------
     def begin_trial(self) -> None:
@@ -104,12 +125,28 @@ class StoredCache(Cache):
         self._store.truncate(self.lengths)
 
     def _select(self, index: torch.Tensor) -> None:
+        self._check_rows(len(index))
         self._store.select(index.tolist(), self.lengths)
 
     def _join(self, other: StoredCache) -> None:
+        self._check_room(max(other.lengths))
         self._store.join(other._store, self.lengths, other.lengths)
 
-    # --- copies and files ----------------------------------------------------------------------------
+    def fork(self, forks: range) -> Cache:
+        self.require(FORK)
+        return ForkedCache(self, forks, self._store, self._open_forks)
+
+    def _open_forks(self, count: int) -> None:
+        """Make sure that `count` candidates can be written past every row's end."""
+        stops = [length + count for length in self.lengths]
+        self._reserve_rows(self.lengths, stops, max(stops))
+
+    def keep_fork(self, chosen: torch.Tensor) -> None:
+        self.require(FORK)
+        self._store.keep_forks(chosen, self.lengths)
+        self.lengths = [length + 1 for length in self.lengths]
+
+    # --- copies --------------------------------------------------------------------------------------
     def __deepcopy__(self, memo: dict[int, Any]) -> StoredCache:
         made = copy.copy(self)
         memo[id(self)] = made
@@ -118,6 +155,7 @@ class StoredCache(Cache):
 
     @property
     def nbytes(self) -> int:
+        """Bytes that keys and values take."""
         return self._store.nbytes
 
     def _held_tensors(self) -> list[torch.Tensor]:
@@ -125,8 +163,9 @@ class StoredCache(Cache):
 
     # --- the reference's surface ---------------------------------------------------------------------
     def _append(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        held = self._store.held()
         self._store.begin(span)
-        self._store.write(layer, span, kv)
+        self._store.write(layer, span, kv.to(held[layer].device, held[layer].dtype) if layer < len(held) else kv)
         return self._read(layer, len(span.starts), span.stop)
 
     def _show(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -136,5 +175,20 @@ class StoredCache(Cache):
         read = self._store.read(layer, rows, length)
         return split(read) if isinstance(read, torch.Tensor) else read
 
+    def get_max_cache_shape(self) -> int | None:
+        return self.max_cache_len
+
     def __len__(self) -> int:
         return self._store.num_layers
+
+
+class FixedCache(StoredCache):
+    """What caches share whose memory is taken once."""
+
+    is_compileable = True
+    takes_positions = True
+
+    def reset(self) -> None:
+        """Forget everything and keep the memory."""
+        self._store.clear()
+        self.lengths = []

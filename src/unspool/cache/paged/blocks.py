@@ -7,7 +7,7 @@ free for any other layer. A position keeps its index; a block that was let go is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -73,10 +73,10 @@ class BlockGroup:
             self._move = self.plan_view(slots, None, span.stop, device)
         return self._move
 
-    def plan_forks(self, positions: torch.Tensor, stop: int, device: torch.device) -> _Move:
+    def plan_forks(self, find_slots: Callable[[], torch.Tensor], stop: int, device: torch.device) -> _Move:
         """The same for candidates at positions (rows, forks)."""
         if self._move is None:
-            slots = self.table.put_on(device).find_slots(positions, self.pool.block_size).flatten()
+            slots = self.table.put_on(device).find_slots(find_slots(), self.pool.block_size).flatten()
             self._move = self.plan_view(slots, None, stop, device)
         return self._move
 
@@ -201,13 +201,9 @@ class BlockStore(Store):
             return keys, values
 
     def end(self, lengths: Sequence[int]) -> None:
-        self.begin_again()
-        self.catch_up(lengths)
-
-    def begin_again(self) -> None:
-        """Forget where the last pass wrote."""
         for group in self.groups:
             group.forget_pass()
+        self.catch_up(lengths)
 
     def catch_up(self, lengths: Sequence[int]) -> None:
         if not self.is_trying:
@@ -291,23 +287,21 @@ class BlockStore(Store):
                 table.version += 1  # blocks may have been taken for its rows
 
     # --- candidates after every row ------------------------------------------------------------------
-    def open_forks(self, lengths: Sequence[int], count: int) -> None:
-        """Make sure that `count` candidates can be written past every row's end."""
-        self.begin_again()
-        reserve_blocks(self.tables, lengths, [length + count for length in lengths])
-
     def write_forks(
-        self, layer: int, kv: torch.Tensor, positions: torch.Tensor, stop: int
+        self,
+        layer: int,
+        kv: torch.Tensor,
+        place: int | None,  # noqa: ARG002 - a place is in another block of each row
+        find_slots: Callable[[], torch.Tensor],
+        stop: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store candidates (rows, forks, 2, heads, width) at positions (rows, forks); return the first `stop` keys."""
         with self.pool.lock:
             group, buffer = self._open(layer, kv)
-            move = group.plan_forks(positions, stop, kv.device)
+            move = group.plan_forks(find_slots, stop, kv.device)
             buffer.flatten(0, 1).index_copy_(0, move.slots, kv.flatten(0, 1))
             return split(group.view(buffer, move, kv.shape[0], stop))
 
     def keep_forks(self, chosen: torch.Tensor, lengths: Sequence[int]) -> None:
-        """Move every row's chosen candidate to the row's end."""
         places = self.places() if chosen.is_cuda and has_triton() else None
         if places is not None and places.block_table is not None:
             if self._keeper is None or self._keeper[0] is not places:

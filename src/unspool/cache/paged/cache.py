@@ -9,18 +9,17 @@ from typing import Any, Self, cast
 import torch
 
 from unspool.cache.base import DIVIDE, FIXED_SHAPE, FLAT, FORK, JOIN, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache
-from unspool.cache.files import check_room, saved
+from unspool.cache.files import check_room
 from unspool.cache.paged.blocks import BlockStore
-from unspool.cache.paged.fork import PagedFork
 from unspool.cache.paged.packed_blocks import PackedBlockStore
 from unspool.cache.paged.pool import BLOCK_SIZE, MOST_BLOCKS, BlockPool, check_pool
+from unspool.cache.sizes import find_layer_misfit
 from unspool.cache.span import Span
 from unspool.cache.stored import StoredCache
 from unspool.cache.stores.quantized_config import QuantizedCacheConfig
 from unspool.errors import SettingError, UnsupportedError
 
 
-@saved
 class PagedCache(StoredCache):
     """A cache whose rows hold blocks of a pool (`BlockPool`): memory for what rows hold, not rows times the longest.
 
@@ -88,12 +87,20 @@ class PagedCache(StoredCache):
         made.select_rows([])
         return made
 
+    def _reserve_rows(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:  # noqa: ARG002
+        self._check_room(max(stops, default=0))
+        self._store.reserve(starts, stops, max(stops, default=0))
+
     def _check_room(self, stop: int) -> None:
         if self.max_cache_len is not None and stop > self.max_cache_len:
             raise SettingError(
                 f"position {stop} does not fit a paged cache of {self.max_cache_len} positions a row; make it larger "
                 "(max_cache_len), or leave it out, and rows grow while there are blocks"
             )
+
+    def _open_forks(self, count: int) -> None:
+        stops = [length + count for length in self.lengths]
+        self._store.reserve(self.lengths, stops, max(stops))
 
     def make_room(self, rows: int, num_new: int) -> None:
         if len(self.lengths) == rows:
@@ -120,28 +127,11 @@ class PagedCache(StoredCache):
             told += [store.pool.max_blocks // num_full * size] if num_full else []
         return min(told, default=None)
 
-    def _join(self, other: StoredCache) -> None:
-        self._check_room(max(other.lengths))
-        super()._join(other)
-
     def find_misfit(self, shape: Any) -> str | None:
-        wanted = tuple(shape.layer_kinds) or ("full",) * shape.num_layers
-        if self.kinds and self.kinds != wanted:
-            return f"it was made for layers {self.kinds} and the model's are {wanted}"
-        if "sliding" in self.kinds and shape.window != self.window:
-            return f"its window is {self.window} and the model's {shape.window}"
-        return super().find_misfit(shape)
+        misfit = find_layer_misfit(self.kinds, self.window, shape) if self.kinds else None
+        return misfit or super().find_misfit(shape)
 
-    # --- candidates and parts ------------------------------------------------------------------------
-    def fork(self, forks: range) -> Cache:
-        self.require(FORK)
-        return PagedFork(self, forks, self._plain)
-
-    def keep_fork(self, chosen: torch.Tensor) -> None:
-        self.require(FORK)
-        self._plain.keep_forks(chosen, self.lengths)
-        self.lengths = [length + 1 for length in self.lengths]
-
+    # --- parts --------------------------------------------------------------------------------------
     def divide(self, num_parts: int, num_new: int) -> list[Cache]:  # noqa: ARG002 - a part makes room for itself
         self.require(DIVIDE)
         parts: list[Cache] = []

@@ -1,126 +1,257 @@
-"""What holds one layer's keys and values: the unit that caches of mixed layers are put together from."""
+"""Every position at its own place: one buffer (rows, positions, 2, heads, width) per layer."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import is_
+from typing import TYPE_CHECKING, Self
 
 import torch
 
+from unspool.cache.places import Places
 from unspool.cache.span import Span
 from unspool.cache.stores.layout import split
-from unspool.cache.stores.ring import Ring
+from unspool.cache.stores.memory import CHUNK, Room, round_up
+from unspool.cache.stores.store import Store
+from unspool.kernels.presence import has_triton
+from unspool.kernels.ragged import Ragged
+from unspool.kernels.sending import send
 
-Allocate = Callable[[tuple[int, ...], torch.dtype, torch.device], torch.Tensor]
-"""Where a store takes its memory from: zeros of a shape."""
-
-
-def take_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory on the device itself."""
-    return torch.zeros(shape, dtype=dtype, device=device)
-
-
-class Store(ABC):
-    """One layer's keys and values."""
-
-    buffer: torch.Tensor  # (rows, places, 2, heads, width)
-
-    @abstractmethod
-    def write(self, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store a pass's keys and values (rows, new, 2, heads, width); return all that its queries may see."""
-
-    @abstractmethod
-    def select(self, index: torch.Tensor, held: int) -> None:
-        """Let rows follow an index; no row has more than `held` positions."""
-
-    @abstractmethod
-    def read(self, rows: int, length: int) -> torch.Tensor:
-        """What is kept of rows of one length, oldest first, then empty places: (rows, places, 2, heads, width)."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes taken."""
-        return self.buffer.nbytes
-
-    def _rows(self, rows: int) -> torch.Tensor:
-        return self.buffer if self.buffer.shape[0] == rows else self.buffer.narrow(0, 0, rows)
+if TYPE_CHECKING:
+    from unspool.kernels.gpu.attention.forks import ForkKeeper
 
 
 class PlainStore(Store):
-    """Every position at its own place."""
+    """Whole rows in buffers that grow, or that are taken once.
 
-    def __init__(self, buffer: torch.Tensor) -> None:
-        self.buffer = buffer
+    Keys and values of a position lie side by side, so that one copy stores a native model's fused QKV product.
+    """
 
-    def write(self, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        buffer = self._rows(kv.shape[0])
-        if span.is_uniform:
-            buffer.narrow(1, span.starts[0], span.num_new).copy_(kv)
+    def __init__(self, room: Room) -> None:
+        self.room = room
+        self.buffers: list[torch.Tensor] = []
+        self._places: Places | None = None
+        self._keeper: tuple[Places, ForkKeeper] | None = None  # for as long as the places are these
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.buffers)
+
+    def add_layer(
+        self, layer: int, rows: int, heads: int, width: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        if self._check_order(layer):
+            shape = (self.room.rows or rows, self.room.positions, 2, heads, width)
+            self.buffers.append(self._take(shape, dtype, device))
+
+    def _take(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return self.room.take(shape, dtype, device)
+
+    def rows_of(self, layer: int, rows: int) -> torch.Tensor:
+        """A layer's buffer, without rows that are kept for later."""
+        buffer = self.buffers[layer]
+        return buffer if buffer.shape[0] == rows else buffer.narrow(0, 0, rows)
+
+    # --- a pass --------------------------------------------------------------------------------------
+    def reserve(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:  # noqa: ARG002
+        if stop > self.room.positions:
+            self.grow(stop)
+
+    def grow(self, stop: int) -> None:
+        """Make room for more positions."""
+        # A part more than is needed: a text that grows for long is copied seldom, and little is left empty.
+        held, room = self.room.positions, round_up(stop) + stop // 32 // CHUNK * CHUNK
+        self._places = None  # or it would keep the old ones
+        try:
+            for layer, buffer in enumerate(self.buffers):  # one layer at a time, so that only one is there twice
+                grown = self._take((buffer.shape[0], room, *buffer.shape[2:]), buffer.dtype, buffer.device)
+                grown.narrow(1, 0, held).copy_(buffer)
+                self.buffers[layer] = grown
+        except BaseException:  # memory ran out: all layers have the room that they had
+            self.buffers[:] = [buffer.narrow(1, 0, held) for buffer in self.buffers]
+            raise
+        self.room.positions = room
+
+    def write(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = kv.shape[0]
+        if layer >= len(self.buffers):
+            self.add_layer(layer, rows, kv.shape[3], kv.shape[4], kv.dtype, kv.device)
+        return split(put(self.rows_of(layer, rows), span, kv))
+
+    def write_flat(self, layer: int, span: Span, kv: torch.Tensor, ragged: Ragged) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = len(span.starts)
+        if layer >= len(self.buffers):
+            self.add_layer(layer, rows, kv.shape[2], kv.shape[3], kv.dtype, kv.device)
+        buffer = self.rows_of(layer, rows)
+        buffer.index_put_((ragged.rows, ragged.positions), kv)
+        keys, values = buffer.unbind(2)
+        return keys, values
+
+    # --- rows ----------------------------------------------------------------------------------------
+    def select(self, index: Sequence[int], lengths: Sequence[int]) -> None:
+        held = max(lengths, default=0)
+        chosen = torch.tensor(list(index), dtype=torch.int64)
+        if self.room.is_fixed:
+            for buffer in self.buffers:
+                part = buffer.narrow(1, 0, held)
+                part[: len(index)] = part[chosen.to(buffer.device)]
+            return
+        self._places = None  # or it would keep the old ones
+        grows = len(index) > len(lengths)
+        grown: list[torch.Tensor] = []
+        for layer, buffer in enumerate(self.buffers):
+            new = self._take((len(index), *buffer.shape[1:]), buffer.dtype, buffer.device)
+            rows = chosen.to(buffer.device)
+            torch.index_select(buffer.narrow(1, 0, held), 0, rows, out=new.narrow(1, 0, held))
+            if grows:  # all layers or none, should memory run out: layers must not differ in their rows
+                grown.append(new)
+            else:
+                self.buffers[layer] = new
+        self.buffers = grown if grows else self.buffers
+
+    def join(self, other: PlainStore, mine: Sequence[int], theirs: Sequence[int]) -> None:
+        """By copying, into new buffers of as much room as the longer of both has unless memory is taken once."""
+        old, held = len(mine), max(theirs)
+        rows = slice(old, old + len(theirs))
+        if not self.room.is_fixed:
+            self._places = None  # or it would keep the old ones
+            longest = max(held, *mine) if mine else held
+            self.reserve((), (), longest)
+        for layer, given in enumerate(other.buffers):
+            if not self.room.is_fixed:
+                shape = (rows.stop, self.room.positions, *given.shape[2:])
+                whole = self._take(shape, given.dtype, given.device)
+                if layer == len(self.buffers):
+                    self.buffers.append(whole)
+                elif old:
+                    whole[:old].copy_(self.buffers[layer][:old])
+                self.buffers[layer] = whole
+            self.buffers[layer][rows, :held] = given[: len(theirs), :held]
+
+    def copy_rows(self, index: Sequence[int], first: int, held: int) -> None:
+        """Let rows become what others are from position `first` on: what lies before it is the same already."""
+        moved = [row for row, source in enumerate(index) if row != source]
+        if not moved or first >= held:
+            return
+        told: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+        for buffer in self.buffers:
+            if buffer.device not in told:
+                told[buffer.device] = (send(moved, buffer.device), send([index[row] for row in moved], buffer.device))
+            into, source = told[buffer.device]
+            part = buffer.narrow(1, first, held - first)
+            part.index_copy_(0, into, part.index_select(0, source))  # gathered before it is written
+
+    def take_rows(self, index: Sequence[int]) -> Self:
+        """Some rows in memory of their own, with as much room."""
+        made, rows = self._like(), list(index)
+        for buffer in self.buffers:
+            chosen = made._take((len(rows), *buffer.shape[1:]), buffer.dtype, buffer.device)
+            made.buffers.append(chosen.copy_(buffer[rows]))
+        return made
+
+    def clone(self) -> Self:
+        made = self._like()
+        for buffer in self.buffers:
+            made.buffers.append(made._take(tuple(buffer.shape), buffer.dtype, buffer.device).copy_(buffer))
+        return made
+
+    def _like(self) -> Self:
+        """A store of the same room without layers."""
+        return type(self)(Room(self.room.positions, self.room.rows, self.room.take))
+
+    def take_part(self, first: int, step: int, rows: int) -> PlainStore:
+        """A store over every `step`-th row, which writes into this one's buffers."""
+        part = PlainStore(Room(self.room.positions, self.room.rows, self.room.take))
+        part.buffers = [buffer[first:rows:step] for buffer in self.buffers]
+        return part
+
+    # --- candidates after every row ------------------------------------------------------------------
+    def write_forks(
+        self, layer: int, kv: torch.Tensor, place: int | None, find_slots: Callable[[], torch.Tensor], stop: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = kv.shape[0]
+        buffer = self.rows_of(layer, rows)
+        if place is not None:
+            buffer.narrow(1, place, kv.shape[1]).copy_(kv)
         else:
-            rows = torch.arange(kv.shape[0], device=kv.device)[:, None]
-            buffer.index_put_((rows, span.positions), kv)
-        return split(buffer.narrow(1, 0, span.stop))
+            buffer.index_put_((torch.arange(rows, device=kv.device)[:, None], find_slots()), kv)
+        return split(buffer.narrow(1, 0, stop))
 
-    def select(self, index: torch.Tensor, held: int) -> None:
-        part = self.buffer.narrow(1, 0, held)
-        part[: len(index)] = part[index.to(part.device)]
+    def keep_forks(self, chosen: torch.Tensor, lengths: Sequence[int]) -> None:
+        if chosen.is_cuda and (keeper := self._find_keeper()) is not None:
+            keeper.keep(chosen, list(lengths))
+            return
+        told: dict[torch.device, tuple[torch.Tensor, ...]] = {}  # made once: a copy to the device makes the host wait
+        for layer, buffer in enumerate(self.buffers):
+            if buffer.device not in told:
+                told[buffer.device] = _find_forks(chosen.to(buffer.device), lengths)
+            rows, ends, forks = told[buffer.device]
+            held = self.rows_of(layer, len(lengths))
+            held.index_put_((rows, ends), held[rows, forks])
 
-    def read(self, rows: int, length: int) -> torch.Tensor:  # noqa: ARG002 - in order as it lies
-        return self._rows(rows)
+    def _find_keeper(self) -> ForkKeeper | None:
+        """What moves forks in all layers by one kernel; None if there is no Triton, or buffers are not alike."""
+        places, first = self.places(), self.buffers[0]
+        if places is None or not has_triton() or not first.is_contiguous():
+            return None
+        if any(buffer.stride() != first.stride() for buffer in self.buffers):
+            return None
+        if self._keeper is None or self._keeper[0] is not places:
+            from unspool.kernels.gpu.attention.forks import ForkKeeper  # Triton is imported where a GPU is used
+
+            self._keeper = (places, ForkKeeper(places.buffers))
+        return self._keeper[1]
+
+    # --- memory --------------------------------------------------------------------------------------
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+    def held(self) -> list[torch.Tensor]:
+        return self.buffers
+
+    def places(self) -> Places | None:
+        known = self._places
+        if known is None or len(known.buffers) != len(self.buffers) or not all(map(is_, known.buffers, self.buffers)):
+            self._places = known = self._make_places()
+        return known
+
+    def _make_places(self) -> Places:
+        return Places(list(self.buffers))
+
+    def read(self, layer: int, rows: int, length: int) -> torch.Tensor:
+        return self.rows_of(layer, rows).narrow(1, 0, length)
+
+    def fill(self, layer: int, held: torch.Tensor) -> None:
+        """Take in what a file has of a layer (rows, positions, 2, heads, width)."""
+        self.add_layer(layer, held.shape[0], held.shape[3], held.shape[4], held.dtype, held.device)
+        self.buffers[layer][: held.shape[0], : held.shape[1]] = held
+
+    def pack(self, rows: int, length: int) -> list[torch.Tensor]:
+        """What a file has of every layer."""
+        return [self.rows_of(layer, rows)[:, : min(length, self.room.positions)] for layer in range(self.num_layers)]
+
+    def clear(self) -> None:
+        """Forget everything and keep the memory."""
+        for buffer in self.buffers:
+            buffer.zero_()
 
 
-class RingStore(Store):
-    """The last positions, and pinned ones, at the places of a ring."""
+def put(buffer: torch.Tensor, span: Span, kv: torch.Tensor) -> torch.Tensor:
+    """Write a pass at its positions; return all that is in view then (rows, stop, 2, heads, width)."""
+    if span.is_uniform:
+        buffer.narrow(1, span.starts[0], span.num_new).copy_(kv)
+    else:
+        rows = torch.arange(kv.shape[0], device=kv.device)
+        buffer.index_put_((rows[:, None], span.positions), kv)
+    return buffer.narrow(1, 0, span.stop)
 
-    def __init__(self, ring: Ring, buffer: torch.Tensor, *, is_fixed: bool = True) -> None:
-        self.ring = ring
-        self.buffer = buffer
-        self._is_fixed = is_fixed  # the memory stays where it is, for as many rows as it was taken for
-        self.tried: list[tuple[torch.Tensor, torch.Tensor]] = []  # what each pass of a trial wrote over, and wrote
 
-    def write(self, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002 - the ring knows the places
-        ring, buffer = self.ring, self._rows(kv.shape[0])
-        if ring.move is None:
-            assert ring.place is not None
-            buffer.narrow(1, ring.place, 1).copy_(kv)
-            return split(buffer.narrow(1, 0, min(ring.held + 1, ring.size)))
-        move = ring.move
-        if ring.trial is not None:
-            self.tried.append((buffer[move.rows, move.places], kv.clone()))
-        if ring.is_single:
-            buffer.index_put_((move.rows, move.places), kv)
-            return split(buffer.narrow(1, 0, min(ring.held + 1, ring.size)))
-        # The pass sees its own tokens even where the ring has no place for all of them.
-        seen = torch.cat((buffer.narrow(1, 0, ring.held), kv), dim=1) if ring.held else kv
-        rows, column = move.is_kept.nonzero(as_tuple=True)
-        buffer[rows, move.places[rows, column]] = kv[rows, column]
-        return split(seen)
-
-    def restore(self, lengths: torch.Tensor) -> None:
-        """Undo what a trial wrote, the last first, and write again what stays below the given lengths (rows, 1)."""
-        ring = self.ring
-        assert ring.trial is not None
-        moves = ring.trial.moves
-        for move, (old, _) in zip(reversed(moves), reversed(self.tried), strict=True):
-            rows, column = move.is_kept.nonzero(as_tuple=True)
-            self.buffer[rows, move.places[rows, column]] = old[rows, column]
-        for move, (_, new) in zip(moves, self.tried, strict=True):
-            is_last = (move.positions >= lengths - ring.reach) | (move.positions < ring.num_pinned)
-            rows, column = (move.is_real & (move.positions < lengths) & is_last).nonzero(as_tuple=True)
-            self.buffer[rows, move.places[rows, column]] = new[rows, column]
-
-    def select(self, index: torch.Tensor, held: int) -> None:
-        chosen = index.to(self.buffer.device)
-        if self._is_fixed:
-            part = self.buffer.narrow(1, 0, min(held, self.ring.size))
-            part[: len(index)] = part[chosen]
-        else:
-            self.buffer = self.buffer[chosen]
-        self.tried = [(old[chosen], new[chosen]) for old, new in self.tried]
-
-    def read(self, rows: int, length: int) -> torch.Tensor:
-        buffer, ring = self._rows(rows), self.ring
-        if length <= ring.size:
-            return buffer
-        pinned, recent = buffer[:, : ring.num_pinned], buffer[:, ring.num_pinned :]
-        return torch.cat((pinned, recent.roll(-((length - ring.num_pinned) % ring.reach), dims=1)), dim=1)
+def _find_forks(chosen: torch.Tensor, lengths: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The rows' numbers, their ends, and where their chosen forks lie: (rows,) each."""
+    rows, device = len(lengths), chosen.device
+    if min(lengths) == max(lengths):
+        ends = torch.full((rows,), lengths[0], device=device)
+    else:
+        ends = torch.tensor(lengths, device=device)
+    return torch.arange(rows, device=device), ends, ends + chosen

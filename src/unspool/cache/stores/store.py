@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
@@ -72,14 +72,25 @@ class Store(ABC):
         """What the queries may see among the keys in view."""
         return see_positions(span, window)
 
-    def key_positions(self, span: Span) -> torch.Tensor:
+    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:  # noqa: ARG002 - mixed ones ask
         """The position of every key in view: (rows or 1, keys)."""
         return torch.arange(span.stop, device=span.positions.device)[None]
 
-    @property
-    def is_in_order(self) -> bool:
-        """Whether keys in view stand at the indices of their positions."""
+    def is_in_order(self, window: int | None) -> bool:  # noqa: ARG002 - likewise
+        """Whether layers with that window find every key at the index of its position."""
         return True
+
+    # --- candidates after every row ------------------------------------------------------------------
+    def write_forks(
+        self, layer: int, kv: torch.Tensor, place: int | None, find_slots: Callable[[], torch.Tensor], stop: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store candidates (rows, forks, 2, heads, width) from one place on, or at places (rows, forks); return the
+        first `stop` keys."""
+        raise NotImplementedError
+
+    def keep_forks(self, chosen: torch.Tensor, lengths: Sequence[int]) -> None:
+        """Move every row's chosen candidate to the row's end."""
+        raise NotImplementedError
 
     # --- rows ----------------------------------------------------------------------------------------
     @abstractmethod
@@ -98,6 +109,10 @@ class Store(ABC):
 
     def truncate(self, lengths: Sequence[int]) -> None:  # noqa: B027 - most stores have nothing to do
         """Go back to lengths that were checked; ends a trial."""
+
+    def clear(self) -> None:
+        """Forget everything and keep the memory."""
+        raise NotImplementedError
 
     @abstractmethod
     def clone(self) -> Self:

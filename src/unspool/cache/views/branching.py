@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 
 from unspool.cache.base import DIVIDE, RAGGED, ROLL_BACK, SELECT_ROWS, Cache
-from unspool.cache.buffered import BufferedCache
 from unspool.cache.places import Places
+from unspool.cache.rows import RowCache
 from unspool.cache.span import Mask, Span
 from unspool.cache.stores.layout import join
 from unspool.errors import SettingError, UnsupportedError
@@ -25,14 +24,6 @@ class BranchedKeys:
     own: torch.Tensor  # (prompts * branches, heads, own positions, width)
 
 
-class GrowingRows(BufferedCache):
-    """Rows in buffers of a kind that can be made anew: what a branching cache is made of."""
-
-    @abstractmethod
-    def new_like(self, room: int) -> Self:
-        """An empty cache of the same kind."""
-
-
 class BranchingCache(Cache):
     """The cache of beams: `num_branches` rows a prompt over one copy of the prompt's keys.
 
@@ -44,7 +35,7 @@ class BranchingCache(Cache):
     can = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED, DIVIDE})
     is_in_order = False
 
-    def __init__(self, prompt: GrowingRows, num_branches: int) -> None:
+    def __init__(self, prompt: RowCache, num_branches: int) -> None:
         super().__init__()
         self.num_branches = num_branches
         self._prompt = prompt
@@ -200,7 +191,7 @@ class BranchingCache(Cache):
         parts: list[Cache] = []
         for first, own in enumerate(self._own.divide(num_parts, num_new)):
             part = BranchingCache(self._prompt, 1)
-            assert isinstance(own, GrowingRows)
+            assert isinstance(own, RowCache)
             part._own = own
             part.lengths = self.lengths[first::num_parts]
             part._origins = [[] for _ in part.lengths]  # who wrote what is noted for all branches together
@@ -216,7 +207,7 @@ class BranchingCache(Cache):
         """Make the branches' own buffers before the first pass, which would make them for the rows it is given."""
         rows = len(self.lengths)
         for layer, keys in enumerate(self._prompt.key_cache):
-            self._own._add_layer(layer, rows, keys.shape[1], keys.shape[3], keys.dtype, keys.device)
+            self._own._store.add_layer(layer, rows, keys.shape[1], keys.shape[3], keys.dtype, keys.device)
         self._own.lengths = [0] * rows
 
     def _find_parting(self, index: Sequence[int]) -> int:
@@ -249,7 +240,7 @@ class BranchingCache(Cache):
         for layer in range(len(self._own)):
             shared = join(*self._prompt._show(layer))  # (prompts, positions, 2, …)
             own = join(*self._own._show(layer))
-            whole._add_layer(layer, rows, own.shape[3], own.shape[4], own.dtype, own.device)
+            whole._store.add_layer(layer, rows, own.shape[3], own.shape[4], own.dtype, own.device)
             buffer = whole._buffers[layer]
             for row, (first, length) in enumerate(zip(self._prompt_lengths, self.lengths, strict=True)):
                 buffer[row, :first] = shared[row // self.num_branches, :first]

@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from unspool.cache.base import RAGGED, Cache
 from unspool.cache.places import Places
 from unspool.cache.span import Mask, Span
+from unspool.cache.stores.store import Store
 from unspool.errors import SettingError, UnsupportedError
-
-
-class RowBuffers(Protocol):
-    """Rows that lie whole in one buffer a layer."""
-
-    lengths: list[int]
-
-    def rows_of(self, layer: int) -> torch.Tensor:
-        """A layer's buffer, without rows that are kept for later."""
-
-    def _reserve(self, stop: int) -> None:
-        """Make sure that positions up to `stop` can be written."""
 
 
 class ForkedCache(Cache):
     """A view of a cache for one pass of one token a fork, `num_forks` forks a row.
 
     All forks of a row stand at the position that follows it. Fork `j` writes its keys `j` places past the row's end,
-    where nothing is held, and sees the row and itself. `keep_fork` of the cache below takes one of them over. How a
-    kind of cache stores them is said by a class of its own.
+    where nothing is held, and sees the row and itself. `keep_fork` of the cache below takes one of them over.
     """
 
     can = frozenset({RAGGED})
     is_in_order = False
 
-    def __init__(self, held: Cache, forks: range) -> None:
+    def __init__(self, held: Cache, forks: range, store: Store, open_forks: Callable[[int], None]) -> None:
         super().__init__()
+        self._store, self._open_forks = store, open_forks
         self.num_forks, self.first_fork = len(forks), forks.start
         self._held, self._first = held, forks.start
         self._num_keys = max(held.lengths) + forks.stop  # in view
@@ -56,11 +45,30 @@ class ForkedCache(Cache):
         if num_new != 1 or (counts is not None and min(counts) != 1):
             raise SettingError(f"a fork is one token, and {num_new} were given")
         self._slots = None
-        return super().begin(rows, 1, None, device)
+        span = super().begin(rows, 1, None, device)
+        self._store.begin(span)
+        return span
 
-    def find_slots(self, span: Span) -> torch.Tensor:
-        """Where the forks of ragged rows are written: (rows, forks), found once a pass."""
+    def write(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store the forks' keys and values; return those of the rows (rows, heads, keys in view, width)."""
+        span, forks = self._require_span(), kv.view(-1, self.num_forks, *kv.shape[2:])
+        place = span.starts[0] + self._first if span.is_uniform else None
+        return self._store.write_forks(layer, forks, place, self._find_slots, self._num_keys)
+
+    def end(self) -> None:
+        self._store.begin(self._require_span())
+        super().end()
+
+    def _reserve_rows(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:  # noqa: ARG002
+        self._open_forks(self._first + self.num_forks)
+
+    def _reserve(self, stop: int) -> None:
+        self._reserve_rows((), (), stop)
+
+    def _find_slots(self) -> torch.Tensor:
+        """Where the forks are written: (rows, forks), found once a pass."""
         if self._slots is None:  # a captured pass, which writes by address, needs none
+            span = self._require_span()
             own = torch.arange(self._first, self._first + self.num_forks, device=span.positions.device)
             self._slots = span.positions.view(-1, self.num_forks) + own
         return self._slots
@@ -115,27 +123,3 @@ class ForkedCache(Cache):
 
     def __len__(self) -> int:
         return len(self._held)
-
-
-class BufferedFork(ForkedCache):
-    """Forks of rows that lie whole in one buffer a layer."""
-
-    def __init__(self, held: Cache, forks: range, whole: RowBuffers) -> None:
-        super().__init__(held, forks)
-        self._whole = whole
-
-    def write(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store the forks' keys and values; return those of the rows (rows, heads, keys in view, width)."""
-        span = self._require_span()
-        buffer = self._whole.rows_of(layer)
-        forks = kv.view(-1, self.num_forks, *kv.shape[2:])  # (rows, forks, 2, heads, width)
-        if span.is_uniform:
-            buffer.narrow(1, span.starts[0] + self._first, self.num_forks).copy_(forks)
-        else:
-            rows = torch.arange(forks.shape[0], device=kv.device)
-            buffer.index_put_((rows[:, None], self.find_slots(span)), forks)
-        keys, values = buffer.narrow(1, 0, self._num_keys).unbind(2)
-        return keys.transpose(1, 2), values.transpose(1, 2)
-
-    def _reserve(self, stop: int) -> None:  # noqa: ARG002 - the forks need more room than the longest row's next token
-        self._whole._reserve(self._num_keys)
