@@ -183,7 +183,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     lm = load_shape(given.shape, given.tokenizer) if given.shape else unspool.load(given.model)
-    print(f"{platform.machine()}, {lm.device}, {torch.get_num_threads()} threads, {lm!r}", json.dumps(vars(given)))
+    print(
+        f"{platform.machine()}, {lm.device}, {torch.get_num_threads()} threads, {lm!r}",
+        json.dumps(vars(given), default=str),
+    )
     if given.documents:
         write_documents(lm, given.documents, given.most)
     if given.cost:

@@ -42,7 +42,8 @@ class GrammarLogitsProcessor(LogitsProcessor):
         self._vocabulary = present[0].vocabulary
         self._states = States()
         self._seen: torch.Tensor | None = None  # the history of the last call
-        self._early: tuple[torch.Tensor, list[int]] | None = None  # a history, and its last column on the host
+        self._early: tuple[torch.Tensor, list[int] | None] | None = None  # a history, and how it went on
+        self._masks = Masks(self._vocabulary.num_words)
 
     @classmethod
     def make(cls, build: Build) -> GrammarLogitsProcessor:
@@ -61,8 +62,8 @@ class GrammarLogitsProcessor(LogitsProcessor):
 
     # --- the scores ----------------------------------------------------------------------------------
     def prepare(self, input_ids: torch.Tensor) -> None:
-        """Bring a history's last tokens to the host before the pass that reads them is under way."""
-        self._early = (input_ids, input_ids[:, -1].tolist()) if input_ids.shape[1] else None
+        """Read from a history what the next call needs, before the pass is under way that a copy would wait for."""
+        self._early = (input_ids, self._find_step(input_ids))
 
     def __call__(
         self, input_ids: torch.Tensor, scores: torch.Tensor, logits: torch.Tensor | None = None
@@ -74,7 +75,7 @@ class GrammarLogitsProcessor(LogitsProcessor):
         """
         if input_ids.shape[1] < self.first_column:
             return scores  # a forced beginning
-        bits = torch.from_numpy(self._fill(self._find_states(input_ids)))
+        bits = self._fill(self._find_states(input_ids), pinned=scores.is_cuda)
         kept = keep_allowed(scores, bits)
         if logits is None:
             return kept
@@ -87,13 +88,12 @@ class GrammarLogitsProcessor(LogitsProcessor):
 
     def _find_states(self, input_ids: torch.Tensor) -> list[State | None]:
         """Each row's state; None for a row without a grammar, or one that has ended."""
-        seen, self._seen = self._seen, None
         early, self._early = self._early, None
-        states = None
-        if self._went_on(seen, input_ids) and self._states.are_apart:
-            is_known = early is not None and early[0].data_ptr() == input_ids.data_ptr()
-            last = early[1] if is_known and early is not None else input_ids[:, -1].tolist()
-            states = self._states.step(last, self.ends)
+        if early is not None and early[0].data_ptr() == input_ids.data_ptr() and early[0].shape == input_ids.shape:
+            last = early[1]
+        else:
+            last = self._find_step(input_ids)
+        states = None if last is None else self._states.step(last, self.ends)
         if states is None:
             rows = input_ids[:, self.first_column :].tolist()
             grammars = self.grammars if len(self.grammars) > 1 else self.grammars * len(rows)
@@ -105,25 +105,33 @@ class GrammarLogitsProcessor(LogitsProcessor):
         self._seen = input_ids.clone()  # what it was: the table may be written over
         return states
 
-    def _went_on(self, seen: torch.Tensor | None, now: torch.Tensor) -> bool:
-        """Whether a history is the last one and a column more, and no row has ended."""
-        return (
-            seen is not None
-            and seen.shape[0] == now.shape[0]
-            and seen.shape[1] + 1 == now.shape[1]
-            and seen.shape[1] >= self.first_column
-            and torch.equal(seen, now[:, :-1])
-        )
+    def _find_step(self, now: torch.Tensor) -> list[int] | None:
+        """The last column, if a history is the one seen last and a column more; else None."""
+        seen = self._seen
+        if (
+            seen is None
+            or seen.shape[0] != now.shape[0]
+            or seen.shape[1] + 1 != now.shape[1]
+            or seen.shape[1] < self.first_column
+            or not self._states.are_apart
+            or not torch.equal(seen, now[:, :-1])
+        ):
+            return None
+        last: list[int] = now[:, -1].tolist()
+        return last
 
-    def _fill(self, states: Sequence[State | None]) -> np.ndarray[Any, np.dtype[np.int32]]:
+    def _fill(self, states: Sequence[State | None], *, pinned: bool) -> torch.Tensor:
         """The masks (rows, words) of the rows' next tokens."""
-        masks = self._vocabulary.new_masks(len(states))
+        bits = self._masks.take(len(states), pinned=pinned)
+        masks: np.ndarray[Any, np.dtype[np.int32]] = bits.numpy()
         firsts: dict[int, int] = {}  # where a state's mask is made first
         work = []
         for row, state in enumerate(states):
             if state is None:
                 masks[row] = -1  # everything
-            elif id(state) not in firsts and not state.is_broken:
+            elif state.is_broken:
+                masks[row] = 0
+            elif id(state) not in firsts:
                 firsts[id(state)] = row
                 work.append((state.matcher, row))
         if len(work) > 1:
@@ -138,7 +146,7 @@ class GrammarLogitsProcessor(LogitsProcessor):
                 self._set_ends(masks[row])
             else:
                 masks[row] = masks[firsts[id(state)]]
-        return masks
+        return bits
 
     def _set_ends(self, mask: np.ndarray[Any, np.dtype[np.int32]]) -> None:
         """Allow the call's end tokens where the vocabulary's own is allowed, and no other end token."""
@@ -161,6 +169,25 @@ class GrammarLogitsProcessor(LogitsProcessor):
         chosen.grammars = [self.grammars[place] for place in index.tolist()]
         chosen._seen = None
         return chosen
+
+
+class Masks:
+    """Memory for masks, kept from step to step; a GPU's is pinned, and two take turns while copies are under way."""
+
+    def __init__(self, num_words: int) -> None:
+        self._num_words = num_words
+        self._pinned: list[torch.Tensor] = []
+
+    def take(self, num_rows: int, *, pinned: bool) -> torch.Tensor:
+        """Masks (rows, words) that hold anything."""
+        if not pinned:
+            return torch.empty(num_rows, self._num_words, dtype=torch.int32)
+        if not self._pinned or len(self._pinned[0]) < num_rows:
+            # Pinning takes milliseconds, and waits for the device.
+            shape = (num_rows, self._num_words)
+            self._pinned = [torch.empty(shape, dtype=torch.int32, pin_memory=True) for _ in range(2)]
+        self._pinned.reverse()
+        return self._pinned[0][:num_rows]
 
 
 @lru_cache(maxsize=1)

@@ -8,8 +8,6 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from unspool.errors import SettingError, UnsupportedError
 from unspool.grammar.sources import require_library
 
@@ -28,10 +26,6 @@ class Vocabulary:
     def num_words(self) -> int:
         """32-bit words of a mask."""
         return (self.size + 31) // 32
-
-    def new_masks(self, num_rows: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """Masks for so many rows, nothing allowed: (rows, words)."""
-        return np.zeros((num_rows, self.num_words), dtype=np.int32)
 
 
 _made: weakref.WeakKeyDictionary[Any, dict[int, Vocabulary]] = weakref.WeakKeyDictionary()

@@ -15,7 +15,7 @@ def keep_allowed(scores: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
         if library is not None and scores.dtype == torch.float32:
             return library.keep_allowed(scores, bits)
         return keep_allowed_plainly(scores, bits)
-    bits = (bits.pin_memory() if scores.is_cuda else bits).to(scores.device, non_blocking=True)
+    bits = bits.to(scores.device, non_blocking=True)  # the caller pins it, or it is copied at once
     if scores.is_cuda and has_triton():
         from unspool.kernels.gpu.sampling.masks import keep_allowed_on_gpu  # brings Triton
 

@@ -5,14 +5,17 @@ from unspool.models.adapters.door import (
     Adapted,
     adapt,
     find_adapter,
+    find_mixin,
     find_settings,
     is_transformers_model,
     list_inputs,
     open_call,
     runs_own_generate,
+    set_native,
 )
 from unspool.models.adapters.outputs import dress_output
 from unspool.models.adapters.settings import convert_values, is_theirs, read_settings
+from unspool.models.adapters.twin import drop_twin
 
 __all__ = [
     "Adapted",
@@ -20,7 +23,9 @@ __all__ = [
     "adapt",
     "convert_values",
     "dress_output",
+    "drop_twin",
     "find_adapter",
+    "find_mixin",
     "find_settings",
     "is_theirs",
     "is_transformers_model",
@@ -29,4 +34,5 @@ __all__ = [
     "prepare_call",
     "read_settings",
     "runs_own_generate",
+    "set_native",
 ]
