@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from unspool.cli.console import DIM, end_line, say, write
+from unspool.cli.languages import add_language_options, check_languages, mark_prompts
 from unspool.cli.model import add_assistant_option, add_model_options, load_assistant, load_model
 from unspool.cli.parser import Parser, UsageError
 from unspool.cli.prompt import add_prompt_options, as_prompt, check_prompt, read_negative, read_prompt
@@ -34,7 +35,9 @@ def build_parser() -> Parser:
             "cat notes.txt | unspool run --json --logprobs 2",
         ),
     )
-    add_prompt_options(parser).add_argument(
+    prompt = add_prompt_options(parser)
+    add_language_options(prompt)
+    prompt.add_argument(
         "--prompts-file",
         "--prompts_file",
         metavar="FILE",
@@ -54,7 +57,7 @@ def execute(arguments: argparse.Namespace) -> int:
     _check(arguments, settings)
     texts = _read_texts(arguments)
     lm = load_model(arguments)
-    prompts = [as_prompt(text, arguments) for text in texts]
+    prompts = [as_prompt(text, arguments) for text in mark_prompts(lm, texts, arguments, settings)]
     is_batch = arguments.prompts_file is not None
     assistant = load_assistant(arguments)
     drafter = {} if assistant is None else {"assistant_model": assistant}
@@ -76,6 +79,7 @@ def _check(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> None:
     """Raise for what can be refused before a model is loaded."""
     refuse_tensors(settings)
     check_prompt(arguments, settings)
+    check_languages(arguments)
     if arguments.prompts_file is not None and arguments.prompt is not None:
         raise UsageError("a prompt and --prompts-file were both given; give one of them")
     for name in ("logprobs", "prompt_logprobs"):
