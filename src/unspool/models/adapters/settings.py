@@ -39,7 +39,8 @@ def read_settings(model: Any) -> GenerationConfig | None:
 
 def convert_settings(config: Any) -> GenerationConfig:
     """A transformers GenerationConfig as ours: the values that differ from its defaults."""
-    usual = getattr(config, "_get_default_generation_params", dict)()  # a config may spell out what is the case anyway
+    # A config may spell out what is the case anyway.
+    usual: dict[str, Any] = getattr(config, "_get_default_generation_params", dict)()
     told = {name: getattr(config, name, value) for name, value in config.to_diff_dict().items()}
     values = {name: value for name, value in told.items() if name not in usual or value != usual[name]}
     known = {name: value for name, value in values.items() if name in PARAMETERS or name in SPEECH_FIELDS}
