@@ -15,7 +15,7 @@ from unspool._version import __version__ as __version__
 # Names are imported when they are first asked for, so that `unspool --help` need not wait for torch. This is the one
 # list of them; `__init__.pyi` is made from it for type checkers and editors (`python tools/make_stubs.py`).
 _HOMES: dict[str, tuple[str, ...]] = {
-    "api": ("Answer", "LanguageModel", "Piece", "generate", "load", "stream"),
+    "api": ("Answer", "LanguageModel", "Piece", "attach", "detach", "generate", "load", "stream"),
     "beams": ("BeamHypotheses", "BeamScorer", "BeamSearchScorer", "ConstrainedBeamSearchScorer"),
     "cache": (
         "Cache",

@@ -3,6 +3,8 @@ from unspool._version import __version__ as __version__
 from unspool.api import Answer as Answer
 from unspool.api import LanguageModel as LanguageModel
 from unspool.api import Piece as Piece
+from unspool.api import attach as attach
+from unspool.api import detach as detach
 from unspool.api import generate as generate
 from unspool.api import load as load
 from unspool.api import stream as stream
@@ -244,7 +246,9 @@ __all__ = [
     "WhisperTimeStampLogitsProcessor",
     "XTCLogitsWarper",
     "__version__",
+    "attach",
     "compute_transition_scores",
+    "detach",
     "generate",
     "load",
     "register",

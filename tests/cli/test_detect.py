@@ -141,3 +141,39 @@ def test_only_synthid_has_a_detector_to_train(cli: Callable[..., Any], tiny: str
     given = ("--watermark", str(mark), "--key-file", str(mark.parent / "mark.key"), "-m", tiny)
     ended = cli("train-detector", str(mark.parent / "d"), *given)
     assert ended.code == 2 and "only SynthID-Text has a detector to train" in ended.err
+
+
+# --- writing marked text ------------------------------------------------------------------------------------
+
+
+def test_run_writes_the_mark_and_never_the_key(
+    cli: Callable[..., Any], tiny: str, lm: unspool.LanguageModel, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("run", "Hello", "-m", tiny, "--max-new-tokens", "8", "--do-sample", "--seed", "3", "--json")
+    config = unspool.WatermarkingConfig(hashing_key=KEY, greenlist_ratio=0.5)
+    expected = lm.generate("Hello", max_new_tokens=8, do_sample=True, seed=3, watermarking_config=config)
+    ended = cli(*words, "--watermark", str(mark), "--key-file", str(mark.parent / "mark.key"))
+    report = json.loads(ended.out)
+    assert report["token_ids"] == expected.token_ids
+    assert report["settings"]["watermarking_config"]["hashing_key"] == "(hidden)"
+    monkeypatch.setenv("UNSPOOL_WATERMARK_KEY", str(KEY))
+    again = cli(*words, "--watermark", str(mark))
+    assert json.loads(again.out)["token_ids"] == expected.token_ids
+    plain = json.loads(cli(*words).out)
+    assert "watermarking_config" not in plain["settings"] and plain["token_ids"] != expected.token_ids
+    assert all(str(KEY) not in one.out + one.err for one in (ended, again))
+
+
+def test_a_chat_is_marked_too(cli: Callable[..., Any], tiny: str, mark: Path) -> None:
+    words = ("chat", "-m", tiny, "--max-new-tokens", "8", "--do-sample", "--seed", "3")
+    given = ("--watermark", str(mark), "--key-file", str(mark.parent / "mark.key"))
+    marked = cli(*words, *given, stdin=b"Hello\n")
+    plain = cli(*words, stdin=b"Hello\n")
+    assert marked.code == plain.code == 0 and marked.out != plain.out
+    assert str(KEY) not in marked.out + marked.err
+
+
+def test_a_key_without_a_mark_is_refused(cli: Callable[..., Any], tiny: str, mark: Path) -> None:
+    for command in ("run", "chat"):
+        ended = cli(command, "-m", tiny, "--key-file", str(mark.parent / "mark.key"), stdin=b"Hello")
+        assert ended.code == 2 and "--watermark FILE" in ended.err

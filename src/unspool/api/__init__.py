@@ -1,7 +1,8 @@
 """The public entry points: load a model, generate, stream."""
 
 from unspool.api.answer import Answer, Piece
+from unspool.api.attachment import attach, detach
 from unspool.api.calls import generate, stream
 from unspool.api.language_model import LanguageModel, load
 
-__all__ = ["Answer", "LanguageModel", "Piece", "generate", "load", "stream"]
+__all__ = ["Answer", "LanguageModel", "Piece", "attach", "detach", "generate", "load", "stream"]

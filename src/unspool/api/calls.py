@@ -27,8 +27,10 @@ from unspool.models.adapters import (
     ColumnModel,
     convert_values,
     dress_output,
+    drop_unknown_tokens,
     find_adapter,
     find_settings,
+    fold_settings,
     list_inputs,
     open_call,
     prepare_call,
@@ -128,7 +130,7 @@ def generate(
         return run.sequences()
     output = run.output()
     if find_object(model) is not None:
-        return dress_output(output, run.prompt_mask)  # type: ignore[no-any-return]  # transformers' class
+        return dress_output(output, run.model, run.prompt_mask)  # type: ignore[no-any-return]  # transformers' class
     return output
 
 
@@ -180,13 +182,15 @@ def start(
     owns_cache: bool = False,
     assistant_model: Any = None,
     assistant_tokenizer: Any = None,
+    native: bool | None = None,
     **kwargs: Any,
 ) -> Run:
     """Check everything and prepare a run; nothing is computed until it is iterated, except token healing's one step.
 
     `hides_padding` shows the processors what is padding, so that no row depends on the length of the others; the
     reference counts padding as tokens. With `beams="all"` every step reports the whole table of beams. `owns_cache`
-    means that past_key_values is not read after the call, so that rows may leave it.
+    means that past_key_values is not read after the call, so that rows may leave it. `native=True` runs a transformers
+    object natively on its own parameters, if its architecture has a native model; `native=False` never does.
     """
     if beams not in (None, "all"):
         raise SettingError(f"beams={beams!r} is not known; beams='all' streams the whole table of beams")
@@ -199,7 +203,7 @@ def start(
         value = kwargs.pop(name, None)
         if value is not None and value is not False:
             raise UnsupportedError(f"`{name}` needs {feature}, which this version of unspool does not have yet")
-    generation_config = _read_config(generation_config)
+    given_config, generation_config = generation_config, _read_config(generation_config)
     speech = _find_speech(model)
     if speech is not None:
         logits_processor = prepare_window(
@@ -218,10 +222,15 @@ def start(
     own = as_model(model) if theirs is None else None
     model_config = read_settings(theirs) if own is None else getattr(own, "generation_config", None)
     model_config = None if use_model_defaults is False else model_config
+    if theirs is not None and generation_config is not None and generation_config is not given_config:
+        model_config, generation_config = fold_settings(model_config, generation_config), None
     settings, origins = merge(model_config, generation_config, kwargs, defaults)
     core = own
+    if own is not None and native is not None:
+        raise SettingError("`native` says how a transformers object is run, and this model is unspool's; leave it out")
     if core is None:
         extra |= {"past_key_values": past_key_values}
+        extra |= {"native": native}
         core, assistant_model, past_key_values = _open_object(theirs, inputs, given, extra, settings, assistant_model)
     elif inputs is not None:
         given.input_ids = inputs
@@ -279,7 +288,8 @@ def _open_object(
 ) -> tuple[Model, Any, Any]:
     """The model, the drafting model and the cache of a call with a transformers object."""
     everything = {name: getattr(given, name) for name in _MODEL_INPUTS} | dict(extra)
-    core = open_call(model, inputs, everything, settings)
+    core = open_call(model, inputs, everything, settings, everything.pop("native"))
+    drop_unknown_tokens(settings, core.info.vocab_size)
     if not isinstance(core, ColumnModel):
         if inputs is not None:
             setattr(given, "input_features" if core.info.features is not None else "input_ids", inputs)

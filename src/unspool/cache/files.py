@@ -20,7 +20,7 @@ FORMAT: Final = "unspool cache 1"
 MOST_FACTS: Final = 1 << 24  # characters of a header's facts
 MOST_NUMBER: Final = 1 << 40  # of any number in them
 # Memory that a file may ask for beyond what it holds: room for positions to come, which nothing in it proves.
-MOST_EMPTY_BYTES: Final = 1 << 30
+MOST_EMPTY_BYTES: Final = 1 << 29
 MOST_ROOM: Final = 1024  # times what it holds
 
 

@@ -162,6 +162,10 @@ class MambaCache(Cache):
         self._require_span()
         return self._next_ssm[layer]
 
+    def list_buffers(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Where a pass reads and writes all layers' states: windows, next windows, states, next states."""
+        return self._conv, self._next_conv, self._ssm, self._next_ssm
+
     def keep_inputs(self, layer: int, inputs: Inputs, replay: Replay) -> None:
         """While a trial is on: what the recurrence was given (rows first), and how to run it again over a part."""
         if self._pass is not None:

@@ -7,6 +7,7 @@ import sys
 
 from unspool.cli.chat_commands import Quit, execute_line
 from unspool.cli.console import BOLD, DIM, is_debugging_asked, paint, say, say_bug, say_error, say_parts
+from unspool.cli.detect import add_watermark_options, read_watermark
 from unspool.cli.lines import Lines
 from unspool.cli.model import add_model_options, load_model
 from unspool.cli.parser import Parser
@@ -33,6 +34,7 @@ def build_parser() -> Parser:
     group.add_argument("--system", metavar="TEXT", help="The system message.")
     group.add_argument("--stats", action="store_true", help="Print the speed after every answer.")
     add_model_options(parser)
+    add_watermark_options(parser, is_required=False)
     add_settings(parser)
     return parser
 
@@ -41,10 +43,11 @@ def execute(arguments: argparse.Namespace) -> int:
     """Load, then take turns until the end of the input."""
     settings = collect_settings(arguments)
     refuse_tensors(settings)
+    mark = read_watermark(arguments)
     system = None if arguments.system is None else check_text(arguments.system, "--system")
     lm = load_model(arguments)
     with Lines() as lines:
-        session = Session(lm, system, settings, is_interactive=lines.is_interactive)
+        session = Session(lm, system, settings, is_interactive=lines.is_interactive, mark=mark)
         session.shows_stats = arguments.stats
         if not lines.is_interactive:
             return _follow(session, lines)

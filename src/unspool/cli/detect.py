@@ -25,16 +25,27 @@ LEVEL = 0.01
 LARGEST_TEXT = 16 << 20
 
 
-def add_watermark_options(parser: Parser) -> argparse._ArgumentGroup:
+def add_watermark_options(parser: Parser, *, is_required: bool = True) -> argparse._ArgumentGroup:
     """Which watermark, and where its key is."""
     group = parser.add_argument_group("watermark")
-    group.add_argument("--watermark", metavar="FILE", required=True, help="The watermark's settings, as JSON.")
+    group.add_argument("--watermark", metavar="FILE", required=is_required, help="The watermark's settings, as JSON.")
     group.add_argument(
         "--key-file",
         metavar="FILE",
         help="The key: a number, or a list of them. [$UNSPOOL_WATERMARK_KEY, or what the settings say]",
     )
     return group
+
+
+def read_watermark(arguments: argparse.Namespace) -> dict[str, BaseWatermarkingConfig]:
+    """The setting that --watermark and --key-file ask for, by its name; nothing without --watermark."""
+    if arguments.watermark is None:
+        if arguments.key_file is not None:
+            raise UsageError("--key-file holds the key of a watermark; say which one with --watermark FILE")
+        return {}
+    from unspool.watermark.keys import load_watermark  # torch comes with it
+
+    return {"watermarking_config": load_watermark(arguments.watermark, arguments.key_file)}
 
 
 def build_parser() -> Parser:

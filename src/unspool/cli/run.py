@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from unspool.cli.console import DIM, end_line, say, write
+from unspool.cli.detect import add_watermark_options, read_watermark
+from unspool.cli.languages import add_language_options, check_languages, mark_prompts
 from unspool.cli.model import add_assistant_option, add_model_options, load_assistant, load_model
 from unspool.cli.parser import Parser, UsageError
 from unspool.cli.prompt import add_prompt_options, as_prompt, check_prompt, read_negative, read_prompt
@@ -32,9 +34,12 @@ def build_parser() -> Parser:
             'unspool run --chat --stats "Write a haiku about a lighthouse."',
             'unspool run --do-sample --temperature 0.7 --top-p 0.9 --seed 1 "Once upon a time"',
             "cat notes.txt | unspool run --json --logprobs 2",
+            'unspool run --do-sample --watermark mark.json --key-file mark.key "Once upon a time"',
         ),
     )
-    add_prompt_options(parser).add_argument(
+    prompt = add_prompt_options(parser)
+    add_language_options(prompt)
+    prompt.add_argument(
         "--prompts-file",
         "--prompts_file",
         metavar="FILE",
@@ -44,6 +49,7 @@ def build_parser() -> Parser:
     shown.add_argument("--json", action="store_true", help="Print one JSON object when done, and nothing else.")
     shown.add_argument("--stats", action="store_true", help="Print the speed on standard error.")
     add_assistant_option(add_model_options(parser))
+    add_watermark_options(parser, is_required=False)
     add_settings(parser)
     return parser
 
@@ -52,17 +58,19 @@ def execute(arguments: argparse.Namespace) -> int:
     """Load, generate, print."""
     settings = collect_settings(arguments)
     _check(arguments, settings)
+    mark = read_watermark(arguments)
     texts = _read_texts(arguments)
     lm = load_model(arguments)
-    prompts = [as_prompt(text, arguments) for text in texts]
+    prompts = [as_prompt(text, arguments) for text in mark_prompts(lm, texts, arguments, settings)]
     is_batch = arguments.prompts_file is not None
     assistant = load_assistant(arguments)
     drafter = {} if assistant is None else {"assistant_model": assistant}
-    answer = lm.start(prompts if is_batch else prompts[0], **read_negative(arguments), **settings, **drafter)
+    answer = lm.start(prompts if is_batch else prompts[0], **read_negative(arguments), **settings, **mark, **drafter)
     if arguments.json:
         for _ in answer.pieces():
             pass
-        _print_json(answer, lm, texts, arguments, settings)
+        hidden = {name: config.without_key() for name, config in mark.items()}
+        _print_json(answer, lm, texts, arguments, {**settings, **hidden})
     elif answer.num_rows > 1 or is_batch:
         _print_rows(answer, answer.num_rows // len(texts))
     else:
@@ -76,6 +84,7 @@ def _check(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> None:
     """Raise for what can be refused before a model is loaded."""
     refuse_tensors(settings)
     check_prompt(arguments, settings)
+    check_languages(arguments)
     if arguments.prompts_file is not None and arguments.prompt is not None:
         raise UsageError("a prompt and --prompts-file were both given; give one of them")
     for name in ("logprobs", "prompt_logprobs"):

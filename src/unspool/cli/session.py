@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from unspool.cli.console import DIM, end_line, say, write
@@ -24,9 +25,16 @@ class Session:
     """The state that the loop and the commands of a chat share."""
 
     def __init__(
-        self, lm: LanguageModel, system: str | None, settings: dict[str, Any], *, is_interactive: bool
+        self,
+        lm: LanguageModel,
+        system: str | None,
+        settings: dict[str, Any],
+        *,
+        is_interactive: bool,
+        mark: Mapping[str, Any] | None = None,
     ) -> None:
         self.lm = lm
+        self._mark = dict(mark or {})  # apart from the settings, which are listed and saved: it has a key
         self.conversation = Conversation(system)
         self.settings = settings
         self.is_interactive = is_interactive
@@ -46,15 +54,15 @@ class Session:
                 "`num_return_sequences`: a chat goes on from one answer; use unspool run for several"
             )
         try:
-            self.lm.start(conversation.messages("Hello"), **settings)
+            self.lm.start(conversation.messages("Hello"), **settings, **self._mark)
         except InputError:
             # It may only be that the context is full, which the settings don't cause.
-            self.lm.start(Conversation(conversation.system).messages("Hello"), **settings)
+            self.lm.start(Conversation(conversation.system).messages("Hello"), **settings, **self._mark)
 
     def answer(self, message: str) -> None:
         """Write the model's answer, and keep both; a message that can't be answered is not kept."""
         try:
-            answer = self.lm.start(self.conversation.messages(message), **self.settings, **self._begin())
+            answer = self.lm.start(self.conversation.messages(message), **self.settings, **self._mark, **self._begin())
         except UnspoolError as error:
             raise self._explain(error, message) from error
         parts: list[str] = []

@@ -253,6 +253,11 @@ class Run:
         return given.repeat_interleave(self._plan.num_return_sequences, dim=0)
 
     @property
+    def model(self) -> Model:
+        """The model that is decoded from."""
+        return self._model
+
+    @property
     def prompt_mask(self) -> torch.Tensor:
         """Which columns of the prompts are real: (prompts, width)."""
         return mark_columns(self._prompts)

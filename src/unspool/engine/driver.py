@@ -140,8 +140,10 @@ class Driver:
     # --- a turn --------------------------------------------------------------------------------------------------
     def _turn(self) -> None:
         self._take_in()
+        self._memory.begin_turn()
         if self._plain is not None and self._plain.runs_ahead and self.scheduler.is_short:
             self._note(self._plain.land_all())  # rows that are sent back must know all their tokens
+            self._memory.begin_turn()
         turn = self.scheduler.plan(time.monotonic())
         for number in turn.expired:
             self._stop(number, "deadline")

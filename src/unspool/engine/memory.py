@@ -24,6 +24,7 @@ class EngineMemory:
     def __init__(self, pool: BlockPool | None, num_blocks: int, block_size: int, *, shares_prefixes: bool) -> None:
         self.pool, self.num_blocks, self.block_size = pool, num_blocks, block_size
         self.prefixes = PrefixIndex(pool) if pool is not None and shares_prefixes else None
+        self._num_idle: int | None = None
         self.on_release: Callable[[int], None] = lambda _: None
 
     def has(self, count: int) -> bool:
@@ -31,18 +32,26 @@ class EngineMemory:
         if self.pool is None:
             return count <= self.num_blocks  # what was promised is all that is counted
         missing = count - self.pool.num_free
-        return missing <= 0 or (
-            self.prefixes is not None and missing <= len(self.prefixes) and missing <= self.prefixes.count_idle()
-        )
+        if missing <= 0 or self.prefixes is None or missing > len(self.prefixes):
+            return missing <= 0
+        if self._num_idle is None:  # counted once a turn: there may be thousands
+            self._num_idle = self.prefixes.count_idle()
+        return missing <= self._num_idle
+
+    def begin_turn(self) -> None:
+        """Count anew what could be given up."""
+        self._num_idle = None
 
     def make_free(self, count: int) -> None:
         """Give up idle prefixes until so many blocks are free, or none is left."""
         if self.pool is not None and self.prefixes is not None and self.pool.num_free < count:
             self.prefixes.evict(count - self.pool.num_free)
+            self._num_idle = None
 
     def release(self, number: int) -> None:
         """Give back what an entry holds."""
         self.on_release(number)
+        self._num_idle = None
 
     def close(self) -> None:
         """Give back what is kept."""

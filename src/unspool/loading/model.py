@@ -23,7 +23,7 @@ from unspool.models.assembly import Packing
 from unspool.models.native import NativeModel
 from unspool.models.registry import build_model, can_pack, find_family, name_architecture
 from unspool.shortage import is_out_of_memory
-from unspool.text import Tokenizer, tokenizer_from_gguf
+from unspool.text import Tokenizer, open_tokenizer, tokenizer_from_gguf
 
 Progress = Callable[[str, int, int], None]
 _DTYPES = {
@@ -32,7 +32,7 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "auto": None,
 }
-_TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model", "spiece.model")
 _STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -206,7 +206,7 @@ def _read_tokenizer(source: OpenedModel) -> Tokenizer | None:
     if source.kind == "gguf":
         return tokenizer_from_gguf(source.config) if "tokenizer.ggml.model" in source.config else None
     has_one = any((source.location / name).is_file() for name in _TOKENIZER_FILES)
-    return Tokenizer.from_folder(source.location) if has_one else None
+    return open_tokenizer(source.location) if has_one else None
 
 
 def _choose_device(device: str | torch.device | None) -> torch.device:

@@ -12,6 +12,7 @@ import torch
 from unspool.errors import LoadError
 from unspool.kernels.cpu import BLOCK, Blocks, Kind, join_blocks, quantise_rows
 from unspool.models.decoder.spec import NormSpec
+from unspool.models.sharing import SharedSource
 from unspool.models.weights import (
     AnyLinear,
     Linear,
@@ -105,8 +106,14 @@ class Assembler:
         self.copy(name, out)
         return out
 
-    def matrix(self, name: str, rows: int, columns: int) -> torch.Tensor:
-        """One matrix as it is."""
+    def matrix(self, name: str, rows: int, columns: int, *, is_changed: bool = False) -> torch.Tensor:
+        """One matrix as it is: the owner's own memory, if it can be shared and is not to be changed."""
+        if isinstance(self.source, SharedSource) and not is_changed:
+            found = self.find(name, (rows, columns))
+            shared = self.source.share(found, self.device, self.dtype)
+            if shared is not None:
+                self._account(found)
+                return shared
         return self.take(name, rows, columns)
 
     def packs(self, inputs: int) -> bool:
@@ -148,14 +155,30 @@ class Assembler:
         return quantise_rows(numbers, kind)
 
     def linear(
-        self, names: Sequence[str], sizes: Sequence[int], inputs: int, *, has_bias: bool, is_transposed: bool = False
+        self,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        inputs: int,
+        *,
+        has_bias: bool,
+        is_transposed: bool = False,
+        is_changed: bool = False,  # rows are reordered in place, so nothing is shared with an owner
     ) -> Linear:
         """Matrices that read the same input, stacked; `names` lack .weight and .bias."""
+        if len(names) == 1 and not is_transposed:
+            whole = self.matrix(f"{names[0]}.weight", sizes[0], inputs, is_changed=is_changed)
+            return Linear(whole, self.biases(names, sizes) if has_bias else None)
         for name, size in zip(names, sizes, strict=True):
             self.find(f"{name}.weight", (inputs, size) if is_transposed else (size, inputs))
         weight, first = self.empty(sum(sizes), inputs), 0
         for name, size in zip(names, sizes, strict=True):
-            self.copy(f"{name}.weight", weight[first : first + size], is_transposed=is_transposed)
+            part = weight[first : first + size]
+            self.copy(f"{name}.weight", part, is_transposed=is_transposed)
+            if isinstance(self.source, SharedSource) and not is_changed:
+                self.source.rebind(
+                    self.find(f"{name}.weight", tuple(part.shape)[:: -1 if is_transposed else 1]),
+                    part.t() if is_transposed else part,
+                )
             first += size
         return Linear(weight, self.biases(names, sizes) if has_bias else None)
 
@@ -168,11 +191,14 @@ class Assembler:
         has_bias: bool,
         is_transposed: bool = False,
         order: torch.Tensor | None = None,
+        is_changed: bool = False,
     ) -> AnyLinear:
         """As `linear`, quantised if that was asked for. A packed layout can't be reordered, so `order` gives the order
         of a quantised matrix's rows."""
         if not self.packs(inputs):
-            return self.linear(names, sizes, inputs, has_bias=has_bias, is_transposed=is_transposed)
+            return self.linear(
+                names, sizes, inputs, has_bias=has_bias, is_transposed=is_transposed, is_changed=is_changed
+            )
         blocks = self.pack([f"{name}.weight" for name in names], sizes, inputs, is_transposed=is_transposed)
         bias = self.biases(names, sizes) if has_bias else None
         if order is not None:

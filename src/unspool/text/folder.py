@@ -15,6 +15,7 @@ from unspool.errors import LoadError, ModelNotFoundError, excerpt
 from unspool.small_files import make_folder, parse_json_object, read_bytes, read_json_object, read_text, write_text
 from unspool.text.backend import add_ends, build_byte_level, refusing_damage
 from unspool.text.bounds import check_added_tokens, check_tokenizer
+from unspool.text.sentencepiece_folder import SPIECE, read_spiece
 from unspool.text.special_tokens import NAMED_TOKENS
 
 MAX_TOKENIZER_BYTES = 64 << 20  # as Python's objects they take some twenty times as much
@@ -37,13 +38,20 @@ class TokenizerParts:
 
 
 def read_folder(folder: Path) -> TokenizerParts:
-    """Read `tokenizer.json` (or `vocab.json` and `merges.txt`) with the special tokens and templates beside it."""
+    """Read a folder's vocabulary, with the special tokens and templates beside it.
+
+    It is `tokenizer.json`, or else `spiece.model`, or `vocab.json` and `merges.txt`.
+    """
     if not folder.is_dir():
         raise ModelNotFoundError(f"there is no folder {str(folder)!r} to read a tokenizer from")
     config = _read_json(folder / "tokenizer_config.json", MAX_CONFIG_BYTES)
     special_map = _read_json(folder / "special_tokens_map.json", MAX_CONFIG_BYTES)
     declared = {**special_map, **{name: value for name, value in config.items() if value is not None}}
-    backend = _read_backend(folder, config)
+    if not (folder / "tokenizer.json").is_file() and (folder / SPIECE).is_file():
+        backend, named = read_spiece(folder, config)
+        declared = {**named, **declared}
+    else:
+        backend = _read_backend(folder, config)
     _add_declared_tokens(backend, declared)
     special_tokens = {name: token for name in NAMED_TOKENS if (token := _token_text(declared.get(name), name))}
     return TokenizerParts(
@@ -97,7 +105,8 @@ def _read_backend(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokeniz
             f'AutoTokenizer as T; T.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"'
         )
     raise ModelNotFoundError(
-        f"{folder} has no tokenizer: none of tokenizer.json, vocab.json with merges.txt, tokenizer.model is there"
+        f"{folder} has no tokenizer: none of tokenizer.json, spiece.model, source.spm with vocab.json, vocab.json with "
+        "merges.txt is there"
     )
 
 

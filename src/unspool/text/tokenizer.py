@@ -46,6 +46,7 @@ class Tokenizer:
         cleans_up_spaces: bool = False,
     ) -> None:
         self.backend_tokenizer = backend
+        self._encoder = backend  # what cuts texts
         self.chat_template: str | dict[str, str] | None = (
             dict(chat_template) if isinstance(chat_template, Mapping) else chat_template
         )
@@ -114,7 +115,7 @@ class Tokenizer:
     @cached_property
     def _workload(self) -> Workload:
         with refusing_damage():
-            return measure_workload(self.backend_tokenizer)
+            return measure_workload(self._encoder)
 
     def _encode_all(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
         for text in texts:
@@ -129,7 +130,7 @@ class Tokenizer:
             )
         try:
             with refusing_damage():
-                return encode_within_limits(self.backend_tokenizer, self._workload, texts, add_special_tokens)
+                return encode_within_limits(self._encoder, self._workload, texts, add_special_tokens)
         except (TypeError, UnicodeError) as error:  # a lone surrogate, which no UTF-8 text holds
             raise InputError(f"a text can't be encoded because it is not valid Unicode: {error}") from error
         except UnspoolError:

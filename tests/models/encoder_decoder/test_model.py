@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 import torch
 import transformers
 
+import unspool
 from unspool.cache import DynamicCache, EncoderDecoderCache
-from unspool.errors import InputError, UnsupportedError
+from unspool.errors import InputError, SettingError, UnsupportedError
+from unspool.models.encoder_decoder.model import EncoderDecoder
 from unspool.models.registry import build_model
-from unspool.models.weights import MemorySource
+from unspool.models.weights import Embedding, Linear, MemorySource, PackedEmbedding, PackedLinear
 from unspool.protocols import Want
 
 T5: dict[str, Any] = {
@@ -242,3 +245,48 @@ def test_the_golden_model_with_its_older_config(golden_pair: Callable[[str], Any
     with torch.no_grad():
         theirs = pair.reference(source, decoder_input_ids=target).logits
     assert gap(pair.native(source, decoder_input_ids=target).logits, theirs) < 1e-4 * float(theirs.abs().max())
+
+
+def unpack(holder: Any) -> Any:
+    """Weights with plain matrices in place of quantised ones."""
+    if isinstance(holder, PackedLinear):
+        return Linear(holder.weight, holder.bias)
+    if isinstance(holder, PackedEmbedding):
+        return Embedding(holder.weight, holder.scale)
+    if isinstance(holder, list):
+        return [unpack(item) for item in holder]
+    if hasattr(holder, "__dataclass_fields__"):
+        return replace(holder, **{item.name: unpack(getattr(holder, item.name)) for item in fields(holder)})
+    return holder
+
+
+@pytest.mark.parametrize("packing", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["t5", "bart", "whisper"])
+def test_quantised_weights_compute_what_their_numbers_do(
+    golden_pair: Callable[[str], Any], name: str, packing: Any
+) -> None:
+    pair = golden_pair(name)
+    packed = build_model(pair.config, MemorySource(pair.weights), packing=packing)
+    assert packed.is_quantised and packed.weights_bytes < 0.5 * pair.native.weights_bytes
+    plain = EncoderDecoder(packed.spec, unpack(packed.weights), pair.config, packed.device, packed.dtype)
+    target = make_tokens(2, 7, seed=1)
+    if name == "whisper":
+        given = {"input_features": torch.randn(2, 16, 60, generator=torch.Generator().manual_seed(0))}
+    else:
+        given = {"input_ids": make_tokens(2, 12)}
+    exact, near = (model(**given, decoder_input_ids=target).logits for model in (plain, packed))
+    # The products round their inputs to 8 bits, and weights this large make much of it.
+    assert float(torch.nn.functional.cosine_similarity(exact, near, dim=-1).median()) > 0.95
+
+
+@pytest.mark.parametrize("name", ["bart", "marian", "pegasus"])
+def test_sources_longer_than_the_model_are_refused(golden_pair: Callable[[str], Any], name: str) -> None:
+    model = golden_pair(name).native
+    with pytest.raises(InputError, match=r"row 1 has 129 tokens to read.*at most 128; shorten the source"):
+        ids, mask = make_tokens(2, 129), torch.ones(2, 129, dtype=torch.int64)
+        mask[0, 50:] = 0
+        unspool.generate(model, ids, attention_mask=mask, max_new_tokens=2, decoder_start_token_id=2)
+    with pytest.raises(SettingError, match="no decoder_start_token_id"):
+        unspool.generate(model, make_tokens(1, 5), max_new_tokens=2)
+    with pytest.raises(SettingError, match="context ends at 128"):
+        unspool.generate(model, make_tokens(1, 5), max_new_tokens=200, decoder_start_token_id=2)

@@ -5,14 +5,23 @@ from unspool.models.adapters.door import (
     Adapted,
     adapt,
     find_adapter,
+    find_mixin,
     find_settings,
     is_transformers_model,
     list_inputs,
     open_call,
     runs_own_generate,
+    set_native,
 )
 from unspool.models.adapters.outputs import dress_output
-from unspool.models.adapters.settings import convert_values, is_theirs, read_settings
+from unspool.models.adapters.settings import (
+    convert_values,
+    drop_unknown_tokens,
+    fold_settings,
+    is_theirs,
+    read_settings,
+)
+from unspool.models.adapters.twin import drop_twin
 
 __all__ = [
     "Adapted",
@@ -20,8 +29,12 @@ __all__ = [
     "adapt",
     "convert_values",
     "dress_output",
+    "drop_twin",
+    "drop_unknown_tokens",
     "find_adapter",
+    "find_mixin",
     "find_settings",
+    "fold_settings",
     "is_theirs",
     "is_transformers_model",
     "list_inputs",
@@ -29,4 +42,5 @@ __all__ = [
     "prepare_call",
     "read_settings",
     "runs_own_generate",
+    "set_native",
 ]

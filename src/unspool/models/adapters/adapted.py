@@ -49,6 +49,7 @@ class AdaptedModel:
         self.config = description.config
         self._description = description
         self._settings: GenerationConfig | None = None
+        self.why_not_native = ""  # if it was asked for
         self.origin: Origin | None = None  # the folder that it was loaded from; None for a caller's object
 
     def __copy__(self) -> Self:

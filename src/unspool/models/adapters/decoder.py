@@ -144,7 +144,7 @@ class AdaptedDecoder(AdaptedModel):
     def _explain_path(self, pass_: PlacedPass | AlignedPass) -> str:
         if isinstance(pass_, AlignedPass) and not pass_.is_straight:
             return f"{OWN_FORWARD}; ragged rows are shifted to end together: {self._description.why_aligned}"
-        return OWN_FORWARD
+        return f"{OWN_FORWARD}: {self.why_not_native}" if self.why_not_native else OWN_FORWARD
 
     # --- the rest of the protocol ---------------------------------------------------------------
     def encode(

@@ -10,15 +10,18 @@ import torch
 
 from unspool.cache import Cache
 from unspool.config import GenerationConfig
-from unspool.errors import SettingError, UnsupportedError
+from unspool.errors import MissingExtraError, SettingError, UnsupportedError
 from unspool.models.adapters.columns import ColumnModel, prepare_call
 from unspool.models.adapters.decoder import AdaptedDecoder
 from unspool.models.adapters.description import describe, explain_training
 from unspool.models.adapters.pair import AdaptedPair
 from unspool.models.adapters.settings import convert_settings, is_theirs
+from unspool.models.adapters.twin import find_twin
+from unspool.models.native import NativeModel
 
 Adapted = AdaptedDecoder | AdaptedPair
 _PLACE = "_unspool_adapter"  # attribute of a model that holds its adapter, which lives as long as the model
+NATIVE = "_unspool_runs_natively"  # attribute of a model that was attached to run natively
 _FREE = ("logits_to_keep",)  # inputs that change nothing about the answer
 _STATIC = ("static", "offloaded_static", "hybrid", "sliding_window")
 
@@ -48,6 +51,22 @@ def _check_mode(model: Any) -> None:
             f"this {type(model).__name__} is in training mode and {reason}, so its answers would be random or wrong; "
             "call model.eval() first"
         )
+
+
+def set_native(model: Any, native: bool | None) -> None:
+    """Whether calls that do not say run a model natively; None: they do not."""
+    model.__dict__.pop(NATIVE, None)
+    if native is not None:
+        model.__dict__[NATIVE] = native
+
+
+def find_mixin() -> Any:
+    """The class of transformers whose `generate` all its models have."""
+    try:
+        from transformers.generation.utils import GenerationMixin
+    except ImportError as error:
+        raise MissingExtraError("transformers", "transformers", "attach()") from error
+    return GenerationMixin
 
 
 def find_adapter(model: Any) -> Adapted | None:
@@ -88,11 +107,28 @@ def list_inputs(model: Any) -> frozenset[str]:
 
 
 def open_call(
-    model: Any, inputs: Any, given: Mapping[str, Any], settings: GenerationConfig
-) -> AdaptedDecoder | AdaptedPair | ColumnModel:
-    """The model that serves a call: over our caches, or, if the call or the model needs it, over transformers' own."""
+    model: Any,
+    inputs: Any,
+    given: Mapping[str, Any],
+    settings: GenerationConfig,
+    native: bool | None = None,
+) -> AdaptedDecoder | AdaptedPair | ColumnModel | NativeModel:
+    """The model that serves a call: over our caches, or, if the call or the model needs it, over transformers' own.
+
+    With `native` an object whose architecture has a native model runs natively on its own parameters; None: if it was
+    attached so.
+    """
     _check_mode(model)
     why = _explain_columns(model, given, settings)
+    native = model.__dict__.get(NATIVE, False) if native is None else native
+    if why is None and native:
+        reason = _explain_cache(given, settings)
+        twin, reason = (None, reason) if reason else find_twin(model)
+        if twin is not None:
+            return twin
+        adapter = adapt(model)
+        adapter.why_not_native = reason
+        return adapter
     if why is None:
         return adapt(model)
     core = prepare_call(model, inputs, given, settings, why)
@@ -128,6 +164,15 @@ def _explain_columns(model: Any, given: Mapping[str, Any], settings: GenerationC
             raise
         return str(error).split(";")[0].split(". ")[0]
     return None
+
+
+def _explain_cache(given: Mapping[str, Any], settings: GenerationConfig) -> str:
+    """Why the cache of a call must have keys in the object's own order, which a native model's have not."""
+    if given.get("past_key_values") is not None:
+        return "past_key_values are of its own forward"
+    if settings.return_dict_in_generate and settings.cache_implementation not in (None, "dynamic"):
+        return f"a {settings.cache_implementation} cache is returned"
+    return ""
 
 
 def _has_zeros(mask: Any) -> bool:

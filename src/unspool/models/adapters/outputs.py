@@ -9,22 +9,24 @@ import torch
 
 from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, StaticCache
 from unspool.models.adapters.columns.state import ColumnCache
+from unspool.models.adapters.twin import find_turned
 from unspool.outputs import Output
 
 _PLAIN = (DynamicCache, StaticCache)
 
 
-def dress_output(output: Output, mask: torch.Tensor | None) -> Any:
+def dress_output(output: Output, core: Any, mask: torch.Tensor | None) -> Any:
     """An output as transformers' class of the same name, with transformers' cache; `stats` and the like beside it.
 
-    `mask` (rows, columns) says which of the columns that the caller gave are real; None if all of them are.
+    `core` is the model that ran; `mask` (rows, columns) says which of the columns that the caller gave are real, None
+    if all of them are.
     """
     import transformers.generation as theirs
 
     kind = getattr(theirs, type(output).__name__)
     own = {field.name for field in fields(kind)}
     values = {field.name: getattr(output, field.name) for field in fields(output)}  # type: ignore[arg-type]  # as all outputs
-    values["past_key_values"] = dress_cache(values.get("past_key_values"), mask)
+    values["past_key_values"] = dress_cache(values.get("past_key_values"), mask, find_turned(core))
     made = kind(**{name: value for name, value in values.items() if name in own})
     for name, value in values.items():
         if name not in own:
@@ -33,7 +35,7 @@ def dress_output(output: Output, mask: torch.Tensor | None) -> Any:
     return made
 
 
-def dress_cache(cache: Any, mask: torch.Tensor | None) -> Any:
+def dress_cache(cache: Any, mask: torch.Tensor | None, turned: int | None = None) -> Any:
     """A cache as transformers' own code goes on with it: keys in columns; other kinds than plain ones as they are."""
     if isinstance(cache, ColumnCache):
         return cache.past
@@ -47,10 +49,10 @@ def dress_cache(cache: Any, mask: torch.Tensor | None) -> Any:
         made = TheirPair(own, source)
         made.is_updated = dict.fromkeys(range(len(source)), True)
         return made
-    return _copy_keys(cache, mask) if type(cache) in _PLAIN else cache
+    return _copy_keys(cache, mask, turned=turned) if type(cache) in _PLAIN else cache
 
 
-def _copy_keys(cache: Cache, mask: torch.Tensor | None, *, is_source: bool = False) -> Any:
+def _copy_keys(cache: Cache, mask: torch.Tensor | None, *, is_source: bool = False, turned: int | None = None) -> Any:
     from transformers.cache_utils import DynamicCache as TheirCache
 
     made = TheirCache()
@@ -60,6 +62,7 @@ def _copy_keys(cache: Cache, mask: torch.Tensor | None, *, is_source: bool = Fal
     columns = None if is_source else _find_columns(lengths, mask)  # a source stays right-filled
     for layer in range(len(cache)):
         keys, values = cache[layer]
+        keys = keys if turned is None else _part(keys, turned)
         made.update(_place(keys, columns), _place(values, columns), layer)
     return made
 
@@ -78,6 +81,12 @@ def _find_columns(lengths: list[int], mask: torch.Tensor | None) -> torch.Tensor
     tail = torch.arange(width)[None] < torch.tensor(new)[:, None]
     whole = torch.cat((mask.cpu(), tail), dim=1)
     return torch.where(whole, whole.long().cumsum(dim=-1) - 1, -1)
+
+
+def _part(keys: torch.Tensor, width: int) -> torch.Tensor:
+    """Keys whose rotary pairs are neighbours, with the pairs' halves one after the other."""
+    halves = keys[..., :width].reshape(*keys.shape[:-1], width // 2, 2).transpose(-1, -2).flatten(-2)
+    return torch.cat((halves, keys[..., width:]), dim=-1)
 
 
 def _place(keys: torch.Tensor, columns: torch.Tensor | None) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from unspool.models.assembly import Assembler, Packing, Progress, pair_neighbours_, split_groups_
 from unspool.models.decoder.spec import DecoderSpec, NormSpec
+from unspool.models.sharing import SharedSource
 from unspool.models.weights import (
     AnyEmbedding,
     AnyLinear,
@@ -143,7 +144,7 @@ def _assemble_head(
         return assembler.lay_out(
             blocks, assembler.biases([names.head], [spec.vocab_size]) if spec.has_head_bias else None
         )
-    head = Linear(assembler.matrix(f"{names.head}.weight", spec.vocab_size, width))
+    head = Linear(assembler.matrix(f"{names.head}.weight", spec.vocab_size, width, is_changed=spec.is_head_normalised))
     if spec.has_head_bias:
         head.bias = assembler.biases([names.head], [spec.vocab_size])
     if spec.is_head_normalised:
@@ -202,11 +203,15 @@ def _assemble_qkv(assembler: Assembler, spec: DecoderSpec, names: WeightNames, s
         has_bias=spec.has_qkv_bias,
         is_transposed=names.is_transposed,
         order=order,
+        is_changed=names.qkv_layout != "stacked" or (spec.rope is not None and not spec.rope.is_interleaved),
     )
     if isinstance(qkv, Linear):
         for part in (qkv.weight, qkv.bias):
             if part is not None:
                 _order_qkv(part, spec, names)
+        if len(names.qkv) == 3 and not names.is_transposed and isinstance(assembler.source, SharedSource):
+            value = assembler.find(f"{start}{names.qkv[2]}.weight", (key, spec.hidden_size))
+            assembler.source.rebind(value, qkv.weight[query + key :])  # the only part that keeps its order
     return qkv
 
 

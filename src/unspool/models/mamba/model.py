@@ -17,6 +17,7 @@ from unspool.kernels.scan import convolve, scan, step
 from unspool.models.arrangement import read_mask
 from unspool.models.mamba.weights import MambaLayer, MambaSpec, MambaWeights
 from unspool.models.native import ModelConfig, NativeModel, take_last
+from unspool.models.paths.captured_states import CapturedStates
 from unspool.models.weights import Embedding, Linear
 from unspool.outputs import Output
 from unspool.protocols import LAST, Encoded, Forward, ModelInfo, Want
@@ -61,6 +62,7 @@ class Mamba(NativeModel):
 
     def _refresh(self) -> None:
         self._activate = find_activation(self.spec.activation)
+        self._captured = CapturedStates(self.spec, self.weights, self.device, self.dtype)
 
     def get_input_embeddings(self) -> Embedding:
         return self.weights.embedding
@@ -101,9 +103,13 @@ class Mamba(NativeModel):
         want: Want = LAST,
         embeds: torch.Tensor | None = None,
     ) -> Forward:
+        reason = self._captured.explain_refusal(tokens, cache, counts, want)
+        if reason is None and tokens is not None:
+            return self._captured.run(tokens, self._check_cache(cache))
         states, hidden = self._run(tokens, cache, counts, want, embeds)
         read = take_last(states, counts) if want.logits == "last" else states  # (rows, hidden) or (rows, new, hidden)
-        return Forward(self.weights.head(read), hidden, last_states=states if want.last_states else None)
+        last = states if want.last_states else None
+        return Forward(self.weights.head(read), hidden, last_states=last, path_reason=reason or "")
 
     def _run(
         self,

@@ -198,7 +198,7 @@ def mark_scores(
             rows,
             ROUNDS=min(ROUNDS, depth - group * ROUNDS),
             BINS=bins,
-            num_warps=4,
+            num_warps=1,
             **options,
         )
     launch(

@@ -1,0 +1,57 @@
+"""`attach`: transformers models whose `generate` is unspool's."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from unspool.api.calls import generate
+from unspool.errors import SettingError
+from unspool.models.adapters import drop_twin, find_mixin, is_transformers_model, set_native
+
+_KEPT = "_unspool_kept"  # attribute of transformers' mixin that holds its own generate while ours is attached
+
+
+def attach(model: Any = None, *, native: bool = True) -> Any:
+    """Give a transformers model our `generate`, and return it; without a model, give it to all of transformers.
+
+    A model whose architecture unspool has natively runs natively on its own parameters, unless `native` is False; see
+    docs/transformers.md for what happens to them. Attached as a whole, transformers' models run their own forward.
+    """
+    if model is None:
+        mixin = find_mixin()
+        if _KEPT not in mixin.__dict__:
+            setattr(mixin, _KEPT, mixin.generate)
+            mixin.generate = _generate
+        return None
+    _check(model, "attach")
+    set_native(model, native)
+    model.__dict__["generate"] = functools.partial(_generate, model)
+    return model
+
+
+def detach(model: Any = None) -> Any:
+    """Undo `attach`: the model, or all of transformers, has its own `generate` again."""
+    if model is None:
+        mixin = find_mixin()
+        if _KEPT in mixin.__dict__:
+            mixin.generate = getattr(mixin, _KEPT)
+            delattr(mixin, _KEPT)
+        return None
+    _check(model, "detach")
+    model.__dict__.pop("generate", None)
+    set_native(model, None)
+    drop_twin(model)
+    return model
+
+
+def _check(model: Any, name: str) -> None:
+    if not is_transformers_model(model):
+        raise SettingError(
+            f"{name}() takes a transformers model, or nothing for all of them, not a {type(model).__name__}"
+        )
+
+
+def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """unspool.generate as a method."""
+    return generate(self, *args, **kwargs)

@@ -1,0 +1,104 @@
+"""A transformers object run natively: a native model over the object's own parameters, kept as long as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from unspool.errors import UnspoolError
+from unspool.models.families.base import DecoderFamily
+from unspool.models.native import NativeModel
+from unspool.models.registry import build_model, find_family
+from unspool.models.sharing import SharedSource
+from unspool.protocols import Want
+
+_PLACE = "_unspool_native"  # attribute of a model that holds its native model, which goes with it
+# By how much the highest logit's size they may differ.
+_MOST_DIFFERENT = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
+
+
+class Twin:
+    """A native model, and what the object's parameters were when it was built."""
+
+    def __init__(self, model: nn.Module, native: NativeModel) -> None:
+        self.native = native
+        self._seen = _mark(model)
+
+    def is_current(self, model: nn.Module) -> bool:
+        """Whether no parameter was written or exchanged since."""
+        return _mark(model) == self._seen
+
+
+def find_twin(model: Any) -> tuple[NativeModel | None, str]:
+    """The native model over an object's parameters, built once; or None, and why there is none."""
+    reason = _explain(model)
+    if reason:
+        drop_twin(model)
+        return None, reason
+    known = model.__dict__.get(_PLACE)
+    if known is not None and known.is_current(model):
+        return known.native, ""
+    drop_twin(model)
+    parameter = next(model.parameters())
+    config = model.config.to_dict() | {"architectures": [type(model).__name__]}
+    held = dict(model.named_parameters())  # a tied one once
+    try:
+        native = build_model(config, SharedSource(held), device=parameter.device, dtype=parameter.dtype)
+    except UnspoolError as error:
+        return None, f"it can't be run natively: {' '.join(str(error).split())[:200]}"
+    if not _agree(model, native):
+        return None, "its own forward gives other logits than the native model"
+    model.__dict__[_PLACE] = Twin(model, native)
+    return native, ""
+
+
+@torch.no_grad()
+def _agree(model: Any, native: NativeModel) -> bool:
+    """Whether both give the same logits for a few tokens: a module's settings may have been changed by hand."""
+    tokens = torch.arange(1, 7, device=native.device)[None] % native.info.vocab_size
+    expected = model(tokens, use_cache=False, return_dict=True).logits.float()
+    found = native.forward(tokens, native.new_cache(), want=Want("all")).logits.float()
+    scale = float(expected.abs().amax().clamp(min=1e-6))
+    most = _MOST_DIFFERENT[native.dtype] * scale
+    return bool(((found - expected).abs() <= most).all())
+
+
+def find_turned(core: Any) -> int | None:
+    """How many numbers of each key a native model has in another order than transformers; None if it has none."""
+    rope = getattr(getattr(core, "spec", None), "rope", None)
+    return None if rope is None or rope.is_interleaved else int(rope.width)
+
+
+def drop_twin(model: Any) -> None:
+    """Forget an object's native model."""
+    model.__dict__.pop(_PLACE, None)
+
+
+def _mark(model: nn.Module) -> tuple[tuple[int, int], ...]:
+    return tuple((parameter.data_ptr(), parameter._version) for parameter in model.parameters())
+
+
+def _explain(model: Any) -> str:
+    """Why an object can't be run natively; empty if it can."""
+    kind = type(model)
+    config = {"architectures": [kind.__name__]}
+    if not kind.__module__.startswith("transformers.models.") or not isinstance(find_family(config), DecoderFamily):
+        return f"{kind.__name__} has no native model"
+    if getattr(model, "hf_quantizer", None) is not None or getattr(model, "is_quantized", False):
+        return "its weights are quantised"
+    if getattr(model, "_hf_peft_config_loaded", False) or getattr(model, "peft_config", None):
+        return "it has adapters (PEFT)"
+    for name, part in model.named_modules():
+        where = name or kind.__name__
+        if not type(part).__module__.startswith(("transformers.", "torch.")):
+            return f"{where} is a {type(part).__name__} of another package"
+        if part._forward_hooks or part._forward_pre_hooks or hasattr(part, "_hf_hook"):
+            return f"{where} has hooks"
+        if "forward" in part.__dict__:
+            return f"the forward of {where} was replaced"
+    kinds = {(parameter.device, parameter.dtype) for parameter in model.parameters()}
+    if len(kinds) != 1 or next(iter(kinds))[1] not in _MOST_DIFFERENT or next(iter(kinds))[0].type == "meta":
+        return "its parameters are of several dtypes or on several devices"
+    return ""

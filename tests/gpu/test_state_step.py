@@ -1,0 +1,128 @@
+"""Mamba's captured step beside the plain pass.
+
+The kernels run on a GPU, or slowly in Triton's interpreter: `TRITON_INTERPRET=1 pytest tests/gpu/test_state_step.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+
+import unspool
+from unspool.models.mamba.model import Mamba
+from unspool.models.registry import build_model
+from unspool.models.weights import MemorySource
+
+HAS_GPU = torch.cuda.is_available()
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
+DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter counts with numpy
+    pytest.mark.skipif(not HAS_GPU and not IS_INTERPRETED, reason="needs a CUDA device or Triton's interpreter"),
+]
+needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
+HIDDEN, LAYERS, STATES, VOCAB, RANK = 96, 3, 6, 211, 5
+
+
+def make_model(dtype: torch.dtype = torch.float32, **changes: Any) -> Mamba:
+    """A small Mamba of random weights."""
+    config: dict[str, Any] = {
+        "model_type": "mamba",
+        "architectures": ["MambaForCausalLM"],
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "state_size": STATES,
+        "conv_kernel": 4,
+        "expand": 2,
+        "time_step_rank": RANK,
+        "intermediate_size": 2 * HIDDEN,
+        "layer_norm_epsilon": 1e-5,
+        "hidden_act": "silu",
+        "use_bias": False,
+        "use_conv_bias": True,
+        "residual_in_fp32": True,
+        "tie_word_embeddings": True,
+        **changes,
+    }
+    generator, inner = torch.Generator().manual_seed(0), 2 * HIDDEN
+    bias, conv_bias = config["use_bias"], config["use_conv_bias"]
+
+    def draw(*shape: int, scale: float = 0.2) -> torch.Tensor:
+        return scale * torch.randn(*shape, generator=generator)
+
+    weights = {"backbone.embeddings.weight": draw(VOCAB, HIDDEN, scale=1.0), "backbone.norm_f.weight": 1 + draw(HIDDEN)}
+    for layer in range(LAYERS):
+        start = f"backbone.layers.{layer}."
+        weights |= {
+            f"{start}norm.weight": 1 + draw(HIDDEN),
+            f"{start}mixer.in_proj.weight": draw(2 * inner, HIDDEN),
+            f"{start}mixer.conv1d.weight": draw(inner, 1, 4),
+            f"{start}mixer.x_proj.weight": draw(RANK + 2 * STATES, inner),
+            f"{start}mixer.dt_proj.weight": draw(inner, RANK),
+            f"{start}mixer.dt_proj.bias": draw(inner, scale=2.0),
+            f"{start}mixer.A_log": draw(inner, STATES),
+            f"{start}mixer.D": draw(inner),
+            f"{start}mixer.out_proj.weight": draw(HIDDEN, inner),
+        }
+        if bias:
+            weights |= {f"{start}mixer.in_proj.bias": draw(2 * inner), f"{start}mixer.out_proj.bias": draw(HIDDEN)}
+        if conv_bias:
+            weights[f"{start}mixer.conv1d.bias"] = draw(inner)
+    model = build_model(config, MemorySource(weights), is_gguf=False, device=DEVICE, dtype=dtype)
+    assert isinstance(model, Mamba)
+    return model
+
+
+@pytest.mark.parametrize("changes", [{}, {"use_bias": True, "use_conv_bias": False}, {"residual_in_fp32": False}])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_step_of_kernels_is_the_plain_pass(changes: dict[str, Any], rows: int) -> None:
+    from unspool.models.paths.captured_states import StateStep
+
+    model = make_model(**changes)
+    cache = model.new_cache(rows=rows)
+    model._run(torch.randint(0, VOCAB, (rows, 5), device=DEVICE), cache, None, unspool.protocols.LAST, None)
+    tokens = torch.randint(0, VOCAB, (rows, 1), device=DEVICE)
+    held = [one.clone() for one in cache.list_buffers()]
+    step = StateStep(model.spec, model.weights, (held[0], held[1], held[2], held[3]), torch.float32)
+    step.tokens.copy_(tokens[:, 0])
+    step.launch((held[0], held[1], held[2], held[3]))
+    states, _ = model._run(tokens, cache, None, unspool.protocols.LAST, None)
+    torch.testing.assert_close(step.logits, model.weights.head(states[:, 0]), atol=2e-4, rtol=1e-3)
+    conv, _, ssm, _ = cache.list_buffers()  # they have been swapped
+    torch.testing.assert_close(held[1], conv, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(held[3], ssm, atol=1e-4, rtol=1e-3)
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("settings", [{}, {"num_beams": 3}, {"prompt_lookup_num_tokens": 3}], ids=str)
+def test_captured_steps_give_the_plain_tokens(dtype: torch.dtype, settings: dict[str, Any], monkeypatch: Any) -> None:
+    model = make_model(dtype)
+    prompt = torch.randint(3, VOCAB, (2, 9), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    call: dict[str, Any] = {"max_new_tokens": 24, "eos_token_id": None, **settings}
+    found = unspool.generate(model, prompt, **call)
+    again = unspool.generate(model, prompt, **call)  # other buffers, or the same again
+    if not settings:
+        assert len(model._captured._steps) >= 2
+    assert torch.equal(found, again)
+    monkeypatch.setattr(model._captured, "explain_refusal", lambda *_: "for comparison")
+    plain = unspool.generate(model, prompt, **call)
+    if dtype == torch.float32:
+        assert torch.equal(found, plain)
+
+
+@needs_gpu
+def test_passes_that_are_not_captured_say_why() -> None:
+    model = make_model()
+    cache = model.new_cache(rows=1)
+    tokens = torch.tensor([[5]], device=DEVICE)
+    assert "not there yet" in model.forward(tokens, cache).path_reason
+    assert model.forward(tokens, cache).path == "captured"
+    cache.begin_trial()
+    assert "tried" in model.forward(tokens, cache).path_reason

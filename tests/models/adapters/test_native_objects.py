@@ -1,0 +1,115 @@
+"""transformers objects that run natively on their own parameters, and objects with our generate."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from tests.models.adapters.tiny import make
+
+import unspool
+from unspool.errors import SettingError
+
+transformers = pytest.importorskip("transformers")
+
+IDS = torch.tensor([[5, 6, 7, 8], [1, 9, 8, 7]])
+CALL: dict[str, Any] = {"max_new_tokens": 6, "eos_token_id": None, "do_sample": False}
+
+
+def generate(model: Any, **told: Any) -> Any:
+    return unspool.generate(model, IDS, **CALL, **told, return_dict_in_generate=True)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "bloom"])
+def test_an_object_runs_natively_and_stays_what_it_is(name: str) -> None:
+    model = make(name)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    expected = generate(model, native=False)
+    output = generate(model, native=True)
+    assert torch.equal(output.sequences, expected.sequences)
+    assert "own forward" not in output.stats.path_reason
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert torch.equal(generate(model, native=False).sequences, expected.sequences)  # its forward reads the views
+    for own, theirs in zip(output.past_key_values.layers, expected.past_key_values.layers, strict=True):
+        torch.testing.assert_close(own.keys, theirs.keys, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(own.values, theirs.values, atol=1e-4, rtol=1e-4)
+
+
+def test_no_matrix_is_held_twice_but_queries_and_keys() -> None:
+    model = make("llama")
+    generate(model, native=True)
+    native = model.__dict__["_unspool_native"].native
+    layer, attention = native.weights.layers[0], model.model.layers[0].self_attn
+    inside = {model.model.embed_tokens.weight, attention.v_proj.weight, attention.o_proj.weight}
+    inside |= {getattr(model.model.layers[0].mlp, part).weight for part in ("gate_proj", "up_proj", "down_proj")}
+    buffers = {one.weight.untyped_storage().data_ptr() for one in (layer.qkv, layer.out, layer.up, layer.down)}
+    buffers.add(native.weights.embedding.weight.untyped_storage().data_ptr())
+    assert {parameter.untyped_storage().data_ptr() for parameter in inside} <= buffers
+    assert attention.q_proj.weight.untyped_storage().data_ptr() not in buffers
+
+
+def test_weights_that_change_are_noticed() -> None:
+    model = make("llama")
+    first = generate(model, native=True).sequences
+    assert model.__dict__["_unspool_native"] is not None
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5).add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)) * 0.2)
+    expected = generate(model, native=False).sequences
+    assert not torch.equal(first, expected)
+    assert torch.equal(generate(model, native=True).sequences, expected)
+
+
+def test_what_changes_a_forward_runs_through_the_adapter() -> None:
+    model = make("llama")
+    handle = model.model.layers[0].mlp.register_forward_hook(lambda *_: None)
+    assert "model.layers.0.mlp has hooks" in generate(model, native=True).stats.path_reason
+    handle.remove()
+    assert "own forward" not in generate(model, native=True).stats.path_reason
+    assert "has no native model" in generate(make("stablelm"), native=True).stats.path_reason
+
+
+def test_a_setting_changed_by_hand_is_noticed_when_the_native_model_is_built() -> None:
+    model = make("llama")
+    model.model.norm.variance_epsilon = 10.0
+    assert "other logits" in generate(model, native=True).stats.path_reason
+
+
+def test_a_native_model_goes_with_its_object() -> None:
+    model = make("llama")
+    generate(model, native=True)
+    native = weakref.ref(model.__dict__["_unspool_native"])
+    del model
+    gc.collect()
+    assert native() is None
+
+
+def test_attach_and_detach() -> None:
+    model = make("llama")
+    expected = model.generate(IDS, **CALL)
+    assert unspool.attach(model) is model
+    output = model.generate(IDS, **CALL, return_dict_in_generate=True)
+    assert torch.equal(output.sequences, expected)
+    assert isinstance(output, transformers.generation.GenerateDecoderOnlyOutput)
+    assert "own forward" not in output.stats.path_reason
+    unspool.detach(model)
+    assert not hasattr(model.generate(IDS, **CALL, return_dict_in_generate=True), "stats")
+    with pytest.raises(SettingError, match="takes a transformers model"):
+        unspool.attach(3)
+
+
+def test_attach_all_of_transformers() -> None:
+    model = make("llama")
+    expected = model.generate(IDS, **CALL)
+    try:
+        unspool.attach()
+        unspool.attach()
+        output = model.generate(IDS, **CALL, return_dict_in_generate=True)
+    finally:
+        unspool.detach()
+    assert torch.equal(output.sequences, expected)
+    assert output.stats.forward_passes == CALL["max_new_tokens"]
+    assert not hasattr(model.generate(IDS, **CALL, return_dict_in_generate=True), "stats")
