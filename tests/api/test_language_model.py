@@ -15,6 +15,7 @@ from tests.fakes import make_tokenizer, pad_left
 
 import unspool
 from unspool import GenerationConfig, LanguageModel, LogitsProcessor, Piece, TextIteratorStreamer, TextStreamer
+from unspool.api.language_model import _read_quantize
 from unspool.errors import InputError, SettingError, UnspoolError
 
 TEXTS = ["hello the cat", "a", "stop and the world"]
@@ -612,3 +613,8 @@ def test_dola_chooses_a_layer_for_every_text(lm: LanguageModel) -> None:
         assert len(alone.dola_layers[0]) == len(alone.token_ids[0])
     assert len({layer for row in together.dola_layers for layer in row}) > 1
     assert lm.generate(TEXTS, max_new_tokens=2).dola_layers is None
+
+
+def test_none_is_a_word_for_plain_numbers_too() -> None:
+    assert _read_quantize("none", False, False) is None
+    assert _read_quantize("auto", False, True) == "int4"

@@ -27,8 +27,10 @@ from unspool.models.adapters import (
     ColumnModel,
     convert_values,
     dress_output,
+    drop_unknown_tokens,
     find_adapter,
     find_settings,
+    fold_settings,
     list_inputs,
     open_call,
     prepare_call,
@@ -201,7 +203,7 @@ def start(
         value = kwargs.pop(name, None)
         if value is not None and value is not False:
             raise UnsupportedError(f"`{name}` needs {feature}, which this version of unspool does not have yet")
-    generation_config = _read_config(generation_config)
+    given_config, generation_config = generation_config, _read_config(generation_config)
     speech = _find_speech(model)
     if speech is not None:
         logits_processor = prepare_window(
@@ -220,6 +222,8 @@ def start(
     own = as_model(model) if theirs is None else None
     model_config = read_settings(theirs) if own is None else getattr(own, "generation_config", None)
     model_config = None if use_model_defaults is False else model_config
+    if theirs is not None and generation_config is not None and generation_config is not given_config:
+        model_config, generation_config = fold_settings(model_config, generation_config), None
     settings, origins = merge(model_config, generation_config, kwargs, defaults)
     core = own
     if own is not None and native is not None:
@@ -285,6 +289,7 @@ def _open_object(
     """The model, the drafting model and the cache of a call with a transformers object."""
     everything = {name: getattr(given, name) for name in _MODEL_INPUTS} | dict(extra)
     core = open_call(model, inputs, everything, settings, everything.pop("native"))
+    drop_unknown_tokens(settings, core.info.vocab_size)
     if not isinstance(core, ColumnModel):
         if inputs is not None:
             setattr(given, "input_features" if core.info.features is not None else "input_ids", inputs)

@@ -224,6 +224,7 @@ def _restore(
 
 def _read_quantize(quantize: str | None, load_in_8bit: bool, load_in_4bit: bool) -> str | None:
     """Our `quantize` from it and the reference's two switches; raises if they disagree."""
+    quantize = None if quantize == "none" else quantize  # as the program's --quantize says it
     asked = [kind for kind, is_on in (("int8", load_in_8bit), ("int4", load_in_4bit)) if is_on]
     if not asked:
         return quantize

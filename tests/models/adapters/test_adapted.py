@@ -309,6 +309,16 @@ def test_settings_of_transformers_are_taken() -> None:
         unspool.generate(model, **inputs, generation_config={"max_new_tokens": 3})
 
 
+def test_a_config_of_transformers_may_hold_what_has_no_effect() -> None:
+    model, inputs = make_once("llama"), make_inputs()
+    theirs = transformers.GenerationConfig(
+        max_new_tokens=6, do_sample=False, top_k=10, num_assistant_tokens=20, begin_suppress_tokens=[7, 5000]
+    )
+    found = unspool.generate(model, **inputs, generation_config=theirs, eos_token_id=None)
+    expected = unspool.generate(model, **inputs, **NEW | {"max_new_tokens": 6, "begin_suppress_tokens": [7]})
+    assert torch.equal(found, expected)
+
+
 # --- models that can't be --------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,13 @@ from unspool.models.adapters.door import (
     set_native,
 )
 from unspool.models.adapters.outputs import dress_output
-from unspool.models.adapters.settings import convert_values, is_theirs, read_settings
+from unspool.models.adapters.settings import (
+    convert_values,
+    drop_unknown_tokens,
+    fold_settings,
+    is_theirs,
+    read_settings,
+)
 from unspool.models.adapters.twin import drop_twin
 
 __all__ = [
@@ -24,9 +30,11 @@ __all__ = [
     "convert_values",
     "dress_output",
     "drop_twin",
+    "drop_unknown_tokens",
     "find_adapter",
     "find_mixin",
     "find_settings",
+    "fold_settings",
     "is_theirs",
     "is_transformers_model",
     "list_inputs",

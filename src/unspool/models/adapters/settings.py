@@ -39,7 +39,10 @@ def read_settings(model: Any) -> GenerationConfig | None:
 
 def convert_settings(config: Any) -> GenerationConfig:
     """A transformers GenerationConfig as ours: the values that differ from its defaults."""
-    values = {name: getattr(config, name, value) for name, value in config.to_diff_dict().items()}
+    # A config may spell out what is the case anyway.
+    usual: dict[str, Any] = getattr(config, "_get_default_generation_params", dict)()
+    told = {name: getattr(config, name, value) for name, value in config.to_diff_dict().items()}
+    values = {name: value for name, value in told.items() if name not in usual or value != usual[name]}
     known = {name: value for name, value in values.items() if name in PARAMETERS or name in SPEECH_FIELDS}
     return GenerationConfig(**{name: convert_value(value) for name, value in known.items() if value is not None})
 
@@ -56,3 +59,21 @@ def convert_value(value: Any) -> Any:
 def convert_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by name, with transformers' objects as ours."""
     return {name: convert_value(value) for name, value in values.items()}
+
+
+def fold_settings(model_config: GenerationConfig | None, config: GenerationConfig) -> GenerationConfig:
+    """A model's settings with those of a config of transformers', in which a value without effect is no mistake."""
+    values = {} if model_config is None else {name: getattr(model_config, name) for name in model_config.explicit}
+    told = {name: getattr(config, name) for name in config.explicit}
+    if {"max_length", "max_new_tokens"} & set(told):  # the later length counts alone
+        values.pop("max_length", None)
+        values.pop("max_new_tokens", None)
+    return GenerationConfig(**{**values, **told})
+
+
+def drop_unknown_tokens(settings: GenerationConfig, vocab_size: int) -> None:
+    """Take tokens that the model does not have out of the lists that forbid tokens: transformers passes over them."""
+    for name in ("suppress_tokens", "begin_suppress_tokens"):
+        listed = getattr(settings, name)
+        if isinstance(listed, list | tuple) and all(isinstance(token, int) for token in listed):
+            setattr(settings, name, [token for token in listed if token < vocab_size] or None)
