@@ -48,35 +48,38 @@ class WhisperTimeStampLogitsProcessor(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores with all that the rules forbid at -inf."""
-        token = torch.arange(scores.shape[-1], device=scores.device)  # (vocab,)
-        is_stamp = token >= self.timestamp_begin
-        is_forbidden = (token == self.no_timestamps_token_id) | self._find_unpaired(input_ids, token, is_stamp)
+        scores = scores.clone()
+        scores[:, self.no_timestamps_token_id] = -INF
+        text, stamps = scores[:, : self.timestamp_begin], scores[:, self.timestamp_begin :]  # views
+        place = torch.arange(stamps.shape[-1], device=scores.device)
         if input_ids.shape[-1] == self.begin_index:
-            is_forbidden = is_forbidden | ~is_stamp
+            text.fill_(-INF)
             if self.max_initial_timestamp_index is not None:
-                is_forbidden = is_forbidden | (token > self.timestamp_begin + self.max_initial_timestamp_index)
-        scores = scores.masked_fill(is_forbidden, -INF)
-        if not self._detect_timestamp_from_logprob:
-            return scores
-        logprobs = scores.float().log_softmax(dim=-1)
-        of_stamps = logprobs[:, self.timestamp_begin :].logsumexp(dim=-1, keepdim=True)
-        of_text = logprobs[:, : self.timestamp_begin].amax(dim=-1, keepdim=True)
-        return scores.masked_fill((of_stamps > of_text) & ~is_stamp, -INF)
+                stamps[:, self.max_initial_timestamp_index + 1 :] = -INF
+        elif input_ids.shape[-1] > self.begin_index:
+            is_alone, is_paired, reached = self._follow(input_ids[:, self.begin_index :])
+            stamps.masked_fill_(is_paired | (place < reached), -INF)
+            _fill_rows(scores[:, : self.eos_token_id], is_alone)
+        if self._detect_timestamp_from_logprob:
+            # Both sides of the comparison would be divided by the same sum of probabilities.
+            of_stamps = stamps.float().logsumexp(dim=-1, keepdim=True)
+            _fill_rows(text, of_stamps > text.float().amax(dim=-1, keepdim=True))
+        return scores
 
-    def _find_unpaired(self, input_ids: torch.Tensor, token: torch.Tensor, is_stamp: torch.Tensor) -> torch.Tensor:
-        """What would break a pair, or go back in time: (rows, vocab)."""
-        written = input_ids[:, self.begin_index :]  # (rows, written)
-        rows, num_written = written.shape
-        if num_written == 0:
-            return torch.zeros(rows, 1, dtype=torch.bool, device=token.device)
+    def _follow(self, written: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Whether a lone timestamp wants its pair, whether text must come, and the first timestamp that may come."""
+        num_written = written.shape[-1]
         was_stamp = written >= self.timestamp_begin
-        last = was_stamp[:, -1:]  # (rows, 1)
+        last = was_stamp[:, -1:]
         one_before = was_stamp[:, -2:-1] if num_written > 1 else torch.ones_like(last)
-        is_forbidden = last & one_before & is_stamp  # after a pair comes text
-        is_forbidden = is_forbidden | (last & ~one_before & (token < self.eos_token_id))  # a lone one wants its pair
+        is_alone, is_paired = last & ~one_before, last & one_before
         place = torch.arange(num_written, device=written.device)
-        newest = torch.where(was_stamp, place, -1).amax(dim=-1, keepdim=True)  # (rows, 1), -1 where there is none
-        reached = written.gather(-1, newest.clamp(min=0)) + (~(last & ~one_before)).long()
-        reached = torch.where(newest >= 0, reached, self.timestamp_begin)
-        is_past = is_stamp & (token < reached)
-        return torch.logical_or(is_forbidden, is_past)
+        newest = torch.where(was_stamp, place, -1).amax(dim=-1, keepdim=True)  # -1 where there is none
+        reached = written.gather(-1, newest.clamp(min=0)) - self.timestamp_begin + (~is_alone).long()
+        return is_alone, is_paired, torch.where(newest >= 0, reached, 0)
+
+
+def _fill_rows(part: torch.Tensor, rows: torch.Tensor) -> None:
+    """Forbid a part of the vocabulary for some rows (rows, 1)."""
+    if part.device.type != "cpu" or bool(rows.any()):  # a look costs nothing there
+        part.masked_fill_(rows, -INF)
