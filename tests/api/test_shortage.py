@@ -245,7 +245,7 @@ def test_memory_that_ends_outside_a_generation(
 
     prefix, ids = lm.prefix("hello the"), torch.tensor([lm.encode("hello the cat")[0]])
     with monkeypatch.context() as patched:
-        patched.setattr(DynamicCache, "_take", run_short)
+        patched.setattr(PlainStore, "_take", run_short)
         with pytest.raises(ResourceError, match="memory ran out while a prefix was read"):
             lm.prefix("hello the cat")
         with pytest.raises(ResourceError, match="memory ran out while a model read tokens"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from unspool.beams import BeamHypotheses, BeamScorer, BeamSearchScorer
-from unspool.errors import InputError, SettingError
+from unspool.errors import InputError, NoTokenLeftError, SettingError
 
 BATCH, BEAMS, LENGTH, VOCAB, EOS, PAD = 3, 4, 10, 99, 100, 0
 
@@ -166,7 +166,7 @@ def test_inputs_of_the_wrong_size(step: dict[str, torch.Tensor]) -> None:
         make_scorer().process(**{**step, "next_indices": step["next_indices"] + BEAMS})
     with pytest.raises(InputError, match="group_index"):
         make_scorer().process(**step, group_index=1)
-    with pytest.raises(InputError, match="NaN"):
+    with pytest.raises(NoTokenLeftError, match="NaN"):
         step["next_tokens"][0, 0], step["next_scores"][0, 0] = EOS, float("nan")
         make_scorer().process(**step, eos_token_id=EOS)
 

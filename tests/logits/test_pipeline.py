@@ -13,6 +13,7 @@ from tests.fakes import FakeModel, pad_left
 import unspool
 from unspool import GenerationConfig, LogitsProcessor, NoTokenLeftError, SettingError, generate
 from unspool.config.parameters import PARAMETERS
+from unspool.config.structures import STRUCTURES
 from unspool.logits.building import Context
 from unspool.logits.order import PROCESSORS
 from unspool.logits.pipeline import build_processors
@@ -102,7 +103,7 @@ def test_each_setting_switches_its_processor_on_and_its_neutral_value_off() -> N
         }
     )
     # Beams; an argument of generate(); one processor for each kind of mark (tests/watermark).
-    not_here = {"diversity_penalty", "prefix_allowed_tokens_fn", "watermarking_config"}
+    not_here = {"diversity_penalty", "prefix_allowed_tokens_fn", "watermarking_config", *STRUCTURES}  # tests/grammar
     assert set(given) | not_here == {entry.setting for entry in PROCESSORS.values()}
     for entry in PROCESSORS.values():
         if entry.setting in not_here:

@@ -205,6 +205,7 @@ ARGUMENTS: Final = (
     "inputs",
     "inputs_embeds",
     "model",
+    "native",
     "owns_cache",
     "past_key_values",
     "tokenizer",

@@ -96,6 +96,7 @@ PAIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "bart": ("Bart", PAIR),
     "marian": ("Marian", {**PAIR, "scale_embedding": True}),
     "m2m_100": ("M2M100", PAIR),
+    "blenderbot_small": ("BlenderbotSmall", PAIR),
     "t5": (
         "T5",
         {

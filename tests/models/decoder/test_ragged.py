@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import unspool
 from unspool.cache import Cache, Span
-from unspool.models.decoder import model as decoder_module
 from unspool.models.decoder.model import Decoder
 from unspool.models.decoder.ragged import Layout
+from unspool.models.paths import plain as plain_path
 from unspool.protocols import Forward, Want
 
 FAMILIES = (
@@ -157,8 +157,8 @@ def laid_out(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
         seen.append(list(counts))
         return Ragged(starts, counts, positions)
 
-    Ragged = decoder_module.Ragged
-    monkeypatch.setattr(decoder_module, "Ragged", make)
+    Ragged = plain_path.Ragged
+    monkeypatch.setattr(plain_path, "Ragged", make)
     return seen
 
 

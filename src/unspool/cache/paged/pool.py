@@ -85,6 +85,7 @@ class BlockPool:
 
     def count_users(self, block: int) -> int:
         """How many rows hold a block."""
+        self._collect()
         return self._users[block]
 
     def count_blocks(self, length: int) -> int:
