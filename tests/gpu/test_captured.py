@@ -19,7 +19,8 @@ pytestmark = [
 ]
 RUNNING = [case for case in read_cases() if case.to_come is None and "sequences" in case.expected]
 GREEDY = [case for case in RUNNING if case.name == "greedy"]
-FAMILIES = [case.model for case in GREEDY if case.model not in ("t5", "mamba")]
+WITHOUT_CAPTURE = ("t5", "bart", "pegasus", "marian", "whisper", "mamba")  # test_state_step.py has mamba's
+FAMILIES = [case.model for case in GREEDY if case.model not in WITHOUT_CAPTURE]
 
 
 @lru_cache(maxsize=32)
@@ -33,7 +34,7 @@ def test_every_golden(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_case(case).sequences.tolist() == case.sequences
 
 
-@pytest.mark.parametrize("case", GREEDY, ids=str)
+@pytest.mark.parametrize("case", [case for case in GREEDY if case.model != "whisper"], ids=str)  # it returns text alone
 def test_steps_ahead_give_the_goldens(case: Case) -> None:
     """Without an output object rows leave when they end, and steps are launched before tokens are read."""
     inputs = {name: torch.tensor(value) for name, value in case.inputs.items()}
