@@ -48,6 +48,12 @@ def test_text_is_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert lines and all(word.startswith("w") for line in lines for word in line.split())
 
 
+@pytest.mark.parametrize("words", [["--format", "srt"], ["--format", "json"]])
+def test_the_speed_is_told(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert run(folder, str(folder / "one.wav"), "--stats", *words, *SURE) == 0
+    assert "1.3 s of sound in" in capsys.readouterr().err
+
+
 def test_one_file_for_each_sound(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [str(folder / "one.wav"), str(folder / "two.wav")]
     assert run(folder, *files, "-o", str(tmp_path / "out"), "--format", "json", "--word-timestamps", *SURE) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -169,9 +170,11 @@ class _Bar:
 
     def __init__(self, line: ProgressLine, names: list[str]) -> None:
         self._line, self._names = line, names
+        self.seconds = 0.0  # of sound that was read, of the longest
 
     def show(self, index: int, done: float, total: float | None) -> None:
         """Draw one sound's progress."""
+        self.seconds = max(self.seconds, done)
         label = Path(self._names[index]).name
         if total:
             self._line.show_bar(label, int(done * 100), max(1, int(total * 100)))
@@ -188,7 +191,7 @@ def _print_live(
     if kind == "vtt":
         write("WEBVTT\n\n")
     shows_times = kind == "txt" and is_terminal(sys.stdout)
-    place = 0
+    place, started = 0, time.perf_counter()
     with ProgressLine() as line:
         bar = _Bar(line, arguments.files)
         segments: Iterator[Segment] = lm.stream_segments(sound, progress=bar.show, **settings)
@@ -208,6 +211,7 @@ def _print_live(
                     write(f"{times}{clean(text)}\n")
     if not place:
         say("no speech was found", DIM)
+    _say_stats(bar.seconds, time.perf_counter() - started, arguments)
 
 
 def _print_all(
@@ -223,7 +227,7 @@ def _print_all(
     else:
         for name, one in zip(arguments.files, made, strict=True):
             write((f"{clean(name)}:\n" if len(made) > 1 else "") + find_writer(kind)(one))
-    _say_stats(made, arguments)
+    _say_stats(sum(one.duration for one in made), sum(one.seconds for one in made), arguments)
 
 
 def _write_files(
@@ -241,7 +245,7 @@ def _write_files(
         make_folder(path.parent)
         write_text(path, find_writer(kind)(one))
         print(path)
-    _say_stats(made, arguments)
+    _say_stats(sum(one.duration for one in made), sum(one.seconds for one in made), arguments)
 
 
 def _transcribe(
@@ -252,7 +256,7 @@ def _transcribe(
         return list(lm.transcribe(sounds, progress=bar.show, **settings))
 
 
-def _say_stats(made: list[Any], arguments: argparse.Namespace) -> None:
+def _say_stats(sound: float, work: float, arguments: argparse.Namespace) -> None:
+    """The speed, from seconds of sound and of work."""
     if arguments.stats:
-        sound, work = sum(one.duration for one in made), sum(one.seconds for one in made)
         say(f"{sound:.1f} s of sound in {work:.1f} s · real-time factor {work / max(sound, 1e-9):.3f}", DIM)
