@@ -80,6 +80,16 @@ def test_a_row_alone_is_a_row_in_a_batch_with_structures_of_their_own(strategy: 
                 assert re.fullmatch(pattern, text)
 
 
+@pytest.mark.parametrize("strategy", ["greedy", "beams", "groups", "lookup", "forced"])
+def test_one_prompt_with_several_structures(strategy: str) -> None:
+    """Rows that have the same tokens for a while are told apart by their grammars."""
+    lm, patterns = load_tiny("llama"), ["(ab|no){1,6}", "(ab|no){2,4}!", "(ab){1,3}", "[a-z]{3,9}!"]
+    settings = {"max_new_tokens": 24, "eos_token_id": 2, **STRATEGIES[strategy]}
+    whole = lm.generate([PROMPTS[0]] * len(patterns), regex=patterns, **settings)
+    for row, pattern in enumerate(patterns):
+        assert whole.token_ids[row] == lm.generate(PROMPTS[:1], regex=pattern, **settings).token_ids[0]
+
+
 @pytest.mark.parametrize("strategy", ["greedy", "sampling"])
 def test_drafts_change_nothing(strategy: str) -> None:
     lm = load_tiny("llama")

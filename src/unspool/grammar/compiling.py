@@ -65,8 +65,13 @@ def compile_grammar(source: Source, vocabulary: Vocabulary) -> Grammar:
     return made
 
 
+def read_error(message: str) -> str:
+    """What the grammar library says, on one line and without its state."""
+    return " ".join(message.split("<state>")[0].split())[:600]
+
+
 def _refuse(source: Source, message: str) -> SettingError:
-    told = " ".join(message.split("<state>")[0].split())[:600]
+    told = read_error(message)
     where = ""
     if source.schema:
         path = find_path(json.loads(source.schema), told)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -16,6 +15,7 @@ from unspool.grammar.compiling import Grammar, compile_grammar
 from unspool.grammar.sources import read_source, require_library
 from unspool.grammar.states import State, States, check_state
 from unspool.grammar.vocabulary import find_vocabulary, list_specials
+from unspool.kernels.cpu.library import count_threads
 from unspool.kernels.masks import keep_allowed
 from unspool.logits.base import LogitsProcessor
 from unspool.logits.building import Build
@@ -41,7 +41,6 @@ class GrammarLogitsProcessor(LogitsProcessor):
         self.ends = tuple(ends)
         self._vocabulary = present[0].vocabulary
         self._states = States()
-        self._seen: torch.Tensor | None = None  # the history of the last call
         self._early: tuple[torch.Tensor, list[int] | None] | None = None  # a history, and how it went on
         self._masks = Masks(self._vocabulary.num_words)
 
@@ -94,28 +93,24 @@ class GrammarLogitsProcessor(LogitsProcessor):
         else:
             last = self._find_step(input_ids)
         states = None if last is None else self._states.step(last, self.ends)
+        grammars = self._spread(len(input_ids))
         if states is None:
             rows = input_ids[:, self.first_column :].tolist()
-            grammars = self.grammars if len(self.grammars) > 1 else self.grammars * len(rows)
             going = [
                 None if any(token in self.ends for token in tokens) else grammar
                 for grammar, tokens in zip(grammars, rows, strict=True)
             ]
             states = self._states.find(going, rows)
-        self._seen = input_ids.clone()  # what it was: the table may be written over
+        self._states.remember(input_ids, grammars)
         return states
+
+    def _spread(self, num_rows: int) -> list[Grammar | None]:
+        """The grammar of each of so many rows."""
+        return self.grammars if len(self.grammars) > 1 else self.grammars * num_rows
 
     def _find_step(self, now: torch.Tensor) -> list[int] | None:
         """The last column, if a history is the one seen last and a column more; else None."""
-        seen = self._seen
-        if (
-            seen is None
-            or seen.shape[0] != now.shape[0]
-            or seen.shape[1] + 1 != now.shape[1]
-            or seen.shape[1] < self.first_column
-            or not self._states.are_apart
-            or not torch.equal(seen, now[:, :-1])
-        ):
+        if now.shape[1] <= self.first_column or not self._states.went_on(now, self._spread(len(now))):
             return None
         last: list[int] = now[:, -1].tolist()
         return last
@@ -167,7 +162,6 @@ class GrammarLogitsProcessor(LogitsProcessor):
             return self
         chosen = copy.copy(self)
         chosen.grammars = [self.grammars[place] for place in index.tolist()]
-        chosen._seen = None
         return chosen
 
 
@@ -193,5 +187,4 @@ class Masks:
 @lru_cache(maxsize=1)
 def _find_executor() -> Any:
     """Native threads that fill the masks of several rows."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return require_library().LLExecutor(max(1, min(usable, _MOST_THREADS)))
+    return require_library().LLExecutor(min(count_threads(), _MOST_THREADS))

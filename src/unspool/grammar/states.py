@@ -7,8 +7,10 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from unspool.errors import SettingError
-from unspool.grammar.compiling import Grammar
+from unspool.grammar.compiling import Grammar, read_error
 
 _SPARE = 16  # states that are kept beside those of the last rows
 
@@ -56,6 +58,8 @@ class States:
     def __init__(self) -> None:
         self._held: OrderedDict[State, None] = OrderedDict()  # the latest last
         self._last: list[State | None] = []  # by the rows' places in the last call
+        self._seen: torch.Tensor | None = None  # the history of that call
+        self._grammars: list[Grammar | None] = []  # and the grammars of its rows
 
     def find(self, grammars: Sequence[Grammar | None], rows: Sequence[Sequence[int]]) -> list[State | None]:
         """The state of each row after its tokens; None for a row without a grammar."""
@@ -87,9 +91,28 @@ class States:
                 state.tokens.append(token)
         return self._last
 
-    @property
-    def are_apart(self) -> bool:
-        """Whether each of the last call's rows has a state of its own, so that `step` can move them."""
+    def remember(self, history: torch.Tensor, grammars: list[Grammar | None]) -> None:
+        """Note what the last call's rows were."""
+        self._seen = history.clone()  # what it was: the table may be written over
+        self._grammars = grammars
+
+    def went_on(self, history: torch.Tensor, grammars: list[Grammar | None]) -> bool:
+        """Whether a history is the last call's and a column more, so that `step` can move its rows' states.
+
+        The processors of some of the rows share these states: other rows may have the same tokens.
+        """
+        seen = self._seen
+        return (
+            seen is not None
+            and seen.shape[0] == history.shape[0]
+            and seen.shape[1] + 1 == history.shape[1]
+            and grammars == self._grammars
+            and self._are_apart()
+            and torch.equal(seen, history[:, :-1])
+        )
+
+    def _are_apart(self) -> bool:
+        """Whether each of the last call's rows has a state of its own."""
         present = [state for state in self._last if state is not None]
         return len({id(state) for state in present}) == len(present)
 
@@ -127,7 +150,7 @@ class States:
 def check_state(state: State) -> None:
     """Raise if a grammar has given up: its text has become too complex for the limits."""
     if not state.is_broken and state.matcher.is_error():
-        told = " ".join(str(state.matcher.get_error()).split("<state>")[0].split())[:400]
+        told = read_error(state.matcher.get_error())
         raise SettingError(
             f"`{state.grammar.source.setting}` became too complex after {len(state.tokens)} tokens: {told}; use a "
             "simpler pattern or fewer alternatives"
