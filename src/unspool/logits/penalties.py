@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,17 +28,25 @@ class SeenTokensProcessor(LogitsProcessor):
         """The columns that are not looked at, a tensor with one number per row, or None."""
         return None if self._ignored is None else self._ignored.given
 
-    def _see_tokens(
-        self, input_ids: torch.Tensor, pads: torch.Tensor | None, starts: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The tokens that are looked at, and which rows have any (rows, 1); None: all have.
+    def _change_seen(
+        self,
+        input_ids: torch.Tensor,
+        scores: torch.Tensor,
+        pads: torch.Tensor | None,
+        starts: torch.Tensor | None,
+        change: Callable[[torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        """The scores that `change` makes of the tokens that are looked at (rows, columns), in rows that have any.
 
-        Other columns repeat the row's last token, which is looked at in every row that has any.
+        Columns that a row does not look at repeat its last token, which is looked at in every row that has any.
         """
         seen, is_seen = self._find_seen(input_ids, pads, starts)
-        if is_seen is None or seen.shape[-1] == 0:
-            return seen, None
-        return torch.where(is_seen, seen, input_ids[:, -1:]), None if starts is None else is_seen[:, -1:]
+        if seen.shape[-1] == 0:
+            return scores
+        if is_seen is None:
+            return change(seen)
+        made = change(torch.where(is_seen, seen, input_ids[:, -1:]))
+        return made if starts is None else torch.where(is_seen[:, -1:], made, scores)
 
     def _find_seen(
         self, input_ids: torch.Tensor, pads: torch.Tensor | None, starts: torch.Tensor | None
@@ -78,11 +87,8 @@ class RepetitionPenaltyLogitsProcessor(SeenTokensProcessor):
         starts: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The scores with those of every token seen so far made smaller."""
-        seen, is_any = self._see_tokens(input_ids, pads, starts)
-        if seen.shape[-1] == 0:
-            return scores
-        made = _penalise(seen, scores, self._values.column(scores, exact_dtype(scores)))
-        return made if is_any is None else torch.where(is_any, made, scores)
+        penalty = self._values.column(scores, exact_dtype(scores))
+        return self._change_seen(input_ids, scores, pads, starts, lambda seen: _penalise(seen, scores, penalty))
 
 
 class EncoderRepetitionPenaltyLogitsProcessor(LogitsProcessor):
@@ -128,11 +134,12 @@ class PresencePenaltyLogitsProcessor(SeenTokensProcessor):
         starts: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The scores with those of every token seen so far lowered once."""
-        seen, is_any = self._see_tokens(input_ids, pads, starts)
-        if seen.shape[-1] == 0:
-            return scores
-        made = scores.scatter(-1, seen, scores.gather(-1, seen) - self._values.column(scores))
-        return made if is_any is None else torch.where(is_any, made, scores)
+        penalty = self._values.column(scores)
+
+        def lower(seen: torch.Tensor) -> torch.Tensor:
+            return scores.scatter(-1, seen, scores.gather(-1, seen) - penalty)
+
+        return self._change_seen(input_ids, scores, pads, starts, lower)
 
 
 class FrequencyPenaltyLogitsProcessor(SeenTokensProcessor):
