@@ -81,7 +81,7 @@ def _find_read_ids(prompts: Prompts, pad_token_id: int) -> torch.Tensor | None:
         return source.tokens.masked_fill(column >= ends, -1 if prompts.hides_padding else pad_token_id)
     if source is not None or not prompts.width:
         return None
-    if not prompts.hides_padding:
+    if not prompts.hides_padding or min(prompts.lengths) >= prompts.width:
         return prompts.ids
     column = torch.arange(prompts.width, device=prompts.ids.device)
     firsts = torch.tensor([prompts.width - length for length in prompts.lengths], device=prompts.ids.device)
