@@ -172,8 +172,8 @@ class Answer:
         is_right = self._lm.model.info.is_encoder_decoder
         longest = max(len(row) for row in rows)
         if min(len(row) for row in rows) == longest:
-            ids = as_ids(rows)
-            return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+            whole = as_ids(rows)
+            return {"input_ids": whole, "attention_mask": torch.ones_like(whole)}
         ids, mask = [], []
         for row in rows:
             fill = longest - len(row)

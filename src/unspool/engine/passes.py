@@ -42,6 +42,9 @@ class Passes:
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Answer every job, or give it the error that its own pass raises."""
+        if len(jobs) == 1:
+            self._run_alone(jobs[0])
+            return
         groups: dict[Hashable, list[Job]] = {}
         for place, job in enumerate(jobs):
             key = self._find_key(job.ask)

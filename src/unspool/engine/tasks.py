@@ -63,11 +63,12 @@ class PlainTask(Task):
         super().__init__(request, needs, entry, tenant)
         self.parts = take_apart(self.run)
         self._finish: Finish | None = None  # made when it begins: some stops count from then
-        self._quick: dict[int, str] | None = None  # the tokens that end its row, if little else does
-        self._emitted: list[int] = []  # the run's
+        self.quick_ends: dict[int, str] | None = None  # the tokens that end its row, if little else does
+        self._lone: PlainRow | None = None  # that row
+        self._emitted: list[int] = []  # the run's: what was handed over
         self._last_width = 0  # columns at which a length ends it
         self.rows: list[PlainRow] = []  # those that have not ended
-        self.width = 0  # columns that they would have alone
+        self._width = 0  # columns that they would have alone, if it has not one quick row
         self.cache: PagedCache | None = None  # while it reads
         self._texts: list[list[int]] = []
         self._index: list[int] = []
@@ -81,17 +82,18 @@ class PlainTask(Task):
             parts, finish = self.parts, make_finish(self.run)
             self._finish = finish
             is_lone = len(parts.seeds) == 1 and parts.num_top is None
-            self._quick = finish.quick_ends if is_lone else None
+            self.quick_ends = finish.quick_ends if is_lone else None
             self._emitted = self.run.emitted[0]
             self._texts = parts.token_ids
             self._index = [row for row in range(len(parts.token_ids)) for _ in range(parts.copies)]
-            self.width = parts.width
+            self._width = parts.width
             left = finish.count_left(parts.width)
             self._last_width = parts.width + left if left is not None else 1 << 62
             self.rows = [
                 PlainRow(self, number, list(self._texts[prompt]), seed, left)
                 for number, (prompt, seed) in enumerate(zip(self._index, parts.seeds, strict=True))
             ]
+            self._lone = self.rows[0] if self.quick_ends is not None else None
         else:
             self._texts = [list(row.tokens) for row in self.rows]
             self._index = list(range(len(self.rows)))
@@ -120,9 +122,15 @@ class PlainTask(Task):
         return held or [0] * len(self._texts)
 
     @property
-    def is_quick(self) -> bool:
-        """Whether `note_token` can be used."""
-        return self._quick is not None
+    def is_heard(self) -> bool:
+        """Whether somebody waits for each of its tokens."""
+        return self.request.is_heard
+
+    @property
+    def width(self) -> int:
+        """Columns that its rows would have alone."""
+        parts, lone = self.parts, self._lone
+        return self._width if lone is None else parts.width + len(lone.tokens) - len(parts.token_ids[0])
 
     def next_ask(self, columns: int) -> Ask:
         """The next columns of every text."""
@@ -172,43 +180,53 @@ class PlainTask(Task):
             let_go(cache)
 
     # --- its rows' new tokens --------------------------------------------------------------------------------
-    def note_token(self, row: PlainRow, token: int, now: float) -> bool:
-        """`note` for a lone row that ends with a token or a length; whether it has ended."""
-        ends = self._quick
-        assert ends is not None
-        row.tokens.append(token)
-        self.width += 1
-        reason = ends.get(token)
-        if reason is None and self.width >= self._last_width:
+    def note_quick(self, token: int, now: float) -> bool:
+        """Look at the newest token of a lone row that ends with a token or a length; whether it has ended."""
+        ends, row, stats = self.quick_ends, self._lone, self.run.stats
+        assert ends is not None and row is not None
+        reason, width = ends.get(token), self.width
+        if reason is None and width >= self._last_width:
             assert self._finish is not None
-            reason = self._finish.explain_token(token, self.width)
-        self._emitted.append(token)
-        stats = self.run.stats
-        stats.new_tokens += 1
-        stats.forward_passes += 1
-        stats.total_seconds = now - self.submitted
+            reason = self._finish.explain_token(token, width)
         if self.first_at is None:
             self.first_at = now
-            stats.first_token_seconds = stats.total_seconds
+            stats.first_token_seconds = now - self.submitted
         if reason is not None:
             self.run.reasons[0] = reason
             row.is_done = True
             self.rows = []
-        self.request.deliver((token, reason))
+        if reason is not None or self.is_heard:
+            self.hand_over(now, reason)
         return reason is not None
 
+    def hand_over(self, now: float, reason: str | None = None) -> None:
+        """Give the reader of a lone row the tokens that it has not been given, and why the last is the last."""
+        row, stats = self._lone, self.run.stats
+        if row is None:
+            return
+        new = row.tokens[len(self.parts.token_ids[0]) + len(self._emitted) :]
+        if not new:
+            return
+        self._emitted += new
+        stats.new_tokens += len(new)
+        stats.forward_passes += len(new)
+        stats.total_seconds = now - self.submitted
+        self.request.deliver(*((token, None) for token in new[:-1]), (new[-1], reason))
+
+    def end_rows(self, reason: str) -> None:
+        self.hand_over(time.perf_counter())
+        super().end_rows(reason)
+
     def note(self, rows: Sequence[PlainRow], tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> Emitted:
-        """Enter the tokens of one step, and see which rows are done with them."""
+        """Look at the newest tokens of rows, and see which are done with them."""
         finish, emitted = self._finish, Emitted({}, {})
         assert finish is not None
-        self.width += 1
-        for row, token in zip(rows, tokens, strict=True):
-            row.tokens.append(token)
+        self._width += 1
         if finish.needs_history:
-            texts = [[0] * (self.width - len(row.tokens)) + row.tokens for row in rows]
+            texts = [[0] * (self._width - len(row.tokens)) + row.tokens for row in rows]
             reasons = finish.explain(torch.tensor(texts), None)
         else:
-            reasons = finish.explain_tokens(tokens, self.width)
+            reasons = finish.explain_tokens(tokens, self._width)
         for row, token, logprob, reason in zip(rows, tokens, logprobs, reasons, strict=True):
             emitted.tokens[row.number] = [token]
             if logprob is not None:
@@ -225,7 +243,8 @@ class PlainTask(Task):
         return emitted
 
     def explain_no_token(self, row: PlainRow) -> NoTokenLeftError:
-        """Why a row has no token to choose from, found by reading its text again."""
+        """Why a row has no token to choose from, found by reading its text again; what stands for it is taken off."""
+        row.tokens.pop()
         model, tokens = self.run.parts.model, torch.tensor([row.tokens])
         cache = model.new_cache("dynamic", 1, len(row.tokens))
         logits = answer_at_once(Ask(model, cache, tokens.to(model.device))).logits.float().cpu()
