@@ -64,7 +64,7 @@ def describe_call(model: Model, prompts: Prompts, plan: Plan, hooks: Hooks) -> C
         prompt_width=prompts.width,
         max_length=plan.max_length,
         eos_token_ids=plan.eos_token_ids,
-        encoder_input_ids=None if read is None else read.repeat_interleave(plan.copies, dim=0),
+        encoder_input_ids=read if read is None or plan.copies == 1 else read.repeat_interleave(plan.copies, dim=0),
         prefix_allowed_tokens_fn=hooks.prefix_allowed_tokens_fn,
         custom=tuple(hooks.processors),
         asked=plan.asked,

@@ -342,7 +342,7 @@ class Driver:
         """Let later requests find what a row has read and written, as a chat's next turn does."""
         prefixes = self._memory.prefixes
         if prefixes is not None and isinstance(row.owner, PlainTask):
-            prefixes.enter(row.tokens[:num_held], blocks, row.owner.tenant)
+            prefixes.enter(row.tokens[:num_held], blocks, row.names)
 
     # --- tasks end ---------------------------------------------------------------------------------------------------
     def _release(self, number: int) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from unspool.cache import BlockPool, PagedCache
@@ -23,6 +24,7 @@ from unspool.decoding.record import read_logprobs
 from unspool.decoding.rows import Rows
 from unspool.decoding.select import NO_TOKEN
 from unspool.engine.chains import Chain, Step
+from unspool.engine.prefixes import BlockNames
 from unspool.kernels.sending import send
 from unspool.outputs import TokenLogprob
 from unspool.protocols import Ask, Forward, Model
@@ -56,6 +58,8 @@ class PlainRow:
     tokens: list[int]  # all of them, prompt included
     seed: int
     num_left: int | None  # tokens that it may get from where it comes in; None: no length ends it
+    names: BlockNames  # of the blocks that hold them
+    text: np.ndarray  # those that it comes in with
     is_done: bool = False
     has_left: bool = False  # it takes part in no more steps
     last_step: float = inf  # the number of the step that gives it its last token, whatever that is
@@ -85,7 +89,9 @@ class Lineup:
         self.ends = frozenset(  # the tokens at which somebody may end; NO_TOKEN is an error
             (NO_TOKEN, *(token for row in rows if (ends := row.owner.quick_ends) is not None for token in ends))
         )
-        self.heard = [place for place, row in enumerate(rows) if row.owner.quick_ends is not None and row.owner.is_heard]
+        self.heard = [
+            place for place, row in enumerate(rows) if row.owner.quick_ends is not None and row.owner.is_heard
+        ]
         self.others: dict[Any, list[int]] = {}  # by owner: rows that are looked at in every step
         for place, row in enumerate(rows):
             if row.owner.quick_ends is None:
@@ -423,11 +429,13 @@ def _pick_rows(arrival: Arrival) -> Forward:
 
 def _make_rows(rows: Sequence[PlainRow], device: torch.device) -> Rows:
     """Rows side by side that end in one column."""
-    lengths = [len(row.tokens) for row in rows]
+    lengths = [len(row.text) for row in rows]
     width = max(lengths)
-    ids = torch.tensor(
-        [[_PAD] * (width - len(row.tokens)) + row.tokens for row in rows], pin_memory=device.type == "cuda"
-    ).to(device, non_blocking=True)
+    ids = torch.full((len(rows), width), _PAD, dtype=torch.int64, pin_memory=device.type == "cuda")
+    filled = ids.numpy()
+    for place, row in enumerate(rows):
+        filled[place, width - len(row.text) :] = row.text
+    ids = ids.to(device, non_blocking=True)
     made = Rows(Prompts(ids, lengths, hides_padding=True), _PAD)
     made.seeds = send([row.seed for row in rows], device)
     return made

@@ -239,7 +239,7 @@ class Scheduler:
         left = max(1, budget - sum(entry.num_rows for entry in self.find(State.RUNNING)))
         for entry in sorted(reading, key=_by_order):
             wanted = entry.unread * entry.num_prompts
-            if left <= 0 or (turn.reads and left < wanted <= budget):
+            if left <= 0 or (turn.reads and (left < entry.num_prompts or left < wanted <= budget)):
                 break
             columns = min(entry.unread, max(1, left // entry.num_prompts))
             turn.reads[entry.number] = columns

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from unspool.cache import Cache, PagedCache
@@ -17,6 +18,7 @@ from unspool.decoding.randomness import draw_uniform
 from unspool.decoding.reader import answer_at_once
 from unspool.engine.memory import EngineMemory
 from unspool.engine.plain import Arrival, PlainRow
+from unspool.engine.prefixes import BlockNames
 from unspool.engine.request import Request, Token
 from unspool.engine.scheduler import Entry
 from unspool.engine.special import SpecialRun
@@ -62,6 +64,8 @@ class PlainTask(Task):
     def __init__(self, request: Request, needs: Needs, entry: Entry, tenant: str) -> None:
         super().__init__(request, needs, entry, tenant)
         self.parts = take_apart(self.run)
+        self._names = [BlockNames(tenant) for _ in self.parts.token_ids]  # a text's each
+        self._arrays = [np.array(text, dtype=np.int64) for text in self.parts.token_ids]  # the texts
         self._finish: Finish | None = None  # made when it begins: some stops count from then
         self.quick_ends: dict[int, str] | None = None  # the tokens that end its row, if little else does
         self._lone: PlainRow | None = None  # that row
@@ -73,6 +77,12 @@ class PlainTask(Task):
         self._texts: list[list[int]] = []
         self._index: list[int] = []
         self._forward: Forward | None = None
+
+    def prepare(self, memory: EngineMemory) -> None:
+        """Do in the caller's thread what the driving thread need not."""
+        if memory.prefixes is not None:
+            for text, names in zip(self.parts.token_ids, self._names, strict=True):
+                memory.prefixes.name(text, names)
 
     def open(self, memory: EngineMemory) -> None:
         """Begin to read, for the first time or again, after what others have read already."""
@@ -90,20 +100,31 @@ class PlainTask(Task):
             left = finish.count_left(parts.width)
             self._last_width = parts.width + left if left is not None else 1 << 62
             self.rows = [
-                PlainRow(self, number, list(self._texts[prompt]), seed, left)
+                PlainRow(
+                    self,
+                    number,
+                    list(self._texts[prompt]),
+                    seed,
+                    left,
+                    self._names[prompt] if parts.copies == 1 else self._names[prompt].copy(),
+                    self._arrays[prompt],
+                )
                 for number, (prompt, seed) in enumerate(zip(self._index, parts.seeds, strict=True))
             ]
             self._lone = self.rows[0] if self.quick_ends is not None else None
         else:
             self._texts = [list(row.tokens) for row in self.rows]
             self._index = list(range(len(self.rows)))
+            self._names = [row.names for row in self.rows]
+            self._arrays = [np.array(text, dtype=np.int64) for text in self._texts]
             left = self._finish.count_left(self.width)
-            for row in self.rows:
-                row.num_left, row.has_left = left, False
+            for row, text in zip(self.rows, self._arrays, strict=True):
+                row.num_left, row.has_left, row.text = left, False, text
         self._forward = None
         self.cache = PagedCache(pool)
         if memory.prefixes is not None:
-            found = [memory.prefixes.find(text, self.tenant) for text in self._texts]
+            known = zip(self._texts, self._names, strict=True)
+            found = [memory.prefixes.find(text, names) for text, names in known]
             if any(found):
                 adopt_rows(self.cache, found)
         self.note_blocks()
@@ -133,15 +154,14 @@ class PlainTask(Task):
         return self._width if lone is None else parts.width + len(lone.tokens) - len(parts.token_ids[0])
 
     def next_ask(self, columns: int) -> Ask:
-        """The next columns of every text."""
+        """The next columns of every text; the tokens are on the host."""
         held = self._held()
         counts = [min(columns, len(text) - n) for text, n in zip(self._texts, held, strict=True)]
-        width, device = max(counts), self.run.parts.model.device
-        filled = [
-            text[n : n + count] + [0] * (width - count)
-            for text, n, count in zip(self._texts, held, counts, strict=True)
-        ]
-        tokens = torch.tensor(filled, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+        width = max(counts)
+        tokens = torch.zeros((len(counts), width), dtype=torch.int64)
+        filled = tokens.numpy()
+        for row, (text, n, count) in enumerate(zip(self._arrays, held, counts, strict=True)):
+            filled[row, :count] = text[n : n + count]
         assert self.cache is not None
         return Ask(self.run.parts.model, self.cache, tokens, None if min(counts) == width else counts)
 
@@ -157,8 +177,8 @@ class PlainTask(Task):
         if any(len(text) > n for text, n in zip(self._texts, self.cache.lengths, strict=True)):
             return None
         if memory.prefixes is not None:
-            for row, text in enumerate(self._texts):
-                memory.prefixes.enter(text, list_blocks(self.cache, row), self.tenant)
+            for row, (text, names) in enumerate(zip(self._texts, self._names, strict=True)):
+                memory.prefixes.enter(text, list_blocks(self.cache, row), names)
         cache, self.cache, self._forward = self.cache, None, None
         return Arrival(self.parts, list(self.rows), self._index, self.width, forward, cache)
 
@@ -262,6 +282,7 @@ class SpecialTask(Task):
         super().__init__(request, needs, entry, tenant)
         self.special: SpecialRun | None = None
         self._is_entered = False  # its prompts' blocks can be found by others
+        self._names: list[BlockNames] = []  # of those blocks, if they were looked for
 
     def open(self, memory: EngineMemory) -> None:
         """Begin: run until it first asks."""
@@ -274,7 +295,9 @@ class SpecialTask(Task):
         assert pool is not None
         cache = PagedCache(pool)
         if memory.prefixes is not None and not self.needs.reads_whole_prompts:
-            found = [memory.prefixes.find(text, self.tenant) for text in self.run.prompt_token_ids()]
+            texts = self.run.prompt_token_ids()
+            self._names = [BlockNames(self.tenant) for _ in texts]
+            found = [memory.prefixes.find(text, names) for text, names in zip(texts, self._names, strict=True)]
             if any(found):
                 adopt_rows(cache, found)
         return cache
@@ -288,4 +311,5 @@ class SpecialTask(Task):
         texts = self.run.prompt_token_ids()
         for row, text in enumerate(texts[: len(cache.lengths)]):
             read = min(len(text), cache.lengths[row])
-            memory.prefixes.enter(text[:read], list_blocks(cache, row), self.tenant)
+            names = self._names[row] if self._names else BlockNames(self.tenant)
+            memory.prefixes.enter(text[:read], list_blocks(cache, row), names)
