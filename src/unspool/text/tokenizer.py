@@ -54,6 +54,7 @@ class Tokenizer:
         self.clean_up_tokenization_spaces = cleans_up_spaces
         # Texts to be continued are filled on the left, whatever a file says: a model continues the last token.
         self.padding_side: Side = "left"
+        self.name_or_path = ""
         self.truncation_side: Side = "right"
         self.model_max_length: int | None = None  # what truncation=True cuts to; None: nothing
         self.special_tokens = SpecialTokens(backend, special_tokens or {})
@@ -294,7 +295,7 @@ class Tokenizer:
 
     def apply_chat_template(
         self,
-        conversation: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        conversation: Sequence[Any],
         *,
         add_generation_prompt: bool = False,
         tokenize: bool = True,
@@ -315,7 +316,7 @@ class Tokenizer:
         """
         from unspool.text.chat import render_chat  # brings jinja2, a tenth of a second that plain text can do without
 
-        if not isinstance(conversation, Sequence) or isinstance(conversation, str):
+        if not isinstance(conversation, list | tuple):
             raise InputError(f"a chat is a list of messages, not a {type(conversation).__name__}")
         is_batch = bool(conversation) and all(isinstance(chat, list | tuple) for chat in conversation)
         chats: Sequence[Any] = conversation if is_batch else [conversation]
