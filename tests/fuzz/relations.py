@@ -9,14 +9,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import unspool
 from tests.conformance.cases import GOLDENS, load_model
 from tests.fuzz.calls import Call
 from tests.fuzz.findings import Difference
+from unspool.decoding.randomness import derive_seed, draw_uniform
 from unspool.errors import NoTokenLeftError, UnfulfilledError, UnspoolError
 
 RAN_OUT = (NoTokenLeftError, UnfulfilledError)  # what only the search can tell
 TIE = 1e-4  # scores closer than this may change places by rounding
+DRAW_TIE = 1e-5  # and a number closer than this to a boundary of cumulated probabilities may fall on either side
 LOGPROB_TOLERANCE = 2e-3
 OUTPUTS = {"return_dict_in_generate": True, "output_scores": True}
 
@@ -163,10 +167,14 @@ def is_near_tie(call: Call, row: int, mine: list[int], theirs: list[int]) -> boo
         table = alone.set(num_return_sequences=alone.settings["num_beams"], **told)
         ranked = lm.generate(table.rows, **table.settings, **OUTPUTS).output.sequences_scores
         return scores is not None and bool((ranked[:-1] - ranked[1:]).abs().min() < TIE)
-    if alone.settings.get("do_sample") or alone.settings.get("penalty_alpha"):
-        return False
     place = next((n for n, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None)
-    if place is None or place >= len(result.output.scores):
+    if place is None or place >= len(result.output.scores) or alone.settings.get("penalty_alpha"):
         return False
+    if alone.settings.get("do_sample"):
+        seed = derive_seed(alone.settings["seed"][0], row % call.copies)
+        number = draw_uniform(torch.tensor([seed]), torch.tensor([len(alone.rows[0]) + place]))
+        first, second = sorted((mine[place], theirs[place]))
+        sums = result.output.scores[place][row % call.copies].double().softmax(-1).cumsum(-1)
+        return bool(sums[first] - DRAW_TIE < number) and bool(number < sums[second - 1] + DRAW_TIE)
     best = result.output.scores[place][0].topk(2).values
     return bool(best[0] - best[1] < TIE)
