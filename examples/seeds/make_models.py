@@ -15,8 +15,14 @@ from tokenizers import decoders, models, pre_tokenizers
 
 GOLDENS = Path(__file__).parents[2] / "tests" / "conformance" / "goldens" / "models"
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
-PAIRS = "th he in er an re on at en nd ti es or te of ed is it al ar st to nt ng se ha as ou io le ve co me de hi ri".split()
-CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+PAIRS = (
+    *("th", "he", "in", "er", "an", "re", "on", "at", "en", "nd", "ti", "es", "or", "te", "of", "ed", "is", "it"),
+    *("al", "ar", "st", "to", "nt", "ng", "se", "ha", "as", "ou", "io", "le", "ve", "co", "me", "de", "hi", "ri"),
+)
+CHAT = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
 
 
 def make_tokenizer() -> tokenizers.Tokenizer:
