@@ -223,7 +223,7 @@ def _restore(
     return kind(LoadedParts(name, source, model, tokenizer, model.generation_config))
 
 
-def _read_quantize(quantize: str | None, load_in_8bit: bool, load_in_4bit: bool) -> str | None:
+def read_quantize(quantize: str | None, load_in_8bit: bool, load_in_4bit: bool) -> str | None:
     """Our `quantize` from it and the reference's two switches; raises if they disagree."""
     quantize = None if quantize == "none" else quantize  # as the program's --quantize says it
     asked = [kind for kind, is_on in (("int8", load_in_8bit), ("int4", load_in_4bit)) if is_on]
@@ -263,7 +263,7 @@ def load(
     """
     if not isinstance(compile, bool):
         raise SettingError(f"compile={compile!r:.40} is neither True nor False; a call takes a compile_config")
-    quantize = _read_quantize(quantize, load_in_8bit, load_in_4bit)
+    quantize = read_quantize(quantize, load_in_8bit, load_in_4bit)
     lm = LanguageModel(
         load_parts(
             name,
