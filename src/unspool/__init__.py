@@ -73,6 +73,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "TokenLogprob",
     ),
     "registry": ("register",),
+    "server": ("asgi", "serve"),
     "streaming": ("AsyncTextIteratorStreamer", "TextIteratorStreamer", "TextStreamer"),
     "text": ("Tokenizer",),
     "watermark": (

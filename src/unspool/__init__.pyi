@@ -107,6 +107,8 @@ from unspool.outputs import GenerateEncoderDecoderOutput as GenerateEncoderDecod
 from unspool.outputs import Generation as Generation
 from unspool.outputs import TokenLogprob as TokenLogprob
 from unspool.registry import register as register
+from unspool.server import asgi as asgi
+from unspool.server import serve as serve
 from unspool.stopping.base import StoppingCriteria as StoppingCriteria
 from unspool.stopping.base import StoppingCriteriaList as StoppingCriteriaList
 from unspool.stopping.eos import EosTokenCriteria as EosTokenCriteria
@@ -246,11 +248,13 @@ __all__ = [
     "WhisperTimeStampLogitsProcessor",
     "XTCLogitsWarper",
     "__version__",
+    "asgi",
     "attach",
     "compute_transition_scores",
     "detach",
     "generate",
     "load",
     "register",
+    "serve",
     "stream",
 ]
