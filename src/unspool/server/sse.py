@@ -55,7 +55,8 @@ class EventStream(Response):
             self._close()
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            with suppress(asyncio.CancelledError):  # the server ends, and waits for nobody
+                await asyncio.gather(*tasks, return_exceptions=True)
         error = sending.exception() if sending.done() and not sending.cancelled() else None
         if error is not None and not isinstance(error, OSError):  # an OSError: the client has gone
             raise error
