@@ -106,6 +106,13 @@ from unspool.outputs import GenerateDecoderOnlyOutput as GenerateDecoderOnlyOutp
 from unspool.outputs import GenerateEncoderDecoderOutput as GenerateEncoderDecoderOutput
 from unspool.outputs import Generation as Generation
 from unspool.outputs import TokenLogprob as TokenLogprob
+from unspool.pretrained.auto import AutoModelForCausalLM as AutoModelForCausalLM
+from unspool.pretrained.auto import AutoModelForSeq2SeqLM as AutoModelForSeq2SeqLM
+from unspool.pretrained.auto import AutoModelForSpeechSeq2Seq as AutoModelForSpeechSeq2Seq
+from unspool.pretrained.auto import AutoTokenizer as AutoTokenizer
+from unspool.pretrained.model import PretrainedModel as PretrainedModel
+from unspool.pretrained.quantization import BitsAndBytesConfig as BitsAndBytesConfig
+from unspool.pretrained.seeding import set_seed as set_seed
 from unspool.registry import register as register
 from unspool.server import asgi as asgi
 from unspool.server import serve as serve
@@ -132,12 +139,17 @@ __all__ = [
     "AlternatingCodebooksLogitsProcessor",
     "Answer",
     "AsyncTextIteratorStreamer",
+    "AutoModelForCausalLM",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForSpeechSeq2Seq",
+    "AutoTokenizer",
     "BayesianDetectorConfig",
     "BayesianDetectorModel",
     "BeamHypotheses",
     "BeamScorer",
     "BeamSearchScorer",
     "BeamTrace",
+    "BitsAndBytesConfig",
     "BlockPool",
     "Cache",
     "CacheConfig",
@@ -203,6 +215,7 @@ __all__ = [
     "PluginError",
     "PrefixConstrainedLogitsProcessor",
     "PresencePenaltyLogitsProcessor",
+    "PretrainedModel",
     "QuantizedCache",
     "QuantizedCacheConfig",
     "QuantizedHybridCache",
@@ -256,5 +269,6 @@ __all__ = [
     "load",
     "register",
     "serve",
+    "set_seed",
     "stream",
 ]
