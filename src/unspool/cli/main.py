@@ -32,9 +32,7 @@ COMMANDS = {
     "bench": "Measure this machine's speed, beside other engines.",
     "doctor": "Show what this machine has, and which kernels are in use.",
 }
-_EXAMPLES = (
-    'unspool run "The capital of France is" --max-new-tokens 8',
-)
+_EXAMPLES = ('unspool run "The capital of France is" --max-new-tokens 8',)
 
 
 class Command(Protocol):
