@@ -48,6 +48,8 @@ def explain_no_library(
         return f"the CPU library computes in float32, and the weights are {dtype}"
     if spec.norm_placement not in ("pre", "sandwich") or not spec.has_final_norm:
         return f"the CPU library has no block with the norms of {spec.family}"
+    if spec.qk_norm is not None and spec.qk_norm_span != "head":
+        return f"the CPU library has no norms of queries and keys like {spec.family}'s"
     if spec.head_dim > _WIDEST_HEAD:
         return f"the CPU library reads heads of up to {_WIDEST_HEAD} numbers, and these have {spec.head_dim}"
     if spec.activation not in _ACTIVATIONS:
@@ -165,7 +167,7 @@ class DescribedModel:
             kind = self._spec.kind_of(index)
             table = tables.setdefault(kind, self._views.table_of(kind, stop))
             if table is not None:
-                self._layers[index].rope = table.data_ptr()
+                self._layers[index].rope = None if index in self._spec.unturned else table.data_ptr()
                 self._room = table.shape[0]
         self._tables = [table for table in tables.values() if table is not None]
         self._tables_at = find_addresses(self._tables)
