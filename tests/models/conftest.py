@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -55,7 +56,10 @@ YARN = {
 
 def _make(name: str, **settings: Any) -> Callable[[], Any]:
     def build() -> Any:
-        config = getattr(transformers, f"{name}Config")(**settings)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # GPT-BigCode's own, on import
+            config = getattr(transformers, f"{name}Config")(**settings)
+            getattr(transformers, f"{name}PreTrainedModel", None)
         head = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}.get(name, f"{name}ForCausalLM")
         # Falcon's eager attention adds ALiBi twice (in the mask and to the scores); its other one is right.
         attention = "sdpa" if settings.get("alibi") else "eager"
@@ -133,7 +137,18 @@ CASES: dict[str, Callable[[], Any]] = {
     ),
     "codegen": _make("CodeGen", **SIZES, rotary_dim=4),
     "biogpt": _make("BioGpt", **SIZES, intermediate_size=48),
-    "mpt": _make("Mpt", vocab_size=97, d_model=32, n_layers=3, n_heads=4, max_seq_len=64, initializer_range=0.3),
+    "mpt": _make(
+        "Mpt",
+        vocab_size=97,
+        d_model=32,
+        n_layers=3,
+        n_heads=4,
+        max_seq_len=64,
+        initializer_range=0.3,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    ),
     "gpt2": _make("GPT2", **SIZES),
     "gpt2-scaled-by-layer": _make("GPT2", **SIZES, scale_attn_by_inverse_layer_idx=True, n_inner=40),
     "gpt_neox": _make("GPTNeoX", **SIZES, intermediate_size=48, rotary_pct=0.5),
