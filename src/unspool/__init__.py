@@ -72,7 +72,12 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Generation",
         "TokenLogprob",
     ),
+    "pretrained.auto": ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq", "AutoTokenizer"),
+    "pretrained.model": ("PretrainedModel",),
+    "pretrained.quantization": ("BitsAndBytesConfig",),
+    "pretrained.seeding": ("set_seed",),
     "registry": ("register",),
+    "server": ("asgi", "serve"),
     "streaming": ("AsyncTextIteratorStreamer", "TextIteratorStreamer", "TextStreamer"),
     "text": ("Tokenizer",),
     "watermark": (

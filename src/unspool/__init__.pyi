@@ -106,7 +106,16 @@ from unspool.outputs import GenerateDecoderOnlyOutput as GenerateDecoderOnlyOutp
 from unspool.outputs import GenerateEncoderDecoderOutput as GenerateEncoderDecoderOutput
 from unspool.outputs import Generation as Generation
 from unspool.outputs import TokenLogprob as TokenLogprob
+from unspool.pretrained.auto import AutoModelForCausalLM as AutoModelForCausalLM
+from unspool.pretrained.auto import AutoModelForSeq2SeqLM as AutoModelForSeq2SeqLM
+from unspool.pretrained.auto import AutoModelForSpeechSeq2Seq as AutoModelForSpeechSeq2Seq
+from unspool.pretrained.auto import AutoTokenizer as AutoTokenizer
+from unspool.pretrained.model import PretrainedModel as PretrainedModel
+from unspool.pretrained.quantization import BitsAndBytesConfig as BitsAndBytesConfig
+from unspool.pretrained.seeding import set_seed as set_seed
 from unspool.registry import register as register
+from unspool.server import asgi as asgi
+from unspool.server import serve as serve
 from unspool.stopping.base import StoppingCriteria as StoppingCriteria
 from unspool.stopping.base import StoppingCriteriaList as StoppingCriteriaList
 from unspool.stopping.eos import EosTokenCriteria as EosTokenCriteria
@@ -130,12 +139,17 @@ __all__ = [
     "AlternatingCodebooksLogitsProcessor",
     "Answer",
     "AsyncTextIteratorStreamer",
+    "AutoModelForCausalLM",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForSpeechSeq2Seq",
+    "AutoTokenizer",
     "BayesianDetectorConfig",
     "BayesianDetectorModel",
     "BeamHypotheses",
     "BeamScorer",
     "BeamSearchScorer",
     "BeamTrace",
+    "BitsAndBytesConfig",
     "BlockPool",
     "Cache",
     "CacheConfig",
@@ -201,6 +215,7 @@ __all__ = [
     "PluginError",
     "PrefixConstrainedLogitsProcessor",
     "PresencePenaltyLogitsProcessor",
+    "PretrainedModel",
     "QuantizedCache",
     "QuantizedCacheConfig",
     "QuantizedHybridCache",
@@ -246,11 +261,14 @@ __all__ = [
     "WhisperTimeStampLogitsProcessor",
     "XTCLogitsWarper",
     "__version__",
+    "asgi",
     "attach",
     "compute_transition_scores",
     "detach",
     "generate",
     "load",
     "register",
+    "serve",
+    "set_seed",
     "stream",
 ]
