@@ -111,6 +111,8 @@ from unspool.pretrained.auto import AutoModelForSeq2SeqLM as AutoModelForSeq2Seq
 from unspool.pretrained.auto import AutoModelForSpeechSeq2Seq as AutoModelForSpeechSeq2Seq
 from unspool.pretrained.auto import AutoTokenizer as AutoTokenizer
 from unspool.pretrained.model import PretrainedModel as PretrainedModel
+from unspool.pretrained.pipelines.base import Pipeline as Pipeline
+from unspool.pretrained.pipelines.opening import pipeline as pipeline
 from unspool.pretrained.quantization import BitsAndBytesConfig as BitsAndBytesConfig
 from unspool.pretrained.seeding import set_seed as set_seed
 from unspool.registry import register as register
@@ -212,6 +214,7 @@ __all__ = [
     "PagedCache",
     "PhrasalConstraint",
     "Piece",
+    "Pipeline",
     "PluginError",
     "PrefixConstrainedLogitsProcessor",
     "PresencePenaltyLogitsProcessor",
@@ -267,6 +270,7 @@ __all__ = [
     "detach",
     "generate",
     "load",
+    "pipeline",
     "register",
     "serve",
     "set_seed",
