@@ -106,6 +106,13 @@ from unspool.outputs import GenerateDecoderOnlyOutput as GenerateDecoderOnlyOutp
 from unspool.outputs import GenerateEncoderDecoderOutput as GenerateEncoderDecoderOutput
 from unspool.outputs import Generation as Generation
 from unspool.outputs import TokenLogprob as TokenLogprob
+from unspool.pretrained.auto import AutoModelForCausalLM as AutoModelForCausalLM
+from unspool.pretrained.auto import AutoModelForSeq2SeqLM as AutoModelForSeq2SeqLM
+from unspool.pretrained.auto import AutoModelForSpeechSeq2Seq as AutoModelForSpeechSeq2Seq
+from unspool.pretrained.auto import AutoTokenizer as AutoTokenizer
+from unspool.pretrained.model import PretrainedModel as PretrainedModel
+from unspool.pretrained.quantization import BitsAndBytesConfig as BitsAndBytesConfig
+from unspool.pretrained.seeding import set_seed as set_seed
 from unspool.registry import register as register
 from unspool.stopping.base import StoppingCriteria as StoppingCriteria
 from unspool.stopping.base import StoppingCriteriaList as StoppingCriteriaList
@@ -130,12 +137,17 @@ __all__ = [
     "AlternatingCodebooksLogitsProcessor",
     "Answer",
     "AsyncTextIteratorStreamer",
+    "AutoModelForCausalLM",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForSpeechSeq2Seq",
+    "AutoTokenizer",
     "BayesianDetectorConfig",
     "BayesianDetectorModel",
     "BeamHypotheses",
     "BeamScorer",
     "BeamSearchScorer",
     "BeamTrace",
+    "BitsAndBytesConfig",
     "BlockPool",
     "Cache",
     "CacheConfig",
@@ -201,6 +213,7 @@ __all__ = [
     "PluginError",
     "PrefixConstrainedLogitsProcessor",
     "PresencePenaltyLogitsProcessor",
+    "PretrainedModel",
     "QuantizedCache",
     "QuantizedCacheConfig",
     "QuantizedHybridCache",
@@ -252,5 +265,6 @@ __all__ = [
     "generate",
     "load",
     "register",
+    "set_seed",
     "stream",
 ]

@@ -171,6 +171,9 @@ class Answer:
         filler = pad if pad is not None and pad >= 0 else 0  # never read
         is_right = self._lm.model.info.is_encoder_decoder
         longest = max(len(row) for row in rows)
+        if min(len(row) for row in rows) == longest:
+            whole = as_ids(rows)
+            return {"input_ids": whole, "attention_mask": torch.ones_like(whole)}
         ids, mask = [], []
         for row in rows:
             fill = longest - len(row)

@@ -82,6 +82,12 @@ class Rows:
         added = counts if counts is not None else [num_new] * len(self)
         self.lengths = [length + count for length, count in zip(self.lengths, added, strict=True)]
 
+    @property
+    def newest(self) -> torch.Tensor | None:
+        """The column (rows, 1) that was appended last; None if rows have moved since, or it is on the host."""
+        newest = self._late[-1] if self._late else None
+        return newest if isinstance(newest, torch.Tensor) else None
+
     def append_late(self, tokens: list[int]) -> None:
         """Add a token to each row, on the host: it is sent once somebody looks at it."""
         if self._view is not None:

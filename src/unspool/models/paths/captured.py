@@ -14,7 +14,7 @@ import importlib
 import threading
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -167,9 +167,9 @@ class CapturedSteps:
             if self._seen is None or self._seen() is not places:
                 self._follow_moves(places)
             shape = _shape_pass(places, want, rows, num_new, num_forks)
-            with torch.cuda.device(self._device):
+            with nullcontext() if self._is_current_device() else torch.cuda.device(self._device):
                 # A step's inputs are written again for the next one, which only its own stream puts after this work.
-                key = (shape, torch.cuda.current_stream().cuda_stream)
+                key = (shape, torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()))
                 step = self._borrow(key)
                 forward = step.run(tokens, starts, places, want)
         with self._lock:
@@ -181,6 +181,9 @@ class CapturedSteps:
         if forward.last_states is not None:
             forward.last_states = forward.last_states.view(*tokens.shape, -1)
         return forward
+
+    def _is_current_device(self) -> bool:
+        return self._numbered.index == torch.cuda.current_device()
 
     def _follow_moves(self, places: Places) -> None:
         """Drop all captured steps if weights have moved; checked once per cache, because it costs host time."""
