@@ -74,9 +74,12 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "pretrained.auto": ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq", "AutoTokenizer"),
     "pretrained.model": ("PretrainedModel",),
+    "pretrained.pipelines.base": ("Pipeline",),
+    "pretrained.pipelines.opening": ("pipeline",),
     "pretrained.quantization": ("BitsAndBytesConfig",),
     "pretrained.seeding": ("set_seed",),
     "registry": ("register",),
+    "server": ("asgi", "serve"),
     "streaming": ("AsyncTextIteratorStreamer", "TextIteratorStreamer", "TextStreamer"),
     "text": ("Tokenizer",),
     "watermark": (

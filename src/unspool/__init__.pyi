@@ -111,9 +111,13 @@ from unspool.pretrained.auto import AutoModelForSeq2SeqLM as AutoModelForSeq2Seq
 from unspool.pretrained.auto import AutoModelForSpeechSeq2Seq as AutoModelForSpeechSeq2Seq
 from unspool.pretrained.auto import AutoTokenizer as AutoTokenizer
 from unspool.pretrained.model import PretrainedModel as PretrainedModel
+from unspool.pretrained.pipelines.base import Pipeline as Pipeline
+from unspool.pretrained.pipelines.opening import pipeline as pipeline
 from unspool.pretrained.quantization import BitsAndBytesConfig as BitsAndBytesConfig
 from unspool.pretrained.seeding import set_seed as set_seed
 from unspool.registry import register as register
+from unspool.server import asgi as asgi
+from unspool.server import serve as serve
 from unspool.stopping.base import StoppingCriteria as StoppingCriteria
 from unspool.stopping.base import StoppingCriteriaList as StoppingCriteriaList
 from unspool.stopping.eos import EosTokenCriteria as EosTokenCriteria
@@ -210,6 +214,7 @@ __all__ = [
     "PagedCache",
     "PhrasalConstraint",
     "Piece",
+    "Pipeline",
     "PluginError",
     "PrefixConstrainedLogitsProcessor",
     "PresencePenaltyLogitsProcessor",
@@ -259,12 +264,15 @@ __all__ = [
     "WhisperTimeStampLogitsProcessor",
     "XTCLogitsWarper",
     "__version__",
+    "asgi",
     "attach",
     "compute_transition_scores",
     "detach",
     "generate",
     "load",
+    "pipeline",
     "register",
+    "serve",
     "set_seed",
     "stream",
 ]

@@ -11,13 +11,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Self, overload
 
-from unspool.config.files import HUB_OPTIONS, find_config_file
+from unspool.config.files import HUB_ID, HUB_OPTIONS, PUSH_OPTIONS, find_config_file, push_file
 from unspool.config.modes import GenerationMode, choose_mode
 from unspool.config.parameters import PARAMETERS
 from unspool.config.rules import EXTRA_OUTPUTS, check_settings, find_unused
 from unspool.config.shapes import is_shape, make_schema
 from unspool.config.watermarking import BaseWatermarkingConfig, read_watermarking_config
-from unspool.errors import InputError, SettingError, UnsupportedError
+from unspool.errors import InputError, SettingError
 from unspool.small_files import make_folder, read_json_object, write_text
 
 FILE_NAME = "generation_config.json"
@@ -275,13 +275,18 @@ class GenerationConfig:
         push_to_hub: bool = False,
         *,
         config_name: str | None = None,
+        **kwargs: Any,
     ) -> None:
-        """Write what differs from the defaults to a file in a folder; a config with any issue is refused."""
-        if push_to_hub:
-            raise UnsupportedError(
-                "save_pretrained(push_to_hub=True) is not offered: unspool writes nothing to the hub. Save "
-                "to a folder, then use `huggingface-cli upload` or huggingface_hub.HfApi().upload_folder()."
-            )
+        """Write what differs from the defaults to a file in a folder; a config with any issue is refused.
+
+        `push_to_hub` uploads the file to `repo_id` too, by default the folder's own name; `token`, `private`,
+        `commit_message`, `revision` and `create_pr` are for the hub.
+        """
+        unknown = [name for name in kwargs if name not in PUSH_OPTIONS]
+        if unknown or (kwargs and not push_to_hub):
+            name = (unknown or list(kwargs))[0]
+            reason = "is not known" if unknown else "is for the hub; add push_to_hub=True"
+            raise SettingError(f"save_pretrained(): {name!r:.80} {reason}")
         try:
             self.validate(strict=True)
         except SettingError as error:
@@ -290,7 +295,11 @@ class GenerationConfig:
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder} is a file; a configuration is saved into a folder.")
         make_folder(folder)
-        self.to_json_file(folder / str(config_file_name or config_name or FILE_NAME))
+        file = folder / str(config_file_name or config_name or FILE_NAME)
+        self.to_json_file(file)
+        if push_to_hub:
+            own = str(save_directory) if HUB_ID.fullmatch(str(save_directory)) else folder.name
+            push_file(file, str(kwargs.get("repo_id") or own), kwargs)
 
 
 def _read_watermarks(value: Any) -> Any:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,8 +20,8 @@ from unspool.models.native import ModelConfig, NativeModel
 from unspool.models.paths.captured import CapturedSteps, explain_no_capture
 from unspool.models.paths.compiled import UNREAD, CompiledSteps, explain_no_compile
 from unspool.models.paths.library import LibraryPath
-from unspool.models.paths.library_model import explain_no_library
-from unspool.models.paths.path import ClosedPath, Pass, Path, run_first
+from unspool.models.paths.library_model import DescribedModel, explain_no_library
+from unspool.models.paths.path import ClosedPath, Pass, Path, WithPaths, run_first
 from unspool.models.paths.plain import PACKING_LIMIT, PlainPass
 from unspool.models.weights import AnyEmbedding, AnyLinear
 from unspool.outputs import Output
@@ -40,7 +39,7 @@ class CausalOutput(Output):
     attentions: tuple[torch.Tensor, ...] | None = None  # one per layer: (rows, heads, columns, all columns)
 
 
-class Decoder(NativeModel):
+class Decoder(WithPaths, NativeModel):
     """A decoder-only model built from a description of its block and the weights for it."""
 
     weights: DecoderWeights
@@ -77,25 +76,9 @@ class Decoder(NativeModel):
             why = explain_no_capture(self.spec, self.device, self.dtype)
             return [CapturedSteps(*made) if why is None else ClosedPath("captured", why)]
         why = explain_no_library(*made)
-        return [LibraryPath(self.spec, self.weights, self._views) if why is None else ClosedPath("library", why)]
-
-    def find_path(self, name: str) -> Path | None:
-        """The path of that name, if it takes passes of this model."""
-        return next((path for path in self.paths if path.name == name and not isinstance(path, ClosedPath)), None)
-
-    @contextmanager
-    def without_paths(self, *names: str) -> Iterator[None]:
-        """Disable these paths inside the context: for tests and comparisons."""
-        held, self.paths = self.paths, [path for path in self.paths if path.name not in names]
-        try:
-            yield
-        finally:
-            self.paths = held
-
-    @property
-    def fast_path(self) -> str | None:
-        """How steps run by default: "captured", "library", or None for operator by operator."""
-        return next((name for name in ("captured", "library") if self.find_path(name) is not None), None)
+        if why is not None:
+            return [ClosedPath("library", why)]
+        return [LibraryPath(self.spec, self.weights, DescribedModel(self.spec, self.weights, self._views))]
 
     @property
     def is_batch_invariant(self) -> bool:
