@@ -21,6 +21,8 @@ from unspool.protocols import Ask, Model
 
 _SMALL: Final = 64  # tokens of an ask that joins the next pass whatever else there is
 _IDLE: Final = 0.001  # seconds to wait after a turn that had nothing to do
+_QUIET: Final = 0.001  # seconds without another request after which an idle engine begins,
+_LONGEST_WAIT: Final = 0.016  # and after which it does so in any case
 
 
 class Driver:
@@ -42,6 +44,7 @@ class Driver:
         self.death: EngineError | None = None
         self._thread: threading.Thread | None = None
         self._device = model.device
+        self._gathers = model.device.type == "cuda"
 
     # --- from any thread ---------------------------------------------------------------------------------------
     def submit(self, task: Task) -> None:
@@ -112,7 +115,17 @@ class Driver:
         with self._changed:
             while not (self._is_closing or self._incoming or self._cancelled or self._tasks):
                 self._changed.wait()
+            if self._gathers and not self._tasks:
+                self._gather()
             return not self._is_closing
+
+    def _gather(self) -> None:
+        """Let requests that come together be read together: a pass over a few tokens takes a GPU's host as long as one
+        over many, and whoever submits the next would wait for it."""
+        until, count = time.monotonic() + _LONGEST_WAIT, -1
+        while len(self._incoming) > count and not self._is_closing and time.monotonic() < until:
+            count = len(self._incoming)
+            self._changed.wait(_QUIET)
 
     def _end_all(self, error: BaseException | None) -> None:
         """End every request: as cancelled, or with the error that ended the thread."""
