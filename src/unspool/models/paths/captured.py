@@ -105,6 +105,8 @@ class CapturedSteps:
             return f"{num_new} tokens a row are read; captured are one, and drafts of up to {MOST_NEW - 1}"
         if want.early and (num_new > 1 or self._weights.project_out is not None):
             return "early logits are read one token at a time"
+        if want.early and self._spec.state_scale != 1.0:
+            return f"{self._spec.family}'s early logits are scaled"
         if rows * num_new > BUCKETS[-1]:
             return f"{rows * num_new} tokens are more than the {BUCKETS[-1]} that steps are captured for"
         places = cache.places()
