@@ -22,6 +22,7 @@ DONE, FAILED, REFUSED, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 COMMANDS = {
     "run": "Continue a prompt, or answer it with --chat.",
     "chat": "Talk with a model, turn by turn.",
+    "batch": "Answer a file of prompts; resumes after any end.",
     "serve": "Serve models over HTTP, with OpenAI's routes.",
     "transcribe": "Write what is said in sound files, as text or subtitles.",
     "explain": "Draw a beam search as a tree, in the terminal and as a page.",

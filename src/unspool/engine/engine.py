@@ -207,7 +207,7 @@ class Engine:
         waiting: deque[Request | Exception] = deque()
         try:
             while True:
-                while len(waiting) < self._most_ahead:
+                while len(waiting) < self.most_ahead:
                     try:
                         prompt = next(prompts)
                     except StopIteration:
@@ -227,7 +227,7 @@ class Engine:
         places, has_more = itertools.count(), True
         try:
             while has_more or running:
-                while has_more and len(running) < self._most_ahead:
+                while has_more and len(running) < self.most_ahead:
                     try:
                         prompt = next(prompts)
                     except StopIteration:
@@ -249,8 +249,8 @@ class Engine:
                     left.cancel()
 
     @property
-    def _most_ahead(self) -> int:
-        """Requests of one `generate` that are submitted before their results are asked for."""
+    def most_ahead(self) -> int:
+        """Requests to submit before results are waited for, if there are many: more would only wait."""
         limits = self._driver.scheduler.limits
         return min(2 * limits.max_rows, limits.max_waiting)
 

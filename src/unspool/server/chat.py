@@ -11,10 +11,10 @@ from unspool.grammar.tools import find_format, make_settings
 from unspool.grammar.vocabulary import list_specials
 from unspool.server.dialect import Reply
 from unspool.server.fields import Found, read_fields
+from unspool.server.frames import DONE, frame
 from unspool.server.names import CHAT
 from unspool.server.orders import Order, Target, has_structure, make_order
 from unspool.server.refusals import RequestError, read_error, refuse_field
-from unspool.server.sse import DONE, frame
 from unspool.server.usage import count_usage
 from unspool.server.work import Choice, Delta, Work
 

@@ -8,10 +8,10 @@ from typing import Any
 from unspool.errors import UnspoolError, excerpt
 from unspool.server.dialect import Reply
 from unspool.server.fields import read_fields
+from unspool.server.frames import DONE, frame
 from unspool.server.names import COMPLETIONS
 from unspool.server.orders import COMPLETION_TOKENS, Order, Target, make_order
 from unspool.server.refusals import RequestError, refuse_field
-from unspool.server.sse import DONE, frame
 from unspool.server.usage import count_usage
 from unspool.server.work import Choice, Delta, Work
 

@@ -10,10 +10,10 @@ from unspool.server.calls import Call
 from unspool.server.chat import join_parts, read_chat
 from unspool.server.dialect import Reply
 from unspool.server.fields import Found, read_fields
+from unspool.server.frames import frame
 from unspool.server.names import MESSAGES
 from unspool.server.orders import Order, Target
 from unspool.server.refusals import RequestError, refuse_field
-from unspool.server.sse import frame
 from unspool.server.work import Choice, Delta, Work
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}

@@ -11,10 +11,10 @@ from unspool.server.calls import Call
 from unspool.server.chat import join_parts, read_chat
 from unspool.server.dialect import Reply
 from unspool.server.fields import read_fields
+from unspool.server.frames import frame
 from unspool.server.names import RESPONSES
 from unspool.server.orders import Order, Target
 from unspool.server.refusals import RequestError, refuse_field
-from unspool.server.sse import frame
 from unspool.server.work import Choice, Work
 
 _ECHOED = ("instructions", "tools", "tool_choice", "parallel_tool_calls", "temperature", "top_p", "text", "metadata")

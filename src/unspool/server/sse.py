@@ -1,4 +1,4 @@
-"""Server-sent events: frames, and a response that pings, notices a closed connection and drops a reader that hangs."""
+"""Server-sent events: a response that pings, notices a closed connection and drops a reader that hangs."""
 
 from __future__ import annotations
 
@@ -8,18 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final
 
-import msgspec
 from starlette.responses import Response
 
-DONE: Final = b"data: [DONE]\n\n"
 PING: Final = b": ping\n\n"
-_encode = msgspec.json.Encoder().encode
-
-
-def frame(value: Any, event: str | None = None) -> bytes:
-    """One event with a JSON value."""
-    data = b"data: " + _encode(value) + b"\n\n"
-    return data if event is None else b"event: " + event.encode() + b"\n" + data
 
 
 class EventStream(Response):

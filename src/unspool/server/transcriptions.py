@@ -18,9 +18,10 @@ from unspool.api import LanguageModel
 from unspool.config import PARAMETERS
 from unspool.errors import SettingError, excerpt
 from unspool.server.bodies import JsonResponse, get_record, read_body, until_gone
+from unspool.server.frames import frame
 from unspool.server.models import Served
 from unspool.server.refusals import RequestError, read_error, refuse_field
-from unspool.server.sse import EventStream, frame
+from unspool.server.sse import EventStream
 from unspool.server.state import ServerState
 from unspool.speech.results import Segment, Transcription
 from unspool.speech.writing import write_srt, write_vtt
