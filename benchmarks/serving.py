@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import statistics
 import subprocess
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-_WORDS = "river stone lantern winter market garden silver harbour engine letter mountain window copper signal".split()
+_WORDS = ("river", "stone", "lantern", "winter", "market", "garden", "silver", "harbour", "engine", "letter", "copper")
 
 
 @dataclass
@@ -72,7 +73,7 @@ async def run_round(ask: Ask, streams: int, requests: int, words: int, new_token
             times = await ask(make_prompt(place, words), new_tokens)
             made.tokens += new_tokens
             made.firsts.append(times[0] - began)
-            made.between += [after - before for before, after in zip(times, times[1:], strict=False)]
+            made.between += [after - before for before, after in itertools.pairwise(times)]
 
     began = time.perf_counter()
     await asyncio.gather(*(stream() for _ in range(streams)))
@@ -97,7 +98,14 @@ def ask_server(address: str, model: str) -> Ask:
             }
         ).encode()
         reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        lines = (
+            "POST /v1/completions HTTP/1.1",
+            f"Host: {host}:{port}",
+            "Connection: close",
+            "Content-Type: application/json",
+            f"Content-Length: {len(body)}",
+        )
+        head = "\r\n".join(lines) + "\r\n\r\n"
         writer.write(head.encode() + body)
         times: list[float] = []
         status = await reader.readline()
