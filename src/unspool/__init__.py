@@ -79,6 +79,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "pretrained.quantization": ("BitsAndBytesConfig",),
     "pretrained.seeding": ("set_seed",),
     "registry": ("register",),
+    "server": ("asgi", "serve"),
     "streaming": ("AsyncTextIteratorStreamer", "TextIteratorStreamer", "TextStreamer"),
     "text": ("Tokenizer",),
     "watermark": (

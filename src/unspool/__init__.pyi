@@ -116,6 +116,8 @@ from unspool.pretrained.pipelines.opening import pipeline as pipeline
 from unspool.pretrained.quantization import BitsAndBytesConfig as BitsAndBytesConfig
 from unspool.pretrained.seeding import set_seed as set_seed
 from unspool.registry import register as register
+from unspool.server import asgi as asgi
+from unspool.server import serve as serve
 from unspool.stopping.base import StoppingCriteria as StoppingCriteria
 from unspool.stopping.base import StoppingCriteriaList as StoppingCriteriaList
 from unspool.stopping.eos import EosTokenCriteria as EosTokenCriteria
@@ -262,6 +264,7 @@ __all__ = [
     "WhisperTimeStampLogitsProcessor",
     "XTCLogitsWarper",
     "__version__",
+    "asgi",
     "attach",
     "compute_transition_scores",
     "detach",
@@ -269,6 +272,7 @@ __all__ = [
     "load",
     "pipeline",
     "register",
+    "serve",
     "set_seed",
     "stream",
 ]

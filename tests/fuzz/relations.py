@@ -163,10 +163,7 @@ def is_near_tie(call: Call, row: int, mine: list[int], theirs: list[int]) -> boo
     lm = load(call.model)
     result = lm.generate(alone.rows, **alone.set(**told).settings, **OUTPUTS)
     if alone.settings.get("num_beams", 1) > 1:
-        scores = getattr(result.output, "sequences_scores", None)
-        table = alone.set(num_return_sequences=alone.settings["num_beams"], **told)
-        ranked = lm.generate(table.rows, **table.settings, **OUTPUTS).output.sequences_scores
-        return scores is not None and bool((ranked[:-1] - ranked[1:]).abs().min() < TIE)
+        return has_near_beams(lm, alone.set(**told)) or score_alike(lm, call.set(**told), row, mine, theirs)
     place = next((n for n, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None)
     if place is None or place >= len(result.output.scores) or alone.settings.get("penalty_alpha"):
         return False
@@ -178,3 +175,21 @@ def is_near_tie(call: Call, row: int, mine: list[int], theirs: list[int]) -> boo
         return bool(sums[first] - DRAW_TIE < number) and bool(number < sums[second - 1] + DRAW_TIE)
     best = result.output.scores[place][0].topk(2).values
     return bool(best[0] - best[1] < TIE)
+
+
+def has_near_beams(lm: unspool.LanguageModel, alone: Call) -> bool:
+    """Whether two of the sequences that a search ends with have nearly the same score."""
+    table = alone.set(num_return_sequences=alone.settings["num_beams"])
+    scores = getattr(lm.generate(table.rows, **table.settings, **OUTPUTS).output, "sequences_scores", None)
+    return scores is not None and bool((scores[:-1] - scores[1:]).abs().min() < TIE)
+
+
+def score_alike(lm: unspool.LanguageModel, call: Call, row: int, mine: list[int], theirs: list[int]) -> bool:
+    """Whether a search that rounds differently finds the other sequence, with nearly the same score."""
+    scores: dict[tuple[int, ...], float] = {}
+    for change in ({}, {"use_cache": False}, {"prefill_chunk_size": 1}, {"prefill_chunk_size": 3}):
+        for some, place in ((call, row), (call.pick([row // call.copies]), row % call.copies)):
+            result = lm.generate(some.rows, **some.set(**change).settings, **OUTPUTS)
+            scores[tuple(result.token_ids[place])] = float(result.output.sequences_scores[place])
+    found = [scores.get(tuple(tokens)) for tokens in (mine, theirs)]
+    return found[0] is not None and found[1] is not None and abs(found[0] - found[1]) < TIE

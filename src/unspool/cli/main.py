@@ -22,6 +22,7 @@ DONE, FAILED, REFUSED, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 COMMANDS = {
     "run": "Continue a prompt, or answer it with --chat.",
     "chat": "Talk with a model, turn by turn.",
+    "serve": "Serve models over HTTP, with OpenAI's routes.",
     "transcribe": "Write what is said in sound files, as text or subtitles.",
     "explain": "Draw a beam search as a tree, in the terminal and as a page.",
     "detect": "Say whether a text carries a watermark, with its p value.",
@@ -32,10 +33,7 @@ COMMANDS = {
     "bench": "Measure this machine's speed, beside other engines.",
     "doctor": "Show what this machine has, and which kernels are in use.",
 }
-_EXAMPLES = (
-    'unspool run "The capital of France is" --max-new-tokens 8',
-    'unspool explain "The three primary colors are" --html beams.html',
-)
+_EXAMPLE = 'unspool run "The capital of France is" --max-new-tokens 8'
 
 
 class Command(Protocol):
@@ -125,7 +123,6 @@ def _format_help(stream: TextIO) -> str:
         return paint(text, BOLD, stream=stream)
 
     commands = "\n".join(f"  {name:<16}{summary}" for name, summary in COMMANDS.items())
-    examples = "\n".join(f"  {example}" for example in _EXAMPLES)
     return (
         f"{heading('unspool')} turns a language model into text.\n\n"
         f"{heading('usage')}: unspool COMMAND …\n\n"
@@ -134,7 +131,7 @@ def _format_help(stream: TextIO) -> str:
         "  -h, --help     Show this help; unspool COMMAND --help shows a command's.\n"
         "  -V, --version  Show the version.\n"
         "  --debug        Show the traceback of an error.\n\n"
-        f"{heading('examples')}:\n{examples}"
+        f"{heading('example')}: {_EXAMPLE}"
     )
 
 

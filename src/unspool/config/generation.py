@@ -39,7 +39,7 @@ class GenerationConfig:
 
     def __init__(self, **kwargs: Any) -> None:
         state = self.__dict__
-        state.update({name: copy.copy(parameter.default) for name, parameter in PARAMETERS.items()})
+        state.update({name: parameter.copy_default() for name, parameter in PARAMETERS.items()})
         is_from_model = bool(kwargs.pop("_from_model_config", False))
         state["_from_model_config"] = is_from_model
         state["_commit_hash"] = kwargs.pop("_commit_hash", None)
@@ -54,7 +54,8 @@ class GenerationConfig:
             self.forced_bos_token_id = self.bos_token_id
         if told is not None:
             state["_explicit"] = self._read_explicit(told)
-        self.validate()
+        if kwargs:  # the table's defaults go together
+            self.validate()
 
     def _read_explicit(self, told: Any) -> frozenset[str]:
         """What was set by whoever made a whole dict of settings: what it says, and what differs from the defaults."""
@@ -70,7 +71,7 @@ class GenerationConfig:
         # The attributes are those of PARAMETERS. One that is missing here was registered after this config was made.
         if name.startswith("_") or name not in PARAMETERS:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return copy.copy(PARAMETERS[name].default)
+        return PARAMETERS[name].copy_default()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(type(self), name):

@@ -130,7 +130,7 @@ class Engine:
             raise SettingError("`tenant` is a name of at most 256 characters")
         if self._driver.is_closed:
             raise self._driver.death or EngineError("the engine is closed and takes no more requests; make another")
-        with self._beside():
+        with self._driver.asking(), self._beside():
             return self._submit(prompt, priority, deadline, tenant, streamer, settings)
 
     def _beside(self) -> AbstractContextManager[Any]:
@@ -162,7 +162,12 @@ class Engine:
         if not is_plain:
             import_greenlet()
         feeding = None if streamer is None else _make_feeder(streamer, request)
-        task = (PlainTask if is_plain else SpecialTask)(request, needs, entry, tenant)
+        task: PlainTask | SpecialTask
+        if is_plain:
+            task = PlainTask(request, needs, entry, tenant)
+            task.prepare(self._memory)
+        else:
+            task = SpecialTask(request, needs, entry, tenant)
         if self._stream is not None:
             self._stream.synchronize()  # what was made is there when the driving thread reads it
         self._driver.submit(task)
