@@ -27,7 +27,7 @@ COMMANDS = {
     "explain": "Draw a beam search as a tree, in the terminal and as a page.",
     "detect": "Say whether a text carries a watermark, with its p value.",
     "train-detector": "Train SynthID-Text's detector on text that a model writes.",
-    "recipe": "Make, check and run decoding methods that are shared as folders.",
+    "recipe": "Make, check and run decoding methods of your own.",
     "models": "List the models that are installed and those that can be.",
     "pull": "Fetch a model.",
     "bench": "Measure this machine's speed, beside other engines.",
