@@ -129,7 +129,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     ids = as_ids(lm.encode(arguments.prompt, chat=arguments.chat)).to(lm.device)
     given: dict[str, Any] = {"max_new_tokens": 256} if settings.get("max_length") is None else {}
-    sequences = generate(
+    sequences: Any = generate(
         lm,
         ids,
         custom_generate=arguments.name,
