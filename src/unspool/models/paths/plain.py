@@ -17,7 +17,7 @@ from unspool.kernels.presence import runs_kernels
 from unspool.kernels.ragged import Ragged
 from unspool.kernels.rotary import rotate_
 from unspool.models.decoder.head import check_positions, read_out
-from unspool.models.decoder.layers import DecoderWeights, Layer
+from unspool.models.decoder.layers import DecoderWeights, Layer, norm_heads
 from unspool.models.decoder.ragged import Layout
 from unspool.models.decoder.reading import read_keys, read_ragged
 from unspool.models.decoder.spec import DecoderSpec
@@ -215,20 +215,19 @@ class PlainPass:
         self, index: int, layer: Layer, x: torch.Tensor, cache: Cache, view: AttentionView, want_weights: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         spec, is_post = self._spec, self._spec.norm_placement == "post"
-        assert layer.attn_norm is not None
-        normed = x if is_post else layer.attn_norm(x)
+        normed = x if is_post or layer.attn_norm is None else layer.attn_norm(x)
         read, weights = self._attend(index, layer, normed, cache, view, want_weights)
         if layer.post_attn_norm is not None:
             read = layer.post_attn_norm(read)
         if spec.residual == "parallel":
             fed = self._feed(layer, layer.ffn_norm(x) if layer.ffn_norm is not None else normed)
             return fed.add_(read).add_(x), weights
-        assert layer.ffn_norm is not None
         x = read.add_(x)  # in place in the new tensor, because the state before may be wanted
         if is_post:
+            assert layer.attn_norm is not None and layer.ffn_norm is not None
             x = layer.attn_norm(x)
             return layer.ffn_norm(self._feed(layer, x).add_(x)), weights
-        fed = self._feed(layer, layer.ffn_norm(x))
+        fed = self._feed(layer, x if layer.ffn_norm is None else layer.ffn_norm(x))
         if layer.post_ffn_norm is not None:
             fed = layer.post_ffn_norm(fed)
         return fed.add_(x), weights
@@ -239,10 +238,10 @@ class PlainPass:
         spec, (rows, num_new, _) = self._spec, x.shape
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
         qkv = layer.qkv(x).view(rows, num_new, heads + 2 * kv_heads, spec.head_dim)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            qkv[:, :, :heads] = layer.q_norm(qkv[:, :, :heads])
-            qkv[:, :, heads : heads + kv_heads] = layer.k_norm(qkv[:, :, heads : heads + kv_heads])
-        if view.factors is not None:
+        if layer.q_norm is not None:
+            queries, keys = norm_heads(spec, layer, qkv[:, :, :heads], qkv[:, :, heads : heads + kv_heads])
+            qkv[:, :, :heads], qkv[:, :, heads : heads + kv_heads] = queries, keys
+        if view.factors is not None and index not in spec.unturned:
             self._rotate(qkv[:, :, : heads + kv_heads], view.factors)
         kv = qkv[:, :, heads:].view(rows, num_new, 2, kv_heads, spec.head_dim)
         scale, softcap = spec.scale_of(index), spec.attention_softcap
