@@ -371,9 +371,9 @@ def test_packed_windows_let_go_and_say_so(kind: str) -> None:
             plain.select([2, 0, 0, 1])
             plain.attempt(2, [1, 2, 0, 1])
             plain.select([1, 3, 0])
-    bases = cache._stores[0].bases
+    bases = cache._store.layers[0].bases
     assert all(base > 0 for base in bases) and len(set(bases)) > 1
-    assert cache._stores[1].bases == (bases if cache.kinds[1] == "sliding" else [0, 0, 0])
+    assert cache._store.layers[1].bases == (bases if cache.kinds[1] == "sliding" else [0, 0, 0])
     plain.truncate([length - 1 for length in cache.lengths])  # one position is free
     plain.read(1)
     before = list(cache.lengths)

@@ -24,9 +24,7 @@ from unspool.cache.offload.mapped import take_mapped
 from unspool.cache.offload.offloaded import OffloadedCache, OffloadedStaticCache
 from unspool.cache.paged.cache import PagedCache
 from unspool.cache.paged.pool import BLOCK_SIZE, check_pool
-from unspool.cache.quantized import QUANTIZED_CACHES
-from unspool.cache.quantized_hybrid import QuantizedHybridCache
-from unspool.cache.quantized_static import QuantizedStaticCache
+from unspool.cache.quantized import QUANTIZED_CACHES, QuantizedHybridCache, QuantizedStaticCache
 from unspool.cache.sink import SinkCache, check_sink
 from unspool.cache.sliding import HybridCache, SlidingWindowCache, refuse_encoder_decoder, refuse_without_window
 from unspool.cache.static import StaticCache

@@ -16,13 +16,15 @@ from unspool.errors import ResourceError
 def take_mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: str | Path | None = None) -> torch.Tensor:
     """Zeros in a file of their own, which is gone when nothing uses it any more, whatever happens to the program."""
     nbytes = math.prod(shape) * dtype.itemsize
+    if not nbytes:
+        return torch.zeros(shape, dtype=dtype)
     where = Path(folder) if folder is not None else Path(tempfile.gettempdir())
     try:
         handle, name = tempfile.mkstemp(prefix="unspool-keys-", dir=where)
     except OSError as error:
         raise ResourceError(f"keys can't be offloaded to {where}: {error.strerror or error}") from error
     try:
-        _reserve(handle, max(nbytes, 1))
+        _reserve(handle, nbytes)
         return torch.from_file(name, shared=True, size=math.prod(shape), dtype=dtype).view(shape)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

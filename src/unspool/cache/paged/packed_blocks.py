@@ -70,10 +70,8 @@ class PackedBlockStore(Store):
         with self.pool.lock:
             self.pool.open_layer(layer, heads, width, dtype, device)
             for which, scheme in enumerate(self._find_schemes(width)):
-                shapes = Packed.empty(scheme, 1, heads, self.pool.block_size, torch.device("cpu")).tensors()
-                for part, like in enumerate(shapes):
-                    number = NUM_PARTS * layer + 3 * which + part
-                    self.packed_pool.open_buffer(number, tuple(like.shape[1:]), like.dtype, device)
+                for part, (shape, kind) in enumerate(scheme.shapes_of(1, heads, self.pool.block_size)):
+                    self.packed_pool.open_buffer(NUM_PARTS * layer + 3 * which + part, shape[1:], kind, device)
 
     def _find_schemes(self, width: int) -> tuple[Scheme, Scheme]:
         if self._schemes is None:
