@@ -366,12 +366,7 @@ class Cache(ReferenceSurface, Savable):
 
     def clone(self) -> Self:
         """A cache that holds the same and goes its own way from here."""
-        copied: Self = copy.deepcopy(self, {id(shared): shared for shared in self._shared()})
-        return copied
-
-    def _shared(self) -> list[Any]:
-        """What a clone does not own a copy of."""
-        return []
+        return copy.deepcopy(self)
 
     @staticmethod
     def load(path: str | Path, *, model: Any = None, device: torch.device | str | None = None) -> Cache:
