@@ -44,7 +44,7 @@ from unspool.cache import (
     Span,
     StaticCache,
 )
-from unspool.cache.offload.mapped import take_mapped
+from unspool.cache.offload.memory import take_mapped
 from unspool.errors import LoadError, ResourceError, SettingError, UnspoolError, UnsupportedError
 from unspool.kernels.packed import PackedKeys
 from unspool.kernels.ragged import Ragged
@@ -816,7 +816,7 @@ def test_offloaded_keys_leave_no_file_and_need_space(tmp_path: Path, monkeypatch
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("unspool.cache.offload.mapped._reserve", refuse)
+    monkeypatch.setattr("unspool.cache.offload.memory._reserve", refuse)
     with pytest.raises(ResourceError, match=r"MiB more in .* name another folder"):
         Plain(OffloadedCache(folder=tmp_path), [[]]).read(3)
     assert list(tmp_path.iterdir()) == []

@@ -35,7 +35,7 @@ from unspool.cache.sink import SinkCache
 from unspool.cache.sliding import HybridCache, LayeredCache, SlidingWindowCache
 from unspool.cache.span import Mask, Span
 from unspool.cache.static import StaticCache
-from unspool.cache.stores.quantized_config import QuantizedCacheConfig
+from unspool.cache.stores.quantization import QuantizedCacheConfig
 from unspool.cache.views.branching import BranchedKeys, BranchingCache, branch_rows
 from unspool.cache.views.forked import ForkedCache
 

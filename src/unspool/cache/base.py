@@ -90,7 +90,11 @@ class Cache(ReferenceSurface, Savable):
         self._open_rows(starts, [start + count for start, count in zip(starts, real, strict=True)], stop)
         self.lengths = starts
         self._span = Span(starts, num_new, real, stop, is_uniform, device=device)
+        self._begin(self._span)
         return self._span
+
+    def _begin(self, span: Span) -> None:
+        """Work out once what all layers of a pass need."""
 
     def attach(self, turns: Any) -> None:
         """Called by a model before a pass: how it enters positions into keys, for kinds that place keys anew."""

@@ -11,11 +11,15 @@ from unspool.cache.base import BRANCH, BRANCH_SOURCE, JOIN, Cache
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.files import list_saved
 from unspool.cache.rows import RowCache
-from unspool.cache.span import Mask, Span
+from unspool.cache.span import Span
 from unspool.errors import SettingError, UnsupportedError
-from unspool.kernels.ragged import Ragged
 
 LegacyPair = tuple[tuple[torch.Tensor, ...], ...]
+
+
+def _of_decoder(name: str) -> Any:
+    """What the decoder's part has under that name."""
+    return property(lambda pair: getattr(pair.self_attention_cache, name))
 
 
 class EncoderDecoderCache(Cache):
@@ -33,9 +37,15 @@ class EncoderDecoderCache(Cache):
         self.num_branches = num_branches  # rows that read one row of the cross-attention cache
         self._span = None
 
-    @property
-    def lengths(self) -> list[int]:  # type: ignore[override]  # the decoder's own lengths stand for the pair's
-        return self.self_attention_cache.lengths
+    # The decoder's part moves, and answers for the pair; the encoder's is written once.
+    lengths, room, is_endless = map(_of_decoder, ("lengths", "room", "is_endless"))
+    is_trying, is_in_order, num_forks = map(_of_decoder, ("is_trying", "is_in_order", "num_forks"))
+    rolls_back_exactly, _reserve = map(_of_decoder, ("rolls_back_exactly", "_reserve"))
+    write, write_flat, end = map(_of_decoder, ("write", "write_flat", "end"))
+    mask, key_positions, order_weights = map(_of_decoder, ("mask", "key_positions", "order_weights"))
+    begin_trial, truncate, keep_fork = map(_of_decoder, ("begin_trial", "truncate", "keep_fork"))
+    update, get_seq_length = map(_of_decoder, ("update", "get_seq_length"))
+    get_max_cache_shape = _of_decoder("get_max_cache_shape")
 
     @property
     def can(self) -> frozenset[str]:  # type: ignore[override]  # what both parts can
@@ -68,7 +78,7 @@ class EncoderDecoderCache(Cache):
     @property
     def num_source_rows(self) -> int:
         """Rows of a pass that the sources are for; 0 while nothing is encoded."""
-        return len(self.source_lengths) * self.num_branches * self.num_forks
+        return len(self.source_lengths) * self.num_branches * self.self_attention_cache.num_forks
 
     # --- a forward pass: the decoder's part moves, the encoder's stays --------------------------------
     def begin(
@@ -85,46 +95,10 @@ class EncoderDecoderCache(Cache):
             )
         return self.self_attention_cache.begin(rows, num_new, counts, device)
 
-    def write(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.self_attention_cache.write(layer, kv)
-
-    def write_flat(self, layer: int, kv: torch.Tensor, ragged: Ragged) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.self_attention_cache.write_flat(layer, kv, ragged)
-
-    def end(self) -> None:
-        self.self_attention_cache.end()
-
-    def mask(self, span: Span, window: int | None = None) -> Mask:
-        return self.self_attention_cache.mask(span, window)
-
-    @property
-    def num_forks(self) -> int:  # type: ignore[override]  # the decoder's part alone is forked
-        return self.self_attention_cache.num_forks
-
-    @property
-    def is_in_order(self) -> bool:  # type: ignore[override]  # likewise
-        return self.self_attention_cache.is_in_order
-
-    @property
-    def rolls_back_exactly(self) -> bool:  # type: ignore[override]  # likewise
-        return self.self_attention_cache.rolls_back_exactly
-
-    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:
-        return self.self_attention_cache.key_positions(span, window)
-
-    def order_weights(self, weights: torch.Tensor) -> torch.Tensor:
-        return self.self_attention_cache.order_weights(weights)
-
     def fork(self, forks: range) -> EncoderDecoderCache:
         """The decoder's part forked; the forks of a row read the same states of the encoder."""
         own = self.self_attention_cache.fork(forks)
         return EncoderDecoderCache(own, self.cross_attention_cache, num_branches=self.num_branches)
-
-    def keep_fork(self, chosen: torch.Tensor) -> None:
-        self.self_attention_cache.keep_fork(chosen)
-
-    def truncate(self, lengths: Sequence[int]) -> None:
-        self.self_attention_cache.truncate(lengths)
 
     def select_rows(self, index: Sequence[int]) -> None:
         """Keep, repeat or reorder rows; a source stays shared if all rows that read it stay together."""
@@ -143,10 +117,6 @@ class EncoderDecoderCache(Cache):
         self.self_attention_cache.select_rows([row for row in range(rows) for _ in range(num_branches)])
         self.num_branches *= num_branches
         return self
-
-    @property
-    def is_trying(self) -> bool:
-        return self.self_attention_cache.is_trying
 
     def join(self, other: Any) -> None:
         """Take in the rows of another pair, and the sources that they read."""
@@ -187,9 +157,6 @@ class EncoderDecoderCache(Cache):
         rows = len(self.source_lengths) * branches
         self.cross_attention_cache.select_rows([row // branches for row in range(rows)])
 
-    def _reserve(self, stop: int) -> None:
-        self.self_attention_cache._reserve(stop)
-
     def _select(self, index: torch.Tensor) -> None:
         self.select_rows([int(i) for i in index])
 
@@ -198,20 +165,9 @@ class EncoderDecoderCache(Cache):
     def nbytes(self) -> int:
         return self.self_attention_cache.nbytes + self.cross_attention_cache.nbytes
 
-    @property
-    def room(self) -> int | None:
-        return self.self_attention_cache.room
-
-    @property
-    def is_endless(self) -> bool:  # type: ignore[override]  # what the decoder's part is
-        return self.self_attention_cache.is_endless
-
     def find_misfit(self, shape: Any) -> str | None:
         misfit = self.cross_attention_cache.find_misfit(shape)
         return self.self_attention_cache.find_misfit(shape) or (misfit and f"of the encoder's states, {misfit}")
-
-    def begin_trial(self) -> None:
-        self.self_attention_cache.begin_trial()
 
     def _pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         own, own_tensors = self.self_attention_cache._pack()
@@ -248,21 +204,6 @@ class EncoderDecoderCache(Cache):
         return pair
 
     # --- the reference's surface ---------------------------------------------------------------------
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: int,
-        cache_kwargs: dict[str, Any] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.self_attention_cache.update(key_states, value_states, layer_idx, cache_kwargs)
-
-    def get_seq_length(self, layer_idx: int | None = 0) -> int:
-        return self.self_attention_cache.get_seq_length(layer_idx)
-
-    def get_max_cache_shape(self) -> int | None:
-        return self.self_attention_cache.get_max_cache_shape()
-
     def reset(self) -> None:
         """Forget both parts, where their kinds can."""
         for part in (self.self_attention_cache, self.cross_attention_cache):

@@ -8,14 +8,14 @@ from typing import Any, Final, Self
 import torch
 
 from unspool.cache.base import FIXED_SHAPE, JOIN, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL
-from unspool.cache.offload.linked import take_linked
+from unspool.cache.offload.memory import take_linked
 from unspool.cache.reference import GrowingSurface
-from unspool.cache.sizes import KeySizes, find_layer_misfit, read_kinds, read_sizes, read_window
+from unspool.cache.sizes import KeySizes, read_kinds, read_sizes, read_window
 from unspool.cache.span import Span
 from unspool.cache.stored import FixedCache, StoredCache
 from unspool.cache.stores.memory import Allocate, Room, take_memory
 from unspool.cache.stores.packed import PackedStore, list_recent
-from unspool.cache.stores.quantized_config import QuantizedCacheConfig
+from unspool.cache.stores.quantization import QuantizedCacheConfig
 from unspool.errors import SettingError
 from unspool.kernels.packing import fit_range
 
@@ -148,9 +148,7 @@ class QuantizedStaticCache(FixedCache, QuantizedCache):
         return {**facts, "max_cache_len": self.max_cache_len}, tensors
 
     @classmethod
-    def _make_like(
-        cls, config: QuantizedCacheConfig, facts: dict[str, Any], tensors: dict[str, torch.Tensor]
-    ) -> Self:
+    def _make_like(cls, config: QuantizedCacheConfig, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Self:
         rows, sizes = _read_saved(facts, tensors)
         room, places = int(facts["max_cache_len"]), tensors["0.0"].shape[2]
         if room > places + config.residual_length:
@@ -194,17 +192,12 @@ class QuantizedHybridCache(QuantizedStaticCache):
         return self.max_cache_len if "full" in self.kinds else None
 
     # --- files ---------------------------------------------------------------------------------------
-    def find_misfit(self, shape: Any) -> str | None:
-        return find_layer_misfit(self.kinds, self.window, shape) or super().find_misfit(shape)
-
     def _pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         facts, tensors = super()._pack()
         return {**facts, "kinds": list(self.kinds), "window": self.window}, tensors
 
     @classmethod
-    def _make_like(
-        cls, config: QuantizedCacheConfig, facts: dict[str, Any], tensors: dict[str, torch.Tensor]
-    ) -> Self:
+    def _make_like(cls, config: QuantizedCacheConfig, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Self:
         rows, sizes = _read_saved(facts, tensors)
         kinds, window, room = list(facts["kinds"]), int(facts["window"]), int(facts["max_cache_len"])
         if len(kinds) != len(sizes.devices) or not set(kinds) <= {"full", "sliding"} or not 0 < window <= 2**24:

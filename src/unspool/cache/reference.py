@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 
 from unspool.cache.span import Span
-from unspool.cache.stores.layout import join
+from unspool.cache.stores.memory import join
 from unspool.errors import SettingError, UnsupportedError
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # keys and values (rows, heads, positions, width)

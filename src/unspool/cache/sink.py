@@ -12,8 +12,7 @@ from unspool.cache.base import JOIN, RAGGED, SELECT_ROWS, TRIAL
 from unspool.cache.sink_surface import ShiftedLayers
 from unspool.cache.span import Mask, Span
 from unspool.cache.stored import StoredCache
-from unspool.cache.stores.layout import split
-from unspool.cache.stores.memory import Room
+from unspool.cache.stores.memory import Room, split
 from unspool.cache.stores.ring import RingStore
 from unspool.errors import SettingError, UnsupportedError
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from unspool.cache.stores.memory import KeyFormat
 from unspool.cache.stores.store import Store
 
 DeviceMap = dict[int, str | torch.device | int]
@@ -30,7 +31,7 @@ class KeySizes:
     def open(self, store: Store, rows: int) -> None:
         """Take the memory of all layers."""
         for layer, device in enumerate(self.devices):
-            store.add_layer(layer, rows, self.heads, self.width, self.dtype, device)
+            store.add_layer(layer, rows, KeyFormat(self.heads, self.width, self.dtype, device))
 
     def as_config(self, **more: Any) -> SimpleNamespace:
         """The same under the names that model configs use."""

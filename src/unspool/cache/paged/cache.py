@@ -13,10 +13,9 @@ from unspool.cache.files import check_room
 from unspool.cache.paged.blocks import BlockStore
 from unspool.cache.paged.packed_blocks import PackedBlockStore
 from unspool.cache.paged.pool import BLOCK_SIZE, MOST_BLOCKS, BlockPool, check_pool
-from unspool.cache.sizes import find_layer_misfit
 from unspool.cache.span import Span
 from unspool.cache.stored import StoredCache
-from unspool.cache.stores.quantized_config import QuantizedCacheConfig
+from unspool.cache.stores.quantization import QuantizedCacheConfig
 from unspool.errors import SettingError, UnsupportedError
 
 
@@ -126,10 +125,6 @@ class PagedCache(StoredCache):
             num_full = sum(group.window is None for group in store.groups)
             told += [store.pool.max_blocks // num_full * size] if num_full else []
         return min(told, default=None)
-
-    def find_misfit(self, shape: Any) -> str | None:
-        misfit = find_layer_misfit(self.kinds, self.window, shape) if self.kinds else None
-        return misfit or super().find_misfit(shape)
 
     # --- parts --------------------------------------------------------------------------------------
     def divide(self, num_parts: int, num_new: int) -> list[Cache]:  # noqa: ARG002 - a part makes room for itself

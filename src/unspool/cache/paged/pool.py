@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from unspool.cache.places import Places
+from unspool.cache.stores.memory import KeyFormat
 from unspool.errors import ResourceError, SettingError
 from unspool.kernels.presence import has_triton
 
@@ -178,9 +179,9 @@ class BlockPool:
             return copies
 
     # --- memory --------------------------------------------------------------------------------------
-    def open_layer(self, layer: int, heads: int, width: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def open_layer(self, layer: int, keys: KeyFormat) -> torch.Tensor:
         """A layer's blocks of plain keys and values, made if nobody has written to it yet."""
-        return self.open_buffer(layer, (self.block_size, 2, heads, width), dtype, device)
+        return self.open_buffer(layer, (self.block_size, 2, keys.heads, keys.width), keys.dtype, keys.device)
 
     def open_buffer(
         self, number: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device

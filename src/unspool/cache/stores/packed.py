@@ -15,11 +15,10 @@ import torch
 
 from unspool.cache.places import Landing, PackedPlaces, Places
 from unspool.cache.span import Mask, Span, see_positions
-from unspool.cache.stores.layout import split
-from unspool.cache.stores.memory import Room, take_memory
-from unspool.cache.stores.packed_layer import PackedLayer, pack_recent
-from unspool.cache.stores.packed_window import PackedWindow
-from unspool.cache.stores.quantized_config import QuantizedCacheConfig
+from unspool.cache.stores.memory import KeyFormat, Room, split, take_memory
+from unspool.cache.stores.packed_layer import LayerBlocks, pack_recent
+from unspool.cache.stores.packed_window import WindowBlocks
+from unspool.cache.stores.quantization import QuantizedCacheConfig
 from unspool.cache.stores.store import Store
 from unspool.errors import SettingError
 from unspool.kernels.packed import PackedView
@@ -48,7 +47,7 @@ class PackedStore(Store):
         self._fit, self._block = fit, config.q_group_size
         self.num_places = self._round_up(max(0, room.positions - config.residual_length))
         self.num_slots = config.residual_length + self._block + (TRIAL_ROOM if room.is_fixed else STEP_ROOM)
-        self.layers: list[PackedLayer] = []
+        self.layers: list[LayerBlocks] = []
         self._view: PackedView | None = None  # what queries look through; None while nothing is packed
         self._near: PackedView | None = None  # the same for layers with a window
         self._columns: torch.Tensor | None = None  # slots that the pass writes, if it reads buffers whole
@@ -59,24 +58,22 @@ class PackedStore(Store):
     def num_layers(self) -> int:
         return len(self.layers)
 
-    def add_layer(
-        self, layer: int, rows: int, heads: int, width: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def add_layer(self, layer: int, rows: int, keys: KeyFormat) -> None:
         if not self._check_order(layer):
             return
-        if torch.device(self.config.device).type not in ("cpu", device.type):
+        if torch.device(self.config.device).type not in ("cpu", keys.device.type):
             raise SettingError(
-                f"the cache was made for device={self.config.device!r} and the keys are on {device}; leave `device` "
-                "out, blocks are packed where the keys are"
+                f"the cache was made for device={self.config.device!r} and the keys are on {keys.device}; leave out "
+                "`device`, blocks are packed where the keys are"
             )
-        shape = (self.room.rows or rows, self.num_slots, 2, heads, width)
-        recent, take = self._take_recent(shape, dtype, device), self.room.take
-        common = (self.config.make_schemes(width), self._fit, self.config.residual_length)
+        shape = (self.room.rows or rows, self.num_slots, 2, keys.heads, keys.width)
+        recent, take = self._take_recent(shape, keys.dtype, keys.device), self.room.take
+        common = (self.config.make_schemes(keys.width), self._fit, self.config.residual_length)
         window = self._find_window(layer)
         if window is None:
-            self.layers.append(PackedLayer(*common, self.num_places, recent, take))
+            self.layers.append(LayerBlocks(*common, self.num_places, recent, take))
         else:
-            self.layers.append(PackedWindow(*common, self._count_window_places(window), recent, take, window))
+            self.layers.append(WindowBlocks(*common, self._count_window_places(window), recent, take, window))
 
     def _take_recent(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Memory for what is not packed: little, so that it stays beside a GPU."""
@@ -95,9 +92,9 @@ class PackedStore(Store):
         return -(-positions // self._block) * self._block
 
     @property
-    def _slider(self) -> PackedWindow | None:
+    def _slider(self) -> WindowBlocks | None:
         """One of the layers with a window: they all let go alike."""
-        return next((layer for layer in self.layers if isinstance(layer, PackedWindow)), None)
+        return next((layer for layer in self.layers if isinstance(layer, WindowBlocks)), None)
 
     # --- a pass --------------------------------------------------------------------------------------
     def open(self, rows: int) -> None:
@@ -160,18 +157,14 @@ class PackedStore(Store):
 
     def write(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[Any, Any]:
         """Store keys and values; return both as `PackedKeys`, or as plain tensors while nothing is packed."""
-        self._open_layer(layer, kv)
+        self._ensure_layer(layer, kv.shape[0], kv)
         recent = self.layers[layer].write(span, kv, self._columns)
         view = self._view if self._find_window(layer) is None else self._near
         return split(recent) if view is None else self.layers[layer].show(recent, view)
 
-    def _open_layer(self, layer: int, kv: torch.Tensor) -> None:
-        if layer >= len(self.layers):
-            self.add_layer(layer, kv.shape[0], kv.shape[3], kv.shape[4], kv.dtype, kv.device)
-
     def append(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Store a pass of one layer alone; return all its keys and values, what was packed before unpacked."""
-        self._open_layer(layer, kv)
+        self._ensure_layer(layer, kv.shape[0], kv)
         held = self.layers[layer]
         read = _read_layer(held, held.write(span, kv), span.positions, span.stop)
         held.settle([span.stop] * len(span.starts))
@@ -352,7 +345,7 @@ class PackedStore(Store):
         if recent and not self.room.is_fixed:
             self.num_places, self.num_slots = tensors["0.0"].shape[2], recent[0].shape[1]
             for number, kv in enumerate(recent):
-                self._open_layer(number, kv)
+                self._ensure_layer(number, kv.shape[0], kv)
         counts = zip(self.layers, facts["num_packed"], facts["bases"], strict=True)
         for number, (layer, packed, bases) in enumerate(counts):
             layer.fill([tensors[f"{number}.{place}"] for place in range(len(layer.tensors()))], packed, bases, lengths)
@@ -365,7 +358,7 @@ def list_recent(facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> list
 
 
 def _read_layer(
-    layer: PackedLayer, recent: torch.Tensor, positions: torch.Tensor, stop: int
+    layer: LayerBlocks, recent: torch.Tensor, positions: torch.Tensor, stop: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """All keys and values of a layer, unpacked."""
     counts = torch.tensor(layer.num_packed, dtype=torch.int32, device=recent.device)

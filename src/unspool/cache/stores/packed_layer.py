@@ -35,7 +35,7 @@ class Pending:
     recent: torch.Tensor  # (rows, positions, 2, heads, width)
 
 
-class PackedLayer:
+class LayerBlocks:
     """Packed blocks at the indices of their positions, and after each row's last one its recent positions."""
 
     def __init__(
@@ -256,7 +256,7 @@ class PackedLayer:
         made.num_packed, made.bases = list(self.num_packed), list(self.bases)
         return made
 
-    def join(self, other: PackedLayer, held: int, rows: int) -> None:
+    def join(self, other: LayerBlocks, held: int, rows: int) -> None:
         """Take in another's first rows, after one's own `held` ones; there is room for as many positions as it has."""
         self._take_room(held + rows)
         packed, recent = max(other.num_packed, default=0), min(other.recent.shape[1], self.recent.shape[1])
@@ -278,7 +278,7 @@ class PackedLayer:
             self.recent = _grow_axis(self.recent, 0, rows)
 
 
-def pack_recent(layers: Sequence[PackedLayer], lengths: Sequence[int]) -> None:
+def pack_recent(layers: Sequence[LayerBlocks], lengths: Sequence[int]) -> None:
     """Pack what is no longer recent in layers that are alike and have nothing pending, many of them by one call."""
     first = layers[0]
     targets = first.find_targets(lengths)
@@ -292,7 +292,7 @@ def pack_recent(layers: Sequence[PackedLayer], lengths: Sequence[int]) -> None:
         layer.num_packed = list(targets)
 
 
-def _pack_run(layers: Sequence[PackedLayer], run: Run, index: slice | torch.Tensor) -> None:
+def _pack_run(layers: Sequence[LayerBlocks], run: Run, index: slice | torch.Tensor) -> None:
     """Pack one run of some rows' slots in all layers, and move up what follows it."""
     stop = run.source + run.length
     recent = torch.stack([layer.recent[index] for layer in layers])  # (layers, rows, slots, 2, heads, width)

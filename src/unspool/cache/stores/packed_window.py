@@ -13,7 +13,7 @@ import torch
 
 from unspool.cache.span import Span
 from unspool.cache.stores.memory import Allocate
-from unspool.cache.stores.packed_layer import PackedLayer, Pending, Run
+from unspool.cache.stores.packed_layer import LayerBlocks, Pending, Run
 from unspool.errors import UnsupportedError
 from unspool.kernels.packing import Fit, Packed, Scheme
 
@@ -27,7 +27,7 @@ class _PendingWindow(Pending):
     cuts: list[int]  # how far each row's base moves
 
 
-class PackedWindow(PackedLayer):
+class WindowBlocks(LayerBlocks):
     """The packed blocks that a window still reaches, and each row's recent positions."""
 
     def __init__(

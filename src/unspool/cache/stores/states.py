@@ -14,7 +14,7 @@ from typing import NoReturn
 import torch
 
 from unspool.cache.span import Span
-from unspool.cache.stores.memory import Allocate, take_memory
+from unspool.cache.stores.memory import Allocate, KeyFormat, take_memory
 from unspool.cache.stores.store import Store
 from unspool.errors import SettingError, UnsupportedError
 
@@ -86,9 +86,7 @@ class StateStore(Store):
     def num_layers(self) -> int:
         return self.conv.shape[0]
 
-    def add_layer(
-        self, layer: int, rows: int, heads: int, width: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def add_layer(self, layer: int, rows: int, keys: KeyFormat) -> None:
         """Nothing to do: all layers' states are there."""
 
     @property

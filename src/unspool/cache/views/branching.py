@@ -12,7 +12,7 @@ from unspool.cache.base import DIVIDE, RAGGED, ROLL_BACK, SELECT_ROWS, Cache
 from unspool.cache.places import Places
 from unspool.cache.rows import RowCache
 from unspool.cache.span import Mask, Span
-from unspool.cache.stores.layout import join
+from unspool.cache.stores.memory import KeyFormat, join
 from unspool.errors import SettingError, UnsupportedError
 
 
@@ -207,7 +207,7 @@ class BranchingCache(Cache):
         """Make the branches' own buffers before the first pass, which would make them for the rows it is given."""
         rows = len(self.lengths)
         for layer, keys in enumerate(self._prompt.key_cache):
-            self._own._store.add_layer(layer, rows, keys.shape[1], keys.shape[3], keys.dtype, keys.device)
+            self._own._store.add_layer(layer, rows, KeyFormat.of(keys.transpose(1, 2)))
         self._own.lengths = [0] * rows
 
     def _find_parting(self, index: Sequence[int]) -> int:
@@ -240,7 +240,7 @@ class BranchingCache(Cache):
         for layer in range(len(self._own)):
             shared = join(*self._prompt._show(layer))  # (prompts, positions, 2, …)
             own = join(*self._own._show(layer))
-            whole._store.add_layer(layer, rows, own.shape[3], own.shape[4], own.dtype, own.device)
+            whole._store.add_layer(layer, rows, KeyFormat.of(own))
             buffer = whole._buffers[layer]
             for row, (first, length) in enumerate(zip(self._prompt_lengths, self.lengths, strict=True)):
                 buffer[row, :first] = shared[row // self.num_branches, :first]
