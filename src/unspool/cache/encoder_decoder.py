@@ -219,7 +219,7 @@ class EncoderDecoderCache(Cache):
         return (*own[layer_idx], *(cross[layer_idx] if layer_idx < len(cross) else ()))
 
     def to_legacy_cache(self) -> LegacyPair:
-        """(keys, values, cross keys, cross values), a layer each."""
+        """(keys, values, cross keys, cross values), one tuple per layer."""
         for part in self.check_dynamic_cache("to_legacy_cache"):
             part.require_one_length()
         return tuple(self)
@@ -233,7 +233,7 @@ class EncoderDecoderCache(Cache):
         return cls(own, cross)
 
     def check_dynamic_cache(self, method: str) -> tuple[DynamicCache, DynamicCache]:
-        """Both parts, where they are dynamic; an error naming the method where they are not."""
+        """Both parts, if they are dynamic; otherwise an error that names the method."""
         own, cross = self.self_attention_cache, self.cross_attention_cache
         if not isinstance(own, DynamicCache) or not isinstance(cross, DynamicCache):
             kinds = f"{type(own).__name__} and {type(cross).__name__}"

@@ -38,7 +38,7 @@ Options = Mapping[str, Any]
 SIZES: Final = ("batch_size", "max_cache_len")  # the options of kinds that take their memory at once
 BLOCKS: Final = ("block_size", "num_blocks")  # the options of kinds in blocks
 OFFLOADING: Final = ("folder", "resident_layers")
-SINK_WINDOW: Final = 1024  # positions that a sink cache keeps unless it is told
+SINK_WINDOW: Final = 1024  # positions that a sink cache keeps by default
 NUM_SINKS: Final = 4  # first tokens among them: what the paper found enough
 
 
@@ -51,7 +51,7 @@ class KeyShape:
     head_dim: int
     dtype: torch.dtype
     device: torch.device
-    layer_kinds: tuple[str, ...] = ()  # "full" or "sliding", a layer each; empty: all "full"
+    layer_kinds: tuple[str, ...] = ()  # "full" or "sliding", one per layer; empty: all "full"
     window: int | None = None  # keys that a "sliding" layer sees
     config: Any = None  # the model's own, for kinds that hold something else than keys
 
@@ -71,7 +71,7 @@ class KeyShape:
 
 @dataclass(frozen=True)
 class CacheKindEntry:
-    """One kind of cache: what it needs to be told, and how it is made."""
+    """One kind of cache: what it needs, and how it is made."""
 
     table: ClassVar[str] = "unspool.cache.kinds:KINDS"
 
@@ -80,12 +80,12 @@ class CacheKindEntry:
     types: tuple[type[Cache], ...] = ()  # what it makes, if files may hold it: these have `_pack` and `_unpack`
     options: tuple[str, ...] = ()  # the keys of `cache_config` that it reads
     is_sized: bool = False  # takes all its memory at once, for every row and position that a call may need
-    may_be_sized: bool = False  # does so where it is told `max_cache_len`, and grows where not
+    may_be_sized: bool = False  # does so if it is given `max_cache_len`, and grows otherwise
     is_endless: bool = False  # holds what it holds however long a text gets, so that no context ends it
-    holds_every_key: bool = True  # each position's own keys are held, so attention weights can be told by position
+    holds_every_key: bool = True  # each position's own keys are held, so attention weights can be returned by position
     forks: bool = False  # candidates for a row's next token can be read over the row's own keys
     divides: bool = False  # a pass can run over some of the rows at a time
-    is_plain: bool = False  # keys lie in one buffer a layer, where a compiled step finds them
+    is_plain: bool = False  # keys lie in one buffer per layer, which a compiled step can read
     check: Callable[[Options], None] | None = None  # raises for values of options that can't be
     count_room: Callable[[Options], int | None] | None = None  # positions that all rows together have room for
     refuse: Callable[[Any], str | None] | None = None  # why a model (its `info`) can't be served, or None
@@ -102,7 +102,7 @@ def find_kind(name: str) -> CacheKindEntry:
 
 
 def make_cache(name: str, shape: KeyShape, rows: int, capacity: int | None = None, options: Any = None) -> Cache:
-    """An empty cache of a kind for `rows` rows, with room for `capacity` positions where the kind asks for room."""
+    """An empty cache of a kind for `rows` rows, with room for `capacity` positions if the kind asks for room."""
     return find_kind(name).make(shape, rows, capacity, read_options(name, options))
 
 
@@ -112,10 +112,10 @@ def read_options(name: str, config: Any) -> dict[str, Any]:
         return {}
     kind = find_kind(name)
     given = config.to_dict() if isinstance(config, CacheConfig) or hasattr(config, "to_dict") else dict(config)
-    told = given.pop("cache_implementation", None)
-    if told is not None and told != name:
+    named = given.pop("cache_implementation", None)
+    if named is not None and named != name:
         raise SettingError(
-            f"`cache_config` is for a {told!r} cache and `cache_implementation` is {name!r}; make them agree"
+            f"`cache_config` is for a {named!r} cache and `cache_implementation` is {name!r}; make them agree"
         )
     for key in given:
         if key not in kind.options:

@@ -86,13 +86,13 @@ class QuantizedCache(StoredCache, GrowingSurface):
 
 
 class QuantoQuantizedCache(QuantizedCache):
-    """A cache in 2 or 4 bits as optimum-quanto fits them, where it is installed; as unspool does, where not."""
+    """A cache in 2 or 4 bits as optimum-quanto fits them if it is installed, otherwise as unspool does."""
 
     backend = "quanto"
 
 
 class HQQQuantizedCache(QuantizedCache):
-    """A cache in 2, 4 or 8 bits as hqq fits them, where it is installed; as unspool does, where not."""
+    """A cache in 2, 4 or 8 bits as hqq fits them if it is installed, otherwise as unspool does."""
 
     backend = "HQQ"
 

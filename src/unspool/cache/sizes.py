@@ -70,7 +70,7 @@ def read_kinds(config: Any) -> list[str]:
         return ["sliding" if "sliding" in str(kind) else "full" for kind in listed]
     if read_window(config) is None:
         return ["full"] * num_layers
-    # What Gemma's configs say where they do not list the layers: every second one, or all but every n-th, slides.
+    # What Gemma's configs say if they do not list the layers: every second one, or all but every n-th, slides.
     pattern = int(getattr(config, "sliding_window_pattern", None) or 2)
     return ["full" if (layer + 1) % pattern == 0 else "sliding" for layer in range(num_layers)]
 

@@ -135,7 +135,7 @@ class PlainRows:
 
     # --- a step --------------------------------------------------------------------------------------------
     def ask(self) -> Ask | None:
-        """The pass over every row's last token; None where there are no rows."""
+        """The pass over every row's last token; None if there are no rows."""
         if self._rows is None:
             return None
         tokens, _ = self._rows.unread(self.cache.lengths)

@@ -1,4 +1,4 @@
-"""Caches whose keys live where memory is cheap: beside the GPU, or in a file where there is none."""
+"""Caches whose keys live where memory is cheap: beside the GPU, or in a file if there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole rows that live where memory is cheap: pinned beside a GPU, or in files where there is none."""
+"""Whole rows that live where memory is cheap: pinned beside a GPU, or in files if there is none."""
 
 from __future__ import annotations
 

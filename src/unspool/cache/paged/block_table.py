@@ -36,7 +36,7 @@ class BlockTable:
         self.pool, self.rows, self._owns = pool, rows if rows is not None else [], owns
         self.version = 0  # raised whenever a row's blocks change
         self._index: BlockIndex | None = None
-        self._told_version = -1  # the version that the index holds
+        self._sent_version = -1  # the version that the index holds
 
     def __del__(self) -> None:
         if getattr(self, "_owns", False) and not sys.is_finalizing():
@@ -53,10 +53,10 @@ class BlockTable:
         index = self._index
         if index is None or index.device != device:
             self._index = index = BlockIndex(device)
-        elif self._told_version == self.version and num_blocks <= index.table.shape[1]:
+        elif self._sent_version == self.version and num_blocks <= index.table.shape[1]:
             return index
-        index.tell(self.rows, num_blocks)
-        self._told_version = self.version
+        index.update(self.rows, num_blocks)
+        self._sent_version = self.version
         return index
 
     def find_missing(self, starts: Sequence[int], stops: Sequence[int]) -> MissingBlocks | None:

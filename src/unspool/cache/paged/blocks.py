@@ -355,7 +355,7 @@ class BlockStore(PooledStore):
         if known is not None and len(known.buffers) == len(buffers) and known.buffers[-1] is buffers[-1]:
             first = known.block_table if known.layer_tables is None else known.layer_tables[0]
             is_same = known.layer_tables is None or all(
-                told is tables[group] for told, (group, _) in zip(known.layer_tables, self._homes, strict=True)
+                table is tables[group] for table, (group, _) in zip(known.layer_tables, self._homes, strict=True)
             )
             if first is tables[0] and is_same:
                 return known

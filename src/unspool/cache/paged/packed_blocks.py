@@ -116,13 +116,13 @@ class PackedBlockStore(PooledStore):
             starts=starts,
             stop=max(starts) + span.num_new,
             is_uniform=len(set(starts)) == 1,
-            placed=None if not any(counts) else span.positions - self._tell(span.positions.device)[:, None],
+            placed=None if not any(counts) else span.positions - self._send(span.positions.device)[:, None],
         )
         if any(counts):
-            told = self._tell(span.positions.device)
-            self._view = PackedView(list(counts), told, span.positions, max(counts))
+            sent = self._send(span.positions.device)
+            self._view = PackedView(list(counts), sent, span.positions, max(counts))
 
-    def _tell(self, device: torch.device) -> torch.Tensor:
+    def _send(self, device: torch.device) -> torch.Tensor:
         return torch.tensor(self.num_packed, dtype=torch.int32, device=device)
 
     @property
@@ -358,7 +358,7 @@ class PackedBlockStore(PooledStore):
                 keys, values = split(recent[:, :length])
                 return keys, values
             none = torch.zeros(rows, 0, dtype=torch.int64, device=buffer.device)
-            view = PackedView(list(counts), self._tell(buffer.device), none, max(counts))
+            view = PackedView(list(counts), self._send(buffer.device), none, max(counts))
             keys, values = (part.unpack(length) for part in self._show(layer, recent, view))
             return keys, values
 

@@ -299,7 +299,7 @@ class PackedStore(Store):
             and known.packed.num_packed == counts
             and known.packed.bases == bases
             and all(map(is_, known.buffers, self.held()))
-            and all(told[0] is layer.keys.codes for told, layer in zip(known.packed.layers, self.layers, strict=True))
+            and all(shown[0] is layer.keys.codes for shown, layer in zip(known.packed.layers, self.layers, strict=True))
         ):
             return known
         layers: list[tuple[torch.Tensor, ...]] = [layer.tensors()[:-1] for layer in self.layers]

@@ -191,7 +191,7 @@ class LayerBlocks:
 
     # --- rows ----------------------------------------------------------------------------------------
     def truncate(self, lengths: Sequence[int]) -> None:
-        """Roll rows back; where that leads into a packed block, its first positions become recent again."""
+        """Roll rows back; if that leads into a packed block, its first positions become recent again."""
         for row, length in enumerate(lengths):
             if length >= self.num_packed[row]:
                 continue

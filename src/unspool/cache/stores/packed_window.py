@@ -107,7 +107,7 @@ class WindowBlocks(LayerBlocks):
 
     # --- rows ----------------------------------------------------------------------------------------
     def check_truncation(self, lengths: Sequence[int]) -> None:
-        """Raise where a row is to go back to what was let go."""
+        """Raise if a row is to go back to what was let go."""
         for row, (length, base) in enumerate(zip(lengths, self.bases, strict=True)):
             if base and 0 < length < base + self.window - 1:
                 raise UnsupportedError(

@@ -128,11 +128,11 @@ class PlainStore(Store):
         moved = [row for row, source in enumerate(index) if row != source]
         if not moved or first >= held:
             return
-        told: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+        sent: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
         for buffer in self.buffers:
-            if buffer.device not in told:
-                told[buffer.device] = (send(moved, buffer.device), send([index[row] for row in moved], buffer.device))
-            into, source = told[buffer.device]
+            if buffer.device not in sent:
+                sent[buffer.device] = (send(moved, buffer.device), send([index[row] for row in moved], buffer.device))
+            into, source = sent[buffer.device]
             part = buffer.narrow(1, first, held - first)
             part.index_copy_(0, into, part.index_select(0, source))  # gathered before it is written
 
@@ -176,11 +176,11 @@ class PlainStore(Store):
         if chosen.is_cuda and (keeper := self._find_keeper()) is not None:
             keeper.keep(chosen, list(lengths))
             return
-        told: dict[torch.device, tuple[torch.Tensor, ...]] = {}  # made once: a copy to the device makes the host wait
+        sent: dict[torch.device, tuple[torch.Tensor, ...]] = {}  # made once: a copy to the device makes the host wait
         for layer, buffer in enumerate(self.buffers):
-            if buffer.device not in told:
-                told[buffer.device] = _find_forks(chosen.to(buffer.device), lengths)
-            rows, ends, forks = told[buffer.device]
+            if buffer.device not in sent:
+                sent[buffer.device] = _find_forks(chosen.to(buffer.device), lengths)
+            rows, ends, forks = sent[buffer.device]
             held = self.rows_of(layer, len(lengths))
             held.index_put_((rows, ends), held[rows, forks])
 

@@ -29,7 +29,7 @@ class Backend:
     by_channel: dict[int, bool]  # axis -> whether groups run down the positions of a channel
 
     def find_fit(self) -> Fit:
-        """The package's own quantiser where it is installed, unspool's where not."""
+        """The package's own quantiser if it is installed, otherwise unspool's."""
         if self.package == "optimum-quanto" and _is_installed("optimum.quanto"):
             return fit_with_quanto
         if self.package == "hqq" and _is_installed("hqq.core.quantize"):
@@ -143,7 +143,7 @@ OPTIONS: Final = tuple(QuantizedCacheConfig().to_dict())
 
 
 def read_quantized_config(options: Mapping[str, Any]) -> QuantizedCacheConfig:
-    """What `cache_config` says, checked; where it names no backend, unspool packs keys by channel, values by token."""
+    """What `cache_config` says, checked; if it names no backend, unspool packs keys by channel, values by token."""
     chosen = options if "backend" in options else {"backend": "unspool", "axis_value": 1, **options}
     config = QuantizedCacheConfig(**chosen)
     config.validate()
@@ -153,7 +153,7 @@ def read_quantized_config(options: Mapping[str, Any]) -> QuantizedCacheConfig:
 def fit_with_quanto(
     groups: torch.Tensor, nbits: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Scales and shifts of optimum-quanto's MaxOptimizer, a group each."""
+    """Scales and shifts of optimum-quanto's MaxOptimizer, one per group."""
     from optimum.quanto import MaxOptimizer, qint2, qint4
 
     scale, shift = MaxOptimizer()(groups, qint4 if nbits == 4 else qint2, 0, None)
@@ -163,7 +163,7 @@ def fit_with_quanto(
 def fit_with_hqq(
     groups: torch.Tensor, nbits: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Scales and zero points of hqq's Quantizer, a group each."""
+    """Scales and zero points of hqq's Quantizer, one per group."""
     from hqq.core.quantize import Quantizer
 
     made: tuple[Any, dict[str, Any]] = Quantizer.quantize(

@@ -18,7 +18,7 @@ from unspool.errors import SettingError, UnsupportedError
 
 @dataclass(slots=True)
 class BranchedKeys:
-    """Keys (or values) of branches: what they share, a prompt each, and what is their own, a row each."""
+    """Keys (or values) of branches: what they share, one per prompt, and what is their own, one per row."""
 
     shared: torch.Tensor  # (prompts, heads, prompt positions, width)
     own: torch.Tensor  # (prompts * branches, heads, own positions, width)
