@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.cache.test_contract import HEADS, LAYERS, WIDTH, Plain
+from tests.cache.plain_cache import HEADS, LAYERS, WIDTH, Plain
 from tests.conformance.cases import Case, load_model, read_cases, run_case
 
 import unspool

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cache.test_contract import LOSSLESS, WINDOW, Plain, join
+from tests.cache.plain_cache import LOSSLESS, WINDOW, Plain, join
 from tests.conformance.cases import load_model
 
 import unspool
