@@ -106,7 +106,18 @@ from unspool.outputs import GenerateDecoderOnlyOutput as GenerateDecoderOnlyOutp
 from unspool.outputs import GenerateEncoderDecoderOutput as GenerateEncoderDecoderOutput
 from unspool.outputs import Generation as Generation
 from unspool.outputs import TokenLogprob as TokenLogprob
+from unspool.pretrained.auto import AutoModelForCausalLM as AutoModelForCausalLM
+from unspool.pretrained.auto import AutoModelForSeq2SeqLM as AutoModelForSeq2SeqLM
+from unspool.pretrained.auto import AutoModelForSpeechSeq2Seq as AutoModelForSpeechSeq2Seq
+from unspool.pretrained.auto import AutoTokenizer as AutoTokenizer
+from unspool.pretrained.model import PretrainedModel as PretrainedModel
+from unspool.pretrained.pipelines.base import Pipeline as Pipeline
+from unspool.pretrained.pipelines.opening import pipeline as pipeline
+from unspool.pretrained.quantization import BitsAndBytesConfig as BitsAndBytesConfig
+from unspool.pretrained.seeding import set_seed as set_seed
 from unspool.registry import register as register
+from unspool.server import asgi as asgi
+from unspool.server import serve as serve
 from unspool.stopping.base import StoppingCriteria as StoppingCriteria
 from unspool.stopping.base import StoppingCriteriaList as StoppingCriteriaList
 from unspool.stopping.eos import EosTokenCriteria as EosTokenCriteria
@@ -130,12 +141,17 @@ __all__ = [
     "AlternatingCodebooksLogitsProcessor",
     "Answer",
     "AsyncTextIteratorStreamer",
+    "AutoModelForCausalLM",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForSpeechSeq2Seq",
+    "AutoTokenizer",
     "BayesianDetectorConfig",
     "BayesianDetectorModel",
     "BeamHypotheses",
     "BeamScorer",
     "BeamSearchScorer",
     "BeamTrace",
+    "BitsAndBytesConfig",
     "BlockPool",
     "Cache",
     "CacheConfig",
@@ -198,9 +214,11 @@ __all__ = [
     "PagedCache",
     "PhrasalConstraint",
     "Piece",
+    "Pipeline",
     "PluginError",
     "PrefixConstrainedLogitsProcessor",
     "PresencePenaltyLogitsProcessor",
+    "PretrainedModel",
     "QuantizedCache",
     "QuantizedCacheConfig",
     "QuantizedHybridCache",
@@ -246,11 +264,15 @@ __all__ = [
     "WhisperTimeStampLogitsProcessor",
     "XTCLogitsWarper",
     "__version__",
+    "asgi",
     "attach",
     "compute_transition_scores",
     "detach",
     "generate",
     "load",
+    "pipeline",
     "register",
+    "serve",
+    "set_seed",
     "stream",
 ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.api.dictation import CHAT, CONTEXT, TEXTS, dictate
+from tests.api.dictation import CHAT, CONTEXT, TEXTS, Dictate, dictate
 from tests.conformance.cases import GOLDENS
 
 import unspool

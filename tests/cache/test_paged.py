@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -480,3 +481,21 @@ def test_a_pool_that_grows_keeps_no_old_memory() -> None:
         places = cache.places()
         assert places is not None and len(places.buffers) == 2
         assert all(mine is its for mine, its in zip(places.buffers, pool.buffers, strict=True))
+
+
+def test_a_large_pool_costs_what_is_used_of_it() -> None:
+    """Pages of a large pool on a CPU are the system's, zeroed where they are first written."""
+
+    def count_resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("memory is read from Linux' /proc")
+    before = count_resident()
+    pool = BlockPool(64, 4096)
+    buffer = pool.open_layer(0, 4, 64, torch.float32, torch.device("cpu"))
+    assert buffer.nbytes > 500 << 20 and buffer.data_ptr() % 64 == 0
+    assert count_resident() - before < 64 << 20
+    assert not buffer[::512].any()
+    buffer[7] = 1.0
+    assert buffer[7].sum() == buffer[7].numel()

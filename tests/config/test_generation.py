@@ -23,7 +23,7 @@ from unspool.config import (
     WatermarkingConfig,
 )
 from unspool.config.parameters import find_own
-from unspool.errors import InputError, LoadError, ModelNotFoundError, SettingError, UnsupportedError
+from unspool.errors import InputError, LoadError, ModelNotFoundError, SettingError
 
 # The reference's defaults at 4.52.4, where 5.x keeps None and fills them in at the call.
 DEFAULTS_4_52 = {
@@ -208,8 +208,10 @@ def test_saving_is_refused_with_the_reasons(tmp_path: Path) -> None:
     assert greedy in str(caught.value)
     with pytest.raises(SettingError, match=r"\['strange'\] holds a object"):
         GenerationConfig(strange=[object()]).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedError, match="upload"):
-        GenerationConfig().save_pretrained(tmp_path, push_to_hub=True)
+    with pytest.raises(SettingError, match="'comit_message' is not known"):
+        GenerationConfig().save_pretrained(tmp_path, push_to_hub=True, comit_message="x")
+    with pytest.raises(SettingError, match="add push_to_hub=True"):
+        GenerationConfig().save_pretrained(tmp_path, token="x")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("x")
     with pytest.raises(InputError, match="is a file"):

@@ -96,31 +96,33 @@ class Simulation:
         widest = max((self.scheduler[number].num_prompts for number in turn.reads), default=0)
         assert read <= max(limit - num_running, widest, 1)
         assert self.scheduler.num_rows <= self.scheduler.limits.max_rows
+        spread = {entry.number for entry in running if entry.is_spread}
+        self.scheduler.note_step()
         for number, columns in turn.reads.items():
             self.read(number, columns)
         for entry in running:
-            self.step(entry)
+            self.step(entry, entry.number in spread)
         return turn
 
     def read(self, number: int, columns: int) -> None:
         entry = self.scheduler[number]
         before = entry.length - entry.unread
         self.blocks.take(number, entry.num_prompts * (count(before + columns) - count(before)))
+        entry.is_spread = entry.num_rows > entry.num_prompts
         self.scheduler.note_read(number, columns)
-        if entry.state is State.RUNNING:
-            entry.is_spread = entry.num_rows > entry.num_prompts
 
-    def step(self, entry: Entry) -> None:
+    def step(self, entry: Entry, is_spread: bool) -> None:
         work = self.works[entry.number]
-        if entry.is_spread:
-            shares = entry.length % BLOCK != 0
+        length = self.blocks.texts[entry.number]
+        if is_spread:
+            shares = length % BLOCK != 0
             copies = entry.num_rows - entry.num_prompts if shares else entry.num_rows
             self.blocks.take(entry.number, copies)
-            entry.is_spread = False
-        elif entry.length % BLOCK == 0:
+        elif length % BLOCK == 0:
             self.blocks.take(entry.number, entry.num_rows)
-        entry.length += 1
-        self.blocks.texts[entry.number] = entry.length
+        if not entry.is_plain:
+            entry.length, entry.is_spread = entry.length + 1, False
+        self.blocks.texts[entry.number] = length + 1
         work.done += 1
         if work.done >= work.num_new:
             self.end(entry.number)

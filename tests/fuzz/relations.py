@@ -9,14 +9,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import unspool
 from tests.conformance.cases import GOLDENS, load_model
 from tests.fuzz.calls import Call
 from tests.fuzz.findings import Difference
+from unspool.decoding.randomness import derive_seed, draw_uniform
 from unspool.errors import NoTokenLeftError, UnfulfilledError, UnspoolError
 
 RAN_OUT = (NoTokenLeftError, UnfulfilledError)  # what only the search can tell
 TIE = 1e-4  # scores closer than this may change places by rounding
+DRAW_TIE = 1e-5  # and a number closer than this to a boundary of cumulated probabilities may fall on either side
 LOGPROB_TOLERANCE = 2e-3
 OUTPUTS = {"return_dict_in_generate": True, "output_scores": True}
 
@@ -159,14 +163,33 @@ def is_near_tie(call: Call, row: int, mine: list[int], theirs: list[int]) -> boo
     lm = load(call.model)
     result = lm.generate(alone.rows, **alone.set(**told).settings, **OUTPUTS)
     if alone.settings.get("num_beams", 1) > 1:
-        scores = getattr(result.output, "sequences_scores", None)
-        table = alone.set(num_return_sequences=alone.settings["num_beams"], **told)
-        ranked = lm.generate(table.rows, **table.settings, **OUTPUTS).output.sequences_scores
-        return scores is not None and bool((ranked[:-1] - ranked[1:]).abs().min() < TIE)
-    if alone.settings.get("do_sample") or alone.settings.get("penalty_alpha"):
-        return False
+        return has_near_beams(lm, alone.set(**told)) or score_alike(lm, call.set(**told), row, mine, theirs)
     place = next((n for n, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None)
-    if place is None or place >= len(result.output.scores):
+    if place is None or place >= len(result.output.scores) or alone.settings.get("penalty_alpha"):
         return False
+    if alone.settings.get("do_sample"):
+        seed = derive_seed(alone.settings["seed"][0], row % call.copies)
+        number = draw_uniform(torch.tensor([seed]), torch.tensor([len(alone.rows[0]) + place]))
+        first, second = sorted((mine[place], theirs[place]))
+        sums = result.output.scores[place][row % call.copies].double().softmax(-1).cumsum(-1)
+        return bool(sums[first] - DRAW_TIE < number) and bool(number < sums[second - 1] + DRAW_TIE)
     best = result.output.scores[place][0].topk(2).values
     return bool(best[0] - best[1] < TIE)
+
+
+def has_near_beams(lm: unspool.LanguageModel, alone: Call) -> bool:
+    """Whether two of the sequences that a search ends with have nearly the same score."""
+    table = alone.set(num_return_sequences=alone.settings["num_beams"])
+    scores = getattr(lm.generate(table.rows, **table.settings, **OUTPUTS).output, "sequences_scores", None)
+    return scores is not None and bool((scores[:-1] - scores[1:]).abs().min() < TIE)
+
+
+def score_alike(lm: unspool.LanguageModel, call: Call, row: int, mine: list[int], theirs: list[int]) -> bool:
+    """Whether a search that rounds differently finds the other sequence, with nearly the same score."""
+    scores: dict[tuple[int, ...], float] = {}
+    for change in ({}, {"use_cache": False}, {"prefill_chunk_size": 1}, {"prefill_chunk_size": 3}):
+        for some, place in ((call, row), (call.pick([row // call.copies]), row % call.copies)):
+            result = lm.generate(some.rows, **some.set(**change).settings, **OUTPUTS)
+            scores[tuple(result.token_ids[place])] = float(result.output.sequences_scores[place])
+    found = [scores.get(tuple(tokens)) for tokens in (mine, theirs)]
+    return found[0] is not None and found[1] is not None and abs(found[0] - found[1]) < TIE

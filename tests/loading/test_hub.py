@@ -95,12 +95,13 @@ def endpoint() -> Iterator[str]:
 CALLS = """
 import json, sys
 from pathlib import Path
-from unspool.loading.hub import fetch
+from unspool.loading.hub import HubOptions, fetch
 
 answers = []
 for arguments in json.loads(sys.argv[1]):
     try:
-        path = fetch(**arguments)
+        options = HubOptions(**arguments.pop("options", {}))
+        path = fetch(**arguments, options=options)
         names = sorted(str(p.relative_to(path)) for p in path.rglob("*") if p.is_file()) if path.is_dir() else []
         answers.append({"path": str(path), "names": names})
     except Exception as error:
@@ -192,3 +193,15 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingExtraError, match=r"unspool\[hub\]"):
         fetch("owner/name")
+
+
+def test_small_files_alone_in_another_cache(endpoint: str, tmp_path: Path) -> None:
+    small, again = call(
+        tmp_path / "home",
+        endpoint,
+        {"repo_id": "owner/plain", "has_weights": False, "options": {"cache_dir": str(tmp_path / "other")}},
+        {"repo_id": "owner/plain", "options": {"token": "hf_x", "force_download": True}},
+    )
+    assert small["names"] == ["chat_template.jinja", "config.json", "tokenizer.json"]
+    assert Path(small["path"]).is_relative_to(tmp_path / "other")
+    assert "model.safetensors" in again["names"] and Path(again["path"]).is_relative_to(tmp_path / "home")

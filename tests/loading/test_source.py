@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -166,7 +167,7 @@ def test_empty_names_are_refused(name: str) -> None:
 def test_hub_ids_are_fetched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def fetch(repo_id: str, revision: str | None, filename: str | None, offline: bool | None) -> Path:
+    def fetch(repo_id: str, revision: str | None, filename: str | None, offline: bool | None, **_: Any) -> Path:
         asked.append((repo_id, revision, filename, offline))
         return folder
 

@@ -124,6 +124,7 @@ def test_special_tokens_map_alone(sentencepiece: Tokenizer, tmp_path: Path) -> N
         ({"vocab.json": "{}", "merges.txt": ""}, LoadError, "id of 0 or more"),
         ({"vocab.json": '{"a": -1}', "merges.txt": ""}, LoadError, "id of 0 or more"),
         ({"vocab.json": '{"a": "b"}', "merges.txt": ""}, LoadError, "id of 0 or more"),
+        ({"vocab.json": '{"\\ud800": 0}', "merges.txt": ""}, LoadError, "not valid Unicode"),
         ({"vocab.json": "[" * 100_000, "merges.txt": ""}, LoadError, "not valid JSON"),
         ({"vocab.json": '["a"]', "merges.txt": ""}, LoadError, "an object was expected"),
         ({"vocab.json": '{"a": 0}', "merges.txt": "a b c"}, LoadError, "two tokens"),

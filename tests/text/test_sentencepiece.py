@@ -159,7 +159,9 @@ def test_damaged_files_are_refused(tmp_path: Path, data: bytes) -> None:
         read_sentencepieces(write_folder(tmp_path, {"a.model": data}) / "a.model")
 
 
-@pytest.mark.parametrize("ids", [{}, {"</s>": 0}, {**IDS, "x": -1}, {**IDS, "x": 10**12}, {**IDS, "x": "3"}])
+@pytest.mark.parametrize(
+    "ids", [{}, {"</s>": 0}, {**IDS, "x": -1}, {**IDS, "x": 10**12}, {**IDS, "x": "3"}, {**IDS, "\ud800": 9}]
+)
 def test_damaged_vocabularies_are_refused(tmp_path: Path, ids: dict[str, Any]) -> None:
     with pytest.raises(LoadError):
         open_tokenizer(write_folder(tmp_path, {"source.spm": MARIAN, "vocab.json": ids}))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+import tokenizers
 import torch
 
 from unspool.errors import InputError, SettingError
@@ -120,7 +122,7 @@ def test_special_tokens(smollm2: Tokenizer, sentencepiece: Tokenizer) -> None:
     [
         (lambda t: t(["a", "b c d"], return_tensors="pt"), InputError, "padding=True"),
         (lambda t: t([], return_tensors="pt"), InputError, "there are none"),
-        (lambda t: t("a", return_tensors="np"), SettingError, "'pt'"),
+        (lambda t: t("a", return_tensors="tf"), SettingError, "'pt'"),
         (lambda t: t("a", padding="max_length"), SettingError, "padding"),
         (lambda t: t("a", padding_side="top"), SettingError, "'left'"),
         (lambda t: t([3]), InputError, "string"),
@@ -160,8 +162,11 @@ def test_chat_in_every_form(smollm2: Tokenizer) -> None:
     assert own == "Hi<|im_end|>"
     with pytest.raises(SettingError, match="tokenize=True"):
         smollm2.apply_chat_template(messages, tokenize=False, return_tensors="pt")
-    with pytest.raises(SettingError, match="max_length"):
-        smollm2.apply_chat_template(messages, max_length=3)
+    assert smollm2.apply_chat_template(messages, max_length=3) == smollm2.apply_chat_template(messages)[:3]
+    several = smollm2.apply_chat_template([messages, [*messages, *messages]], padding=True, return_tensors="pt")
+    assert several.shape[0] == 2 and several[1].tolist() == smollm2.apply_chat_template([*messages, *messages])
+    with pytest.raises(InputError, match="list of messages"):
+        smollm2.apply_chat_template("Hi")
 
 
 def test_named_and_missing_templates(sentencepiece: Tokenizer) -> None:
@@ -174,3 +179,79 @@ def test_named_and_missing_templates(sentencepiece: Tokenizer) -> None:
     assert named.apply_chat_template(messages, tokenize=False) == "D"
     assert named.apply_chat_template(messages, tokenize=False, tools=[{"name": "f"}]) == "T1"
     assert named.apply_chat_template(messages, tokenize=False, chat_template="rag") == "R"
+
+
+CALLS: list[dict[str, Any]] = [
+    {"padding": "longest"},
+    {"padding": "max_length", "max_length": 12},
+    {"padding": "max_length", "max_length": 4, "truncation": True},
+    {"max_length": 2},
+    {"truncation": True, "max_length": 3, "padding": True, "padding_side": "right"},
+    {"truncation": "longest_first", "max_length": 3},
+    {"truncation": False, "max_length": 3},
+    {"padding": True, "pad_to_multiple_of": 8},
+    {"padding": "do_not_pad", "return_attention_mask": False},
+]
+
+
+@pytest.mark.parametrize("options", CALLS, ids=str)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_calls_are_answered_as_transformers_does(
+    smollm2: Tokenizer, reference: Any, options: dict[str, Any], side: str
+) -> None:
+    for tokenizer in (smollm2, reference):
+        tokenizer.truncation_side = side
+    try:
+        ours, theirs = smollm2(TEXTS, **options), reference(TEXTS, **options)
+    finally:
+        smollm2.truncation_side = "right"
+    assert ours == {name: theirs[name] for name in theirs}
+
+
+def test_cutting_keeps_special_tokens(sentencepiece: Tokenizer) -> None:
+    fresh = Tokenizer(
+        tokenizers.Tokenizer.from_str(sentencepiece.backend_tokenizer.to_str()), special_tokens={"pad_token": "<unk>"}
+    )
+    fresh.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    whole = fresh.encode("the cat sat on the mat")
+    assert whole[0] == 1 and whole[-1] == 2
+    assert fresh("the cat sat on the mat", max_length=5).input_ids == [*whole[:4], 2]
+    fresh.truncation_side = "left"
+    assert fresh("the cat sat on the mat", max_length=5).input_ids == [1, *whole[-4:]]
+    fresh.model_max_length = 4
+    assert len(fresh("the cat sat on the mat", truncation=True).input_ids) == 4
+    assert fresh("the", padding="max_length").attention_mask.count(1) == len(fresh.encode("the"))
+    with pytest.raises(InputError, match="no room"):
+        fresh("the cat sat", max_length=1)
+
+
+def test_other_forms(smollm2: Tokenizer) -> None:
+    array = smollm2(TEXTS, padding=True, return_tensors="np", return_length=True)
+    assert array.input_ids.dtype == np.int64 and set(array.length) == {array.input_ids.shape[1]}
+    pair = smollm2("one", text_target="two")
+    assert pair.labels == smollm2.encode("two") and smollm2(text_target="two").input_ids == pair.labels
+    assert smollm2.encode("one two", return_tensors="pt").tolist() == [smollm2.encode("one two")]
+    rows = [smollm2("one"), smollm2("one two three")]
+    assert smollm2.pad(rows).input_ids == smollm2(["one", "one two three"], padding=True).input_ids
+    assert smollm2.tokenize("one two") == ["one", "Ġtwo"]
+    assert smollm2.add_special_tokens({"pad_token": smollm2.eos_token}) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"return_offsets_mapping": True}, "offsets"),
+        ({"text_pair": "b"}, "one by one"),
+        ({"stride": 3}, "pieces"),
+        ({"nosuch": 1}, "does not know 'nosuch'"),
+        ({"max_length": 0}, "number of tokens"),
+        ({"truncation": "middle"}, "truncation"),
+        ({"pad_to_multiple_of": True, "padding": True}, "number of tokens"),
+    ],
+)
+def test_options_that_are_not_built_are_refused(smollm2: Tokenizer, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingError, match=words):
+        smollm2("a", **options)
+    assert smollm2("a", stride=0, return_overflowing_tokens=False, verbose=True) == smollm2("a")

@@ -9,6 +9,12 @@ from unspool.models.adapters import adapt, is_transformers_model
 from unspool.protocols import Model
 
 
+class Holder:
+    """An object that callers pass in place of the model that it holds."""
+
+    core: Any  # a native model, or a transformers object
+
+
 def find_object(model: Any) -> Any:
     """The transformers object in what a caller passes; None if there is none."""
     core = _unwrap(model)
@@ -16,6 +22,8 @@ def find_object(model: Any) -> Any:
 
 
 def _unwrap(model: Any) -> Any:
+    if isinstance(model, Holder):
+        return model.core
     return getattr(model, "model", model) if hasattr(model, "tokenizer") else model
 
 

@@ -92,8 +92,7 @@ class LanguageModel:
             feed(streamer, answer.run)
             answer.read_back()
         else:
-            for _ in answer.pieces():
-                pass
+            answer.run_through()
         return answer.result()
 
     def stream(self, prompt: Prompt = None, **settings: Any) -> Generator[Piece, None, None]:
@@ -188,13 +187,14 @@ class LanguageModel:
             raise InputError(f"a prompt is text, messages or token ids, not a {type(items).__name__}")
         if len(items) == 0:
             raise InputError("a prompt is an empty list: there is nothing to continue. Give at least one token")
-        if all(isinstance(item, Mapping) for item in items):
+        kinds = set(map(type, items))  # a few, however many items there are
+        if all(issubclass(kind, Mapping) for kind in kinds):
             return self._encode_chat(items, tools)
-        if all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):
+        if all(issubclass(kind, Integral) and not issubclass(kind, bool) for kind in kinds):
             refuse_chat(chat, tools)
-            return [int(item) for item in items]
-        kinds = ", ".join(sorted({type(item).__name__ for item in items}))
-        raise InputError(f"a prompt is text, a list of messages or a list of token ids, not a list of {kinds}")
+            return list(items) if kinds == {int} else [int(item) for item in items]
+        names = ", ".join(sorted({kind.__name__ for kind in kinds}))
+        raise InputError(f"a prompt is text, a list of messages or a list of token ids, not a list of {names}")
 
     def _encode_text(self, text: str, chat: bool, tools: Any) -> list[int]:
         if chat:
@@ -222,7 +222,7 @@ def _restore(
     return kind(LoadedParts(name, source, model, tokenizer, model.generation_config))
 
 
-def _read_quantize(quantize: str | None, load_in_8bit: bool, load_in_4bit: bool) -> str | None:
+def read_quantize(quantize: str | None, load_in_8bit: bool, load_in_4bit: bool) -> str | None:
     """Our `quantize` from it and the reference's two switches; raises if they disagree."""
     quantize = None if quantize == "none" else quantize  # as the program's --quantize says it
     asked = [kind for kind, is_on in (("int8", load_in_8bit), ("int4", load_in_4bit)) if is_on]
@@ -262,7 +262,7 @@ def load(
     """
     if not isinstance(compile, bool):
         raise SettingError(f"compile={compile!r:.40} is neither True nor False; a call takes a compile_config")
-    quantize = _read_quantize(quantize, load_in_8bit, load_in_4bit)
+    quantize = read_quantize(quantize, load_in_8bit, load_in_4bit)
     lm = LanguageModel(
         load_parts(
             name,

@@ -10,6 +10,7 @@ import torch
 from unspool.cache.base import BRANCH, BRANCH_SOURCE, JOIN, Cache
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.files import list_saved
+from unspool.cache.origins import Origins
 from unspool.cache.rows import RowCache
 from unspool.cache.span import Span
 from unspool.errors import SettingError, UnsupportedError
@@ -35,17 +36,16 @@ class EncoderDecoderCache(Cache):
         cross = cross_attention_cache
         self.is_updated = {layer: cross.get_seq_length(layer) > 0 for layer in range(len(cross))}
         self.num_branches = num_branches  # rows that read one row of the cross-attention cache
+        self._origins: Origins | None = None  # of the decoder's positions, once there are beams
         self._span = None
 
     # The decoder's part moves, and answers for the pair; the encoder's is written once.
     lengths, room, is_endless = map(_of_decoder, ("lengths", "room", "is_endless"))
     is_trying, is_in_order, num_forks = map(_of_decoder, ("is_trying", "is_in_order", "num_forks"))
     rolls_back_exactly, _reserve = map(_of_decoder, ("rolls_back_exactly", "_reserve"))
-    write, write_flat, end = map(_of_decoder, ("write", "write_flat", "end"))
+    write, write_flat, begin_trial = map(_of_decoder, ("write", "write_flat", "begin_trial"))
     mask, key_positions, order_weights = map(_of_decoder, ("mask", "key_positions", "order_weights"))
-    begin_trial, truncate, keep_fork = map(_of_decoder, ("begin_trial", "truncate", "keep_fork"))
-    update, get_seq_length = map(_of_decoder, ("update", "get_seq_length"))
-    get_max_cache_shape = _of_decoder("get_max_cache_shape")
+    get_seq_length, get_max_cache_shape = map(_of_decoder, ("get_seq_length", "get_max_cache_shape"))
 
     @property
     def can(self) -> frozenset[str]:  # type: ignore[override]  # what both parts can
@@ -95,10 +95,29 @@ class EncoderDecoderCache(Cache):
             )
         return self.self_attention_cache.begin(rows, num_new, counts, device)
 
+    def end(self) -> None:
+        self.self_attention_cache.end()
+        if self._origins is not None:
+            self._origins.note(self.lengths)
+
+    def advance(self, rows: int) -> None:
+        self.self_attention_cache.advance(rows)
+        if self._origins is not None:
+            self._origins.note(self.lengths)
+
     def fork(self, forks: range) -> EncoderDecoderCache:
         """The decoder's part forked; the forks of a row read the same states of the encoder."""
         own = self.self_attention_cache.fork(forks)
         return EncoderDecoderCache(own, self.cross_attention_cache, num_branches=self.num_branches)
+
+    def keep_fork(self, chosen: torch.Tensor) -> None:
+        self.self_attention_cache.keep_fork(chosen)
+        self._origins = None
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        self.self_attention_cache.truncate(lengths)
+        if self._origins is not None:
+            self._origins.truncate(lengths)
 
     def select_rows(self, index: Sequence[int]) -> None:
         """Keep, repeat or reorder rows; a source stays shared if all rows that read it stay together."""
@@ -108,13 +127,23 @@ class EncoderDecoderCache(Cache):
             sources = first_of_each
         else:
             self.num_branches = 1
-        self.self_attention_cache.select_rows(index)
+        own, origins = self.self_attention_cache, self._origins
+        if origins is not None and isinstance(own, RowCache) and len(index) == len(own.lengths):
+            own.copy_rows(index, origins.find_parting(index))  # beams differ in their last positions only
+        else:
+            own.select_rows(index)
+        if origins is not None:
+            origins.select(index)
         self.cross_attention_cache.select_rows(sources)
 
     def branch(self, num_branches: int) -> EncoderDecoderCache:
         """Continue every row in `num_branches` rows, which read one copy of its cross-attention keys."""
         rows = len(self.source_lengths) * self.num_branches
-        self.self_attention_cache.select_rows([row for row in range(rows) for _ in range(num_branches)])
+        spread = [row for row in range(rows) for _ in range(num_branches)]
+        self._origins = Origins(rows)
+        self._origins.note(self.lengths or [0] * rows)
+        self._origins.select(spread)
+        self.self_attention_cache.select_rows(spread)
         self.num_branches *= num_branches
         return self
 
@@ -123,6 +152,7 @@ class EncoderDecoderCache(Cache):
         self.require(JOIN)
         if not isinstance(other, EncoderDecoderCache):
             raise SettingError(f"the rows of a {type(other).__name__} can't join those of a pair of caches")
+        self._origins = None
         given = other.merge()  # every row with a source of its own, as the rows that join have
         if self.num_branches > 1:
             self._unshare()
@@ -142,6 +172,8 @@ class EncoderDecoderCache(Cache):
         self.self_attention_cache.rejoin(
             [part.self_attention_cache for part in parts if isinstance(part, EncoderDecoderCache)]
         )
+        if self._origins is not None:
+            self._origins.note(self.lengths)
 
     def merge(self) -> EncoderDecoderCache:
         if self.num_branches == 1:
@@ -204,8 +236,19 @@ class EncoderDecoderCache(Cache):
         return pair
 
     # --- the reference's surface ---------------------------------------------------------------------
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        cache_kwargs: dict[str, Any] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self._origins = None
+        return self.self_attention_cache.update(key_states, value_states, layer_idx, cache_kwargs)
+
     def reset(self) -> None:
         """Forget both parts, where their kinds can."""
+        self._origins = None
         for part in (self.self_attention_cache, self.cross_attention_cache):
             if hasattr(part, "reset"):
                 part.reset()
@@ -238,6 +281,7 @@ class EncoderDecoderCache(Cache):
         if not isinstance(own, DynamicCache) or not isinstance(cross, DynamicCache):
             kinds = f"{type(own).__name__} and {type(cross).__name__}"
             raise ValueError(f"{method} needs two dynamic caches, and these are {kinds}")
+        self._origins = None
         if self.num_branches > 1:  # the reference's surface moves both parts alike
             self._unshare()
         return own, cross

@@ -22,6 +22,7 @@ DONE, FAILED, REFUSED, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 COMMANDS = {
     "run": "Continue a prompt, or answer it with --chat.",
     "chat": "Talk with a model, turn by turn.",
+    "serve": "Serve models over HTTP, with OpenAI's routes.",
     "transcribe": "Write what is said in sound files, as text or subtitles.",
     "explain": "Draw a beam search as a tree, in the terminal and as a page.",
     "detect": "Say whether a text carries a watermark, with its p value.",
@@ -31,10 +32,7 @@ COMMANDS = {
     "bench": "Measure this machine's speed, beside other engines.",
     "doctor": "Show what this machine has, and which kernels are in use.",
 }
-_EXAMPLES = (
-    'unspool run "The capital of France is" --max-new-tokens 8',
-    'unspool explain "The three primary colors are" --html beams.html',
-)
+_EXAMPLES = ('unspool run "The capital of France is" --max-new-tokens 8',)
 
 
 class Command(Protocol):

@@ -48,7 +48,13 @@ def build_parser() -> Parser:
     shown = parser.add_argument_group("what is printed")
     shown.add_argument("--json", action="store_true", help="Print one JSON object when done, and nothing else.")
     shown.add_argument("--stats", action="store_true", help="Print the speed on standard error.")
-    add_assistant_option(add_model_options(parser))
+    model = add_model_options(parser)
+    add_assistant_option(model)
+    model.add_argument(
+        "--preset",
+        metavar="NAME",
+        help="Settings saved under a name in the model's folder (NAME.json), or a path; options given here win.",
+    )
     add_watermark_options(parser, is_required=False)
     add_settings(parser)
     return parser
@@ -64,8 +70,9 @@ def execute(arguments: argparse.Namespace) -> int:
     prompts = [as_prompt(text, arguments) for text in mark_prompts(lm, texts, arguments, settings)]
     is_batch = arguments.prompts_file is not None
     assistant = load_assistant(arguments)
-    drafter = {} if assistant is None else {"assistant_model": assistant}
-    answer = lm.start(prompts if is_batch else prompts[0], **read_negative(arguments), **settings, **mark, **drafter)
+    others: dict[str, Any] = {} if assistant is None else {"assistant_model": assistant}
+    others |= _read_preset(arguments, lm)
+    answer = lm.start(prompts if is_batch else prompts[0], **read_negative(arguments), **settings, **mark, **others)
     if arguments.json:
         for _ in answer.pieces():
             pass
@@ -90,6 +97,17 @@ def _check(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> None:
     for name in ("logprobs", "prompt_logprobs"):
         if settings.get(name) is not None and not arguments.json:
             raise SettingError(f"`{name}` are numbers beside the text and are printed with --json; add it")
+
+
+def _read_preset(arguments: argparse.Namespace, lm: LanguageModel) -> dict[str, Any]:
+    """The preset as the call's `generation_config`, if one is named."""
+    if arguments.preset is None:
+        return {}
+    from unspool.config.presets import read_preset
+
+    preset = read_preset(arguments.preset, lm.source if lm.source.is_dir() else lm.source.parent)
+    refuse_tensors({name: getattr(preset, name) for name in preset.explicit})
+    return {"generation_config": preset}
 
 
 def _read_texts(arguments: argparse.Namespace) -> list[str]:
@@ -135,6 +153,8 @@ def _print_json(
         head |= {"chat": True, "system": arguments.system}
     if arguments.negative_prompt is not None:
         head["negative_prompt"] = arguments.negative_prompt
+    if arguments.preset is not None:
+        head["preset"] = arguments.preset
     head["settings"] = dict(settings)
     tokenizer = lm.tokenizer
     report = describe_generation(

@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from unspool.errors import MissingExtraError, ModelNotFoundError
+from unspool.errors import InputError, MissingExtraError, ModelNotFoundError, SettingError
 
 HUB_ID = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
+PUSH_OPTIONS = ("repo_id", "token", "private", "commit_message", "revision", "create_pr")
 HUB_OPTIONS = (
     "cache_dir",
     "force_download",
@@ -46,3 +47,26 @@ def _fetch(name: str, file_name: str, options: dict[str, Any]) -> Path:
         return Path(hf_hub_download(name, file_name, **options))
     except (OSError, ValueError) as error:  # its errors for missing files, no network and bad names are these
         raise ModelNotFoundError(f"{file_name} of {name} is neither here nor found on the hub: {error}") from error
+
+
+def push_file(path: Path, repo_id: str, options: dict[str, Any]) -> None:
+    """Upload a file to the top of a hub repository, which is created if there is none (through `huggingface_hub`)."""
+    try:
+        from huggingface_hub import HfApi
+    except ImportError as error:
+        raise MissingExtraError("huggingface_hub", "hub", f"Pushing {path.name} to the hub") from error
+    if not HUB_ID.fullmatch(repo_id) or repo_id.startswith("."):
+        raise SettingError(f"{repo_id!r:.120} is no hub id of the form owner/name; pass repo_id='owner/name'")
+    api = HfApi(token=options.get("token"))
+    try:
+        place = api.create_repo(repo_id, exist_ok=True, private=options.get("private")).repo_id
+        api.upload_file(
+            path_or_fileobj=path,
+            path_in_repo=path.name,
+            repo_id=place,
+            commit_message=options.get("commit_message") or f"Upload {path.name}",
+            revision=options.get("revision"),
+            create_pr=options.get("create_pr"),
+        )
+    except (OSError, ValueError) as error:  # its errors for the network, permissions and bad names are these
+        raise InputError(f"{path} was written, and not pushed to the hub's {repo_id}: {error}") from error

@@ -11,13 +11,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Self, overload
 
-from unspool.config.files import HUB_OPTIONS, find_config_file
+from unspool.config.files import HUB_ID, HUB_OPTIONS, PUSH_OPTIONS, find_config_file, push_file
 from unspool.config.modes import GenerationMode, choose_mode
 from unspool.config.parameters import PARAMETERS
 from unspool.config.rules import EXTRA_OUTPUTS, check_settings, find_unused
 from unspool.config.shapes import is_shape, make_schema
 from unspool.config.watermarking import BaseWatermarkingConfig, read_watermarking_config
-from unspool.errors import InputError, SettingError, UnsupportedError
+from unspool.errors import InputError, SettingError
 from unspool.small_files import make_folder, read_json_object, write_text
 
 FILE_NAME = "generation_config.json"
@@ -39,7 +39,7 @@ class GenerationConfig:
 
     def __init__(self, **kwargs: Any) -> None:
         state = self.__dict__
-        state.update({name: copy.copy(parameter.default) for name, parameter in PARAMETERS.items()})
+        state.update({name: parameter.copy_default() for name, parameter in PARAMETERS.items()})
         is_from_model = bool(kwargs.pop("_from_model_config", False))
         state["_from_model_config"] = is_from_model
         state["_commit_hash"] = kwargs.pop("_commit_hash", None)
@@ -54,7 +54,8 @@ class GenerationConfig:
             self.forced_bos_token_id = self.bos_token_id
         if named is not None:
             state["_explicit"] = self._read_explicit(named)
-        self.validate()
+        if kwargs:  # the table's defaults go together
+            self.validate()
 
     def _read_explicit(self, names: Any) -> frozenset[str]:
         """What was set by whoever made a whole dict of settings: what it says, and what differs from the defaults."""
@@ -70,7 +71,7 @@ class GenerationConfig:
         # The attributes are those of PARAMETERS. One that is missing here was registered after this config was made.
         if name.startswith("_") or name not in PARAMETERS:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return copy.copy(PARAMETERS[name].default)
+        return PARAMETERS[name].copy_default()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(type(self), name):
@@ -274,13 +275,18 @@ class GenerationConfig:
         push_to_hub: bool = False,
         *,
         config_name: str | None = None,
+        **kwargs: Any,
     ) -> None:
-        """Write what differs from the defaults to a file in a folder; a config with any issue is refused."""
-        if push_to_hub:
-            raise UnsupportedError(
-                "save_pretrained(push_to_hub=True) is not offered: unspool writes nothing to the hub. Save "
-                "to a folder, then use `huggingface-cli upload` or huggingface_hub.HfApi().upload_folder()."
-            )
+        """Write what differs from the defaults to a file in a folder; a config with any issue is refused.
+
+        `push_to_hub` uploads the file to `repo_id` too, by default the folder's own name; `token`, `private`,
+        `commit_message`, `revision` and `create_pr` are for the hub.
+        """
+        unknown = [name for name in kwargs if name not in PUSH_OPTIONS]
+        if unknown or (kwargs and not push_to_hub):
+            name = (unknown or list(kwargs))[0]
+            reason = "is not known" if unknown else "is for the hub; add push_to_hub=True"
+            raise SettingError(f"save_pretrained(): {name!r:.80} {reason}")
         try:
             self.validate(strict=True)
         except SettingError as error:
@@ -289,7 +295,11 @@ class GenerationConfig:
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder} is a file; a configuration is saved into a folder.")
         make_folder(folder)
-        self.to_json_file(folder / str(config_file_name or config_name or FILE_NAME))
+        file = folder / str(config_file_name or config_name or FILE_NAME)
+        self.to_json_file(file)
+        if push_to_hub:
+            own = str(save_directory) if HUB_ID.fullmatch(str(save_directory)) else folder.name
+            push_file(file, str(kwargs.get("repo_id") or own), kwargs)
 
 
 def _read_watermarks(value: Any) -> Any:

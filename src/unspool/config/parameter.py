@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -68,6 +69,11 @@ class Parameter:
     def all_choices(self) -> tuple[Any, ...]:
         """What a "choice" may be; the table that names some is imported here."""
         return (*(resolve(self.named_by) if self.named_by else ()), *self.choices)
+
+    def copy_default(self) -> Any:
+        """The default, for a config of its own."""
+        default = self.default
+        return copy.copy(default) if isinstance(default, (list, dict)) else default
 
     def holds_rows(self, value: Any) -> bool:
         """Whether a value is a list with one for each row, and not one for all."""

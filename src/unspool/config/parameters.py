@@ -5,7 +5,7 @@ Here are the settings that several parts read. Those of one part alone (a proces
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from unspool.config.parameter import (
@@ -227,6 +227,10 @@ class Parameters(Mapping[str, Parameter]):
 
     def __len__(self) -> int:
         return len(self._read())
+
+    def items(self) -> ItemsView[str, Parameter]:
+        """The names and settings; the table's own view, because every call goes through all of them several times."""
+        return self._read().items()
 
     def _read(self) -> dict[str, Parameter]:
         if self._made_at != count_changes():

@@ -28,7 +28,9 @@ def check_settings(config: GenerationConfig) -> None:
                 f"Argument `{name}` is not a setting of GenerationConfig. Pass it to `generate()` itself."
             )
     for name, parameter in PARAMETERS.items():
-        check_value(parameter, getattr(config, name))
+        value = getattr(config, name)
+        if value is not parameter.default:
+            check_value(parameter, value)
     _check_objects(config)
     check_methods(ConfigFacts(config), *OF_CONFIG)
 
@@ -81,6 +83,8 @@ def _unused(config: GenerationConfig) -> Iterator[tuple[str, str]]:
         )
     for name, parameter in PARAMETERS.items():
         value = getattr(config, name)
+        if value is parameter.default:
+            continue
         if parameter.needs and _is_set(parameter, value) and not any(_is_on(config, one) for one in parameter.needs):
             switch = parameter.needs[0]
             reason = _REASONS.get(switch, _COMPANION)

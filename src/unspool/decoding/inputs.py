@@ -58,11 +58,14 @@ def _read_own(model: Model, inputs: Inputs, settings: GenerationConfig) -> Promp
         return _read_embeds(model, inputs)
     if inputs.input_ids is None:
         return Prompts(_start_alone(inputs, settings, info).to(model.device), [1])
-    ids = read_ids(inputs.input_ids, info.vocab_size).to(model.device)
+    given = read_ids(inputs.input_ids, info.vocab_size)
+    ids = given.to(model.device)
     lengths, order = read_layout(
         inputs.attention_mask, (ids.shape[0], ids.shape[1]), ids=ids, pad_token_id=_telling_pad(settings, info)
     )
-    return Prompts(put_in_order(ids, order), lengths, shown=None if order is None else ids, order=order)
+    if order is not None:
+        return Prompts(put_in_order(ids, order), lengths, shown=ids, order=order)
+    return Prompts(ids, lengths, on_host=given if given.device.type == "cpu" else None)
 
 
 def _take_prepared(rows: PreparedRows) -> Prompts:

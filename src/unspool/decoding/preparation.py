@@ -64,7 +64,7 @@ def describe_call(model: Model, prompts: Prompts, plan: Plan, hooks: Hooks) -> C
         prompt_width=prompts.width,
         max_length=plan.max_length,
         eos_token_ids=plan.eos_token_ids,
-        encoder_input_ids=None if read is None else read.repeat_interleave(plan.copies, dim=0),
+        encoder_input_ids=read if read is None or plan.copies == 1 else read.repeat_interleave(plan.copies, dim=0),
         prefix_allowed_tokens_fn=hooks.prefix_allowed_tokens_fn,
         custom=tuple(hooks.processors),
         asked=plan.asked,
@@ -81,7 +81,7 @@ def _find_read_ids(prompts: Prompts, pad_token_id: int) -> torch.Tensor | None:
         return source.tokens.masked_fill(column >= ends, -1 if prompts.hides_padding else pad_token_id)
     if source is not None or not prompts.width:
         return None
-    if not prompts.hides_padding:
+    if not prompts.hides_padding or min(prompts.lengths) >= prompts.width:
         return prompts.ids
     column = torch.arange(prompts.width, device=prompts.ids.device)
     firsts = torch.tensor([prompts.width - length for length in prompts.lengths], device=prompts.ids.device)

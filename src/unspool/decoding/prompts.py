@@ -37,6 +37,7 @@ class Prompts:
     embeds: torch.Tensor | None = None  # (rows, longest, hidden), right-filled
     source: EncoderInput | None = None
     negative: EncoderInput | None = None  # what guidance leads away from: the decoder's other prompts, or the encoder's
+    on_host: torch.Tensor | None = None  # the ids as they came, if they were sent to a device
     hides_padding: bool = False  # whether processors are given what is padding; the reference counts it as tokens
 
     @property

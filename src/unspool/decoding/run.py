@@ -279,7 +279,8 @@ class Run:
         if prompts.source is not None:
             tokens, lengths = prompts.source.tokens, prompts.source.lengths
             return [] if tokens is None else [tokens[row, :n].tolist() for row, n in enumerate(lengths)]
-        return [prompts.ids[row, max(0, prompts.width - n) :].tolist() for row, n in enumerate(prompts.lengths)]
+        ids = prompts.ids if prompts.on_host is None else prompts.on_host
+        return [ids[row, max(0, prompts.width - n) :].tolist() for row, n in enumerate(prompts.lengths)]
 
     # --- the prompts -----------------------------------------------------------------------------------
     def _begin(self) -> Turns:

@@ -40,6 +40,7 @@ class Chain:
         self.places = list(places)  # rows of the batch
         self.shift = shift  # columns before those that all its rows would have alone
         self._index: torch.Tensor | None = None
+        self._num_in_order: int | None = None  # how many places there are, if they are the first ones in order
         self._follow(processors)
 
     def _follow(self, processors: LogitsProcessorList) -> None:
@@ -59,7 +60,7 @@ class Chain:
         if any(shifts):
             self.shift = 0  # the processors know where each row starts
         self.places += other.places
-        self._index = None
+        self._index = self._num_in_order = None
         self._follow(joined)
         return True
 
@@ -69,16 +70,26 @@ class Chain:
         if len(staying) < len(self.places):
             self._follow(self.processors.select_rows(torch.tensor(staying, dtype=torch.int64)))
         self.places = [moved[self.places[at]] for at in staying]
-        self._index = None
+        self._index = self._num_in_order = None
         return bool(self.places)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether it takes the likeliest tokens as the pass found them."""
+        return not self.processors and not self.do_sample
+
+    def is_whole(self, num_rows: int) -> bool:
+        """Whether its rows are all of so many, in order."""
+        if self._num_in_order is None:
+            self._num_in_order = len(self.places) if self.places == list(range(len(self.places))) else -1
+        return self._num_in_order == num_rows
 
     def choose(self, step: Step) -> torch.Tensor:
         """The tokens (rows of the chain,)."""
         rows, num_rows = step.rows, step.logits.shape[0]
-        is_whole = len(self.places) == num_rows and self.places == list(range(num_rows))
-        index = None if is_whole else self.find_index(step.logits.device)
+        index = None if self.is_whole(num_rows) else self.find_index(step.logits.device)
         logits = step.logits if index is None else step.logits.index_select(0, index)
-        if not self.processors and not self.do_sample:
+        if self.is_greedy:
             if step.likeliest is None:
                 return take_likeliest(logits)
             return step.likeliest if index is None else step.likeliest.index_select(0, index)

@@ -21,6 +21,8 @@ from unspool.protocols import Ask, Model
 
 _SMALL: Final = 64  # tokens of an ask that joins the next pass whatever else there is
 _IDLE: Final = 0.001  # seconds to wait after a turn that had nothing to do
+_QUIET: Final = 0.001  # seconds without another request after which an idle engine begins,
+_LONGEST_WAIT: Final = 0.016  # and after which it does so in any case
 
 
 class Driver:
@@ -42,6 +44,7 @@ class Driver:
         self.death: EngineError | None = None
         self._thread: threading.Thread | None = None
         self._device = model.device
+        self._gathers = model.device.type == "cuda"
 
     # --- from any thread ---------------------------------------------------------------------------------------
     def submit(self, task: Task) -> None:
@@ -69,6 +72,11 @@ class Driver:
         with self._changed:
             self._cancelled.append(request.number)
             self._changed.notify()
+
+    def listen(self) -> None:
+        """Hand over each token of those whose readers wait for them."""
+        if self._plain is not None:
+            self._plain.listen()
 
     def close(self) -> None:
         """End all requests, then the thread. Closing twice is fine."""
@@ -107,7 +115,17 @@ class Driver:
         with self._changed:
             while not (self._is_closing or self._incoming or self._cancelled or self._tasks):
                 self._changed.wait()
+            if self._gathers and not self._tasks:
+                self._gather()
             return not self._is_closing
+
+    def _gather(self) -> None:
+        """Let requests that come together be read together: a pass over a few tokens takes a GPU's host as long as one
+        over many, and whoever submits the next would wait for it."""
+        until, count = time.monotonic() + _LONGEST_WAIT, -1
+        while len(self._incoming) > count and not self._is_closing and time.monotonic() < until:
+            count = len(self._incoming)
+            self._changed.wait(_QUIET)
 
     def _end_all(self, error: BaseException | None) -> None:
         """End every request: as cancelled, or with the error that ended the thread."""
@@ -149,12 +167,14 @@ class Driver:
             self._stop(number, "deadline")
         for number in turn.admitted:
             self._open(number)
-        jobs = self._list_jobs(turn)
+        jobs = self._list_jobs(turn) if turn.reads or self._specials else []
         step = None if self._plain is None else self._plain.ask()
         stepping = None if step is None else Job(step)
         all_jobs = [job for _, job in jobs] if stepping is None else [stepping, *(job for _, job in jobs)]
         self._memory.make_free(sum(map(self._count_blocks, all_jobs)))
         self._passes.run(all_jobs)
+        if stepping is not None and stepping.forward is not None:
+            self.scheduler.note_step()
         for number, job in jobs:
             self._take(number, job)
         if self._plain is not None:
@@ -164,6 +184,8 @@ class Driver:
 
     def _take_in(self) -> None:
         """Enter new requests, and end those that were cancelled."""
+        if not (self._incoming or self._cancelled):
+            return
         with self._changed:
             incoming, cancelled = list(self._incoming), list(self._cancelled)
             self._incoming.clear()
@@ -275,12 +297,11 @@ class Driver:
                 if task.entry.state is State.RUNNING:
                     self._fail(task, stepping.error)
             return
-        for task in plain.launch(None if stepping is None else stepping.forward):
-            task.entry.length += 1
-            task.entry.is_spread = False
-        for task, error in list(plain.failed.items()):
-            self._fail(task, error)
-        plain.failed.clear()
+        plain.launch(None if stepping is None else stepping.forward)
+        if plain.failed:
+            failed, plain.failed = plain.failed, {}
+            for task, error in failed.items():
+                self._fail(task, error)
         self._note(plain.land())
 
     def _note(self, landed: list[Landed]) -> None:
@@ -288,21 +309,26 @@ class Driver:
         leaving: list[PlainRow] = []
         ended: list[PlainTask] = []
         for step in landed:
-            now, others = time.perf_counter(), dict[PlainTask, list[int]]()
-            for place, (row, token) in enumerate(zip(step.rows, step.tokens, strict=True)):
+            now, lineup, tokens = time.perf_counter(), step.lineup, step.tokens
+            for enter, token in zip(lineup.enter, tokens, strict=True):
+                enter(token)
+            self.counters.note_tokens(len(tokens))
+            for place in lineup.find_noted(tokens, step.edges):
+                row, token = lineup.rows[place], tokens[place]
                 task: PlainTask = row.owner
-                if row.is_done or task.entry.number not in self._tasks:
+                if task.quick_ends is None or row.is_done or task.entry.number not in self._tasks:
                     continue
-                if not task.is_quick or token < 0:
-                    others.setdefault(task, []).append(place)
-                elif task.note_token(row, token, now):
+                if token < 0:
+                    self._note_task(task, step, [place])
+                elif task.note_quick(token, now):
                     leaving.append(row)
                     ended.append(task)
-            self.counters.note_tokens(len(step.rows))
-            for task, places in others.items():
-                leaving += self._note_task(task, step, places)
-                if not task.rows and task.entry.number in self._tasks:
-                    ended.append(task)
+            for task, places in lineup.others.items():
+                if task.entry.number in self._tasks:
+                    left = [place for place in places if not lineup.rows[place].is_done]
+                    leaving += self._note_task(task, step, left) if left else []
+                    if not task.rows and task.entry.number in self._tasks:
+                        ended.append(task)
         if leaving:
             assert self._plain is not None
             self._plain.remove(leaving)
@@ -311,7 +337,7 @@ class Driver:
 
     def _note_task(self, task: PlainTask, step: Landed, places: list[int]) -> list[PlainRow]:
         """Hand out one step's tokens of a request; the rows that end with them."""
-        rows, tokens = [step.rows[place] for place in places], [step.tokens[place] for place in places]
+        rows, tokens = [step.lineup.rows[place] for place in places], [step.tokens[place] for place in places]
         try:
             if min(tokens) < 0:
                 raise task.explain_no_token(rows[tokens.index(min(tokens))])
@@ -321,15 +347,15 @@ class Driver:
             return []
         task.deliver(emitted)
         ended = [row for row in rows if row.is_done]
-        if ended:
-            task.entry.num_rows = len(task.rows)
+        if ended and task.rows:
+            self.scheduler.set_rows(task.entry.number, len(task.rows))
         return ended
 
     def _keep_prefix(self, row: PlainRow, blocks: list[int], num_held: int) -> None:
         """Let later requests find what a row has read and written, as a chat's next turn does."""
         prefixes = self._memory.prefixes
         if prefixes is not None and isinstance(row.owner, PlainTask):
-            prefixes.enter(row.tokens[:num_held], blocks, row.owner.tenant)
+            prefixes.enter(row.tokens[:num_held], blocks, row.names)
 
     # --- tasks end ---------------------------------------------------------------------------------------------------
     def _release(self, number: int) -> None:
@@ -373,6 +399,8 @@ class Driver:
         """End a request with an error of its own."""
         if task.entry.number in self._tasks:
             self._forget(task)
+            if isinstance(task, PlainTask):
+                task.hand_over(time.perf_counter())
             self.counters.failed += 1
             task.request.finish(error)
 

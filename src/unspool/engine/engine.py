@@ -162,7 +162,12 @@ class Engine:
         if not is_plain:
             import_greenlet()
         feeding = None if streamer is None else _make_feeder(streamer, request)
-        task = (PlainTask if is_plain else SpecialTask)(request, needs, entry, tenant)
+        task: PlainTask | SpecialTask
+        if is_plain:
+            task = PlainTask(request, needs, entry, tenant)
+            task.prepare(self._memory)
+        else:
+            task = SpecialTask(request, needs, entry, tenant)
         if self._stream is not None:
             self._stream.synchronize()  # what was made is there when the driving thread reads it
         self._driver.submit(task)

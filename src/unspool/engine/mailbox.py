@@ -24,13 +24,13 @@ class Mailbox(Generic[T]):
         self.is_closed = False
         self._error: BaseException | None = None
 
-    def put(self, item: T) -> None:
-        """Add an item; ignored after the end. For one thread alone: the lock is taken only if somebody waits.
+    def put(self, *items: T) -> None:
+        """Add items; ignored after the end. For one thread alone: the lock is taken only if somebody waits.
 
         Readers say that they wait before they look, so none is missed.
         """
         if not self.is_closed:
-            self._items.append(item)
+            self._items.extend(items)
             if self._num_waiting or self._waiters:
                 with self._changed:
                     self._wake()

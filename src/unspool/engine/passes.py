@@ -42,6 +42,9 @@ class Passes:
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Answer every job, or give it the error that its own pass raises."""
+        if len(jobs) == 1:
+            self._run_alone(jobs[0])
+            return
         groups: dict[Hashable, list[Job]] = {}
         for place, job in enumerate(jobs):
             key = self._find_key(job.ask)
@@ -59,7 +62,10 @@ class Passes:
     def _run_alone(self, job: Job) -> None:
         self.num_passes += 1
         try:
-            job.forward = answer_at_once(job.ask)
+            ask, device = job.ask, job.ask.model.device
+            if ask.tokens is not None and ask.tokens.device.type != device.type:
+                ask = replace(ask, tokens=_send([ask.tokens], device))
+            job.forward = answer_at_once(ask)
         except Exception as error:
             job.error = error
 
@@ -87,11 +93,11 @@ class Passes:
         for job, part in zip(jobs, tokens, strict=True):
             counts += job.ask.counts if job.ask.counts is not None else [part.shape[1]] * part.shape[0]
         filled = [part if part.shape[1] == width else F.pad(part, (0, width - part.shape[1])) for part in tokens]
-        want = replace(first.want, epilogue=None)  # it is of one request's rows
+        want = replace(first.want, epilogue=None, is_brief=False)  # an epilogue is of one request's rows
         try:
             self.num_passes += 1
             whole = None if min(counts) == width else counts
-            forward = answer_at_once(Ask(first.model, cache, torch.cat(filled), whole, want))
+            forward = answer_at_once(Ask(first.model, cache, _send(filled, first.model.device), whole, want))
         except BaseException:
             joint.forget()
             raise
@@ -100,6 +106,15 @@ class Passes:
         for job, part in zip(jobs, tokens, strict=True):
             job.forward = _take(forward, slice(at, at + part.shape[0]), part.shape[1])
             at += part.shape[0]
+
+
+def _send(parts: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Tokens of several requests, one after the other, on a device; what lies on the host is sent in one piece."""
+    if device.type != "cuda":
+        return torch.cat([part.to(device) for part in parts])
+    if all(part.device.type == "cpu" for part in parts):
+        return torch.cat(list(parts)).pin_memory().to(device, non_blocking=True)
+    return torch.cat([part if part.is_cuda else part.pin_memory().to(device, non_blocking=True) for part in parts])
 
 
 def _take(forward: Forward, rows: slice, num_new: int) -> Forward:

@@ -8,11 +8,12 @@ then, and the token that a row got after its end is dropped.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
+from typing import Any, Final, Protocol
 
+import numpy as np
 import torch
 
 from unspool.cache import BlockPool, PagedCache
@@ -21,26 +22,45 @@ from unspool.decoding.among import PlainParts
 from unspool.decoding.prompts import Prompts
 from unspool.decoding.record import read_logprobs
 from unspool.decoding.rows import Rows
+from unspool.decoding.select import NO_TOKEN
 from unspool.engine.chains import Chain, Step
+from unspool.engine.prefixes import BlockNames
 from unspool.kernels.sending import send
 from unspool.outputs import TokenLogprob
-from unspool.protocols import Ask, Forward, Model
+from unspool.protocols import LAST, Ask, Forward, Model, Want
 
 OnLeave = Callable[["PlainRow", list[int], int], None]
 """Called with a row that leaves, its blocks, and how many positions they hold."""
 
+BRIEF: Final = Want(is_brief=True)
 _PAD = 0  # stands where a row has no token; processors are told what is padding
+
+
+class Owner(Protocol):
+    """Whose rows they are."""
+
+    @property
+    def quick_ends(self) -> Collection[int] | None:
+        """The tokens that end its row, if little else does; None if every step of its rows must be looked at."""
+        ...
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether somebody waits for each of its tokens."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
 class PlainRow:
     """One row of a plain request."""
 
-    owner: Any  # whose it is
+    owner: Any  # whose it is: an `Owner`
     number: int  # which of the request's rows
     tokens: list[int]  # all of them, prompt included
     seed: int
     num_left: int | None  # tokens that it may get from where it comes in; None: no length ends it
+    names: BlockNames  # of the blocks that hold them
+    text: np.ndarray  # those that it comes in with
     is_done: bool = False
     has_left: bool = False  # it takes part in no more steps
     last_step: float = inf  # the number of the step that gives it its last token, whatever that is
@@ -58,12 +78,42 @@ class Arrival:
     cache: PagedCache
 
 
+class Lineup:
+    """The rows of consecutive steps, and what is to be looked at in the tokens of each.
+
+    Most steps end no row and nobody waits for their tokens: then each token is appended to its row, and that is all.
+    """
+
+    def __init__(self, rows: list[PlainRow]) -> None:
+        self.rows = rows
+        self.enter = [row.tokens.append for row in rows]
+        self.ends = frozenset(  # the tokens at which somebody may end; NO_TOKEN is an error
+            (NO_TOKEN, *(token for row in rows if (ends := row.owner.quick_ends) is not None for token in ends))
+        )
+        self.heard = [
+            place for place, row in enumerate(rows) if row.owner.quick_ends is not None and row.owner.is_heard
+        ]
+        self.others: dict[Any, list[int]] = {}  # by owner: rows that are looked at in every step
+        for place, row in enumerate(rows):
+            if row.owner.quick_ends is None:
+                self.others.setdefault(row.owner, []).append(place)
+
+    def find_noted(self, tokens: Sequence[int], edges: Sequence[int]) -> list[int]:
+        """The places of quick rows that may have ended or whose tokens are waited for; `edges` are those that got
+        their first token, or the last that they may get."""
+        if self.ends.isdisjoint(tokens):
+            return [*edges, *self.heard] if edges or self.heard else []
+        ended = [place for place, token in enumerate(tokens) if token in self.ends]
+        return [*edges, *self.heard, *ended]
+
+
 @dataclass(slots=True)
 class Landed:
     """A step's rows, and the token that each got."""
 
-    rows: list[PlainRow]
+    lineup: Lineup
     tokens: list[int]
+    edges: list[int]  # places of rows that got their first token, or the last that they may get
     logprobs: dict[int, TokenLogprob]  # by place in the lists, where they are wanted
 
 
@@ -71,27 +121,48 @@ class Landed:
 class Flight:
     """A step's tokens on their way to the host."""
 
-    rows: list[PlainRow]
-    tokens: torch.Tensor  # (rows,), pinned on the way from a GPU
+    lineup: Lineup
+    tokens: torch.Tensor  # (rows,), on the way from a GPU a part of pinned memory
+    edges: list[int]
     arrived: Any = None
+    memory: torch.Tensor | None = None  # the pinned memory
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by place
-
-    @classmethod
-    def launch(cls, rows: list[PlainRow], tokens: torch.Tensor) -> Flight:
-        """Send the tokens of the step just launched."""
-        if tokens.device.type != "cuda":
-            return cls(rows, tokens)
-        host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-        host.copy_(tokens, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
-        event.record()
-        return cls(rows, host, event)
 
     def land(self) -> Landed:
         """The tokens, once they are there."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        return Landed(self.rows, self.tokens.tolist(), self.logprobs)
+        return Landed(self.lineup, self.tokens.tolist(), self.edges, self.logprobs)
+
+
+class Runway:
+    """Sends the tokens of steps to the host; pinned memory and events are used again once a step has landed."""
+
+    def __init__(self) -> None:
+        self._spare: list[tuple[torch.Tensor, Any]] = []
+
+    def launch(self, lineup: Lineup, tokens: torch.Tensor, edges: list[int]) -> Flight:
+        """Send the tokens of the step just launched."""
+        if tokens.device.type != "cuda":
+            return Flight(lineup, tokens, edges)
+        count = len(lineup.rows)
+        if not self._spare or self._spare[-1][0].shape[0] < count:
+            self._spare = []
+            room = 1 << (count - 1).bit_length()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
+            self._spare.append((torch.empty(room, dtype=tokens.dtype, pin_memory=True), event))
+        host, event = self._spare.pop()
+        part = host[:count]
+        part.copy_(tokens, non_blocking=True)
+        event.record()
+        return Flight(lineup, part, edges, event, host)
+
+    def land(self, flight: Flight) -> Landed:
+        """The tokens of a step, once they are there."""
+        landed = flight.land()
+        if flight.memory is not None:
+            self._spare.append((flight.memory, flight.arrived))
+        return landed
 
 
 @dataclass(slots=True)
@@ -113,10 +184,13 @@ class PlainRows:
         self._arrivals: list[Arrival] = []
         self._flights: deque[Flight] = deque()
         self._num_steps = 0  # that were launched
-        self._listed: list[PlainRow] = []  # the members' rows
+        self._runway = Runway()
+        self._lineup: Lineup | None = None  # the members' rows, until others come or somebody begins to wait for them
+        self._has_listeners = False  # somebody has begun to
+        self._is_brief = False  # nobody changes or keeps what passes return
+        self._fed: torch.Tensor | None = None  # the rows' last tokens, if the next pass has them already
         self._num_told = 0  # members whose log-probabilities are wanted
         self._next_leave = inf  # the number of the step after which somebody leaves
-        self._owners: list[Any] | None = None
         self.runs_ahead = model.device.type == "cuda"
         self.failed: dict[Any, Exception] = {}  # owners whose processors raised in the last step, and what
 
@@ -138,19 +212,21 @@ class PlainRows:
         """The pass over every row's last token; None if there are no rows."""
         if self._rows is None:
             return None
-        tokens, _ = self._rows.unread(self.cache.lengths)
-        return Ask(self._model, self.cache, tokens)
+        tokens = self._rows.newest if self._fed is None else self._fed
+        if tokens is None:
+            tokens, _ = self._rows.unread(self.cache.lengths)
+        return Ask(self._model, self.cache, tokens, None, BRIEF if self._is_brief else LAST)
+
+    def listen(self) -> None:
+        """Look again whose tokens are waited for; from any thread."""
+        self._has_listeners = True
 
     def admit(self, arrival: Arrival) -> None:
         """Let rows in with the next step, in which their first tokens are chosen."""
         self._arrivals.append(arrival)
 
-    def launch(self, forward: Forward | None) -> list[Any]:
-        """Choose every row's next token from the pass that was asked for, and what the arrivals' last passes gave.
-
-        Returns the owners of the rows that were in the pass.
-        """
-        stepped = self._find_owners() if forward is not None else []
+    def launch(self, forward: Forward | None) -> None:
+        """Choose every row's next token from the pass that was asked for, and what the arrivals' last passes gave."""
         logits = [] if forward is None else [forward.logits]
         likeliest = [] if forward is None else [forward.likeliest]
         for arrival in self._arrivals:
@@ -158,8 +234,8 @@ class PlainRows:
             logits.append(picked.logits)
             likeliest.append(picked.likeliest)
         if not logits:
-            return []
-        self._enter_arrivals()
+            return
+        edges = self._enter_arrivals() if self._arrivals else []
         assert self._rows is not None
         found = [one for one in likeliest if one is not None]
         step = Step(
@@ -169,27 +245,32 @@ class PlainRows:
         )
         tokens = self._choose(step)
         self._rows.append(tokens[:, None])
-        flight = Flight.launch(self._listed, tokens)
+        self._fed = forward.fed if forward is not None and tokens is forward.likeliest else None
+        if self._has_listeners:
+            self._has_listeners, self._lineup = False, None
+        if self._lineup is None:
+            self._lineup = Lineup([member.row for member in self._members])
+        self._num_steps += 1
+        ending: list[PlainRow] = []
+        if self._num_steps >= self._next_leave:
+            rows = self._lineup.rows
+            at_end = [place for place, row in enumerate(rows) if row.last_step <= self._num_steps]
+            ending, edges = [rows[place] for place in at_end], edges + at_end
+        flight = self._runway.launch(self._lineup, tokens, edges)
         if self._num_told:
             self._read_logprobs(step.logits, tokens, flight, self._members)
         self._flights.append(flight)
-        self._num_steps += 1
-        if self._num_steps >= self._next_leave:
-            self.remove([row for row in self._listed if row.last_step <= self._num_steps])
-        return stepped
-
-    def _find_owners(self) -> list[Any]:
-        """Whose rows they are, each once."""
-        if self._owners is None:
-            self._owners = list({id(row.owner): row.owner for row in self._listed}.values())
-        return self._owners
+        if ending:
+            self.remove(ending)
 
     def _follow_members(self) -> None:
         """Work out anew what depends on who is there."""
-        self._listed = [member.row for member in self._members]
+        self._lineup = self._fed = None
+        chains = self._chains
+        self._is_brief = len(chains) == 1 and chains[0].is_greedy and chains[0].is_whole(len(self._members))
         self._num_told = sum(member.num_top is not None for member in self._members)
-        self._next_leave = min((row.last_step for row in self._listed), default=inf)
-        self._owners = None
+        self._is_brief = self._is_brief and not self._num_told
+        self._next_leave = min((member.row.last_step for member in self._members), default=inf)
 
     def land(self) -> list[Landed]:
         """The tokens of steps that nobody has seen, step by step; on a GPU not of the last one while others follow."""
@@ -202,14 +283,14 @@ class PlainRows:
     def _land(self, num_kept: int) -> list[Landed]:
         landed = []
         while len(self._flights) > num_kept:
-            landed.append(self._flights.popleft().land())
+            landed.append(self._runway.land(self._flights.popleft()))
         return landed
 
     def _choose(self, step: Step) -> torch.Tensor:
         if len(self._chains) == 1:
             chain = self._chains[0]
             try:
-                if chain.places == list(range(len(self._members))):
+                if chain.is_whole(len(self._members)):
                     return chain.choose(step)
             except Exception:
                 pass  # found out whose it is below
@@ -259,9 +340,8 @@ class PlainRows:
             flight.logprobs |= dict(zip(places, told, strict=True))
 
     # --- rows come and go ------------------------------------------------------------------------------------
-    def _enter_arrivals(self) -> None:
-        if not self._arrivals:
-            return
+    def _enter_arrivals(self) -> list[int]:
+        """Let the arrivals in, and return their places."""
         arrivals, self._arrivals = self._arrivals, []
         rows = [row for arrival in arrivals for row in arrival.rows]
         new = _make_rows(rows, self._model.device)
@@ -291,6 +371,7 @@ class PlainRows:
             if not any(known.admit(chain) for known in self._chains):
                 self._chains.append(chain)
         self._follow_members()
+        return list(numbers)
 
     def remove(self, rows: Sequence[PlainRow]) -> None:
         """Let rows go; the last ones take the places of those that leave, so that few move."""
@@ -309,10 +390,10 @@ class PlainRows:
                 index[place] = next(staying_last)
         del index[num_staying:]
         self._members = [self._members[place] for place in index]
-        self._follow_members()
         self.cache.select_rows(index)
         moved = {old: new for new, old in enumerate(index)}
         self._chains = [chain for chain in self._chains if chain.keep(moved)]
+        self._follow_members()
         if not index:
             self._rows = None
             self.cache.lengths = []
@@ -355,11 +436,13 @@ def _pick_rows(arrival: Arrival) -> Forward:
 
 def _make_rows(rows: Sequence[PlainRow], device: torch.device) -> Rows:
     """Rows side by side that end in one column."""
-    lengths = [len(row.tokens) for row in rows]
+    lengths = [len(row.text) for row in rows]
     width = max(lengths)
-    ids = torch.tensor(
-        [[_PAD] * (width - len(row.tokens)) + row.tokens for row in rows], pin_memory=device.type == "cuda"
-    ).to(device, non_blocking=True)
+    ids = torch.full((len(rows), width), _PAD, dtype=torch.int64, pin_memory=device.type == "cuda")
+    filled = ids.numpy()
+    for place, row in enumerate(rows):
+        filled[place, width - len(row.text) :] = row.text
+    ids = ids.to(device, non_blocking=True)
     made = Rows(Prompts(ids, lengths, hides_padding=True), _PAD)
     made.seeds = send([row.seed for row in rows], device)
     return made

@@ -9,12 +9,35 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
+from copy import copy
 from hashlib import blake2b
 from typing import Final
 
 from unspool.cache import BlockPool
 
 _NAME_BYTES: Final = 16
+
+
+class BlockNames:
+    """The names of a text's full blocks, in order, worked out once."""
+
+    def __init__(self, tenant: str) -> None:
+        self._last = blake2b(tenant.encode(), digest_size=_NAME_BYTES).digest()
+        self._names: list[bytes] = []
+
+    def take(self, tokens: Sequence[int], count: int, size: int) -> list[bytes]:
+        """The names of the first `count` blocks of `size` tokens; the text may have grown since the last call."""
+        for first in range(len(self._names) * size, count * size, size):
+            part = array("q", tokens[first : first + size]).tobytes()
+            self._last = blake2b(self._last + part, digest_size=_NAME_BYTES).digest()
+            self._names.append(self._last)
+        return self._names[:count]
+
+    def copy(self) -> BlockNames:
+        """The names of a text that begins alike."""
+        made = copy(self)
+        made._names = list(self._names)
+        return made
 
 
 class PrefixIndex:
@@ -29,10 +52,15 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def find(self, tokens: Sequence[int], tenant: str) -> list[int]:
+    def name(self, tokens: Sequence[int], names: BlockNames) -> None:
+        """Work out the names of a text's blocks before they are looked for: no other thread needs to wait for it."""
+        names.take(tokens, len(tokens) // self._pool.block_size, self._pool.block_size)
+
+    def find(self, tokens: Sequence[int], names_of: BlockNames) -> list[int]:
         """The blocks that hold the beginning of a text; at least one token is left to be read."""
         found: list[int] = []
-        names = self._name(tokens, tenant, (len(tokens) - 1) // self._pool.block_size)
+        size = self._pool.block_size
+        names = names_of.take(tokens, (len(tokens) - 1) // size, size)
         for name in names:
             block = self._blocks.get(name)
             if block is None:
@@ -43,9 +71,10 @@ class PrefixIndex:
         self.num_found += len(found) * self._pool.block_size
         return found
 
-    def enter(self, tokens: Sequence[int], blocks: Sequence[int], tenant: str) -> None:
+    def enter(self, tokens: Sequence[int], blocks: Sequence[int], names_of: BlockNames) -> None:
         """Keep the blocks that hold a text, as far as they are full; those that are known stay as they are."""
-        names = self._name(tokens, tenant, min(len(tokens) // self._pool.block_size, len(blocks)))
+        size = self._pool.block_size
+        names = names_of.take(tokens, min(len(tokens) // size, len(blocks)), size)
         for name, block in zip(names, blocks, strict=False):
             if name not in self._blocks:
                 self._pool.share([block])
@@ -81,12 +110,3 @@ class PrefixIndex:
         blocks = list(self._blocks.values())
         self._blocks.clear()
         self._pool.give_back(blocks)
-
-    def _name(self, tokens: Sequence[int], tenant: str, count: int) -> list[bytes]:
-        size = self._pool.block_size
-        name = blake2b(tenant.encode(), digest_size=_NAME_BYTES).digest()
-        names = []
-        for first in range(0, count * size, size):
-            name = blake2b(name + array("q", tokens[first : first + size]).tobytes(), digest_size=_NAME_BYTES).digest()
-            names.append(name)
-        return names

@@ -35,6 +35,10 @@ class Canceller(Protocol):
         """End it within a step."""
         ...
 
+    def listen(self) -> None:
+        """Hand over each token from now on: somebody waits for them."""
+        ...
+
 
 class Request:
     """One request at work: iterate it for pieces of text (`for`, `async for`), or ask for its result.
@@ -61,11 +65,16 @@ class Request:
         return f"Request({self.number}, {state}, {sum(map(len, self._answer.run.emitted))} new tokens)"
 
     # --- the driving thread's side -------------------------------------------------------------------------
-    def deliver(self, emitted: Emitted | Token) -> None:
-        """Hand over what a step added."""
-        self._mail.put(emitted)
+    @property
+    def is_heard(self) -> bool:
+        """Whether somebody reads pieces, so that tokens are to be handed over as they come."""
+        return self._has_readers or self._feed is not None
+
+    def deliver(self, *emitted: Emitted | Token) -> None:
+        """Hand over what one or more steps added."""
+        self._mail.put(*emitted)
         if self._feed is not None:
-            self._feed.put(emitted)
+            self._feed.put(*emitted)
 
     def finish(self, error: BaseException | None = None) -> bool:
         """End it; whether it had not ended before."""
@@ -133,7 +142,7 @@ class Request:
                 if self._pieces:
                     piece = self._pieces.popleft()
                 else:
-                    self._has_readers = True
+                    self._begin_reading()
                     emitted = self._mail.get()
                     if emitted is None:
                         return
@@ -145,11 +154,17 @@ class Request:
         while True:
             while self._pieces:
                 yield self._pieces.popleft()
-            self._has_readers = True
+            self._begin_reading()
             emitted = await self._mail.get_async()
             if emitted is None:
                 return
             self._pieces.extend(self._answer.write(_as_emitted(emitted)))
+
+    def _begin_reading(self) -> None:
+        if not self._has_readers:
+            self._has_readers = True
+            if self._canceller is not None:
+                self._canceller.listen()
 
     def result(self, timeout: float | None = None) -> Generation:
         """What `lm.generate` returns, once it has ended; raises the error that it ended with.

@@ -5,6 +5,9 @@ tokens per pass, and decode until they end. Blocks that an entry may still take 
 that was admitted can go on. Entries that decode token by token (`is_plain`) are promised only their next position; when
 blocks run out, the last of them in the order go back to the queue, and read their text again later.
 
+Plain entries that run are stepped together, so they are counted together: by the step at which their rows take their
+next block. A turn in which nobody waits or reads costs the same however many run.
+
 The order is by virtual arrival: a level of priority counts as `PATIENCE` seconds of waiting. Nothing that arrives later
 than that can overtake, so nobody waits for ever.
 """
@@ -36,7 +39,7 @@ class Entry:
     num_rows: int  # that it decodes in: prompts times copies
     num_prompts: int = 1  # rows that it reads
     unread: int = 0  # columns that it has to read before it goes on
-    length: int = 0  # positions per row, unread ones included
+    length: int = 0  # positions per row, unread ones included; of a plain entry that runs: when it began to
     is_plain: bool = True  # it decodes token by token, and can be stopped and read again at any moment
     reserve: int = 0  # blocks that it may take in all, if it is not plain; promised on admission
     priority: int = 0
@@ -96,6 +99,11 @@ class Scheduler:
         self._active: dict[int, Entry] = {}  # those that were admitted
         self._waiting: list[Entry] = []  # by order
         self._timed: dict[int, Entry] = {}  # those with a deadline
+        self._others: dict[int, Entry] = {}  # those that were admitted, but for plain ones that run
+        self._num_steps = 0  # of the plain entries
+        self._due = [0] * memory.block_size  # rows that take a block with the step of that number, modulo the size
+        self._phases: dict[int, tuple[int, int]] = {}  # plain entries that run: their place in that list, and rows
+        self._spread: dict[int, Entry] = {}  # those of them whose rows part with the next step
         self.num_preemptions = 0
 
     # --- what there is -------------------------------------------------------------------------------
@@ -159,10 +167,13 @@ class Scheduler:
         self._timed.pop(number, None)
         if self._active.pop(number, None) is None:
             self._waiting.remove(entry)
+        self._others.pop(number, None)
+        self._leave_steps(number)
 
     def _enqueue(self, entry: Entry) -> None:
         entry.state = State.WAITING
         self._active.pop(entry.number, None)
+        self._others.pop(entry.number, None)
         self._waiting.append(entry)
         self._waiting.sort(key=lambda one: one.order)  # nearly sorted: one pass over it
 
@@ -175,10 +186,11 @@ class Scheduler:
     def plan(self, now: float) -> Turn:
         """Decide what the next pass does."""
         turn = Turn()
-        for entry in list(self._timed.values()):
-            if entry.deadline is not None and now >= entry.deadline:
-                turn.expired.append(entry.number)
-                self.end(entry.number)
+        if self._timed:
+            for entry in list(self._timed.values()):
+                if entry.deadline is not None and now >= entry.deadline:
+                    turn.expired.append(entry.number)
+                    self.end(entry.number)
         self._make_room(turn)
         self._admit(turn)
         self._share_out(turn)
@@ -191,6 +203,7 @@ class Scheduler:
         plain = sorted((entry for entry in self._active.values() if entry.is_plain), key=_by_order)
         while plain and not self._memory.has(self._count_promised()):
             last = plain.pop()
+            self._leave_steps(last.number)
             self._memory.release(last.number)
             last.num_preemptions += 1
             self.num_preemptions += 1
@@ -205,12 +218,12 @@ class Scheduler:
         while self._waiting:
             entry = self._waiting[0]
             # One block more than it needs at once, if others run: or it would be the first to go back.
-            needed = self._promise(entry, is_new=True) + (1 if entry.is_plain and is_busy else 0)
+            needed = self._promise(entry) + (1 if entry.is_plain and is_busy else 0)
             if rows + entry.num_rows > self.limits.max_rows or not self._memory.has(promised + needed):
                 return
             self._waiting.pop(0)
             entry.state = State.READING
-            self._active[entry.number] = entry
+            self._active[entry.number] = self._others[entry.number] = entry
             rows, promised, is_busy = rows + entry.num_rows, promised + needed, True
             turn.admitted.append(entry.number)
 
@@ -219,11 +232,14 @@ class Scheduler:
 
         A prompt that would fit a pass of its own is not cut because others took part of this one.
         """
+        reading = [entry for entry in self._others.values() if entry.state is State.READING]
+        if not reading:
+            return
         budget = self.limits.tokens_per_pass
         left = max(1, budget - sum(entry.num_rows for entry in self.find(State.RUNNING)))
-        for entry in sorted(self.find(State.READING), key=_by_order):
+        for entry in sorted(reading, key=_by_order):
             wanted = entry.unread * entry.num_prompts
-            if left <= 0 or (turn.reads and left < wanted <= budget):
+            if left <= 0 or (turn.reads and (left < entry.num_prompts or left < wanted <= budget)):
                 break
             columns = min(entry.unread, max(1, left // entry.num_prompts))
             turn.reads[entry.number] = columns
@@ -236,6 +252,9 @@ class Scheduler:
         assert entry.unread >= 0
         if entry.unread == 0:
             entry.state = State.RUNNING
+            if entry.is_plain:
+                del self._others[number]
+                self._enter_steps(entry)
 
     def note_ask(self, number: int, columns: int) -> None:
         """Let an entry that runs read so many columns, under the budget as prompts do."""
@@ -243,28 +262,55 @@ class Scheduler:
         entry.unread = columns
         entry.state = State.READING
 
+    def note_step(self) -> None:
+        """Count a position of every row of the plain entries that run."""
+        self._num_steps += 1
+        if self._spread:
+            spread, self._spread = self._spread, {}
+            for entry in spread.values():
+                entry.length, entry.is_spread = entry.length + 1, False
+                self._enter_steps(entry)
+
+    def set_rows(self, number: int, num_rows: int) -> None:
+        """Let rows of a plain entry that runs be gone."""
+        entry = self._entries[number]
+        entry.num_rows = num_rows
+        if number in self._phases:
+            phase, before = self._phases[number]
+            self._due[phase] += num_rows - before
+            self._phases[number] = phase, num_rows
+
+    def _enter_steps(self, entry: Entry) -> None:
+        if entry.is_spread:
+            self._spread[entry.number] = entry
+            return
+        phase = (self._num_steps - entry.length) % self._memory.block_size
+        self._phases[entry.number] = phase, entry.num_rows
+        self._due[phase] += entry.num_rows
+
+    def _leave_steps(self, number: int) -> None:
+        self._spread.pop(number, None)
+        if number in self._phases:
+            phase, num_rows = self._phases.pop(number)
+            self._due[phase] -= num_rows
+
     # --- blocks ------------------------------------------------------------------------------------------
     def _count_blocks(self, entry: Entry) -> int:
         """Blocks for all positions of an entry's rows and one more."""
         return entry.num_rows * -(-(entry.length + 1) // self._memory.block_size)
 
-    def _promise(self, entry: Entry, *, is_new: bool = False) -> int:
-        """Blocks that an entry may take without asking again."""
+    def _promise(self, entry: Entry) -> int:
+        """Blocks that an entry may take without asking again, if it is not plain or does not run."""
         if not entry.is_plain:
             return max(0, entry.reserve - entry.held)
-        if entry.state is State.RUNNING and not is_new:
-            takes_block = entry.is_spread or entry.length % self._memory.block_size == 0
-            return entry.num_rows if takes_block else 0
         return max(0, self._count_blocks(entry) - entry.held)
 
     def _count_promised(self) -> int:
-        total, size = 0, self._memory.block_size
-        for entry in self._active.values():
-            if entry.is_plain and entry.state is State.RUNNING:  # nearly all of them: `_promise` without a call
-                if entry.is_spread or not entry.length % size:
-                    total += entry.num_rows
-            else:
-                total += self._promise(entry)
+        total = self._due[self._num_steps % len(self._due)]
+        if self._spread:
+            total += sum(entry.num_rows for entry in self._spread.values())
+        if self._others:
+            total += sum(map(self._promise, self._others.values()))
         return total
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from unspool.cache import Cache, PagedCache
@@ -17,6 +18,7 @@ from unspool.decoding.randomness import draw_uniform
 from unspool.decoding.reader import answer_at_once
 from unspool.engine.memory import EngineMemory
 from unspool.engine.plain import Arrival, PlainRow
+from unspool.engine.prefixes import BlockNames
 from unspool.engine.request import Request, Token
 from unspool.engine.scheduler import Entry
 from unspool.engine.special import SpecialRun
@@ -62,16 +64,25 @@ class PlainTask(Task):
     def __init__(self, request: Request, needs: Needs, entry: Entry, tenant: str) -> None:
         super().__init__(request, needs, entry, tenant)
         self.parts = take_apart(self.run)
+        self._names = [BlockNames(tenant) for _ in self.parts.token_ids]  # a text's each
+        self._arrays = [np.array(text, dtype=np.int64) for text in self.parts.token_ids]  # the texts
         self._finish: Finish | None = None  # made when it begins: some stops count from then
-        self._quick: dict[int, str] | None = None  # the tokens that end its row, if little else does
-        self._emitted: list[int] = []  # the run's
+        self.quick_ends: dict[int, str] | None = None  # the tokens that end its row, if little else does
+        self._lone: PlainRow | None = None  # that row
+        self._emitted: list[int] = []  # the run's: what was handed over
         self._last_width = 0  # columns at which a length ends it
         self.rows: list[PlainRow] = []  # those that have not ended
-        self.width = 0  # columns that they would have alone
+        self._width = 0  # columns that they would have alone, if it has not one quick row
         self.cache: PagedCache | None = None  # while it reads
         self._texts: list[list[int]] = []
         self._index: list[int] = []
         self._forward: Forward | None = None
+
+    def prepare(self, memory: EngineMemory) -> None:
+        """Do in the caller's thread what the driving thread need not."""
+        if memory.prefixes is not None:
+            for text, names in zip(self.parts.token_ids, self._names, strict=True):
+                memory.prefixes.name(text, names)
 
     def open(self, memory: EngineMemory) -> None:
         """Begin to read, for the first time or again, after what others have read already."""
@@ -81,27 +92,39 @@ class PlainTask(Task):
             parts, finish = self.parts, make_finish(self.run)
             self._finish = finish
             is_lone = len(parts.seeds) == 1 and parts.num_top is None
-            self._quick = finish.quick_ends if is_lone else None
+            self.quick_ends = finish.quick_ends if is_lone else None
             self._emitted = self.run.emitted[0]
             self._texts = parts.token_ids
             self._index = [row for row in range(len(parts.token_ids)) for _ in range(parts.copies)]
-            self.width = parts.width
+            self._width = parts.width
             left = finish.count_left(parts.width)
             self._last_width = parts.width + left if left is not None else 1 << 62
             self.rows = [
-                PlainRow(self, number, list(self._texts[prompt]), seed, left)
+                PlainRow(
+                    self,
+                    number,
+                    list(self._texts[prompt]),
+                    seed,
+                    left,
+                    self._names[prompt] if parts.copies == 1 else self._names[prompt].copy(),
+                    self._arrays[prompt],
+                )
                 for number, (prompt, seed) in enumerate(zip(self._index, parts.seeds, strict=True))
             ]
+            self._lone = self.rows[0] if self.quick_ends is not None else None
         else:
             self._texts = [list(row.tokens) for row in self.rows]
             self._index = list(range(len(self.rows)))
+            self._names = [row.names for row in self.rows]
+            self._arrays = [np.array(text, dtype=np.int64) for text in self._texts]
             left = self._finish.count_left(self.width)
-            for row in self.rows:
-                row.num_left, row.has_left = left, False
+            for row, text in zip(self.rows, self._arrays, strict=True):
+                row.num_left, row.has_left, row.text = left, False, text
         self._forward = None
         self.cache = PagedCache(pool)
         if memory.prefixes is not None:
-            found = [memory.prefixes.find(text, self.tenant) for text in self._texts]
+            known = zip(self._texts, self._names, strict=True)
+            found = [memory.prefixes.find(text, names) for text, names in known]
             if any(found):
                 adopt_rows(self.cache, found)
         self.note_blocks()
@@ -120,20 +143,25 @@ class PlainTask(Task):
         return held or [0] * len(self._texts)
 
     @property
-    def is_quick(self) -> bool:
-        """Whether `note_token` can be used."""
-        return self._quick is not None
+    def is_heard(self) -> bool:
+        """Whether somebody waits for each of its tokens."""
+        return self.request.is_heard
+
+    @property
+    def width(self) -> int:
+        """Columns that its rows would have alone."""
+        parts, lone = self.parts, self._lone
+        return self._width if lone is None else parts.width + len(lone.tokens) - len(parts.token_ids[0])
 
     def next_ask(self, columns: int) -> Ask:
-        """The next columns of every text."""
+        """The next columns of every text; the tokens are on the host."""
         held = self._held()
         counts = [min(columns, len(text) - n) for text, n in zip(self._texts, held, strict=True)]
-        width, device = max(counts), self.run.parts.model.device
-        filled = [
-            text[n : n + count] + [0] * (width - count)
-            for text, n, count in zip(self._texts, held, counts, strict=True)
-        ]
-        tokens = torch.tensor(filled, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+        width = max(counts)
+        tokens = torch.zeros((len(counts), width), dtype=torch.int64)
+        filled = tokens.numpy()
+        for row, (text, n, count) in enumerate(zip(self._arrays, held, counts, strict=True)):
+            filled[row, :count] = text[n : n + count]
         assert self.cache is not None
         return Ask(self.run.parts.model, self.cache, tokens, None if min(counts) == width else counts)
 
@@ -149,8 +177,8 @@ class PlainTask(Task):
         if any(len(text) > n for text, n in zip(self._texts, self.cache.lengths, strict=True)):
             return None
         if memory.prefixes is not None:
-            for row, text in enumerate(self._texts):
-                memory.prefixes.enter(text, list_blocks(self.cache, row), self.tenant)
+            for row, (text, names) in enumerate(zip(self._texts, self._names, strict=True)):
+                memory.prefixes.enter(text, list_blocks(self.cache, row), names)
         cache, self.cache, self._forward = self.cache, None, None
         return Arrival(self.parts, list(self.rows), self._index, self.width, forward, cache)
 
@@ -172,43 +200,53 @@ class PlainTask(Task):
             let_go(cache)
 
     # --- its rows' new tokens --------------------------------------------------------------------------------
-    def note_token(self, row: PlainRow, token: int, now: float) -> bool:
-        """`note` for a lone row that ends with a token or a length; whether it has ended."""
-        ends = self._quick
-        assert ends is not None
-        row.tokens.append(token)
-        self.width += 1
-        reason = ends.get(token)
-        if reason is None and self.width >= self._last_width:
+    def note_quick(self, token: int, now: float) -> bool:
+        """Look at the newest token of a lone row that ends with a token or a length; whether it has ended."""
+        ends, row, stats = self.quick_ends, self._lone, self.run.stats
+        assert ends is not None and row is not None
+        reason, width = ends.get(token), self.width
+        if reason is None and width >= self._last_width:
             assert self._finish is not None
-            reason = self._finish.explain_token(token, self.width)
-        self._emitted.append(token)
-        stats = self.run.stats
-        stats.new_tokens += 1
-        stats.forward_passes += 1
-        stats.total_seconds = now - self.submitted
+            reason = self._finish.explain_token(token, width)
         if self.first_at is None:
             self.first_at = now
-            stats.first_token_seconds = stats.total_seconds
+            stats.first_token_seconds = now - self.submitted
         if reason is not None:
             self.run.reasons[0] = reason
             row.is_done = True
             self.rows = []
-        self.request.deliver((token, reason))
+        if reason is not None or self.is_heard:
+            self.hand_over(now, reason)
         return reason is not None
 
+    def hand_over(self, now: float, reason: str | None = None) -> None:
+        """Give the reader of a lone row the tokens that it has not been given, and why the last is the last."""
+        row, stats = self._lone, self.run.stats
+        if row is None:
+            return
+        new = row.tokens[len(self.parts.token_ids[0]) + len(self._emitted) :]
+        if not new:
+            return
+        self._emitted += new
+        stats.new_tokens += len(new)
+        stats.forward_passes += len(new)
+        stats.total_seconds = now - self.submitted
+        self.request.deliver(*((token, None) for token in new[:-1]), (new[-1], reason))
+
+    def end_rows(self, reason: str) -> None:
+        self.hand_over(time.perf_counter())
+        super().end_rows(reason)
+
     def note(self, rows: Sequence[PlainRow], tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> Emitted:
-        """Enter the tokens of one step, and see which rows are done with them."""
+        """Look at the newest tokens of rows, and see which are done with them."""
         finish, emitted = self._finish, Emitted({}, {})
         assert finish is not None
-        self.width += 1
-        for row, token in zip(rows, tokens, strict=True):
-            row.tokens.append(token)
+        self._width += 1
         if finish.needs_history:
-            texts = [[0] * (self.width - len(row.tokens)) + row.tokens for row in rows]
+            texts = [[0] * (self._width - len(row.tokens)) + row.tokens for row in rows]
             reasons = finish.explain(torch.tensor(texts), None)
         else:
-            reasons = finish.explain_tokens(tokens, self.width)
+            reasons = finish.explain_tokens(tokens, self._width)
         for row, token, logprob, reason in zip(rows, tokens, logprobs, reasons, strict=True):
             emitted.tokens[row.number] = [token]
             if logprob is not None:
@@ -225,7 +263,8 @@ class PlainTask(Task):
         return emitted
 
     def explain_no_token(self, row: PlainRow) -> NoTokenLeftError:
-        """Why a row has no token to choose from, found by reading its text again."""
+        """Why a row has no token to choose from, found by reading its text again; what stands for it is taken off."""
+        row.tokens.pop()
         model, tokens = self.run.parts.model, torch.tensor([row.tokens])
         cache = model.new_cache("dynamic", 1, len(row.tokens))
         logits = answer_at_once(Ask(model, cache, tokens.to(model.device))).logits.float().cpu()
@@ -243,6 +282,7 @@ class SpecialTask(Task):
         super().__init__(request, needs, entry, tenant)
         self.special: SpecialRun | None = None
         self._is_entered = False  # its prompts' blocks can be found by others
+        self._names: list[BlockNames] = []  # of those blocks, if they were looked for
 
     def open(self, memory: EngineMemory) -> None:
         """Begin: run until it first asks."""
@@ -255,7 +295,9 @@ class SpecialTask(Task):
         assert pool is not None
         cache = PagedCache(pool)
         if memory.prefixes is not None and not self.needs.reads_whole_prompts:
-            found = [memory.prefixes.find(text, self.tenant) for text in self.run.prompt_token_ids()]
+            texts = self.run.prompt_token_ids()
+            self._names = [BlockNames(self.tenant) for _ in texts]
+            found = [memory.prefixes.find(text, names) for text, names in zip(texts, self._names, strict=True)]
             if any(found):
                 adopt_rows(cache, found)
         return cache
@@ -269,4 +311,5 @@ class SpecialTask(Task):
         texts = self.run.prompt_token_ids()
         for row, text in enumerate(texts[: len(cache.lengths)]):
             read = min(len(text), cache.lengths[row])
-            memory.prefixes.enter(text[:read], list_blocks(cache, row), self.tenant)
+            names = self._names[row] if self._names else BlockNames(self.tenant)
+            memory.prefixes.enter(text[:read], list_blocks(cache, row), names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,23 @@ _HUB_NAME = re.compile(rf"({_PART}/{_PART})(?::([A-Za-z0-9][A-Za-z0-9._/-]{{0,25
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,250}")
 
 
+@dataclass(frozen=True, slots=True)
+class HubOptions:
+    """How the hub's client fetches: its own arguments, where a caller gave them."""
+
+    cache_dir: str | Path | None = None
+    token: str | bool | None = None
+    force_download: bool = False
+
+    def as_arguments(self) -> dict[str, Any]:
+        """The arguments that differ from the client's defaults."""
+        given = {"cache_dir": self.cache_dir, "token": self.token, "force_download": self.force_download or None}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+NO_OPTIONS = HubOptions()
+
+
 def parse_hub_name(name: str) -> tuple[str, str | None] | None:
     """Split `owner/name` or `owner/name:file.gguf`; None if the text is neither."""
     match = _HUB_NAME.fullmatch(name)
@@ -33,10 +51,14 @@ def fetch(
     revision: str | None = None,
     filename: str | None = None,
     offline: bool | None = None,
+    options: HubOptions = NO_OPTIONS,
+    *,
+    has_weights: bool = True,
 ) -> Path:
     """Download a model, or find it in the cache: its folder, or the one GGUF file asked for.
 
-    `offline=None` follows HF_HUB_OFFLINE; True looks in the cache only.
+    `offline=None` follows HF_HUB_OFFLINE; True looks in the cache only. Without `has_weights` only small files come:
+    configs and tokenizer.
     """
     name = repo_id if filename is None else f"{repo_id}:{filename}"
     if parse_hub_name(name) != (repo_id, filename):
@@ -49,14 +71,17 @@ def fetch(
         purpose = f"fetching {name!r} from the Hugging Face hub (no folder of that name is here)"
         raise MissingExtraError("huggingface_hub", "hub", purpose) from None
     is_offline = _is_offline() if offline is None else offline
-    options: dict[str, Any] = {"revision": revision, "local_files_only": is_offline}
+    how: dict[str, Any] = {"revision": revision, "local_files_only": is_offline, **options.as_arguments()}
     try:
         if filename is not None:
-            return Path(huggingface_hub.hf_hub_download(repo_id, filename, **options))
+            return Path(huggingface_hub.hf_hub_download(repo_id, filename, **how))
         folder = huggingface_hub.snapshot_download(
-            repo_id, allow_patterns=ALLOWED_PATTERNS, ignore_patterns=IGNORED_PATTERNS, **options
+            repo_id,
+            allow_patterns=ALLOWED_PATTERNS,
+            ignore_patterns=IGNORED_PATTERNS if has_weights else [*IGNORED_PATTERNS, "*.safetensors"],
+            **how,
         )
-        if not is_offline and not any(Path(folder).glob("*.safetensors")):
+        if has_weights and not is_offline and not any(Path(folder).glob("*.safetensors")):
             _refuse_without_weights(huggingface_hub.list_repo_files(repo_id, revision=revision), repo_id)
         return Path(folder)
     except UnspoolError:

@@ -16,6 +16,7 @@ from unspool.errors import ResourceError, SettingError, UnsupportedError
 from unspool.kernels.cpu import find_library
 from unspool.kernels.cpu.library import MOST_THREADS
 from unspool.kernels.presence import has_triton
+from unspool.loading.hub import NO_OPTIONS, HubOptions
 from unspool.loading.source import OpenedModel, open_source
 from unspool.models.adapters import Adapted
 from unspool.models.adapters.folder import load_adapted
@@ -81,12 +82,13 @@ def load_parts(
     offline: bool | None = None,
     progress: Progress | None = None,
     native: bool | None = None,
+    hub: HubOptions = NO_OPTIONS,
 ) -> LoadedParts:
     """Open a model's files and read its weights once, into the form they are kept in."""
     where = _choose_device(device)
     asked = _read_dtype(dtype)
     try:
-        return _load_parts(name, where, asked, quantize, threads, revision, offline, progress, native)
+        return _load_parts(name, where, asked, quantize, threads, revision, offline, progress, native, hub)
     except (MemoryError, RuntimeError, OSError) as error:
         if not is_out_of_memory(error):
             raise
@@ -107,8 +109,9 @@ def _load_parts(
     offline: bool | None,
     progress: Progress | None,
     native: bool | None,
+    hub: HubOptions,
 ) -> LoadedParts:
-    source = open_source(name, revision=revision, offline=offline)
+    source = open_source(name, revision=revision, offline=offline, hub=hub)
     is_gguf = source.kind == "gguf"
     is_adapted = _choose_adapter(native, source, quantize)
     packing = None if is_adapted else _choose_packing(quantize, source, where, asked)

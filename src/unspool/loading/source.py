@@ -10,7 +10,7 @@ from typing import Any, Literal
 from unspool.errors import LoadError, ModelNotFoundError, SettingError
 from unspool.loading.catalogue import describe_unknown, find_entry, find_model
 from unspool.loading.gguf import GGUFFile
-from unspool.loading.hub import fetch, parse_hub_name
+from unspool.loading.hub import NO_OPTIONS, HubOptions, fetch, parse_hub_name
 from unspool.loading.safetensors_files import PICKLE_SUFFIXES, SafetensorsFiles, refuse_pickle
 from unspool.loading.tensors import TensorFile
 from unspool.numeric import is_number
@@ -51,15 +51,33 @@ class OpenedModel:
     files: Mapping[str, Path] = field(default_factory=dict)
 
 
-def open_source(name_or_path: str | Path, *, revision: str | None = None, offline: bool | None = None) -> OpenedModel:
+def open_source(
+    name_or_path: str | Path,
+    *,
+    revision: str | None = None,
+    offline: bool | None = None,
+    hub: HubOptions = NO_OPTIONS,
+) -> OpenedModel:
     """Find and open a model: an existing folder or GGUF file, a short name, or a hub id, in this order."""
+    return _open_path(find_source(name_or_path, revision=revision, offline=offline, hub=hub))
+
+
+def find_source(
+    name_or_path: str | Path,
+    *,
+    revision: str | None = None,
+    offline: bool | None = None,
+    hub: HubOptions = NO_OPTIONS,
+    has_weights: bool = True,
+) -> Path:
+    """Where a model lies: an existing path, a short name's file, or what was fetched from the hub."""
     name = str(name_or_path)
     if not name or "\0" in name:
         raise ModelNotFoundError("a model is named by a path, a short name or a hub id; the name given is empty")
     path = _find_path(name)
     if path is not None:
         _refuse_revision(revision, f"{name!r} is on this disk")
-        return _open_path(path)
+        return path
     entry = find_entry(name)
     if entry is not None:
         _refuse_revision(revision, f"{name!r} is a short name, which stands for one fixed file")
@@ -69,7 +87,7 @@ def open_source(name_or_path: str | Path, *, revision: str | None = None, offlin
             raise ModelNotFoundError(
                 f"the model {entry.name!r} is not installed. To fetch it ({size}): unspool pull {entry.name}"
             )
-        return _open_path(file)
+        return file
     hub_name = parse_hub_name(name) if isinstance(name_or_path, str) else None
     if hub_name is None:
         looked_for = (
@@ -80,7 +98,7 @@ def open_source(name_or_path: str | Path, *, revision: str | None = None, offlin
         )
         raise ModelNotFoundError(describe_unknown(name, looked_for))
     repo_id, filename = hub_name
-    return _open_path(fetch(repo_id, revision=revision, filename=filename, offline=offline))
+    return fetch(repo_id, revision=revision, filename=filename, offline=offline, options=hub, has_weights=has_weights)
 
 
 def _find_path(name: str) -> Path | None:

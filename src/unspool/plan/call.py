@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from unspool.config import GenerationConfig
@@ -89,7 +90,7 @@ class Plan:
         is_plain = self.strategy == "beams" and self.eos_token_ids and not self.pad_token_id
         return self.eos_token_ids[0] if is_plain else self.pad_token_id
 
-    @property
+    @cached_property
     def asked(self) -> frozenset[str]:
         """The settings that the caller set, in the call or in a config given to it."""
         return find_asked(self.origins)

@@ -56,7 +56,7 @@ def check_rows(settings: GenerationConfig, origins: Mapping[str, Origin], shape:
         )
     for name, parameter in PARAMETERS.items():
         value = getattr(settings, name)
-        if parameter.holds_rows(value) and len(value) != shape.num_rows:
+        if value is not parameter.default and parameter.holds_rows(value) and len(value) != shape.num_rows:
             raise SettingError(
                 f"`{name}` has {len(value)} values for {shape.num_rows} prompts; "
                 "give one number, or a list with one for each prompt"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, ValuesView
 from typing import Any, Generic, TypeVar
 
 from unspool.errors import PluginError
@@ -47,6 +47,16 @@ class Table(Mapping[str, Entry], Generic[Entry]):
     def __len__(self) -> int:
         load_plugins()
         return len(self._entries)
+
+    def values(self) -> ValuesView[Entry]:
+        """The entries; the dict's own view, because every call goes through some tables several times."""
+        load_plugins()
+        return self._entries.values()
+
+    def items(self) -> ItemsView[str, Entry]:
+        """The names and entries, likewise."""
+        load_plugins()
+        return self._entries.items()
 
     @property
     def built_in(self) -> tuple[Entry, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from unspool.errors import LoadError, excerpt
@@ -27,6 +28,20 @@ MAX_PIECE_BYTES = 256  # of a unigram piece: reading a text takes its length tim
 MAX_WORD_CHARACTERS = 128  # that WordPiece tries to divide: it takes the square of them
 
 _LARGE_COUNT = re.compile(r"\{[^}]*\d{4}")  # such a pattern takes long to compile
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def is_unicode(token: str) -> bool:
+    """Whether a token from a JSON file, which may spell lone surrogates, can stand in a UTF-8 text."""
+    return _LONE_SURROGATE.search(token) is None
+
+
+def check_vocabulary(ids: Mapping[str, Any], where: Path, largest: int) -> None:
+    """Refuse a vocab.json that does not map valid tokens to ids from 0 to `largest`."""
+    if not ids or not all(type(index) is int and 0 <= index <= largest for index in ids.values()):
+        raise LoadError(f"{where} must map every token to an id of 0 or more, at most {largest}")
+    if not all(map(is_unicode, ids)):
+        raise LoadError(f"{where} has a token that is not valid Unicode")
 
 
 def check_tokenizer(described: Mapping[str, Any], where: str) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from unspool.errors import InputError
@@ -27,18 +30,41 @@ class Encoding(dict[str, Any]):
 
 
 def encode_rows(
-    rows: list[list[int]], *, pad_token_id: int | None, padding_side: str, is_tensor: bool, is_single: bool
+    rows: list[list[int]],
+    *,
+    pad_token_id: int | None,
+    padding_side: str,
+    width: int | None = None,
+    tensors: str | None = None,
+    is_single: bool = False,
 ) -> Encoding:
-    """Token rows as an encoding: filled to one length if `pad_token_id` is given, and made into tensors on demand."""
+    """Token rows as an encoding: filled to `width` if it is given, and made into torch or numpy arrays on demand."""
     masks = [[1] * len(row) for row in rows]
-    if pad_token_id is not None:
-        longest = max(map(len, rows), default=0)
-        rows, masks = (
-            [_fill(row, longest, filler, padding_side) for row in parts]
-            for parts, filler in ((rows, pad_token_id), (masks, 0))
-        )
-    if not is_tensor:
-        return Encoding(input_ids=rows[0] if is_single else rows, attention_mask=masks[0] if is_single else masks)
+    return fill_rows(
+        {"input_ids": (rows, pad_token_id or 0), "attention_mask": (masks, 0)},
+        padding_side=padding_side,
+        width=width,
+        tensors=tensors,
+        is_single=is_single,
+    )
+
+
+def fill_rows(
+    parts: Mapping[str, tuple[list[list[int]], int]],
+    *,
+    padding_side: str,
+    width: int | None,
+    tensors: str | None,
+    is_single: bool,
+) -> Encoding:
+    """Rows of ids and of what goes with them, each with its filler, as an encoding."""
+    found = {
+        name: rows if width is None else [_fill(row, width, filler, padding_side) for row in rows]
+        for name, (rows, filler) in parts.items()
+    }
+    if tensors is None:
+        return Encoding({name: rows[0] if is_single else rows for name, rows in found.items()})
+    rows = found["input_ids"]
     lengths = {len(row) for row in rows}
     if len(lengths) != 1:
         reason = "there are none" if not lengths else f"their lengths differ ({min(lengths)} to {max(lengths)})"
@@ -46,10 +72,8 @@ def encode_rows(
             f"{len(rows)} texts can't become one tensor because {reason}; "
             "use padding=True, or leave return_tensors out for plain lists"
         )
-    return Encoding(
-        input_ids=torch.tensor(rows, dtype=torch.long),  # (rows, longest)
-        attention_mask=torch.tensor(masks, dtype=torch.long),  # (rows, longest)
-    )
+    make = partial(torch.tensor, dtype=torch.long) if tensors == "pt" else partial(np.array, dtype=np.int64)
+    return Encoding({name: make(rows) for name, rows in found.items()})  # (rows, longest) each
 
 
 def _fill(row: list[int], length: int, filler: int, side: str) -> list[int]:

@@ -14,7 +14,7 @@ import tokenizers
 from unspool.errors import LoadError, ModelNotFoundError, excerpt
 from unspool.small_files import make_folder, parse_json_object, read_bytes, read_json_object, read_text, write_text
 from unspool.text.backend import add_ends, build_byte_level, refusing_damage
-from unspool.text.bounds import check_added_tokens, check_tokenizer
+from unspool.text.bounds import check_added_tokens, check_tokenizer, check_vocabulary, is_unicode
 from unspool.text.sentencepiece_folder import SPIECE, read_spiece
 from unspool.text.special_tokens import NAMED_TOKENS
 
@@ -23,7 +23,6 @@ MAX_CONFIG_BYTES = 32 << 20
 MAX_TEMPLATE_BYTES = 1 << 20
 
 _ID = re.compile("[0-9]{1,9}")
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
 
 
@@ -120,10 +119,7 @@ def _refuse_rules_given_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _read_vocabulary_and_merges(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
     vocabulary = _read_json(folder / "vocab.json", MAX_TOKENIZER_BYTES)
-    if not vocabulary or not all(type(index) is int and 0 <= index < 2**31 for index in vocabulary.values()):
-        raise LoadError(f"{folder / 'vocab.json'} must map every token to an id of 0 or more")
-    if any(map(_LONE_SURROGATE.search, vocabulary)):
-        raise LoadError(f"{folder / 'vocab.json'} has a token that is not valid Unicode")
+    check_vocabulary(vocabulary, folder / "vocab.json", 2**31 - 1)
     text = read_text(folder / "merges.txt", MAX_TOKENIZER_BYTES)
     lines = [line for line in text.split("\n") if line and not line.startswith("#version")]
     merges = [tuple(line.split(" ")) for line in lines]
@@ -198,7 +194,7 @@ def _token_text(value: Any, name: str) -> str | None:
         return None
     if not isinstance(value, str) or len(value) > 4096:
         raise LoadError(f"tokenizer_config.json: {name} must be a short string, not {excerpt(value)}")
-    if _LONE_SURROGATE.search(value):
+    if not is_unicode(value):
         raise LoadError(f"tokenizer_config.json: {name} is {excerpt(value)}, which is not valid Unicode")
     return value
 

@@ -13,6 +13,7 @@ from tokenizers import decoders, models
 from unspool.errors import InputError, LoadError
 from unspool.small_files import make_folder, read_bytes, read_json_object
 from unspool.text.backend import SPACE, refusing_damage
+from unspool.text.bounds import check_vocabulary
 from unspool.text.sentencepiece_file import MAX_BYTES, MAX_PIECES, build_pieces, read_sentencepieces
 from unspool.text.tokenizer import Tokenizer
 
@@ -104,10 +105,9 @@ def has_marian(folder: Path) -> bool:
 
 def _read_ids(path: Path) -> dict[str, int]:
     ids = read_json_object(path, MAX_BYTES, is_strict=False)
-    if not 0 < len(ids) <= MAX_PIECES or not all(type(index) is int for index in ids.values()):
-        raise LoadError(f"{path} must map every token to an id, at most {MAX_PIECES} of them")
-    if not all(0 <= index < 2 * MAX_PIECES for index in ids.values()):
-        raise LoadError(f"{path} has an id outside of 0 to {2 * MAX_PIECES - 1}")
+    if len(ids) > MAX_PIECES:
+        raise LoadError(f"{path} has {len(ids)} tokens; at most {MAX_PIECES} are read")
+    check_vocabulary(ids, path, 2 * MAX_PIECES - 1)
     missing = [token for token in _NAMED.values() if token not in ids]
     if missing:
         raise LoadError(f"{path} has no {missing[0]}, which Marian's sources end with or are filled with")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, overload
 
 import tokenizers
 import torch
 
 from unspool.errors import InputError, SettingError, UnspoolError
 from unspool.text.backend import refusing_damage
+from unspool.text.calling import CallOptions, Side, cut_row, find_width, read_options
 from unspool.text.encoding import Encoding, encode_rows
 from unspool.text.folder import TokenizerParts, read_folder, write_folder
 from unspool.text.special_tokens import NamedToken, NamedTokenId, SpecialTokens
@@ -52,7 +53,10 @@ class Tokenizer:
         )
         self.clean_up_tokenization_spaces = cleans_up_spaces
         # Texts to be continued are filled on the left, whatever a file says: a model continues the last token.
-        self.padding_side: Literal["left", "right"] = "left"
+        self.padding_side: Side = "left"
+        self.name_or_path = ""
+        self.truncation_side: Side = "right"
+        self.model_max_length: int | None = None  # what truncation=True cuts to; None: nothing
         self.special_tokens = SpecialTokens(backend, special_tokens or {})
 
     @classmethod
@@ -73,43 +77,89 @@ class Tokenizer:
         )
         write_folder(parts, Path(folder))
 
+    save_pretrained = save
+
     # --- text to ids ------------------------------------------------------------------------------------
 
     def __call__(
         self,
-        text: str | Sequence[str],
+        text: str | Sequence[str] | None = None,
         *,
-        return_tensors: Literal["pt"] | None = None,
-        padding: bool = False,
-        padding_side: Literal["left", "right"] | None = None,
+        text_target: str | Sequence[str] | None = None,
         add_special_tokens: bool = True,
+        **options: Any,
     ) -> Encoding:
-        """Encode one text or several; `padding` fills to the longest with the pad token."""
-        if return_tensors not in (None, "pt"):
-            raise SettingError(f"return_tensors={return_tensors!r} is not made; use 'pt', or None for lists")
-        if padding not in (True, False):
-            raise SettingError(f"padding={padding!r} is not known; use True to fill to the longest text, or False")
-        side = self.padding_side if padding_side is None else padding_side
-        if side not in ("left", "right"):
-            raise SettingError(f"padding_side={side!r} is not a side; use 'left' or 'right'")
-        texts = [text] if isinstance(text, str) else list(text)
-        rows = self._encode_all(texts, add_special_tokens)
-        pad_token_id = self.pad_token_id if padding else None
-        if padding and pad_token_id is None:
+        """Encode one text or several; `padding` fills to the longest with the pad token, `truncation` cuts.
+
+        Options: `padding` (False, True, "max_length"), `truncation`, `max_length`, `pad_to_multiple_of`,
+        `padding_side`, `return_tensors` ("pt", "np"), `return_attention_mask`, `return_length`. `text_target` is
+        encoded as the text is: its ids come as `labels` beside a text's, or alone as `input_ids`.
+        """
+        asked = self._read_options(options)
+        if text is None and text_target is None:
+            raise InputError("a tokenizer's call needs a text, or several")
+        encoding = self._encode_call(text_target if text is None else text, add_special_tokens, asked)
+        if text is not None and text_target is not None:
+            encoding["labels"] = self._encode_call(text_target, add_special_tokens, asked).input_ids
+        return encoding
+
+    def _encode_call(self, text: str | Sequence[str] | None, adds: bool, options: CallOptions) -> Encoding:
+        texts = [text] if isinstance(text, str) else list(text or ())
+        rows = self._encode_all(texts, adds)
+        if options.cuts and options.max_length is not None:
+            bare = self._encode_all(texts, False) if adds else rows
+            rows = [cut_row(row, one, options) for row, one in zip(rows, bare, strict=True)]
+        return self._fill(rows, options, is_single=isinstance(text, str))
+
+    def _fill(self, rows: list[list[int]], options: CallOptions, *, is_single: bool) -> Encoding:
+        width = find_width(rows, options)
+        encoding = encode_rows(
+            rows,
+            pad_token_id=None if width is None else self._require_pad(),
+            padding_side=options.padding_side,
+            width=width,
+            tensors=options.tensors,
+            is_single=is_single,
+        )
+        if not options.has_mask:
+            del encoding["attention_mask"]
+        if options.has_lengths:
+            lengths = [len(row) if width is None else width for row in rows]
+            encoding["length"] = torch.tensor(lengths) if options.tensors == "pt" else lengths
+        return encoding
+
+    def _require_pad(self) -> int:
+        if self.pad_token_id is None:
             raise SettingError(
-                "padding=True needs a pad token, and this tokenizer has none; "
+                "padding needs a pad token, and this tokenizer has none; "
                 "set one first: tokenizer.pad_token = tokenizer.eos_token"
             )
-        return encode_rows(
-            rows,
-            pad_token_id=pad_token_id,
-            padding_side=side,
-            is_tensor=return_tensors == "pt",
-            is_single=isinstance(text, str),
-        )
+        return self.pad_token_id
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The ids of one text."""
+    def _read_options(self, given: Mapping[str, Any]) -> CallOptions:
+        side = given.get("padding_side")
+        own = {"truncation_side": self.truncation_side, "model_max_length": self.model_max_length}
+        return read_options(**{**given, **own, "padding_side": self.padding_side if side is None else side})
+
+    def pad(self, encoded_inputs: Mapping[str, Any] | Sequence[Mapping[str, Any]], **options: Any) -> Encoding:
+        """Fill rows of ids that were encoded before to one length; options as in a call."""
+        if not isinstance(encoded_inputs, Mapping):
+            encoded_inputs = {"input_ids": [one["input_ids"] for one in encoded_inputs]}
+        rows = [_list_ids(row) for row in encoded_inputs["input_ids"]]
+        return self._fill(rows, self._read_options({"padding": True, **options}), is_single=False)
+
+    def tokenize(self, text: str, add_special_tokens: bool = False) -> list[str | None]:
+        """The tokens of a text, as the vocabulary spells them."""
+        return self.convert_ids_to_tokens(self.encode(text, add_special_tokens))
+
+    @overload
+    def encode(self, text: str, add_special_tokens: bool = ...) -> list[int]: ...
+    @overload
+    def encode(self, text: str, add_special_tokens: bool = ..., **options: Any) -> Any: ...
+    def encode(self, text: str, add_special_tokens: bool = True, **options: Any) -> Any:
+        """The ids of one text; `options` are those of a call."""
+        if options:
+            return self(text, add_special_tokens=add_special_tokens, **options).input_ids
         return self._encode_all([text], add_special_tokens)[0]
 
     @cached_property
@@ -224,6 +274,12 @@ class Tokenizer:
         """The special tokens that have a name, by name."""
         return self.special_tokens.named
 
+    def add_special_tokens(self, special_tokens_dict: Mapping[str, str]) -> int:
+        """Give names (`pad_token`, …) to tokens of the vocabulary; returns 0, since a vocabulary does not grow."""
+        for name, token in special_tokens_dict.items():
+            self.special_tokens.set(name, token)
+        return 0
+
     @property
     def all_special_tokens(self) -> list[str]:
         """Every token that `skip_special_tokens` leaves out."""
@@ -239,38 +295,56 @@ class Tokenizer:
 
     def apply_chat_template(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        conversation: Sequence[Any],
         *,
         add_generation_prompt: bool = False,
         tokenize: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
-        return_tensors: Literal["pt"] | None = None,
+        return_tensors: Any = None,
         return_dict: bool = False,
         chat_template: str | None = None,
+        padding: Any = False,
+        truncation: Any = None,
+        max_length: int | None = None,
         **variables: Any,
     ) -> Any:
-        """Render messages with the model's chat template: its ids, or its text if not `tokenize`.
+        """Render the messages of a chat, or of several, with the model's chat template: ids, or text if not `tokenize`.
 
         `chat_template` is the name of one of the model's templates, or a template itself; `variables` are the
-        template's own. Ids come as a list, as a tensor of one row, or with their mask if `return_dict`.
+        template's own. Ids come as a list, as a tensor of one row per chat, or with their mask if `return_dict`.
         """
         from unspool.text.chat import render_chat  # brings jinja2, a tenth of a second that plain text can do without
 
-        text = render_chat(
-            self._choose_template(chat_template, has_tools=tools is not None),
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            tools=tools,
-            documents=documents,
-            special_tokens=self.special_tokens_map,
-            **variables,
-        )
+        if not isinstance(conversation, list | tuple):
+            raise InputError(f"a chat is a list of messages, not a {type(conversation).__name__}")
+        is_batch = bool(conversation) and all(isinstance(chat, list | tuple) for chat in conversation)
+        chats: Sequence[Any] = conversation if is_batch else [conversation]
+        template = self._choose_template(chat_template, has_tools=tools is not None)
+        texts = [
+            render_chat(
+                template,
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                documents=documents,
+                special_tokens=self.special_tokens_map,
+                **variables,
+            )
+            for messages in chats
+        ]
         if not tokenize:
             if return_tensors is not None or return_dict:
                 raise SettingError("return_tensors and return_dict are for ids; leave them out, or use tokenize=True")
-            return text
-        encoding = self(text, return_tensors=return_tensors, add_special_tokens=False)
+            return texts if is_batch else texts[0]
+        encoding = self(
+            texts if is_batch else texts[0],
+            return_tensors=return_tensors,
+            add_special_tokens=False,
+            padding=padding,
+            truncation=truncation,
+            max_length=max_length,
+        )
         return encoding if return_dict else encoding.input_ids
 
     def _choose_template(self, wanted: str | None, *, has_tools: bool) -> str:

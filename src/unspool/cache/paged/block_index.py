@@ -52,6 +52,18 @@ class BlockIndex:
             values = send(changed, self.device, torch.int32)
             self.table.view(-1).index_copy_(0, send(at, self.device), values)
 
+    def add(self, rows: Sequence[int], blocks: Sequence[int]) -> bool:
+        """Let the device know of one more block of each of these rows; False if the table is too small."""
+        width = self.table.shape[1]
+        if any(len(self._sent[row]) >= width for row in rows):
+            return False
+        at = [row * width + len(self._sent[row]) for row in rows]
+        for row, block in zip(rows, blocks, strict=True):
+            self._sent[row].append(block)
+        sent = send([*at, *blocks], self.device)  # one copy for both
+        self.table.view(-1).index_copy_(0, sent[: len(at)], sent[len(at) :].to(torch.int32))
+        return True
+
     def _make(self, size: tuple[int, int]) -> torch.Tensor:
         with torch.inference_mode(False):  # or it could not be changed outside of that mode
             return torch.zeros(size, dtype=torch.int32, device=self.device)

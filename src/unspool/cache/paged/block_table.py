@@ -46,6 +46,7 @@ class BlockTable:
         """A table of the same blocks, each with as many more users."""
         with self.pool.lock:
             self.pool.share(_flatten(self.rows))
+            self.version += 1  # the last blocks are shared now
             return BlockTable(self.pool, [list(row) for row in self.rows])
 
     def put_on(self, device: torch.device, num_blocks: int = 0) -> BlockIndex:
@@ -58,6 +59,10 @@ class BlockTable:
         index.update(self.rows, num_blocks)
         self._sent_version = self.version
         return index
+
+    def is_told(self, table: torch.Tensor) -> bool:
+        """Whether this is the device's table, and it is up to date."""
+        return self._index is not None and self._index.table is table and self._sent_version == self.version
 
     def find_missing(self, starts: Sequence[int], stops: Sequence[int]) -> MissingBlocks | None:
         """What rows lack for positions from start to stop; None if nothing. The caller holds the pool's lock."""
@@ -88,6 +93,15 @@ class BlockTable:
                 self.rows[row][place] = block
             pool.give_back(before)
         self.version += 1
+
+    def grow(self, rows: Sequence[int], blocks: Sequence[int]) -> None:
+        """Give rows one new block each, and tell a device that is up to date of those alone."""
+        is_told = self._index is not None and self._sent_version == self.version
+        for row, block in zip(rows, blocks, strict=True):
+            self.rows[row].append(block)
+        self.version += 1
+        if is_told and self._index is not None and self._index.add(rows, blocks):
+            self._sent_version = self.version
 
     def cut(self, lengths: Sequence[int]) -> None:
         """Give back what rows of these lengths don't need."""

@@ -206,6 +206,10 @@ class BlockStore(PooledStore):
     def tables(self) -> list[BlockTable]:
         return [group.table for group in self.groups]
 
+    def find_only_table(self) -> BlockTable | None:
+        """The one table, if no layer lets blocks go; else None."""
+        return self.tables[0] if len(self.groups) == 1 and self.groups[0].window is None else None
+
     # --- a pass --------------------------------------------------------------------------------------
     def open(self, rows: int) -> None:
         for table in self.tables:
@@ -345,6 +349,9 @@ class BlockStore(PooledStore):
         return [self.pool.buffers[self._find(layer)[1]] for layer in range(self.num_layers)]
 
     def places(self) -> Places | None:
+        known = self._places
+        if known is not None and self._is_current(known):
+            return known
         buffers = self.held()
         if not buffers or not self.tables[0].rows:
             return Places([])
@@ -364,6 +371,16 @@ class BlockStore(PooledStore):
         else:
             self._places = Places(buffers, block_table=tables[0])
         return self.pool.watch(self._places)
+
+    def _is_current(self, places: Places) -> bool:
+        """Whether nothing has changed since the places of one table were last asked for."""
+        buffers, table = self.pool.buffers, self.groups[0].table
+        return (
+            len(places.buffers) == len(buffers)
+            and places.buffers[-1] is buffers[-1]
+            and places.block_table is not None
+            and table.is_told(places.block_table)
+        )
 
     def read(self, layer: int, rows: int, length: int) -> torch.Tensor:
         with self.pool.lock:

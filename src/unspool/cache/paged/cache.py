@@ -11,6 +11,7 @@ import torch
 from unspool.cache.base import DIVIDE, FIXED_SHAPE, FLAT, FORK, JOIN, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache
 from unspool.cache.files import check_room
 from unspool.cache.paged.blocks import BlockStore
+from unspool.cache.paged.growth import Growth
 from unspool.cache.paged.packed_blocks import PackedBlockStore
 from unspool.cache.paged.pool import BLOCK_SIZE, MOST_BLOCKS, BlockPool, check_pool
 from unspool.cache.span import Span
@@ -30,6 +31,8 @@ class PagedCache(StoredCache):
 
     can = frozenset({ROLL_BACK, SELECT_ROWS, RAGGED, FORK, DIVIDE, FLAT, JOIN})
     _store: BlockStore | PackedBlockStore
+    _growth: Growth | None = None  # when rows take their next blocks, in steps of one position
+    _stepped: list[int] | None = None  # the lengths after the last step
 
     def __init__(
         self,
@@ -79,6 +82,17 @@ class PagedCache(StoredCache):
     def pool(self) -> BlockPool:
         """The blocks of plain keys."""
         return self._store.pool
+
+    def advance(self, rows: int) -> None:
+        if self._growth is not None and self._growth.fits(self.lengths) and len(self.lengths) == rows:
+            self.lengths = self._growth.step()
+            return
+        follows = self._stepped is self.lengths  # two steps without anything in between: there will be more
+        super().advance(rows)
+        self._stepped, self._growth = self.lengths, None
+        if follows and isinstance(self._store, BlockStore) and self.max_cache_len is None:
+            table = self._store.find_only_table()
+            self._growth = None if table is None else Growth.begin(table, self.lengths)
 
     def new_empty(self) -> Self:
         """A cache of the same kind without rows, over the same blocks."""

@@ -6,6 +6,7 @@ has the same number in every layer. Block 0 is nobody's: it stays zero, and stan
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections import deque
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import torch
 
 from unspool.cache.places import Places
@@ -29,6 +31,8 @@ BLOCK_SIZE: Final = 64
 SMALLEST_BLOCK, LARGEST_BLOCK = 16, 1024  # positions; tensor cores take 16 keys at least
 MOST_BLOCKS: Final = 2**24
 NOBODYS: Final = 0
+_LAZY: Final = 1 << 20  # bytes of a buffer whose pages are left to the system
+_ALIGNMENT: Final = 64  # bytes, as torch's own
 _GROWTH: Final = 16  # a pool that is full grows by this part of itself, at least
 
 
@@ -273,7 +277,14 @@ class BlockPool:
 
 def _take_memory(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     with torch.inference_mode(False):  # or it could not be written to outside of that mode
-        return torch.zeros(size, dtype=dtype, device=device)
+        num_bytes = math.prod(size) * dtype.itemsize
+        if device.type != "cpu" or num_bytes < _LAZY:
+            return torch.zeros(size, dtype=dtype, device=device)
+        # The system hands out zeroed pages where they are first written: a large pool costs what is used of it.
+        # torch.zeros would write all of it.
+        held = torch.from_numpy(np.zeros(num_bytes + _ALIGNMENT, dtype=np.uint8))
+        start = -held.data_ptr() % _ALIGNMENT
+        return held[start : start + num_bytes].view(dtype).view(size)
 
 
 def check_pool(block_size: int, num_blocks: int | None) -> None:

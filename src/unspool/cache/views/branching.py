@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from unspool.cache.base import DIVIDE, RAGGED, ROLL_BACK, SELECT_ROWS, Cache
+from unspool.cache.origins import Origins
 from unspool.cache.places import Places
 from unspool.cache.rows import RowCache
 from unspool.cache.span import Mask, Span
@@ -41,8 +42,7 @@ class BranchingCache(Cache):
         self._prompt = prompt
         self._own = prompt.new_like(1)
         self._prompt_lengths = [length for length in prompt.lengths for _ in range(num_branches)]
-        self._origins: list[list[int]] = [[] for _ in self._prompt_lengths]  # who wrote each own position
-        self._num_written = 0
+        self._origins = Origins(len(self._prompt_lengths))  # of own positions
         self._ancestry: torch.Tensor | None = None  # (rows, own capacity) int32: whose key stands at a row's position
         self._places: Places | None = None
         self.lengths = list(self._prompt_lengths)
@@ -77,13 +77,7 @@ class BranchingCache(Cache):
     def end(self) -> None:
         super().end()
         self._own.end()
-        self._note_origins()
-
-    def _note_origins(self) -> None:
-        for origins, length in zip(self._origins, self._own.lengths, strict=True):
-            while len(origins) < length:
-                self._num_written += 1
-                origins.append(self._num_written)
+        self._origins.note(self._own.lengths)
 
     def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:  # noqa: ARG002 - all keys are in view
         """The shared positions and, after them, the row's own: (rows, keys)."""
@@ -136,7 +130,7 @@ class BranchingCache(Cache):
     def advance(self, rows: int) -> None:
         self._own.advance(rows)
         self.lengths = [first + own for first, own in zip(self._prompt_lengths, self._own.lengths, strict=True)]
-        self._note_origins()
+        self._origins.note(self._own.lengths)
 
     def _gather_own(self) -> None:
         """Bring every row's own keys together again, which captured steps leave with the rows that wrote them."""
@@ -156,8 +150,7 @@ class BranchingCache(Cache):
             raise SettingError(f"can't roll back to {list(lengths)}: the prompts' {self._prompt_lengths} are shared")
         self._own.truncate(own)
         super().truncate(lengths)
-        for origins, length in zip(self._origins, own, strict=True):
-            del origins[length:]
+        self._origins.truncate(own)
 
     def select_rows(self, index: Sequence[int]) -> None:
         """Let branches go on from others of the same prompt, or keep whole prompts with all their branches."""
@@ -177,9 +170,9 @@ class BranchingCache(Cache):
                 rows = torch.tensor(list(index)).to(self._ancestry.device, non_blocking=True)
                 self._ancestry[:, :held] = self._ancestry[:, :held][rows]
         else:
-            self._own.copy_rows(index, self._find_parting(index))
+            self._own.copy_rows(index, self._origins.find_parting(index))
         self._prompt_lengths = [self._prompt_lengths[row] for row in index]
-        self._origins = [list(self._origins[row]) for row in index]
+        self._origins.select(index)
         self.lengths = [self.lengths[row] for row in index]
 
     def divide(self, num_parts: int, num_new: int) -> list[Cache]:
@@ -194,14 +187,14 @@ class BranchingCache(Cache):
             assert isinstance(own, RowCache)
             part._own = own
             part.lengths = self.lengths[first::num_parts]
-            part._origins = [[] for _ in part.lengths]  # who wrote what is noted for all branches together
+            part._origins = Origins(len(part.lengths))  # who wrote what is noted for all branches together
             parts.append(part)
         return parts
 
     def rejoin(self, parts: Sequence[Cache]) -> None:
         super().rejoin(parts)
         self._own.rejoin([part._own for part in parts if isinstance(part, BranchingCache)])
-        self._note_origins()
+        self._origins.note(self._own.lengths)
 
     def _open_own(self) -> None:
         """Make the branches' own buffers before the first pass, which would make them for the rows it is given."""
@@ -209,16 +202,6 @@ class BranchingCache(Cache):
         for layer, keys in enumerate(self._prompt.key_cache):
             self._own._store.add_layer(layer, rows, KeyFormat.of(keys.transpose(1, 2)))
         self._own.lengths = [0] * rows
-
-    def _find_parting(self, index: Sequence[int]) -> int:
-        """The first own position at which any moved row differs from the row whose place it takes."""
-        parting = len(self._origins[0])
-        for row, source in enumerate(index):
-            if row != source:
-                mine, theirs = self._origins[row], self._origins[source]
-                while parting > 0 and mine[parting - 1] != theirs[parting - 1]:
-                    parting -= 1
-        return parting
 
     def _reserve(self, stop: int) -> None:
         self._own._reserve(stop - min(self._prompt_lengths, default=0))

@@ -17,7 +17,7 @@ from unspool.kernels.cpu.blocks import BLOCK
 from unspool.kernels.cpu.marks import Marks
 from unspool.kernels.cpu.tiles import BYTES, TILE
 
-ABI: Final = 7
+ABI: Final = 8
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
@@ -60,6 +60,10 @@ class Layer(ctypes.Structure):
         ("rope", ctypes.c_void_p),
         ("scale", ctypes.c_float),
         ("unused", ctypes.c_int32),
+        ("cross_norm", Norm),
+        ("cross_q", Matrix),
+        ("cross_out", Matrix),
+        ("biases", ctypes.c_void_p),
     ]
 
 
@@ -72,8 +76,8 @@ class Model(ctypes.Structure):
             for name in ["num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "ffn", "vocab", "rope_width"]
         ),
         *((name, ctypes.c_int32) for name in ("is_parallel", "is_gated", "activation", "has_embedding_norm")),
-        *((name, ctypes.c_float) for name in ("embedding_scale", "attention_cap", "logit_cap")),
-        ("unused", ctypes.c_int32),
+        *((name, ctypes.c_float) for name in ("embedding_scale", "attention_cap", "logit_cap", "head_scale")),
+        *((name, ctypes.c_int32) for name in ("is_post", "has_cross", "num_distances", "unused")),
         ("embedding", Matrix),
         ("head", Matrix),
         ("embedding_norm", Norm),
@@ -152,6 +156,11 @@ class Job(ctypes.Structure):
         ("likeliest", ctypes.c_void_p),
         ("early_states", ctypes.c_void_p),
         ("states", ctypes.c_void_p),
+        ("cross", BufferAddresses),
+        ("sources", ctypes.c_void_p),
+        ("source_lengths", ctypes.c_void_p),
+        ("most_source", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
         ("scratch", ctypes.c_void_p),
     ]
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from unspool.cache import Cache, DynamicCache, Span
 from unspool.config import CompileConfig
 from unspool.errors import InputError, UnsupportedError
 from unspool.models.arrangement import read_mask
-from unspool.models.decoder.head import cap_logits
+from unspool.models.decoder.head import cap_logits, unscale_states
 from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.decoder.views import AttentionViews
@@ -21,8 +20,8 @@ from unspool.models.native import ModelConfig, NativeModel
 from unspool.models.paths.captured import CapturedSteps, explain_no_capture
 from unspool.models.paths.compiled import UNREAD, CompiledSteps, explain_no_compile
 from unspool.models.paths.library import LibraryPath
-from unspool.models.paths.library_model import explain_no_library
-from unspool.models.paths.path import ClosedPath, Pass, Path, run_first
+from unspool.models.paths.library_model import DescribedModel, explain_no_library
+from unspool.models.paths.path import ClosedPath, Pass, Path, WithPaths, run_first
 from unspool.models.paths.plain import PACKING_LIMIT, PlainPass
 from unspool.models.weights import AnyEmbedding, AnyLinear
 from unspool.outputs import Output
@@ -40,7 +39,7 @@ class CausalOutput(Output):
     attentions: tuple[torch.Tensor, ...] | None = None  # one per layer: (rows, heads, columns, all columns)
 
 
-class Decoder(NativeModel):
+class Decoder(WithPaths, NativeModel):
     """A decoder-only model built from a description of its block and the weights for it."""
 
     weights: DecoderWeights
@@ -77,25 +76,9 @@ class Decoder(NativeModel):
             why = explain_no_capture(self.spec, self.device, self.dtype)
             return [CapturedSteps(*made) if why is None else ClosedPath("captured", why)]
         why = explain_no_library(*made)
-        return [LibraryPath(self.spec, self.weights, self._views) if why is None else ClosedPath("library", why)]
-
-    def find_path(self, name: str) -> Path | None:
-        """The path of that name, if it takes passes of this model."""
-        return next((path for path in self.paths if path.name == name and not isinstance(path, ClosedPath)), None)
-
-    @contextmanager
-    def without_paths(self, *names: str) -> Iterator[None]:
-        """Disable these paths inside the context: for tests and comparisons."""
-        held, self.paths = self.paths, [path for path in self.paths if path.name not in names]
-        try:
-            yield
-        finally:
-            self.paths = held
-
-    @property
-    def fast_path(self) -> str | None:
-        """How steps run by default: "captured", "library", or None for operator by operator."""
-        return next((name for name in ("captured", "library") if self.find_path(name) is not None), None)
+        if why is not None:
+            return [ClosedPath("library", why)]
+        return [LibraryPath(self.spec, self.weights, DescribedModel(self.spec, self.weights, self._views))]
 
     @property
     def is_batch_invariant(self) -> bool:
@@ -167,6 +150,10 @@ class Decoder(NativeModel):
         if forward is None:
             forward = self.plain.run(new, self.flattens_rows)
         forward.path_reason = refusals
+        if forward.hidden_states is not None:
+            forward.hidden_states = unscale_states(self.spec, forward.hidden_states)
+        if forward.early_logits is not None and self.spec.state_scale != 1.0:
+            forward.early_logits = tuple(logits * self.spec.state_scale for logits in forward.early_logits)
         return forward
 
     def _begin(self, cache: Cache, rows: int, num_new: int, counts: Sequence[int] | None) -> Span:
@@ -221,7 +208,9 @@ class Decoder(NativeModel):
         output = CausalOutput(
             logits=cap_logits(self.spec, self.weights.head(arranged.unpack(states)[:, keep])),
             past_key_values=cache if use_cache is None or use_cache else None,
-            hidden_states=tuple(map(arranged.unpack, hidden)) if hidden is not None else None,
+            hidden_states=tuple(map(arranged.unpack, unscale_states(self.spec, hidden)))
+            if hidden is not None
+            else None,
             attentions=tuple(map(arranged.unpack_weights, weights)) if weights is not None else None,
         )
         return output if return_dict is None or return_dict else output.to_tuple()

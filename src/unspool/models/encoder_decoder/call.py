@@ -11,6 +11,7 @@ import torch
 from unspool.cache import Cache, EncoderDecoderCache
 from unspool.errors import InputError, UnsupportedError
 from unspool.models.arrangement import Arrangement, read_mask
+from unspool.models.paths.path import Pass
 from unspool.outputs import Output
 from unspool.protocols import Encoded, Want
 
@@ -63,13 +64,15 @@ def call_pair(
     elif encoded is not None:
         model.project_source(check_pair(cache).cross_attention_cache, encoded)
     arranged = read_mask(decoder_attention_mask, rows, num_new, cache.lengths or [0] * rows)
-    states, answer = model.run_decoder(
+    new = Pass(
         arranged.pack(decoder_input_ids.to(model.device)) if decoder_input_ids is not None else None,
         cache,
         arranged.counts,
         want,
         arranged.pack(decoder_inputs_embeds.to(model.device)) if decoder_inputs_embeds is not None else None,
+        model._begin,
     )
+    states, answer = model.run_decoder(new)
     output = Seq2SeqOutput(
         logits=model.project(arranged.unpack(states)),
         past_key_values=cache if use_cache is None or use_cache else None,

@@ -22,12 +22,15 @@ from unspool.models.encoder_decoder.layers import CrossAttention, EncoderDecoder
 from unspool.models.encoder_decoder.positions import DistanceBiases, PositionTable
 from unspool.models.encoder_decoder.spec import EncoderDecoderSpec, StackSpec
 from unspool.models.native import ModelConfig, NativeModel, take_last
+from unspool.models.paths.library_model import explain_unread
+from unspool.models.paths.library_pair import DescribedPair, PairLibraryPath
+from unspool.models.paths.path import ClosedPath, Pass, Path, WithPaths, run_first
 from unspool.models.weights import AnyEmbedding, AnyLinear, Norm
-from unspool.protocols import LAST, Encoded, Forward, Want
+from unspool.protocols import LAST, Encoded, Forward, Stretch, Want
 from unspool.shortage import explain_shortage
 
 
-class EncoderDecoder(NativeModel):
+class EncoderDecoder(WithPaths, NativeModel):
     """An encoder-decoder built from a description of its blocks and the weights for them.
 
     A model that reads sound (Whisper) has `info.features`. Its encoder takes log-mel features, a float tensor
@@ -62,6 +65,21 @@ class EncoderDecoder(NativeModel):
         self._biases = None
         if spec.relative is not None:
             self._biases = DistanceBiases(spec.relative, weights.encoder.biases, weights.decoder.biases)
+        self.paths = self._list_paths()
+
+    def _list_paths(self) -> list[Path]:
+        """The fast paths of a decoder's pass, in the order in which they are tried."""
+        spec = self.spec
+        why = explain_unread(spec.describe_decoder(), self.device, self.dtype)
+        if why is not None:
+            return [ClosedPath("library", why)]
+        described = DescribedPair(spec, self.weights, self._views, self._decoder_positions, self._biases)
+        return [PairLibraryPath(spec, described)]
+
+    @property
+    def is_batch_invariant(self) -> bool:
+        """Whether a row's numbers are the same bits whatever rows stand beside it: never, as the encoder is torch's."""
+        return False
 
     def get_input_embeddings(self) -> AnyEmbedding:
         table = self.weights.encoder.embedding or self.weights.decoder.embedding
@@ -182,25 +200,32 @@ class EncoderDecoder(NativeModel):
         want: Want = LAST,
         embeds: torch.Tensor | None = None,
     ) -> Forward:
-        states, answer = self.run_decoder(tokens, cache, counts, want, embeds)
-        if want.logits == "last":
-            states = take_last(states, counts)  # (rows, hidden)
-        answer.logits = self.project(states)
+        new = Pass(tokens, cache, counts, want, embeds, self._begin)
+        answer, refusals = run_first(self.paths, new)
+        if answer is None:
+            states, answer = self.run_decoder(new)
+            if want.logits == "last":
+                states = take_last(states, counts)  # (rows, hidden)
+            answer.logits = self.project(states)
+        answer.path_reason = refusals
         return answer
 
-    def run_decoder(
-        self,
-        tokens: torch.Tensor | None,
-        cache: Cache,
-        counts: Sequence[int] | None,
-        want: Want,
-        embeds: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, Forward]:
-        """Final states (rows, new, hidden), and a `Forward` that lacks only the logits."""
-        pair, stack = check_pair(cache), self.weights.decoder
-        x = self._embed(stack, tokens, embeds)
-        span = cache.begin(x.shape[0], x.shape[1], counts, self.device)
-        x = self._place(x, span)
+    def _begin(self, cache: Cache, rows: int, num_new: int, counts: Sequence[int] | None) -> Span:
+        """Open a pass over a cache."""
+        return cache.begin(rows, num_new, counts, self.device)
+
+    def take_steps(self, tokens: Sequence[int], cache: Cache, num_steps: int, ends: tuple[int, ...]) -> Stretch | None:
+        """Several greedy steps in one call of the CPU library, which writes keys past the rows' lengths."""
+        library = self.find_path("library")
+        if not isinstance(library, PairLibraryPath):
+            return None
+        return library.take_steps(tokens, cache, num_steps, ends, self._begin)
+
+    def run_decoder(self, new: Pass) -> tuple[torch.Tensor, Forward]:
+        """Final states (rows, new, hidden), and a `Forward` that lacks only the logits: operator by operator."""
+        cache, want, span, stack = new.cache, new.want, new.span, self.weights.decoder
+        pair = check_pair(cache)
+        x = self._place(self._embed(stack, new.tokens, new.embeds), span)
         views = self._look_back(cache, span, needs_all_keys=want.attentions)
         sources, visible = pair.read_sources(), pair.mask_source(self.device)
         hidden, own_weights, cross_weights = [], [], []
@@ -232,10 +257,7 @@ class EncoderDecoder(NativeModel):
 
     def _place(self, x: torch.Tensor, span: Span) -> torch.Tensor:
         """Embeddings with their positions', normalised where the family does so."""
-        longest = max(start + count for start, count in zip(span.starts, span.counts, strict=True))
-        limit = self.spec.max_context
-        if limit is not None and longest > limit:
-            raise InputError(f"position {longest - 1} was asked for and {self.info.family} has {limit} of them")
+        self.spec.check_length(max(start + count for start, count in zip(span.starts, span.counts, strict=True)))
         x = self._decoder_positions.add(x, span.positions[:1] if span.is_uniform else span.positions, span.stop)
         norm = self.weights.decoder.embedding_norm
         return norm(x) if norm is not None else x

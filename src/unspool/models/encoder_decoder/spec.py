@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from unspool.errors import InputError
 from unspool.models.decoder.spec import DecoderSpec, NormSpec
 from unspool.protocols import FeatureShape, ModelInfo
+
+_CAN = frozenset({"branches", "forks", "stretches"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,12 @@ class EncoderDecoderSpec:
         """The number of positions that a text may have."""
         return self.decoder.positions.num_positions if self.decoder.positions is not None else None
 
+    def check_length(self, longest: int) -> None:
+        """Raise if a text would get more positions than the model has."""
+        limit = self.max_context
+        if limit is not None and longest > limit:
+            raise InputError(f"position {longest - 1} was asked for and {self.family} has {limit} of them")
+
     def describe(self) -> ModelInfo:
         """The model's `ModelInfo`."""
         return ModelInfo(
@@ -104,7 +113,7 @@ class EncoderDecoderSpec:
             source_vocab_size=self.encoder.vocab_size,
             longest_source=self.longest_source,
             features=self.features,
-            can=(ModelInfo.can | {"branches", "forks"}) - (set() if self.features is None else {"inputs_embeds"}),
+            can=(ModelInfo.can | _CAN) - (set() if self.features is None else {"inputs_embeds"}),
         )
 
     def describe_decoder(self) -> DecoderSpec:

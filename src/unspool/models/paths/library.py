@@ -11,16 +11,15 @@ from unspool.kernels.cpu.library import CHUNK
 from unspool.models.decoder.head import check_positions
 from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.decoder.spec import DecoderSpec
-from unspool.models.decoder.views import AttentionViews
 from unspool.models.paths.library_calls import LibraryCalls
-from unspool.models.paths.library_keys import find_keys
+from unspool.models.paths.library_keys import LibraryKeys, find_keys
 from unspool.models.paths.library_model import DescribedModel
 from unspool.models.paths.path import ALL_LAYERS, EMBEDDINGS, Pass
 from unspool.models.weights import PackedLinear
 from unspool.protocols import Forward, Stretch
 
-# Tokens of a pass; for many more of them torch's products of plain floats are as fast. Measured on Arm alone.
-_MOST_FLOAT: Final = {"neon_dot": CHUNK, "neon_i8mm": CHUNK}
+# Tokens of a pass; for many more of them torch's products of plain floats are as fast. Measured on Arm and AVX-512.
+_MOST_FLOAT: Final = {"neon_dot": CHUNK, "neon_i8mm": CHUNK, "avx512": CHUNK}
 _MOST_FLOAT_ELSEWHERE: Final = 16
 
 
@@ -30,11 +29,11 @@ class LibraryPath:
     name = "library"
     most_tokens: int | None  # of a pass that is faster here; None: all are
 
-    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, views: AttentionViews) -> None:
+    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, described: DescribedModel) -> None:
         library = find_library()
         assert library is not None, "explain_no_library() says so"
         self._spec, self._weights = spec, weights
-        self._calls = LibraryCalls(spec, DescribedModel(spec, weights, views), library)
+        self._calls = LibraryCalls(spec, described, library)
         self.most_tokens = None
         if not isinstance(weights.layers[0].up, PackedLinear):
             self.most_tokens = _MOST_FLOAT.get(library.instructions, _MOST_FLOAT_ELSEWHERE)
@@ -51,10 +50,9 @@ class LibraryPath:
         span = new.span
         if self.most_tokens is not None and sum(span.counts) > self.most_tokens:
             return f"torch's products of plain numbers are as fast for more than {self.most_tokens} tokens"
-        longest = max(start + count for start, count in zip(span.starts, span.counts, strict=True))
-        check_positions(self._spec, self._weights, longest)
-        with cache.steady():
-            keys = find_keys(cache, span, self._spec)
+        self._check_longest(max(start + count for start, count in zip(span.starts, span.counts, strict=True)))
+        with self._own(cache).steady():
+            keys = self._find_keys(cache, span)
             if keys is None:
                 return f"the CPU library does not read the keys of a {type(cache).__name__}"
             forward = self._calls.forward(tokens, span, keys, want)
@@ -70,21 +68,33 @@ class LibraryPath:
         open_span: Callable[[Cache, int, int, Sequence[int] | None], Span],
     ) -> Stretch | None:
         """Several greedy steps in one call, whose keys lie past the rows' lengths; None if they can't be."""
-        rows = len(tokens)
-        if rows > (self.most_tokens or CHUNK) or cache.places(in_order=True) is None:
+        rows, own = len(tokens), self._own(cache)
+        if rows > (self.most_tokens or CHUNK) or own.places(in_order=True) is None:
             return None
-        if (longest := cache.longest_stretch) is not None:
+        if (longest := own.longest_stretch) is not None:
             num_steps = min(num_steps, longest)
         if not num_steps:
             return None
-        cache.make_room(rows, num_steps)
+        own.make_room(rows, num_steps)
         span = open_span(cache, rows, num_steps, [0] * rows)  # room for all of them; no length changes
         try:
-            check_positions(self._spec, self._weights, span.stop)
-            with cache.steady():
-                keys = find_keys(cache, span, self._spec)
+            self._check_longest(span.stop)
+            with own.steady():
+                keys = self._find_keys(cache, span)
                 if keys is None:
                     return None
                 return Stretch(self._calls.take_steps(tokens, span, keys, ends), path=self.name)
         finally:
             cache.end()
+
+    # --- what differs in models with an encoder ---------------------------------------------------------
+    def _own(self, cache: Cache) -> Cache:
+        """The cache that holds the texts' keys."""
+        return cache
+
+    def _find_keys(self, cache: Cache, span: Span) -> LibraryKeys | None:
+        return find_keys(cache, span, self._spec)
+
+    def _check_longest(self, longest: int) -> None:
+        """Raise if a row would get more positions than the model has."""
+        check_positions(self._spec, self._weights, longest)

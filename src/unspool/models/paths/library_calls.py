@@ -14,7 +14,7 @@ from unspool.cache import Span
 from unspool.kernels.cpu import Library
 from unspool.kernels.cpu.library import CHUNK, BufferAddresses, Job, Model, PackingSchemes, Steps, point
 from unspool.models.decoder.spec import DecoderSpec
-from unspool.models.paths.library_keys import Addresses, LibraryKeys
+from unspool.models.paths.library_keys import LibraryKeys
 from unspool.models.paths.library_model import DescribedModel
 from unspool.protocols import Forward, Want
 
@@ -22,7 +22,9 @@ _KEYS_AHEAD: Final = 1024  # positions by which working memory grows
 TokenRange = tuple[int, int, int]  # a row, and the first and the last (exclusive) of its tokens
 _NAMES: Final = (
     *("tokens", "positions", "own_rows", "own_places", "shared_rows", "shared_counts", "wanted", "bases", "firsts"),
+    *("sources", "source_lengths"),
 )
+_NUM_FIRST: Final = _NAMES.index("sources")  # those before it stand side by side in a job
 
 
 class StretchCall:
@@ -43,9 +45,11 @@ class StretchCall:
         self._ends: tuple[int, ...] = ()
         addresses = [ctypes.addressof(numbers) for numbers in self._numbers]
         self.job = Job(
-            *(num_rows, num_rows, 0, 0, *addresses, None, BufferAddresses(), BufferAddresses(), PackingSchemes(), None),
+            *(num_rows, num_rows, 0, 0, *addresses[:_NUM_FIRST], None),
+            *(BufferAddresses(), BufferAddresses(), PackingSchemes(), None),
             *(self._logits.data_ptr(), ctypes.addressof(self._likeliest)),
         )
+        self.job.sources, self.job.source_lengths = addresses[_NUM_FIRST:]
         self.steps = Steps(0, 0, None, *(addresses[place] for place in (0, 1, 3)), ctypes.addressof(self._chosen))
 
     def prepare(
@@ -61,6 +65,9 @@ class StretchCall:
         self.job.own, self.job.shared, self.job.packing, self.job.packed = at.own, at.shared, at.packing, at.packed
         self._numbers[7][:] = keys.bases or [0] * self.num_rows
         self._own_rows[:] = keys.own_rows
+        if (sources := keys.sources) is not None:
+            self.job.cross, self.job.most_source = sources.addresses.own, sources.longest
+            self._numbers[_NUM_FIRST][:], self._numbers[_NUM_FIRST + 1][:] = sources.rows, sources.lengths
         self._shared_rows[:], self._shared_counts[:] = keys.shared_rows, keys.shared_counts
         if ends != self._ends:
             self._ends = ends
@@ -114,12 +121,12 @@ class LibraryCalls:
         num_tokens = min(CHUNK, sum(span.counts))
         with self._lock:
             model = self._described.reach(span.stop)
-            self._prepare_scratch(model, num_tokens, num_tokens * (1 + len(want.early)), span.stop)
+            self._prepare_scratch(model, num_tokens, num_tokens * (1 + len(want.early)), _count_keys(span, keys))
             if want.exit_layer is not None:
                 model = self._described.take_first(want.exit_layer)
             for ranges in self._cut(span):
                 outputs = self._fill(ranges, tokens, span, keys, wants_all)
-                self._run(model, ranges, outputs, span, keys.addresses, made, want.early if outputs else ())
+                self._run(model, ranges, outputs, span, keys, made, want.early if outputs else ())
         return made
 
     def take_steps(
@@ -129,7 +136,7 @@ class LibraryCalls:
         rows = len(tokens)
         with self._lock:
             model = self._described.reach(span.stop)
-            self._prepare_scratch(model, rows, rows, span.stop)
+            self._prepare_scratch(model, rows, rows, _count_keys(span, keys))
             call = self._stretch
             if call is None or call.num_rows != rows or call.most_steps < span.num_new:
                 call = self._stretch = StretchCall(rows, span.num_new, self._spec.vocab_size)
@@ -149,6 +156,8 @@ class LibraryCalls:
         table[3, :rows] = table[1, :rows] - table[5, :rows]
         table[6, :rows] = table[8, :rows] = range(rows)
         table[7, :rows] = 0 if keys.bases is None else keys.bases
+        if keys.sources is not None:
+            table[9, :rows], table[10, :rows] = keys.sources.rows, keys.sources.lengths
 
     def _prepare_scratch(self, model: Model, num_tokens: int, num_read: int, most_keys: int) -> None:
         """Ensure that the working memory is large enough; it grows in steps, so that few tokens reallocate it."""
@@ -201,6 +210,8 @@ class LibraryCalls:
             table[5, part] = shared
             table[7, part] = 0 if keys.bases is None else keys.bases[row]
             table[8, part] = at
+            if keys.sources is not None:
+                table[9, part], table[10, part] = keys.sources.rows[row], keys.sources.lengths[row]
             chosen = (
                 range(first, last) if wants_all else range(last - 1, last) if last == span.counts[row] else range(0)
             )
@@ -216,7 +227,7 @@ class LibraryCalls:
         ranges: Sequence[TokenRange],
         outputs: Sequence[tuple[int, int]],
         span: Span,
-        addresses: Addresses,
+        keys: LibraryKeys,
         forward: Forward,
         early: tuple[int, ...],
     ) -> None:
@@ -236,18 +247,23 @@ class LibraryCalls:
         final = torch.empty(num_tokens, hidden) if forward.last_states is not None else None
         early_states = torch.empty(len(early) * len(outputs), hidden) if early else None
         assert self._scratch is not None
+        addresses, sources = keys.addresses, keys.sources
         job = Job(
             num_tokens,
             len(outputs),
             span.stop,
             len(early),
-            *self._number_rows,
+            *self._number_rows[:_NUM_FIRST],
             ctypes.cast((ctypes.c_int32 * len(early))(*early), ctypes.c_void_p),
             *(addresses.own, addresses.shared, addresses.packing, addresses.packed),
             made.data_ptr(),
             likeliest.data_ptr() if likeliest is not None else None,
             point(early_states),
             point(final),
+            sources.addresses.own if sources is not None else BufferAddresses(),
+            *self._number_rows[_NUM_FIRST:],
+            sources.longest if sources is not None else 0,
+            0,
             self._scratch.data_ptr(),
         )
         self._library.run(ctypes.byref(model), ctypes.byref(job), self._library.threads)
@@ -262,3 +278,8 @@ class LibraryCalls:
             for row, first, last in ranges:
                 forward.last_states[row, first:last] = final[at : at + last - first]
                 at += last - first
+
+
+def _count_keys(span: Span, keys: LibraryKeys) -> int:
+    """The most keys that a token reads: of its text, or of its source."""
+    return span.stop if keys.sources is None else max(span.stop, keys.sources.longest)

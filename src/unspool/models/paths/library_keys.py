@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from unspool.cache import Cache, Span
+from unspool.cache import Cache, EncoderDecoderCache, Span
 from unspool.cache.places import PackedPlaces, Places
 from unspool.errors import SettingError
 from unspool.kernels.cpu.library import BufferAddresses, PackedLayer, PackingSchemes, describe_packed, describe_scheme
@@ -35,6 +35,16 @@ class Addresses:
     at: list[int]  # and their addresses when they were described
 
 
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The keys of an encoder's states that a pass reads."""
+
+    addresses: Addresses
+    rows: Sequence[int]  # the source of each row of the pass
+    lengths: Sequence[int]  # and how many positions that has
+    longest: int
+
+
 @dataclass(slots=True)
 class LibraryKeys:
     """The keys that one pass reads and writes."""
@@ -44,6 +54,7 @@ class LibraryKeys:
     shared_counts: Sequence[int]  # and how many of them; 0: none
     own_rows: Sequence[int]  # which row of the own buffers each row of the pass is
     bases: Sequence[int] | None = None  # the position that place 0 of packed layers that slide stands for
+    sources: Sources | None = None  # of models with an encoder
 
 
 _KNOWN: WeakKeyDictionary[Places, Addresses | None] = WeakKeyDictionary()
@@ -56,16 +67,34 @@ def find_keys(cache: Cache, span: Span, spec: DecoderSpec) -> LibraryKeys | None
     places = cache.places(in_order=True)
     if places is None or len(places.buffers) != spec.num_layers or span.stop > _LONGEST_ROW:
         return None
+    addresses = _find_addresses(places, spec)
+    if addresses is None:
+        return None
+    if cache.first_fork is not None:
+        return _find_forks(places, addresses, cache, cache.first_fork)
+    return _find_rows(places, addresses, span, spec)
+
+
+def find_sources(pair: EncoderDecoderCache, spec: DecoderSpec) -> Sources | None:
+    """The keys of a pair's encoder; None if the library can't read them."""
+    places, lengths = pair.cross_attention_cache.places(in_order=True), pair.source_lengths
+    if places is None or not places.is_plain or len(places.buffers) != spec.num_layers or not lengths:
+        return None
+    addresses = _find_addresses(places, spec)
+    if addresses is None or places.buffers[0].shape[0] < len(lengths):
+        return None
+    each = pair.num_branches * pair.num_forks  # rows of a pass that read one source
+    rows = [source for source in range(len(lengths)) for _ in range(each)]
+    return Sources(addresses, rows, [lengths[source] for source in rows], max(lengths))
+
+
+def _find_addresses(places: Places, spec: DecoderSpec) -> Addresses | None:
     addresses = _KNOWN.get(places)
     if addresses is None and places in _KNOWN:
         return None
     if addresses is None or find_addresses(addresses.held) != addresses.at:  # tensors can be given other memory
         addresses = _KNOWN[places] = _describe(places, spec)
-        if addresses is None:
-            return None
-    if cache.first_fork is not None:
-        return _find_forks(places, addresses, cache, cache.first_fork)
-    return _find_rows(places, addresses, span, spec)
+    return addresses
 
 
 def _find_rows(places: Places, addresses: Addresses, span: Span, spec: DecoderSpec) -> LibraryKeys | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -34,24 +35,20 @@ _ACTIVATIONS: Final = {
     "relu": 3,
 }
 _WIDEST_HEAD: Final = 256
+_NO_NORM: Final = 2  # US_COPY
 
 
 def explain_no_library(
     spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype
 ) -> str | None:
     """Why the library can't run this decoder's passes; None if it can."""
-    if device.type != "cpu":
-        return f"the model is on a device of type {device.type}"
-    if find_library() is None:
-        return f"there is no CPU library: {why_missing()}"
-    if dtype != torch.float32:
-        return f"the CPU library computes in float32, and the weights are {dtype}"
+    reason = explain_unread(spec, device, dtype)
+    if reason is not None:
+        return reason
     if spec.norm_placement not in ("pre", "sandwich") or not spec.has_final_norm:
         return f"the CPU library has no block with the norms of {spec.family}"
-    if spec.head_dim > _WIDEST_HEAD:
-        return f"the CPU library reads heads of up to {_WIDEST_HEAD} numbers, and these have {spec.head_dim}"
-    if spec.activation not in _ACTIVATIONS:
-        return f"the CPU library has no activation {spec.activation}"
+    if spec.qk_norm is not None and spec.qk_norm_span != "head":
+        return f"the CPU library has no norms of queries and keys like {spec.family}'s"
     if spec.alibi is not None and spec.alibi.is_rounded:
         return f"{spec.family} rounds its position biases key by key"
     if weights.project_in is not None or weights.project_out is not None:
@@ -59,14 +56,32 @@ def explain_no_library(
     return None
 
 
+def explain_unread(spec: DecoderSpec, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the library can't run any block of these sizes there; None if it can."""
+    if device.type != "cpu":
+        return f"the model is on a device of type {device.type}"
+    if find_library() is None:
+        return f"there is no CPU library: {why_missing()}"
+    if dtype != torch.float32:
+        return f"the CPU library computes in float32, and the weights are {dtype}"
+    if spec.head_dim > _WIDEST_HEAD:
+        return f"the CPU library reads heads of up to {_WIDEST_HEAD} numbers, and these have {spec.head_dim}"
+    if spec.activation not in _ACTIVATIONS:
+        return f"the CPU library has no activation {spec.activation}"
+    return None
+
+
 class DescribedModel:
     """The structs of a decoder, described again if its tensors have moved."""
 
-    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, views: AttentionViews) -> None:
+    def __init__(
+        self, spec: DecoderSpec, weights: DecoderWeights, views: AttentionViews, beside: Sequence[Any] = ()
+    ) -> None:
+        """`beside` holds weights that a subclass describes."""
         self._spec = spec
         self._weights = weights
         self._views = views
-        self._kept = list(iterate_tensors(weights))  # what the description points to
+        self._kept = [*iterate_tensors(weights), *iterate_tensors(list(beside))]  # what the description points to
         self._slopes: torch.Tensor | None = None
         if spec.alibi is not None:
             self._slopes = alibi_slopes(spec.num_heads) * spec.alibi.scale
@@ -79,7 +94,6 @@ class DescribedModel:
     def _describe(self) -> None:
         """Build the C structs with the addresses of the weights."""
         spec, weights = self._spec, self._weights
-        assert weights.final_norm is not None
         self._layers = (CLayer * spec.num_layers)(
             *(self._describe_layer(index, layer) for index, layer in enumerate(weights.layers))
         )
@@ -105,10 +119,11 @@ class DescribedModel:
             embedding_scale=weights.embedding.scale,
             attention_cap=spec.attention_softcap or 0.0,
             logit_cap=spec.logit_softcap or 0.0,
-            embedding=_describe_rows(weights.embedding),
-            head=_describe_rows(weights.head),
-            embedding_norm=_describe_norm(weights.embedding_norm),
-            final_norm=_describe_norm(weights.final_norm),
+            head_scale=1.0,
+            embedding=describe_rows(weights.embedding),
+            head=describe_rows(weights.head),
+            embedding_norm=describe_norm(weights.embedding_norm),
+            final_norm=describe_norm(weights.final_norm),
             positions=point(positions),
             slopes=point(self._slopes),
             layers=self._layers,
@@ -117,20 +132,20 @@ class DescribedModel:
     def _describe_layer(self, index: int, layer: Layer) -> CLayer:
         spec = self._spec
         return CLayer(
-            attn_norm=_describe_norm(layer.attn_norm),
-            ffn_norm=_describe_norm(layer.ffn_norm),
-            post_attn_norm=_describe_norm(layer.post_attn_norm),
-            post_ffn_norm=_describe_norm(layer.post_ffn_norm),
-            q_norm=_describe_norm(layer.q_norm),
-            k_norm=_describe_norm(layer.k_norm),
+            attn_norm=describe_norm(layer.attn_norm),
+            ffn_norm=describe_norm(layer.ffn_norm),
+            post_attn_norm=describe_norm(layer.post_attn_norm),
+            post_ffn_norm=describe_norm(layer.post_ffn_norm),
+            q_norm=describe_norm(layer.q_norm),
+            k_norm=describe_norm(layer.k_norm),
             has_ffn_norm=layer.ffn_norm is not None,
             has_post_norms=layer.post_attn_norm is not None,
             has_qk_norm=layer.q_norm is not None,
             window=(spec.window or 0) if spec.kind_of(index) == "sliding" else 0,
-            qkv=_describe_rows(layer.qkv),
-            out=_describe_rows(layer.out),
-            up=_describe_rows(layer.up),
-            down=_describe_rows(layer.down),
+            qkv=describe_rows(layer.qkv),
+            out=describe_rows(layer.out),
+            up=describe_rows(layer.up),
+            down=describe_rows(layer.down),
             scale=spec.scale_of(index),
         )
 
@@ -165,7 +180,7 @@ class DescribedModel:
             kind = self._spec.kind_of(index)
             table = tables.setdefault(kind, self._views.table_of(kind, stop))
             if table is not None:
-                self._layers[index].rope = table.data_ptr()
+                self._layers[index].rope = None if index in self._spec.unturned else table.data_ptr()
                 self._room = table.shape[0]
         self._tables = [table for table in tables.values() if table is not None]
         self._tables_at = find_addresses(self._tables)
@@ -177,13 +192,15 @@ def _describe_form(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
-def _describe_norm(norm: Norm | None) -> CNorm:
+def describe_norm(norm: Norm | None) -> CNorm:
+    """The C struct of a norm, or of none."""
     if norm is None:
-        return CNorm()
+        return CNorm(_NO_NORM)
     return CNorm(int(norm.is_layer), norm.eps, point(norm.weight), point(norm.bias))
 
 
-def _describe_rows(rows: AnyLinear | AnyEmbedding) -> CMatrix:
+def describe_rows(rows: AnyLinear | AnyEmbedding) -> CMatrix:
+    """The C struct of a matrix or a table."""
     if isinstance(rows, PackedRows):
         return rows.matrix
     bias = rows.bias if isinstance(rows, Linear) else None

@@ -6,7 +6,8 @@ A decoder has a list of them and takes the first that doesn't refuse. The reason
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -77,6 +78,30 @@ class ClosedPath:
     def run(self, new: Pass) -> Forward | str:  # noqa: ARG002 - the same for every pass
         """The reason."""
         return self.reason
+
+
+class WithPaths:
+    """What models with fast paths share."""
+
+    paths: list[Path]  # of a pass, in the order in which they are tried
+
+    def find_path(self, name: str) -> Path | None:
+        """The path of that name, if it takes passes of this model."""
+        return next((path for path in self.paths if path.name == name and not isinstance(path, ClosedPath)), None)
+
+    @contextmanager
+    def without_paths(self, *names: str) -> Iterator[None]:
+        """Disable these paths inside the context: for tests and comparisons."""
+        held, self.paths = self.paths, [path for path in self.paths if path.name not in names]
+        try:
+            yield
+        finally:
+            self.paths = held
+
+    @property
+    def fast_path(self) -> str | None:
+        """How steps run by default: "captured", "library", or None for operator by operator."""
+        return next((name for name in ("captured", "library") if self.find_path(name) is not None), None)
 
 
 def run_first(paths: Sequence[Path], new: Pass) -> tuple[Forward | None, str]:

@@ -115,15 +115,24 @@ INLINE void weigh(float *read, const int32_t G, const int32_t D, segment s, floa
     default: CALL(G, D);                   \
     }
 
+/* What scores have added to them: by a key's position, and by how far it lies behind the query. */
+typedef struct {
+    const float *slopes; /* one to a query head; or NULL */
+    const float *biases; /* of a part's first key; those of later keys lie before it, those of other heads further on; or NULL */
+    int32_t num_distances;
+} score_terms;
+
 /* Turn the scores of a part, the first of whose keys has position `position`, into weights; note their largest and sum. */
-static void weight_scores(const us_model *model, const float *slopes, int32_t G, int32_t n, int32_t position,
+static void weight_scores(const us_model *model, const score_terms *terms, int32_t G, int32_t n, int32_t position,
                           float (*scores)[US_PART], reading *r) {
     const float cap = model->attention_cap;
     for (int g = 0; g < G; g++) {
         if (cap > 0)
             for (int32_t j = 0; j < n; j++) scores[g][j] = cap * tanhf(scores[g][j] / cap);
-        if (slopes)
-            for (int32_t j = 0; j < n; j++) scores[g][j] += slopes[g] * (float)(position + j);
+        if (terms->slopes)
+            for (int32_t j = 0; j < n; j++) scores[g][j] += terms->slopes[g] * (float)(position + j);
+        if (terms->biases)
+            for (int32_t j = 0; j < n; j++) scores[g][j] += terms->biases[(int64_t)g * terms->num_distances - j];
         for (int32_t j = n; j % (4 * LANES) && j < US_PART; j++) scores[g][j] = -INFINITY; /* whole vectors, four at once */
         vec highest = load(scores[g]), total = fill(0);
         for (int32_t j = LANES; j < n; j += LANES) highest = larger(highest, load(&scores[g][j]));

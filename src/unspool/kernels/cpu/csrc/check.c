@@ -138,11 +138,13 @@ typedef struct {
     int32_t threads;
 } whole;
 
+static int32_t count_most(const us_job *job) { return job->most_keys > job->most_source ? job->most_keys : job->most_source; }
+
 static void run(void *argument, const char *set, float *out) {
     whole *w = argument;
     for (int32_t l = 0; l < w->model.num_layers; l++) memcpy(w->own[l], w->start[l], w->store_size * sizeof(float));
     w->job.scratch = get((size_t)us_scratch_bytes(&w->model, w->job.num_tokens, (1 + w->job.num_early) * w->job.num_wanted, w->threads,
-                                                   w->job.most_keys));
+                                                   count_most(&w->job)));
     w->job.logits = out;
     us_run(&w->model, &w->job, w->threads);
     for (int32_t row = 0; row < w->job.num_wanted; row++) {
@@ -160,14 +162,18 @@ static void run(void *argument, const char *set, float *out) {
 /* Steps in one call must be those of calls one by one, bit by bit: what they choose, and the keys they leave. */
 static void check_steps(whole *w, int32_t rows, int32_t room) {
     enum { MOST = 6 };
-    us_job job = {.num_tokens = rows, .num_wanted = rows, .own = w->job.own, .shared = w->job.shared, .packing = w->job.packing, .packed = w->job.packed};
-    int32_t numbers[8][US_CHUNK], first[3][US_CHUNK], num_steps = MOST, ends[2], chosen[MOST * 3], expected[MOST * 3];
+    us_job job = {.num_tokens = rows, .num_wanted = rows, .own = w->job.own, .shared = w->job.shared, .packing = w->job.packing, .packed = w->job.packed, .cross = w->job.cross, .most_source = w->job.most_source};
+    int32_t numbers[10][US_CHUNK] = {{0}}, first[3][US_CHUNK], num_steps = MOST, ends[2], chosen[MOST * 3], expected[MOST * 3];
     for (int32_t token = 0, row = 0; token < w->job.num_tokens; token++) {
         if (token && w->job.own_rows[token] == w->job.own_rows[token - 1]) continue;
         const int32_t *given[] = {w->job.tokens, w->job.positions, w->job.own_rows, w->job.own_places, w->job.shared_rows, w->job.shared_counts};
         for (int i = 0; i < 6; i++) numbers[i][row] = given[i][token];
         numbers[6][row] = row;
         numbers[7][row] = w->job.bases[token];
+        if (w->model.has_cross) {
+            numbers[8][row] = w->job.sources[token];
+            numbers[9][row] = w->job.source_lengths[token];
+        }
         if (room - numbers[3][row] < num_steps) num_steps = room - numbers[3][row];
         row++;
     }
@@ -177,8 +183,8 @@ static void check_steps(whole *w, int32_t rows, int32_t room) {
     const int moving[] = {0, 1, 3};
     for (int i = 0; i < 3; i++) memcpy(first[i], numbers[moving[i]], sizeof first[i]);
     job.tokens = numbers[0], job.positions = numbers[1], job.own_rows = numbers[2], job.own_places = numbers[3];
-    job.shared_rows = numbers[4], job.shared_counts = numbers[5], job.wanted = numbers[6], job.bases = numbers[7], job.firsts = numbers[6];
-    job.scratch = get((size_t)us_scratch_bytes(&w->model, rows, rows, w->threads, job.most_keys));
+    job.shared_rows = numbers[4], job.shared_counts = numbers[5], job.wanted = numbers[6], job.bases = numbers[7], job.firsts = numbers[6], job.sources = numbers[8], job.source_lengths = numbers[9];
+    job.scratch = get((size_t)us_scratch_bytes(&w->model, rows, rows, w->threads, count_most(&job)));
     job.logits = get(sizeof(float) * (size_t)rows * w->model.vocab);
     job.likeliest = get(sizeof(int64_t) * (size_t)rows);
     float **left = get(sizeof(float *) * (size_t)w->model.num_layers);
@@ -328,6 +334,24 @@ static void pack_keys(const us_model *m, us_job *job, int32_t rows, int32_t bloc
     job->packed = made;
 }
 
+/* Let every row of a run read a source, some the same one. */
+static void add_sources(const us_model *m, us_job *job) {
+    const int32_t num = 1 + below(3), room = 1 + below(200);
+    const size_t position = (size_t)2 * m->num_heads * m->head_dim;
+    float **layers = keep(get(sizeof(float *) * (size_t)m->num_layers));
+    for (int32_t l = 0; l < m->num_layers; l++) layers[l] = keep(floats((size_t)num * room * position, 1.0f));
+    int32_t lengths[3], *sources = keep(get(sizeof(int32_t) * US_CHUNK)), *counts = keep(get(sizeof(int32_t) * US_CHUNK));
+    for (int32_t i = 0; i < num; i++) lengths[i] = 1 + below(room);
+    for (int32_t token = 0; token < job->num_tokens; token++) {
+        sources[token] = job->own_rows[token] * num / 3;
+        counts[token] = lengths[sources[token]];
+        job->most_source = counts[token] > job->most_source ? counts[token] : job->most_source;
+    }
+    job->cross = (us_store){layers, (int64_t)((size_t)room * position), (int64_t)position, NULL, NULL, 0, 0};
+    job->sources = sources;
+    job->source_lengths = counts;
+}
+
 static void check_run(void) {
     whole w = {.threads = 1 + below(3)};
     us_model *m = &w.model;
@@ -346,6 +370,9 @@ static void check_run(void) {
     m->is_gated = below(2);
     m->activation = below(4);
     m->embedding_scale = 1.5f;
+    m->head_scale = below(2) ? 1.0f : 0.5f;
+    m->is_post = !m->is_parallel && below(2);
+    m->has_cross = !m->is_parallel && below(2);
     m->attention_cap = below(2) ? 20.0f : 0;
     m->logit_cap = below(2) ? 10.0f : 0;
     m->embedding = random_matrix(kind, m->vocab, m->hidden, 0);
@@ -358,6 +385,7 @@ static void check_run(void) {
     const int32_t rows = 1 + below(3), room = 1 + below(300), shared_room = below(2) ? 1 + below(200) : 0;
     const int32_t longest = room + shared_room;
     m->positions = below(2) ? keep(floats((size_t)longest * m->hidden, 0.1f)) : NULL;
+    m->num_distances = longest + below(3);
     for (int32_t l = 0; l < m->num_layers; l++) {
         us_layer *y = layers + l;
         y->attn_norm = random_norm(norm, m->hidden);
@@ -367,7 +395,7 @@ static void check_run(void) {
         y->q_norm = random_norm(US_RMS, m->head_dim);
         y->k_norm = random_norm(US_RMS, m->head_dim);
         y->has_ffn_norm = below(2);
-        y->has_post_norms = !m->is_parallel && below(2);
+        y->has_post_norms = !m->is_parallel && !m->is_post && below(2);
         y->has_qk_norm = below(2);
         y->window = below(2) ? 1 + below(longest) : 0;
         y->qkv = random_matrix(kind, (m->num_heads + 2 * m->num_kv_heads) * m->head_dim, m->hidden, bias);
@@ -376,6 +404,10 @@ static void check_run(void) {
         y->down = random_matrix(kind, m->hidden, m->ffn, bias);
         y->rope = below(2) ? keep(floats((size_t)longest * m->rope_width, 1.0f)) : NULL;
         y->scale = 1.0f / sqrtf((float)m->head_dim);
+        y->cross_norm = random_norm(norm, m->hidden);
+        y->cross_q = random_matrix(kind, m->num_heads * m->head_dim, m->hidden, bias);
+        y->cross_out = random_matrix(kind, m->hidden, m->num_heads * m->head_dim, bias);
+        y->biases = below(2) ? keep(floats((size_t)m->num_heads * m->num_distances, 1.0f)) : NULL;
     }
     m->layers = layers;
     const size_t position = (size_t)2 * m->num_kv_heads * m->head_dim;
@@ -418,6 +450,7 @@ static void check_run(void) {
     job->wanted = numbers[6];
     job->bases = numbers[7];
     job->firsts = numbers[8];
+    if (m->has_cross) add_sources(m, job);
     if (block) {
         int32_t bases[3];
         for (int32_t row = 0; row < rows; row++) { /* as far as every window that slides has left it behind */

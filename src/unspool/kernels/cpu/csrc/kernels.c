@@ -14,6 +14,10 @@ static void split(int64_t count, int32_t thread, int32_t size, int64_t *first, i
 static void normalise(const us_norm *norm, const float *x, int32_t n, float *y) {
     vec squares = fill(0), total = fill(0);
     int32_t i = 0;
+    if (norm->kind == US_COPY) {
+        if (y != x) memcpy(y, x, sizeof(float) * (size_t)n);
+        return;
+    }
     float mean = 0, square = 0;
     if (norm->kind == US_LAYER) {
         for (; i + LANES <= n; i += LANES) total += load(x + i);
@@ -47,9 +51,8 @@ INLINE vec activate(int32_t kind, vec x) {
     case US_GELU_TANH: return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
     case US_RELU: return larger(x, fill(0));
     default: {
-        vec y;
-        for (int i = 0; i < LANES; i++) y[i] = 0.5f * x[i] * (1.0f + erff(x[i] * 0.70710678118654752f));
-        return y;
+        const vec tail = normal_tail(magnitude(x));
+        return x * choose(x < fill(0), tail, 1.0f - tail);
     }
     }
 }
@@ -168,12 +171,12 @@ INLINE void rows_f32(const float *w, int32_t columns, const float *x, size_t str
         EACH_ROW {
             float result = results[m];
             for (int32_t i = k; i < columns; i++) result += w[(size_t)n * columns + i] * x[m * stride + i];
-            out[8 * m + n] = result;
+            out[OUTPUTS * m + n] = result;
         }
     }
 }
 
-/* Eight rows of plain floats (fewer at a matrix's end) times the rows of a panel: out[row][n]. */
+/* Up to OUTPUTS rows of plain floats times the rows of a panel: out[row][n]. */
 static void multiply_f32(const float *w, int32_t columns, int32_t count, const float *x, size_t stride, int32_t num_rows,
                          float *out) {
     const int32_t turns = (num_rows + FLOAT_M - 1) / FLOAT_M;
@@ -182,7 +185,7 @@ static void multiply_f32(const float *w, int32_t columns, int32_t count, const f
         for (int32_t turn = 0; turn < turns; turn++) {
             const int32_t row = num_rows * turn / turns, M = num_rows * (turn + 1) / turns - row;
             const float *from = x + (size_t)row * stride;
-            float *to = out + 8 * row + n;
+            float *to = out + OUTPUTS * row + n;
 #define ROWS(N, M) case 8 * N + M: rows_f32(w, columns, from, stride, N, M, turn, turns, to); break
 #define ROWS_OF(N) ROWS(N, 1); ROWS(N, 2); ROWS(N, 3); ROWS(N, 4)
             switch (8 * N + M) {
@@ -196,7 +199,7 @@ static void multiply_f32(const float *w, int32_t columns, int32_t count, const f
     }
 }
 
-/* Eight output rows (fewer at a matrix's end) from `first`, for a panel of activations: out[row][8]. */
+/* Up to OUTPUTS output rows from `first`, for a panel of activations: out[row][OUTPUTS]. */
 static void multiply(const us_matrix *w, int32_t first, int32_t count, const input *in, panel p, float *out) {
     const size_t blocks = (size_t)(w->columns / US_BLOCK), at = (size_t)p.first * blocks;
     if (w->kind == US_F32) {
@@ -207,23 +210,23 @@ static void multiply(const us_matrix *w, int32_t first, int32_t count, const inp
     const int is_q8 = w->kind == US_Q8;
     const activations a = {in->quantised.quants + at * US_BLOCK, in->quantised.scales + at, in->quantised.sums + at};
     const uint8_t *tile = (const uint8_t *)w->data + (size_t)(first / US_TILE) * blocks * (is_q8 ? Q8_BYTES : Q4_BYTES);
-#define TILE(M)                                              \
-    case M:                                                  \
-        if (is_q8) tile_q8(tile, (int)blocks, a, M, out);     \
-        else tile_q4(tile, (int)blocks, a, M, out);           \
+#define TILE(M, name)                                          \
+    case M:                                                    \
+        if (is_q8) name##_q8(tile, (int)blocks, a, M, out);     \
+        else name##_q4(tile, (int)blocks, a, M, out);           \
         break;
-    switch (p.count) {
-        TILE(1)
-        TILE(2)
-        TILE(3)
-        TILE(4)
 #if MOST_M == 8
-        TILE(5)
-        TILE(6)
-        TILE(7)
-        TILE(8)
+#define EVERY(name) TILE(1, name) TILE(2, name) TILE(3, name) TILE(4, name) TILE(5, name) TILE(6, name) TILE(7, name) TILE(8, name)
+#else
+#define EVERY(name) TILE(1, name) TILE(2, name) TILE(3, name) TILE(4, name)
 #endif
+#if OUTPUTS > US_TILE
+    if (count > US_TILE) {
+        switch (p.count) { EVERY(tiles) }
+        return;
     }
+#endif
+    switch (p.count) { EVERY(tile) }
 }
 
 static void put(const us_matrix *w, int32_t first, int32_t count, const float *made, int32_t row, const output *to) {
@@ -236,18 +239,24 @@ static void put(const us_matrix *w, int32_t first, int32_t count, const float *m
     }
 }
 
+/* How many output rows are made together from a tile on, of the tiles before `last`. */
+static int32_t count_outputs(int64_t tile, int64_t last, int32_t rows) {
+    const int32_t begin = (int32_t)tile * US_TILE, most = last - tile < OUTPUTS / US_TILE ? US_TILE : OUTPUTS;
+    return rows - begin < most ? rows - begin : most;
+}
+
 /* One thread's part of a product for all rows. */
 static void multiply_part(const us_matrix *w, int32_t num_rows, const input *in, const output *to, int32_t thread,
                           int32_t threads) {
     int64_t first, last;
     split((w->rows + US_TILE - 1) / US_TILE, thread, threads, &first, &last);
-    float made[MOST_M * 8];
-    for (int64_t tile = first; tile < last; tile++) {
-        int32_t begin = (int32_t)tile * US_TILE, count = w->rows - begin < US_TILE ? w->rows - begin : US_TILE;
+    float made[MOST_M * OUTPUTS];
+    for (int64_t tile = first; tile < last; tile += OUTPUTS / US_TILE) {
+        const int32_t begin = (int32_t)tile * US_TILE, count = count_outputs(tile, last, w->rows);
         for (int32_t row = 0; row < num_rows;) {
             const panel p = find_panel(w, row, num_rows);
             multiply(w, begin, count, in, p, made);
-            for (int m = 0; m < p.count; m++) put(w, begin, count, made + 8 * m, row + m, to);
+            for (int m = 0; m < p.count; m++) put(w, begin, count, made + OUTPUTS * m, row + m, to);
             row += p.count;
         }
     }
@@ -258,9 +267,9 @@ static void feed_part(const us_model *model, const us_matrix *w, int32_t num_row
                       int32_t thread, int32_t threads) {
     int64_t first, last;
     split((model->ffn + US_TILE - 1) / US_TILE, thread, threads, &first, &last);
-    float gates[MOST_M * 8], values[MOST_M * 8];
-    for (int64_t tile = first; tile < last; tile++) {
-        int32_t begin = (int32_t)tile * US_TILE, count = model->ffn - begin < US_TILE ? model->ffn - begin : US_TILE;
+    float gates[MOST_M * OUTPUTS], values[MOST_M * OUTPUTS];
+    for (int64_t tile = first; tile < last; tile += OUTPUTS / US_TILE) {
+        const int32_t begin = (int32_t)tile * US_TILE, count = count_outputs(tile, last, model->ffn);
         for (int32_t row = 0; row < num_rows;) {
             const panel p = find_panel(w, row, num_rows);
             multiply(w, begin, count, in, p, gates);
@@ -268,11 +277,11 @@ static void feed_part(const us_model *model, const us_matrix *w, int32_t num_row
             for (int m = 0; m < p.count; m++)
                 for (int32_t n = 0; n < count; n += LANES) {
                     const int some = count - n < LANES ? count - n : LANES;
-                    vec gate = load_some(gates + 8 * m + n, some);
+                    vec gate = load_some(gates + OUTPUTS * m + n, some);
                     if (w->bias) gate += load_some(w->bias + begin + n, some);
                     vec result = activate(model->activation, gate);
                     if (model->is_gated) {
-                        vec value = load_some(values + 8 * m + n, some);
+                        vec value = load_some(values + OUTPUTS * m + n, some);
                         if (w->bias) value += load_some(w->bias + model->ffn + begin + n, some);
                         result *= value;
                     }
@@ -292,6 +301,7 @@ typedef struct {
     us_team *team;
     int32_t thread, threads;
     int32_t max_parts; /* attention's parts of a token are shared out among threads; 0: a token is one thread's */
+    int32_t own_parts, source_parts; /* as many of them as a text and a source have */
     int32_t is_private; /* few rows: every thread prepares the input of products for itself */
     tiles tiles;        /* what this thread has unpacked */
 } run;
@@ -427,7 +437,12 @@ static void attend_part(run *r, const us_layer *layer, int32_t l, int32_t token,
         if (end == all && next >= 0) segments[num - 1].ahead = find_own(r, layer, l, next, kv);
     }
     const float *q = r->scratch.qkv + ((size_t)token * heads + head) * D;
-    read_part(m, q, m->slopes ? m->slopes + head : NULL, count, &packed, segments, num, begin, &r->tiles, got);
+    const score_terms terms = {
+        .slopes = m->slopes ? m->slopes + head : NULL,
+        .biases = layer->biases ? layer->biases + (int64_t)head * m->num_distances + all - 1 - begin : NULL,
+        .num_distances = m->num_distances,
+    };
+    read_part(m, q, &terms, count, &packed, segments, num, begin, &r->tiles, got);
 }
 
 static float *find_kept(const run *r, int32_t token, int32_t part, int32_t head) {
@@ -491,7 +506,7 @@ static void attend_run(run *r, const us_layer *layer, int32_t l, int32_t token, 
 }
 
 static void attend(run *r, const us_layer *layer, int32_t l) {
-    const int32_t KV = r->model->num_kv_heads, tokens = r->job->num_tokens, parts = r->max_parts;
+    const int32_t KV = r->model->num_kv_heads, tokens = r->job->num_tokens, parts = r->own_parts;
     int64_t first, last;
     split((int64_t)tokens * KV, r->thread, r->threads, &first, &last);
     for (int64_t i = first; i < last; i++) place_head(r, layer, l, (int32_t)(i / KV), (int32_t)(i % KV));
@@ -521,11 +536,9 @@ static void attend(run *r, const us_layer *layer, int32_t l) {
     for (int64_t i = first; i < last; i++) keep_head(r, l, (int32_t)(i / KV), (int32_t)(i % KV));
 }
 
-/* Merge the kept parts of a token's heads into `out` (heads, width). */
-static void join_parts(const run *r, const us_layer *layer, int32_t token, float *out) {
+/* Merge the kept parts of a token's heads, from the first to the last, into `out` (heads, width). */
+static void join_parts(const run *r, int32_t token, int32_t first, int32_t last, float *out) {
     const int32_t D = r->model->head_dim, H = r->model->num_heads;
-    int32_t from, first, last;
-    find_parts(r, layer, token, &from, &first, &last);
     for (int32_t h = 0; h < H; h++, out += D) {
         float most = -INFINITY, total = 0;
         memset(out, 0, sizeof(float) * (size_t)D);
@@ -537,8 +550,10 @@ static void join_parts(const run *r, const us_layer *layer, int32_t token, float
     }
 }
 
+#include "cross.h"
+
 /* --- what goes into products ------------------------------------------------------------------------------------- */
-enum source { NORMED, READ, FED, CHOSEN };
+enum source { NORMED, READ, CROSS_READ, FED, CHOSEN };
 
 static int32_t count_read(const us_job *job) { return (1 + job->num_early) * job->num_wanted; }
 
@@ -555,14 +570,22 @@ static input prepare(run *r, const us_matrix *w, enum source source, const us_no
     int64_t first = 0, last = rows;
     if (!r->is_private) split(rows, r->thread, r->threads, &first, &last);
     if (source == FED) in.x = s->fed;
-    if (source == READ && !r->max_parts) in.x = s->read;
+    if ((source == READ || source == CROSS_READ) && !r->max_parts) in.x = s->read;
     for (int64_t row = first; row < last; row++) {
         if (source == NORMED) normalise(norm, s->x + row * H, H, normed + row * K);
         if (source == CHOSEN && row < job->num_wanted)
             normalise(norm, s->x + (int64_t)job->wanted[row] * H, H, normed + row * K);
         if (source == CHOSEN && row >= job->num_wanted) /* early states are read as they are */
             memcpy(normed + row * K, job->early_states + (row - job->num_wanted) * H, sizeof(float) * (size_t)H);
-        if (source == READ && r->max_parts) join_parts(r, layer, (int32_t)row, normed + row * K);
+        if (source == CHOSEN && r->model->head_scale != 1.0f)
+            for (int32_t i = 0; i < K; i++) normed[row * K + i] *= r->model->head_scale;
+        if (source == READ && r->max_parts) {
+            int32_t from, begin, end;
+            find_parts(r, layer, (int32_t)row, &from, &begin, &end);
+            join_parts(r, (int32_t)row, begin, end, normed + row * K);
+        }
+        if (source == CROSS_READ && r->max_parts)
+            join_parts(r, (int32_t)row, 0, (job->source_lengths[row] - 1) / US_PART, normed + row * K);
         if (w->kind != US_F32)
             quantise(in.x + row * K, K, (int32_t)row, find_panel(w, (int32_t)row, rows), quants, scales, sums);
     }
@@ -583,13 +606,45 @@ static void add_normed(run *r, const us_norm *norm) {
     us_meet(r->team);
 }
 
+/* Normalise the state after a residual sum, in models whose norms follow those. */
+static void normalise_states(run *r, const us_norm *norm) {
+    const int32_t H = r->model->hidden;
+    int64_t first, last;
+    if (!r->model->is_post) return;
+    split(r->job->num_tokens, r->thread, r->threads, &first, &last);
+    for (int64_t row = first; row < last; row++) normalise(norm, r->scratch.x + row * H, H, r->scratch.x + row * H);
+    us_meet(r->team);
+}
+
+/* The norm before a part of a block: none where norms follow the sums. */
+static const us_norm *find_norm(const us_model *m, const us_norm *norm) {
+    static const us_norm none = {.kind = US_COPY};
+    return m->is_post ? &none : norm;
+}
+
+/* The part of a block that reads the source. */
+static void read_source(run *r, const us_layer *layer, int32_t l) {
+    const us_scratch *s = &r->scratch;
+    const int32_t rows = r->job->num_tokens;
+    input in = prepare(r, &layer->cross_q, NORMED, find_norm(r->model, &layer->cross_norm), layer);
+    multiply_part(&layer->cross_q, rows, &in, &(output){.y = s->qkv, .stride = (size_t)layer->cross_q.rows}, r->thread, r->threads);
+    us_meet(r->team);
+    attend_source(r, layer, l);
+    us_meet(r->team);
+    in = prepare(r, &layer->cross_out, CROSS_READ, NULL, layer);
+    multiply_part(&layer->cross_out, rows, &in, &(output){.y = s->x, .stride = (size_t)r->model->hidden, .adds = 1}, r->thread,
+                  r->threads);
+    us_meet(r->team);
+    normalise_states(r, &layer->cross_norm);
+}
+
 static void run_layer(run *r, int32_t l) {
     const us_model *m = r->model;
     const us_layer *layer = m->layers + l;
     const us_scratch *s = &r->scratch;
     const int32_t rows = r->job->num_tokens;
     const size_t hidden = (size_t)m->hidden;
-    input in = prepare(r, &layer->qkv, NORMED, &layer->attn_norm, layer);
+    input in = prepare(r, &layer->qkv, NORMED, find_norm(m, &layer->attn_norm), layer);
     multiply_part(&layer->qkv, rows, &in, &(output){.y = s->qkv, .stride = (size_t)layer->qkv.rows}, r->thread, r->threads);
     us_meet(r->team);
     attend(r, layer, l);
@@ -599,7 +654,9 @@ static void run_layer(run *r, int32_t l) {
                   r->threads);
     us_meet(r->team);
     if (layer->has_post_norms) add_normed(r, &layer->post_attn_norm);
-    in = prepare(r, &layer->up, NORMED, layer->has_ffn_norm ? &layer->ffn_norm : &layer->attn_norm, layer);
+    normalise_states(r, &layer->attn_norm);
+    if (m->has_cross) read_source(r, layer, l);
+    in = prepare(r, &layer->up, NORMED, find_norm(m, layer->has_ffn_norm ? &layer->ffn_norm : &layer->attn_norm), layer);
     feed_part(m, &layer->up, rows, &in, &(output){.y = s->fed, .stride = (size_t)m->ffn}, r->thread, r->threads);
     us_meet(r->team);
     in = prepare(r, &layer->down, FED, NULL, layer);
@@ -609,6 +666,7 @@ static void run_layer(run *r, int32_t l) {
     multiply_part(&layer->down, rows, &in, &to, r->thread, r->threads);
     us_meet(r->team);
     if (layer->has_post_norms) add_normed(r, &layer->post_ffn_norm);
+    normalise_states(r, &layer->ffn_norm);
 }
 
 static void embed(run *r) {
@@ -701,14 +759,17 @@ static void keep_early(run *r, int32_t l) {
 
 static void run_pass(const us_model *model, const us_job *job, int32_t thread, us_team *team) {
     const int32_t KV = model->num_kv_heads, tokens = job->num_tokens;
+    const int32_t most = job->most_keys > job->most_source ? job->most_keys : job->most_source;
     run r = {
         .model = model,
         .job = job,
-        .scratch = us_lay_out(model, tokens, count_read(job), team->size, job->most_keys, job->scratch),
+        .scratch = us_lay_out(model, tokens, count_read(job), team->size, most, job->scratch),
         .team = team,
         .thread = thread,
         .threads = team->size,
-        .max_parts = us_count_parts(tokens, KV, team->size, job->most_keys),
+        .max_parts = us_count_parts(tokens, KV, team->size, most),
+        .own_parts = us_count_parts(tokens, KV, team->size, job->most_keys),
+        .source_parts = us_count_parts(tokens, KV, team->size, job->most_source),
         .is_private = us_is_private(tokens),
     };
     for (int which = 0; which < 2; which++)

@@ -272,7 +272,7 @@ static segment show(const packed_segment *s, int which, int32_t D, tiles *t) {
 }
 
 /* Read one part: packed keys, then those that lie in `num` segments. The first of them has position `position`. */
-static void read_part(const us_model *model, const float *q, const float *slopes, int32_t G, const packed_segment *packed,
+static void read_part(const us_model *model, const float *q, const score_terms *terms, int32_t G, const packed_segment *packed,
                       const segment *segments, int32_t num, int32_t position, tiles *t, reading *r) {
     const int32_t D = model->head_dim;
     float scores[MOST_GROUP][US_PART];
@@ -296,7 +296,7 @@ static void read_part(const us_model *model, const float *q, const float *slopes
     segment shown = {0};
     if (is_shown) shown = show(packed, 0, D, t);
     FOR_SHAPE(SCORE)
-    weight_scores(model, slopes, G, count, position, scores, r);
+    weight_scores(model, terms, G, count, position, scores, r);
     memset(r->read, 0, sizeof(float) * (size_t)G * (size_t)D);
 #if HAS_CODES
     if (reads_codes) FOR_SHAPE(WEIGH_CODES)

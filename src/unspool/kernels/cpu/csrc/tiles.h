@@ -23,10 +23,17 @@ typedef struct {
 } activations;
 
 /* Rows of a panel: unpacked weights serve them all, as long as their sums fit the registers. */
-#if defined(US_NEON_DOT)
+#if defined(US_NEON_DOT) || defined(US_AVX512)
 #define MOST_M 8
 #else
 #define MOST_M 4
+#endif
+
+/* Output rows that are made together: those of one tile or, where a vector holds as many, of two. */
+#if defined(US_AVX512)
+#define OUTPUTS 16
+#else
+#define OUTPUTS 8
 #endif
 
 #if defined(US_NEON_DOT)
@@ -214,7 +221,7 @@ INLINE void tile_q8(const uint8_t *w, int blocks, activations a, const int M, fl
         }
 #endif
     }
-    for (int m = 0; m < M; m++) _mm256_storeu_ps(out + 8 * m, total[m]);
+    for (int m = 0; m < M; m++) _mm256_storeu_ps(out + OUTPUTS * m, total[m]);
 }
 
 INLINE void tile_q4(const uint8_t *w, int blocks, activations a, const int M, float *out) {
@@ -255,8 +262,72 @@ INLINE void tile_q4(const uint8_t *w, int blocks, activations a, const int M, fl
             total[m] = _mm256_fmadd_ps(least, _mm256_set1_ps(a.sums[b * M + m]), total[m]);
         }
     }
-    for (int m = 0; m < M; m++) _mm256_storeu_ps(out + 8 * m, total[m]);
+    for (int m = 0; m < M; m++) _mm256_storeu_ps(out + OUTPUTS * m, total[m]);
 }
+
+#if defined(US_AVX512)
+/* Two tiles at once: a vector holds one group of columns of 16 rows, so that four activations serve all of it, straight
+ * from memory. Sums of few rows are kept twice, or each would wait for the one before. */
+#define COPIES (M > 4 ? 1 : 2)
+INLINE __m512i both_tiles(const uint8_t *first, const uint8_t *second) {
+    const __m512i low = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)first));
+    return _mm512_inserti64x4(low, _mm256_loadu_si256((const __m256i *)second), 1);
+}
+INLINE __m512 both_halves(const uint8_t *first, const uint8_t *second) {
+    const __m256i low = _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)first));
+    return _mm512_cvtph_ps(_mm256_inserti128_si256(low, _mm_loadu_si128((const __m128i *)second), 1));
+}
+INLINE __m512i four_of_all(const int8_t *p) {
+    int32_t word;
+    memcpy(&word, p, 4);
+    return _mm512_set1_epi32(word);
+}
+
+INLINE void tiles_q8(const uint8_t *w, int blocks, activations a, const int M, float *out) {
+    const uint8_t *second = w + (size_t)blocks * Q8_BYTES;
+    __m512 total[MOST_M];
+    EACH_ROW total[m] = _mm512_setzero_ps();
+    for (int b = 0; b < blocks; b++, w += Q8_BYTES, second += Q8_BYTES, a.quants += 32 * M, a.scales += M, a.sums += M) {
+        const __m512 d = both_halves(w, second);
+        __m512i dot[2][MOST_M];
+        EACH_ROW dot[0][m] = dot[1][m] = _mm512_setzero_si512();
+        UNROLLED for (int g = 0; g < 8; g++) { /* moved by 128 to lose the sign: taken back below */
+            const __m512i v = _mm512_xor_si512(both_tiles(w + 16 + 32 * g, second + 16 + 32 * g), _mm512_set1_epi8((char)0x80));
+            EACH_ROW dot[g % COPIES][m] = _mm512_dpbusd_epi32(dot[g % COPIES][m], v, four_of_all(a.quants + 32 * m + 4 * g));
+        }
+        EACH_ROW {
+            const __m512i all = COPIES == 2 ? _mm512_add_epi32(dot[0][m], dot[1][m]) : dot[0][m];
+            const __m512 moved = _mm512_set1_ps(128.0f * a.sums[m]);
+            total[m] = _mm512_fmadd_ps(d, _mm512_fmsub_ps(_mm512_cvtepi32_ps(all), _mm512_set1_ps(a.scales[m]), moved), total[m]);
+        }
+    }
+    EACH_ROW _mm512_storeu_ps(out + OUTPUTS * m, total[m]);
+}
+
+INLINE void tiles_q4(const uint8_t *w, int blocks, activations a, const int M, float *out) {
+    const uint8_t *second = w + (size_t)blocks * Q4_BYTES;
+    const __m512i low = _mm512_set1_epi8(15);
+    __m512 total[MOST_M];
+    EACH_ROW total[m] = _mm512_setzero_ps();
+    for (int b = 0; b < blocks; b++, w += Q4_BYTES, second += Q4_BYTES, a.quants += 32 * M, a.scales += M, a.sums += M) {
+        const __m512 d = both_halves(w, second), least = both_halves(w + 16, second + 16);
+        __m512i dot[2][MOST_M];
+        EACH_ROW dot[0][m] = dot[1][m] = _mm512_setzero_si512();
+        UNROLLED for (int g = 0; g < 4; g++) {
+            const __m512i v = both_tiles(w + 32 + 32 * g, second + 32 + 32 * g);
+            const __m512i l = _mm512_and_si512(v, low), h = _mm512_and_si512(_mm512_srli_epi16(v, 4), low);
+            EACH_ROW dot[0][m] = _mm512_dpbusd_epi32(dot[0][m], l, four_of_all(a.quants + 32 * m + 4 * g));
+            EACH_ROW dot[COPIES - 1][m] = _mm512_dpbusd_epi32(dot[COPIES - 1][m], h, four_of_all(a.quants + 32 * m + 16 + 4 * g));
+        }
+        EACH_ROW {
+            const __m512i all = COPIES == 2 ? _mm512_add_epi32(dot[0][m], dot[1][m]) : dot[0][m];
+            total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(all), _mm512_mul_ps(d, _mm512_set1_ps(a.scales[m])), total[m]);
+            total[m] = _mm512_fmadd_ps(least, _mm512_set1_ps(a.sums[m]), total[m]);
+        }
+    }
+    EACH_ROW _mm512_storeu_ps(out + OUTPUTS * m, total[m]);
+}
+#endif
 
 #else /* plain C */
 

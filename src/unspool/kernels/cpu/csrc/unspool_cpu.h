@@ -1,4 +1,4 @@
-/* The decode step of a decoder-only model on a CPU, in one call. C11, no dependencies.
+/* The decode step of a decoder, alone or beside an encoder, on a CPU, in one call. C11, no dependencies.
  *
  * Python checks every size and offset before it calls (kernels/cpu/library.py); here memory is trusted.
  * All strides are counted in floats. Matrices are (rows, columns): an output row each.
@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define US_ABI 7
+#define US_ABI 8
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
 #define US_PART 64     /* keys that attention reads at once: with their values they stay in the first-level cache */
@@ -21,7 +21,7 @@ enum us_kind {
     US_Q4 = 2,  /* tiles of blocks: 8 float16 scales, 8 float16 minimums, then 4 groups as above, two to a byte */
 };
 enum us_activation { US_SILU = 0, US_GELU_TANH = 1, US_GELU = 2, US_RELU = 3 };
-enum us_norm_kind { US_RMS = 0, US_LAYER = 1 };
+enum us_norm_kind { US_RMS = 0, US_LAYER = 1, US_COPY = 2 /* no norm */ };
 
 typedef struct {
     int32_t kind, rows, columns, unused;
@@ -43,13 +43,17 @@ typedef struct {
     const float *rope; /* (positions, pairs, 2): cosine and sine; or NULL */
     float scale;
     int32_t unused;
+    us_norm cross_norm;
+    us_matrix cross_q, cross_out; /* of models with an encoder */
+    const float *biases; /* (heads, num_distances): of a key's score, by how far it lies behind; or NULL */
 } us_layer;
 
 typedef struct {
     int32_t num_layers, hidden, num_heads, num_kv_heads, head_dim, ffn, vocab, rope_width;
     int32_t is_parallel, is_gated, activation, has_embedding_norm;
-    float embedding_scale, attention_cap, logit_cap; /* caps 0: none */
-    int32_t unused;
+    float embedding_scale, attention_cap, logit_cap, head_scale; /* caps 0: none; head_scale: of what the head reads */
+    int32_t is_post, has_cross; /* norms follow the residual sums; layers read a source after the text */
+    int32_t num_distances, unused;
     us_matrix embedding, head;
     us_norm embedding_norm, final_norm;
     const float *positions; /* learned, already moved by their offset; or NULL */
@@ -114,6 +118,10 @@ typedef struct {
     int64_t *likeliest;  /* num_wanted: the first token of the highest final logit, -1 where there is none; or NULL */
     float *early_states; /* (num_early * num_wanted, hidden) to work in; or NULL */
     float *states; /* (num_tokens, hidden) after the last norm; or NULL */
+    us_store cross; /* keys and values of the sources, rows that lie whole */
+    const int32_t *sources;        /* a token's row of them, */
+    const int32_t *source_lengths; /* and how many positions that has */
+    int32_t most_source, unused;   /* the most of those; 0 without an encoder */
     void *scratch; /* us_scratch_bytes of it, aligned to 64 */
 } us_job;
 
@@ -132,7 +140,7 @@ const char *us_instructions(void);           /* the set in use */
 int32_t us_use_instructions(const char *set); /* choose one by name; 0 if this machine has it */
 const char *us_available(void);              /* all that this machine can run, best first, with commas */
 
-/* num_read: rows that the head reads, (1 + num_early) * num_wanted. */
+/* num_read: rows that the head reads, (1 + num_early) * num_wanted. most_keys: of a text or of a source. */
 int64_t us_scratch_bytes(const us_model *model, int32_t num_tokens, int32_t num_read, int32_t threads, int32_t most_keys);
 void us_run(const us_model *model, const us_job *job, int32_t threads);
 /* `job` is the first step's: a token a row, all of them wanted, likeliest ones too; most_keys is the last step's. */

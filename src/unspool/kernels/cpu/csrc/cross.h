@@ -1,0 +1,93 @@
+/* Attention of a decoder's tokens over the keys of their sources. Included by kernels.c.
+ *
+ * A source's keys lie in memory once. Tokens that read the same source stand side by side (beams, or a text's tokens), so
+ * that a few of them read a part of its keys together, as query heads of one key head do elsewhere. Parts begin at
+ * multiples of US_PART and are merged in order, so that a token has the same bits alone and in a batch.
+ */
+#ifndef UNSPOOL_CROSS_H
+#define UNSPOOL_CROSS_H
+
+/* One part of a source's keys, for one head of `count` tokens from `token` on. */
+static void read_source_part(run *r, const us_layer *layer, int32_t l, int32_t token, int32_t count, int32_t head, int32_t part,
+                             reading *got) {
+    const us_model *m = r->model;
+    const us_job *job = r->job;
+    const int32_t D = m->head_dim, width = m->num_heads * D, length = job->source_lengths[token], begin = part * US_PART;
+    const float *keys = find_place(&job->cross, l, job->sources[token], begin) + (int64_t)head * D;
+    const segment s = {
+        .keys = keys,
+        .ahead = begin + 2 * US_PART <= length ? keys + US_PART * job->cross.position_stride : NULL,
+        .stride = job->cross.position_stride,
+        .count = length - begin < US_PART ? length - begin : US_PART,
+        .values = width,
+    };
+    float q[MOST_GROUP * US_WIDEST_HEAD];
+    for (int32_t t = 0; t < count; t++) {
+        const float *from = r->scratch.qkv + (size_t)(token + t) * width + (size_t)head * D;
+        for (int32_t i = 0; i < D; i++) q[t * D + i] = from[i] * layer->scale;
+    }
+    const packed_segment none = {0};
+    const score_terms terms = {0};
+    read_part(m, q, &terms, count, &none, &s, 1, begin, &r->tiles, got);
+}
+
+/* One head of a few tokens of one source, all parts in turn. */
+static void read_whole_source(run *r, const us_layer *layer, int32_t l, int32_t token, int32_t count, int32_t head) {
+    const int32_t D = r->model->head_dim, H = r->model->num_heads, length = r->job->source_lengths[token];
+    float most[MOST_GROUP], total[MOST_GROUP];
+    reading got;
+    for (int32_t part = 0; part * US_PART < length; part++) {
+        read_source_part(r, layer, l, token, count, head, part, &got);
+        for (int32_t t = 0; t < count; t++) {
+            float *read = r->scratch.read + ((size_t)(token + t) * H + head) * D;
+            if (!part) {
+                memset(read, 0, sizeof(float) * (size_t)D);
+                most[t] = -INFINITY, total[t] = 0;
+            }
+            merge(&most[t], &total[t], read, got.most[t], got.total[t], got.read + (size_t)t * D, D);
+        }
+    }
+    for (int32_t t = 0; t < count; t++) {
+        float *read = r->scratch.read + ((size_t)(token + t) * H + head) * D;
+        for (int32_t i = 0; i < D; i++) read[i] /= total[t];
+    }
+}
+
+/* Tokens from `token` on that read the same source, at most MOST_GROUP. */
+static int32_t count_alike(const us_job *job, int32_t token) {
+    int32_t count = 1;
+    while (token + count < job->num_tokens && count < MOST_GROUP && job->sources[token + count] == job->sources[token]) count++;
+    return count;
+}
+
+/* This thread's part of the attention over sources: q of all tokens lies in scratch, (tokens, heads, width). */
+static void attend_source(run *r, const us_layer *layer, int32_t l) {
+    const us_job *job = r->job;
+    const int32_t H = r->model->num_heads, D = r->model->head_dim, parts = r->source_parts;
+    int64_t first, last, groups = 0;
+    if (parts) { /* few tokens, many threads */
+        split((int64_t)job->num_tokens * parts * H, r->thread, r->threads, &first, &last);
+        for (int64_t i = first; i < last; i++) {
+            const int32_t token = (int32_t)(i / ((int64_t)parts * H)), rest = (int32_t)(i % ((int64_t)parts * H));
+            const int32_t part = rest / H, head = rest % H;
+            if (part * US_PART >= job->source_lengths[token]) continue;
+            reading got;
+            read_source_part(r, layer, l, token, 1, head, part, &got);
+            float *kept = find_kept(r, token, part, head);
+            kept[0] = got.most[0];
+            kept[1] = got.total[0];
+            memcpy(kept + 2, got.read, sizeof(float) * (size_t)D);
+        }
+        return;
+    }
+    for (int32_t token = 0; token < job->num_tokens; token += count_alike(job, token)) groups++;
+    split(groups * H, r->thread, r->threads, &first, &last);
+    int64_t group = 0;
+    for (int32_t token = 0, count; token < job->num_tokens && group * H < last; token += count, group++) {
+        count = count_alike(job, token);
+        for (int32_t head = 0; head < H; head++)
+            if (group * H + head >= first && group * H + head < last) read_whole_source(r, layer, l, token, count, head);
+    }
+}
+
+#endif

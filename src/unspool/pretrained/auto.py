@@ -1,0 +1,228 @@
+"""`AutoModelFor…` and `AutoTokenizer`: `from_pretrained` on native models and tokenizers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+import tokenizers
+import torch
+
+from unspool.api.language_model import read_quantize
+from unspool.config import PARAMETERS, GenerationConfig
+from unspool.errors import LoadError, SettingError, UnsupportedError, excerpt
+from unspool.loading.model import load_parts
+from unspool.loading.tokenizer import load_tokenizer
+from unspool.models.adapters import find_settings
+from unspool.pretrained.keywords import MODEL_KEYWORDS, TOKENIZER_KEYWORDS, take_applied
+from unspool.pretrained.model import PretrainedModel
+from unspool.pretrained.places import read_place
+from unspool.pretrained.quantization import read_quantization
+from unspool.small_files import read_json_object
+from unspool.text import Tokenizer
+from unspool.text.calling import read_longest
+from unspool.text.folder import MAX_CONFIG_BYTES
+from unspool.text.languages import mark_languages
+from unspool.text.special_tokens import NAMED_TOKENS
+
+_SEVERAL = ("balanced", "balanced_low_0", "sequential")
+
+
+class _Auto:
+    """What the classes share: they are not made, they load."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        name = type(self).__name__
+        raise TypeError(f"{name} is not made by calling it; use {name}.from_pretrained(name_or_path)")
+
+
+class _AutoModel(_Auto):
+    _is_pair: ClassVar[bool] = False
+    _hears: ClassVar[bool | None] = None  # None: either
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | PathLike[str], *args: Any, **kwargs: Any) -> Any:
+        """Load a model: a folder, a GGUF file, a hub id or a short name. Keywords: docs/transformers.md."""
+        caller = f"{cls.__name__}.from_pretrained()"
+        if args:
+            raise SettingError(f"{caller} takes one name or path, and keywords")
+        applied = take_applied(kwargs, MODEL_KEYWORDS, caller, PARAMETERS)
+        place = read_place(pretrained_model_name_or_path, applied)
+        settings = {name: applied.pop(name) for name in list(applied) if name in PARAMETERS}
+        own = applied.pop("generation_config", None)
+        parts = load_parts(
+            place.name,
+            revision=place.revision,
+            offline=place.offline,
+            hub=place.hub,
+            **_read_placement(applied),
+            **applied,
+        )
+        model = PretrainedModel(parts)
+        cls._check_kind(model)
+        if own is not None:
+            model.generation_config = _read_settings(own)
+        if unused := model.generation_config.update(**settings):
+            raise SettingError(f"{caller} does not know {', '.join(unused)}")
+        return model
+
+    @classmethod
+    def from_config(cls, *_: Any, **__: Any) -> NoReturn:
+        """Refused: a model without weights writes nothing."""
+        raise UnsupportedError(f"{cls.__name__} loads models that have weights: use from_pretrained(name_or_path)")
+
+    @classmethod
+    def _check_kind(cls, model: PretrainedModel) -> None:
+        """Refuse a model of another kind, which would read its inputs otherwise than the caller means."""
+        config = model.config
+        is_pair = bool(getattr(config, "is_encoder_decoder", False))
+        hears = hasattr(config, "num_mel_bins")
+        right = _name_kind(is_pair=is_pair, hears=hears)
+        if is_pair != cls._is_pair and not (hears and cls._hears is None):
+            raise LoadError(f"{model.name_or_path!r:.120} is no model for {cls.__name__}; load it with {right}")
+        if cls._hears is not None and hears != cls._hears:
+            raise LoadError(f"{model.name_or_path!r:.120} is no model for {cls.__name__}; load it with {right}")
+
+
+def _name_kind(*, is_pair: bool, hears: bool) -> str:
+    if not is_pair:
+        return AutoModelForCausalLM.__name__
+    return (AutoModelForSpeechSeq2Seq if hears else AutoModelForSeq2SeqLM).__name__
+
+
+class AutoModelForCausalLM(_AutoModel):
+    """Decoders: they continue a text. A speech model loads too, as it does in transformers' documents."""
+
+
+class AutoModelForSeq2SeqLM(_AutoModel):
+    """Encoder-decoders: they read a text and write another."""
+
+    _is_pair = True
+    _hears = False
+
+
+class AutoModelForSpeechSeq2Seq(_AutoModel):
+    """Encoder-decoders that read sound."""
+
+    _is_pair = True
+    _hears = True
+
+
+class AutoTokenizer(_Auto):
+    """Tokenizers, with the names and answers that transformers' have."""
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | PathLike[str], **kwargs: Any) -> Tokenizer:
+        """Load the tokenizer of a folder, a GGUF file, a hub id or a short name. Keywords: docs/transformers.md."""
+        applied = take_applied(kwargs, TOKENIZER_KEYWORDS, f"{cls.__name__}.from_pretrained()")
+        place = read_place(pretrained_model_name_or_path, applied)
+        tokenizer, path = load_tokenizer(place.name, revision=place.revision, offline=place.offline, hub=place.hub)
+        file = path / "tokenizer_config.json"
+        told = read_json_object(file, MAX_CONFIG_BYTES, is_strict=False) if file.is_file() else {}
+        tokenizer.name_or_path = str(pretrained_model_name_or_path)
+        tokenizer.padding_side = applied.pop("padding_side", None) or _read_side(told, "padding_side")
+        tokenizer.truncation_side = applied.pop("truncation_side", None) or _read_side(told, "truncation_side")
+        longest = applied.pop("model_max_length", None)
+        tokenizer.model_max_length = read_longest(told.get("model_max_length") if longest is None else longest)
+        cleans = applied.pop("clean_up_tokenization_spaces", None)
+        if cleans is not None:
+            tokenizer.clean_up_tokenization_spaces = bool(cleans)
+        template = applied.pop("chat_template", None)
+        if template is not None:
+            tokenizer.chat_template = template
+        spaced = applied.pop("add_prefix_space", None)
+        if spaced is not None:
+            _set_prefix_space(tokenizer.backend_tokenizer, bool(spaced))
+        source = applied.pop("src_lang", None)
+        if source is not None:
+            mark_languages(tokenizer, source, None)
+        for name in NAMED_TOKENS:
+            if applied.get(name) is not None:
+                tokenizer.special_tokens.set(name, str(applied[name]))
+        return tokenizer
+
+
+def _read_side(told: Mapping[str, Any], name: str) -> Any:
+    return told[name] if told.get(name) in ("left", "right") else "right"
+
+
+def _set_prefix_space(backend: tokenizers.Tokenizer, is_on: bool) -> None:
+    """Have texts read as if a space preceded them, or not; pre-tokenizers that split off spaces know how."""
+    cutter = backend.pre_tokenizer
+    is_chain = isinstance(cutter, tokenizers.pre_tokenizers.Sequence)
+    parts: list[Any] = list(cutter) if is_chain else [cutter]
+    has_one = False
+    for part in parts:
+        if isinstance(part, tokenizers.pre_tokenizers.ByteLevel):
+            part.add_prefix_space, has_one = is_on, True
+        elif isinstance(part, tokenizers.pre_tokenizers.Metaspace):
+            part.prepend_scheme, has_one = "always" if is_on else "never", True
+    if not has_one and is_on:
+        raise UnsupportedError("add_prefix_space=True is for byte-level and sentencepiece vocabularies; leave it out")
+    if has_one:
+        backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(parts) if len(parts) > 1 else parts[0]
+
+
+def _read_settings(config: Any) -> GenerationConfig:
+    found = config if isinstance(config, GenerationConfig) else find_settings(config)
+    if found is None:
+        raise SettingError(f"generation_config must be a GenerationConfig, not a {type(config).__name__}")
+    return found
+
+
+def _read_placement(applied: dict[str, Any]) -> dict[str, Any]:
+    """Device, dtype and quantisation, as load() takes them; the reference's names are taken out of `applied`."""
+    dtype, older = applied.pop("dtype", None), applied.pop("torch_dtype", None)
+    if dtype is not None and older is not None and dtype != older:
+        raise SettingError(
+            "`dtype` and `torch_dtype` are two names of one argument, with different values; give `dtype`"
+        )
+    dtype = older if dtype is None else dtype
+    mapped, device = applied.pop("device_map", None), applied.pop("device", None)
+    if mapped is not None and device is not None:
+        raise SettingError("`device_map` and `device` both say where the weights go; give one")
+    blocks = read_quantization(applied.pop("quantization_config", None))
+    switches = {name: bool(applied.pop(name, False)) for name in ("load_in_8bit", "load_in_4bit")}
+    if blocks is not None:
+        if any(switches.values()):
+            raise SettingError("load_in_8bit, load_in_4bit and quantization_config exclude each other; give one")
+        switches = {name: bool(getattr(blocks, name)) for name in switches}
+    placed = _read_device(mapped) if device is None else device
+    quantize = read_quantize(applied.pop("quantize", "auto"), **switches)
+    if blocks is not None and dtype is None and not _is_cpu(placed):  # a CPU's products sum in float32
+        dtype = blocks.bnb_4bit_compute_dtype
+    return {"device": placed, "dtype": dtype, "quantize": quantize}
+
+
+def _is_cpu(device: Any) -> bool:
+    return not torch.cuda.is_available() if device is None else torch.device(device).type == "cpu"
+
+
+def _read_device(mapped: Any) -> Any:
+    """The one device of a device_map; None lets load() choose."""
+    if mapped is None or mapped == "auto":
+        return None
+    if mapped in _SEVERAL:
+        if torch.cuda.device_count() > 1:
+            raise UnsupportedError(
+                f"device_map={mapped!r} spreads a model over GPUs, and a model is kept on one device; use 'auto', or "
+                "'cuda:N'"
+            )
+        return None
+    if isinstance(mapped, Mapping):
+        devices = {str(_read_device(device)) for device in mapped.values()}
+        if len(devices) != 1:
+            raise UnsupportedError(f"device_map names {len(devices)} devices, and a model is kept on one; name one")
+        return _read_device(next(iter(mapped.values())))
+    if isinstance(mapped, int) and not isinstance(mapped, bool):
+        return f"cuda:{mapped}"
+    if isinstance(mapped, str | torch.device):
+        return mapped
+    raise SettingError(f"device_map={excerpt(mapped)} is not a device; use 'auto', 'cpu', 'cuda' or {{'': device}}")
+
+
+def open_model(kind: type[_AutoModel], model: Any, **kwargs: Any) -> Any:
+    """A model as it is, or the one that a name or path leads to."""
+    return kind.from_pretrained(model, **kwargs) if isinstance(model, str | Path) else model

@@ -1,0 +1,1 @@
+"""Pipelines: a model and its tokenizer behind one call, one class for each kind of task."""

@@ -1,0 +1,147 @@
+"""The ASGI application: routes, and the door in front of them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from unspool.server.bodies import ClientGoneError, JsonResponse
+from unspool.server.chat import ChatDialect
+from unspool.server.completions import CompletionDialect
+from unspool.server.generating import make_endpoint
+from unspool.server.logs import Record
+from unspool.server.openapi import describe_routes
+from unspool.server.plain_routes import PlainRoutes
+from unspool.server.refusals import RequestError
+from unspool.server.security import OPEN, check_host, check_origin
+from unspool.server.state import ServerState
+
+
+def make_app(state: ServerState, *, closes: bool = False) -> Starlette:
+    """The application of a server; with `closes` its models are closed when it shuts down."""
+    plain = PlainRoutes(state)
+
+    async def page(_: Request) -> Response:
+        return JsonResponse(describe_routes())
+
+    routes: list[BaseRoute] = [
+        Route("/v1/chat/completions", make_endpoint(state, ChatDialect()), methods=["POST"]),
+        Route("/v1/completions", make_endpoint(state, CompletionDialect()), methods=["POST"]),
+        Route("/v1/models", plain.models),
+        Route("/v1/models/{name:path}", plain.model),
+        Route("/tokenize", plain.tokenize, methods=["POST"]),
+        Route("/detokenize", plain.detokenize, methods=["POST"]),
+        Route("/apply-template", plain.apply_template, methods=["POST"]),
+        Route("/health", plain.health),
+        Route("/ready", plain.ready),
+        Route("/version", plain.version),
+        Route("/metrics", plain.metrics),
+        Route("/openapi.json", page),
+    ]
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        state.is_ready = True
+        yield
+        state.is_ready = False
+        if closes:
+            state.models.close()
+
+    app = Starlette(
+        routes=routes,
+        lifespan=lifespan,
+        exception_handlers={RequestError: _answer_refusal, HTTPException: _answer_http},
+    )
+    app.add_middleware(Door, state=state)
+    app.state.unspool = state
+    return app
+
+
+async def _answer_refusal(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return JsonResponse(error.as_openai(), error.status, error.headers)
+
+
+async def _answer_http(request: Request, error: Exception) -> Response:
+    """Starlette's own errors: no such route, a method that a route does not have."""
+    assert isinstance(error, HTTPException)
+    told = {404: f"there is no {request.url.path[:128]!r} here; /openapi.json lists the routes"}
+    told[405] = f"{request.method} is not a method of {request.url.path[:128]!r}"
+    refused = RequestError(error.status_code, told.get(error.status_code, error.detail))
+    return JsonResponse(refused.as_openai(), refused.status, error.headers)
+
+
+class Door:
+    """Checks who asks before any route is reached, gives every request an id, and logs its end."""
+
+    def __init__(self, app: Callable[..., Any], state: ServerState) -> None:
+        self._app, self._state = app, state
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Let a request through, or refuse it."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            elif scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008})
+            return
+        record = Record(uuid.uuid4().hex, scope["method"], scope["path"])
+        scope["unspool.record"] = record
+        extra = [(b"x-request-id", record.id.encode()), (b"x-content-type-options", b"nosniff")]
+
+        async def answer(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                message = {**message, "headers": [*message["headers"], *extra]}
+            await send(message)
+
+        try:
+            refused = self._check(scope, record, extra)
+            if refused is not None:
+                await refused(scope, receive, answer)
+            else:
+                await self._app(scope, receive, answer)
+        except (ClientGoneError, OSError):
+            record.is_gone, record.status = True, record.status or 499
+        except Exception as error:
+            record.error = type(error).__name__
+            record.bug = error
+            if not record.status:
+                await _BUG(scope, receive, answer)
+        finally:
+            route = scope.get("route")
+            self._state.note_end(record, getattr(route, "path", "unknown"))
+
+    def _check(self, scope: Any, record: Record, extra: list[tuple[bytes, bytes]]) -> Response | None:
+        """The answer to a request that may not come in."""
+        state, headers = self._state, Headers(scope=scope)
+        try:
+            check_host(headers, state.options)
+            origin = check_origin(headers, state.options)
+            if origin is not None:
+                extra += [(b"access-control-allow-origin", origin.encode()), (b"vary", b"origin")]
+                if scope["method"] == "OPTIONS":
+                    return Response(status_code=204, headers=_PREFLIGHT)
+            if scope["path"] not in OPEN:
+                record.key = state.keys.find(headers)
+        except RequestError as error:
+            record.error = error.code
+            return JsonResponse(error.as_openai(), error.status, error.headers)
+        return None
+
+
+_PREFLIGHT = {
+    "access-control-allow-methods": "GET, POST",
+    "access-control-allow-headers": "authorization, content-type, x-api-key, anthropic-version",
+    "access-control-max-age": "600",
+}
+_BUG = JsonResponse(RequestError(500, "something went wrong in the server; its log says what").as_openai(), 500)

@@ -1,0 +1,278 @@
+"""`/v1/chat/completions`: messages in, an answer out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from unspool.errors import InputError, UnspoolError, excerpt
+from unspool.grammar.tools import find_format, make_settings
+from unspool.grammar.vocabulary import list_specials
+from unspool.server.dialect import Reply
+from unspool.server.fields import Found, read_fields
+from unspool.server.names import CHAT
+from unspool.server.orders import Order, Target, has_structure, make_order
+from unspool.server.refusals import RequestError, read_error, refuse_field
+from unspool.server.sse import DONE, frame
+from unspool.server.usage import count_usage
+from unspool.server.work import Choice, Delta, Work
+
+
+class ChatDialect:
+    """OpenAI's chat completions."""
+
+    media_type = "text/event-stream"
+
+    def read(self, body: Any, target: Target) -> Order:
+        """The order that a body asks for."""
+        return read_chat(read_fields(body, CHAT, ["messages"]), target)
+
+    def write(self, reply: Reply, choices: list[Choice], work: Work) -> dict[str, Any]:
+        """The body of a whole answer."""
+        order = reply.order
+        made: dict[str, Any] = {
+            **_head(reply, "chat.completion"),
+            "choices": [_write_choice(reply, choice) for choice in choices],
+            "usage": count_usage(work),
+        }
+        if choices[0].prompt_logprobs is not None:
+            made["prompt_logprobs"] = reply.texts.write_prompt(choices[0].prompt_logprobs)
+        if order.returns_ids:
+            made["prompt_token_ids"] = order.prompts[0]
+        return made
+
+    async def events(self, reply: Reply, work: Work) -> AsyncIterator[bytes]:
+        """Chunks, the usage if it was asked for, and the end."""
+        order, head = reply.order, _head(reply, "chat.completion.chunk")
+        for index in range(order.num_choices):
+            opening = {"role": "assistant", "content": ""}
+            chunk = {"index": index, "delta": opening, "logprobs": None, "finish_reason": None}
+            yield frame({**head, "choices": [chunk]})
+        async for deltas in work.deltas():
+            for delta in deltas:
+                chunk = {**head, "choices": [_write_delta(reply, delta)]}
+                yield frame({**chunk, "usage": count_usage(work)} if order.repeats_usage else chunk)
+        if order.sends_usage:
+            yield frame({**head, "choices": [], "usage": count_usage(work)})
+        yield DONE
+
+    def write_error(self, error: RequestError) -> dict[str, Any]:
+        """The body of an error."""
+        return error.as_openai()
+
+    def write_late_error(self, error: RequestError) -> bytes:
+        """An error after a stream's beginning."""
+        return frame(error.as_openai())
+
+
+def _head(reply: Reply, kind: str) -> dict[str, Any]:
+    order = reply.order
+    return {
+        "id": order.id,
+        "object": kind,
+        "created": order.created,
+        "model": order.model,
+        "system_fingerprint": reply.fingerprint,
+    }
+
+
+def _write_choice(reply: Reply, choice: Choice) -> dict[str, Any]:
+    order = reply.order
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text or None if choice.calls else choice.text}
+    message["refusal"] = None
+    if choice.calls:
+        message["tool_calls"] = [call.as_openai() for call in choice.calls]
+    logprobs = None
+    if order.logprobs is not None and choice.logprobs is not None:
+        logprobs = reply.texts.write_chat(choice.logprobs, order.logprobs)
+    made = {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+    if order.returns_ids:
+        made["token_ids"] = choice.token_ids
+    return made
+
+
+def _write_delta(reply: Reply, delta: Delta) -> dict[str, Any]:
+    order = reply.order
+    added: dict[str, Any] = {"content": delta.text} if delta.text else {}
+    if delta.calls:
+        added["tool_calls"] = [{"index": call.index, **call.as_openai()} for call in delta.calls]
+    logprobs = None
+    if order.logprobs is not None and delta.logprobs:
+        logprobs = reply.texts.write_chat(delta.logprobs, order.logprobs)
+    made = {"index": delta.index, "delta": added, "logprobs": logprobs, "finish_reason": delta.finish_reason}
+    if order.returns_ids:
+        made["token_ids"] = delta.token_ids
+    return made
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+def read_chat(found: Found, target: Target, kind: str = "chatcmpl") -> Order:
+    """The order of a chat whose fields are known; other dialects come here with theirs translated."""
+    messages = read_messages(found.take("messages"), target)
+    logprobs = _read_logprobs(found, target)
+    form, most = _settle_tools(found, target)
+    prompt = _render(found, messages, target)
+    order = make_order(found, [prompt], target, kind)
+    order.logprobs, order.call_format, order.most_calls = logprobs, form, most
+    if logprobs is not None:
+        order.settings["logprobs"] = logprobs
+    return order
+
+
+def _read_logprobs(found: Found, target: Target) -> int | None:
+    wanted, top = found.take("logprobs"), found.take("top_logprobs")
+    probs = found.take("n_probs")
+    if wanted is None and probs is None:
+        if top:
+            raise refuse_field("top_logprobs", "`top_logprobs` needs `logprobs`: true")
+        return None
+    count = max(top or 0, probs or 0, 0 if isinstance(wanted, bool) or wanted is None else wanted)
+    if count > target.limits.top_logprobs:
+        raise refuse_field("top_logprobs", f"at most {target.limits.top_logprobs} likeliest tokens are returned")
+    return count
+
+
+def read_messages(given: Any, target: Target) -> list[dict[str, Any]]:
+    """Messages as chat templates read them: contents are texts, arguments of calls are objects."""
+    if not isinstance(given, list):
+        raise refuse_field("messages", "`messages` is a list of messages, each with a role and a content")
+    if len(given) > target.limits.messages:
+        raise refuse_field("messages", f"{len(given)} messages; at most {target.limits.messages} are taken")
+    return [_read_message(message, place) for place, message in enumerate(given)]
+
+
+def _read_message(message: Any, place: int) -> dict[str, Any]:
+    where = f"messages[{place}]"
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not message["role"]:
+        raise refuse_field(where, f"{where} must be an object with a role, such as user, and a content")
+    made = {name: value for name, value in message.items() if value is not None}
+    made["role"] = "system" if message["role"] == "developer" else message["role"]
+    made["content"] = join_parts(message.get("content"), where)
+    calls = made.get("tool_calls")
+    if calls is not None:
+        made["tool_calls"] = [_read_call(call, where) for call in _check_list(calls, where)]
+    elif "content" not in message:
+        raise refuse_field(where, f"{where} has no content")
+    return made
+
+
+def _check_list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise refuse_field(where, f"{where}: tool_calls is a list of calls, not {excerpt(value)}")
+    return value
+
+
+def join_parts(content: Any, where: str) -> str:
+    """A content as text: parts of text are joined, others refused."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise refuse_field(where, f"{where}: a content is a text or a list of parts, not {excerpt(content)}")
+    texts = []
+    for part in content:
+        text = part.get("text") if isinstance(part, dict) else part
+        kind = part.get("type", "text") if isinstance(part, dict) else "text"
+        if kind not in ("text", "input_text", "output_text") or not isinstance(text, str):
+            raise refuse_field(where, f"{where}: models here read text alone, not a part of type {excerpt(kind)}")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _read_call(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise refuse_field(where, f"{where}: a tool call is {{id, type, function: {{name, arguments}}}}")
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as error:
+            raise refuse_field(where, f"{where}: the arguments of {excerpt(function['name'])} are not JSON") from error
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _settle_tools(found: Found, target: Target) -> tuple[Any, int | None]:
+    """The format of tool calls and the most of them; `tools` stay among the values if the template is shown them."""
+    tools, choice = found.values.get("tools"), found.take("tool_choice")
+    parallel = found.take("parallel_tool_calls", True)
+    if tools is None or choice == "none":
+        found.take("tools")
+        if choice is not None and choice != "none" and not (choice == "auto" and tools is None):
+            raise refuse_field("tool_choice", "`tool_choice` chooses among tools, and there are none; send tools")
+        return None, None
+    choice = "auto" if choice is None else choice
+    tokenizer = target.tokenizer
+    try:
+        made = make_settings(tools, _flatten_choice(choice), tokenizer, list_specials(tokenizer))
+        form = find_format(tokenizer, tools)
+    except UnspoolError as error:
+        raise RequestError(400, str(error), param="tool_choice" if "tool_choice" in str(error) else "tools") from error
+    asked = {*found.values} & {"response_format", "structured_outputs"}
+    if asked or has_structure(found.settings):
+        raise refuse_field(
+            "tools",
+            "tools and another field describe what the text must be; give one of them, or tool_choice 'none'",
+        )
+    found.settings |= made
+    return form, None if parallel else 1
+
+
+def _flatten_choice(choice: Any) -> Any:
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        raise refuse_field("tool_choice", "`allowed_tools` is not offered; send only the tools that may be called")
+    return choice
+
+
+def _render(found: Found, messages: list[dict[str, Any]], target: Target) -> list[int]:
+    tools, documents = found.take("tools"), found.take("documents")
+    variables = found.take("chat_template_kwargs", {})
+    taken = {"messages", "tools", "documents", "chat_template", "tokenize", "add_generation_prompt", "return_tensors"}
+    if taken & set(variables) or "return_dict" in variables:
+        raise refuse_field("chat_template_kwargs", "`chat_template_kwargs` are variables of the template's own")
+    goes_on = found.take("continue_final_message", False)
+    begins = found.take("add_generation_prompt", not goes_on)
+    if goes_on and (begins or messages[-1]["role"] != "assistant"):
+        raise refuse_field(
+            "continue_final_message",
+            "`continue_final_message` goes on with an assistant's last message; set add_generation_prompt to false",
+        )
+    try:
+        return render_chat(target, messages, tools, documents, variables, begins=begins, goes_on=goes_on)
+    except UnspoolError as error:
+        refused = read_error(error)
+        raise refused if refused.status != 400 else refuse_field("messages", str(error)) from error
+
+
+def render_chat(
+    target: Target,
+    messages: list[dict[str, Any]],
+    tools: Any = None,
+    documents: Any = None,
+    variables: Mapping[str, Any] | None = None,
+    *,
+    begins: bool = True,
+    goes_on: bool = False,
+) -> list[int]:
+    """The token ids of a conversation."""
+    tokenizer = target.tokenizer
+    text: str = tokenizer.apply_chat_template(
+        messages,
+        tokenize=False,
+        add_generation_prompt=begins,
+        tools=tools,
+        documents=documents,
+        **dict(variables or {}),
+    )
+    if goes_on:
+        last = str(messages[-1]["content"]).rstrip()
+        end = text.rfind(last) if last else -1
+        if end < 0:
+            raise InputError("the chat template does not write the last message as it is, so it can't be continued")
+        text = text[: end + len(last)]
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    if not ids:
+        raise InputError("the chat template writes nothing for these messages; there is nothing to continue")
+    return ids

@@ -1,0 +1,117 @@
+"""A request for text over HTTP: read, submitted, answered whole or as a stream, in any dialect."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from unspool.server.bodies import JsonResponse, get_record, read_json, until_gone
+from unspool.server.dialect import Dialect, Reply
+from unspool.server.logs import Record
+from unspool.server.models import Served
+from unspool.server.orders import Order
+from unspool.server.refusals import RequestError, read_error
+from unspool.server.sse import PING, EventStream
+from unspool.server.state import ServerState
+from unspool.server.work import Work
+
+
+def make_endpoint(state: ServerState, dialect: Dialect) -> Callable[[Request], Any]:
+    """The endpoint of a dialect."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await generate(state, dialect, request)
+        except RequestError as error:
+            get_record(request).error = error.code
+            return JsonResponse(dialect.write_error(error), error.status, error.headers)
+
+    return endpoint
+
+
+async def generate(state: ServerState, dialect: Dialect, request: Request) -> Response:
+    """Answer a request for text."""
+    record, limits = get_record(request), state.options.limits
+    with ExitStack() as stack:
+        stack.enter_context(state.gate.enter(record.key))
+        body = await read_json(request, limits.body_bytes, limits.body_seconds)
+        served = await state.models.borrow(body.get("model"))
+        stack.callback(state.models.give_back, served)
+        record.model = served.name
+        order, work = await asyncio.to_thread(_submit, state, dialect, served, body, record)
+        stack.callback(_note, state, record, work)
+        stack.callback(work.close)
+        reply = Reply(order, served.texts, served.fingerprint)
+        if order.stream:
+            options, kept = state.options, stack.pop_all()
+            return EventStream(
+                _guard(dialect, reply, work, record),
+                kept.close,
+                media_type=dialect.media_type,
+                ping=PING if dialect.media_type == "text/event-stream" else None,
+                ping_seconds=options.ping_seconds,
+                send_seconds=limits.send_seconds,
+            )
+        choices = await until_gone(request, work.choices())
+        return JsonResponse(dialect.write(reply, choices, work))
+
+
+def _submit(
+    state: ServerState, dialect: Dialect, served: Served, body: dict[str, Any], record: Record
+) -> tuple[Order, Work]:
+    """Read a body and hand it to the engine, in a thread: templates, tokenizers and grammars take their time."""
+    if served.engine is None:
+        raise RequestError(400, f"{served.name} writes what it hears; use /v1/audio/transcriptions", param="model")
+    try:
+        order = dialect.read(body, state.models.target(served, state.options.limits))
+    except Exception as error:
+        raise _explain(error, record) from error
+    order.tenant = state.keys.make_tenant(record.key, order.tenant)
+    record.prompt_tokens = order.num_prompt_tokens
+    try:
+        tokenizer = None if served.lm is None else served.lm.tokenizer
+        return order, Work(served.engine, order, tokenizer, state.options.limits.request_seconds)
+    except Exception as error:
+        raise _explain(error, record) from error
+
+
+def _explain(error: Exception, record: Record) -> RequestError:
+    told = read_error(error)
+    if told.status == 500:
+        record.error = type(error).__name__
+        record.bug = error
+    return told
+
+
+async def _guard(dialect: Dialect, reply: Reply, work: Work, record: Record) -> AsyncIterator[bytes]:
+    """A stream's events; an error becomes the last one."""
+    try:
+        async for event in dialect.events(reply, work):
+            yield event
+    except Exception as error:
+        told = _explain(error, record)
+        record.error = record.error or told.code
+        yield dialect.write_late_error(told)
+
+
+def _note(state: ServerState, record: Record, work: Work) -> None:
+    """Enter what a request has cost."""
+    metrics, now = state.metrics, time.monotonic()
+    record.new_tokens = work.num_new
+    record.is_gone = record.is_gone or not work.is_done
+    model = record.model or ""
+    metrics.tokens[model, "prompt"] += work.order.num_prompt_tokens
+    metrics.tokens[model, "new"] += work.num_new
+    metrics.whole.add(now - work.started)
+    if work.first_at is not None:
+        record.first_token_seconds = work.first_at - work.started
+        metrics.first.add(record.first_token_seconds)
+        steps = work.num_new / max(1, len(work.order.prompts) * work.order.num_choices) - 1
+        if steps > 0:
+            metrics.between.add((now - work.first_at) / steps)

@@ -1,0 +1,211 @@
+"""The models that are served, by name: loaded at the start, or when they are asked for and there is room."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from unspool._version import __version__
+from unspool.api import LanguageModel
+from unspool.engine import Engine
+from unspool.errors import ResourceError, SettingError, UnspoolError
+from unspool.server.orders import Target
+from unspool.server.refusals import RequestError
+from unspool.server.tokens import TokenTexts
+
+_log = logging.getLogger("unspool.server")
+
+
+@dataclass(eq=False)
+class Served:
+    """One model under a name; its weights and its engine are there while it is loaded."""
+
+    name: str
+    load: Callable[[], LanguageModel]
+    aliases: tuple[str, ...] = ()
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    size: int = 0  # bytes, as its files say; measured once it is loaded
+    created: int = field(default_factory=lambda: int(time.time()))
+    lm: LanguageModel | None = None
+    engine: Engine | None = None
+    texts: TokenTexts = field(default_factory=lambda: TokenTexts(None))
+    fingerprint: str = ""
+    active: int = 0  # requests that use it
+    used_at: float = 0.0
+    restarts: int = 0
+    failure: str = ""
+
+    def open(self) -> None:
+        """Load it and make its engine."""
+        if self.lm is None:
+            self.lm = self.load()
+            self.texts = TokenTexts(self.lm.tokenizer)
+            self.fingerprint = _make_fingerprint(self.lm)
+            self.size = max(self.size, count_bytes(self.lm))
+        if self.engine is None and self.lm.model.info.features is None:
+            self.engine = Engine(self.lm, **self.engine_options)
+
+    def close(self) -> None:
+        """Give its memory back."""
+        engine, self.engine, self.lm = self.engine, None, None
+        self.texts = TokenTexts(None)
+        if engine is not None:
+            engine.close()
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it can answer at once."""
+        return self.lm is not None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether its engine has ended by a fault."""
+        return self.lm is not None and self.engine is not None and self.engine.is_closed
+
+
+class Models:
+    """Served models by name. At most `memory` bytes of weights are held; those unused longest make room."""
+
+    def __init__(self, served: Sequence[Served], *, memory: int | None = None, restarts: bool = False) -> None:
+        if not served:
+            raise SettingError("a server needs at least one model")
+        self._by_name: dict[str, Served] = {}
+        self.all = list(served)
+        self._memory, self._restarts = memory, restarts
+        self._loading = threading.Lock()
+        for one in served:
+            for name in dict.fromkeys((one.name, *one.aliases)):
+                if name in self._by_name:
+                    raise SettingError(
+                        f"two served models have the name {name!r}; give one of them another (NAME=MODEL)"
+                    )
+                self._by_name[name] = one
+
+    def find(self, name: Any) -> Served:
+        """The model of a name; without a name the only one."""
+        if name is None or name == "":
+            if len(self.all) == 1:
+                return self.all[0]
+            raise RequestError(400, f"`model` is required: {', '.join(one.name for one in self.all)}", param="model")
+        found = self._by_name.get(name) if isinstance(name, str) else None
+        if found is None:
+            raise RequestError(
+                404,
+                f"The model {str(name)[:128]!r} does not exist; served are: {', '.join(one.name for one in self.all)}",
+                param="model",
+                code="model_not_found",
+            )
+        return found
+
+    async def borrow(self, name: Any) -> Served:
+        """The model of a name, loaded, until `give_back`."""
+        found = self.find(name)
+        found.active += 1
+        found.used_at = time.monotonic()
+        try:
+            if found.has_failed:
+                self._revive(found)
+            if not found.is_loaded:
+                await asyncio.to_thread(self._load, found)
+        except BaseException:
+            found.active -= 1
+            raise
+        return found
+
+    def give_back(self, served: Served) -> None:
+        """Let others make room where it is, when nobody uses it."""
+        served.active -= 1
+        served.used_at = time.monotonic()
+
+    def _revive(self, served: Served) -> None:
+        with self._loading:
+            if not served.has_failed:
+                return
+            if not self._restarts:
+                raise RequestError(
+                    503,
+                    f"the engine of {served.name} has stopped by a fault; the server must be started again",
+                    code="engine",
+                )
+            _log.error("the engine of %s is made anew after a fault", served.name)
+            served.engine = None
+            served.restarts += 1
+            served.open()
+
+    def _load(self, served: Served) -> None:
+        with self._loading:
+            if served.is_loaded:
+                return
+            self._make_room(served)
+            try:
+                served.open()
+                served.failure = ""
+            except UnspoolError as error:
+                served.failure = str(error)
+                _log.error("%s can't be loaded: %s", served.name, error)
+                if isinstance(error, ResourceError):
+                    raise RequestError(
+                        503, "there is no memory for this model now", code="no_memory", retry_after=10
+                    ) from error
+                raise
+
+    def _make_room(self, served: Served) -> None:
+        """Close models that nobody uses, the one unused longest first, until one more fits."""
+        if self._memory is None:
+            return
+        idle = sorted((one for one in self.all if one.is_loaded and not one.active), key=lambda one: one.used_at)
+        while sum(one.size for one in self.all if one.is_loaded) + served.size > self._memory:
+            if not idle:
+                raise RequestError(
+                    503,
+                    f"{served.name} does not fit beside the models in use; try again later",
+                    code="no_memory",
+                    retry_after=10,
+                )
+            idle.pop(0).close()
+
+    def open_all(self) -> None:
+        """Load every model, as far as the memory goes."""
+        held = 0
+        for one in self.all:
+            if self._memory is not None and held and held + one.size > self._memory:
+                continue
+            self._load(one)
+            held += one.size
+
+    def close(self) -> None:
+        """Give all memory back."""
+        for one in self.all:
+            one.close()
+
+    def target(self, served: Served, limits: Any) -> Target:
+        """What requests for a loaded model are read for."""
+        assert served.lm is not None
+        return Target(served.name, served.lm, limits)
+
+
+def count_bytes(lm: LanguageModel) -> int:
+    """Bytes of a model's weights."""
+    model = lm.model
+    parameters = getattr(model, "parameters", None)
+    if parameters is None:
+        return 0
+    try:
+        held = [*parameters(), *(model.buffers() if hasattr(model, "buffers") else ())]
+    except TypeError:
+        return 0
+    return sum(one.numel() * one.element_size() for one in held)
+
+
+def _make_fingerprint(lm: LanguageModel) -> str:
+    """What a seed's text depends on: this version, the weights' file, how they are held, and the device."""
+    source = lm.source
+    size = source.stat().st_size if source.is_file() else 0
+    parts = (__version__, lm.name, str(size), str(lm.model.dtype), str(lm.device), lm.model.info.family)
+    return "unspool_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]

@@ -1,0 +1,233 @@
+"""The table of fields: every name that a client may send, from which checks, the OpenAPI page and the docs follow.
+
+Settings of `unspool.config` are fields under their own names. Beside them stand the names that clients of OpenAI, vLLM
+and llama-server use. A field is applied, has no effect and says so here, or is refused unless its value is neutral.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from unspool.config.parameter import LARGEST_COUNT, Kind, Parameter
+from unspool.config.parameters import LARGEST_LOGPROBS, PARAMETERS
+from unspool.server.fields import OFF, SAME, Field, FieldTable, Json, make_string
+
+
+def _own(name: str, kind: Kind, told: str, default: Any = None, **more: Any) -> Parameter:
+    return Parameter(name, default, kind, "output", told, **more)
+
+
+def _alias(name: str, setting: str, **more: Any) -> Field:
+    known = PARAMETERS[setting]
+    made = Parameter(
+        name,
+        known.default,
+        known.kind,
+        known.group,
+        known.help,
+        known.at_least,
+        known.at_most,
+        known.choices,
+        known.may_be_per_row,
+    )
+    return Field(made, "setting", setting, **{"neutral": OFF.get(setting, ()), "same": SAME.get(setting), **more})
+
+
+def _length(name: str, least: int) -> Field:
+    told = "The most tokens to write. Without it: 16 in completions, else what the context and the server allow."
+    made = _own(name, "integer", told, at_least=least, at_most=LARGEST_COUNT)
+    return Field(made, "setting", "max_new_tokens", neutral=(-1,))
+
+
+def _idle(name: str, kind: Kind, why: str, told: str = "", **more: Any) -> Field:
+    return Field(_own(name, kind, told, **more), "without effect", why=why)
+
+
+def _refused(name: str, why: str, *neutral: Any) -> Field:
+    return Field(_own(name, "object", ""), "refused", neutral=neutral, why=why)
+
+
+_ARRAY: Final[Json] = {"type": "array"}
+_ANYTHING: Final[Json] = {}
+_STRUCTURED: Final[Json] = {
+    "type": "object",
+    "properties": {
+        "json": {},
+        "regex": {"type": "string"},
+        "choice": {"type": "array", "items": {"type": "string"}},
+        "grammar": {"type": "string"},
+        "json_object": {"type": "boolean"},
+        "structural_tag": {},
+    },
+    "additionalProperties": False,
+}
+_FORMAT: Final[Json] = {
+    "type": "object",
+    "properties": {"type": {"enum": ["text", "json_object", "json_schema", "structural_tag"]}},
+    "required": ["type"],
+}
+_LATER: Final = "this server does not offer it"
+_NO_REASONING: Final = "models here write their thoughts, if any, as text"
+
+# Fields of every route that generates text.
+_EVERYWHERE: Final = (
+    Field(_own("model", "text", "The name of a served model; may be left out if there is only one.")),
+    Field(_own("stream", "flag", "Send the answer as it is written, as server-sent events.", False)),
+    _alias("min_tokens", "min_new_tokens"),
+    _alias("repeat_penalty", "repetition_penalty"),
+    _alias("include_stop_str_in_output", "keep_stop_strings"),
+    _alias("guided_json", "json_schema"),
+    _alias("guided_regex", "regex"),
+    _alias("guided_choice", "choice"),
+    _alias("guided_grammar", "grammar"),
+    _alias("watermark", "watermarking_config", schema={"type": "object"}),
+    _alias("stop", "stop_strings"),
+    Field(
+        _own("n", "integer", "Answers to write.", 1, at_least=1, at_most=LARGEST_COUNT),
+        "setting",
+        "num_return_sequences",
+    ),
+    Field(_own("bad_words", "texts", "Texts that may not be written."), becomes="bad_words"),
+    Field(_own("force_words", "texts", "Texts that must be written; with num_beams.")),
+    Field(_own("allowed_token_ids", "id list", "The only tokens that may be written.")),
+    Field(_own("stop_token_ids", "ids", "Tokens that end the text, beside the model's own.")),
+    Field(_own("ignore_eos", "flag", "Go on after the model's end token.", False)),
+    Field(_own("use_beam_search", "flag", "Search with max(n, best_of, num_beams) beams.", False)),
+    Field(_own("negative_prompt", "long text", "What guidance_scale leads away from.")),
+    Field(_own("mirostat", "integer", "2 steers the surprise of the text.", 0, at_least=0, at_most=2), neutral=(0,)),
+    Field(
+        Parameter("logit_bias", None, "object", "control", PARAMETERS["logit_bias"].help),
+        "setting",
+        schema={"anyOf": [{"type": "object", "additionalProperties": {"type": "number"}}, _ARRAY]},
+    ),
+    Field(
+        Parameter(
+            "dry_sequence_breakers", None, "object", "control", "Tokens, by id or text, that DRY does not cross."
+        ),
+        "setting",
+        schema={"type": "array", "items": {"type": ["integer", "string"]}},
+    ),
+    Field(_own("structured_outputs", "object", "vLLM's form of a structured text."), schema=_STRUCTURED),
+    Field(_own("response_format", "object", "What the text must be."), schema=_FORMAT),
+    Field(_own("skip_special_tokens", "flag", "Leave special tokens out of the text.", True)),
+    Field(_own("cache_salt", "text", "Prompts share what was read with those of the same salt alone.")),
+    Field(_own("cache_prompt", "flag", "Whether what others have read of the same prompt may be used.", True)),
+    Field(_own("priority", "integer", "Higher ones wait less.", 0, at_least=-100, at_most=100)),
+    Field(_own("request_id", "text", "A name for this request, in the answer's id.")),
+    Field(_own("return_token_ids", "flag", "Return the ids of prompt and answer.", False)),
+    _idle("user", "text", "keys separate clients"),
+    _idle("safety_identifier", "text", "keys separate clients"),
+    _idle("metadata", "object", "nothing is stored"),
+    _idle("prompt_cache_key", "text", "prompts that begin alike are found by their tokens"),
+    _idle("prompt_cache_retention", "text", "blocks are kept while there is room"),
+    _idle("spaces_between_special_tokens", "flag", "no tokenizer here adds any"),
+    _idle("id_slot", "integer", "rows have no fixed places", at_least=-1, at_most=LARGEST_COUNT),
+    _idle("n_cache_reuse", "integer", "prompts that begin alike are found by their tokens"),
+    Field(_own("service_tier", "choice", "", choices=("auto", "default")), "without effect", why="there is one tier"),
+    _refused("store", "nothing is stored", False),
+    _refused("chat_template", "templates run code, and come with the model alone"),
+    _refused("truncate_prompt_tokens", "shorten the prompt yourself, so that you know what is read", -1),
+    _refused("logprob_token_ids", "log-probabilities are those of the likeliest tokens; use top_logprobs"),
+    _refused("repeat_last_n", "repetition_penalty reads the whole text", -1),
+    _refused("dry_penalty_last_n", "DRY reads the whole text", -1),
+    _refused("adaptive_target", _LATER, -1, -1.0),
+    _refused("adaptive_decay", _LATER, 0.9),
+    _refused("samplers", "the order of samplers is fixed; docs/processors.md has it"),
+    _refused("min_keep", "each sampler keeps at least one token", 0, 1),
+    _refused("n_keep", "a text is not shifted when the context is full; it ends", 0, -1),
+    _refused("n_discard", "a text is not shifted when the context is full; it ends", 0),
+    _refused("post_sampling_probs", "log-probabilities are the model's own", False),
+    _refused("timings_per_token", "the times are in /metrics", False),
+    _refused("return_progress", _LATER, False),
+    _refused("return_tokens_as_token_ids", "use return_token_ids", False),
+    _refused("repetition_detection", "use repetition_penalty, no_repeat_ngram_size or dry_multiplier"),
+    _refused("watermarking", "give watermarking_config, with a key of your own", False),
+    _refused("lora", "adapters are not loaded by requests"),
+    _refused("vllm_xargs", "give every setting by its own name"),
+    _refused("kv_transfer_params", _LATER),
+)
+
+_TALK: Final = (
+    Field(
+        _own("messages", "object", "The conversation."),
+        schema={"type": "array", "items": {"type": "object", "required": ["role"]}, "minItems": 1},
+    ),
+    _length("max_tokens", 1),
+    _length("max_completion_tokens", 1),
+    _length("n_predict", 1),
+    Field(
+        Parameter(
+            "logprobs", None, "object", "output", "Return log-probabilities: true, or how many of the likeliest."
+        ),
+        schema={"anyOf": [{"type": "boolean"}, {"type": "integer", "minimum": 0, "maximum": LARGEST_LOGPROBS}]},
+        neutral=(False,),
+    ),
+    Field(
+        _own("top_logprobs", "integer", "Of how many of the likeliest tokens.", 0, at_least=0, at_most=LARGEST_LOGPROBS)
+    ),
+    Field(_own("n_probs", "integer", "As top_logprobs.", 0, at_least=0, at_most=LARGEST_LOGPROBS), neutral=(0,)),
+    Field(_own("stream_options", "object", "include_usage, continuous_usage_stats."), schema={"type": "object"}),
+    Field(
+        _own("tools", "object", "Functions that may be called."), schema={"type": "array", "items": {"type": "object"}}
+    ),
+    Field(
+        _own("tool_choice", "object", "none, auto, required, or the function to call."),
+        schema={"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]},
+    ),
+    Field(_own("parallel_tool_calls", "flag", "Whether one answer may call several.", True)),
+    Field(_own("add_generation_prompt", "flag", "Begin an answer after the messages.", True)),
+    Field(_own("continue_final_message", "flag", "Go on with the last message instead of answering it.", False)),
+    Field(_own("chat_template_kwargs", "object", "Variables of the model's chat template."), schema={"type": "object"}),
+    Field(_own("documents", "object", "Documents for the chat template."), schema={"type": "array"}),
+    _refused("add_special_tokens", "the chat template writes them", False),
+    _refused("echo", "a chat's prompt is its messages", False),
+    _refused("modalities", "answers are text", ["text"]),
+    _refused("audio", "answers are text"),
+    _refused("prediction", "use prompt_lookup_num_tokens", {"type": "content", "content": ""}),
+    _refused("functions", "use tools"),
+    _refused("function_call", "use tool_choice", "none"),
+    _refused("web_search_options", _LATER),
+    _refused("verbosity", _LATER, "medium"),
+    _refused("reasoning_effort", _NO_REASONING, "none"),
+    _refused("reasoning_format", _NO_REASONING, "none", "auto"),
+    _refused("reasoning_budget_tokens", _NO_REASONING, -1),
+    _refused("thinking_token_budget", _NO_REASONING, -1),
+    _refused("include_reasoning", _NO_REASONING, True),
+    _refused("moderation", _LATER),
+)
+
+_CONTINUE: Final = (
+    Field(
+        _own("prompt", "object", "A text, token ids, or a list of either."),
+        schema={"anyOf": [make_string(1, 1 << 22), {"type": "array", "minItems": 1}]},
+    ),
+    _length("max_tokens", 0),
+    _length("max_completion_tokens", 0),
+    _length("n_predict", 0),
+    Field(
+        _own("best_of", "integer", "Answers to write, of which the n likeliest are returned.", at_least=1, at_most=1024)
+    ),
+    Field(_own("echo", "flag", "Begin the text with the prompt.", False)),
+    Field(
+        _own(
+            "logprobs",
+            "integer",
+            "Return log-probabilities, with this many of the likeliest tokens.",
+            at_least=0,
+            at_most=LARGEST_LOGPROBS,
+        ),
+        neutral=(False,),
+    ),
+    Field(
+        _own("n_probs", "integer", "As logprobs.", 0, at_least=0, at_most=LARGEST_LOGPROBS),
+        becomes="logprobs",
+        neutral=(0,),
+    ),
+    Field(_own("stream_options", "object", "include_usage, continuous_usage_stats."), schema={"type": "object"}),
+    Field(_own("add_special_tokens", "flag", "Let the tokenizer add its special tokens to a text.", True)),
+    _refused("suffix", "no model here fills in the middle", ""),
+)
+
+
+CHAT: Final = FieldTable(_EVERYWHERE, _TALK)
+COMPLETIONS: Final = FieldTable(_EVERYWHERE, _CONTINUE)

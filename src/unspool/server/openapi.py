@@ -1,0 +1,91 @@
+"""`/openapi.json`: the routes and the fields of their bodies, made from the table of fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+from unspool._version import __version__
+from unspool.server.names import CHAT, COMPLETIONS
+
+_ERRORS: Final = ("400", "401", "404", "413", "429", "503")
+_GETS: Final = {
+    "/v1/models": "The served models.",
+    "/health": "Whether every engine works.",
+    "/ready": "Whether requests are taken.",
+    "/version": "The library's version.",
+    "/metrics": "Counts and times in Prometheus' format.",
+    "/openapi.json": "This page.",
+}
+
+
+def _small(required: str, **properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"model": {"type": "string"}, **properties},
+        "required": [required],
+        "additionalProperties": False,
+    }
+
+
+_MESSAGES: Final = {"type": "array", "items": {"type": "object", "required": ["role"]}, "minItems": 1}
+_BODIES: Final[Mapping[str, tuple[str, Callable[[], dict[str, Any]]]]] = {
+    "/tokenize": (
+        "A text's token ids.",
+        lambda: _small("prompt", prompt={"type": "string"}, add_special_tokens={"type": "boolean"}),
+    ),
+    "/detokenize": (
+        "The text of token ids.",
+        lambda: _small("tokens", tokens={"type": "array", "items": {"type": "integer", "minimum": 0}}),
+    ),
+    "/apply-template": (
+        "The text that a chat template makes of messages.",
+        lambda: _small("messages", messages=_MESSAGES),
+    ),
+    "/v1/chat/completions": ("Answer a conversation.", lambda: CHAT.describe(["messages"])),
+    "/v1/completions": ("Continue texts.", lambda: COMPLETIONS.describe(["prompt"])),
+}
+
+
+@lru_cache(maxsize=1)
+def describe_routes() -> dict[str, Any]:
+    """The page."""
+    failures = {code: {"$ref": "#/components/responses/error"} for code in _ERRORS}
+    paths: dict[str, Any] = {}
+    for path, told in _GETS.items():
+        paths[path] = {"get": {"summary": told, "responses": {"200": {"description": "OK"}, **failures}}}
+    for path, (told, describe) in _BODIES.items():
+        paths[path] = {
+            "post": {
+                "summary": told,
+                "requestBody": {"required": True, "content": {"application/json": {"schema": describe()}}},
+                "responses": {"200": {"description": "OK"}, **failures},
+            }
+        }
+    error = {
+        "type": "object",
+        "properties": {
+            "error": {
+                "type": "object",
+                "properties": {
+                    "message": {"type": "string"},
+                    "type": {"type": "string"},
+                    "param": {"type": ["string", "null"]},
+                    "code": {"type": ["string", "null"]},
+                },
+                "required": ["message", "type", "param", "code"],
+            }
+        },
+        "required": ["error"],
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "unspool", "version": __version__},
+        "paths": paths,
+        "components": {
+            "responses": {"error": {"description": "An error.", "content": {"application/json": {"schema": error}}}},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}, {}],
+    }

@@ -1,0 +1,64 @@
+"""What a server is told when it starts: limits, keys, addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+from unspool.errors import SettingError
+from unspool.numeric import is_number
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of what clients may ask for."""
+
+    body_bytes: int = 4 << 20
+    audio_bytes: int = 64 << 20
+    new_tokens: int = 8192  # of one choice
+    prompts: int = 64  # of one request
+    choices: int = 64  # of one request, `n` and `best_of` of all prompts
+    messages: int = 2048
+    stop_strings: int = 16
+    top_logprobs: int = 64
+    requests: int = 256  # at work or waiting, of all clients
+    requests_per_key: int = 256
+    priority: int = 0  # the highest that a client may ask for
+    request_seconds: float = 600.0  # then a request ends with what it has
+    send_seconds: float = 60.0  # that a client may take to read what was sent
+    body_seconds: float = 60.0  # that a client may take to send its request
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value, whole = getattr(self, one.name), one.type == "int"
+            least = 0 if one.name == "priority" else 1e-3
+            if not is_number(value) or (whole and not isinstance(value, int)) or not least <= value <= 1 << 40:
+                raise SettingError(f"the limit {one.name!r} must be a positive number, not {value!r:.40}")
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """How a server behaves; `unspool serve --help` says the same of its flags."""
+
+    limits: Limits = field(default_factory=Limits)
+    keys: Sequence[str] = ()  # without any, nobody is asked for one
+    hosts: Sequence[str] = ()  # names that a Host header may have; empty: loopback names, or any beyond loopback
+    origins: Sequence[str] = ()  # pages that may call this server from a browser
+    is_loopback: bool = True  # it is bound to this machine alone
+    restart: bool = False  # make a new engine where one has died
+    drain_seconds: float = 60.0
+    ping_seconds: float = 15.0  # of silence after which a stream gets a comment
+    log: str = "requests"  # or "none"
+
+    @classmethod
+    def read(cls, **given: Any) -> Self:
+        """Options from keyword arguments; names of limits are taken too."""
+        bounds = {name: given.pop(name) for name in [one.name for one in fields(Limits)] if name in given}
+        known = {one.name for one in fields(cls)}
+        for name in given:
+            if name not in known:
+                raise SettingError(f"a server has no option {name!r}; it has {', '.join(sorted(known))}")
+        if bounds:
+            given["limits"] = Limits(**bounds)
+        return cls(**given)

@@ -1,0 +1,101 @@
+"""Tokens as clients see them: their text, their bytes, and log-probabilities in the forms that clients read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from unspool.outputs import TokenLogprob
+from unspool.text import Tokenizer
+
+LOWEST: Final = -9999.0  # what stands for minus infinity, which JSON has no number for
+_BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@lru_cache(maxsize=1)
+def _list_letters() -> dict[str, int]:
+    """The byte that each letter of a byte-level vocabulary stands for."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(rest)}
+
+
+class TokenTexts:
+    """The texts and bytes of a vocabulary's tokens, each found once."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, tuple[str, bytes]] = {}
+
+    def find(self, token: int) -> tuple[str, bytes]:
+        """A token's text, and its bytes, which need not be whole characters."""
+        known = self._known.get(token)
+        if known is None:
+            known = self._known[token] = self._make(token)
+        return known
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, without special ones."""
+        return "" if self._tokenizer is None else self._tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def _make(self, token: int) -> tuple[str, bytes]:
+        if self._tokenizer is None:
+            return f"token_id:{token}", b""
+        text = self._tokenizer.decode([token])
+        spelled = self._tokenizer.convert_ids_to_tokens(token) or ""
+        if spelled.startswith("\u2581") and not text.startswith(" "):
+            text = f" {text}"
+        if "\ufffd" not in text:
+            return text, text.encode()
+        byte = _BYTE.fullmatch(spelled)
+        if byte is not None:
+            return text, bytes([int(byte[1], 16)])
+        letters = _list_letters()
+        if spelled and all(letter in letters for letter in spelled):
+            return text, bytes(letters[letter] for letter in spelled)
+        return text, text.encode()
+
+    # --- log-probabilities ---------------------------------------------------------------------------------------
+    def write_chat(self, told: Sequence[TokenLogprob], num_top: int) -> dict[str, Any]:
+        """The form of chats."""
+        return {"content": [self._write_token(one, num_top) for one in told], "refusal": None}
+
+    def _write_token(self, one: TokenLogprob, num_top: int) -> dict[str, Any]:
+        top = [self._write_entry(token, logprob) for token, logprob in one.top[:num_top]]
+        return {**self._write_entry(one.token_id, one.logprob), "top_logprobs": top}
+
+    def _write_entry(self, token: int, logprob: float) -> dict[str, Any]:
+        text, spelled = self.find(token)
+        return {"token": text, "logprob": max(logprob, LOWEST), "bytes": list(spelled)}
+
+    def write_completion(
+        self, told: Sequence[TokenLogprob | None], ids: Sequence[int], num_top: int, offset: int
+    ) -> dict[str, Any]:
+        """The form of completions; the first token of a prompt has no probability. `offset`: where the text begins."""
+        tokens, logprobs, tops, offsets = [], [], [], []
+        for token, one in zip(ids, told, strict=True):
+            text = self.find(token)[0]
+            tokens.append(text)
+            logprobs.append(None if one is None else max(one.logprob, LOWEST))
+            tops.append(None if one is None else self._write_top(one, num_top))
+            offsets.append(offset)
+            offset += len(text)
+        return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+
+    def _write_top(self, one: TokenLogprob, num_top: int) -> dict[str, float]:
+        found = {self.find(token)[0]: max(logprob, LOWEST) for token, logprob in one.top[:num_top]}
+        found.setdefault(self.find(one.token_id)[0], max(one.logprob, LOWEST))
+        return found
+
+    def write_prompt(self, told: Sequence[TokenLogprob | None]) -> list[dict[str, Any] | None]:
+        """vLLM's form of a prompt's log-probabilities."""
+        return [None if one is None else self._write_ranked(one) for one in told]
+
+    def _write_ranked(self, one: TokenLogprob) -> dict[str, Any]:
+        pairs = dict(one.top) | {one.token_id: one.logprob}
+        return {
+            str(token): {"logprob": max(logprob, LOWEST), "decoded_token": self.find(token)[0]}
+            for token, logprob in pairs.items()
+        }

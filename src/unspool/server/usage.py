@@ -1,0 +1,13 @@
+"""What a request cost, in the forms that clients read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unspool.server.work import Work
+
+
+def count_usage(work: Work) -> dict[str, Any]:
+    """OpenAI's form."""
+    prompt = work.order.num_prompt_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": work.num_new, "total_tokens": prompt + work.num_new}

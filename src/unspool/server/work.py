@@ -1,0 +1,271 @@
+"""An order at work in an engine: its answers when they are whole, or what is added to them as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from unspool.api.answer import Piece
+from unspool.engine import Engine, Request
+from unspool.outputs import Generation, TokenLogprob
+from unspool.server.calls import Call, CallReader
+from unspool.server.orders import Order
+from unspool.server.refusals import read_error
+from unspool.text import Tokenizer
+
+FINISH = {
+    "eos": "stop",
+    "stop_string": "stop",
+    "criteria": "stop",
+    "length": "length",
+    "time": "length",
+    "deadline": "length",
+    "cancelled": "length",
+}
+
+
+@dataclass
+class Delta:
+    """What a step adds to one choice."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    reason: str | None = None  # why it is the last, in the engine's words
+    has_calls: bool = False  # the choice has called a tool
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why it is the last, in OpenAI's words."""
+        if self.reason is None:
+            return None
+        return "tool_calls" if self.has_calls and self.reason != "length" else FINISH.get(self.reason, "stop")
+
+
+@dataclass
+class Choice:
+    """One whole answer."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    reason: str
+    logprobs: list[TokenLogprob] | None = None
+    calls: list[Call] = field(default_factory=list)
+    prompt_ids: list[int] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+
+    @property
+    def finish_reason(self) -> str:
+        """Why it ended, in OpenAI's words."""
+        return "tool_calls" if self.calls and self.reason != "length" else FINISH.get(self.reason, "stop")
+
+
+class Work:
+    """The requests of an order, submitted to an engine; closing it ends what still runs."""
+
+    def __init__(
+        self, engine: Engine, order: Order, tokenizer: Tokenizer | None, deadline: float | None = None
+    ) -> None:
+        self.order = order
+        self._tokenizer = tokenizer
+        self._readers: dict[int, CallReader] = {}
+        self._called: set[int] = set()
+        self.num_new = 0  # tokens written so far
+        self.started = time.monotonic()
+        self.first_at: float | None = None
+        self.requests: list[Request] = []
+        settings = order.settings
+        if order.call_format is not None:
+            settings = {**settings, "skip_special_tokens": False}
+        try:
+            for prompt in order.prompts:
+                self.requests.append(
+                    engine.submit(
+                        prompt, priority=order.priority, deadline=deadline, tenant=order.tenant, **dict(settings)
+                    )
+                )
+        except BaseException as error:
+            self.close()
+            if isinstance(error, Exception):
+                raise read_error(error, order.names) from error
+            raise
+
+    def close(self) -> None:
+        """End what still runs, within a step."""
+        for request in self.requests:
+            request.cancel()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing runs any more."""
+        return all(request.is_done for request in self.requests)
+
+    # --- whole answers -------------------------------------------------------------------------------------------
+    def wait(self, timeout: float | None = None) -> list[Choice]:
+        """The answers, for a thread that waits for them."""
+        return self._list_choices([request.result(timeout) for request in self.requests])
+
+    async def choices(self) -> list[Choice]:
+        """The answers, when all are whole. The event loop is woken once for each request, not for each token."""
+        loop = asyncio.get_running_loop()
+        for request in self.requests:
+            done = loop.create_future()
+
+            def tell(_: Request, done: asyncio.Future[None] = done) -> None:
+                with suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(_resolve, done)
+
+            request.when_done(tell)
+            await done
+        try:
+            return self._list_choices([request.result() for request in self.requests])
+        except Exception as error:
+            raise read_error(error, self.order.names, is_submitted=True) from error
+
+    def _list_choices(self, results: list[Generation]) -> list[Choice]:
+        order = self.order
+        made: list[Choice] = []
+        for place, result in enumerate(results):
+            rows = self._rank(result)
+            self.num_new += self._count(sum(map(len, result.token_ids)))
+            for copy, row in enumerate(rows):
+                made.append(self._make_choice(place, place * order.num_choices + copy, row, result))
+            first = self.requests[place].stats.first_token_seconds
+            if self.first_at is None and result.token_ids[0]:
+                self.first_at = self.started + first
+        return made
+
+    def _rank(self, result: Generation) -> list[int]:
+        """The rows that are returned: the likeliest of those that were drawn."""
+        order = self.order
+        rows = list(range(len(result.texts)))
+        if len(rows) == 1:
+            return rows * order.num_choices
+        if len(rows) > order.num_choices and result.logprobs is not None:
+            means = [_find_mean(told) for told in result.logprobs]
+            rows.sort(key=lambda row: -means[row])
+        return rows[: order.num_choices]
+
+    def _count(self, num_tokens: int) -> int:
+        """Tokens that an answer is said to have cost: one row that is returned several times counts as several."""
+        order = self.order
+        return 0 if order.writes_nothing else num_tokens * (order.num_choices if order.num_drawn == 1 else 1)
+
+    def _make_choice(self, place: int, index: int, row: int, result: Generation) -> Choice:
+        order = self.order
+        text, calls = result.texts[row], list[Call]()
+        if order.call_format is not None:
+            reader = self._make_reader()
+            said, calls = reader.put(text)
+            text = said + reader.end()
+        logprobs = None if result.logprobs is None or order.logprobs is None else result.logprobs[row]
+        ids = list(result.token_ids[row])
+        reason = result.finish_reasons[row]
+        if order.writes_nothing:
+            text, ids, reason, logprobs = "", [], "length", None if logprobs is None else []
+        told = None if result.prompt_logprobs is None else result.prompt_logprobs[0]
+        return Choice(index, text, ids, reason, logprobs, calls, order.prompts[place], told)
+
+    def _make_reader(self) -> CallReader:
+        assert self.order.call_format is not None
+        specials = [] if self._tokenizer is None else self._tokenizer.all_special_tokens
+        return CallReader(self.order.call_format, specials, self.order.most_calls)
+
+    # --- answers as they are written -----------------------------------------------------------------------------
+    async def deltas(self) -> AsyncIterator[list[Delta]]:
+        """What each step adds, until all have ended; raises what a request ended with."""
+        source = self._read_one(0) if len(self.requests) == 1 else self._read_several()
+        try:
+            async for place, piece in source:
+                if self.first_at is None:
+                    self.first_at = time.monotonic()
+                made = self._make_deltas(place, piece)
+                if made:
+                    yield made
+        except Exception as error:
+            raise read_error(error, self.order.names, is_submitted=True) from error
+        finally:
+            await source.aclose()
+
+    async def _read_one(self, place: int) -> Any:
+        async for piece in self.requests[place]:
+            yield place, piece
+
+    async def _read_several(self) -> Any:
+        """Pieces of all requests in the order in which they come."""
+        queue: asyncio.Queue[tuple[int, Piece] | BaseException | None] = asyncio.Queue(maxsize=64)
+
+        async def read(place: int) -> None:
+            try:
+                async for piece in self.requests[place]:
+                    await queue.put((place, piece))
+                await queue.put(None)
+            except Exception as error:
+                await queue.put(error)
+
+        tasks = [asyncio.create_task(read(place)) for place in range(len(self.requests))]
+        try:
+            left = len(tasks)
+            while left:
+                one = await queue.get()
+                if isinstance(one, BaseException):
+                    raise one
+                if one is None:
+                    left -= 1
+                else:
+                    yield one
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def _make_deltas(self, place: int, piece: Piece) -> list[Delta]:
+        order = self.order
+        self.num_new += self._count(len(piece.token_ids))
+        row = place * order.num_drawn + piece.row
+        text, calls, reason = str(piece), list[Call](), piece.finish_reason
+        if order.call_format is not None:
+            reader = self._readers.setdefault(row, self._make_reader())
+            if reader.is_full:
+                text = ""
+            else:
+                text, calls = reader.put(text)
+            if reason is not None:
+                text += reader.end()
+            if calls:
+                self._called.add(row)
+            if reader.is_full and calls and len(self.requests) == 1 and order.num_drawn == 1 and reason is None:
+                self.close()
+            if not text and not calls and reason is None:
+                return []
+        if reason == "cancelled" and row in self._called:
+            reason = "stop_string"
+        copies = range(order.num_choices) if order.num_drawn == 1 else (piece.row,)
+        return [
+            Delta(
+                place * order.num_choices + copy,
+                text,
+                piece.token_ids,
+                piece.logprobs,
+                calls,
+                reason,
+                row in self._called,
+            )
+            for copy in copies
+        ]
+
+
+def _resolve(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)
+
+
+def _find_mean(told: list[TokenLogprob]) -> float:
+    return math.fsum(one.logprob for one in told) / max(1, len(told))

@@ -1,0 +1,225 @@
+"""Load and faults: closed connections, slow readers, full servers, engines that die, drains, killed processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.running import Broken, RunningServer, Slow, make_fake_lm
+from unspool.server.sse import EventStream
+
+ENDLESS = {"max_tokens": 1500, "ignore_eos": True, "temperature": 0}
+
+
+def make_slow(seconds: float = 0.01) -> Any:
+    model = Slow(vocab=160, max_context=2048)
+    model.seconds = seconds
+    return make_fake_lm(model)
+
+
+def open_stream(server: RunningServer, **fields: Any) -> socket.socket:
+    """A raw connection that has asked for a stream, and reads when it wants to."""
+    body = json.dumps(
+        {"messages": [{"role": "user", "content": "hello"}], "stream": True, **ENDLESS, **fields}
+    ).encode()
+    host, _, port = server.address.removeprefix("http://").partition(":")
+    made = socket.create_connection((host, int(port)), timeout=30)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    made.sendall(head.encode() + body)
+    return made
+
+
+def test_a_closed_connection_frees_its_rows() -> None:
+    with RunningServer({"slow": make_slow()}, max_rows=8) as server:
+        for fields in ({}, {"num_beams": 3}, {"n": 3, "temperature": 1.0}):
+            stream = open_stream(server, **fields)
+            assert b"200 OK" in stream.recv(4096)
+            stream.close()
+            server.wait_until_idle(2.0)
+        whole = open_stream(server, stream=False)
+        time.sleep(0.2)
+        whole.close()
+        server.wait_until_idle(2.0)
+        engine = server.state.models.find("slow").engine
+        assert engine is not None and engine.stats.requests_cancelled == 4
+        assert server.state.metrics.num_gone == 4
+
+
+def test_a_storm_of_disconnects() -> None:
+    with RunningServer({"slow": make_slow(0.001)}, max_rows=8) as server:
+        for _ in range(3):
+            streams = [open_stream(server) for _ in range(20)]
+            for stream in streams[2:]:
+                stream.close()
+            assert server.chat(max_tokens=3, temperature=0).status_code == 200
+            for stream in streams[:2]:
+                stream.close()
+        server.wait_until_idle()
+
+
+async def test_a_reader_that_hangs_is_dropped() -> None:
+    closed: list[float] = []
+    started = time.monotonic()
+
+    async def events() -> AsyncIterator[bytes]:
+        for _ in range(10):
+            yield b"data: {}\n\n"
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.sleep(60)  # the socket's buffers are full
+
+    async def receive() -> Any:
+        await asyncio.sleep(60)
+
+    stream = EventStream(events(), lambda: closed.append(time.monotonic() - started), send_seconds=0.2)
+    await stream({"type": "http"}, receive, send)
+    assert len(closed) == 1 and 0.1 < closed[0] < 5
+
+
+def test_silence_is_filled_with_pings() -> None:
+    with (
+        RunningServer({"slow": make_slow(0.4)}, ping_seconds=0.1) as server,
+        httpx.stream(
+            "POST",
+            f"{server.address}/v1/chat/completions",
+            json={"messages": [{"role": "user", "content": "hello"}], "stream": True, "max_tokens": 2},
+            timeout=30,
+        ) as answer,
+    ):
+        lines = list(answer.iter_lines())
+        assert lines.count(": ping") >= 2 and lines[-2] == "data: [DONE]"
+
+
+def test_a_full_server_says_when_to_come_back() -> None:
+    with RunningServer({"slow": make_slow()}, requests=2) as server:
+        streams = [open_stream(server) for _ in range(2)]
+        for stream in streams:
+            stream.recv(100)
+        answer = server.chat()
+        assert answer.status_code == 429 and 1 <= int(answer.headers["retry-after"]) <= 60
+        assert answer.json()["error"]["type"] == "rate_limit_error"
+        for stream in streams:
+            stream.close()
+        server.wait_until_idle()
+        assert server.chat(max_tokens=2).status_code == 200
+
+
+def test_a_request_ends_at_its_deadline_with_what_it_has() -> None:
+    with RunningServer({"slow": make_slow()}, request_seconds=0.3) as server:
+        answer = server.chat(**ENDLESS).json()
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert 1 <= answer["usage"]["completion_tokens"] < 100
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_an_engine_that_dies(restart: bool) -> None:
+    with RunningServer({"broken": make_fake_lm(Broken(vocab=160, max_context=2048))}, restart=restart) as server:
+        assert server.chat(max_tokens=2).status_code == 200
+        Broken.breaks = True
+        lost = server.chat(max_tokens=2)
+        assert lost.status_code == 503 and "send it again" in lost.json()["error"]["message"]
+        if restart:
+            assert server.chat(max_tokens=2).status_code == 200
+            assert server.get("/health").status_code == 200
+        else:
+            assert server.get("/health").status_code == 503
+            assert server.chat(max_tokens=2).status_code == 503
+
+
+def test_many_streams_at_once_are_each_what_they_are_alone() -> None:
+    lm = make_fake_lm()
+    prompts = [f"hello {place % 17} the cat" for place in range(200)]
+    asked = {"max_tokens": 5, "temperature": 0.9, "stream": True}
+    alone = {
+        prompt: lm.generate(prompt, max_new_tokens=5, do_sample=True, temperature=0.9, top_k=0, seed=len(prompt)).text
+        for prompt in set(prompts)
+    }
+
+    async def read(client: httpx.AsyncClient, prompt: str) -> str:
+        parts = []
+        body = {"prompt": prompt, "seed": len(prompt), **asked}
+        async with client.stream("POST", "/v1/completions", json=body) as answer:
+            assert answer.status_code == 200
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    parts.append(json.loads(line[6:])["choices"][0]["text"])
+        return "".join(parts)
+
+    async def main(address: str) -> list[str]:
+        limits = httpx.Limits(max_connections=200)
+        async with httpx.AsyncClient(base_url=address, timeout=60, limits=limits) as client:
+            return await asyncio.gather(*(read(client, prompt) for prompt in prompts))
+
+    with RunningServer({"fake": lm}, max_rows=16, requests=400) as server:
+        assert asyncio.run(main(server.address)) == [alone[prompt] for prompt in prompts]
+        server.wait_until_idle()
+
+
+def test_a_drain_lets_requests_end_and_takes_no_others() -> None:
+    with RunningServer({"slow": make_slow(0.02)}) as server:
+        answers: list[httpx.Response] = []
+        asking = threading.Thread(target=lambda: answers.append(server.chat(max_tokens=30, ignore_eos=True)))
+        asking.start()
+        while not server.state.gate.num_active:
+            time.sleep(0.01)
+        with httpx.Client(base_url=server.address) as kept:
+            assert kept.get("/ready").status_code == 200
+            server.server.handle_exit(signal.SIGTERM, None)
+            assert kept.get("/ready").status_code == 503
+            assert kept.post("/v1/completions", json={"prompt": "hello"}).status_code == 503
+        asking.join(30)
+        assert answers[0].status_code == 200 and answers[0].json()["usage"]["completion_tokens"] == 30
+
+
+def start_process(ready: Path, port: int, *words: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "unspool", "serve", "--port", str(port), "--ready-file", str(ready), *words]
+    made = subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    until = time.monotonic() + 60
+    while not (ready.exists() and ready.read_text().endswith("\n")):
+        assert made.poll() is None and time.monotonic() < until
+        time.sleep(0.05)
+    return made
+
+
+def test_the_program_is_killed_started_again_and_ended(tmp_path: Path, default_model_file: Path) -> None:
+    ready, keys = tmp_path / "ready", tmp_path / "keys"
+    keys.write_text("# one per line\nthe-only-secret\n")
+    words = ("--max-rows", "4", "--api-key-file", str(keys), str(default_model_file))
+    first = start_process(ready, 0, *words)
+    address = ready.read_text().strip()
+    headers = {"authorization": "Bearer the-only-secret"}
+    body = {"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
+    text = httpx.post(f"{address}/v1/completions", json=body, headers=headers, timeout=60).json()["choices"][0]["text"]
+    assert "Paris" in text
+    first.send_signal(signal.SIGKILL)
+    first.wait(30)
+    ready.unlink()
+    second = start_process(ready, int(address.rpartition(":")[2]), *words)
+    assert ready.read_text().strip() == address
+    curl = [
+        "curl",
+        "-s",
+        "-H",
+        "Authorization: Bearer the-only-secret",
+        f"{address}/v1/completions",
+        "-d",
+        json.dumps(body),
+    ]
+    answer = json.loads(subprocess.run(curl, capture_output=True, timeout=60, check=True).stdout)
+    assert answer["choices"][0]["text"] == text
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(30) == 0 and not ready.exists()
