@@ -18,9 +18,18 @@ from unspool.errors import SettingError, UnsupportedError
 LegacyPair = tuple[tuple[torch.Tensor, ...], ...]
 
 
-def _of_decoder(name: str) -> Any:
-    """What the decoder's part has under that name."""
+def _value(name: str) -> Any:
+    """The decoder's part's value of that name."""
     return property(lambda pair: getattr(pair.self_attention_cache, name))
+
+
+def _method(name: str) -> Any:
+    """The decoder's part's method of that name."""
+
+    def call(pair: EncoderDecoderCache, *args: Any, **kwargs: Any) -> Any:
+        return getattr(pair.self_attention_cache, name)(*args, **kwargs)
+
+    return call
 
 
 class EncoderDecoderCache(Cache):
@@ -40,12 +49,13 @@ class EncoderDecoderCache(Cache):
         self._span = None
 
     # The decoder's part moves, and answers for the pair; the encoder's is written once.
-    lengths, room, is_endless = map(_of_decoder, ("lengths", "room", "is_endless"))
-    is_trying, is_in_order, num_forks = map(_of_decoder, ("is_trying", "is_in_order", "num_forks"))
-    rolls_back_exactly, _reserve = map(_of_decoder, ("rolls_back_exactly", "_reserve"))
-    write, write_flat, begin_trial = map(_of_decoder, ("write", "write_flat", "begin_trial"))
-    mask, key_positions, order_weights = map(_of_decoder, ("mask", "key_positions", "order_weights"))
-    get_seq_length, get_max_cache_shape = map(_of_decoder, ("get_seq_length", "get_max_cache_shape"))
+    lengths, room, is_endless = map(_value, ("lengths", "room", "is_endless"))
+    is_trying, is_in_order, num_forks = map(_value, ("is_trying", "is_in_order", "num_forks"))
+    rolls_back_exactly = _value("rolls_back_exactly")
+    write, write_flat, begin_trial = map(_method, ("write", "write_flat", "begin_trial"))
+    mask, key_positions, order_weights = map(_method, ("mask", "key_positions", "order_weights"))
+    get_seq_length, get_max_cache_shape = map(_method, ("get_seq_length", "get_max_cache_shape"))
+    _reserve = _method("_reserve")
 
     @property
     def can(self) -> frozenset[str]:  # type: ignore[override]  # what both parts can
