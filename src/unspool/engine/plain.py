@@ -140,6 +140,7 @@ class Runway:
 
     def __init__(self) -> None:
         self._spare: list[tuple[torch.Tensor, Any]] = []
+        self._stream: Any = None  # the driving thread's; asking for it takes longer than recording an event
 
     def launch(self, lineup: Lineup, tokens: torch.Tensor, edges: list[int]) -> Flight:
         """Send the tokens of the step just launched."""
@@ -154,7 +155,9 @@ class Runway:
         host, event = self._spare.pop()
         part = host[:count]
         part.copy_(tokens, non_blocking=True)
-        event.record()
+        if self._stream is None:
+            self._stream = torch.cuda.current_stream(tokens.device)
+        event.record(self._stream)
         return Flight(lineup, part, edges, event, host)
 
     def land(self, flight: Flight) -> Landed:
