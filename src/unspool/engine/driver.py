@@ -46,7 +46,6 @@ class Driver:
         self.death: EngineError | None = None
         self._thread: threading.Thread | None = None
         self._device = model.device
-        self._gathers = model.device.type == "cuda"
         self._num_asking = 0  # threads that are about to submit
 
     # --- from any thread ---------------------------------------------------------------------------------------
@@ -118,13 +117,13 @@ class Driver:
         with self._changed:
             while not (self._is_closing or self._incoming or self._cancelled or self._tasks):
                 self._changed.wait()
-            if self._gathers and not self._tasks:
+            if not self._tasks:
                 self._gather()
             return not self._is_closing
 
     def _gather(self) -> None:
-        """Let requests that come together be read together: a pass over a few tokens takes a GPU's host as long as one
-        over many, and whoever submits the next would wait for it."""
+        """Let requests that come together be read together: a pass over a few tokens takes about as long as one over
+        many, and whoever submits the next would wait for it."""
         until, most = time.monotonic() + _LONGEST_WAIT, self.scheduler.limits.tokens_per_pass
         while not self._is_closing and (left := until - time.monotonic()) > 0:
             count, num_asking = len(self._incoming), self._num_asking
