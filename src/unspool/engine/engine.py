@@ -130,7 +130,7 @@ class Engine:
             raise SettingError("`tenant` is a name of at most 256 characters")
         if self._driver.is_closed:
             raise self._driver.death or EngineError("the engine is closed and takes no more requests; make another")
-        with self._beside():
+        with self._driver.asking(), self._beside():
             return self._submit(prompt, priority, deadline, tenant, streamer, settings)
 
     def _beside(self) -> AbstractContextManager[Any]:
@@ -329,7 +329,7 @@ def _as_language_model(model: Any) -> LanguageModel:
 
 
 def _check_invariance(model: Any) -> None:
-    """Raise where a row's numbers depend on how many rows there are."""
+    """Raise if a row's numbers depend on how many rows there are."""
     if not getattr(model, "is_batch_invariant", False):
         where = "on a GPU" if model.device.type == "cuda" else "with these weights"
         raise UnsupportedError(

@@ -119,7 +119,7 @@ def _refuse_rules_given_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _read_vocabulary_and_merges(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
     vocabulary = _read_json(folder / "vocab.json", MAX_TOKENIZER_BYTES)
-    check_vocabulary(vocabulary, folder / "vocab.json", 2**31 - 1)
+    check_vocabulary(vocabulary, folder / "vocab.json")
     text = read_text(folder / "merges.txt", MAX_TOKENIZER_BYTES)
     lines = [line for line in text.split("\n") if line and not line.startswith("#version")]
     merges = [tuple(line.split(" ")) for line in lines]
@@ -200,7 +200,7 @@ def _token_text(value: Any, name: str) -> str | None:
 
 
 def _read_chat_template(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
-    """The template file where there is one, which holds over the template in the configuration."""
+    """The template file if there is one, which holds over the template in the configuration."""
     named = {
         path.stem: read_text(path, MAX_TEMPLATE_BYTES)
         for path in sorted(folder.glob("additional_chat_templates/*.jinja"))[:100]

@@ -286,18 +286,21 @@ class CapturedStep:
     def run(self, tokens: torch.Tensor, starts: Sequence[int], places: Places, want: Want) -> Forward:
         """The result of the pass: logits (tokens, vocab) in float32, and what else its shape contains."""
         shape, count = self._shape, len(starts) * self._shape.num_new
-        with torch.inference_mode():
-            if self._places is None or self._places() is not places:
-                self._send_places(places)
-            if self._lengths != starts:
-                self._send_lengths(starts)
-            if self._epilogue is not None:
-                self._epilogue.set_inputs(want.epilogue)
-            if self._graph is None:
-                self._graph = self._capture(starts)
-            if tokens is not self._fed:
-                self._inputs.tokens[:count].copy_(tokens.reshape(-1))
-            self._graph.replay()
+        is_known = self._places is not None and self._places() is places
+        if not (is_known and tokens is self._fed and self._lengths == starts and self._epilogue is None):
+            with torch.inference_mode():
+                if not is_known:
+                    self._send_places(places)
+                if self._lengths != starts:
+                    self._send_lengths(starts)
+                if self._epilogue is not None:
+                    self._epilogue.set_inputs(want.epilogue)
+                if self._graph is None:
+                    self._graph = self._capture(starts)
+                if tokens is not self._fed:
+                    self._inputs.tokens[:count].copy_(tokens.reshape(-1))
+        assert self._graph is not None
+        self._graph.replay()
         self._fed = None
         is_advanced = shape.num_new == 1 or shape.is_forked
         self._lengths = [start + 1 for start in starts] if is_advanced else list(starts)
