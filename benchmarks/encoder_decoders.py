@@ -22,18 +22,18 @@ import torch
 import unspool
 
 CHINESE = (
+    "这本书讲述了一个年轻人在战争年代寻找父亲的故事，出版后受到了读者的广泛欢迎。",
     "今天天气很好，我们去公园散步吧。",
     "他在北京的一家大公司工作了十年，去年才回到家乡。",
     "请问，火车站怎么走？",
-    "这本书讲述了一个年轻人在战争年代寻找父亲的故事，出版后受到了读者的广泛欢迎。",
     "我昨天买的手机坏了。",
     "科学家们发现，这种鸟每年都会飞越数千公里到南方过冬。",
     "由于大雨，今天晚上的音乐会改到下周六举行，门票继续有效。",
     "你能帮我一个忙吗？",
 )
 ENGLISH = (
-    "Translate to German: The house is wonderful.",
     "Translate to French: My father has worked for the same company for more than ten years.",
+    "Translate to German: The house is wonderful.",
     "Write a title: add retry logic to the download client and log every failure with its reason",
     "Translate to German: Please open the window, it is very warm in here.",
     "Answer the question: What is the capital of France?",
