@@ -2,7 +2,8 @@
 
 On a GPU: shapes with random weights in bfloat16, whose speed does not depend on their values. Elsewhere, or with
 `--model`: a model of that name. Every figure is of whole requests, prompts' reading included; each way runs once to
-warm up and then `--rounds` times, of which the fastest counts.
+warm up and then `--rounds` times, of which the fastest counts. No round's prompts begin as another's do, or an engine
+would find what it has read in the round before.
 
 - greedy: 256 requests at once, prompts of 64 to 1,024 tokens, 128 new ones each
 - mixed: the same prompts, 16 to 512 new tokens, and a temperature, top-p, penalty and seed of their own
@@ -63,7 +64,7 @@ class Setting:
 
     def __init__(self, lm: LanguageModel, options: argparse.Namespace, name: str) -> None:
         self.lm, self.name, self.options = lm, name, options
-        self.device = lm.device
+        self.device, self._num_renewals = lm.device, 0
         order = random.Random(0)
         self.vocab = min(lm.model.info.vocab_size, 100_000)
         self.prompts = [
@@ -84,6 +85,12 @@ class Setting:
     def make_prompt(self, order: random.Random, length: int) -> list[int]:
         return [order.randrange(3, self.vocab) for _ in range(length)]
 
+    def renew(self) -> None:
+        """Let every prompt begin with another token: no engine finds what it has read before."""
+        self._num_renewals += 1
+        for prompt in self.prompts:
+            prompt[0] = 3 + self._num_renewals % (self.vocab - 3)
+
     def make_engine(self, **more: Any) -> unspool.Engine:
         options = self.options
         longest = options.prompt_tokens[1] + max(options.num_new, options.mixed_tokens[1]) + 64
@@ -102,6 +109,7 @@ class Setting:
         seconds = []
         for _ in range(self.options.rounds + 1):
             gc.collect()
+            self.renew()
             self.synchronize()
             started = time.perf_counter()
             function()
@@ -176,6 +184,7 @@ def measure_host(setting: Setting) -> dict[str, float]:
     try:
         with setting.make_engine() as engine:
             for _ in range(2):
+                setting.renew()
                 waited.clear()
                 stepped.clear()
                 run_all(engine, setting.prompts[:count], [asked] * count)
@@ -196,7 +205,7 @@ def measure_strategies(setting: Setting) -> dict[str, float]:
     alone = setting.time(
         lambda: [setting.lm.generate(prompt, **one) for prompt, one in zip(prompts, asked, strict=False)]
     )
-    with setting.make_engine() as engine:
+    with setting.make_engine(share_prefixes=False) as engine:
         together = setting.time(lambda: run_all(engine, prompts, asked))
     free(setting)
     return {"one after the other s": alone, "engine s": together, "times": alone / together}
@@ -242,6 +251,7 @@ def measure_arrivals(setting: Setting) -> dict[str, float]:
         }
         for _ in range(setting.options.rounds + 1):  # in turns: a machine's speed changes with time
             for name, way in ways.items():
+                setting.renew()
                 started = time.perf_counter()
                 way()
                 seconds[name].append(time.perf_counter() - started)

@@ -89,6 +89,8 @@ class Want:
     early: tuple[int, ...] = ()  # layers whose states are to be read by the head too; 0 is the embeddings
     exit_layer: int | None = None  # only the first so many layers run, then the head (models that can "early_exit")
     epilogue: Epilogue | None = None  # what follows the pass; one that does it sets `Forward.epilogue`
+    # What is returned is read at once, by one thread and without changing it: it may be overwritten by the next pass.
+    is_brief: bool = False
 
 
 LAST = Want()
@@ -106,6 +108,8 @@ class Forward:
     early_logits: tuple[torch.Tensor, ...] | None = None  # a layer of `Want.early` each: (rows, vocab), last position
     # (rows,) or (rows, new), as the logits are: the first token of the highest one, if the pass found it
     likeliest: torch.Tensor | None = None
+    # (rows, 1): the likeliest tokens where the next pass reads them; given to it as they are, they are not copied
+    fed: torch.Tensor | None = None
     epilogue: Any = None  # what `Want.epilogue` gave, if the pass did it itself; `likeliest` is by its scores then
     # Whether states and weights are in the columns that the caller gave and need no more padding.
     is_laid_out: bool = False

@@ -9,19 +9,15 @@ import torch
 
 import unspool
 from tests.conformance.cases import load_model
+from tests.grammar.tiny import load_tiny
 from unspool.decoding import choice
 from unspool.decoding.rows import Rows
-from unspool.decoding.strategies.ahead import AheadTurns, Flight
+from unspool.decoding.strategies.ahead import AheadTurns
 from unspool.errors import NoTokenLeftError
 
 
-class Arrived:
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
-
-
-def launch(_: type[Flight], tokens: torch.Tensor, rows: Rows) -> Flight:
-    return Flight(list(rows.numbers), max(rows.ends), tokens.clone(), Arrived())
+def read_history(rows: Rows, width: int | None = None) -> torch.Tensor:
+    return rows._on_host.read(rows.history(width))
 
 
 @pytest.fixture
@@ -35,7 +31,7 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> list[AheadTurns]:
         made.append(self)
 
     monkeypatch.setattr(AheadTurns, "__init__", note)
-    monkeypatch.setattr(Flight, "launch", classmethod(launch))
+    monkeypatch.setattr(Rows, "read_history", read_history)
     monkeypatch.setattr(choice, "can_run_ahead", lambda *_, **__: True)
     return made
 
@@ -60,6 +56,16 @@ def test_tokens_are_those_of_steps_one_by_one(settings: dict[str, Any], count: i
     made = request.getfixturevalue("ahead")
     assert generate(IDS, max_new_tokens=count, **settings).tolist() == expected.tolist()
     assert len(made) == 1 and not made[0].flights
+
+
+def test_grammars_read_the_tokens_that_are_on_their_way(request: Any) -> None:
+    schemas = [{"enum": ["ab", 7]}, {"type": "array", "items": {"type": "boolean"}, "minItems": 3}, None]
+    asked: dict[str, Any] = {"json_schema": schemas, "max_new_tokens": 24, "eos_token_id": 2, "drafter": False}
+    prompts = [[5, 17, 90], [40, 41], [100, 7, 8]]
+    expected = load_tiny("llama").generate(prompts, **asked)
+    made = request.getfixturevalue("ahead")
+    assert load_tiny("llama").generate(prompts, **asked).token_ids == expected.token_ids
+    assert len(made) == 1 and len({len(tokens) for tokens in expected.token_ids}) > 1  # rows left at different steps
 
 
 def test_a_given_cache_is_left_as_steps_one_by_one_leave_it(ahead: list[AheadTurns]) -> None:

@@ -25,6 +25,7 @@ from tests.engine.test_mixes import LAYERED, REQUESTS, check, try_call
 
 NUM_THREADS = 8
 NUM_BLOCKS = 60
+NUM_LOOKS = 20  # at the memory
 LONG = 300  # seconds after which growth would show
 GROWTH_ALLOWED = (
     48 << 20
@@ -157,11 +158,19 @@ def soak(seconds: float, seed: int) -> int:
     for thread in threads:
         thread.start()
     began = time.monotonic()
-    early = 0
+    early, looks = 0, 0
     while any(thread.is_alive() for thread in threads):
         time.sleep(min(5.0, seconds / 20))
-        if not early and time.monotonic() - began > seconds / 2:
-            early = read_memory()
+        if time.monotonic() - began > seconds * (looks + 1) / NUM_LOOKS:
+            looks, memory = looks + 1, read_memory()
+            early = memory if looks == NUM_LOOKS // 2 else early
+            if seconds >= LONG:  # growth of memory without growth of objects is the allocator's
+                minutes = (time.monotonic() - began) / 60
+                print(
+                    f"{minutes:5.1f} min: {memory >> 20} MiB, {len(gc.get_objects())} objects, "
+                    f"{threading.active_count()} threads, {tally.submitted} requests",
+                    flush=True,
+                )
     for thread in threads:
         thread.join()
     late = read_memory()

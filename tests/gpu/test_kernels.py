@@ -423,3 +423,22 @@ def test_attention_of_branches(dtype: torch.dtype, window: int | None) -> None:
         read, _ = attend(new[:, :heads].transpose(0, 1)[None].double(), k, v, scale=0.1)
         check(out[row], read.reshape(-1), dtype)
         assert torch.equal(own[0][row, num_own].view(-1), qkv[row, heads * width :])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "new", "is_shared"), [(1, 70, False), (3, 5, False), (4, 9, True)])
+def test_rotated_heads(dtype: torch.dtype, rows: int, new: int, is_shared: bool) -> None:
+    from unspool.kernels.gpu.attention.rotating import rotate_heads_
+
+    heads, kv_heads, width = 12, 4, 32
+    qkv = random(rows, new, heads + 2 * kv_heads, width, dtype=dtype)
+    table = RotaryTable([10000.0 ** (-2 * place / 24) for place in range(12)], 1.5, DEVICE).reserve(500)  # 24 of 32
+    positions = torch.randint(0, 500, (1 if is_shared else rows, new), device=DEVICE)
+    factors = table[positions].unsqueeze(2)
+    expected = qkv.float()
+    rotate_(expected[:, :, : heads + kv_heads], factors)
+    rotate_heads_(qkv[:, :, : heads + kv_heads], factors)
+    check(qkv, expected, dtype)
+    torch.testing.assert_close(
+        qkv[:, :, heads + kv_heads :].float(), expected[:, :, heads + kv_heads :], rtol=0, atol=0
+    )

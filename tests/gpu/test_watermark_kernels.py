@@ -12,7 +12,12 @@ import pytest
 import torch
 
 from unspool.kernels.contexts import Text
-from unspool.watermark import GumbelWatermarkLogitsProcessor, SynthIDTextWatermarkLogitsProcessor, twister
+from unspool.watermark import (
+    GumbelWatermarkLogitsProcessor,
+    SynthIDTextWatermarkLogitsProcessor,
+    WatermarkLogitsProcessor,
+    twister,
+)
 from unspool.watermark.contexts import is_last_repeated, take_windows
 from unspool.watermark.tournament import PackedBits, mark_plainly
 
@@ -113,26 +118,27 @@ def test_gumbel_leaves_rows_without_a_finite_highest_score() -> None:
 @pytest.mark.parametrize("depth", [1, 10, 12, 30, 34])
 @pytest.mark.parametrize(("vocab", "size"), [(300, 2**10), (3000, 2**10), (2500, 2**12)])
 def test_tournaments_are_won_as_the_reference_s(depth: int, vocab: int, size: int) -> None:
-    from unspool.kernels.gpu.marks.tournament import mark_scores
+    from unspool.kernels.gpu.marks.tournament import look_up_bits, mark_scores
 
     mark = SynthIDTextWatermarkLogitsProcessor(5, [7919 * n + 3 for n in range(depth)], size, 1, 8, "cpu")
     bits: PackedBits = mark.packed
     contexts = mark._hash(make_ids(4, 4, vocab))
     scores, repeated = make_scores(4, vocab), torch.tensor([0, 0, 1, 0], dtype=torch.int32)
     expected = mark_plainly(scores, bits, contexts, repeated)
-    arguments = [one.to(DEVICE) for one in (scores, contexts, repeated, bits.words)]
-    found = mark_scores(*arguments, bits.depth, bits.step)
+    looked_up = look_up_bits(contexts.to(DEVICE), bits.words.to(DEVICE), vocab, bits.step)
+    arguments = (scores.to(DEVICE), looked_up, repeated.to(DEVICE), bits.depth, size)
+    found = mark_scores(*arguments)
     check_logs(found.cpu(), expected)
-    assert torch.equal(found, mark_scores(*arguments, bits.depth, bits.step))  # sums don't depend on their order
+    assert torch.equal(found, mark_scores(*arguments))  # sums don't depend on their order
 
 
 def test_tournaments_leave_rows_without_a_finite_highest_score() -> None:
-    from unspool.kernels.gpu.marks.tournament import mark_scores
+    from unspool.kernels.gpu.marks.tournament import look_up_bits, mark_scores
 
     mark = SynthIDTextWatermarkLogitsProcessor(5, [3, 5], 2**10, 1, 8, "cpu")
     scores, none = make_odd_scores(2000), torch.zeros(4, dtype=torch.int32)
-    arguments = [one.to(DEVICE) for one in (scores, torch.arange(4), none, mark.packed.words)]
-    found = mark_scores(*arguments, 2, mark.packed.step).cpu()
+    looked_up = look_up_bits(torch.arange(4).to(DEVICE), mark.packed.words.to(DEVICE), 2000, mark.packed.step)
+    found = mark_scores(scores.to(DEVICE), looked_up, none.to(DEVICE), 2, 2**10).cpu()
     expected = mark_plainly(scores, mark.packed, torch.arange(4), none)
     check_logs(found[:1], expected[:1])
     torch.testing.assert_close(found[1:], scores[1:], atol=0, rtol=0, equal_nan=True)
@@ -144,11 +150,12 @@ def test_tournaments_leave_rows_without_a_finite_highest_score() -> None:
 @pytest.mark.parametrize(("vocab", "num_first"), [(2, 1), (160, 40), (997, 996), (2000, 0), (3000, 750), (4096, 2048)])
 @pytest.mark.parametrize("bias", [2.0, -1.5])
 def test_green_lists_are_torch_s_permutations(vocab: int, num_first: int, bias: float) -> None:
-    from unspool.kernels.gpu.marks.green_lists import raise_green
+    from unspool.kernels.gpu.marks.green_lists import find_green, raise_green
 
     seeds = torch.tensor([0, 5, 15485863 * 77 & twister.SEED_BITS, 2**32 - 1])
     scores = make_scores(4, vocab)
-    found = raise_green(scores.to(DEVICE), seeds.to(DEVICE), num_first, bias).cpu()
+    green = find_green(seeds.to(DEVICE), vocab, num_first)
+    found = raise_green(scores.to(DEVICE), green, bias).cpu()
     for row, seed in enumerate(seeds.tolist()):
         first = torch.randperm(vocab, generator=torch.Generator().manual_seed(seed))[:num_first]
         is_green = torch.zeros(vocab).index_fill(0, first, 1.0)
@@ -163,3 +170,17 @@ def test_single_tokens_are_followed_through_the_shuffle(vocab: int, num_first: i
     seeds = (tokens * 7919 + 12345) & twister.SEED_BITS
     expected = twister.are_first(seeds, tokens, vocab, num_first)
     assert torch.equal(are_first(seeds.to(DEVICE), tokens.to(DEVICE), vocab, num_first).cpu(), expected)
+
+
+@pytest.mark.parametrize(("vocab", "width"), [(160, 1), (3000, 4)])
+def test_candidates_are_raised_by_their_own_lists(vocab: int, width: int) -> None:
+    from unspool.kernels.gpu.marks.green_lists import OwnLists, raise_own
+
+    settings = {"greenlist_ratio": 0.25, "bias": 2.0, "seeding_scheme": "selfhash", "context_width": width}
+    mark = WatermarkLogitsProcessor(vocab, "cpu", hashing_key=2**40 + 7, **settings)
+    scores, ids = make_scores(3, vocab), make_ids(3, 6, vocab)
+    highest, candidates = scores.topk(40)
+    assert mark._table is not None
+    lists = OwnLists(mark._table.to(DEVICE), torch.tensor([2**40 + 7], device=DEVICE), width - 1, mark.greenlist_size)
+    arguments = [one.to(DEVICE) for one in (scores, ids, highest, candidates)]
+    assert torch.equal(raise_own(*arguments, lists, 2.0).cpu(), mark(ids, scores))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -55,7 +56,10 @@ YARN = {
 
 def _make(name: str, **settings: Any) -> Callable[[], Any]:
     def build() -> Any:
-        config = getattr(transformers, f"{name}Config")(**settings)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # GPT-BigCode's own, on import
+            config = getattr(transformers, f"{name}Config")(**settings)
+            getattr(transformers, f"{name}PreTrainedModel", None)
         head = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}.get(name, f"{name}ForCausalLM")
         # Falcon's eager attention adds ALiBi twice (in the mask and to the scores); its other one is right.
         attention = "sdpa" if settings.get("alibi") else "eager"
@@ -80,6 +84,71 @@ CASES: dict[str, Callable[[], Any]] = {
     "gemma": _make("Gemma", **{**LLAMA, "head_dim": 8}),
     "gemma2": _make("Gemma2", **GEMMA, sliding_window=5),
     "gemma3": _make("Gemma3Text", **{**GEMMA, "num_hidden_layers": 4}, sliding_window=5, sliding_window_pattern=3),
+    "vaultgemma": _make("VaultGemma", **GEMMA, sliding_window=5),
+    "smollm3": _make("SmolLM3", **{**LLAMA, "num_hidden_layers": 4}),
+    "smollm3-window": _make(
+        "SmolLM3",
+        **{**LLAMA, "num_hidden_layers": 4},
+        use_sliding_window=True,
+        sliding_window=5,
+        no_rope_layer_interval=2,
+    ),
+    "exaone4": _make("Exaone4", **{**LLAMA, "num_hidden_layers": 4}, sliding_window=5, sliding_window_pattern=2),
+    "exaone4-full": _make("Exaone4", **LLAMA, sliding_window=None, layer_types=["full_attention"] * 3),
+    "cwm": _make("Cwm", **{**LLAMA, "num_hidden_layers": 5}, head_dim=8, sliding_window=5),
+    "ministral": _make(
+        "Ministral",
+        **LLAMA,
+        head_dim=8,
+        sliding_window=5,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "granite": _make(
+        "Granite",
+        **LLAMA,
+        embedding_multiplier=6.0,
+        residual_multiplier=0.22,
+        attention_multiplier=0.4,
+        logits_scaling=3.0,
+    ),
+    "seed_oss": _make("SeedOss", **LLAMA, head_dim=8, attention_out_bias=True, mlp_bias=True),
+    "helium": _make("Helium", **LLAMA, head_dim=8, attention_bias=True),
+    "ernie4_5": _make("Ernie4_5", **LLAMA, head_dim=8, use_bias=True),
+    "arcee": _make("Arcee", **LLAMA),
+    "jais2": _make("Jais2", **LLAMA),
+    "nemotron": _make("Nemotron", **LLAMA, attention_bias=True),
+    "starcoder2": _make("Starcoder2", **LLAMA, sliding_window=5),
+    "stablelm": _make("StableLm", **LLAMA, partial_rotary_factor=0.5, use_qkv_bias=True),
+    "stablelm-12b": _make("StableLm", **LLAMA, use_parallel_residual=True, qk_layernorm=True),
+    "olmo": _make("Olmo", **LLAMA),
+    "olmo2": _make("Olmo2", **LLAMA),
+    "olmo3": _make("Olmo3", **{**LLAMA, "num_hidden_layers": 4}, sliding_window=5),
+    "cohere": _make("Cohere", **LLAMA),
+    "cohere-normed": _make("Cohere", **LLAMA, use_qk_norm=True, attention_bias=True, logit_scale=0.3),
+    "cohere2": _make("Cohere2", **{**LLAMA, "num_hidden_layers": 4}, sliding_window=5),
+    "glm": _make("Glm", **LLAMA, head_dim=8),
+    "glm4": _make("Glm4", **LLAMA, head_dim=8),
+    "phi3": _make("Phi3", **LLAMA, sliding_window=5),
+    "persimmon": _make("Persimmon", **SIZES, intermediate_size=48),
+    "gpt_bigcode": _make("GPTBigCode", **SIZES),
+    "gpt_bigcode-many": _make("GPTBigCode", **SIZES, multi_query=False),
+    "gpt_neo": _make(
+        "GPTNeo", **{**SIZES, "num_hidden_layers": 4}, attention_types=[[["global", "local"], 2]], window_size=5
+    ),
+    "codegen": _make("CodeGen", **SIZES, rotary_dim=4),
+    "biogpt": _make("BioGpt", **SIZES, intermediate_size=48),
+    "mpt": _make(
+        "Mpt",
+        vocab_size=97,
+        d_model=32,
+        n_layers=3,
+        n_heads=4,
+        max_seq_len=64,
+        initializer_range=0.3,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    ),
     "gpt2": _make("GPT2", **SIZES),
     "gpt2-scaled-by-layer": _make("GPT2", **SIZES, scale_attn_by_inverse_layer_idx=True, n_inner=40),
     "gpt_neox": _make("GPTNeoX", **SIZES, intermediate_size=48, rotary_pct=0.5),
@@ -92,6 +161,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "bloom": _make("Bloom", **SIZES),
     "bloom-6-heads": _make("Bloom", **{**SIZES, "num_attention_heads": 6, "hidden_size": 48}),
     "phi": _make("Phi", **SIZES, intermediate_size=48),
+    "phi-normed": _make("Phi", **SIZES, intermediate_size=48, qk_layernorm=True),
     "falcon-7b": _make("Falcon", **SIZES),
     "falcon-40b": _make("Falcon", **SIZES, new_decoder_architecture=True, num_kv_heads=2),
     "falcon-11b": _make("Falcon", **SIZES, new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1),

@@ -62,6 +62,8 @@ def test_any_text(name: str, text: str, sizes: list[int], skip: bool, request: p
 def test_any_ids_of_a_byte_level_vocabulary(smollm2: Tokenizer, ids: list[int], sizes: list[int], skip: bool) -> None:
     whole = smollm2.decode(ids, skip_special_tokens=skip)
     assert "".join(stream(smollm2, ids, sizes, skip)) == whole.rstrip(REPLACEMENT)
+    one_by_one = stream(smollm2, ids, [1] * len(ids), skip)
+    assert Detokenizer(smollm2, skip_special_tokens=skip).read(ids) == "".join(one_by_one)
 
 
 @settings(max_examples=30, deadline=None)
@@ -94,6 +96,7 @@ def test_the_difference_for_bytes_that_are_no_text(sentencepiece: Tokenizer) -> 
     ids = [3 + byte for byte in "é".encode()] + [3 + 0xFF] + sentencepiece.encode("the", add_special_tokens=False)
     assert sentencepiece.decode(ids) == REPLACEMENT * 3 + " the"
     assert "".join(stream(sentencepiece, ids, [1] * 20)) == "é" + REPLACEMENT * 2 + " the"
+    assert Detokenizer(sentencepiece).read(ids) == "é" + REPLACEMENT * 2 + " the"  # the same where all are known
 
 
 def test_a_character_comes_out_when_it_is_whole(smollm2: Tokenizer, sentencepiece: Tokenizer) -> None:

@@ -211,15 +211,26 @@ class Answer:
         """How many texts are written."""
         return self.run.num_rows
 
+    def run_through(self) -> None:
+        """Run to the end. Nobody reads the text meanwhile, so each row's is made at once, when all are written."""
+        for _ in self.run:
+            pass
+        self.read_back()
+
     def read_back(self) -> None:
-        """Write the text of a run that a streamer has consumed."""
-        for row, tokens in enumerate(self.run.emitted):
-            self._write(row, tokens, is_last=True)
+        """Write the text of a run that is over."""
+        if self._decoders is not None:
+            for row, tokens in enumerate(self.run.emitted):
+                self._enter(row, self._decoders[row].read(tokens), is_last=True)
 
     def _write(self, row: int, tokens: Sequence[int], *, is_last: bool) -> str:
         if self._decoders is None:
             return ""
         text = self._decoders[row].put(tokens) + (self._decoders[row].end() if is_last else "")
+        return self._enter(row, text, is_last=is_last)
+
+    def _enter(self, row: int, text: str, *, is_last: bool) -> str:
+        """Add text to a row's; returns what of it is certain."""
         text, self._added[row] = self._added[row] + text, ""  # a healed prompt has grown past the caller's
         if self._trimmers is not None:
             text = self._trimmers[row].put(text) + (self._trimmers[row].end() if is_last else "")

@@ -92,8 +92,7 @@ class LanguageModel:
             feed(streamer, answer.run)
             answer.read_back()
         else:
-            for _ in answer.pieces():
-                pass
+            answer.run_through()
         return answer.result()
 
     def stream(self, prompt: Prompt = None, **settings: Any) -> Generator[Piece, None, None]:

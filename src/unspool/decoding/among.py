@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
+
 from unspool.decoding.finish import Finish
 from unspool.decoding.preparation import build_late_criteria, make_seeds
 from unspool.decoding.run import Run
@@ -20,6 +22,7 @@ class PlainParts:
     """A run that chooses one token per row a step: what an engine needs to step it among others."""
 
     token_ids: list[list[int]]  # prompts without padding
+    texts: list[np.ndarray]  # the same as arrays
     copies: int  # rows for each of them
     seeds: list[int]  # one per row, copies included
     width: int  # columns of the prompts
@@ -98,9 +101,10 @@ def make_finish(run: Run) -> Finish:
 
 def take_apart(run: Run) -> PlainParts:
     """What it takes to step a plain run's rows among those of others."""
-    parts = run.parts
+    parts, texts = run.parts, run.prompt_arrays()
     return PlainParts(
-        run.prompt_token_ids(),
+        [text.tolist() for text in texts],
+        texts,
         parts.plan.copies,
         make_seeds(parts.plan, parts.prompts.num_rows),
         parts.prompts.width,

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from unspool.decoding.host_history import HostHistory
 from unspool.decoding.prompts import Prompts, fill_right
 from unspool.decoding.randomness import Uniforms, draw_uniform
-from unspool.kernels.sending import send
+from unspool.kernels.sending import Fetched, send
 
 CHUNK = 64  # columns by which tables grow
 NUM_STREAMS = 2  # independent numbers for one position: the draw's, and the processors'; speculation has its own
@@ -34,6 +35,7 @@ class Rows:
         self._given: torch.Tensor | None = prompts.ids if any(self.offsets) else None  # what the view begins with
         self._view: torch.Tensor | None = None  # (rows, room): the history, if it is not the table itself
         self._late: list[torch.Tensor | list[int]] = []  # columns of all rows that nobody has asked for yet
+        self._on_host = HostHistory()  # of rows on a device
         self._hides_padding = prompts.hides_padding
         self._columns: list[int] = []
         self._padding: torch.Tensor | None = None
@@ -129,14 +131,14 @@ class Rows:
 
     def drop(self, count: int) -> None:
         """Take each row's last `count` tokens away again."""
-        self._enter_late()
-        self.lengths = [length - count for length in self.lengths]
+        self.rewind([length - count for length in self.lengths])
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Take tokens back: rows get the given lengths, which are not above those they have."""
         assert all(new <= held for new, held in zip(lengths, self.lengths, strict=True))
         self._enter_late()
         self.lengths = list(lengths)
+        self._on_host.cut(min(self.ends))
 
     # --- what processors and stops see ---------------------------------------------------------------
     @property
@@ -179,6 +181,23 @@ class Rows:
         column = torch.arange(width, device=self.device) - shift
         return shown.gather(1, column.clamp(min=0)).masked_fill(column < 0, self.pad_token_id)
 
+    def expect_last(self, tokens: Fetched) -> None:
+        """Note that the rows' last tokens (rows,) are on their way to the host."""
+        self._on_host.expect(tokens, max(self.ends))
+
+    def fetch_history(self) -> None:
+        """Begin to copy to the host what `read_history` will be asked for, before more work is launched."""
+        if self.device.type != "cpu" and min(self.ends) == max(self.ends):
+            self._on_host.begin(self.history())
+
+    def read_history(self, width: int | None = None) -> torch.Tensor:
+        """`history` on the host, to look at until the rows change; waits for nothing launched since it was fetched."""
+        history = self.history(width)
+        if self.device.type == "cpu":
+            return history
+        ends = self.ends
+        return self._on_host.read(history) if min(ends) == max(ends) == history.shape[1] else history.cpu()
+
     def _show(self) -> torch.Tensor:
         """The rows at their columns: (rows, room)."""
         if not any(self.offsets):
@@ -197,7 +216,7 @@ class Rows:
     def select(self, index: Sequence[int]) -> None:
         """Keep, repeat or reorder rows."""
         chosen = send(index, self.device)
-        self._move(chosen)
+        self._move(index, chosen)
         self._given = None if self._given is None else self._given.index_select(0, chosen)
         self.seeds = self.seeds.index_select(0, chosen)
         self.numbers = [self.numbers[i] for i in index]
@@ -208,9 +227,10 @@ class Rows:
 
     def reorder(self, index: Sequence[int]) -> None:
         """Let beams go on from others of their prompt: tokens move, what belongs to the place stays."""
-        self._move(torch.tensor(list(index), device=self.device))
+        self._move(index, torch.tensor(list(index), device=self.device))
 
-    def _move(self, chosen: torch.Tensor) -> None:
+    def _move(self, index: Sequence[int], chosen: torch.Tensor) -> None:
+        self._on_host.select(index)
         self._table = self._tokens.index_select(0, chosen)
         if self._view is not None:
             self._view = self._view.index_select(0, chosen)
@@ -237,6 +257,7 @@ class Rows:
         room = max(table.shape[1] for table in tables)
         self._table = torch.cat([F.pad(one, (0, room - one.shape[1]), value=self.pad_token_id) for one in tables])
         self._given = self._view = None
+        self._on_host.forget()
         self.offsets = [one + shifts[0] for one in self.offsets] + [one + shifts[1] for one in other.offsets]
         held, self.lengths = self.lengths, self.lengths + other.lengths
         self.numbers = self.numbers + list(numbers)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from unspool.cache import DIVIDE, LEGACY, ROLL_BACK, Cache, find_kind
@@ -279,8 +280,13 @@ class Run:
         if prompts.source is not None:
             tokens, lengths = prompts.source.tokens, prompts.source.lengths
             return [] if tokens is None else [tokens[row, :n].tolist() for row, n in enumerate(lengths)]
-        ids = prompts.ids if prompts.on_host is None else prompts.on_host
-        return [ids[row, max(0, prompts.width - n) :].tolist() for row, n in enumerate(prompts.lengths)]
+        return [row.tolist() for row in self.prompt_arrays()]
+
+    def prompt_arrays(self) -> list[np.ndarray]:
+        """The same of a decoder's own prompts, as arrays."""
+        prompts = self._prompts
+        ids = (prompts.ids.cpu() if prompts.on_host is None else prompts.on_host).numpy()
+        return [ids[row, max(0, prompts.width - n) :] for row, n in enumerate(prompts.lengths)]
 
     # --- the prompts -----------------------------------------------------------------------------------
     def _begin(self) -> Turns:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -38,6 +38,8 @@ class Scorer:
         If the scores of the `whole` vocabulary are not wanted, the end of the chain may be left to the draw.
         With `normalise` the processors are given log-probabilities, as beam methods need them.
         """
+        if "host_ids" in self._takes:
+            rows.fetch_history()  # behind the pass, a copy would wait for it
         for processor in self._early:
             processor.prepare(rows.history())
         result = self._read(rows, normalise=normalise)
@@ -64,7 +66,7 @@ class Scorer:
         whole = torch.zeros_like(result.logits)
         for number, places in enumerate(groups):
             index = torch.tensor(list(places), device=history.device)
-            extra = {name: values[index] for name, values in self._find_extra(rows).items()}
+            extra = _pick(self._find_extra(rows), index, places)
             scores = self.processors.select_rows(index)(
                 history[index],
                 result.scores[index],
@@ -103,6 +105,16 @@ class Scorer:
         for place in range(num_taken):
             self.record.keep_forward(take_position(forward, place, num_new), rows.pads(), [start + place], [1])
 
+    def foresee(self, rows: Rows, drafts: Sequence[list[int]]) -> None:
+        """Let processors that keep states read drafts at once that will be scored position by position."""
+        able = [processor for processor in self.processors if hasattr(processor, "foresee")]
+        if able and any(drafts):
+            ends = rows.ends
+            shown = {width: rows.read_history(width) for width in set(ends)}
+            listed = [shown[width][place].tolist() for place, width in enumerate(ends)]
+            for processor in able:
+                processor.foresee(listed, drafts, rows.device)
+
     def score_places(self, rows: Rows, logits: torch.Tensor, places: Sequence[int], *, whole: bool) -> torch.Tensor:
         """Process the logits (rows, vocab) of the next token of the rows at `places`; others' scores mean nothing.
 
@@ -127,8 +139,7 @@ class Scorer:
                 scores[index] = processors(rows.history(width), given.clone(), **extra)[index]
                 continue
             chosen = processors.select_rows(index)
-            few = {name: values[index] for name, values in extra.items()}
-            scores[index] = chosen(rows.history(width)[index], given[index], **few)
+            scores[index] = chosen(rows.history(width)[index], given[index], **_pick(extra, index, members))
         return scores
 
     # --- what others ask -----------------------------------------------------------------------------
@@ -183,10 +194,9 @@ class Scorer:
     def _follow_processors(self, processors: LogitsProcessorList) -> None:
         self.processors = processors
         self._head, self._tail = split_tail(processors)
-        # Who wants the tokens on the host asks before the pass, behind which a copy from a GPU would wait.
-        on_gpu = self.reader.model.device.type == "cuda"
+        on_gpu = self.reader.model.device.type == "cuda"  # where what is prepared runs beside the pass
         self._early = [one for one in processors if hasattr(one, "prepare")] if on_gpu else []
-        self._takes = frozenset(name for name in ("uniforms", "pads", "logits") if processors.takes(name))
+        self._takes = frozenset(name for name in ("uniforms", "pads", "logits", "host_ids") if processors.takes(name))
 
     def _find_extra(self, rows: Rows, width: int | None = None) -> dict[str, torch.Tensor]:
         """What processors may ask for beside the history (of `width` columns) and the scores."""
@@ -195,4 +205,11 @@ class Scorer:
             extra["uniforms"] = rows.uniforms(stream=1)
         if "pads" in self._takes and (pads := rows.padding(width)) is not None:
             extra["pads"] = pads
+        if "host_ids" in self._takes:
+            extra["host_ids"] = rows.read_history(width)
         return extra
+
+
+def _pick(extra: Mapping[str, torch.Tensor], index: torch.Tensor, places: Sequence[int]) -> dict[str, torch.Tensor]:
+    """What belongs to the rows at `places`, which `index` has on the device; `host_ids` are on the host."""
+    return {name: values[list(places) if name == "host_ids" else index] for name, values in extra.items()}

@@ -73,6 +73,11 @@ class Chain:
         self._index = self._num_in_order = None
         return bool(self.places)
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether it takes the likeliest tokens as the pass found them."""
+        return not self.processors and not self.do_sample
+
     def is_whole(self, num_rows: int) -> bool:
         """Whether its rows are all of so many, in order."""
         if self._num_in_order is None:
@@ -84,7 +89,7 @@ class Chain:
         rows, num_rows = step.rows, step.logits.shape[0]
         index = None if self.is_whole(num_rows) else self.find_index(step.logits.device)
         logits = step.logits if index is None else step.logits.index_select(0, index)
-        if not self.processors and not self.do_sample:
+        if self.is_greedy:
             if step.likeliest is None:
                 return take_likeliest(logits)
             return step.likeliest if index is None else step.likeliest.index_select(0, index)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import torch
@@ -21,6 +23,8 @@ from unspool.protocols import Ask, Model
 
 _SMALL: Final = 64  # tokens of an ask that joins the next pass whatever else there is
 _IDLE: Final = 0.001  # seconds to wait after a turn that had nothing to do
+_QUIET: Final = 0.0005  # seconds in which nobody submits after which an idle engine begins,
+_LONGEST_WAIT: Final = 0.03  # and after which it does so in any case
 
 
 class Driver:
@@ -42,6 +46,8 @@ class Driver:
         self.death: EngineError | None = None
         self._thread: threading.Thread | None = None
         self._device = model.device
+        self._gathers = model.device.type == "cuda"
+        self._num_asking = 0  # threads that are about to submit
 
     # --- from any thread ---------------------------------------------------------------------------------------
     def submit(self, task: Task) -> None:
@@ -112,7 +118,33 @@ class Driver:
         with self._changed:
             while not (self._is_closing or self._incoming or self._cancelled or self._tasks):
                 self._changed.wait()
+            if self._gathers and not self._tasks:
+                self._gather()
             return not self._is_closing
+
+    def _gather(self) -> None:
+        """Let requests that come together be read together: a pass over a few tokens takes a GPU's host as long as one
+        over many, and whoever submits the next would wait for it."""
+        until, most = time.monotonic() + _LONGEST_WAIT, self.scheduler.limits.tokens_per_pass
+        while not self._is_closing and (left := until - time.monotonic()) > 0:
+            count, num_asking = len(self._incoming), self._num_asking
+            if sum(task.needs.longest_prompt for task in self._incoming) >= most:
+                return  # a pass is full
+            self._changed.wait(left if num_asking else _QUIET)
+            if len(self._incoming) == count and not self._num_asking:
+                return
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Somebody is about to submit a request."""
+        with self._changed:
+            self._num_asking += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_asking -= 1
+                self._changed.notify()
 
     def _end_all(self, error: BaseException | None) -> None:
         """End every request: as cancelled, or with the error that ended the thread."""

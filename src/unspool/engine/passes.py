@@ -93,7 +93,7 @@ class Passes:
         for job, part in zip(jobs, tokens, strict=True):
             counts += job.ask.counts if job.ask.counts is not None else [part.shape[1]] * part.shape[0]
         filled = [part if part.shape[1] == width else F.pad(part, (0, width - part.shape[1])) for part in tokens]
-        want = replace(first.want, epilogue=None)  # it is of one request's rows
+        want = replace(first.want, epilogue=None, is_brief=False)  # an epilogue is of one request's rows
         try:
             self.num_passes += 1
             whole = None if min(counts) == width else counts

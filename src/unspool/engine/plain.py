@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -27,11 +27,12 @@ from unspool.engine.chains import Chain, Step
 from unspool.engine.prefixes import BlockNames
 from unspool.kernels.sending import send
 from unspool.outputs import TokenLogprob
-from unspool.protocols import Ask, Forward, Model
+from unspool.protocols import LAST, Ask, Forward, Model, Want
 
 OnLeave = Callable[["PlainRow", list[int], int], None]
 """Called with a row that leaves, its blocks, and how many positions they hold."""
 
+BRIEF: Final = Want(is_brief=True)
 _PAD = 0  # stands where a row has no token; processors are told what is padding
 
 
@@ -139,6 +140,7 @@ class Runway:
 
     def __init__(self) -> None:
         self._spare: list[tuple[torch.Tensor, Any]] = []
+        self._stream: Any = None  # the driving thread's; asking for it takes longer than recording an event
 
     def launch(self, lineup: Lineup, tokens: torch.Tensor, edges: list[int]) -> Flight:
         """Send the tokens of the step just launched."""
@@ -153,7 +155,9 @@ class Runway:
         host, event = self._spare.pop()
         part = host[:count]
         part.copy_(tokens, non_blocking=True)
-        event.record()
+        if self._stream is None:
+            self._stream = torch.cuda.current_stream(tokens.device)
+        event.record(self._stream)
         return Flight(lineup, part, edges, event, host)
 
     def land(self, flight: Flight) -> Landed:
@@ -186,6 +190,8 @@ class PlainRows:
         self._runway = Runway()
         self._lineup: Lineup | None = None  # the members' rows, until others come or somebody begins to wait for them
         self._has_listeners = False  # somebody has begun to
+        self._is_brief = False  # nobody changes or keeps what passes return
+        self._fed: torch.Tensor | None = None  # the rows' last tokens, if the next pass has them already
         self._num_told = 0  # members whose log-probabilities are wanted
         self._next_leave = inf  # the number of the step after which somebody leaves
         self.runs_ahead = model.device.type == "cuda"
@@ -209,10 +215,10 @@ class PlainRows:
         """The pass over every row's last token; None where there are no rows."""
         if self._rows is None:
             return None
-        tokens = self._rows.newest
+        tokens = self._rows.newest if self._fed is None else self._fed
         if tokens is None:
             tokens, _ = self._rows.unread(self.cache.lengths)
-        return Ask(self._model, self.cache, tokens)
+        return Ask(self._model, self.cache, tokens, None, BRIEF if self._is_brief else LAST)
 
     def listen(self) -> None:
         """Look again whose tokens are waited for; from any thread."""
@@ -242,6 +248,7 @@ class PlainRows:
         )
         tokens = self._choose(step)
         self._rows.append(tokens[:, None])
+        self._fed = forward.fed if forward is not None and tokens is forward.likeliest else None
         if self._has_listeners:
             self._has_listeners, self._lineup = False, None
         if self._lineup is None:
@@ -261,8 +268,11 @@ class PlainRows:
 
     def _follow_members(self) -> None:
         """Work out anew what depends on who is there."""
-        self._lineup = None
+        self._lineup = self._fed = None
+        chains = self._chains
+        self._is_brief = len(chains) == 1 and chains[0].is_greedy and chains[0].is_whole(len(self._members))
         self._num_told = sum(member.num_top is not None for member in self._members)
+        self._is_brief = self._is_brief and not self._num_told
         self._next_leave = min((member.row.last_step for member in self._members), default=inf)
 
     def land(self) -> list[Landed]:
@@ -383,10 +393,10 @@ class PlainRows:
                 index[place] = next(staying_last)
         del index[num_staying:]
         self._members = [self._members[place] for place in index]
-        self._follow_members()
         self.cache.select_rows(index)
         moved = {old: new for new, old in enumerate(index)}
         self._chains = [chain for chain in self._chains if chain.keep(moved)]
+        self._follow_members()
         if not index:
             self._rows = None
             self.cache.lengths = []

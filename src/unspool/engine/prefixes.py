@@ -13,6 +13,8 @@ from copy import copy
 from hashlib import blake2b
 from typing import Final
 
+import numpy as np
+
 from unspool.cache import BlockPool
 
 _NAME_BYTES: Final = 16
@@ -25,11 +27,12 @@ class BlockNames:
         self._last = blake2b(tenant.encode(), digest_size=_NAME_BYTES).digest()
         self._names: list[bytes] = []
 
-    def take(self, tokens: Sequence[int], count: int, size: int) -> list[bytes]:
+    def take(self, tokens: Sequence[int] | np.ndarray, count: int, size: int) -> list[bytes]:
         """The names of the first `count` blocks of `size` tokens; the text may have grown since the last call."""
         for first in range(len(self._names) * size, count * size, size):
-            part = array("q", tokens[first : first + size]).tobytes()
-            self._last = blake2b(self._last + part, digest_size=_NAME_BYTES).digest()
+            part = tokens[first : first + size]
+            held = part.tobytes() if isinstance(part, np.ndarray) else array("q", part).tobytes()
+            self._last = blake2b(self._last + held, digest_size=_NAME_BYTES).digest()
             self._names.append(self._last)
         return self._names[:count]
 
@@ -52,7 +55,7 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def name(self, tokens: Sequence[int], names: BlockNames) -> None:
+    def name(self, tokens: np.ndarray, names: BlockNames) -> None:
         """Work out the names of a text's blocks before they are looked for: no other thread needs to wait for it."""
         names.take(tokens, len(tokens) // self._pool.block_size, self._pool.block_size)
 

@@ -65,7 +65,7 @@ class PlainTask(Task):
         super().__init__(request, needs, entry, tenant)
         self.parts = take_apart(self.run)
         self._names = [BlockNames(tenant) for _ in self.parts.token_ids]  # a text's each
-        self._arrays = [np.array(text, dtype=np.int64) for text in self.parts.token_ids]  # the texts
+        self._arrays = self.parts.texts
         self._finish: Finish | None = None  # made when it begins: some stops count from then
         self.quick_ends: dict[int, str] | None = None  # the tokens that end its row, if little else does
         self._lone: PlainRow | None = None  # that row
@@ -81,7 +81,7 @@ class PlainTask(Task):
     def prepare(self, memory: EngineMemory) -> None:
         """Do in the caller's thread what the driving thread need not."""
         if memory.prefixes is not None:
-            for text, names in zip(self.parts.token_ids, self._names, strict=True):
+            for text, names in zip(self._arrays, self._names, strict=True):
                 memory.prefixes.name(text, names)
 
     def open(self, memory: EngineMemory) -> None:

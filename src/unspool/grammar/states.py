@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 from unspool.errors import SettingError
 from unspool.grammar.compiling import Grammar, read_error
+from unspool.grammar.sources import require_library
+from unspool.kernels.cpu.library import count_threads
 
 _SPARE = 16  # states that are kept beside those of the last rows
+_MOST_THREADS = 8
+
+
+@lru_cache(maxsize=1)
+def find_executor() -> Any:
+    """Native threads that work on the states of several rows."""
+    return require_library().LLExecutor(min(count_threads(), _MOST_THREADS))
 
 
 @dataclass(eq=False, slots=True)
@@ -23,10 +33,12 @@ class State:
     matcher: Any
     tokens: list[int] = field(default_factory=list)
     is_broken: bool = False  # its last token is one that the grammar does not allow
+    num_moves: int = 0  # how often it has changed
 
     def move_to(self, tokens: Sequence[int]) -> None:
         """Take back what differs, and read the rest."""
         held, common = self.tokens, _count_common(self.tokens, tokens)
+        self.num_moves += 1
         if common < len(held):
             if self.is_broken:
                 held.pop()  # the matcher never took it
@@ -34,11 +46,20 @@ class State:
             if common < len(held):
                 self.matcher.rollback(len(held) - common)
                 del held[common:]
-        for token in tokens[common:]:
-            if self.is_broken:
-                return
-            self.is_broken = not self.matcher.try_consume_tokens([token])
-            held.append(token)
+        new = list(tokens[common:])
+        if new and not self.is_broken:
+            num_taken = self.matcher.try_consume_tokens(new)
+            self.is_broken = num_taken < len(new)
+            held += new[: num_taken + 1]
+
+    def note(self, token: int, *, was_taken: bool) -> None:
+        """Note the token that the matcher was given; one that is refused leaves it useless."""
+        self.num_moves += 1
+        if not was_taken:
+            self.is_broken = True
+            self.matcher = self.grammar.start()
+            self.matcher.try_consume_tokens(self.tokens)
+        self.tokens.append(token)
 
     def copy(self) -> State:
         """A state of its own at the same place."""
@@ -52,22 +73,108 @@ def _count_common(one: Sequence[int], two: Sequence[int]) -> int:
     return next(place for place in range(shortest) if one[place] != two[place])
 
 
+@dataclass(slots=True)
+class _Held:
+    """States from which others can be found, shared by the processors of a call's rows."""
+
+    states: OrderedDict[State, None] = field(default_factory=OrderedDict)  # the latest last
+    most_rows: int = 0  # of one call
+
+    def keep(self, found: Sequence[State | None]) -> None:
+        present = dict.fromkeys(state for state in found if state is not None)
+        self.most_rows = max(self.most_rows, len(present))
+        for state in present:
+            self.states.pop(state, None)
+            self.states[state] = None
+        while len(self.states) > 2 * self.most_rows + _SPARE:
+            self.states.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The last call's rows; a state that has moved since is no longer its row's."""
+
+    text: torch.Tensor  # (rows, columns)
+    grammars: list[Grammar | None]
+    states: list[State | None]
+    num_moves: list[int]
+
+    @classmethod
+    def of(cls, text: torch.Tensor, grammars: list[Grammar | None], states: list[State | None]) -> _Seen:
+        # A copy of the text: the table that it stands in may be written over.
+        return cls(text.clone(), grammars, states, [state.num_moves if state else 0 for state in states])
+
+    def is_followed_by(self, text: torch.Tensor, grammars: list[Grammar | None]) -> bool:
+        """Whether a text has a column more than this one, and each row a state of its own, which no other has moved."""
+        rows, columns = self.text.shape
+        present = [state for state in self.states if state is not None]
+        return (
+            text.shape == (rows, columns + 1)
+            and grammars == self.grammars
+            and self.num_moves == [state.num_moves if state else 0 for state in self.states]
+            and len({id(state) for state in present}) == len(present)
+            and torch.equal(self.text, text[:, :-1])
+        )
+
+    def select(self, index: list[int]) -> _Seen:
+        return _Seen(
+            self.text[index],
+            [self.grammars[row] for row in index],
+            [self.states[row] for row in index],
+            [self.num_moves[row] for row in index],
+        )
+
+
 class States:
     """The states of the rows seen last, from which the next rows' are found."""
 
     def __init__(self) -> None:
-        self._held: OrderedDict[State, None] = OrderedDict()  # the latest last
-        self._last: list[State | None] = []  # by the rows' places in the last call
-        self._seen: torch.Tensor | None = None  # the history of that call
-        self._grammars: list[Grammar | None] = []  # and the grammars of its rows
+        self._held = _Held()
+        self._seen: _Seen | None = None
 
-    def find(self, grammars: Sequence[Grammar | None], rows: Sequence[Sequence[int]]) -> list[State | None]:
-        """The state of each row after its tokens; None for a row without a grammar."""
-        free = dict.fromkeys(self._held)
+    def find(self, grammars: list[Grammar | None], text: torch.Tensor, ends: Container[int]) -> list[State | None]:
+        """The state of each row after its text (rows, columns), on the host; None for a row without a grammar, or one
+        that has ended."""
+        if self._seen is not None and self._seen.is_followed_by(text, grammars):
+            states = _step(self._seen.states, text[:, -1].tolist(), ends)
+        else:
+            states = self._search(grammars, text.tolist(), ends)
+        self._seen = _Seen.of(text, grammars, states)
+        return states
+
+    def find_apart(
+        self, grammars: list[Grammar | None], rows: Sequence[list[int]], ends: Container[int]
+    ) -> list[State | None]:
+        """The same for rows of any lengths; each has a state of its own."""
+        if len({len(row) for row in rows}) == 1:
+            found = self.find(grammars, torch.tensor(rows), ends)
+        else:
+            self._seen, found = None, self._search(grammars, rows, ends)
+        known: set[State] = set()
+        apart: list[State | None] = []
+        for state in found:
+            apart.append(state.copy() if state is not None and state in known else state)
+            if state is not None:
+                known.add(state)
+        return apart
+
+    def select(self, index: Sequence[int]) -> States:
+        """The states of the rows at `index`; states of all rows can be found from both."""
+        chosen = States()
+        chosen._held = self._held
+        if self._seen is not None and max(index, default=0) < len(self._seen.states):
+            chosen._seen = self._seen.select(list(index))
+        return chosen
+
+    def _search(
+        self, grammars: Sequence[Grammar | None], rows: Sequence[list[int]], ends: Container[int]
+    ) -> list[State | None]:
+        """The states of rows that may be others than the last call's."""
+        free = dict.fromkeys(self._held.states)
         found: list[State | None] = []
         used: dict[tuple[int, tuple[int, ...]], State] = {}
         for place, (grammar, tokens) in enumerate(zip(grammars, rows, strict=True)):
-            if grammar is None:
+            if grammar is None or any(token in ends for token in tokens):
                 found.append(None)
                 continue
             key = (id(grammar), tuple(tokens))
@@ -77,55 +184,18 @@ class States:
                 state.move_to(tokens)
                 used[key] = state
             found.append(state)
-        self._keep(found)
+        self._held.keep(found)
         return found
 
-    def step(self, tokens: Sequence[int], ends: Container[int]) -> list[State | None] | None:
-        """The states of the last call's rows after one token more each; None if one of them has ended."""
-        moved = [(state, token) for state, token in zip(self._last, tokens, strict=True) if state is not None]
-        if any(token in ends for _, token in moved):
-            return None
-        for state, token in moved:
-            if not state.is_broken:
-                state.is_broken = not state.matcher.try_consume_tokens([token])
-                state.tokens.append(token)
-        return self._last
-
-    def remember(self, history: torch.Tensor, grammars: list[Grammar | None]) -> None:
-        """Note what the last call's rows were."""
-        self._seen = history.clone()  # what it was: the table may be written over
-        self._grammars = grammars
-
-    def went_on(self, history: torch.Tensor, grammars: list[Grammar | None]) -> bool:
-        """Whether a history is the last call's and a column more, so that `step` can move its rows' states.
-
-        The processors of some of the rows share these states: other rows may have the same tokens.
-        """
-        seen = self._seen
-        return (
-            seen is not None
-            and seen.shape[0] == history.shape[0]
-            and seen.shape[1] + 1 == history.shape[1]
-            and grammars == self._grammars
-            and self._are_apart()
-            and torch.equal(seen, history[:, :-1])
-        )
-
-    def _are_apart(self) -> bool:
-        """Whether each of the last call's rows has a state of its own."""
-        present = [state for state in self._last if state is not None]
-        return len({id(state) for state in present}) == len(present)
-
-    def _choose(self, grammar: Grammar, tokens: Sequence[int], place: int, free: dict[State, None]) -> State:
+    def _choose(self, grammar: Grammar, tokens: list[int], place: int, free: dict[State, None]) -> State:
         """A state to move to some tokens: one that nobody else wants, or a copy, or a new one."""
-        before = list(tokens[:-1])
-        if place < len(self._last):
-            near = self._last[place]
-            if near is not None and near in free and near.grammar is grammar and near.tokens in (before, list(tokens)):
+        if self._seen is not None and place < len(self._seen.states):
+            near = self._seen.states[place]
+            if near is not None and near in free and near.grammar is grammar and near.tokens in (tokens[:-1], tokens):
                 del free[near]
                 return near
         best, most = None, 0
-        for state in self._held:
+        for state in self._held.states:
             if state.grammar is grammar:
                 common = _count_common(state.tokens, tokens)
                 if common > most or (common == most and state in free and best is not None and best not in free):
@@ -137,14 +207,21 @@ class States:
             return best
         return best.copy()
 
-    def _keep(self, found: list[State | None]) -> None:
-        self._last = found
-        present = dict.fromkeys(state for state in found if state is not None)
-        for state in present:
-            self._held.pop(state, None)
-            self._held[state] = None
-        while len(self._held) > 2 * len(present) + _SPARE:
-            self._held.popitem(last=False)
+
+def _step(states: Sequence[State | None], tokens: Sequence[int], ends: Container[int]) -> list[State | None]:
+    """States after one token more each; none of them belongs to two rows."""
+    pairs = zip(states, tokens, strict=True)
+    found = [None if state is None or token in ends else state for state, token in pairs]
+    moved = [
+        (state, token) for state, token in zip(found, tokens, strict=True) if state is not None and not state.is_broken
+    ]
+    work = [(state.matcher, token) for state, token in moved]
+    taken = (
+        find_executor().consume_token_par(work) if len(work) > 1 else [one.consume_token(token) for one, token in work]
+    )
+    for (state, token), was_taken in zip(moved, taken, strict=True):
+        state.note(token, was_taken=was_taken)
+    return found
 
 
 def check_state(state: State) -> None:

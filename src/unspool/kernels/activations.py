@@ -21,11 +21,16 @@ def _quick_gelu(x: torch.Tensor) -> torch.Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
+def _relu2(x: torch.Tensor) -> torch.Tensor:
+    return F.relu(x).square()
+
+
 # gelu_new, gelu_fast and gelu_pytorch_tanh are three spellings of one formula.
 ACTIVATIONS: Final[dict[str, Activation]] = {
     "silu": F.silu,
     "swish": F.silu,
     "relu": F.relu,
+    "relu2": _relu2,
     "gelu": F.gelu,
     "gelu_new": _gelu_tanh,
     "gelu_fast": _gelu_tanh,

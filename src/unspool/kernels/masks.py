@@ -9,13 +9,12 @@ from unspool.kernels.presence import has_triton
 
 
 def keep_allowed(scores: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    """The scores (rows, vocab), -inf for tokens whose bit in `bits` (rows, words of 32 bits, on a CPU) is not set."""
+    """The scores (rows, vocab), -inf for tokens whose bit in `bits` (rows, words of 32 bits) is not set."""
     if scores.device.type == "cpu":
         library = find_library()
         if library is not None and scores.dtype == torch.float32:
             return library.keep_allowed(scores, bits)
         return keep_allowed_plainly(scores, bits)
-    bits = bits.to(scores.device, non_blocking=True)  # the caller pins it, or it is copied at once
     if scores.is_cuda and has_triton():
         from unspool.kernels.gpu.sampling.masks import keep_allowed_on_gpu  # brings Triton
 

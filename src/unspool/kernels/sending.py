@@ -1,8 +1,11 @@
-"""Copying numbers from the host to a device without waiting."""
+"""Copies between the host and a device that wait for nothing but themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -16,3 +19,66 @@ def send(numbers: Sequence[float], device: torch.device, dtype: torch.dtype = to
     if device.type != "cuda":
         return torch.tensor(list(numbers), dtype=dtype, device=device)
     return torch.tensor(list(numbers), dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+def send_beside(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Pinned values on a GPU, copied while the work runs that was launched before; work launched later waits for them.
+
+    A copy in the stream of that work would begin only after it.
+    """
+    with torch.cuda.stream(_open_stream(device)):
+        sent = values.to(device, non_blocking=True)
+    return take_back(sent)
+
+
+@contextmanager
+def work_beside(*inputs: torch.Tensor) -> Iterator[None]:
+    """Launch what follows on a stream of its own: after what was launched so far, and beside what is launched next.
+
+    What is made there is to be had by `take_back`.
+    """
+    device = inputs[0].device
+    stream = _open_stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    for one in inputs:
+        one.record_stream(stream)
+    with torch.cuda.stream(stream):
+        yield
+
+
+def take_back(made: torch.Tensor) -> torch.Tensor:
+    """What was made beside, for work launched from now on."""
+    here = torch.cuda.current_stream(made.device)
+    here.wait_stream(_open_stream(made.device))
+    made.record_stream(here)
+    return made
+
+
+@cache
+def _open_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch gives it no types
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A tensor on its way to the host."""
+
+    _values: torch.Tensor
+    _arrived: torch.cuda.Event | None  # None: it was there
+
+    def read(self) -> torch.Tensor:
+        """The tensor, once it is there; work launched after `fetch` is not waited for."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._values
+
+
+def fetch(values: torch.Tensor) -> Fetched:
+    """Begin to copy a tensor to the host."""
+    if values.device.type != "cuda":
+        return Fetched(values, None)
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
+    arrived.record()
+    return Fetched(host, arrived)

@@ -80,8 +80,11 @@ class LogitsProcessorList(list[Any]):
 
     def takes(self, name: str) -> bool:
         """Whether a processor asks for the argument `name` beside the ids and the scores."""
-        found = [_find_extra(processor) for processor in self]
-        return any(name in extra[0] + extra[1] for extra in found if extra is not None)
+        own = [processor for processor in self if not isinstance(processor, RowGroups)]
+        found = [_find_extra(processor) for processor in own]
+        return any(name in extra[0] + extra[1] for extra in found if extra is not None) or any(
+            processors.takes(name) for one in self if isinstance(one, RowGroups) for processors, _, _ in one.groups
+        )
 
     def check_arguments(self, given: Container[str]) -> None:
         """Raise for a processor that can't do without an argument that no call will give it."""
@@ -135,6 +138,7 @@ class RowGroups(LogitsProcessor):
         scores: torch.Tensor,
         uniforms: torch.Tensor | None = None,
         pads: torch.Tensor | None = None,
+        host_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The scores of every group after its own processors."""
         parts, first = [], 0
@@ -144,6 +148,8 @@ class RowGroups(LogitsProcessor):
             extra = {} if uniforms is None else {"uniforms": uniforms[own]}
             if pads is not None:
                 extra["pads"] = (pads[own] - shift).clamp(min=0)
+            if host_ids is not None:
+                extra["host_ids"] = host_ids[own, shift:]
             parts.append(processors(input_ids[own, shift:], scores[own], **extra))
         return torch.cat(parts)
 

@@ -5,17 +5,30 @@ from __future__ import annotations
 import torch
 
 CHUNK = 96
-WIDE = 16_384  # from where a search in two levels pays on a CPU
+WIDE = 16_384  # from where a search in two levels pays
 
 
 def take_highest(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The k highest scores of each row, falling, and their tokens: (rows, k) each."""
+    if scores.device.type == "cpu" and is_wide(scores, k):
+        values, tokens = take_highest_by_chunks(scores, k)
+        if not bool((values[:, -1] == -torch.inf).any()):
+            return values, tokens
+        # Chunks without a number tie: the places are as good as any.
+    found = torch.topk(scores, k)
+    return found.values, found.indices
+
+
+def is_wide(scores: torch.Tensor, k: int) -> bool:
+    """Whether a search in two levels pays."""
+    return scores.shape[-1] >= WIDE and k <= scores.shape[-1] // CHUNK // 8
+
+
+def take_highest_by_chunks(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same in two levels: the k highest lie in the k chunks with the highest maxima, and in what no whole chunk
+    holds. Of tokens with the same score it may choose others."""
     vocab = scores.shape[-1]
     num_chunks = vocab // CHUNK
-    if scores.device.type != "cpu" or vocab < WIDE or k > num_chunks // 8:
-        found = torch.topk(scores, k)
-        return found.values, found.indices
-    # The k highest lie in the k chunks with the highest maxima, and in what no whole chunk holds.
     chunks = scores[:, : num_chunks * CHUNK].reshape(-1, num_chunks, CHUNK)  # (rows, chunks, chunk)
     best = chunks.amax(dim=-1).topk(k, sorted=False).indices  # (rows, k)
     few = chunks.gather(1, best[..., None].expand(-1, -1, CHUNK)).flatten(1)  # (rows, k * chunk)
@@ -26,7 +39,4 @@ def take_highest(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
         few = torch.cat((few, scores[:, rest]), dim=-1)
         tokens = torch.cat((tokens, rest.expand(scores.shape[0], -1)), dim=-1)
     values, places = few.topk(k)
-    if bool((values[:, -1] == -torch.inf).any()):  # chunks without a number tie: the places are as good as any
-        found = torch.topk(scores, k)
-        return found.values, found.indices
     return values, tokens.gather(1, places)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
 from collections.abc import Sequence
+from types import MappingProxyType
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 
-from unspool.logits.base import LogitsProcessor
+from unspool.kernels.sending import send
+from unspool.logits.base import Joining, LogitsProcessor
 from unspool.logits.building import Build
+
+Made = TypeVar("Made")
 
 
 class WatermarkProcessor(LogitsProcessor):
     """A processor that marks text: a function of the key and the visible history."""
+
+    joined_by: ClassVar[Joining] = MappingProxyType({"_prepared": lambda *_: Prepared()})
 
     @staticmethod
     def make(build: Build) -> WatermarkProcessor:
@@ -31,6 +37,10 @@ class WatermarkProcessor(LogitsProcessor):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:
         """Scores (rows, vocab) with the mark; `pads` are the columns of padding before each row."""
 
+    def prepare(self, input_ids: torch.Tensor) -> None:
+        """Begin what depends on the history alone, beside the pass that is launched next; `__call__` with that history
+        comes after it. Called on a GPU only, and nothing depends on it."""
+
     def after_prompt(self, prompt_width: int) -> WatermarkProcessor:
         """The processor for text that begins after so many columns."""
         return self
@@ -41,23 +51,48 @@ class RowWatermarks(WatermarkProcessor):
 
     def __init__(self, marks: Sequence[WatermarkProcessor | None]) -> None:
         self.marks = list(marks)
+        self._index: list[tuple[WatermarkProcessor, torch.Tensor]] = []  # each mark's rows, on the last device
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:
         """The scores, each row with its own mark."""
         result = scores.clone()
-        places: dict[int, list[int]] = {}
-        for place, mark in enumerate(self.marks):
-            if mark is not None:
-                places.setdefault(id(mark), []).append(place)
-        for rows in places.values():
-            mark = self.marks[rows[0]]
-            assert mark is not None
-            index = torch.tensor(rows, device=scores.device)
+        for mark, index in self._list_rows(scores.device):
             result[index] = mark(input_ids[index], scores[index], None if pads is None else pads[index])
         return result
 
+    def _list_rows(self, device: torch.device) -> list[tuple[WatermarkProcessor, torch.Tensor]]:
+        """The marks with their rows; sent once, for a copy to a GPU in every step would make the host wait."""
+        if not self._index or self._index[0][1].device != device:
+            places: dict[int, list[int]] = {}
+            for place, mark in enumerate(self.marks):
+                if mark is not None:
+                    places.setdefault(id(mark), []).append(place)
+            found = [(self.marks[rows[0]], send(rows, device)) for rows in places.values()]
+            self._index = [(mark, index) for mark, index in found if mark is not None]
+        return self._index
+
     def select_rows(self, index: torch.Tensor) -> RowWatermarks:
         """The marks of the rows at `index`."""
-        chosen = copy.copy(self)
-        chosen.marks = [self.marks[place] for place in index.tolist()]
-        return chosen
+        return RowWatermarks([self.marks[place] for place in index.tolist()])
+
+
+class Prepared(Generic[Made]):
+    """What was made of a history before its scores were there, for one call with that history."""
+
+    def __init__(self) -> None:
+        self._key: tuple[object, ...] = ()
+        self._made: Made | None = None
+
+    def keep(self, input_ids: torch.Tensor, made: Made) -> None:
+        """Keep what was made of a history."""
+        self._key, self._made = _identify(input_ids), made
+
+    def take(self, input_ids: torch.Tensor) -> Made | None:
+        """What was made of this history; None if it is another, or was written over. It is kept no longer."""
+        made, self._made = self._made, None
+        return made if self._key == _identify(input_ids) else None
+
+
+def _identify(ids: torch.Tensor) -> tuple[object, ...]:
+    version = object() if ids.is_inference() else ids._version  # tensors of inference mode have none
+    return ids.data_ptr(), ids.shape, ids.stride(), version, ids.device

@@ -256,11 +256,20 @@ class Assembler:
             )
 
 
-def split_groups_(
-    fused: torch.Tensor, num_heads: int, num_kv_heads: int, layout: Literal["stacked", "grouped"]
-) -> None:
-    """Bring a fused QKV (rows, …) into the order q, k, v; "grouped" has each key head beside its queries."""
+QkvLayout = Literal["stacked", "grouped", "codegen"]
+CODEGEN_PARTS: Final = 4  # that CodeGen was trained in
+
+
+def split_groups_(fused: torch.Tensor, num_heads: int, num_kv_heads: int, layout: QkvLayout) -> None:
+    """Bring a fused QKV (rows, …) into the order q, k, v.
+
+    "grouped" has each key head beside its queries; "codegen" has parts with some heads' q, v and k.
+    """
     if layout == "stacked":
+        return
+    if layout == "codegen":
+        query, value, key = fused.view(CODEGEN_PARTS, 3, -1).clone().unbind(1)
+        fused.view(3, CODEGEN_PARTS, -1).copy_(torch.stack((query, key, value)))
         return
     group = num_heads // num_kv_heads
     parts = fused.view(num_kv_heads, group + 2, -1).clone()  # (kv_heads, queries and key and value, rest)

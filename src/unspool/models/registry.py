@@ -13,17 +13,24 @@ from unspool.models.families.baichuan import BAICHUAN
 from unspool.models.families.bart import BART, BLENDERBOT, M2M100, MARIAN, MBART, PEGASUS
 from unspool.models.families.base import DecoderFamily
 from unspool.models.families.bloom import BLOOM
+from unspool.models.families.cohere import COHERE, COHERE2
 from unspool.models.families.entry import FamilyEntry
 from unspool.models.families.falcon import FALCON
-from unspool.models.families.gemma import GEMMA, GEMMA2, GEMMA3
-from unspool.models.families.gpt2 import GPT2
+from unspool.models.families.gemma import GEMMA, GEMMA2, GEMMA3, VAULTGEMMA
+from unspool.models.families.glm import GLM, GLM4
+from unspool.models.families.gpt2 import GPT2, GPT_BIGCODE
+from unspool.models.families.gpt_neo import GPT_NEO
 from unspool.models.families.gpt_neox import GPT_NEOX
-from unspool.models.families.gptj import GPTJ
+from unspool.models.families.gptj import CODEGEN, GPTJ
 from unspool.models.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from unspool.models.families.llama_kin import LLAMA_KIN
 from unspool.models.families.mamba import MAMBA
-from unspool.models.families.opt import OPT
+from unspool.models.families.mpt import MPT
+from unspool.models.families.olmo import OLMO, OLMO2, OLMO3
+from unspool.models.families.opt import BIOGPT, OPT
 from unspool.models.families.pair import PairFamily
-from unspool.models.families.phi import PHI
+from unspool.models.families.persimmon import PERSIMMON
+from unspool.models.families.phi import PHI, PHI3
 from unspool.models.families.t5 import MT5, T5, UMT5
 from unspool.models.families.whisper import WHISPER
 from unspool.models.native import NativeModel
@@ -33,8 +40,10 @@ from unspool.registry import Table
 
 _BUILT_IN: Final[tuple[FamilyEntry, ...]] = (
     *(LLAMA, MISTRAL, QWEN2, QWEN3, BAICHUAN),
-    *(GEMMA, GEMMA2, GEMMA3),
-    *(GPT2, GPT_NEOX, GPTJ, OPT, BLOOM, PHI, FALCON),
+    *LLAMA_KIN,
+    *(GEMMA, GEMMA2, GEMMA3, VAULTGEMMA),
+    *(OLMO, OLMO2, OLMO3, COHERE, COHERE2, GLM, GLM4, PHI, PHI3, PERSIMMON),
+    *(GPT2, GPT_BIGCODE, GPT_NEO, GPT_NEOX, GPTJ, CODEGEN, OPT, BIOGPT, BLOOM, MPT, FALCON),
     *(T5, MT5, UMT5, BART, MBART, PEGASUS, MARIAN, M2M100, BLENDERBOT, WHISPER),
     MAMBA,
 )

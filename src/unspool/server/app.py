@@ -19,16 +19,21 @@ from unspool.server.chat import ChatDialect
 from unspool.server.completions import CompletionDialect
 from unspool.server.generating import make_endpoint
 from unspool.server.logs import Record
+from unspool.server.messages import MessageDialect
+from unspool.server.ollama import OllamaDialect, OllamaRoutes
 from unspool.server.openapi import describe_routes
 from unspool.server.plain_routes import PlainRoutes
 from unspool.server.refusals import RequestError
+from unspool.server.responses import ResponseDialect
 from unspool.server.security import OPEN, check_host, check_origin
 from unspool.server.state import ServerState
+from unspool.server.systemone import SystemOneRoute
+from unspool.server.transcriptions import AudioRoutes
 
 
 def make_app(state: ServerState, *, closes: bool = False) -> Starlette:
     """The application of a server; with `closes` its models are closed when it shuts down."""
-    plain = PlainRoutes(state)
+    plain, ollama, audio = PlainRoutes(state), OllamaRoutes(state), AudioRoutes(state)
 
     async def page(_: Request) -> Response:
         return JsonResponse(describe_routes())
@@ -36,6 +41,17 @@ def make_app(state: ServerState, *, closes: bool = False) -> Starlette:
     routes: list[BaseRoute] = [
         Route("/v1/chat/completions", make_endpoint(state, ChatDialect()), methods=["POST"]),
         Route("/v1/completions", make_endpoint(state, CompletionDialect()), methods=["POST"]),
+        Route("/v1/responses", make_endpoint(state, ResponseDialect()), methods=["POST"]),
+        Route("/v1/messages", make_endpoint(state, MessageDialect()), methods=["POST"]),
+        Route("/v1/messages/count_tokens", plain.count_tokens, methods=["POST"]),
+        Route("/v1/systemone", SystemOneRoute(state).answer, methods=["POST"]),
+        Route("/v1/audio/transcriptions", audio.transcribe, methods=["POST"]),
+        Route("/v1/audio/translations", audio.translate, methods=["POST"]),
+        Route("/api/chat", make_endpoint(state, OllamaDialect(is_chat=True)), methods=["POST"]),
+        Route("/api/generate", make_endpoint(state, OllamaDialect(is_chat=False)), methods=["POST"]),
+        Route("/api/tags", ollama.tags),
+        Route("/api/show", ollama.show, methods=["POST"]),
+        Route("/api/version", ollama.version),
         Route("/v1/models", plain.models),
         Route("/v1/models/{name:path}", plain.model),
         Route("/tokenize", plain.tokenize, methods=["POST"]),

@@ -196,7 +196,9 @@ class FieldTable(Mapping[str, Field]):
         """The JSON schema of a body."""
         properties = {name: one.describe() for name, one in self._all().items()}
         for name in required:
-            properties[name] = {"description": self[name].explain(), **(self[name].schema or {})}
+            known = self[name]
+            made = known.schema if known.schema is not None else _SCHEMAS[known.parameter.kind](known.parameter)
+            properties[name] = {"description": known.explain(), **made}
         return {
             "type": "object",
             "properties": properties,
@@ -212,6 +214,11 @@ class Found:
     values: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)  # of settings, as the client has them
+
+    def put(self, name: str, value: Any) -> None:
+        """Enter a value that the route made itself, unless it asks for nothing."""
+        if not is_empty(value):
+            self.values[name] = value
 
     def take(self, name: str, default: Any = None) -> Any:
         """A value that the route reads."""

@@ -93,7 +93,7 @@ class Models:
             if len(self.all) == 1:
                 return self.all[0]
             raise RequestError(400, f"`model` is required: {', '.join(one.name for one in self.all)}", param="model")
-        found = self._by_name.get(name) if isinstance(name, str) else None
+        found = self._by_name.get(name.removesuffix(":latest")) if isinstance(name, str) else None
         if found is None:
             raise RequestError(
                 404,

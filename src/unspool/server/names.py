@@ -229,5 +229,99 @@ _CONTINUE: Final = (
 )
 
 
+_NO_PLACE: Final = "this form of an answer has no place for it; use /v1/chat/completions"
+_ONE_ANSWER: Final = (
+    _refused("n", _NO_PLACE, 1),
+    _refused("num_return_sequences", _NO_PLACE, 1),
+    _refused("prompt_logprobs", _NO_PLACE),
+    _refused("return_token_ids", _NO_PLACE, False),
+)
+_RESPOND: Final = (
+    Field(
+        _own("input", "object", "A text, or a list of messages, calls and their outputs."),
+        schema={"anyOf": [make_string(1, 1 << 22), {"type": "array", "minItems": 1}]},
+    ),
+    Field(_own("instructions", "long text", "A system message before the input.")),
+    Field(
+        _own("max_output_tokens", "integer", "The most tokens to write.", at_least=1, at_most=LARGEST_COUNT),
+        "setting",
+        "max_new_tokens",
+    ),
+    Field(_own("text", "object", "format: what the text must be."), schema={"type": "object"}),
+    Field(_own("include", "object", "message.output_text.logprobs."), schema={"type": "array"}),
+    Field(
+        _own("top_logprobs", "integer", "Likeliest tokens to return.", 0, at_least=0, at_most=LARGEST_LOGPROBS),
+        neutral=(0,),
+    ),
+    *_ONE_ANSWER,
+    _refused("logprobs", "use include and top_logprobs", False),
+    _refused("stream_options", "an event has no padding, and the last one has the usage"),
+    _refused("previous_response_id", "nothing is stored; send the whole conversation as input"),
+    _refused("conversation", "nothing is stored; send the whole conversation as input"),
+    _refused("prompt", "nothing is stored; send the text as input"),
+    _refused("background", "nothing is stored", False),
+    _refused("reasoning", _NO_REASONING, {"effort": None, "summary": None}, {"effort": None}, {"effort": "none"}),
+    _refused("truncation", "shorten the input yourself, so that you know what is read", "disabled"),
+    _refused("max_tool_calls", "tools run at the client"),
+)
+_MESSAGE: Final = (
+    Field(
+        _own("system", "object", "A system message."),
+        schema={"anyOf": [{"type": "string"}, {"type": "array"}]},
+    ),
+    _alias("stop_sequences", "stop_strings"),
+    *_ONE_ANSWER,
+    _refused("logprobs", "this form of an answer has no place for them; use /v1/chat/completions", False),
+    _refused("thinking", _NO_REASONING, {"type": "disabled"}),
+    _refused("container", _LATER),
+    _refused("context_management", _LATER),
+    _refused("mcp_servers", "tools run at the client"),
+    _refused("output_config", _LATER),
+    _refused("inference_geo", _LATER),
+    _refused("speed", _LATER, "standard"),
+    _refused("fallbacks", _LATER),
+    Field(
+        _own("service_tier", "choice", "", choices=("auto", "standard_only")), "without effect", why="there is one tier"
+    ),
+)
+_MACHINE: Final = "whoever starts the server decides how the machine is used"
+_OLLAMA: Final = (
+    _length("num_predict", 1),
+    Field(
+        _own("format", "object", "json, or a JSON schema of the text."),
+        schema={"anyOf": [{"enum": ["json"]}, {"type": "object"}]},
+    ),
+    Field(_own("logprobs", "flag", "Return log-probabilities.", False)),
+    Field(
+        _own("top_logprobs", "integer", "Of how many of the likeliest tokens.", 0, at_least=0, at_most=LARGEST_LOGPROBS)
+    ),
+    *(one for one in _ONE_ANSWER),
+    _idle("keep_alive", "object", "models stay loaded while there is room"),
+    _idle("num_ctx", "integer", "the model's whole context is used", at_least=0, at_most=LARGEST_COUNT),
+    *(_idle(name, "integer", _MACHINE) for name in ("num_batch", "num_gpu", "num_thread", "main_gpu", "num_keep")),
+    *(_idle(name, "flag", _MACHINE) for name in ("use_mmap", "use_mlock", "numa", "low_vram", "f16_kv")),
+    _refused("think", _NO_REASONING, False),
+    _refused("template", "templates run code, and come with the model alone", ""),
+    _refused("images", "models here read text alone"),
+    _refused("suffix", "no model here fills in the middle", ""),
+    _refused("context", "send the conversation to /api/chat"),
+    _refused("tfs_z", "tail-free sampling is not offered; use min_p", 1, 1.0),
+    _refused("penalize_newline", "penalties see every token", True),
+    _refused("vocab_only", _LATER, False),
+    _refused("embedding_only", _LATER, False),
+    _refused("logits_all", _LATER, False),
+)
+_OLLAMA_GENERATE: Final = (
+    Field(_own("prompt", "long text", "What to answer.")),
+    Field(_own("system", "long text", "A system message.")),
+    Field(_own("raw", "flag", "Continue the prompt as it is, without the chat template.", False)),
+)
+_SHARED: Final = ("messages", "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "max_tokens")
+_BORROWED: Final = tuple(one for one in _TALK if one.name in _SHARED)
+
+RESPONSES: Final = FieldTable(_EVERYWHERE, [one for one in _BORROWED if one.name[:3] not in ("mes", "max")], _RESPOND)
+MESSAGES: Final = FieldTable(_EVERYWHERE, [one for one in _BORROWED if one.name != "parallel_tool_calls"], _MESSAGE)
+OLLAMA_CHAT: Final = FieldTable(_EVERYWHERE, [one for one in _BORROWED if one.name in ("messages", "tools")], _OLLAMA)
+OLLAMA_GENERATE: Final = FieldTable(_EVERYWHERE, _OLLAMA, _OLLAMA_GENERATE)
 CHAT: Final = FieldTable(_EVERYWHERE, _TALK)
 COMPLETIONS: Final = FieldTable(_EVERYWHERE, _CONTINUE)

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from unspool._version import __version__
-from unspool.server.names import CHAT, COMPLETIONS
+from unspool.server.names import CHAT, COMPLETIONS, MESSAGES, OLLAMA_CHAT, OLLAMA_GENERATE, RESPONSES
 
 _ERRORS: Final = ("400", "401", "404", "413", "429", "503")
 _GETS: Final = {
@@ -17,6 +17,8 @@ _GETS: Final = {
     "/version": "The library's version.",
     "/metrics": "Counts and times in Prometheus' format.",
     "/openapi.json": "This page.",
+    "/api/tags": "The served models, in Ollama's form.",
+    "/api/version": "The library's version, in Ollama's form.",
 }
 
 
@@ -27,6 +29,32 @@ def _small(required: str, **properties: Any) -> dict[str, Any]:
         "required": [required],
         "additionalProperties": False,
     }
+
+
+def _describe_questions() -> dict[str, Any]:
+    kinds = {"enum": ["choice", "score", "noul"]}
+    question = {
+        "type": "object",
+        "properties": {"type": kinds, "instructions": {}, "criteria": {}},
+        "required": ["type"],
+    }
+    return {
+        "type": "object",
+        "properties": {
+            "model": {"type": "string"},
+            "state": {"type": ["string", "object", "array"]},
+            "questions": {"type": "object", "additionalProperties": question, "minProperties": 1},
+            "instructions": {},
+        },
+        "required": ["state", "questions"],
+        "additionalProperties": False,
+    }
+
+
+def _with_options(schema: dict[str, Any]) -> dict[str, Any]:
+    """Ollama's settings stand in an object of their own, or beside the others."""
+    properties = {**schema["properties"], "options": {"type": "object"}}
+    return {**schema, "properties": properties}
 
 
 _MESSAGES: Final = {"type": "array", "items": {"type": "object", "required": ["role"]}, "minItems": 1}
@@ -45,6 +73,19 @@ _BODIES: Final[Mapping[str, tuple[str, Callable[[], dict[str, Any]]]]] = {
     ),
     "/v1/chat/completions": ("Answer a conversation.", lambda: CHAT.describe(["messages"])),
     "/v1/completions": ("Continue texts.", lambda: COMPLETIONS.describe(["prompt"])),
+    "/v1/responses": ("Answer items, in the form of OpenAI's responses.", lambda: RESPONSES.describe(["input"])),
+    "/v1/messages": ("Answer messages, in Anthropic's form.", lambda: MESSAGES.describe(["messages", "max_tokens"])),
+    "/v1/messages/count_tokens": ("Count a message's tokens.", lambda: MESSAGES.describe(["messages"])),
+    "/v1/systemone": ("Answer typed questions with probabilities.", _describe_questions),
+    "/api/chat": (
+        "Answer a conversation, in Ollama's form.",
+        lambda: _with_options(OLLAMA_CHAT.describe(["messages"])),
+    ),
+    "/api/generate": (
+        "Answer a prompt, in Ollama's form.",
+        lambda: _with_options(OLLAMA_GENERATE.describe(["prompt"])),
+    ),
+    "/api/show": ("Describe a model, in Ollama's form.", lambda: _small("model")),
 }
 
 

@@ -51,6 +51,7 @@ class Order:
     most_calls: int | None = None
     tenant: str = ""
     priority: int = 0
+    echoed: dict[str, Any] = field(default_factory=dict)  # what a dialect repeats in its answer
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

@@ -14,6 +14,7 @@ from unspool.errors import UnspoolError, excerpt
 from unspool.server.bodies import JsonResponse, read_json
 from unspool.server.chat import read_messages
 from unspool.server.completions import read_prompts
+from unspool.server.messages import count_tokens
 from unspool.server.models import Served
 from unspool.server.orders import Target
 from unspool.server.refusals import RequestError, read_error, refuse_field
@@ -73,6 +74,10 @@ class PlainRoutes:
     async def apply_template(self, request: Request) -> Response:
         """The text that a chat template makes of messages."""
         return await self._with_model(request, _apply_template)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Tokens of a message, in Anthropic's form."""
+        return await self._with_model(request, lambda body, target: {"input_tokens": count_tokens(body, target)})
 
     async def _with_model(self, request: Request, answer: Callable[[dict[str, Any], Target], Any]) -> Response:
         state = self._state

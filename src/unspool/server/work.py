@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +40,7 @@ class Delta:
     calls: list[Call] = field(default_factory=list)
     reason: str | None = None  # why it is the last, in the engine's words
     has_calls: bool = False  # the choice has called a tool
+    stop: str | None = None  # the stop string that it ended with
 
     @property
     def finish_reason(self) -> str | None:
@@ -59,6 +60,7 @@ class Choice:
     reason: str
     logprobs: list[TokenLogprob] | None = None
     calls: list[Call] = field(default_factory=list)
+    stop: str | None = None  # the stop string that it ended with
     prompt_ids: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] | None = None
 
@@ -172,7 +174,17 @@ class Work:
         if order.writes_nothing:
             text, ids, reason, logprobs = "", [], "length", None if logprobs is None else []
         told = None if result.prompt_logprobs is None else result.prompt_logprobs[0]
-        return Choice(index, text, ids, reason, logprobs, calls, order.prompts[place], told)
+        stop = self._find_stop(reason, ids)
+        return Choice(index, text, ids, reason, logprobs, calls, stop, order.prompts[place], told)
+
+    def _find_stop(self, reason: str | None, ids: Sequence[int]) -> str | None:
+        """The stop string that a text ended with: the one that comes first in it."""
+        stops = self.order.settings.get("stop_strings")
+        if reason != "stop_string" or self._tokenizer is None or stops is None:
+            return None
+        text = self._tokenizer.decode(list(ids))
+        found = {text.find(stop): stop for stop in ([stops] if isinstance(stops, str) else stops) if stop in text}
+        return found[min(found)] if found else None
 
     def _make_reader(self) -> CallReader:
         assert self.order.call_format is not None
@@ -247,6 +259,7 @@ class Work:
                 return []
         if reason == "cancelled" and row in self._called:
             reason = "stop_string"
+        stop = self._find_stop(reason, self.requests[place].answer.run.emitted[piece.row])
         copies = range(order.num_choices) if order.num_drawn == 1 else (piece.row,)
         return [
             Delta(
@@ -257,6 +270,7 @@ class Work:
                 calls,
                 reason,
                 row in self._called,
+                stop,
             )
             for copy in copies
         ]

@@ -76,6 +76,13 @@ class Detokenizer:
         self._window, self._num_old, self._num_given = [], 0, 0
         return rest
 
+    def read(self, ids: Sequence[int]) -> str:
+        """The text of all the ids at once: what `put`, one by one, and `end` would give."""
+        text = self._decode([token_id for token_id in map(int, ids) if token_id not in self._dropped_ids])
+        if REPLACEMENT not in text:
+            return text
+        return "".join([self.put([token_id]) for token_id in ids]) + self.end()  # pieces decide about such bytes
+
     def _decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens))
 

@@ -23,7 +23,7 @@ def read_contexts(
     if runs_kernels(text.ids.device):
         from unspool.kernels.gpu.marks import contexts  # Triton is imported where a GPU is used
 
-        return contexts.read_contexts(text, _send_seed(seed, text.ids.device), mixes=mixes)
+        return contexts.read_contexts(text, send_key(seed, text.ids.device), mixes=mixes)
     marks = find_marks() if text.ids.device.type == "cpu" else None
     if marks is not None:
         return marks.read_contexts(text, seed, mixes=mixes)
@@ -35,8 +35,9 @@ def read_contexts(
 
 
 @lru_cache(maxsize=64)
-def _send_seed(seed: int, device: torch.device) -> torch.Tensor:
-    return torch.tensor([seed], device=device)
+def send_key(key: int, device: torch.device) -> torch.Tensor:
+    """A number (1,) where kernels read it: as an argument of theirs it would be compiled in."""
+    return torch.tensor([key], device=device)
 
 
 def take_windows(tokens: torch.Tensor, width: int) -> torch.Tensor:

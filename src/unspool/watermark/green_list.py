@@ -14,7 +14,10 @@ import torch
 from unspool.config import WatermarkingConfig
 from unspool.errors import InputError
 from unspool.kernels.presence import runs_kernels
-from unspool.logits.watermark import WatermarkProcessor
+from unspool.kernels.sending import take_back, work_beside
+from unspool.logits.highest import is_wide, take_highest, take_highest_by_chunks
+from unspool.logits.watermark import Prepared, WatermarkProcessor
+from unspool.watermark.contexts import send_key
 from unspool.watermark.twister import SEED_BITS, are_first, find_first, permute
 
 NUM_CANDIDATES = 40  # of `selfhash`: the likeliest tokens, each asked for its own green list
@@ -46,6 +49,7 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
         self._table = _permute_table(hashing_key) if seeding_scheme == "selfhash" else None
         self._lists: OrderedDict[int, torch.Tensor] = OrderedDict()  # by seed, 0 or 1
         self._num_cached = max(8, MOST_CACHED_BYTES // max(1, vocab_size))
+        self._prepared: Prepared[torch.Tensor] = Prepared()  # the next scores' lists
 
     @property
     def is_self_seeded(self) -> bool:
@@ -71,6 +75,19 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
         """Whether tokens (n,) are on the green lists of their contexts (n, width): (n,) bool."""
         return are_first(self.find_seeds(contexts), tokens, self.vocab_size, self.greenlist_size)
 
+    def prepare(self, input_ids: torch.Tensor) -> None:
+        """Begin to make the lists that the history chooses."""
+        if self.is_self_seeded or input_ids.shape[-1] < self.context_width or not runs_kernels(input_ids.device):
+            return
+        seeds = self.find_seeds(input_ids)
+        with work_beside(seeds):
+            self._prepared.keep(input_ids, self._find_on_gpu(seeds))
+
+    def _find_on_gpu(self, seeds: torch.Tensor) -> torch.Tensor:
+        from unspool.kernels.gpu.marks.green_lists import find_green  # Triton is imported where a GPU is used
+
+        return find_green(seeds, self.vocab_size, self.greenlist_size)
+
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:  # noqa: ARG002
         """The scores with `bias` added on the green lists; unchanged while the text is shorter than the context."""
         if scores.shape[-1] != self.vocab_size:
@@ -82,11 +99,13 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
             return scores
         if self.is_self_seeded:
             return self._raise_candidates(input_ids, scores)
-        seeds = self.find_seeds(input_ids)
         if runs_kernels(scores.device):
             from unspool.kernels.gpu.marks.green_lists import raise_green  # Triton is imported where a GPU is used
 
-            return raise_green(scores, seeds, self.greenlist_size, self.bias)
+            made = self._prepared.take(input_ids)
+            green = self._find_on_gpu(self.find_seeds(input_ids)) if made is None else take_back(made)
+            return raise_green(scores, green, self.bias)
+        seeds = self.find_seeds(input_ids)
         if scores.device.type != "cpu":
             return scores.add(torch.stack(self._find_lists(seeds)), alpha=self.bias)
         result = scores.clone()
@@ -110,12 +129,27 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
 
     def _raise_candidates(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Each of the likeliest tokens is raised if it is on the list that it would itself help to choose."""
-        highest, candidates = scores.topk(min(NUM_CANDIDATES, self.vocab_size), dim=-1)  # (rows, candidates)
+        count = min(NUM_CANDIDATES, self.vocab_size)
+        if runs_kernels(scores.device):
+            return self._raise_on_gpu(input_ids, scores, count)
+        highest, candidates = take_highest(scores, count)  # (rows, candidates)
         before = input_ids[:, None, input_ids.shape[-1] - self.context_width + 1 :]
         before = before.expand(-1, candidates.shape[1], -1)
         contexts = torch.cat((before, candidates[..., None]), dim=-1)
         is_green = self.are_green(contexts.flatten(0, 1), candidates.flatten()).view_as(candidates)
         return scores.scatter(-1, candidates, torch.where(is_green, highest + self.bias, highest))
+
+    def _raise_on_gpu(self, input_ids: torch.Tensor, scores: torch.Tensor, count: int) -> torch.Tensor:
+        from unspool.kernels.gpu.marks.green_lists import OwnLists, raise_own  # Triton is imported where a GPU is used
+
+        assert self._table is not None
+        table = self._table = self._table.to(scores.device)
+        # Kernels of torch that look for the highest of so many scores take twice as long in one level.
+        search = take_highest_by_chunks if is_wide(scores, count) else take_highest
+        highest, candidates = search(scores, count)
+        key = send_key(self._key, scores.device)
+        lists = OwnLists(table, key, self.context_width - 1, self.greenlist_size)
+        return raise_own(scores, input_ids, highest, candidates, lists, self.bias)
 
 
 @lru_cache(maxsize=16)

@@ -24,7 +24,7 @@ NEW = {"max_new_tokens": 6, "eos_token_id": None}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    make_once("stablelm").save_pretrained(tmp_path)
+    make_once("deepseek_v3").save_pretrained(tmp_path)
     return tmp_path
 
 
@@ -32,18 +32,18 @@ def test_a_folder_without_a_native_form(folder: Path, caplog: pytest.LogCaptureF
     with caplog.at_level(logging.WARNING, "unspool.models"):
         lm = unspool.load(folder)
     [line] = caplog.messages
-    assert line == f"StableLmForCausalLM has no native form: it runs through transformers {transformers.__version__}"
+    assert line == f"DeepseekV3ForCausalLM has no native form: it runs through transformers {transformers.__version__}"
     assert isinstance(lm.model, AdaptedDecoder) and lm.model.dtype == torch.float32
     assert lm.generation_config.pad_token_id == 0
     inputs = make_inputs()
-    expected = make_once("stablelm").generate(**inputs, **NEW, do_sample=False)
+    expected = make_once("deepseek_v3").generate(**inputs, **NEW, do_sample=False)
     assert torch.equal(unspool.generate(lm, **inputs, **NEW), expected)
     ids = inputs["input_ids"][2].tolist()
     assert lm.generate(ids, **NEW).token_ids[0] == expected[2, 12:].tolist()
     beginning = lm.prefix(ids[:7])
     assert lm.generate(ids[7:], prefix=beginning, **NEW).token_ids[0] == expected[2, 12:].tolist()
     assert lm.model(inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits.shape == (3, 12, 97)
-    parameters = sum(part.numel() for part in make_once("stablelm").parameters())
+    parameters = sum(part.numel() for part in make_once("deepseek_v3").parameters())
     assert (lm.model.num_parameters(), lm.model.weights_bytes) == (parameters, 4 * parameters)
 
 
@@ -66,7 +66,7 @@ def test_the_choice_is_the_callers(tmp_path: Path, folder: Path, caplog: pytest.
     inputs = make_inputs()
     assert torch.equal(unspool.generate(native, **inputs, **NEW), unspool.generate(adapted, **inputs, **NEW))
     with pytest.raises(
-        UnsupportedError, match=r"StableLmForCausalLM, which has no native model.*leave native=True out"
+        UnsupportedError, match=r"DeepseekV3ForCausalLM, which has no native model.*leave native=True out"
     ):
         unspool.load(folder, native=True)
     with pytest.raises(SettingError, match="native='no' is neither"):
@@ -79,7 +79,7 @@ def test_weights_that_are_not_all_there(folder: Path) -> None:
     """transformers would make up the head and go on."""
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 4}))
-    with pytest.raises(LoadError, match=r"lacks \d+ of the tensors that StableLmForCausalLM needs"):
+    with pytest.raises(LoadError, match=r"lacks \d+ of the tensors that DeepseekV3ForCausalLM needs"):
         unspool.load(folder)
 
 
@@ -94,7 +94,7 @@ def test_architectures_that_nobody_knows(folder: Path) -> None:
 
 def test_without_transformers_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(MissingExtraError, match=r"StableLmForCausalLM.*pip install 'unspool\[transformers\]'"):
+    with pytest.raises(MissingExtraError, match=r"DeepseekV3ForCausalLM.*pip install 'unspool\[transformers\]'"):
         unspool.load(folder)
 
 

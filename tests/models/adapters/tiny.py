@@ -75,7 +75,6 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("Gemma2", {**LLAMA, "head_dim": 8, "query_pre_attn_scalar": 12, "sliding_window": 5}),
     "bloom": ("Bloom", SIZES),
     "gpt2": ("GPT2", SIZES),
-    # From here on without a native form.
     "stablelm": ("StableLm", LLAMA),
     "cohere": ("Cohere", LLAMA),
     "cohere2": ("Cohere2", {**LLAMA, "sliding_window": 5, "layer_types": TYPES}),

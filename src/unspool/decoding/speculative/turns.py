@@ -150,7 +150,11 @@ class SpeculativeTurns:
         """Walk down the drafts: rows go on while the token chosen is the one guessed, and nothing ends them."""
         rows, guesses, logits = self.rows, draft.tokens.tolist(), tried.logits
         needs_history = self.finish.needs_history or self.scorer.looks_back or self.scorer.record.keeps_steps
-        choose = self._choose_by_depth(draft, logits) if needs_history else self._choose_at_once(draft, tried)
+        if needs_history:
+            self.scorer.foresee(rows, [row[:count] for row, count in zip(guesses, draft.counts, strict=True)])
+            choose = self._choose_by_depth(draft, logits)
+        else:
+            choose = self._choose_at_once(draft, tried)
         emitted = Emitted({}, {})
         taken: list[list[int]] = [[] for _ in is_live]
         accepted = [0] * len(is_live)

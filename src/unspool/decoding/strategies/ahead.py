@@ -19,6 +19,7 @@ from unspool.decoding.scorer import Scorer
 from unspool.decoding.select import NO_TOKEN
 from unspool.decoding.strategies.base import Strategy
 from unspool.decoding.strategies.turns import TokenTurns
+from unspool.kernels.sending import Fetched, fetch
 
 
 @dataclass(slots=True)
@@ -27,22 +28,19 @@ class Flight:
 
     numbers: list[int]  # the rows of the call that the step was launched for
     width: int  # of the history, these tokens included
-    tokens: torch.Tensor  # (rows,) int64, pinned
-    arrived: torch.cuda.Event
+    tokens: Fetched  # (rows,) int64
 
     @classmethod
     def launch(cls, tokens: torch.Tensor, rows: Rows) -> Flight:
         """Send the tokens (rows,) of the step just launched."""
-        host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-        host.copy_(tokens, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
-        event.record()
-        return cls(list(rows.numbers), max(rows.ends), host, event)
+        fetched = fetch(tokens)
+        rows.expect_last(fetched)
+        return cls(list(rows.numbers), max(rows.ends), fetched)
 
     def land(self) -> list[int]:
         """The tokens, once they are there."""
-        self.arrived.synchronize()
-        return self.tokens.tolist()
+        tokens: list[int] = self.tokens.read().tolist()
+        return tokens
 
 
 @dataclass(slots=True)

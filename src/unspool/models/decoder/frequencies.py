@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -35,11 +36,12 @@ def read_rope(
     theta: float = 10_000.0,
     rotary_fraction: float = 1.0,
     scaling: Settings | None = None,
+    is_interleaved: bool = False,
 ) -> RopeSpec:
     """The rope of a config: `rope_parameters` as transformers 5 writes them, or the older flat keys.
 
     `theta` and `rotary_fraction` are the family's defaults; `scaling` is given if the family keeps its parameters
-    elsewhere.
+    elsewhere; `is_interleaved` says that the stored weights pair neighbours.
     """
     scaling = scaling or config.part("rope_parameters") or config.part("rope_scaling")
     empty = Settings({}, config.where)
@@ -57,17 +59,32 @@ def read_rope(
     kind = found.text("rope_type", "type", default="default")
     frequencies = plain_frequencies(width, theta)
     if kind == "default":
-        return make_rope(frequencies)
+        return make_rope(frequencies, is_interleaved=is_interleaved)
     if kind == "linear":
-        return make_rope(frequencies, factor=found.number("factor"))
+        return make_rope(frequencies, is_interleaved=is_interleaved, factor=found.number("factor"))
     if kind == "llama3":
-        return make_rope(_llama3(frequencies, found, _trained_context(config, found)))
+        scaled = _llama3(frequencies, found, _trained_context(config, found))
+        return make_rope(scaled, is_interleaved=is_interleaved)
     if kind == "yarn":
-        return _yarn(width, theta, found, config)
+        return replace(_yarn(width, theta, found, config), is_interleaved=is_interleaved)
     raise UnsupportedError(
         f"{config.where} asks for rope scaling {kind!r}, which is not built (these are: {', '.join(_BUILT)}); "
         "scalings that change with the length of the batch would make a row's answer depend on its neighbours"
     )
+
+
+def read_two_ropes(config: Settings, head_dim: int, *, theta: float, local_theta: float) -> tuple[RopeSpec, RopeSpec]:
+    """The ropes of full and of sliding layers: nested by kind as transformers 5 writes them, or flat."""
+    nested = config.part("rope_parameters")
+    if nested is not None and (nested.has("full_attention") or nested.has("sliding_attention")):
+        full, local = nested.part("full_attention"), nested.part("sliding_attention")
+        empty = Settings({}, config.where)
+        return (
+            read_rope(config, head_dim, theta=theta, scaling=full or empty),
+            read_rope(config, head_dim, theta=local_theta, scaling=local or empty),
+        )
+    local_theta = config.number("rope_local_base_freq", default=local_theta)
+    return read_rope(config, head_dim, theta=theta), make_rope(plain_frequencies(head_dim, local_theta))
 
 
 def _trained_context(config: Settings, scaling: Settings) -> int:

@@ -18,6 +18,14 @@ def cap_logits(spec: DecoderSpec, logits: torch.Tensor) -> torch.Tensor:
     return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
+def unscale_states(spec: DecoderSpec, hidden: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """States of all layers as the family defines them: ours may be kept scaled."""
+    if spec.state_scale == 1.0 and spec.logit_scale == 1.0:
+        return hidden
+    *before, last = hidden
+    return (*(states * spec.state_scale for states in before), last / spec.logit_scale)
+
+
 def read_out(
     spec: DecoderSpec,
     weights: DecoderWeights,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 
-from unspool.models.assembly import Assembler, Packing, Progress, pair_neighbours_, split_groups_
+from unspool.models.assembly import Assembler, Packing, Progress, QkvLayout, pair_neighbours_, split_groups_
 from unspool.models.decoder.spec import DecoderSpec, NormSpec
 from unspool.models.sharing import SharedSource
 from unspool.models.weights import (
@@ -34,12 +33,12 @@ class WeightNames:
     attn_norm: str
     qkv: tuple[str, ...]  # three names, or that of a fused matrix
     out: str
-    up: tuple[str, ...]  # gate and up if the feed-forward is gated
+    up: tuple[str, ...]  # gate and up if the feed-forward is gated, or the name of both in one matrix
     down: str
     ffn_norm: str = ""
     post_attn_norm: str = ""
     post_ffn_norm: str = ""
-    q_norm: str = ""
+    q_norm: str = ""  # `{h}` is the head, if each has a tensor of its own
     k_norm: str = ""
     final_norm: str = ""
     head: str = "lm_head"
@@ -48,7 +47,7 @@ class WeightNames:
     project_in: str = ""
     project_out: str = ""
     prefix: str = ""  # a prefix that older checkpoints leave out
-    qkv_layout: Literal["stacked", "grouped"] = "stacked"
+    qkv_layout: QkvLayout = "stacked"
     is_transposed: bool = False  # matrices are stored (in, out)
 
 
@@ -104,7 +103,7 @@ def assemble_decoder(
         embedding_norm=assembler.norm(names.embedding_norm, width, spec.norm) if spec.has_embedding_norm else None,
         project_in=_projection(assembler, names.project_in, spec.hidden_size, width, spec),
         layers=[_assemble_layer(assembler, spec, names, i) for i in range(spec.num_layers)],
-        final_norm=assembler.norm(names.final_norm, spec.hidden_size, spec.norm) if spec.has_final_norm else None,
+        final_norm=_assemble_final_norm(assembler, spec, names),
         project_out=_projection(assembler, names.project_out, width, spec.hidden_size, spec),
         head=_assemble_head(assembler, spec, names, embedding, width),
     )
@@ -119,6 +118,17 @@ def _assemble_embedding(assembler: Assembler, spec: DecoderSpec, names: WeightNa
         blocks = assembler.pack([name], [spec.vocab_size], width, fewest_bits=8)
         return assembler.lay_out_table(blocks, spec.embedding_scale)
     return Embedding(assembler.matrix(name, spec.vocab_size, width), spec.embedding_scale)
+
+
+def _assemble_final_norm(assembler: Assembler, spec: DecoderSpec, names: WeightNames) -> Norm | None:
+    if not spec.has_final_norm:
+        return None
+    norm = assembler.norm(names.final_norm, spec.hidden_size, spec.norm)
+    if spec.logit_scale != 1.0:
+        weight = norm.weight if norm.weight is not None else assembler.empty(spec.hidden_size).fill_(1.0)
+        norm.weight = weight * spec.logit_scale
+        norm.bias = norm.bias * spec.logit_scale if norm.bias is not None else None
+    return norm
 
 
 def _projection(assembler: Assembler, name: str, outputs: int, inputs: int, spec: DecoderSpec) -> Linear | None:
@@ -163,27 +173,63 @@ def _assemble_layer(assembler: Assembler, spec: DecoderSpec, names: WeightNames,
             [start + name], [outputs], inputs, has_bias=has_bias, is_transposed=names.is_transposed
         )
 
-    is_sandwich = spec.norm_placement == "sandwich"
+    has_outer = spec.norm_placement in ("sandwich", "after")
+    has_inner = spec.norm_placement != "after"
     layer = Layer(
-        attn_norm=norm(names.attn_norm, True),
+        attn_norm=norm(names.attn_norm, has_inner),
         qkv=_assemble_qkv(assembler, spec, names, start),
         out=linear(names.out, spec.hidden_size, spec.num_heads * spec.head_dim, spec.has_out_bias),
-        ffn_norm=norm(names.ffn_norm, spec.has_ffn_norm),
+        ffn_norm=norm(names.ffn_norm, spec.has_ffn_norm and has_inner),
         up=assembler.product(
             [start + name for name in names.up],
-            [spec.ffn_size] * len(names.up),
+            [spec.ffn_size * (1 + spec.is_gated) // len(names.up)] * len(names.up),
             spec.hidden_size,
             has_bias=spec.has_ffn_bias,
             is_transposed=names.is_transposed,
         ),
         down=linear(names.down, spec.hidden_size, spec.ffn_size, spec.has_ffn_bias),
-        q_norm=norm(names.q_norm, spec.has_qk_norm, spec.head_dim),
-        k_norm=norm(names.k_norm, spec.has_qk_norm, spec.head_dim),
-        post_attn_norm=norm(names.post_attn_norm, is_sandwich),
-        post_ffn_norm=norm(names.post_ffn_norm, is_sandwich),
+        q_norm=_assemble_head_norm(assembler, spec, start + names.q_norm, spec.num_heads),
+        k_norm=_assemble_head_norm(assembler, spec, start + names.k_norm, spec.num_kv_heads),
+        post_attn_norm=norm(names.post_attn_norm, has_outer),
+        post_ffn_norm=norm(names.post_ffn_norm, has_outer),
     )
     _pair_normed(layer, spec)
     return layer
+
+
+def _assemble_head_norm(assembler: Assembler, spec: DecoderSpec, name: str, num_heads: int) -> Norm | None:
+    """The norm of queries or keys; weights of several heads stand one after the other."""
+    if spec.qk_norm is None or spec.qk_norm_span == "head":
+        return assembler.norm(name, spec.head_dim, spec.qk_norm) if spec.qk_norm is not None else None
+    if spec.qk_norm_span == "whole":
+        return assembler.norm(name, num_heads * spec.head_dim, spec.qk_norm)
+    if "{h}" in name:
+        parts = [assembler.norm(name.format(h=head), spec.head_dim, spec.qk_norm) for head in range(num_heads)]
+        weights = [part.weight for part in parts if part.weight is not None]
+        return replace(parts[0], weight=torch.cat(weights))
+    weight = assembler.take(f"{name}.weight", num_heads, spec.head_dim).flatten()
+    return Norm(weight, None, spec.qk_norm.eps, spec.qk_norm.kind == "layer")
+
+
+def norm_heads(
+    spec: DecoderSpec, layer: Layer, queries: torch.Tensor, keys: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries and keys (…, heads, width), normalised if the block does so."""
+    if layer.q_norm is None or layer.k_norm is None:
+        return queries, keys
+    return _norm_heads(spec, layer.q_norm, queries), _norm_heads(spec, layer.k_norm, keys)
+
+
+def _norm_heads(spec: DecoderSpec, norm: Norm, heads: torch.Tensor) -> torch.Tensor:
+    if spec.qk_norm_span == "head":
+        return norm(heads)
+    if spec.qk_norm_span == "whole":
+        return norm(heads.flatten(-2)).view(heads.shape)
+    assert norm.weight is not None
+    weight = norm.weight.view(-1, spec.head_dim)
+    if norm.is_layer:
+        return F.layer_norm(heads, heads.shape[-1:], eps=norm.eps) * weight
+    return F.rms_norm(heads, heads.shape[-1:], eps=norm.eps) * weight
 
 
 def _assemble_qkv(assembler: Assembler, spec: DecoderSpec, names: WeightNames, start: str) -> AnyLinear:

@@ -12,7 +12,7 @@ from unspool.cache import Cache, DynamicCache, Span
 from unspool.config import CompileConfig
 from unspool.errors import InputError, UnsupportedError
 from unspool.models.arrangement import read_mask
-from unspool.models.decoder.head import cap_logits
+from unspool.models.decoder.head import cap_logits, unscale_states
 from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.decoder.views import AttentionViews
@@ -150,6 +150,10 @@ class Decoder(WithPaths, NativeModel):
         if forward is None:
             forward = self.plain.run(new, self.flattens_rows)
         forward.path_reason = refusals
+        if forward.hidden_states is not None:
+            forward.hidden_states = unscale_states(self.spec, forward.hidden_states)
+        if forward.early_logits is not None and self.spec.state_scale != 1.0:
+            forward.early_logits = tuple(logits * self.spec.state_scale for logits in forward.early_logits)
         return forward
 
     def _begin(self, cache: Cache, rows: int, num_new: int, counts: Sequence[int] | None) -> Span:
@@ -204,7 +208,9 @@ class Decoder(WithPaths, NativeModel):
         output = CausalOutput(
             logits=cap_logits(self.spec, self.weights.head(arranged.unpack(states)[:, keep])),
             past_key_values=cache if use_cache is None or use_cache else None,
-            hidden_states=tuple(map(arranged.unpack, hidden)) if hidden is not None else None,
+            hidden_states=tuple(map(arranged.unpack, unscale_states(self.spec, hidden)))
+            if hidden is not None
+            else None,
             attentions=tuple(map(arranged.unpack_weights, weights)) if weights is not None else None,
         )
         return output if return_dict is None or return_dict else output.to_tuple()

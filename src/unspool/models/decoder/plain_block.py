@@ -23,20 +23,19 @@ def run_block(
 ) -> torch.Tensor:
     """The state after a layer, in the shape of the state before it (…, hidden)."""
     is_post = spec.norm_placement == "post"
-    assert layer.attn_norm is not None
-    normed = x if is_post else layer.attn_norm(x)
+    normed = x if is_post or layer.attn_norm is None else layer.attn_norm(x)
     read = layer.out(attend(layer.qkv(normed)))
     if layer.post_attn_norm is not None:
         read = layer.post_attn_norm(read)
     if spec.residual == "parallel":
         given = layer.ffn_norm(x) if layer.ffn_norm is not None else normed
         return _feed(spec, layer, given, activate) + read + x
-    assert layer.ffn_norm is not None
     x = x + read
     if is_post:
+        assert layer.attn_norm is not None and layer.ffn_norm is not None
         x = layer.attn_norm(x)
         return layer.ffn_norm(_feed(spec, layer, x, activate) + x)
-    fed = _feed(spec, layer, layer.ffn_norm(x), activate)
+    fed = _feed(spec, layer, x if layer.ffn_norm is None else layer.ffn_norm(x), activate)
     return x + (layer.post_ffn_norm(fed) if layer.post_ffn_norm is not None else fed)
 
 

@@ -72,13 +72,14 @@ class DecoderSpec:
     max_context: int | None
 
     norm: NormSpec
-    norm_placement: Literal["pre", "post", "sandwich"] = "pre"
+    norm_placement: Literal["pre", "post", "sandwich", "after"] = "pre"  # "after": of what a residual adds, alone
     residual: Literal["sequential", "parallel"] = "sequential"
     has_ffn_norm: bool = True  # without it a parallel feed-forward reads what attention reads
     has_final_norm: bool = True
 
     rope: RopeSpec | None = None
     local_rope: RopeSpec | None = None  # for "sliding" layers, if it differs
+    unturned: frozenset[int] = frozenset()  # layers whose queries and keys are not rotated
     alibi: AlibiSpec | None = None
     num_positions: int | None = None  # rows of a learned table of positions
     position_offset: int = 0  # index of position 0 in that table
@@ -88,7 +89,8 @@ class DecoderSpec:
     attention_softcap: float | None = None
     layer_kinds: tuple[LayerKind, ...] = ()  # empty: all "full"
     window: int | None = None
-    has_qk_norm: bool = False
+    qk_norm: NormSpec | None = None
+    qk_norm_span: Literal["head", "each", "whole"] = "head"  # weights for all heads, one set per head, or over all
     has_qkv_bias: bool = False
     has_out_bias: bool = False
 
@@ -98,12 +100,14 @@ class DecoderSpec:
 
     embedding_size: int | None = None  # if embeddings are narrower than hidden states (OPT-350m)
     embedding_scale: float = 1.0
+    state_scale: float = 1.0  # states are kept divided by it: Granite scales what a residual adds
     has_embedding_norm: bool = False
 
     is_head_tied: bool = False
     has_head_bias: bool = False
     is_head_normalised: bool = False  # its rows have length 1 (Baichuan 2)
     logit_softcap: float | None = None
+    logit_scale: float = 1.0  # part of the final norm
 
     bos_token_id: int | None = None
     eos_token_id: int | tuple[int, ...] | None = None
@@ -112,6 +116,11 @@ class DecoderSpec:
     def kind_of(self, layer: int) -> LayerKind:
         """The layer's kind of attention."""
         return self.layer_kinds[layer] if self.layer_kinds else "full"
+
+    @property
+    def norms_heads_apart(self) -> bool:
+        """Whether queries and keys have norms that kernels don't know: other than one of root mean squares per head."""
+        return self.qk_norm is not None and (self.qk_norm_span != "head" or self.qk_norm.kind != "rms")
 
     def scale_of(self, layer: int) -> float:
         """The factor of a layer's scores."""

@@ -55,7 +55,8 @@ class AttentionViews:
     def find_turns(self, layer: int, shifts: torch.Tensor) -> torch.Tensor | None:
         """Factors (rows, 1, 1, pairs) that move a layer's keys by `shifts` (rows,) positions; None without rotation."""
         kind = self._spec.kind_of(layer)
-        return self._ropes[kind].find_turns(shifts) if kind in self._ropes else None
+        is_turned = kind in self._ropes and layer not in self._spec.unturned
+        return self._ropes[kind].find_turns(shifts) if is_turned else None
 
     def _make_table(self, rope: RopeSpec) -> RotaryTable:
         return RotaryTable(rope.frequencies, rope.gain, self._device)

@@ -1,11 +1,11 @@
-"""Gemma 1, 2 and 3: scaled embeddings, norm weights around 1, then norms on both sides, windows and caps."""
+"""Gemma 1 to 3 and VaultGemma: scaled embeddings, norm weights around 1, then norms on both sides, windows, caps."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from unspool.models.decoder.frequencies import make_rope, plain_frequencies, read_rope
-from unspool.models.decoder.spec import DecoderSpec, NormSpec, RopeSpec
+from unspool.models.decoder.frequencies import make_rope, plain_frequencies, read_two_ropes
+from unspool.models.decoder.spec import DecoderSpec, NormSpec
 from unspool.models.families.base import DecoderFamily, fixed, read_layer_kinds
 from unspool.models.families.gguf import read_gguf_decoder
 from unspool.models.families.llama import NAMES as LLAMA_NAMES
@@ -58,8 +58,14 @@ def _read_gemma2(config: Settings) -> DecoderSpec:
     )
 
 
+def _read_vaultgemma(config: Settings) -> DecoderSpec:
+    """Gemma 2 without the outer norms."""
+    return replace(_read_gemma2(config), family="vaultgemma", norm_placement="pre")
+
+
 def _read_gemma3(config: Settings) -> DecoderSpec:
-    full, local = _read_two_ropes(config)
+    head_dim = config.integer("head_dim", default=256)
+    full, local = read_two_ropes(config, head_dim, theta=1e6, local_theta=_LOCAL_THETA)
     spec = _read_gemma(Settings({**config.values, "rope_parameters": None, "rope_scaling": None}, config.where))
     pattern = config.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
     kinds: list[LayerKind] = ["sliding" if (i + 1) % pattern else "full" for i in range(spec.num_layers)]
@@ -67,7 +73,7 @@ def _read_gemma3(config: Settings) -> DecoderSpec:
         spec,
         family="gemma3",
         norm_placement="sandwich",
-        has_qk_norm=True,
+        qk_norm=spec.norm,
         rope=full,
         local_rope=local,
         activation=config.text("hidden_activation", default=_TANH),
@@ -77,21 +83,6 @@ def _read_gemma3(config: Settings) -> DecoderSpec:
         layer_kinds=read_layer_kinds(config, spec.num_layers, kinds),
         window=config.integer("sliding_window", default=4096),
     )
-
-
-def _read_two_ropes(config: Settings) -> tuple[RopeSpec, RopeSpec]:
-    """The ropes of full and of sliding layers: nested by kind as transformers 5 writes them, or flat."""
-    head_dim = config.integer("head_dim", default=256)
-    nested = config.part("rope_parameters")
-    if nested is not None and (nested.has("full_attention") or nested.has("sliding_attention")):
-        full, local = nested.part("full_attention"), nested.part("sliding_attention")
-        empty = Settings({}, config.where)
-        return (
-            read_rope(config, head_dim, theta=1e6, scaling=full or empty),
-            read_rope(config, head_dim, theta=_LOCAL_THETA, scaling=local or empty),
-        )
-    theta = config.number("rope_local_base_freq", default=_LOCAL_THETA)
-    return read_rope(config, head_dim, theta=1e6), make_rope(plain_frequencies(head_dim, theta))
 
 
 def _read_gguf(header: Settings, source: WeightSource) -> DecoderSpec:
@@ -147,6 +138,13 @@ GEMMA2 = DecoderFamily(
     find_names=fixed(SANDWICH_NAMES),
     gguf=("gemma2",),
     read_gguf=_read_gemma2_gguf,
+)
+VAULTGEMMA = DecoderFamily(
+    name="vaultgemma",
+    architectures=("VaultGemmaForCausalLM",),
+    model_types=("vaultgemma",),
+    read_config=_read_vaultgemma,
+    find_names=fixed(replace(LLAMA_NAMES, ffn_norm="pre_feedforward_layernorm")),
 )
 GEMMA3 = DecoderFamily(
     name="gemma3",

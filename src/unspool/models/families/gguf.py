@@ -73,7 +73,7 @@ def read_gguf_decoder(
         norm=NormSpec(norm, header.number(eps), has_bias="blk.0.attn_norm.bias" in source),
         rope=_read_rope(header, source, head_dim, is_interleaved) if has_rope else None,
         attention_scale=head_dim**-0.5,
-        has_qk_norm="blk.0.attn_q_norm.weight" in source,
+        qk_norm=NormSpec("rms", header.number(eps)) if "blk.0.attn_q_norm.weight" in source else None,
         has_qkv_bias="blk.0.attn_q.bias" in source or "blk.0.attn_qkv.bias" in source,
         has_out_bias="blk.0.attn_output.bias" in source,
         is_gated="blk.0.ffn_gate.weight" in source,

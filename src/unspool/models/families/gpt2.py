@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, layer norms, matrices stored (in, out)."""
+"""GPT-2: learned positions, layer norms, matrices stored (in, out). GPT-BigCode has one key head, and does not."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ NAMES = WeightNames(
 )
 
 
-def _read_config(config: Settings) -> DecoderSpec:
+def _read_config(config: Settings, family: str = "gpt2", activation: str = "gelu_new") -> DecoderSpec:
     refuse_unbuilt(config)
     hidden_size = config.integer("n_embd", "hidden_size")
     num_heads = config.integer("n_head", "num_attention_heads")
     num_positions = config.integer("n_positions", "max_position_embeddings", default=1024)
     head_dim = read_head_dim(config, hidden_size, num_heads)
     return DecoderSpec(
-        family="gpt2",
+        family=family,
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden_size,
         num_layers=config.integer("n_layer", "num_hidden_layers"),
@@ -50,11 +50,22 @@ def _read_config(config: Settings) -> DecoderSpec:
         has_qkv_bias=True,
         has_out_bias=True,
         is_gated=False,
-        activation=config.text("activation_function", default="gelu_new"),
+        activation=config.text("activation_function", default=activation),
         has_ffn_bias=True,
         is_head_tied=config.boolean("tie_word_embeddings", default=True),
         **read_ids(config),
     )
+
+
+def _read_bigcode(config: Settings) -> DecoderSpec:
+    """The first StarCoder: all heads share one key head."""
+    spec = _read_config(config, "gpt_bigcode", "gelu_pytorch_tanh")
+    return replace(spec, num_kv_heads=1 if config.boolean("multi_query", default=True) else spec.num_heads)
+
+
+def _find_bigcode_names(config: Settings, _source: WeightSource) -> WeightNames:
+    is_grouped = not config.boolean("multi_query", default=True)
+    return replace(NAMES, is_transposed=False, qkv_layout="grouped" if is_grouped else "stacked")
 
 
 def _read_gguf(header: Settings, source: WeightSource) -> DecoderSpec:
@@ -70,4 +81,11 @@ GPT2 = DecoderFamily(
     find_names=fixed(NAMES),
     gguf=("gpt2",),
     read_gguf=_read_gguf,
+)
+GPT_BIGCODE = DecoderFamily(
+    name="gpt_bigcode",
+    architectures=("GPTBigCodeForCausalLM",),
+    model_types=("gpt_bigcode",),
+    read_config=_read_bigcode,
+    find_names=_find_bigcode_names,
 )

@@ -1,8 +1,11 @@
-"""GPT-J: attention and feed-forward read the same norm; rope rotates neighbours."""
+"""GPT-J and CodeGen: attention and feed-forward read the same norm; rope rotates neighbours."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from unspool.errors import LoadError
+from unspool.models.assembly import CODEGEN_PARTS
 from unspool.models.decoder.frequencies import make_rope, plain_frequencies
 from unspool.models.decoder.layers import WeightNames
 from unspool.models.decoder.spec import DecoderSpec, NormSpec
@@ -22,7 +25,7 @@ NAMES = WeightNames(
 )
 
 
-def _read_config(config: Settings) -> DecoderSpec:
+def _read_config(config: Settings, family: str = "gptj") -> DecoderSpec:
     refuse_unbuilt(config)
     hidden_size = config.integer("n_embd", "hidden_size")
     num_heads = config.integer("n_head", "num_attention_heads")
@@ -31,7 +34,7 @@ def _read_config(config: Settings) -> DecoderSpec:
     if width % 2 or width > head_dim:
         raise LoadError(f"{config.where} rotates {width} of {head_dim} numbers a head; pairs need an even part")
     return DecoderSpec(
-        family="gptj",
+        family=family,
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden_size,
         num_layers=config.integer("n_layer", "num_hidden_layers"),
@@ -54,10 +57,24 @@ def _read_config(config: Settings) -> DecoderSpec:
     )
 
 
+def _read_codegen(config: Settings) -> DecoderSpec:
+    spec = _read_config(config, "codegen")
+    if spec.num_heads % CODEGEN_PARTS:
+        raise LoadError(f"{config.where} has {spec.num_heads} heads, and CodeGen's are stored in {CODEGEN_PARTS} parts")
+    return spec
+
+
 GPTJ = DecoderFamily(
     name="gptj",
     architectures=("GPTJForCausalLM",),
     model_types=("gptj",),
     read_config=_read_config,
     find_names=fixed(NAMES),
+)
+CODEGEN = DecoderFamily(
+    name="codegen",
+    architectures=("CodeGenForCausalLM",),
+    model_types=("codegen",),
+    read_config=_read_codegen,
+    find_names=fixed(replace(NAMES, qkv=("attn.qkv_proj",), qkv_layout="codegen")),
 )

@@ -1,4 +1,4 @@
-"""Llama and its close variants: Mistral, Qwen 2 and 3, SmolLM."""
+"""Llama and its closest variants: Mistral, Qwen 2 and 3, SmolLM. `llama_kin` has those with another part."""
 
 from __future__ import annotations
 
@@ -37,8 +37,18 @@ NAMES = WeightNames(
 )
 
 
-def read_llama_config(config: Settings, family: str = "llama") -> DecoderSpec:
-    """A Llama: the block that the others of this file start from."""
+def read_llama_config(
+    config: Settings,
+    family: str = "llama",
+    *,
+    norm: NormSpec | None = None,
+    theta: float = 10_000.0,
+    rotary_fraction: float = 1.0,
+    is_interleaved: bool = False,
+    activation: str = "silu",
+    is_head_tied: bool = False,
+) -> DecoderSpec:
+    """A Llama: the block that many others start from. What is given beside the config are a family's defaults."""
     refuse_unbuilt(config)
     hidden_size, num_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     num_kv_heads = config.integer("num_key_value_heads", default=num_heads)
@@ -55,14 +65,14 @@ def read_llama_config(config: Settings, family: str = "llama") -> DecoderSpec:
         head_dim=head_dim,
         ffn_size=config.integer("intermediate_size"),
         max_context=config.integer("max_position_embeddings", default=2048),
-        norm=NormSpec("rms", config.number("rms_norm_eps", default=1e-6)),
-        rope=read_rope(config, head_dim),
+        norm=norm or NormSpec("rms", config.number("rms_norm_eps", default=1e-6)),
+        rope=read_rope(config, head_dim, theta=theta, rotary_fraction=rotary_fraction, is_interleaved=is_interleaved),
         attention_scale=head_dim**-0.5,
         has_qkv_bias=has_bias,
         has_out_bias=has_bias,
-        activation=config.text("hidden_act", default="silu"),
+        activation=config.text("hidden_act", default=activation),
         has_ffn_bias=config.boolean("mlp_bias", default=False),
-        is_head_tied=config.boolean("tie_word_embeddings", default=False),
+        is_head_tied=config.boolean("tie_word_embeddings", default=is_head_tied),
         **read_ids(config),
     )
 
@@ -72,7 +82,7 @@ def _read_mistral_config(config: Settings) -> DecoderSpec:
     spec = read_llama_config(config, "mistral")
     window = config.optional_integer("sliding_window", default=4096)
     default: list[LayerKind] = ["sliding" if window is not None else "full"] * spec.num_layers
-    return _with_window(spec, config, window, default)
+    return with_window(spec, config, window, default)
 
 
 def _read_qwen2_config(config: Settings) -> DecoderSpec:
@@ -83,7 +93,8 @@ def _read_qwen2_config(config: Settings) -> DecoderSpec:
 
 def _read_qwen3_config(config: Settings) -> DecoderSpec:
     """A Llama whose queries and keys are normalised, head by head."""
-    spec = replace(read_llama_config(config, "qwen3"), has_qk_norm=True)
+    spec = read_llama_config(config, "qwen3")
+    spec = replace(spec, qk_norm=spec.norm)
     return _with_upper_window(spec, config)
 
 
@@ -94,10 +105,11 @@ def _with_upper_window(spec: DecoderSpec, config: Settings) -> DecoderSpec:
     default: list[LayerKind] = [
         "sliding" if window is not None and i >= first else "full" for i in range(spec.num_layers)
     ]
-    return _with_window(spec, config, window, default)
+    return with_window(spec, config, window, default)
 
 
-def _with_window(spec: DecoderSpec, config: Settings, window: int | None, default: list[LayerKind]) -> DecoderSpec:
+def with_window(spec: DecoderSpec, config: Settings, window: int | None, default: list[LayerKind]) -> DecoderSpec:
+    """The same block with a window in the layers that the config lists, or in the default ones."""
     kinds = read_layer_kinds(config, spec.num_layers, default)
     if window is None and "sliding" in kinds:
         window = config.integer("sliding_window")
@@ -116,8 +128,8 @@ LLAMA = DecoderFamily(
 )
 MISTRAL = DecoderFamily(
     name="mistral",
-    architectures=("MistralForCausalLM",),
-    model_types=("mistral",),
+    architectures=("MistralForCausalLM", "MinistralForCausalLM"),
+    model_types=("mistral", "ministral"),
     read_config=_read_mistral_config,
     find_names=fixed(NAMES),
 )

@@ -1,6 +1,8 @@
-"""OPT: learned positions that start at 2; the 350m variant normalises afterwards and has narrow embeddings."""
+"""OPT and BioGPT: learned positions that start at 2; OPT-350m normalises afterwards and has narrow embeddings."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from unspool.models.decoder.layers import WeightNames
 from unspool.models.decoder.spec import DecoderSpec, NormSpec
@@ -61,10 +63,57 @@ def _read_config(config: Settings) -> DecoderSpec:
     )
 
 
+def _read_biogpt(config: Settings) -> DecoderSpec:
+    refuse_unbuilt(config)
+    hidden_size, num_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    max_context = config.integer("max_position_embeddings", default=1024)
+    head_dim = read_head_dim(config, hidden_size, num_heads)
+    return DecoderSpec(
+        family="biogpt",
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden_size,
+        num_layers=config.integer("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=head_dim,
+        ffn_size=config.integer("intermediate_size"),
+        max_context=max_context,
+        norm=NormSpec("layer", 1e-5, has_bias=True),
+        num_positions=max_context + _OFFSET,
+        position_offset=_OFFSET,
+        attention_scale=head_dim**-0.5,
+        has_qkv_bias=True,
+        has_out_bias=True,
+        is_gated=False,
+        activation=config.text("hidden_act", default="gelu"),
+        has_ffn_bias=True,
+        embedding_scale=hidden_size**0.5 if config.boolean("scale_embedding", default=True) else 1.0,
+        is_head_tied=config.boolean("tie_word_embeddings", default=True),
+        **read_ids(config),
+    )
+
+
 OPT = DecoderFamily(
     name="opt",
     architectures=("OPTForCausalLM",),
     model_types=("opt",),
     read_config=_read_config,
     find_names=fixed(NAMES),
+)
+BIOGPT = DecoderFamily(
+    name="biogpt",
+    architectures=("BioGptForCausalLM",),
+    model_types=("biogpt",),
+    read_config=_read_biogpt,
+    find_names=fixed(
+        replace(
+            NAMES,
+            embedding="biogpt.embed_tokens",
+            positions="biogpt.embed_positions",
+            layer="biogpt.layers.{i}.",
+            final_norm="biogpt.layer_norm",
+            head="output_projection",
+            prefix="biogpt.",
+        )
+    ),
 )

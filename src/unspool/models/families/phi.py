@@ -1,4 +1,4 @@
-"""Phi 1, 1.5 and 2: attention and feed-forward read the same norm, half of each head is rotated."""
+"""Phi 1, 1.5 and 2: attention and feed-forward read the same norm, half of each head is rotated. Phi 3 and 4."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from unspool.models.decoder.layers import WeightNames
 from unspool.models.decoder.spec import DecoderSpec, NormSpec
 from unspool.models.families.base import DecoderFamily, check_groups, fixed, read_head_dim, read_ids, refuse_unbuilt
 from unspool.models.families.gguf import read_gguf_decoder
+from unspool.models.families.llama import NAMES as LLAMA_NAMES
+from unspool.models.families.llama import read_llama_config, with_window
 from unspool.models.settings import Settings
 from unspool.models.weights import WeightSource
 
@@ -21,17 +23,19 @@ NAMES = WeightNames(
     up=("mlp.fc1",),
     down="mlp.fc2",
     final_norm="model.final_layernorm",
+    q_norm="self_attn.q_layernorm",
+    k_norm="self_attn.k_layernorm",
     prefix="model.",
 )
 
 
 def _read_config(config: Settings) -> DecoderSpec:
     refuse_unbuilt(config)
-    config.refuse("qk_layernorm", True, because="layer norms on queries and keys are not built for Phi")
     hidden_size, num_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     num_kv_heads = config.integer("num_key_value_heads", default=num_heads)
     check_groups(config, num_heads, num_kv_heads)
     head_dim = read_head_dim(config, hidden_size, num_heads)
+    norm = NormSpec("layer", config.number("layer_norm_eps", default=1e-5), has_bias=True)
     return DecoderSpec(
         family="phi",
         vocab_size=config.integer("vocab_size"),
@@ -42,7 +46,8 @@ def _read_config(config: Settings) -> DecoderSpec:
         head_dim=head_dim,
         ffn_size=config.integer("intermediate_size"),
         max_context=config.integer("max_position_embeddings", default=2048),
-        norm=NormSpec("layer", config.number("layer_norm_eps", default=1e-5), has_bias=True),
+        norm=norm,
+        qk_norm=norm if config.boolean("qk_layernorm", default=False) else None,
         residual="parallel",
         has_ffn_norm=False,
         rope=read_rope(config, head_dim, rotary_fraction=0.5),
@@ -63,6 +68,13 @@ def _read_gguf(header: Settings, source: WeightSource) -> DecoderSpec:
     return replace(spec, residual="parallel", has_ffn_norm=False)
 
 
+def _read_phi3(config: Settings) -> DecoderSpec:
+    """A Llama with q, k and v in one matrix, gate and up in another, and a window if there is one."""
+    spec = read_llama_config(config, "phi3")
+    window = config.optional_integer("sliding_window")
+    return with_window(spec, config, window, ["full" if window is None else "sliding"] * spec.num_layers)
+
+
 PHI = DecoderFamily(
     name="phi",
     architectures=("PhiForCausalLM",),
@@ -71,4 +83,11 @@ PHI = DecoderFamily(
     find_names=fixed(NAMES),
     gguf=("phi2",),
     read_gguf=_read_gguf,
+)
+PHI3 = DecoderFamily(
+    name="phi3",
+    architectures=("Phi3ForCausalLM",),
+    model_types=("phi3",),
+    read_config=_read_phi3,
+    find_names=fixed(replace(LLAMA_NAMES, qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",))),
 )

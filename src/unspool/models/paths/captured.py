@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # Numbers of rows that steps are captured for; a batch of fewer rows is padded with absent ones.
 BUCKETS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MOST_NEW: Final = 16  # tokens per row
-_MOST_KEPT: Final = 24  # steps kept for reuse
+_MOST_KEPT: Final = 32  # steps kept for reuse
 _UNIT: Final = 8  # numbers: addresses are multiples of this
 _NOT_THERE: Final = -1
 
@@ -81,7 +81,7 @@ class CapturedSteps:
     def __init__(self, spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype) -> None:
         self._spec, self._weights, self._device, self._dtype = spec, weights, device, dtype
         self._numbered = next(iterate_tensors(weights)).device  # the device with its number
-        self._waiting: dict[tuple[PassShape, int], list[CapturedStep]] = {}  # by shape and stream
+        self._waiting: dict[tuple[PassShape, int, int], list[CapturedStep]] = {}  # by shape, stream and owner
         self._kept = list(iterate_tensors(weights))
         self._kept_at = find_addresses(self._kept)  # the addresses in the graphs
         self._seen: weakref.ref[Places] | None = None  # the last pass's
@@ -105,6 +105,8 @@ class CapturedSteps:
             return f"{num_new} tokens a row are read; captured are one, and drafts of up to {MOST_NEW - 1}"
         if want.early and (num_new > 1 or self._weights.project_out is not None):
             return "early logits are read one token at a time"
+        if want.early and self._spec.state_scale != 1.0:
+            return f"{self._spec.family}'s early logits are scaled"
         if rows * num_new > BUCKETS[-1]:
             return f"{rows * num_new} tokens are more than the {BUCKETS[-1]} that steps are captured for"
         places = cache.places()
@@ -169,7 +171,9 @@ class CapturedSteps:
             shape = _shape_pass(places, want, rows, num_new, num_forks)
             with nullcontext() if self._is_current_device() else torch.cuda.device(self._device):
                 # A step's inputs are written again for the next one, which only its own stream puts after this work.
-                key = (shape, torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()))
+                # What a brief pass returns is overwritten by its step's next run, so that must be the same thread's.
+                owner = threading.get_ident() if want.is_brief else 0
+                key = (shape, torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()), owner)
                 step = self._borrow(key)
                 forward = step.run(tokens, starts, places, want)
         with self._lock:
@@ -194,7 +198,7 @@ class CapturedSteps:
                 self._kept_at = at
                 self._waiting.clear()
 
-    def _borrow(self, key: tuple[PassShape, int]) -> CapturedStep:
+    def _borrow(self, key: tuple[PassShape, int, int]) -> CapturedStep:
         with self._lock:
             waiting = self._waiting.get(key)
             if waiting:
@@ -255,7 +259,10 @@ class CapturedStep:
             )
             self._logits = torch.empty(num_logits, spec.vocab_size, dtype=torch.float32, device=device)
             self._tops = torch.empty(rows, count_tiles(spec.vocab_size), dtype=torch.float32, device=device)
-            self._likeliest = torch.zeros(rows, dtype=torch.int64, device=device)
+            # A step's most likely tokens are the next one's input, if it is given no others.
+            feeds = shape.num_new == 1 and shape.epilogue is None
+            self._likeliest = self._inputs.tokens if feeds else torch.zeros(rows, dtype=torch.int64, device=device)
+            self._fed: torch.Tensor | None = None  # those tokens, as they were handed out by the last run
             self._body: Body = make_body(spec, weights, device, dtype, shape)
             self._epilogue: CapturedEpilogue | None = None
             if shape.epilogue is not None:
@@ -279,22 +286,31 @@ class CapturedStep:
     def run(self, tokens: torch.Tensor, starts: Sequence[int], places: Places, want: Want) -> Forward:
         """The result of the pass: logits (tokens, vocab) in float32, and what else its shape contains."""
         shape, count = self._shape, len(starts) * self._shape.num_new
-        with torch.inference_mode():
-            if self._places is None or self._places() is not places:
-                self._send_places(places)
-            if self._lengths != starts:
-                self._send_lengths(starts)
-            self._inputs.tokens[:count].copy_(tokens.reshape(-1))
-            if self._epilogue is not None:
-                self._epilogue.set_inputs(want.epilogue)
-            if self._graph is None:
-                self._graph = self._capture(starts)
-            self._graph.replay()
+        is_known = self._places is not None and self._places() is places
+        if not (is_known and tokens is self._fed and self._lengths == starts and self._epilogue is None):
+            with torch.inference_mode():
+                if not is_known:
+                    self._send_places(places)
+                if self._lengths != starts:
+                    self._send_lengths(starts)
+                if self._epilogue is not None:
+                    self._epilogue.set_inputs(want.epilogue)
+                if self._graph is None:
+                    self._graph = self._capture(starts)
+                if tokens is not self._fed:
+                    self._inputs.tokens[:count].copy_(tokens.reshape(-1))
+        assert self._graph is not None
+        self._graph.replay()
+        self._fed = None
         is_advanced = shape.num_new == 1 or shape.is_forked
         self._lengths = [start + 1 for start in starts] if is_advanced else list(starts)
         logits, result = self._epilogue.take(len(starts)) if self._epilogue is not None else (None, None)
         if logits is not None:  # those of the candidates that were kept
             return Forward(logits, epilogue=result, path="captured")
+        if want.is_brief and shape.num_new == 1 and not (shape.early or shape.wants_states or self._epilogue):
+            likeliest = self._likeliest[:count]
+            self._fed = likeliest[:, None]
+            return Forward(self._logits[:count], likeliest=likeliest, fed=self._fed, path="captured")
         forward = Forward(self._logits[:count].clone(), epilogue=result, path="captured")
         if shape.num_new == 1:
             forward.likeliest = self._likeliest[:count].clone()

@@ -26,7 +26,7 @@ from unspool.kernels.gpu.products.product import multiply
 from unspool.kernels.gpu.products.words_product import unpack_words
 from unspool.kernels.gpu.sampling.tokens import embed
 from unspool.kernels.key_layout import KeyLayout
-from unspool.models.decoder.layers import DecoderWeights, Layer
+from unspool.models.decoder.layers import DecoderWeights, Layer, norm_heads
 from unspool.models.decoder.plain_block import embed as embed_plainly
 from unspool.models.decoder.plain_block import finish, run_block
 from unspool.models.decoder.spec import DecoderSpec, RopeSpec
@@ -57,6 +57,7 @@ def can_fuse(spec: DecoderSpec) -> bool:
         and spec.embedding_size in (None, spec.hidden_size)
         and spec.has_final_norm
         and spec.activation in CODES
+        and not spec.norms_heads_apart
     )
 
 
@@ -125,6 +126,8 @@ class Body(ABC):
     def _attend(self, index: int, layer: Layer, qkv: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
         """A layer's attention output (rows, heads * width), valid until the next layer's."""
         spec, kind = self._spec, self._spec.kind_of(index)
+        if spec.norms_heads_apart:
+            qkv = self._norm_heads(layer, qkv)
         is_away = index in self._shape.away
         if self.carrier is not None and is_away:
             self.carrier.hold_for(index)
@@ -137,16 +140,23 @@ class Body(ABC):
             index,
             spec.num_layers,
             scale=spec.scale_of(index),
-            turns=self._ropes[kind][2] if kind in self._ropes else None,
+            turns=self._ropes[kind][2] if kind in self._ropes and index not in spec.unturned else None,
             is_windowed=kind == "sliding" and spec.window is not None,
-            q_norm=_weight_of(layer.q_norm),
-            k_norm=_weight_of(layer.k_norm),
+            q_norm=None if spec.norms_heads_apart else _weight_of(layer.q_norm),
+            k_norm=None if spec.norms_heads_apart else _weight_of(layer.k_norm),
             slopes=self._slopes,
             layout=replace(inputs.layout, is_away=True) if is_away else inputs.layout,
         )
         if self.carrier is not None and is_away:
             self.carrier.go_on(inputs.base, inputs.counts)
         return self._read
+
+    def _norm_heads(self, layer: Layer, qkv: torch.Tensor) -> torch.Tensor:
+        """Queries, keys and values with norms that the attention kernel does not know."""
+        heads, kv_heads, width = self._spec.num_heads, self._spec.num_kv_heads, self._spec.head_dim
+        by_head = qkv.view(-1, heads + 2 * kv_heads, width)
+        queries, keys, values = torch.split(by_head, [heads, kv_heads, kv_heads], dim=1)
+        return torch.cat((*norm_heads(self._spec, layer, queries, keys), values), dim=1).view(qkv.shape)
 
 
 class FusedBody(Body):

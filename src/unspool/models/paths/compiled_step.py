@@ -13,7 +13,7 @@ import torch
 from unspool.kernels.activations import find_activation
 from unspool.kernels.alibi import alibi_slopes
 from unspool.kernels.attention import attend
-from unspool.models.decoder.layers import DecoderWeights, Layer
+from unspool.models.decoder.layers import DecoderWeights, Layer, norm_heads
 from unspool.models.decoder.plain_block import embed, finish, run_block
 from unspool.models.decoder.spec import DecoderSpec, RopeSpec
 from unspool.protocols import LayerKind
@@ -109,9 +109,8 @@ class StepFunction:
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
         by_head = qkv.view(rows, num_new, heads + 2 * kv_heads, spec.head_dim)
         queries, new_keys, new_values = torch.split(by_head, [heads, kv_heads, kv_heads], dim=2)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            queries, new_keys = layer.q_norm(queries), layer.k_norm(new_keys)
-        if turns is not None:
+        queries, new_keys = norm_heads(spec, layer, queries, new_keys)
+        if turns is not None and index not in spec.unturned:
             queries, new_keys = _rotate(queries, *turns), _rotate(new_keys, *turns)
         own_rows = torch.arange(rows, device=qkv.device)[:, None]
         buffer[own_rows, positions] = torch.stack((new_keys, new_values), dim=2)  # (rows, new, 2, kv heads, width)

@@ -47,6 +47,8 @@ def explain_no_library(
         return reason
     if spec.norm_placement not in ("pre", "sandwich") or not spec.has_final_norm:
         return f"the CPU library has no block with the norms of {spec.family}"
+    if spec.qk_norm is not None and spec.qk_norm_span != "head":
+        return f"the CPU library has no norms of queries and keys like {spec.family}'s"
     if spec.alibi is not None and spec.alibi.is_rounded:
         return f"{spec.family} rounds its position biases key by key"
     if weights.project_in is not None or weights.project_out is not None:
@@ -178,7 +180,7 @@ class DescribedModel:
             kind = self._spec.kind_of(index)
             table = tables.setdefault(kind, self._views.table_of(kind, stop))
             if table is not None:
-                self._layers[index].rope = table.data_ptr()
+                self._layers[index].rope = None if index in self._spec.unturned else table.data_ptr()
                 self._room = table.shape[0]
         self._tables = [table for table in tables.values() if table is not None]
         self._tables_at = find_addresses(self._tables)

@@ -13,10 +13,11 @@ import torch
 
 from unspool.cache import Cache, Span
 from unspool.kernels.activations import find_activation
+from unspool.kernels.presence import runs_kernels
 from unspool.kernels.ragged import Ragged
 from unspool.kernels.rotary import rotate_
 from unspool.models.decoder.head import check_positions, read_out
-from unspool.models.decoder.layers import DecoderWeights, Layer
+from unspool.models.decoder.layers import DecoderWeights, Layer, norm_heads
 from unspool.models.decoder.ragged import Layout
 from unspool.models.decoder.reading import read_keys, read_ragged
 from unspool.models.decoder.spec import DecoderSpec
@@ -86,6 +87,8 @@ class PlainPass:
         self._activate = find_activation(spec.activation)
         self._packs = packs and can_pack(weights, device, dtype)
         self._packed: DecoderWeights | None = None  # made by the first step of several rows
+        # In float32 torch's operators are kept: what they return is compared with the reference, token by token.
+        self._has_kernels = dtype != torch.float32 and runs_kernels(device)
 
     def run(self, new: Pass, flattens_rows: bool | None = None) -> Forward:
         """Read the tokens, and advance the cache; `flattens_rows` as `Decoder.flattens_rows`."""
@@ -212,20 +215,19 @@ class PlainPass:
         self, index: int, layer: Layer, x: torch.Tensor, cache: Cache, view: AttentionView, want_weights: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         spec, is_post = self._spec, self._spec.norm_placement == "post"
-        assert layer.attn_norm is not None
-        normed = x if is_post else layer.attn_norm(x)
+        normed = x if is_post or layer.attn_norm is None else layer.attn_norm(x)
         read, weights = self._attend(index, layer, normed, cache, view, want_weights)
         if layer.post_attn_norm is not None:
             read = layer.post_attn_norm(read)
         if spec.residual == "parallel":
             fed = self._feed(layer, layer.ffn_norm(x) if layer.ffn_norm is not None else normed)
             return fed.add_(read).add_(x), weights
-        assert layer.ffn_norm is not None
         x = read.add_(x)  # in place in the new tensor, because the state before may be wanted
         if is_post:
+            assert layer.attn_norm is not None and layer.ffn_norm is not None
             x = layer.attn_norm(x)
             return layer.ffn_norm(self._feed(layer, x).add_(x)), weights
-        fed = self._feed(layer, layer.ffn_norm(x))
+        fed = self._feed(layer, x if layer.ffn_norm is None else layer.ffn_norm(x))
         if layer.post_ffn_norm is not None:
             fed = layer.post_ffn_norm(fed)
         return fed.add_(x), weights
@@ -236,11 +238,11 @@ class PlainPass:
         spec, (rows, num_new, _) = self._spec, x.shape
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
         qkv = layer.qkv(x).view(rows, num_new, heads + 2 * kv_heads, spec.head_dim)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            qkv[:, :, :heads] = layer.q_norm(qkv[:, :, :heads])
-            qkv[:, :, heads : heads + kv_heads] = layer.k_norm(qkv[:, :, heads : heads + kv_heads])
-        if view.factors is not None:
-            rotate_(qkv[:, :, : heads + kv_heads], view.factors)
+        if layer.q_norm is not None:
+            queries, keys = norm_heads(spec, layer, qkv[:, :, :heads], qkv[:, :, heads : heads + kv_heads])
+            qkv[:, :, :heads], qkv[:, :, heads : heads + kv_heads] = queries, keys
+        if view.factors is not None and index not in spec.unturned:
+            self._rotate(qkv[:, :, : heads + kv_heads], view.factors)
         kv = qkv[:, :, heads:].view(rows, num_new, 2, kv_heads, spec.head_dim)
         scale, softcap = spec.scale_of(index), spec.attention_softcap
         if view.ragged is not None:
@@ -258,9 +260,31 @@ class PlainPass:
         )
         return layer.out(read.transpose(1, 2).reshape(rows, num_new, heads * spec.head_dim)), weights
 
+    def _rotate(self, heads: torch.Tensor, factors: torch.Tensor) -> None:
+        if self._has_kernels and _lies_in_order(heads):
+            from unspool.kernels.gpu.attention.rotating import rotate_heads_  # Triton is imported where a GPU is used
+
+            rotate_heads_(heads, factors)
+        else:
+            rotate_(heads, factors)
+
     def _feed(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
         up = layer.up(x)
         if not self._spec.is_gated:
             return layer.down(self._activate(up))
+        if self._has_kernels and up.is_contiguous():
+            from unspool.kernels.gpu.products.activations import CODES
+            from unspool.kernels.gpu.products.gating import gate as gate_rows
+
+            fed = up.new_empty((*up.shape[:-1], up.shape[-1] // 2))
+            gate_rows(up.flatten(0, -2), CODES[self._spec.activation], fed.flatten(0, -2))
+            return layer.down(fed)
         gate, value = up.chunk(2, dim=-1)
         return layer.down(self._activate(gate).mul_(value))
+
+
+def _lies_in_order(heads: torch.Tensor) -> bool:
+    """Whether heads (rows, new, heads, width) lie one after the other, and rows of tokens too."""
+    rows, new, _, width = heads.shape
+    strides = heads.stride()
+    return strides[3] == 1 and strides[2] == width and (rows == 1 or strides[0] == new * strides[1])

@@ -28,7 +28,7 @@ class ForcedText:
         processor, ends = self._find_processor(), rows.ends
         guesses: list[list[int]] = [[] for _ in limits]
         for width in {end for end, limit in zip(ends, limits, strict=True) if limit}:
-            states = processor.states_of(rows.history(width))
+            states = processor.states_of(rows.read_history(width))
             for place, (state, limit) in enumerate(zip(states, limits, strict=True)):
                 if limit and ends[place] == width and state is not None:
                     guesses[place] = find_forced(state)[:limit]

@@ -1,12 +1,14 @@
 """Green lists on the device that marks: torch's CPU permutation, computed there.
 
 A list is the first part of `torch.randperm` on a CPU: MT19937's words, one after the other, choose the swaps of a
-shuffle. The words of a seed come 227 at a time, as many as do not need each other; a program of 128 threads computes
-them in a ring of 1,024 words. The reference is `watermark.twister`. Nothing waits for the host.
+shuffle. The words of a seed come 227 at a time, as many as do not need each other, in a ring of 1,024 words. The
+reference is `watermark.twister`. Nothing waits for the host.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import torch
@@ -49,26 +51,22 @@ def _turn(WORDS, at, is_there):
 
 
 @triton.jit
-def _find_swaps(WORDS, at, is_there, V):
-    """The places that the shuffle swaps the places `at` with."""
+def _find_swaps(WORDS, RECIPROCALS, at, is_there, V, num_first):
+    """The places that the shuffle swaps the places `at` with: each is so far on as a word's remainder by what is left.
+
+    The quotient by a reciprocal that was rounded down is right or one too small.
+    """
     words = _turn(WORDS, at, is_there)
-    return at + (words % tl.maximum(V - at, 1).to(tl.uint32)).to(tl.int32)
+    left = tl.maximum(V - at, 1).to(tl.uint32)
+    reciprocals = tl.load(RECIPROCALS + at, mask=at < num_first, other=0).to(tl.uint32, bitcast=True)
+    rest = words - tl.umulhi(words, reciprocals) * left
+    return at + tl.where(rest >= left, rest - left, rest).to(tl.int32)
 
 
 @triton.jit
-def _raise_all(SCORES, CAME, OUT, bias, V, row_stride, TILE: tl.constexpr, PDL: tl.constexpr):
-    """Add the bias to every score, and note that nothing has come to any place."""
-    row = tl.program_id(0).to(tl.int64)
-    token = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    let_next_start(PDL)
-    wait_for_input(PDL)
-    scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=0.0)
-    tl.store(OUT + row * V + token, (scores.to(tl.float32) + bias).to(scores.dtype), mask=token < V)
-    tl.store(CAME + row * V + token, tl.full((TILE,), -1, tl.int32), mask=token < V)
-
-
-@triton.jit
-def _shuffle(SEEDS, WORDS, CAME, V, num_first, LANES: tl.constexpr, RING: tl.constexpr, PDL: tl.constexpr):
+def _shuffle(
+    SEEDS, WORDS, RECIPROCALS, CAME, V, num_first, LANES: tl.constexpr, RING: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
     """Note which of the first places' contents came last to every place."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, LANES)
@@ -79,14 +77,14 @@ def _shuffle(SEEDS, WORDS, CAME, V, num_first, LANES: tl.constexpr, RING: tl.con
     _seed(WORDS, tl.load(SEEDS + row))
     for first in range(0, num_first, 227):
         place = first + lane
-        swap = _find_swaps(WORDS, place, lane < 227, V)
+        swap = _find_swaps(WORDS, RECIPROCALS, place, lane < 227, V, num_first)
         is_moved = (lane < 227) & (place < num_first) & (swap != place)
         tl.atomic_max(CAME + swap, place, mask=is_moved, sem="relaxed")
 
 
 @triton.jit
-def _restore(SCORES, CAME, OUT, V, num_first, row_stride, CHAINS: tl.constexpr, PDL: tl.constexpr):
-    """Write the scores back of tokens that end past the first places: followed back to where they began."""
+def _leave_out(CAME, GREEN, V, num_first, CHAINS: tl.constexpr, PDL: tl.constexpr):
+    """Take tokens off the lists that end past the first places: followed back to where they began."""
     row = tl.program_id(0).to(tl.int64)
     at = num_first + tl.program_id(1) * CHAINS + tl.arange(0, CHAINS)
     is_there = at < V
@@ -98,26 +96,31 @@ def _restore(SCORES, CAME, OUT, V, num_first, row_stride, CHAINS: tl.constexpr, 
         is_moved = before >= 0
         at = tl.where(is_moved, before, at)
         before = tl.load(CAME + at, mask=is_moved, other=-1)
-    tl.store(OUT + row * V + at, tl.load(SCORES + row * row_stride + at, mask=is_there), mask=is_there)
+    tl.store(GREEN + row * V + at, tl.zeros((CHAINS,), tl.int8), mask=is_there)
 
 
 @triton.jit
-def _are_first(
-    SEEDS, TOKENS, WORDS, FOUND, V, num_first, LANES: tl.constexpr, RING: tl.constexpr, PDL: tl.constexpr
-):  # fmt: skip
-    """Follow one token through its own seed's shuffle."""
-    number = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, LANES)
-    WORDS += number * RING
+def _raise(SCORES, GREEN, OUT, bias, V, row_stride, TILE: tl.constexpr, PDL: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(1) * TILE + tl.arange(0, TILE)
     let_next_start(PDL)
     wait_for_input(PDL)
-    at = tl.load(TOKENS + number).to(tl.int32)  # where the token is; below zero once it is in its final place
-    _seed(WORDS, tl.load(SEEDS + number))
+    scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=0.0)
+    is_green = tl.load(GREEN + row * V + token, mask=token < V, other=0) != 0
+    raised = (scores.to(tl.float32) + bias).to(scores.dtype)
+    tl.store(OUT + row * V + token, tl.where(is_green, raised, scores), mask=token < V)
+
+
+@triton.jit
+def _is_first(WORDS, RECIPROCALS, seed, at, V, num_first, LANES: tl.constexpr):
+    """Follow one token, at its own place at first, through a seed's shuffle."""
+    lane = tl.arange(0, LANES)
+    _seed(WORDS, seed)
     first = tl.zeros((), tl.int32)
-    while (first < num_first) & (at >= 0):
+    while (first < num_first) & (at >= 0):  # below zero once it is in its final place
         place = first + lane
         is_there = (lane < 227) & (place < num_first)
-        swap = _find_swaps(WORDS, place, lane < 227, V)
+        swap = _find_swaps(WORDS, RECIPROCALS, place, lane < 227, V, num_first)
         reached = tl.min(tl.where(is_there & ((place == at) | (swap == at)), place, V), 0)
         while reached < V:
             moved = tl.max(tl.where(place == reached, swap, -1), 0)
@@ -125,38 +128,61 @@ def _are_first(
             is_next = is_there & (place > reached) & ((place == at) | (swap == at))
             reached = tl.min(tl.where(is_next, place, V), 0)
         first += 227
-    tl.store(FOUND + number, (at < 0).to(tl.int8))
+    return at < 0
 
 
-def raise_green(scores: torch.Tensor, seeds: torch.Tensor, num_first: int, bias: float) -> torch.Tensor:
-    """Scores (rows, vocab) with `bias` added for the first tokens of the permutation of each row's seed (rows,)."""
-    scores = scores if scores.stride(1) == 1 else scores.contiguous()
-    rows, vocab = scores.shape
-    came = torch.empty(rows, vocab, dtype=torch.int32, device=scores.device)
-    words = torch.empty(rows, RING, dtype=torch.int32, device=scores.device)
-    out = torch.empty(rows, vocab, dtype=scores.dtype, device=scores.device)
-    stride, options = scores.stride(0), launch_options()
-    launch(
-        _raise_all,
-        (rows, triton.cdiv(vocab, TILE)),
-        scores,
-        came,
-        out,
-        float(bias),
-        vocab,
-        stride,
-        TILE=TILE,
-        num_warps=4,
-        **options,
-    )
+@triton.jit
+def _are_first(
+    SEEDS, TOKENS, WORDS, RECIPROCALS, FOUND, V, num_first,
+    LANES: tl.constexpr, RING: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    number = tl.program_id(0).to(tl.int64)
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    at = tl.load(TOKENS + number).to(tl.int32)
+    seed = tl.load(SEEDS + number)
+    is_first = _is_first(WORDS + number * RING, RECIPROCALS, seed, at, V, num_first, LANES)
+    tl.store(FOUND + number, is_first.to(tl.int8))
+
+
+@triton.jit(do_not_specialize=["columns", "num_before"])
+def _raise_own(
+    IDS, HIGHEST, CANDIDATES, TABLE, KEY, WORDS, RECIPROCALS, OUT, bias, V, num_first, ids_stride, columns, num_before,
+    num_candidates, table_size,
+    LANES: tl.constexpr, RING: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Raise one candidate if it is on the list that it helps to choose."""
+    row, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    place = row * num_candidates + number
+    let_next_start(PDL)
+    key = tl.load(KEY)
+    wait_for_input(PDL)
+    token = tl.load(CANDIDATES + place)
+    own = tl.load(TABLE + token % table_size) + 1
+    least = key * own * own  # wraps around, as the reference's does
+    for before in range(num_before):
+        held = tl.load(IDS + row * ids_stride + columns - num_before + before)
+        least = tl.minimum(least, key * (tl.load(TABLE + held % table_size) + 1) * own)
+    seed = tl.where(least < 0, least - 1, least)  # the low half is what `% (2**64 - 1)` leaves of it
+    if _is_first(WORDS + place * RING, RECIPROCALS, seed, token.to(tl.int32), V, num_first, LANES):
+        highest = tl.load(HIGHEST + place)
+        tl.store(OUT + row * V + token, (highest.to(tl.float32) + bias).to(highest.dtype))
+
+
+def find_green(seeds: torch.Tensor, count: int, num_first: int) -> torch.Tensor:
+    """Which of `count` tokens are among the first so many of each seed's (rows,) permutation: (rows, count) int8."""
+    rows, device, options = len(seeds), seeds.device, launch_options()
+    came = torch.full((rows, count), -1, dtype=torch.int32, device=device)
+    green = torch.ones(rows, count, dtype=torch.int8, device=device)
     if num_first:
         launch(
             _shuffle,
             (rows,),
             seeds,
-            words,
+            torch.empty(rows, RING, dtype=torch.int32, device=device),
+            list_reciprocals(count, num_first, device),
             came,
-            vocab,
+            count,
             num_first,
             LANES=LANES,
             RING=RING,
@@ -165,38 +191,104 @@ def raise_green(scores: torch.Tensor, seeds: torch.Tensor, num_first: int, bias:
             **options,
         )
     launch(
-        _restore,
-        (rows, triton.cdiv(vocab - num_first, CHAINS)),
-        scores,
+        _leave_out,
+        (rows, triton.cdiv(count - num_first, CHAINS)),
         came,
-        out,
-        vocab,
+        green,
+        count,
         num_first,
-        stride,
         CHAINS=CHAINS,
         num_warps=4,
         **options,
     )
+    return green
+
+
+def raise_green(scores: torch.Tensor, green: torch.Tensor, bias: float) -> torch.Tensor:
+    """Scores (rows, vocab) with `bias` added for the tokens that `green` (rows, vocab) marks."""
+    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    rows, vocab = scores.shape
+    out = torch.empty(rows, vocab, dtype=scores.dtype, device=scores.device)
+    grid, stride = (rows, triton.cdiv(vocab, TILE)), scores.stride(0)
+    launch(_raise, grid, scores, green, out, float(bias), vocab, stride, TILE=TILE, num_warps=4, **launch_options())
     return out
 
 
 def are_first(seeds: torch.Tensor, tokens: torch.Tensor, count: int, num_first: int) -> torch.Tensor:
     """Whether each token is among the first so many of its own seed's permutation of `count`: (seeds,) bool."""
-    words = torch.empty(len(seeds), RING, dtype=torch.int32, device=seeds.device)
     found = torch.empty(len(seeds), dtype=torch.int8, device=seeds.device)
     launch(
         _are_first,
         (len(seeds),),
         seeds,
         tokens,
-        words,
+        torch.empty(len(seeds), RING, dtype=torch.int32, device=seeds.device),
+        list_reciprocals(count, num_first, seeds.device),
         found,
         count,
         num_first,
         LANES=LANES,
         RING=RING,
-        num_warps=4,
+        num_warps=1,
         num_stages=1,
         **launch_options(),
     )
     return found.view(torch.bool)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLists:
+    """What chooses the list of a candidate: its own entry in a table and those of the tokens before it."""
+
+    table: torch.Tensor  # (size,) int64
+    key: torch.Tensor  # (1,) int64
+    num_before: int  # tokens
+    num_first: int  # of the permutation: the list's length
+
+
+def raise_own(
+    scores: torch.Tensor,
+    ids: torch.Tensor,
+    highest: torch.Tensor,
+    candidates: torch.Tensor,
+    lists: OwnLists,
+    bias: float,
+) -> torch.Tensor:
+    """Scores (rows, vocab) with `bias` added for those of the `candidates` (rows, candidates), whose scores are
+    `highest`, that are on their own lists after the tokens `ids` (rows, columns)."""
+    rows, vocab = scores.shape
+    ids = ids if ids.stride(1) == 1 else ids.contiguous()
+    out, num_candidates = scores.clone(memory_format=torch.contiguous_format), candidates.shape[1]
+    launch(
+        _raise_own,
+        (rows, num_candidates),
+        ids,
+        highest.contiguous(),
+        candidates.contiguous(),
+        lists.table,
+        lists.key,
+        torch.empty(rows * num_candidates, RING, dtype=torch.int32, device=scores.device),
+        list_reciprocals(vocab, lists.num_first, scores.device),
+        out,
+        float(bias),
+        vocab,
+        lists.num_first,
+        ids.stride(0),
+        ids.shape[1],
+        lists.num_before,
+        num_candidates,
+        len(lists.table),
+        LANES=LANES,
+        RING=RING,
+        num_warps=1,
+        num_stages=1,
+        **launch_options(),
+    )
+    return out
+
+
+@lru_cache(maxsize=16)
+def list_reciprocals(count: int, num_first: int, device: torch.device) -> torch.Tensor:
+    """2**32 over what is left of `count` at each of the first places, rounded down: (places,) int32, unsigned."""
+    words = (1 << 32) // (count - torch.arange(max(1, num_first)))
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32).to(device)

@@ -1,0 +1,48 @@
+"""Rope over the heads of many tokens, in place: `kernels.rotary.rotate_` in one pass over them."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_HEADS = 8  # heads per program
+
+
+@triton.jit
+def _rotate(HEADS, FACTORS, per_token, num_heads, num_factors, WIDTH: tl.constexpr, PAIRS: tl.constexpr,
+            BLOCK: tl.constexpr, COUNT: tl.constexpr):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    pair = tl.arange(0, BLOCK)[None, :]
+    head = tl.program_id(1) * COUNT + tl.arange(0, COUNT)[:, None]
+    at = FACTORS + (token % num_factors) * 2 * PAIRS + 2 * pair
+    cos = tl.load(at, mask=pair < PAIRS, other=0.0)
+    sin = tl.load(at + 1, mask=pair < PAIRS, other=0.0)
+    is_there = (head < num_heads) & (pair < PAIRS)
+    own = HEADS + token * per_token + head * WIDTH + 2 * pair
+    one = tl.load(own, mask=is_there, other=0.0).to(tl.float32)
+    two = tl.load(own + 1, mask=is_there, other=0.0).to(tl.float32)
+    tl.store(own, (one * cos - two * sin).to(HEADS.dtype.element_ty), mask=is_there)
+    tl.store(own + 1, (one * sin + two * cos).to(HEADS.dtype.element_ty), mask=is_there)
+
+
+def rotate_heads_(heads: torch.Tensor, factors: torch.Tensor) -> None:
+    """Rotate the pairs at the front of each head (rows, new, heads, width) by factors (rows or 1, new, 1, pairs).
+
+    A token's heads lie one after the other; between tokens there may be others'.
+    """
+    rows, new, num_heads, width = heads.shape
+    turns = torch.view_as_real(factors.contiguous())  # (rows or 1, new, 1, pairs, 2) float32
+    pairs = turns.shape[-2]
+    _rotate[(rows * new, triton.cdiv(num_heads, _HEADS))](
+        heads,
+        turns,
+        heads.stride(1),
+        num_heads,
+        turns.shape[0] * new,
+        WIDTH=width,
+        PAIRS=pairs,
+        BLOCK=triton.next_power_of_2(pairs),
+        COUNT=_HEADS,
+        num_warps=4,
+    )

@@ -1,0 +1,207 @@
+"""`/v1/audio/transcriptions` and `/v1/audio/translations`: a sound in, its text out."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from typing import Any, Final
+
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from unspool.api import LanguageModel
+from unspool.config import PARAMETERS
+from unspool.errors import SettingError, excerpt
+from unspool.server.bodies import JsonResponse, get_record, read_body, until_gone
+from unspool.server.models import Served
+from unspool.server.refusals import RequestError, read_error, refuse_field
+from unspool.server.sse import EventStream, frame
+from unspool.server.state import ServerState
+from unspool.speech.results import Segment, Transcription
+from unspool.speech.writing import write_srt, write_vtt
+
+FORMATS: Final = ("json", "text", "srt", "verbose_json", "vtt")
+_NOT_OFFERED: Final = ("chunking_strategy", "include", "known_speaker_names", "known_speaker_references", "keywords")
+_LONGEST: Final = 16_384  # characters of a field
+
+
+class AudioRoutes:
+    """The endpoints, over one server's state."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._locks: dict[str, threading.Lock] = {}  # one sound at a time for each model
+
+    async def transcribe(self, request: Request) -> Response:
+        """What is said, in its own language."""
+        return await self._answer(request, "transcribe")
+
+    async def translate(self, request: Request) -> Response:
+        """What is said, in English."""
+        return await self._answer(request, "translate")
+
+    async def _answer(self, request: Request, task: str) -> Response:
+        state, record = self._state, get_record(request)
+        with ExitStack() as stack:
+            stack.enter_context(state.gate.enter(record.key))
+            sound, fields = await self._read_form(request)
+            served = await state.models.borrow(fields.pop("model", [None])[0])
+            stack.callback(state.models.give_back, served)
+            record.model = served.name
+            lm = served.lm
+            assert lm is not None
+            if lm.model.info.features is None:
+                raise RequestError(400, f"{served.name} reads text, not sound; choose a model of speech", param="model")
+            form, streams, settings = read_fields(fields, task)
+            lock = self._locks.setdefault(served.name, threading.Lock())
+            try:
+                if streams:
+                    events = _stream(_segments(lm, sound, settings, lock))
+                    kept = stack.pop_all()
+                    return EventStream(events, kept.close, ping_seconds=state.options.ping_seconds)
+                work = asyncio.to_thread(_transcribe, lm, sound, settings, lock)
+                told = await until_gone(request, work)
+            except Exception as error:
+                raise read_error(error) from error
+            return write_transcription(told, form, served)
+
+    async def _read_form(self, request: Request) -> tuple[bytes, dict[str, list[str]]]:
+        """The sound and the fields of a form."""
+        limits = self._state.options.limits
+        raw = await read_body(request, limits.audio_bytes, limits.body_seconds)
+        sent = False
+
+        async def replay() -> dict[str, Any]:
+            nonlocal sent
+            body, sent = (b"" if sent else raw), True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        try:
+            form = await Request(request.scope, replay).form(max_files=1, max_fields=64, max_part_size=len(raw) + 1)
+        except (MultiPartException, AssertionError, KeyError, ValueError) as error:
+            raise RequestError(400, "the body is not a form with a file (multipart/form-data)") from error
+        fields: dict[str, list[str]] = {}
+        sound: bytes | None = None
+        for name, value in form.multi_items():
+            if isinstance(value, UploadFile):
+                if name != "file":
+                    raise refuse_field(name[:64], "the sound is the field 'file'")
+                sound = await value.read()
+            elif len(value) > _LONGEST:
+                raise refuse_field(name[:64], f"a field has at most {_LONGEST} characters")
+            else:
+                fields.setdefault(name.removesuffix("[]"), []).append(value)
+        await form.close()
+        if not sound:
+            raise refuse_field("file", "the form has no file, or an empty one", "missing_required_parameter")
+        return sound, fields
+
+
+def read_fields(fields: dict[str, list[str]], task: str) -> tuple[str, bool, dict[str, Any]]:
+    """The answer's format, whether it streams, and the settings of a transcription."""
+    settings: dict[str, Any] = {"task": task}
+    form, streams, asks_times = "json", False, False
+    for name, values in fields.items():
+        value = values[-1]
+        if not value:
+            continue
+        if name == "response_format":
+            form = value
+        elif name == "stream":
+            streams = value.lower() == "true"
+        elif name == "timestamp_granularities":
+            if not set(values) <= {"word", "segment"}:
+                raise refuse_field(name, "`timestamp_granularities` are word and segment")
+            asks_times = True
+            settings["return_timestamps"] = "word" if "word" in values else True
+        elif name in ("language", "prompt"):
+            settings[name] = value
+        elif name in _NOT_OFFERED:
+            raise refuse_field(name, f"`{name}` is not offered; leave it out", "unsupported_parameter")
+        elif name in PARAMETERS or name == "temperature":
+            settings[name] = _read_setting(name, value)
+        else:
+            raise refuse_field(name[:64], f"unknown field {excerpt(name)}", "unknown_parameter")
+    if form not in FORMATS:
+        raise refuse_field("response_format", f"`response_format` is one of {', '.join(FORMATS)}, not {excerpt(form)}")
+    if asks_times and form != "verbose_json":
+        raise refuse_field("timestamp_granularities", "times are in the response_format verbose_json alone")
+    if streams and form not in ("json", "text"):
+        raise refuse_field("stream", "a stream is text; leave out response_format")
+    return form, streams, settings
+
+
+def _read_setting(name: str, text: str) -> Any:
+    try:
+        return PARAMETERS[name].parse(text)
+    except SettingError as error:
+        raise refuse_field(name, str(error), "invalid_value") from error
+
+
+def _transcribe(lm: LanguageModel, sound: bytes, settings: dict[str, Any], lock: threading.Lock) -> Transcription:
+    with lock:
+        told: Transcription = lm.transcribe(io.BytesIO(sound), **settings)
+        return told
+
+
+def _segments(lm: LanguageModel, sound: bytes, settings: dict[str, Any], lock: threading.Lock) -> Iterator[Segment]:
+    with lock:
+        yield from lm.stream_segments(io.BytesIO(sound), **settings)
+
+
+async def _stream(segments: Iterator[Segment]) -> AsyncIterator[bytes]:
+    """Events with the text as it is heard; the work runs in a thread, one segment at a time."""
+    texts: list[str] = []
+    try:
+        while (segment := await asyncio.to_thread(next, segments, None)) is not None:
+            text = segment.text if texts else segment.text.lstrip()
+            texts.append(text)
+            yield frame({"type": "transcript.text.delta", "delta": text})
+        yield frame({"type": "transcript.text.done", "text": "".join(texts).strip()})
+    except Exception as error:
+        yield frame({"type": "error", **read_error(error).as_openai()})
+
+
+def write_transcription(told: Transcription, form: str, served: Served) -> Response:
+    """A transcription in the format that was asked for."""
+    usage = {"type": "duration", "seconds": max(1, round(told.duration))}
+    if form == "text":
+        return PlainTextResponse(told.text + "\n")
+    if form in ("srt", "vtt"):
+        text = (write_srt if form == "srt" else write_vtt)(told)
+        return PlainTextResponse(text, media_type="text/vtt" if form == "vtt" else "text/plain")
+    if form == "json":
+        return JsonResponse({"text": told.text, "usage": usage})
+    words = [word for segment in told.segments for word in segment.words or ()]
+    made: dict[str, Any] = {
+        "task": "transcribe",
+        "language": told.language or "en",
+        "duration": told.duration,
+        "text": told.text,
+        "segments": [_write_segment(place, segment) for place, segment in enumerate(told.segments)],
+        "usage": usage,
+        "model": served.name,
+    }
+    if words:
+        made["words"] = [{"word": word.text.strip(), "start": word.start, "end": word.end} for word in words]
+    return JsonResponse(made)
+
+
+def _write_segment(place: int, segment: Segment) -> dict[str, Any]:
+    return {
+        "id": place,
+        "seek": 0,
+        "start": segment.start,
+        "end": segment.end,
+        "text": segment.text,
+        "tokens": segment.tokens,
+        "temperature": segment.temperature or 0.0,
+        "avg_logprob": segment.avg_logprob or 0.0,
+        "compression_ratio": segment.compression_ratio or 0.0,
+        "no_speech_prob": segment.no_speech_prob or 0.0,
+    }

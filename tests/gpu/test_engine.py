@@ -1,0 +1,70 @@
+"""The engine on a GPU: steps that feed themselves, and rows of all kinds beside them, give what calls alone give."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+from tests.conformance.cases import GOLDENS
+
+import unspool
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+PROMPTS = [[3 + (7 * place + step) % 40 for step in range(3 + 5 * place % 70)] for place in range(24)]
+ASKED: tuple[dict[str, Any], ...] = (
+    {},
+    {"max_new_tokens": 5},
+    {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "seed": 4},
+    {"repetition_penalty": 1.3},
+    {"eos_token_id": None, "max_new_tokens": 90},
+    {"logprobs": 2},
+    {"num_return_sequences": 2, "do_sample": True, "seed": 9},
+)
+
+
+@lru_cache
+def load() -> unspool.LanguageModel:
+    return unspool.load(GOLDENS / "models" / "llama", device="cuda", dtype=torch.float32)
+
+
+def count_equal(asked: list[dict[str, Any]], **options: Any) -> int:
+    lm = load()
+    with unspool.Engine(lm, **options) as engine:
+        requests = [engine.submit(prompt, **one) for prompt, one in zip(PROMPTS, asked, strict=True)]
+        found = [request.result(60).token_ids for request in requests]
+    alone = [lm.generate(prompt, **one).token_ids for prompt, one in zip(PROMPTS, asked, strict=True)]
+    return sum(one == two for one, two in zip(found, alone, strict=True))
+
+
+def test_greedy_rows_that_feed_themselves() -> None:
+    asked = [{"max_new_tokens": 3 + 4 * place, "eos_token_id": None} for place in range(len(PROMPTS))]
+    assert count_equal(asked) == len(PROMPTS)
+    assert count_equal([{"max_new_tokens": 40}] * len(PROMPTS)) == len(PROMPTS)  # some end earlier
+
+
+def test_rows_of_all_kinds() -> None:
+    asked = [{"max_new_tokens": 30, **ASKED[place % len(ASKED)]} for place in range(len(PROMPTS))]
+    assert count_equal(asked) == len(PROMPTS)
+
+
+def test_little_memory() -> None:
+    shape = load().model.key_shape
+    block = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * 4 * 64
+    asked = [{"max_new_tokens": 100, "eos_token_id": None}] * len(PROMPTS)
+    assert count_equal(asked, memory=20 * block, max_rows=16) == len(PROMPTS)
+
+
+def test_a_stream_beside_others() -> None:
+    lm = load()
+    with unspool.Engine(lm) as engine:
+        others = [engine.submit(prompt, max_new_tokens=60, eos_token_id=None) for prompt in PROMPTS[:6]]
+        request = engine.submit(PROMPTS[7], max_new_tokens=40, eos_token_id=None)
+        tokens = [token for piece in request for token in piece.token_ids]
+        assert tokens == lm.generate(PROMPTS[7], max_new_tokens=40, eos_token_id=None).token_ids[0]
+        late = [token for piece in others[2] for token in piece.token_ids]
+        assert late == lm.generate(PROMPTS[2], max_new_tokens=60, eos_token_id=None).token_ids[0]
