@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 STEP_SECONDS: Final = 0.02  # between two timestamps
@@ -21,7 +22,7 @@ def find_offsets(
     places = [place for place, token in enumerate(ids) if token >= first]
     if len(places) < 2:
         return []
-    pairs = [place + 1 for place, following in zip(places, places[1:], strict=False) if following == place + 1]
+    pairs = [place + 1 for place, following in pairwise(places) if following == place + 1]
     if places[-1] + 1 not in pairs:
         pairs.append(places[-1] + 1)
     found: list[dict[str, Any]] = []
