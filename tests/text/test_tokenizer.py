@@ -268,8 +268,10 @@ def test_segments_between_timestamps_have_times() -> None:
         {"text": "1 2", "timestamp": (0.0, 1.0)},
         {"text": "3", "timestamp": pytest.approx((1.2, 2.0))},
     ]
-    later = [*spoken, first + 10, 4, first + 20]  # an earlier time: the next window
-    assert find_offsets(later, first, decode)[-1] == {"text": "4", "timestamp": pytest.approx((2.2, 2.4))}
+    later = [*spoken, first + 10, 4, first + 20]  # an earlier time: the next window, after 30 seconds
+    assert find_offsets(later, first, decode)[-1] == {"text": "4", "timestamp": pytest.approx((30.2, 30.4))}
+    paired = [first, 1, first + 50, first + 50, first + 10, 4, first + 20]  # or after what the last pair says
+    assert find_offsets(paired, first, decode)[-1] == {"text": "4", "timestamp": pytest.approx((1.2, 1.4))}
     cut = [first, 1, first + 50, 2, first + 10, 3, first + 20]  # the window ended amid a text
     assert [one["text"] for one in find_offsets(cut, first, decode)] == ["1 2 3"]
     assert find_offsets([1, 2], first, decode) == find_offsets([first, 1], first, decode) == []
