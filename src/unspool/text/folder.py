@@ -200,7 +200,7 @@ def _token_text(value: Any, name: str) -> str | None:
 
 
 def _read_chat_template(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
-    """The template file where there is one, which holds over the template in the configuration."""
+    """The template file if there is one, which holds over the template in the configuration."""
     named = {
         path.stem: read_text(path, MAX_TEMPLATE_BYTES)
         for path in sorted(folder.glob("additional_chat_templates/*.jinja"))[:100]

@@ -114,7 +114,7 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
         return result
 
     def _find_lists(self, seeds: torch.Tensor) -> list[torch.Tensor]:
-        """The green lists of seeds, as masks of 0 and 1 where the seeds are."""
+        """The green lists of seeds, as masks of 0 and 1 on the seeds' device."""
         wanted = seeds.tolist()
         missing = [seed for seed in dict.fromkeys(wanted) if seed not in self._lists]
         if missing:

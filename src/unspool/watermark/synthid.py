@@ -65,7 +65,7 @@ class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
 
     @property
     def device(self) -> torch.device:
-        """Where the keys and the table are; they follow the scores."""
+        """The device of the keys and the table; they follow the scores."""
         return self.keys.device
 
     @property
@@ -92,7 +92,7 @@ class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
             self._prepared.keep(input_ids, (contexts, repeated, bits))
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:  # noqa: ARG002
-        """Log-probabilities of the tournament's winner; the scores as they are where the context is a repeated one."""
+        """Log-probabilities of the tournament's winner; the scores unchanged if the context is a repeated one."""
         self._check_input_ids_shape(input_ids)
         if self.debug_mode:
             scores = torch.ones_like(scores)
@@ -181,7 +181,7 @@ class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
         return (tokens * powers).sum(dim=-1) + start
 
     def _follow(self, device: torch.device) -> None:
-        """Bring the keys and the table to where the work is."""
+        """Move the keys and the table to the device of the scores."""
         if self.keys.device != device:
             self.keys, self.sampling_table = self.keys.to(device), self.sampling_table.to(device)
             self.__dict__.pop("packed", None)

@@ -16,7 +16,7 @@ WORD = 30  # rounds whose bits share a number: kernels settle three groups of te
 class PackedBits:
     """The g-values of all tokens and rounds, as words that a token's hash is looked up in.
 
-    A bit is `table[((hash * m + 1) + key) * m + 1 mod size]`. Where the size is a power of two, a sum's remainder is
+    A bit is `table[((hash * m + 1) + key) * m + 1 mod size]`. If the size is a power of two, a sum's remainder is
     the sum of remainders: the last product is a shift of the table for each key, made once, and a token has all its
     bits from one look.
     """
@@ -25,7 +25,7 @@ class PackedBits:
     keys: torch.Tensor  # (depth,)
     multiplier: int
     increment: int
-    words: torch.Tensor  # (words, size) int32; no words where the size is no power of two
+    words: torch.Tensor  # (words, size) int32; no words if the size is not a power of two
 
     @classmethod
     def of(cls, table: torch.Tensor, keys: torch.Tensor, multiplier: int, increment: int) -> PackedBits:
