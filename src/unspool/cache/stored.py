@@ -1,4 +1,4 @@
-"""The cache that holds its keys in a store: every kind but states, pairs and views."""
+"""The cache over a store of keys, packed blocks or states: every kind but pairs and views."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from unspool.kernels.ragged import Ragged
 
 
 class StoredCache(Cache):
-    """Keys and values in one store (`stores/`, `paged/`)."""
+    """A cache whose memory is one store (`stores/`, `paged/`)."""
 
     max_batch_size: int | None = None  # rows that memory was taken for; None: any number
     max_cache_len: int | None = None  # positions that a row can get; None: any number
