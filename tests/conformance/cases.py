@@ -79,15 +79,19 @@ def load_model(name: str) -> unspool.LanguageModel:
 
 @lru_cache(maxsize=32)
 def load_adapted(name: str) -> Any:
-    """A reference model as transformers loads it; `generate` runs it through the adapter."""
+    """A reference model as transformers loads it; `generate` runs it through the adapter, not natively."""
     import transformers
+
+    from unspool.models.adapters import set_native
 
     config = json.loads((GOLDENS / "models" / name / "config.json").read_text())
     auto = transformers.AutoModelForCausalLM
     if config.get("is_encoder_decoder"):
         reads_sound = "num_mel_bins" in config
         auto = transformers.AutoModelForSpeechSeq2Seq if reads_sound else transformers.AutoModelForSeq2SeqLM
-    return auto.from_pretrained(GOLDENS / "models" / name).eval()
+    model = auto.from_pretrained(GOLDENS / "models" / name).eval()
+    set_native(model, False)
+    return model
 
 
 def run_case(case: Case, model: Any = None) -> Any:

@@ -327,7 +327,6 @@ ARGUMENTS: dict[str, Any] = {
     "negative_prompt_ids": torch.tensor([[1, 2], [3, 4]]),
     "negative_prompt_attention_mask": torch.ones(2, 2),
     "synced_gpus": True,
-    "custom_generate": "someone/recipe",
 }
 
 

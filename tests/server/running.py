@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from typing import Any
@@ -14,7 +13,7 @@ from tests.engine.fakes import BLOCK_BYTES, Fake, FakeWithLayers, make_lm
 from tests.fakes import make_tokenizer
 from unspool.api import LanguageModel
 from unspool.server.app import make_app
-from unspool.server.serving import listen, make_server, make_state
+from unspool.server.serving import listen, make_server, make_state, run_server
 from unspool.server.state import ServerState
 
 # In the manner of Qwen and Hermes.
@@ -82,17 +81,17 @@ class RunningServer:
         self._ready.set()
 
     def _run(self) -> None:
-        asyncio.run(self.server.serve(sockets=[self._listening]))
+        run_server(self.server, self._listening)
 
     def __enter__(self) -> RunningServer:
         self.state.models.open_all()
         self._thread.start()
-        assert self._ready.wait(30)
+        assert self._ready.wait(120)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.server.should_exit = True
-        self._thread.join(30)
+        self._thread.join(120)
         self._listening.close()
         self.state.models.close()
         assert not self._thread.is_alive()

@@ -16,7 +16,7 @@ def attach(model: Any = None, *, native: bool = True) -> Any:
     """Give a transformers model our `generate`, and return it; without a model, give it to all of transformers.
 
     A model whose architecture unspool has natively runs natively on its own parameters, unless `native` is False; see
-    docs/transformers.md for what happens to them. Attached as a whole, transformers' models run their own forward.
+    docs/transformers.md for what happens to them.
     """
     if model is None:
         mixin = find_mixin()

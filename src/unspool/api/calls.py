@@ -12,6 +12,7 @@ import torch
 from unspool.api.assistant import Assistant, follow_assistant, read_assistant
 from unspool.api.core import as_model, find_object
 from unspool.api.healing import heal_prompts
+from unspool.api.recipes import run_recipe
 from unspool.api.speech import generate_speech, prepare_window
 from unspool.cache import Cache
 from unspool.config import PARAMETERS, GenerationConfig
@@ -57,10 +58,7 @@ _INPUT_NAMES = (
     "negative_prompt_attention_mask",
 )
 _MODEL_INPUTS = _INPUT_NAMES[:6]  # those that a model's forward takes
-_UNBUILT = {
-    "synced_gpus": "decoding over several GPUs",
-    "custom_generate": "custom decoding methods",
-}
+_UNBUILT = {"synced_gpus": "decoding over several GPUs"}
 
 
 def generate(
@@ -83,10 +81,26 @@ def generate(
 
     Beside these arguments it takes the model's inputs (`input_ids`, `attention_mask`, `inputs_embeds`, …), a
     `tokenizer` for `stop_strings` (and, with an `assistant_tokenizer`, for a draft model of another vocabulary),
-    `past_key_values`, and every setting of `GenerationConfig`.
+    `past_key_values`, and every setting of `GenerationConfig`. `custom_generate` (or `recipe`) is a decoding method of
+    somebody's own: a folder, a hub id, a shipped recipe's name, or a function; see docs/recipes.md.
     """
     if isinstance(inputs, Mapping):  # what a tokenizer or a feature extractor returned, with all its names
         kwargs, inputs = {**inputs, **kwargs}, None
+    recipe = kwargs.pop("recipe", None)
+    if recipe is not None and custom_generate is not None:
+        raise SettingError("`recipe` and `custom_generate` are two names of one argument; give one")
+    recipe = custom_generate if recipe is None else recipe
+    if recipe is not None:
+        usual = {
+            "logits_processor": logits_processor,
+            "stopping_criteria": stopping_criteria,
+            "prefix_allowed_tokens_fn": prefix_allowed_tokens_fn,
+            "assistant_model": assistant_model,
+            "streamer": streamer,
+            "negative_prompt_ids": negative_prompt_ids,
+            "negative_prompt_attention_mask": negative_prompt_attention_mask,
+        }
+        return run_recipe(recipe, generate, model, inputs, generation_config, usual, kwargs)  # type: ignore[no-any-return]  # a recipe returns what it likes
     speech = _find_speech(model)
     if speech is not None:
         given = {
@@ -97,7 +111,6 @@ def generate(
             "assistant_model": assistant_model,
             "use_model_defaults": use_model_defaults,
             "synced_gpus": synced_gpus,
-            "custom_generate": custom_generate,
             **kwargs,
         }
         if inputs is not None:
@@ -112,7 +125,6 @@ def generate(
         "assistant_model": assistant_model,
         "negative_prompt_ids": negative_prompt_ids,
         "negative_prompt_attention_mask": negative_prompt_attention_mask,
-        "custom_generate": custom_generate,
     }
     run = start(
         model,
@@ -189,8 +201,8 @@ def start(
 
     `hides_padding` shows the processors what is padding, so that no row depends on the length of the others; the
     reference counts padding as tokens. With `beams="all"` every step reports the whole table of beams. `owns_cache`
-    means that past_key_values is not read after the call, so that rows may leave it. `native=True` runs a transformers
-    object natively on its own parameters, if its architecture has a native model; `native=False` never does.
+    means that past_key_values is not read after the call, so that rows may leave it. A transformers
+    object runs natively on its own parameters if its architecture has a native model; `native=False` prevents it.
     """
     if beams not in (None, "all"):
         raise SettingError(f"beams={beams!r} is not known; beams='all' streams the whole table of beams")
@@ -203,6 +215,9 @@ def start(
         value = kwargs.pop(name, None)
         if value is not None and value is not False:
             raise UnsupportedError(f"`{name}` needs {feature}, which this version of unspool does not have yet")
+    for name in ("custom_generate", "recipe"):
+        if kwargs.pop(name, None) is not None:
+            raise SettingError(f"`{name}` replaces the whole loop: call unspool.generate(model, input_ids, {name}=…)")
     given_config, generation_config = generation_config, _read_config(generation_config)
     speech = _find_speech(model)
     if speech is not None:

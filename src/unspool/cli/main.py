@@ -28,12 +28,13 @@ COMMANDS = {
     "explain": "Draw a beam search as a tree, in the terminal and as a page.",
     "detect": "Say whether a text carries a watermark, with its p value.",
     "train-detector": "Train SynthID-Text's detector on text that a model writes.",
+    "recipe": "Make, check and run decoding methods of your own.",
     "models": "List the models that are installed and those that can be.",
     "pull": "Fetch a model.",
     "bench": "Measure this machine's speed, beside other engines.",
     "doctor": "Show what this machine has, and which kernels are in use.",
 }
-_EXAMPLES = ('unspool run "The capital of France is" --max-new-tokens 8',)
+_EXAMPLE = 'unspool run "The capital of France is" --max-new-tokens 8'
 
 
 class Command(Protocol):
@@ -123,7 +124,6 @@ def _format_help(stream: TextIO) -> str:
         return paint(text, BOLD, stream=stream)
 
     commands = "\n".join(f"  {name:<16}{summary}" for name, summary in COMMANDS.items())
-    examples = "\n".join(f"  {example}" for example in _EXAMPLES)
     return (
         f"{heading('unspool')} turns a language model into text.\n\n"
         f"{heading('usage')}: unspool COMMAND …\n\n"
@@ -132,7 +132,7 @@ def _format_help(stream: TextIO) -> str:
         "  -h, --help     Show this help; unspool COMMAND --help shows a command's.\n"
         "  -V, --version  Show the version.\n"
         "  --debug        Show the traceback of an error.\n\n"
-        f"{heading('examples')}:\n{examples}"
+        f"{heading('example')}: {_EXAMPLE}"
     )
 
 

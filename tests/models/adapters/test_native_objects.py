@@ -12,6 +12,7 @@ from tests.models.adapters.tiny import make
 
 import unspool
 from unspool.errors import SettingError
+from unspool.models.adapters import set_native, twin
 
 transformers = pytest.importorskip("transformers")
 
@@ -70,6 +71,28 @@ def test_what_changes_a_forward_runs_through_the_adapter() -> None:
     handle.remove()
     assert "own forward" not in generate(model, native=True).stats.path_reason
     assert "has no native model" in generate(make("stablelm"), native=True).stats.path_reason
+
+
+def test_an_object_runs_natively_unless_told_otherwise() -> None:
+    model = make("llama")
+    set_native(model, None)
+    output = unspool.generate(model, IDS, **CALL, return_dict_in_generate=True)
+    assert "own forward" not in output.stats.path_reason
+    assert isinstance(output, transformers.generation.GenerateDecoderOnlyOutput)
+    assert isinstance(output.past_key_values, transformers.DynamicCache)
+    own = unspool.generate(model, IDS, **CALL, return_dict_in_generate=True, native=False)
+    assert "own forward" in own.stats.path_reason and torch.equal(own.sequences, output.sequences)
+    model.__dict__["peft_config"] = {"default": object()}
+    kept = unspool.generate(model, IDS, **CALL, return_dict_in_generate=True)
+    assert "adapters (PEFT)" in kept.stats.path_reason
+
+
+def test_why_it_can_not_be_is_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("llama")
+    model.model.norm.variance_epsilon = 10.0
+    generate(model, native=True)
+    monkeypatch.setattr(twin, "build_model", lambda *_, **__: pytest.fail("built again"))
+    assert "other logits" in generate(model, native=True).stats.path_reason
 
 
 def test_a_setting_changed_by_hand_is_noticed_when_the_native_model_is_built() -> None:

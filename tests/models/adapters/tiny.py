@@ -12,6 +12,8 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import transformers
 
+from unspool.models.adapters import set_native
+
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -118,7 +120,7 @@ HEADS = {"GPT2": "GPT2LMHeadModel", "Marian": "MarianMTModel"}
 
 
 def make(name: str, attention: str | None = None) -> Any:
-    """A model with random weights whose answers depend on everything that it reads."""
+    """A model with random weights whose answers depend on everything that it reads; the adapter runs it by default."""
     kind, settings = (DECODERS | PAIRS)[name]
     config = getattr(transformers, f"{kind}Config")(**settings)
     head = HEADS.get(kind, f"{kind}ForCausalLM" if name in DECODERS else f"{kind}ForConditionalGeneration")
@@ -129,6 +131,7 @@ def make(name: str, attention: str | None = None) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.25)
+    set_native(model, False)
     return model.eval()
 
 

@@ -21,7 +21,7 @@ from unspool.models.native import NativeModel
 
 Adapted = AdaptedDecoder | AdaptedPair
 _PLACE = "_unspool_adapter"  # attribute of a model that holds its adapter, which lives as long as the model
-NATIVE = "_unspool_runs_natively"  # attribute of a model that was attached to run natively
+NATIVE = "_unspool_runs_natively"  # attribute of a model that was attached: whether it runs natively
 _FREE = ("logits_to_keep",)  # inputs that change nothing about the answer
 _STATIC = ("static", "offloaded_static", "hybrid", "sliding_window")
 
@@ -54,7 +54,7 @@ def _check_mode(model: Any) -> None:
 
 
 def set_native(model: Any, native: bool | None) -> None:
-    """Whether calls that do not say run a model natively; None: they do not."""
+    """Whether calls that do not say run a model natively; None: if they can."""
     model.__dict__.pop(NATIVE, None)
     if native is not None:
         model.__dict__[NATIVE] = native
@@ -115,22 +115,20 @@ def open_call(
 ) -> AdaptedDecoder | AdaptedPair | ColumnModel | NativeModel:
     """The model that serves a call: over our caches, or, if the call or the model needs it, over transformers' own.
 
-    With `native` an object whose architecture has a native model runs natively on its own parameters; None: if it was
-    attached so.
+    An object whose architecture has a native model runs natively on its own parameters, unless `native` is False; None
+    means as it was attached.
     """
     _check_mode(model)
     why = _explain_columns(model, given, settings)
-    native = model.__dict__.get(NATIVE, False) if native is None else native
-    if why is None and native:
-        reason = _explain_cache(given, settings)
-        twin, reason = (None, reason) if reason else find_twin(model)
+    native = model.__dict__.get(NATIVE, True) if native is None else native
+    if why is None:
+        reason = _explain_cache(given, settings) if native else ""
+        twin, reason = (None, reason) if reason or not native else find_twin(model)
         if twin is not None:
             return twin
         adapter = adapt(model)
         adapter.why_not_native = reason
         return adapter
-    if why is None:
-        return adapt(model)
     core = prepare_call(model, inputs, given, settings, why)
     if settings.compile_config is not None or settings.compile:
         core.call.compiling = settings.compile_config

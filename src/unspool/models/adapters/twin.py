@@ -20,10 +20,11 @@ _MOST_DIFFERENT = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1
 
 
 class Twin:
-    """A native model, and what the object's parameters were when it was built."""
+    """A native model, or why there is none, and what the object's parameters were when that was found out."""
 
-    def __init__(self, model: nn.Module, native: NativeModel) -> None:
+    def __init__(self, model: nn.Module, native: NativeModel | None, reason: str = "") -> None:
         self.native = native
+        self.reason = reason
         self._seen = _mark(model)
 
     def is_current(self, model: nn.Module) -> bool:
@@ -37,21 +38,24 @@ def find_twin(model: Any) -> tuple[NativeModel | None, str]:
     if reason:
         drop_twin(model)
         return None, reason
-    known = model.__dict__.get(_PLACE)
-    if known is not None and known.is_current(model):
-        return known.native, ""
-    drop_twin(model)
+    known: Twin | None = model.__dict__.get(_PLACE)
+    if known is None or not known.is_current(model):
+        drop_twin(model)
+        known = model.__dict__[_PLACE] = _build(model)
+    return known.native, known.reason
+
+
+def _build(model: Any) -> Twin:
     parameter = next(model.parameters())
     config = model.config.to_dict() | {"architectures": [type(model).__name__]}
     held = dict(model.named_parameters())  # a tied one once
     try:
         native = build_model(config, SharedSource(held), device=parameter.device, dtype=parameter.dtype)
     except UnspoolError as error:
-        return None, f"it can't be run natively: {' '.join(str(error).split())[:200]}"
+        return Twin(model, None, f"it can't be run natively: {' '.join(str(error).split())[:200]}")
     if not _agree(model, native):
-        return None, "its own forward gives other logits than the native model"
-    model.__dict__[_PLACE] = Twin(model, native)
-    return native, ""
+        return Twin(model, None, "its own forward gives other logits than the native model")
+    return Twin(model, native)
 
 
 @torch.no_grad()

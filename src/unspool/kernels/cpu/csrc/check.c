@@ -1,7 +1,7 @@
 /* Random shapes and values through every instruction set that the machine has, each against plain C.
  *
  * Every buffer has exactly the size that Python gives it, so that the sanitizers see one byte too many. A program of
- * its own: `make sanitize` builds it with the sanitizers, tools/check_instruction_sets.py for other processors.
+ * its own: `make sanitize` builds it with the sanitizers, tools/check_cpu_library.py for other processors.
  */
 #include <math.h>
 #include <stdio.h>
@@ -368,7 +368,7 @@ static void check_run(void) {
     m->rope_width = 2 * (1 + below(m->head_dim / 2));
     m->is_parallel = below(2);
     m->is_gated = below(2);
-    m->activation = below(4);
+    m->activation = below(5);
     m->embedding_scale = 1.5f;
     m->head_scale = below(2) ? 1.0f : 0.5f;
     m->is_post = !m->is_parallel && below(2);
@@ -392,11 +392,11 @@ static void check_run(void) {
         y->ffn_norm = random_norm(norm, m->hidden);
         y->post_attn_norm = random_norm(norm, m->hidden);
         y->post_ffn_norm = random_norm(norm, m->hidden);
-        y->q_norm = random_norm(US_RMS, m->head_dim);
-        y->k_norm = random_norm(US_RMS, m->head_dim);
+        y->head_norm = below(4);
+        y->q_norm = random_norm(US_RMS, m->head_dim * (y->head_norm < US_EACH ? 1 : m->num_heads));
+        y->k_norm = random_norm(US_RMS, m->head_dim * (y->head_norm < US_EACH ? 1 : m->num_kv_heads));
         y->has_ffn_norm = below(2);
         y->has_post_norms = !m->is_parallel && !m->is_post && below(2);
-        y->has_qk_norm = below(2);
         y->window = below(2) ? 1 + below(longest) : 0;
         y->qkv = random_matrix(kind, (m->num_heads + 2 * m->num_kv_heads) * m->head_dim, m->hidden, bias);
         y->out = random_matrix(kind, m->hidden, m->num_heads * m->head_dim, bias);
@@ -478,11 +478,14 @@ static void check_run(void) {
     let_go();
 }
 
+#include "check_marks.h"
+
 int main(int argc, char **argv) {
     const int rounds = argc > 1 ? atoi(argv[1]) : 200;
     if (argc > 2) state ^= strtoull(argv[2], NULL, 10) * 0x9e3779b97f4a7c15ull;
     for (int i = 0; i < rounds; i++) check_product();
     for (int i = 0; i < rounds; i++) check_run();
-    printf("%d products and %d runs on %s: %d wrong\n", rounds, rounds, us_available(), num_wrong);
+    for (int i = 0; i < rounds; i++) check_marks();
+    printf("%d products, runs, marks and masks each on %s: %d wrong\n", rounds, us_available(), num_wrong);
     return num_wrong > 0;
 }
