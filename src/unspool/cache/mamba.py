@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from unspool.cache.base import JOIN, RAGGED, SELECT_ROWS, TRIAL, Cache
+from unspool.cache.older_names import takes_batch_size
 from unspool.cache.span import Span
 from unspool.errors import SettingError, UnsupportedError
 
@@ -55,6 +56,7 @@ class MambaCache(Cache):
     can = frozenset({TRIAL, SELECT_ROWS, RAGGED, JOIN})
     is_endless = True
 
+    @takes_batch_size
     def __init__(
         self,
         config: Any,
