@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROMPT ?= Write a haiku about a lighthouse.
 
-.PHONY: help run chat test gpu check sanitize format conformance fuzz soak bench clean
+.PHONY: help run chat serve test gpu check sanitize format conformance fuzz soak bench clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -14,6 +14,9 @@ run: $(VENV)/.model  ## ask the default model something (PROMPT="…")
 
 chat: $(VENV)/.model  ## talk with the default model
 	@$(BIN)/unspool chat
+
+serve: $(VENV)/.serve $(VENV)/.model  ## serve the default model at http://127.0.0.1:8000/v1 (PORT=)
+	@$(BIN)/unspool serve --port $(or $(PORT),8000)
 
 test: $(VENV)/.test $(VENV)/.model  ## run the tests, two processes at once (JOBS=, TESTS=)
 	@echo "==> running the tests"
@@ -64,6 +67,11 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 $(VENV)/.test: $(VENV)/.installed
 	@echo "==> installing what the tests need"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+$(VENV)/.serve: $(VENV)/.installed
+	@echo "==> installing what the server needs"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[serve]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.installed

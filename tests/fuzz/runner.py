@@ -89,6 +89,25 @@ class Draw:
         return name, list(range(start, start + size))
 
 
+class Clock:
+    """The seconds that this process could run: a machine that slept does not make an input slow."""
+
+    _LONGEST = 5.0  # between two looks, of a process that is not stopped
+
+    def __init__(self) -> None:
+        self._ran, self._seen = 0.0, time.monotonic()
+
+    def now(self) -> float:
+        """Seconds since the beginning."""
+        seen = time.monotonic()
+        self._ran += min(seen - self._seen, self._LONGEST)
+        self._seen = seen
+        return self._ran
+
+
+clock = Clock()
+
+
 class Worker:
     """One process and the batch it is at; a watchdog ends it when an input takes too long."""
 
@@ -107,13 +126,13 @@ class Worker:
         self.process.start()
         theirs.close()
         self.is_ready = False
-        self.since = time.monotonic()
+        self.since = clock.now()
 
     def give(self, batch: tuple[str, list[int]]) -> None:
         """Send a batch to try."""
         self.batch = batch
         self.is_ready = False
-        self.since = time.monotonic()
+        self.since = clock.now()
         try:
             self.pipe.send(batch)
         except OSError:
@@ -149,7 +168,7 @@ class Worker:
             used_up = True
             if not self.is_ready:
                 raise RuntimeError(f"A worker can't start with the kind {name}:\n{details}") from None
-        self.since = time.monotonic()
+        self.since = clock.now()
         if verdict == "ready":
             self.is_ready = True
             return
@@ -161,7 +180,7 @@ class Worker:
         """End a process whose input takes too long."""
         if self.batch is None or not self.batch[1]:
             return
-        waited = time.monotonic() - self.since
+        waited = clock.now() - self.since
         if waited > (WALL_SECONDS if self.is_ready else _START_SECONDS):
             if not self.is_ready:
                 raise RuntimeError(f"A worker did not start with the kind {self.batch[0]} in {waited:.0f} s.")
@@ -189,7 +208,7 @@ def run(
     """Try inputs of the kinds for so many minutes, or `count` of each kind, and count what became of them."""
     tally = Tally()
     draw = Draw(names or list_kinds(), first_seed, count)
-    began = time.monotonic()
+    began = clock.now()
     deadline = began + minutes * 60 if minutes is not None else float("inf")
     told = began
     root = Path(tempfile.mkdtemp(prefix="unspool-fuzz-"))
@@ -202,7 +221,7 @@ def run(
 
     try:
         workers += [Worker(root / str(index)) for index in range(jobs)]
-        while time.monotonic() < deadline:
+        while clock.now() < deadline:
             for worker in workers:
                 if (worker.batch is None or not worker.batch[1]) and (batch := next(draw, None)):
                     worker.give(batch)
@@ -213,8 +232,8 @@ def run(
                 busy[pipe].listen(tell)  # type: ignore[index]
             for worker in workers:
                 worker.watch(tell)
-            if time.monotonic() - told > 10:
-                told = time.monotonic()
+            if clock.now() - told > 10:
+                told = clock.now()
                 seconds, found = told - began, len(tally.findings)
                 say(f"{seconds:6.0f} s: {tally.tried:,} inputs, {tally.tried / seconds:.0f} a second, {found} findings")
     except KeyboardInterrupt:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from typing import Any
@@ -14,7 +13,7 @@ from tests.engine.fakes import BLOCK_BYTES, Fake, FakeWithLayers, make_lm
 from tests.fakes import make_tokenizer
 from unspool.api import LanguageModel
 from unspool.server.app import make_app
-from unspool.server.serving import listen, make_server, make_state
+from unspool.server.serving import listen, make_server, make_state, run_server
 from unspool.server.state import ServerState
 
 # In the manner of Qwen and Hermes.
@@ -82,7 +81,7 @@ class RunningServer:
         self._ready.set()
 
     def _run(self) -> None:
-        asyncio.run(self.server.serve(sockets=[self._listening]))
+        run_server(self.server, self._listening)
 
     def __enter__(self) -> RunningServer:
         self.state.models.open_all()

@@ -59,6 +59,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     },
     "a long suffix": {"model": {**BPE, "end_of_word_suffix": "x" * 10_000}},
     "long words": {"model": {"type": "WordPiece", "vocab": {"a": 0}, "max_input_chars_per_word": 10**9}},
+    "a far id": {"model": {**BPE, "vocab": {**BPE["vocab"], "far": 2**31}}},
     "long pieces": {"model": {"type": "Unigram", "unk_id": 0, "vocab": [["a", 0.0], ["a" * 60_000, -1.0]]}},
     "many added tokens": {"added_tokens": [{"id": i, "content": f"<{i}>" + "x" * 30} for i in range(150_000)]},
 }

@@ -162,7 +162,9 @@ def _settle(order: Order, values: dict[str, Any], target: Target) -> None:
 
 def refuse_unused(order: Order) -> None:
     """Raise for settings that would have no effect beside the others."""
-    config = GenerationConfig(**order.settings)
+    config = GenerationConfig()
+    for name, value in order.settings.items():
+        setattr(config, name, value)
     for name, reason in find_unused(config).items():
         if name in order.names:
             raise refuse_field(order.names[name], reason, "without_effect")

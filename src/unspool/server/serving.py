@@ -143,13 +143,19 @@ def serve(
         if not loads_on_demand:
             state.models.open_all()
         server = make_server(make_app(state), state, listening, ready_file, on_ready)
-        asyncio.run(server.serve(sockets=[listening]))
+        run_server(server, listening)
     finally:
         listening.close()
         state.models.close()
         if ready_file is not None:
             with suppress(OSError):
                 Path(ready_file).unlink()
+
+
+def run_server(server: Any, listening: socket.socket) -> None:
+    """Run a server until it ends, in uvicorn's choice of an event loop."""
+    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+        runner.run(server.serve(sockets=[listening]))
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -22,6 +22,7 @@ MAX_ENTRY_BYTES = 64  # of a table of normal forms
 MAX_STEPS = 64  # of a sequence of rules
 MAX_RULE_CHARACTERS = 4096  # of a pattern, or of a text that is put in
 MAX_PIECES = 64  # of a template around a text
+MAX_ID = (1 << 24) - 1  # of a token: the library writes a vocabulary by counting up to its largest id
 MAX_ADDED_TOKENS = 200_000
 MAX_ADDED_CHARACTERS = 4_000_000
 MAX_PIECE_BYTES = 256  # of a unigram piece: reading a text takes its length times this
@@ -36,7 +37,7 @@ def is_unicode(token: str) -> bool:
     return _LONE_SURROGATE.search(token) is None
 
 
-def check_vocabulary(ids: Mapping[str, Any], where: Path, largest: int) -> None:
+def check_vocabulary(ids: Mapping[str, Any], where: Path, largest: int = MAX_ID) -> None:
     """Refuse a vocab.json that does not map valid tokens to ids from 0 to `largest`."""
     if not ids or not all(type(index) is int and 0 <= index <= largest for index in ids.values()):
         raise LoadError(f"{where} must map every token to an id of 0 or more, at most {largest}")
@@ -170,8 +171,13 @@ def _check_model(model: Any, where: str) -> None:
     longest = model.get("max_input_chars_per_word")
     if isinstance(longest, int) and longest > MAX_WORD_CHARACTERS:
         raise LoadError(f"{where}: max_input_chars_per_word is {longest}; at most {MAX_WORD_CHARACTERS}")
-    if isinstance(model.get("vocab"), list):
-        check_pieces(_list_pieces(model["vocab"]), where)
+    vocabulary = model.get("vocab")
+    if isinstance(vocabulary, dict):
+        far = next((index for index in vocabulary.values() if isinstance(index, int) and index > MAX_ID), None)
+        if far is not None:
+            raise LoadError(f"{where}: a token has the id {excerpt(far)}; at most {MAX_ID}")
+    if isinstance(vocabulary, list):
+        check_pieces(_list_pieces(vocabulary), where)
 
 
 def _list_pieces(vocabulary: list[Any]) -> Iterator[str]:

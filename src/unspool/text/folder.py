@@ -119,7 +119,7 @@ def _refuse_rules_given_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _read_vocabulary_and_merges(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
     vocabulary = _read_json(folder / "vocab.json", MAX_TOKENIZER_BYTES)
-    check_vocabulary(vocabulary, folder / "vocab.json", 2**31 - 1)
+    check_vocabulary(vocabulary, folder / "vocab.json")
     text = read_text(folder / "merges.txt", MAX_TOKENIZER_BYTES)
     lines = [line for line in text.split("\n") if line and not line.startswith("#version")]
     merges = [tuple(line.split(" ")) for line in lines]

@@ -1,0 +1,202 @@
+"""Streams over HTTP: tokens per second, time to the first token and between tokens, beside the bare engine.
+
+    python benchmarks/serving.py --model smollm2-135m --streams 1 2 4 8 16          # our server, and the engine alone
+    python benchmarks/serving.py --address http://127.0.0.1:8080 --streams 1 4 16   # any server with OpenAI's routes
+
+Every stream sends one completion after the other until the round is over. All servers are asked the same by the same
+client: prompts of different words, so that no cache helps, a fixed number of new tokens, the likeliest token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+_WORDS = ("river", "stone", "lantern", "winter", "market", "garden", "silver", "harbour", "engine", "letter", "copper")
+
+
+@dataclass
+class Measured:
+    """What the streams of one round saw."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    firsts: list[float] = field(default_factory=list)
+    between: list[float] = field(default_factory=list)
+
+    def describe(self) -> dict[str, float]:
+        return {
+            "tokens_per_second": round(self.tokens / self.seconds, 1),
+            "first_p50_ms": round(1e3 * statistics.median(self.firsts), 1),
+            "first_p95_ms": round(1e3 * _find_high(self.firsts), 1),
+            "between_p50_ms": round(1e3 * statistics.median(self.between), 2),
+            "between_p95_ms": round(1e3 * _find_high(self.between), 2),
+        }
+
+
+def _find_high(values: list[float]) -> float:
+    return sorted(values)[min(len(values) - 1, int(0.95 * len(values)))]
+
+
+def make_prompt(place: int, num_words: int) -> str:
+    """A prompt of its own."""
+    return (
+        " ".join(_WORDS[(place * 7 + step * step + place // 14) % len(_WORDS)] for step in range(num_words))
+        + f" {place}"
+    )
+
+
+Ask = Callable[[str, int], Coroutine[Any, Any, list[float]]]
+"""Send a prompt for so many tokens; the times at which pieces came."""
+
+
+async def run_round(ask: Ask, streams: int, requests: int, words: int, new_tokens: int, start: int) -> Measured:
+    """So many requests over so many streams."""
+    made = Measured()
+    places = iter(range(start, start + requests))
+
+    async def stream() -> None:
+        for place in places:
+            began = time.perf_counter()
+            times = await ask(make_prompt(place, words), new_tokens)
+            made.tokens += new_tokens
+            made.firsts.append(times[0] - began)
+            made.between += [after - before for before, after in itertools.pairwise(times)]
+
+    began = time.perf_counter()
+    await asyncio.gather(*(stream() for _ in range(streams)))
+    made.seconds = time.perf_counter() - began
+    return made
+
+
+def ask_server(address: str, model: str) -> Ask:
+    """A raw client, which costs as little as it can."""
+    parts = urlsplit(address)
+    host, port = parts.hostname or "127.0.0.1", parts.port or 80
+
+    async def ask(prompt: str, new_tokens: int) -> list[float]:
+        body = json.dumps(
+            {
+                "model": model,
+                "prompt": prompt,
+                "max_tokens": new_tokens,
+                "temperature": 0,
+                "stream": True,
+                "ignore_eos": True,
+            }
+        ).encode()
+        reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
+        lines = (
+            "POST /v1/completions HTTP/1.1",
+            f"Host: {host}:{port}",
+            "Connection: close",
+            "Content-Type: application/json",
+            f"Content-Length: {len(body)}",
+        )
+        head = "\r\n".join(lines) + "\r\n\r\n"
+        writer.write(head.encode() + body)
+        times: list[float] = []
+        status = await reader.readline()
+        if b"200" not in status:
+            raise RuntimeError(f"{status!r} {await reader.read(2000)!r}")
+        while True:
+            line = await reader.readline()
+            if not line or line.startswith(b"data: [DONE]"):
+                break
+            if line.startswith(b"data: {"):
+                times.append(time.perf_counter())
+        writer.close()
+        return times
+
+    return ask
+
+
+def ask_engine(engine: Any) -> Ask:
+    """The same without HTTP."""
+
+    async def ask(prompt: str, new_tokens: int) -> list[float]:
+        request = engine.submit(prompt, max_new_tokens=new_tokens, eos_token_id=None)
+        return [time.perf_counter() async for _ in request]
+
+    return ask
+
+
+def measure(name: str, ask: Ask, arguments: argparse.Namespace) -> dict[int, dict[str, float]]:
+    """All counts of streams, the best round of each."""
+    found: dict[int, dict[str, float]] = {}
+    asyncio.run(run_round(ask, 1, 1, arguments.words, 4, 10_000))  # what is made once
+    place = 0
+    for streams in arguments.streams:
+        rounds = []
+        for _ in range(arguments.rounds):
+            requests = max(arguments.requests, streams)
+            rounds.append(asyncio.run(run_round(ask, streams, requests, arguments.words, arguments.new_tokens, place)))
+            place += requests
+        best = max(rounds, key=lambda one: one.tokens / one.seconds)
+        found[streams] = best.describe()
+        print(f"{name:<10} {streams:>3} streams  {json.dumps(found[streams])}", flush=True)
+    return found
+
+
+def start_server(model: str, rows: int) -> tuple[subprocess.Popen[bytes], str]:
+    """`unspool serve` as a process of its own."""
+    ready = Path(tempfile.mkdtemp()) / "ready"
+    command = [sys.executable, "-m", "unspool", "serve", "--port", "0", "--ready-file", str(ready), "--log", "none"]
+    process = subprocess.Popen([*command, "--max-rows", str(rows), f"measured={model}"], stderr=subprocess.DEVNULL)
+    while not (ready.exists() and ready.read_text().endswith("\n")):
+        if process.poll() is not None:
+            raise SystemExit("the server did not start")
+        time.sleep(0.05)
+    return process, ready.read_text().strip()
+
+
+def main() -> None:
+    """The program."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--address", help="A server that runs already; its model is called --name.")
+    parser.add_argument("--name", default="measured")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--requests", type=int, default=16, help="Of each round.")
+    parser.add_argument("--words", type=int, default=48)
+    parser.add_argument("--new-tokens", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--only", choices=("engine", "server"))
+    arguments = parser.parse_args()
+    if arguments.address:
+        measure("address", ask_server(arguments.address, arguments.name), arguments)
+        return
+    rows = max(arguments.streams)
+    found = {}
+    if arguments.only != "server":
+        import unspool
+
+        with unspool.Engine(unspool.load(arguments.model), max_rows=rows) as engine:
+            found["engine"] = measure("engine", ask_engine(engine), arguments)
+    if arguments.only != "engine":
+        process, address = start_server(arguments.model, rows)
+        try:
+            found["server"] = measure("server", ask_server(address, "measured"), arguments)
+        finally:
+            process.terminate()
+            process.wait(30)
+    if len(found) == 2:
+        for streams in arguments.streams:
+            engine_rate, rate = (found[name][streams]["tokens_per_second"] for name in ("engine", "server"))
+            print(f"{streams} streams: the server costs {100 * (1 - rate / engine_rate):.1f} %")
+
+
+if __name__ == "__main__":
+    main()
