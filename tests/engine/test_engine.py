@@ -80,6 +80,19 @@ def test_stop_strings_end_a_request_as_alone() -> None:
         )
 
 
+def test_readers_that_come_late_get_every_piece() -> None:
+    lm = make_lm(Slow())
+    alone = lm.generate([3, 4], max_new_tokens=40, eos_token_id=None).token_ids[0]
+    with make_engine(lm) as engine:
+        for seconds in (0.0, 0.03, 0.5):  # before the first token, in between, after the end
+            request = engine.submit([3, 4], max_new_tokens=40, eos_token_id=None)
+            time.sleep(seconds)
+            pieces = list(request)
+            assert [token for piece in pieces for token in piece.token_ids] == alone
+            assert request.result().token_ids == [alone] and request.stats.new_tokens == 40
+            assert pieces[-1].finish_reason == "length" and 0 < request.stats.first_token_seconds < 10
+
+
 def test_async_programs(lm: unspool.LanguageModel, engine: unspool.Engine) -> None:
     async def read(prompt: list[int]) -> list[int]:
         return [token async for piece in engine.submit(prompt, max_new_tokens=8) for token in piece.token_ids]

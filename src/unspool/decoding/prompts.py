@@ -120,7 +120,8 @@ def read_layout(
                 "pass an attention_mask if these are meant as tokens"
             )
     else:
-        if isinstance(mask, torch.Tensor) and tuple(mask.shape) == shape and _find_bounds(mask) == (1, 1):
+        is_read = isinstance(mask, torch.Tensor) and mask.dtype == torch.int64 and tuple(mask.shape) == shape
+        if is_read and _find_bounds(torch.as_tensor(mask)) == (1, 1):
             return [width] * rows, None  # nothing is padding
         flags = _read_mask(mask, shape, name)
     lengths = flags.sum(dim=-1)

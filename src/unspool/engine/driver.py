@@ -11,12 +11,14 @@ from typing import Final
 
 import torch
 
+from unspool.engine.flights import Landed, PlainRow
+from unspool.engine.looks import take_look
 from unspool.engine.memory import EngineMemory
 from unspool.engine.passes import Job, Passes
-from unspool.engine.plain import Landed, PlainRow, PlainRows
+from unspool.engine.plain import PlainRows
 from unspool.engine.request import Request
 from unspool.engine.scheduler import Limits, Scheduler, State, Turn
-from unspool.engine.stats import Counters, EngineStats, find_median
+from unspool.engine.stats import Counters, EngineStats
 from unspool.engine.tasks import PlainTask, SpecialTask, Task
 from unspool.errors import EngineError, ResourceError
 from unspool.protocols import Ask, Model
@@ -46,7 +48,6 @@ class Driver:
         self.death: EngineError | None = None
         self._thread: threading.Thread | None = None
         self._device = model.device
-        self._gathers = model.device.type == "cuda"
         self._num_asking = 0  # threads that are about to submit
 
     # --- from any thread ---------------------------------------------------------------------------------------
@@ -118,13 +119,13 @@ class Driver:
         with self._changed:
             while not (self._is_closing or self._incoming or self._cancelled or self._tasks):
                 self._changed.wait()
-            if self._gathers and not self._tasks:
+            if not self._tasks:
                 self._gather()
             return not self._is_closing
 
     def _gather(self) -> None:
-        """Let requests that come together be read together: a pass over a few tokens takes a GPU's host as long as one
-        over many, and whoever submits the next would wait for it."""
+        """Let requests that come together be read together: a pass over a few tokens takes about as long as one over
+        many, and whoever submits the next would wait for it."""
         until, most = time.monotonic() + _LONGEST_WAIT, self.scheduler.limits.tokens_per_pass
         while not self._is_closing and (left := until - time.monotonic()) > 0:
             count, num_asking = len(self._incoming), self._num_asking
@@ -440,37 +441,7 @@ class Driver:
     # --- what it does ------------------------------------------------------------------------------------------------
     def look(self) -> EngineStats:
         """What it has done and is doing."""
-        counters, memory, scheduler = self.counters, self._memory, self.scheduler
-        pool, prefixes = memory.pool, memory.prefixes
-        used = shared = kept = 0
-        if pool is not None:
-            with pool.lock:
-                users = [pool.count_users(block) for block in range(1, pool.num_blocks + 1)]
-            kept = 0 if prefixes is None else prefixes.count_idle()
-            indexed = set() if prefixes is None else prefixes.list_blocks()
-            used = sum(count > 0 for count in users) - kept
-            shared = sum(count - (place + 1 in indexed) > 1 for place, count in enumerate(users))
-        asked = 0 if prefixes is None else prefixes.num_asked
-        return EngineStats(
-            rows_running=scheduler.num_rows,
-            requests_running=len(scheduler) - scheduler.num_waiting,
-            requests_waiting=self.num_waiting,
-            requests_done=counters.done,
-            requests_failed=counters.failed,
-            requests_cancelled=counters.cancelled,
-            new_tokens=counters.new_tokens,
-            prompt_tokens=counters.prompt_tokens,
-            passes=self._passes.num_passes,
-            preemptions=scheduler.num_preemptions,
-            tokens_per_second=counters.find_rate(),
-            blocks=memory.num_blocks,
-            blocks_used=used,
-            blocks_shared=shared,
-            blocks_kept=kept,
-            prefix_hit_rate=prefixes.num_found / asked if prefixes is not None and asked else 0.0,
-            first_token_seconds=find_median(list(counters.firsts)),
-            token_seconds=find_median(list(counters.between)),
-        )
+        return take_look(self.counters, self._memory, self.scheduler, self.num_waiting, self._passes.num_passes)
 
 
 def _count_tokens(ask: Ask) -> int:

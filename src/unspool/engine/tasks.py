@@ -16,8 +16,9 @@ from unspool.decoding.forwards import join_chunks
 from unspool.decoding.loop import Emitted
 from unspool.decoding.randomness import draw_uniform
 from unspool.decoding.reader import answer_at_once
+from unspool.engine.flights import PlainRow
 from unspool.engine.memory import EngineMemory
-from unspool.engine.plain import Arrival, PlainRow
+from unspool.engine.plain import Arrival
 from unspool.engine.prefixes import BlockNames
 from unspool.engine.request import Request, Token
 from unspool.engine.scheduler import Entry

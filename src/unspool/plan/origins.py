@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from copy import copy
+from typing import Any, Final, Literal
 
 from unspool.config import PARAMETERS, GenerationConfig
 from unspool.config.rules import check_settings
 from unspool.errors import SettingError
+from unspool.registry.tables import count_changes
 
 Origin = Literal["default", "model", "config", "call"]
+
+_PLAIN: Final = frozenset({str, int, float, bool, type(None)})
+_MOST_MERGED: Final = 64
+_merged: dict[tuple[Any, ...], tuple[GenerationConfig, dict[str, Origin]]] = {}
 
 SPOKEN: dict[str, str] = {
     "default": "by default",
@@ -32,18 +38,49 @@ def merge(
 ) -> tuple[GenerationConfig, dict[str, Origin]]:
     """One config out of all layers, and who set each value.
 
-    `defaults` replace the table's, and a length among them replaces the model file's `max_length`.
+    `defaults` replace the table's, and a length among them replaces the model file's `max_length`. What was merged and
+    checked of late is not merged again: a server's requests differ in little.
     """
+    layers = (_explicit(model_config), _explicit(config), call, defaults or {})
+    key = _describe(layers)
+    if key is None:
+        return _merge(*layers)
+    found = _merged.get(key)
+    if found is None:
+        found = _merge(*layers)
+        if len(_merged) >= _MOST_MERGED:
+            _merged.clear()
+        _merged[key] = found
+    merged = copy(found[0])
+    values = vars(merged)
+    values.update({name: copy(value) for name, value in values.items() if type(value) in (list, dict)})
+    return merged, dict(found[1])
+
+
+def _describe(layers: Iterable[Mapping[str, Any]]) -> tuple[Any, ...] | None:
+    """What is merged, if all of it is plain values: those of equal descriptions are merged alike."""
+    described: list[Any] = [count_changes()]
+    for values in layers:
+        for name, value in values.items():
+            if type(value) not in _PLAIN:
+                return None
+            described.append((name, type(value), value))  # True is equal to 1, and may not be
+        described.append(None)
+    return tuple(described)
+
+
+def _merge(
+    of_model: dict[str, Any], of_config: Mapping[str, Any], call: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> tuple[GenerationConfig, dict[str, Origin]]:
     _refuse_unknown(call)
     merged = GenerationConfig()
     origins: dict[str, Origin] = dict.fromkeys(PARAMETERS, "default")
-    of_model = _explicit(model_config)
-    if defaults and "max_new_tokens" in defaults:
-        of_model.pop("max_length", None)
+    if "max_new_tokens" in defaults:
+        of_model = {name: value for name, value in of_model.items() if name != "max_length"}
     layers: list[tuple[Origin, Mapping[str, Any]]] = [
-        ("default", defaults or {}),
+        ("default", defaults),
         ("model", of_model),
-        ("config", _explicit(config)),
+        ("config", of_config),
         ("call", call),
     ]
     for origin, values in layers:
