@@ -1,7 +1,7 @@
 """Streams over HTTP: tokens per second, time to the first token and between tokens, beside the bare engine.
 
     python benchmarks/serving.py --model smollm2-135m --streams 1 2 4 8 16          # our server, and the engine alone
-    python benchmarks/serving.py --address http://127.0.0.1:8080 --streams 1 4 16   # any server with OpenAI's routes
+    python benchmarks/serving.py --peer llama-server=http://127.0.0.1:8080          # and others with OpenAI's routes
 
 Every stream sends one completion after the other until the round is over. All servers are asked the same by the same
 client: prompts of different words, so that no cache helps, a fixed number of new tokens, the likeliest token.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import statistics
@@ -51,11 +52,9 @@ def _find_high(values: list[float]) -> float:
 
 
 def make_prompt(place: int, num_words: int) -> str:
-    """A prompt of its own."""
-    return (
-        " ".join(_WORDS[(place * 7 + step * step + place // 14) % len(_WORDS)] for step in range(num_words))
-        + f" {place}"
-    )
+    """A prompt that no other begins like."""
+    words = (_WORDS[(place * 7 + step * step) % len(_WORDS)] for step in range(num_words))
+    return f"{place} " + " ".join(words)
 
 
 Ask = Callable[[str, int], Coroutine[Any, Any, list[float]]]
@@ -133,20 +132,24 @@ def ask_engine(engine: Any) -> Ask:
     return ask
 
 
-def measure(name: str, ask: Ask, arguments: argparse.Namespace) -> dict[int, dict[str, float]]:
-    """All counts of streams, the best round of each."""
-    found: dict[int, dict[str, float]] = {}
-    asyncio.run(run_round(ask, 1, 1, arguments.words, 4, 10_000))  # what is made once
+def measure(asks: dict[str, Ask], arguments: argparse.Namespace) -> dict[str, dict[int, dict[str, float]]]:
+    """All counts of streams; rounds of all that is measured take turns, and the best round of each counts."""
+    found: dict[str, dict[int, dict[str, float]]] = {name: {} for name in asks}
+    for ask in asks.values():
+        asyncio.run(run_round(ask, 1, 1, arguments.words, 4, 10_000))  # what is made once
     place = 0
     for streams in arguments.streams:
-        rounds = []
+        rounds: dict[str, list[Measured]] = {name: [] for name in asks}
         for _ in range(arguments.rounds):
             requests = max(arguments.requests, streams)
-            rounds.append(asyncio.run(run_round(ask, streams, requests, arguments.words, arguments.new_tokens, place)))
+            for name, ask in asks.items():
+                made = run_round(ask, streams, requests, arguments.words, arguments.new_tokens, place)
+                rounds[name].append(asyncio.run(made))
             place += requests
-        best = max(rounds, key=lambda one: one.tokens / one.seconds)
-        found[streams] = best.describe()
-        print(f"{name:<10} {streams:>3} streams  {json.dumps(found[streams])}", flush=True)
+        for name, measured in rounds.items():
+            best = max(measured, key=lambda one: one.tokens / one.seconds)
+            found[name][streams] = best.describe()
+            print(f"{name:<14} {streams:>3} streams  {json.dumps(found[name][streams])}", flush=True)
     return found
 
 
@@ -166,36 +169,32 @@ def main() -> None:
     """The program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--address", help="A server that runs already; its model is called --name.")
-    parser.add_argument("--name", default="measured")
+    parser.add_argument("--peer", nargs="*", default=[], metavar="NAME=URL", help="Servers that run already.")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--requests", type=int, default=16, help="Of each round.")
     parser.add_argument("--words", type=int, default=48)
     parser.add_argument("--new-tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--only", choices=("engine", "server"))
+    parser.add_argument("--no-engine", action="store_true", help="Measure servers alone.")
     arguments = parser.parse_args()
-    if arguments.address:
-        measure("address", ask_server(arguments.address, arguments.name), arguments)
-        return
+    asks = {name: ask_server(url, "measured") for name, _, url in (one.partition("=") for one in arguments.peer)}
     rows = max(arguments.streams)
-    found = {}
-    if arguments.only != "server":
-        import unspool
+    with contextlib.ExitStack() as stack:
+        if not arguments.no_engine:
+            import unspool
 
-        with unspool.Engine(unspool.load(arguments.model), max_rows=rows) as engine:
-            found["engine"] = measure("engine", ask_engine(engine), arguments)
-    if arguments.only != "engine":
+            asks["engine"] = ask_engine(
+                stack.enter_context(unspool.Engine(unspool.load(arguments.model), max_rows=rows))
+            )
         process, address = start_server(arguments.model, rows)
-        try:
-            found["server"] = measure("server", ask_server(address, "measured"), arguments)
-        finally:
-            process.terminate()
-            process.wait(30)
-    if len(found) == 2:
+        stack.callback(process.wait, 30)
+        stack.callback(process.terminate)
+        asks["server"] = ask_server(address, "measured")
+        found = measure(asks, arguments)
+    for name in [name for name in asks if name != "server"]:
         for streams in arguments.streams:
-            engine_rate, rate = (found[name][streams]["tokens_per_second"] for name in ("engine", "server"))
-            print(f"{streams} streams: the server costs {100 * (1 - rate / engine_rate):.1f} %")
+            ratio = found["server"][streams]["tokens_per_second"] / found[name][streams]["tokens_per_second"]
+            print(f"{streams} streams: the server has {ratio:.2f} times the tokens of {name}")
 
 
 if __name__ == "__main__":

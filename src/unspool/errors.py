@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 MAX_MESSAGE = 2000  # characters of an error's text
-_MAX_TAIL = 600  # of which so many are its end: what to do instead stands there
+_MAX_TAIL = 600  # characters of its end that are kept, which say what to do instead
 
 # Characters that could move a terminal's cursor, recolour or retitle it, or turn the direction of what follows; and
 # lone surrogates, which can't be printed. Messages spell them out.
@@ -53,7 +53,7 @@ def _cut(message: str) -> str:
 
 
 class SettingError(UnspoolError, ValueError):
-    """A generation setting has a value that can't be, or conflicts with another one."""
+    """A generation setting has an invalid value, or conflicts with another one."""
 
 
 class UnsupportedError(UnspoolError, NotImplementedError):
@@ -77,7 +77,7 @@ class UnfulfilledError(UnspoolError, RuntimeError):
 
 
 class ResourceError(UnspoolError, OSError):
-    """Memory or disk space that a request needs is not there."""
+    """A request needs more memory or disk space than there is."""
 
 
 class EngineError(UnspoolError, RuntimeError):

@@ -182,7 +182,7 @@ def test_keys_that_move_are_found_again(lm: LanguageModel, kind: str) -> None:
         model.forward(ids, cache)
         model.forward(ids[:, :1], cache)
     moved = caches[0]
-    held = moved._buffers if kind == "dynamic" else [t for store in moved._stores for t in store.tensors()]
+    held = moved._buffers if kind == "dynamic" else [t for store in moved._store.layers for t in store.tensors()]
     for tensor in held:
         tensor.set_(tensor.clone())
     junk = use_up_freed_memory()

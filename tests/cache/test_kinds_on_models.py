@@ -63,8 +63,7 @@ def test_packed_windows_decode_as_packed_layers(
     name: str, kind: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a window let go no query sees, so it answers as if every position had been kept and packed alike."""
-    for module in ("quantized_static", "quantized_hybrid"):  # little room for trials, so that windows slide soon
-        monkeypatch.setattr(f"unspool.cache.{module}.TRIAL_ROOM", 16)
+    monkeypatch.setattr("unspool.cache.stores.packed.TRIAL_ROOM", 16)  # little room, so that windows slide soon
     model = load_model(name).model
     settings = {"prompt_lookup_num_tokens": 3} if way == "drafts" else WAYS[way]
     common = {
@@ -81,7 +80,7 @@ def test_packed_windows_decode_as_packed_layers(
     assert torch.equal(found.sequences, expected.sequences)
     cache = found.past_key_values
     assert isinstance(cache, QuantizedHybridCache) and list(tmp_path.iterdir()) == []
-    assert any(cache._stores[0].bases)  # a window did slide
+    assert any(cache._store.layers[0].bases)  # a window did slide
 
 
 def test_files_for_packed_layers_must_be_there() -> None:

@@ -43,7 +43,7 @@ def step(cache: QuantizedCache, kv: torch.Tensor) -> None:
 def read(cache: QuantizedCache) -> list[list[torch.Tensor]]:
     """What is held of each layer and row, packed and not."""
     found = []
-    for store in cache._stores:
+    for store in cache._store.layers:
         for row, (length, packed) in enumerate(zip(cache.lengths, store.num_packed, strict=True)):
             assert 0 <= length - packed <= store.recent.shape[1]
             blocks = [each.narrow(0, packed).rows(slice(row, row + 1)) for each in (store.keys, store.values)]
@@ -71,8 +71,8 @@ def test_steps_by_address_leave_what_passes_leave(kind: str) -> None:
         if number == 200:
             cache.select_rows([1, 0]), other.select_rows([1, 0])
     fill(cache, kv), fill(other, kv)  # a pass by operators packs what the last step left
-    assert cache.lengths == other.lengths and cache._stores[0].num_packed == other._stores[0].num_packed
-    assert min(cache._stores[0].num_packed) > 280
+    assert cache.lengths == other.lengths and cache._store.layers[0].num_packed == other._store.layers[0].num_packed
+    assert min(cache._store.layers[0].num_packed) > 280
     for mine, theirs in zip(read(cache), read(other), strict=True):
         assert all(map(torch.equal, mine, theirs))
 
@@ -98,9 +98,9 @@ def test_a_trial_packs_nothing_until_it_ends() -> None:
     cache.begin_trial()
     for _ in range(9):
         step(cache, torch.randn(1, 1, 2, HEADS, WIDTH))
-    assert cache._stores[0].num_packed == [4]
+    assert cache._store.layers[0].num_packed == [4]
     cache.truncate([18])
-    assert cache._stores[0].num_packed == [12]
+    assert cache._store.layers[0].num_packed == [12]
 
 
 def test_rows_and_room_are_checked() -> None:
@@ -126,6 +126,6 @@ def test_packed_windows_say_which_layers_slide() -> None:
         cache.end()
     places = cache.places()
     assert places is not None and places.packed is not None
-    assert (places.packed.sliding, places.packed.num_packed) == ([True, False], cache._stores[0].first_recent)
-    assert places.packed.bases == cache._stores[0].bases
+    assert (places.packed.sliding, places.packed.num_packed) == ([True, False], cache._store.layers[0].first_recent)
+    assert places.packed.bases == cache._store.layers[0].bases
     assert cache.longest_stretch == 0  # a window packs where each pass ends

@@ -13,12 +13,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.cache.test_contract import HEADS, LAYERS, WIDTH, Plain
+from tests.cache.plain_cache import HEADS, LAYERS, WIDTH, Plain
 from tests.conformance.cases import Case, load_model, read_cases, run_case
 
 import unspool
 from unspool.cache import BlockPool, Cache, EncoderDecoderCache, PagedCache
 from unspool.cache.paged.pool import BLOCK_SIZE, NOBODYS
+from unspool.cache.stores.memory import KeyFormat
 from unspool.errors import LoadError, ResourceError, SettingError, UnsupportedError
 
 SIZE = 16  # positions of a block, here
@@ -66,7 +67,7 @@ def test_blocks_are_taken_shared_and_given_back() -> None:
 
 def test_a_block_holds_nothing_of_whoever_had_it() -> None:
     pool = BlockPool(SIZE, 2)
-    buffer = pool.open_layer(0, HEADS, WIDTH, torch.float32, torch.device("cpu"))
+    buffer = pool.open_layer(0, KeyFormat(HEADS, WIDTH, torch.float32, torch.device("cpu")))
     [block] = pool.take(1)
     buffer[block] = torch.nan
     [copied] = pool.copy([block])
@@ -78,7 +79,7 @@ def test_a_block_holds_nothing_of_whoever_had_it() -> None:
 def test_a_pool_grows_by_a_part_of_itself() -> None:
     pool = BlockPool(SIZE)
     pool.take(100)
-    buffer = pool.open_layer(0, HEADS, WIDTH, torch.float32, torch.device("cpu"))
+    buffer = pool.open_layer(0, KeyFormat(HEADS, WIDTH, torch.float32, torch.device("cpu")))
     buffer[7] = 3.0
     assert pool.take(1) == [101] and pool.num_blocks == 106
     assert pool.buffers[0].shape[0] == 107 and (pool.buffers[0][7] == 3).all()

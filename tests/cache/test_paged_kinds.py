@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cache.test_contract import LOSSLESS, WINDOW, Plain, join
+from tests.cache.plain_cache import LOSSLESS, WINDOW, Plain, join
 from tests.conformance.cases import load_model
 
 import unspool
@@ -61,7 +61,7 @@ def test_packed_blocks_decode_as_packed_rows(way: str, group: int, size: int, nb
     found = unspool.generate(model, **common, cache_implementation="paged_quantized", cache_config=config)
     assert torch.equal(found.sequences, expected.sequences)
     if way == "greedy":
-        assert found.past_key_values._store.num_packed == expected.past_key_values._stores[0].num_packed
+        assert found.past_key_values._store.num_packed == expected.past_key_values._store.layers[0].num_packed
         assert (found.stats.path == "library") == (size % 64 == 0)
 
 

@@ -145,7 +145,7 @@ def test_what_is_recent_is_exact(kind: str) -> None:
     for _ in range(9):
         exact.read(1)
         for row, length in enumerate(cache.lengths):
-            packed = cache._stores[0].num_packed[row]
+            packed = cache._store.layers[0].num_packed[row]
             assert packed == (length - RESIDUAL) // BLOCK * BLOCK  # whole blocks, as soon as enough comes after them
             for layer, (keys, values) in enumerate(cache):
                 for which, found in enumerate((keys, values)):
@@ -158,19 +158,19 @@ def test_nothing_is_packed_during_a_trial(kind: str) -> None:
     cache = KINDS[kind](2)
     exact = Exact.over(cache, 2)
     exact.read(11, [11, 6])
-    before = list(cache._stores[0].num_packed)
+    before = list(cache._store.layers[0].num_packed)
     drafted = exact.rows
     cache.begin_trial()
     exact.read(9)
     exact.read(2)
-    assert cache._stores[0].num_packed == before == [8, 0]
+    assert cache._store.layers[0].num_packed == before == [8, 0]
     exact.truncate([12, 8])
-    assert cache._stores[0].num_packed == [8, 4]  # what was due is packed when the trial ends
+    assert cache._store.layers[0].num_packed == [8, 4]  # what was due is packed when the trial ends
     exact.num_rollbacks = 0
     exact.check_held()  # nothing was unpacked to roll back
     assert all(torch.equal(now[: len(then)], then) for now, then in zip(exact.rows, drafted, strict=True))
     exact.read(9)
-    assert cache._stores[0].num_packed == [16, 12]
+    assert cache._store.layers[0].num_packed == [16, 12]
 
 
 def test_a_static_cache_has_little_room_for_a_trial() -> None:
@@ -195,7 +195,7 @@ def test_a_trial_takes_room_by_row() -> None:
 
 def test_static_buffers_never_move() -> None:
     cache = KINDS["static"](4)
-    places = [tensor.data_ptr() for store in cache._stores for tensor in store.tensors()]
+    places = [tensor.data_ptr() for store in cache._store.layers for tensor in store.tensors()]
     size = cache.nbytes
     exact = Exact.over(cache, 3)
     exact.read(30, [30, 5, 17])
@@ -204,7 +204,7 @@ def test_static_buffers_never_move() -> None:
     exact.select([2, 0, 0, 1])
     exact.truncate([7, 20, 3, 6])
     exact.read(3)
-    assert [tensor.data_ptr() for store in cache._stores for tensor in store.tensors()] == places
+    assert [tensor.data_ptr() for store in cache._store.layers for tensor in store.tensors()] == places
     assert cache.nbytes == size
     with pytest.raises(SettingError, match="position 121 does not fit"):
         cache.begin(4, 121 - max(cache.lengths))
@@ -318,6 +318,6 @@ def test_legacy_tuples_are_packed() -> None:
     layers = tuple(tuple(torch.rand(2, 1, 2, 300, 16)) for _ in range(2))
     for make in (QuantizedCache, QuantoQuantizedCache, HQQQuantizedCache):
         cache = make.from_legacy_cache(layers)
-        assert cache.lengths == [300] and cache._stores[0].num_packed == [128]
+        assert cache.lengths == [300] and cache._store.layers[0].num_packed == [128]
         for mine, theirs in zip(cache.to_legacy_cache(), layers, strict=True):
             torch.testing.assert_close(mine[0], theirs[0], atol=0.5 / 15 * 1.1, rtol=0)

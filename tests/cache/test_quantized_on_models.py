@@ -108,7 +108,7 @@ def test_a_cache_in_a_model_call_and_in_generate(make: type[QuantizedCache]) -> 
     cache = make(QuantizedCacheConfig("quanto", q_group_size=8, residual_length=8))
     output = model(ids, past_key_values=cache, use_cache=True)
     assert output.past_key_values is cache and cache.lengths == [40, 40]
-    assert cache._stores[0].num_packed == [32, 32]
+    assert cache._store.layers[0].num_packed == [32, 32]
     torch.testing.assert_close(output.logits, model(ids).logits)  # a prompt sees itself as it is
     more = torch.cat((ids, output.logits[:, -1].argmax(-1, keepdim=True)), dim=1)
     out = unspool.generate(model, more, past_key_values=cache, max_new_tokens=5)

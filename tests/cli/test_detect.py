@@ -83,7 +83,7 @@ def test_other_text_and_keys_from_the_environment(
         ((), "secret", "holds no key"),
         ((), "[1.5]", "holds no key"),
         ((), str(2**70), "`hashing_key` should be an integer"),
-        (("--level", "2"), str(KEY), "is no probability"),
+        (("--level", "2"), str(KEY), "must be a probability"),
         (("--min-tokens", "0"), str(KEY), "at least 1"),
         (("--min-tokens", "500"), str(KEY), "nothing can be said about a mark"),
         (("--detector", "x"), str(KEY), "is for SynthID-Text"),

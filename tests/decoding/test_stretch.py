@@ -294,8 +294,10 @@ def test_a_stretch_ends_where_a_block_is_packed(
             return_dict_in_generate=True,
         )
         cache = output.past_key_values
-        held = [tensor.tolist() for store in cache._stores for tensor in store.keys.tensors() + store.values.tensors()]
-        return output.sequences.tolist(), output.stats.forward_passes, held, cache._stores[0].num_packed
+        held = [
+            tensor.tolist() for store in cache._store.layers for tensor in store.keys.tensors() + store.values.tensors()
+        ]
+        return output.sequences.tolist(), output.stats.forward_passes, held, cache._store.layers[0].num_packed
 
     expected = one_by_one(call)
     assert not lengths and min(expected[-1]) > 20

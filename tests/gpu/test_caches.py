@@ -79,7 +79,7 @@ def test_packed_keys_answer_alike_where_they_lie_elsewhere(model: Any, way: dict
 
 
 def test_linked_memory_is_the_hosts(model: Any) -> None:
-    from unspool.cache.offload.linked import take_linked
+    from unspool.cache.offload.memory import take_linked
 
     before = torch.cuda.memory_allocated()
     linked = take_linked((1024, 1024), torch.bfloat16, torch.device("cuda"))

@@ -91,7 +91,7 @@ def test_a_static_step_can_be_captured() -> None:
     cache.begin(1, 400, device="cuda")
     cache.write(0, kv)
     cache.end()
-    places = [tensor.data_ptr() for store in cache._stores for tensor in store.tensors()]
+    places = [tensor.data_ptr() for store in cache._store.layers for tensor in store.tensors()]
     new = torch.randn(1, 1, 2, heads, width, device="cuda", dtype=torch.bfloat16)
     queries = torch.randn(1, heads, 1, width, device="cuda", dtype=torch.bfloat16)
     cache.begin(1, 1, device="cuda")
@@ -107,4 +107,4 @@ def test_a_static_step_can_be_captured() -> None:
     expected, _ = attend_packed(queries, *cache.write(0, new), scale=0.1)
     torch.testing.assert_close(read, expected, atol=1e-2, rtol=1e-2)
     cache.end()
-    assert [tensor.data_ptr() for store in cache._stores for tensor in store.tensors()] == places
+    assert [tensor.data_ptr() for store in cache._store.layers for tensor in store.tensors()] == places

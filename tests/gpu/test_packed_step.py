@@ -139,6 +139,6 @@ def test_captured_steps_read_what_operators_read(kind: str, nbits: int, window: 
             forward = model.forward(tokens[: len(cache.lengths), number : number + 1], cache)
             assert forward.path == ("captured" if is_captured else "eager")
             found[is_captured].append(forward.logits.float())
-        assert min(cache._stores[0].num_packed) > 50
+        assert min(cache._store.layers[0].num_packed) > 50
     for mine, theirs in zip(found[True], found[False], strict=True):
         assert (mine - theirs).norm() < {torch.float32: 2e-4}.get(dtype, 6e-2) * theirs.norm()

@@ -118,27 +118,27 @@ def test_gumbel_leaves_rows_without_a_finite_highest_score() -> None:
 @pytest.mark.parametrize("depth", [1, 10, 12, 30, 34])
 @pytest.mark.parametrize(("vocab", "size"), [(300, 2**10), (3000, 2**10), (2500, 2**12)])
 def test_tournaments_are_won_as_the_reference_s(depth: int, vocab: int, size: int) -> None:
-    from unspool.kernels.gpu.marks.tournament import look_up_bits, mark_scores
+    from unspool.kernels.gpu.marks.tournament import SortedBits, mark_scores
 
     mark = SynthIDTextWatermarkLogitsProcessor(5, [7919 * n + 3 for n in range(depth)], size, 1, 8, "cpu")
     bits: PackedBits = mark.packed
     contexts = mark._hash(make_ids(4, 4, vocab))
     scores, repeated = make_scores(4, vocab), torch.tensor([0, 0, 1, 0], dtype=torch.int32)
     expected = mark_plainly(scores, bits, contexts, repeated)
-    looked_up = look_up_bits(contexts.to(DEVICE), bits.words.to(DEVICE), vocab, bits.step)
-    arguments = (scores.to(DEVICE), looked_up, repeated.to(DEVICE), bits.depth, size)
+    listed = SortedBits.of(bits.words.to(DEVICE), bits.depth, bits.step)
+    arguments = (scores.to(DEVICE), contexts.to(DEVICE), repeated.to(DEVICE), listed)
     found = mark_scores(*arguments)
     check_logs(found.cpu(), expected)
     assert torch.equal(found, mark_scores(*arguments))  # sums don't depend on their order
 
 
 def test_tournaments_leave_rows_without_a_finite_highest_score() -> None:
-    from unspool.kernels.gpu.marks.tournament import look_up_bits, mark_scores
+    from unspool.kernels.gpu.marks.tournament import SortedBits, mark_scores
 
     mark = SynthIDTextWatermarkLogitsProcessor(5, [3, 5], 2**10, 1, 8, "cpu")
     scores, none = make_odd_scores(2000), torch.zeros(4, dtype=torch.int32)
-    looked_up = look_up_bits(torch.arange(4).to(DEVICE), mark.packed.words.to(DEVICE), 2000, mark.packed.step)
-    found = mark_scores(scores.to(DEVICE), looked_up, none.to(DEVICE), 2, 2**10).cpu()
+    listed = SortedBits.of(mark.packed.words.to(DEVICE), 2, mark.packed.step)
+    found = mark_scores(scores.to(DEVICE), torch.arange(4).to(DEVICE), none.to(DEVICE), listed).cpu()
     expected = mark_plainly(scores, mark.packed, torch.arange(4), none)
     check_logs(found[:1], expected[:1])
     torch.testing.assert_close(found[1:], scores[1:], atol=0, rtol=0, equal_nan=True)
@@ -150,12 +150,11 @@ def test_tournaments_leave_rows_without_a_finite_highest_score() -> None:
 @pytest.mark.parametrize(("vocab", "num_first"), [(2, 1), (160, 40), (997, 996), (2000, 0), (3000, 750), (4096, 2048)])
 @pytest.mark.parametrize("bias", [2.0, -1.5])
 def test_green_lists_are_torch_s_permutations(vocab: int, num_first: int, bias: float) -> None:
-    from unspool.kernels.gpu.marks.green_lists import find_green, raise_green
+    from unspool.kernels.gpu.marks.green_lists import raise_green
 
     seeds = torch.tensor([0, 5, 15485863 * 77 & twister.SEED_BITS, 2**32 - 1])
     scores = make_scores(4, vocab)
-    green = find_green(seeds.to(DEVICE), vocab, num_first)
-    found = raise_green(scores.to(DEVICE), green, bias).cpu()
+    found = raise_green(scores.to(DEVICE), seeds.to(DEVICE), num_first, bias).cpu()
     for row, seed in enumerate(seeds.tolist()):
         first = torch.randperm(vocab, generator=torch.Generator().manual_seed(seed))[:num_first]
         is_green = torch.zeros(vocab).index_fill(0, first, 1.0)

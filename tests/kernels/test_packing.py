@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unspool.cache.stores.quantizers import BACKENDS
+from unspool.cache.stores.quantization import BACKENDS
 from unspool.errors import SettingError
 from unspool.kernels.packing import BITS, Packed, Scheme, fit_range, join_codes, pack, split_codes, unpack
 

@@ -86,12 +86,12 @@ class RunningServer:
     def __enter__(self) -> RunningServer:
         self.state.models.open_all()
         self._thread.start()
-        assert self._ready.wait(30)
+        assert self._ready.wait(120)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.server.should_exit = True
-        self._thread.join(30)
+        self._thread.join(120)
         self._listening.close()
         self.state.models.close()
         assert not self._thread.is_alive()

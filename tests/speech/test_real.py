@@ -60,3 +60,13 @@ def test_silence_is_silence(lm: unspool.LanguageModel) -> None:
     import numpy as np
 
     assert lm.transcribe(np.zeros(16_000 * 40, np.float32)).text == ""
+
+
+def test_prompts_and_offsets_of_the_tokenizer(lm: unspool.LanguageModel) -> None:
+    ids = lm.tokenizer.get_prompt_ids("Quilter ")
+    assert ids.tolist() == [50360, *lm.tokenizer.encode(" Quilter", add_special_tokens=False)]
+    found = lm.transcribe(FILE, return_timestamps=True)
+    tokens = [token for segment in found.segments for token in segment.tokens]
+    made = lm.tokenizer.decode(tokens, output_offsets=True)
+    assert made["text"].strip() == found.text.strip()
+    assert [one["text"] for one in made["offsets"]] == [segment.text for segment in found.segments]

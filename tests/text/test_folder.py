@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from unspool.errors import LoadError, ModelNotFoundError
+from unspool.errors import LoadError, ModelNotFoundError, UnsupportedError
 from unspool.text import Tokenizer
 
 TEXTS = ["Hello, world!", " 12  34", "日本語 👍", "<|im_start|>user\n", "the cat"]
@@ -117,7 +117,7 @@ def test_special_tokens_map_alone(sentencepiece: Tokenizer, tmp_path: Path) -> N
     ("files", "error", "words"),
     [
         ({}, ModelNotFoundError, "no tokenizer"),
-        ({"tokenizer.model": "x"}, LoadError, "save_pretrained"),
+        ({"tokenizer.model": "x"}, UnsupportedError, "unknown kind"),
         ({"tokenizer.json": "{"}, LoadError, "not a tokenizer|not valid JSON"),
         ({"tokenizer.json": "[]"}, LoadError, "an object was expected"),
         ({"tokenizer.json": '{"model": {"type": "BPE"}}'}, LoadError, "not a tokenizer|not valid JSON"),

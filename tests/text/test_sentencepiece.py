@@ -105,10 +105,33 @@ def test_other_families_with_such_a_file_are_refused(tmp_path: Path) -> None:
     files = {"spiece.model": T5, "tokenizer_config.json": {"tokenizer_class": "AlbertTokenizer"}}
     with pytest.raises(UnsupportedError, match=r"albert.*T5 and Pegasus are known"):
         open_tokenizer(write_folder(tmp_path, files))
-    with pytest.raises(UnsupportedError, match="another kind than unigram"):
+    with pytest.raises(UnsupportedError, match="another kind than unigram and BPE"):
         build_pieces(
-            read_sentencepieces(write_folder(tmp_path, {"b": write_model([("<unk>", 2)], algorithm=2)}) / "b"), "b"
+            read_sentencepieces(write_folder(tmp_path, {"b": write_model([("<unk>", 2)], algorithm=3)}) / "b"), "b"
         )
+    with pytest.raises(UnsupportedError, match=r"tokenizer.model is the vocabulary of a xlnet"):
+        files = {"tokenizer.model": T5, "tokenizer_config.json": {"tokenizer_class": "XLNetTokenizer"}}
+        (tmp_path / "spiece.model").unlink()
+        open_tokenizer(write_folder(tmp_path, files))
+
+
+# A BPE vocabulary with bytes that sentencepiece 0.2.2 learned, and what it makes of texts: (text, ids, decoded).
+BPE_FILE = Path(__file__).parent / "data" / "bpe.model"
+BPE_TEXTS = json.loads((Path(__file__).parent / "data" / "bpe.json").read_text(encoding="utf-8"))
+
+
+def test_bpe_joins_what_sentencepiece_joins(tmp_path: Path) -> None:
+    backend = build_pieces(read_sentencepieces(BPE_FILE), "bpe.model")
+    for text, ids, decoded in BPE_TEXTS:
+        assert backend.encode(text, add_special_tokens=False).ids == ids
+        assert backend.decode(ids) == decoded
+    files = {"tokenizer.model": BPE_FILE.read_bytes(), "config.json": {"model_type": "llama"}}
+    tokenizer = open_tokenizer(write_folder(tmp_path, files))
+    text, ids, _ = BPE_TEXTS[0]
+    assert tokenizer.encode(text) == [1, *ids] and tokenizer.decode([1, *ids, 2], skip_special_tokens=True) == text
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id) == (1, 2, 0)
+    (tmp_path / "tokenizer_config.json").write_text('{"add_bos_token": false, "add_eos_token": true}')
+    assert open_tokenizer(tmp_path).encode(text) == [*ids, 2]
 
 
 MARIAN = write_model([("<unk>", 2), ("<s>", 3), ("</s>", 3)])

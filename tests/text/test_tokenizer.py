@@ -9,8 +9,9 @@ import pytest
 import tokenizers
 import torch
 
-from unspool.errors import InputError, SettingError
+from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.text import Encoding, Tokenizer
+from unspool.text.offsets import find_offsets
 
 TEXTS = ["Hello, world!", "A longer text with 12 digits and 日本語.", "x"]
 
@@ -255,3 +256,29 @@ def test_options_that_are_not_built_are_refused(smollm2: Tokenizer, options: dic
     with pytest.raises(SettingError, match=words):
         smollm2("a", **options)
     assert smollm2("a", stride=0, return_overflowing_tokens=False, verbose=True) == smollm2("a")
+
+
+def test_segments_between_timestamps_have_times() -> None:
+    def decode(ids: list[int]) -> str:
+        return " ".join(map(str, ids))
+
+    first = 100
+    spoken = [first, 1, 2, first + 50, first + 60, 3, first + 100]
+    assert find_offsets(spoken, first, decode) == [
+        {"text": "1 2", "timestamp": (0.0, 1.0)},
+        {"text": "3", "timestamp": pytest.approx((1.2, 2.0))},
+    ]
+    later = [*spoken, first + 10, 4, first + 20]  # an earlier time: the next window, after 30 seconds
+    assert find_offsets(later, first, decode)[-1] == {"text": "4", "timestamp": pytest.approx((30.2, 30.4))}
+    paired = [first, 1, first + 50, first + 50, first + 10, 4, first + 20]  # or after what the last pair says
+    assert find_offsets(paired, first, decode)[-1] == {"text": "4", "timestamp": pytest.approx((1.2, 1.4))}
+    cut = [first, 1, first + 50, 2, first + 10, 3, first + 20]  # the window ended amid a text
+    assert [one["text"] for one in find_offsets(cut, first, decode)] == ["1 2 3"]
+    assert find_offsets([1, 2], first, decode) == find_offsets([first, 1], first, decode) == []
+
+
+def test_what_only_whispers_tokenizer_can_do(smollm2: Tokenizer) -> None:
+    with pytest.raises(UnsupportedError, match=r"no token <\|startofprev\|>"):
+        smollm2.get_prompt_ids("hello")
+    with pytest.raises(UnsupportedError, match="output_offsets is for Whisper"):
+        smollm2.decode([1, 2], output_offsets=True)

@@ -25,7 +25,7 @@ class Ending(NamedTuple):
 
     hypothesis: Hypothesis
     step: int  # how many tokens were written when it was finished, its end token included
-    place: int | None  # of its end token among that step's candidates; None where it was running to the last
+    place: int | None  # of its end token among that step's candidates; None if it was running to the last
     beam: int | None  # the beam of its group that it was then
 
 

@@ -61,7 +61,7 @@ def pick_best(hypotheses: list[Hypothesis], count: int) -> list[Hypothesis]:
 
 
 def _tabulate_ancestry(best: list[Hypothesis], like: torch.Tensor, width: int) -> torch.Tensor | None:
-    """The beams of every sequence, filled up with -1; None where they were not followed."""
+    """The beams of every sequence, filled up with -1; None if they were not followed."""
     ancestry = [[int(beam) for beam in one.beam_indices] for one in best if one.beam_indices is not None]
     if len(ancestry) < len(best):
         return None

@@ -15,7 +15,7 @@ _CONTRACT = ("advance", "does_advance", "update", "reset", "remaining", "copy")
 
 
 def read_constraints(settings: GenerationConfig) -> list[Constraint]:
-    """All that must be written, of `constraints` and of `force_words_ids`; empty where nothing is."""
+    """All that must be written, of `constraints` and of `force_words_ids`; empty if nothing is."""
     given = settings.constraints
     constraints = list(given or ())
     if given is not None and not constraints:
@@ -46,7 +46,7 @@ def count_free_places(settings: GenerationConfig, max_new_tokens: int) -> int:
 def check_constraints(
     settings: GenerationConfig, *, vocab_size: int, end_ids: Sequence[int], max_new_tokens: int
 ) -> None:
-    """Raise where it is certain that what must be written can't be."""
+    """Raise if it is certain that what must be written can't be."""
     if (settings.num_beams or 1) == 1:
         return
     limits = _Limits.read(settings, vocab_size, end_ids)
@@ -78,7 +78,7 @@ class _Limits:
         return cls(vocab_size, ends, tuple(banned), settings.no_repeat_ngram_size or 0)
 
     def measure(self, constraint: Constraint) -> int:
-        """The fewest tokens that fulfil a constraint; an error where nothing can."""
+        """The fewest tokens that fulfil a constraint; an error if nothing can."""
         phrases = list_phrases(constraint)
         if phrases is None:
             return self._try_out(constraint)
@@ -95,7 +95,7 @@ class _Limits:
         return DisjunctiveConstraint(possible) if 0 < len(possible) < len(phrases) else constraint
 
     def _explain(self, phrase: Sequence[int]) -> str | None:
-        """Why a phrase can't be written; None where it may be."""
+        """Why a phrase can't be written; None if it may be."""
         outside = [token for token in phrase if token >= self.vocab_size]
         if outside:
             return f"the id {outside[0]} is outside the model's vocabulary of {self.vocab_size} tokens"

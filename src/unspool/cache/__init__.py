@@ -24,14 +24,18 @@ from unspool.cache.mamba import MambaCache
 from unspool.cache.offload.offloaded import OffloadedCache, OffloadedStaticCache
 from unspool.cache.paged.cache import PagedCache
 from unspool.cache.paged.pool import BlockPool
-from unspool.cache.quantized import HQQQuantizedCache, QuantizedCache, QuantoQuantizedCache
-from unspool.cache.quantized_hybrid import QuantizedHybridCache
-from unspool.cache.quantized_static import QuantizedStaticCache
+from unspool.cache.quantized import (
+    HQQQuantizedCache,
+    QuantizedCache,
+    QuantizedHybridCache,
+    QuantizedStaticCache,
+    QuantoQuantizedCache,
+)
 from unspool.cache.sink import SinkCache
 from unspool.cache.sliding import HybridCache, LayeredCache, SlidingWindowCache
 from unspool.cache.span import Mask, Span
 from unspool.cache.static import StaticCache
-from unspool.cache.stores.quantized_config import QuantizedCacheConfig
+from unspool.cache.stores.quantization import QuantizedCacheConfig
 from unspool.cache.views.branching import BranchedKeys, BranchingCache, branch_rows
 from unspool.cache.views.forked import ForkedCache
 

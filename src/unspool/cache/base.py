@@ -47,7 +47,7 @@ FIXED_SHAPE: Final = "fixed_shape"  # buffers never move, so a step over them ca
 
 
 class Cache(ReferenceSurface, Savable):
-    """Keys and values of the past, a layer each.
+    """Keys and values of the past, layer by layer.
 
     A forward pass calls `begin` once, `write` in every layer and `end` once. What a short row wrote past its
     end is overwritten before anyone may read it, so rolling back is lowering a length.
@@ -64,7 +64,7 @@ class Cache(ReferenceSurface, Savable):
     is_endless: bool = False  # holds what it holds however long a text gets: no context ends it
 
     def __init__(self) -> None:
-        self.lengths: list[int] = []  # positions held, a row each; empty until the first pass
+        self.lengths: list[int] = []  # positions held, one per row; empty until the first pass
         self._span: Span | None = None
 
     # --- a forward pass ------------------------------------------------------------------------------
@@ -90,7 +90,11 @@ class Cache(ReferenceSurface, Savable):
         self._open_rows(starts, [start + count for start, count in zip(starts, real, strict=True)], stop)
         self.lengths = starts
         self._span = Span(starts, num_new, real, stop, is_uniform, device=device)
+        self._begin(self._span)
         return self._span
+
+    def _begin(self, span: Span) -> None:
+        """Work out once what all layers of a pass need."""
 
     def attach(self, turns: Any) -> None:
         """Called by a model before a pass: how it enters positions into keys, for kinds that place keys anew."""
@@ -136,7 +140,7 @@ class Cache(ReferenceSurface, Savable):
 
     @property
     def longest_pass(self) -> int | None:
-        """The most positions that one pass may read; None where any number will do."""
+        """The most positions that one pass may read; None if any number will do."""
         return None
 
     def check_pass(self, num_new: int) -> None:
@@ -150,7 +154,7 @@ class Cache(ReferenceSurface, Savable):
 
     @property
     def room(self) -> int | None:
-        """The most positions that a row can get; None where it can go on for ever."""
+        """The most positions that a row can get; None if there is no limit."""
         return self.get_max_cache_shape()
 
     @property
@@ -219,7 +223,7 @@ class Cache(ReferenceSurface, Savable):
     def put_aside(self, rows: Sequence[int]) -> None:
         """Remember rows that have ended and go on as padding, so that `take_back` returns them to where they are now.
 
-        Where a row can be rolled back there is nothing to do.
+        Nothing to do if a row can be rolled back.
         """
 
     def take_back(self) -> None:
@@ -262,7 +266,7 @@ class Cache(ReferenceSurface, Savable):
     def join(self, other: Any) -> None:
         """Take in the rows of another cache of the same kind, after one's own; the other keeps what it holds.
 
-        Raises and changes nothing where there is no room for them, or one of the two is amid a trial.
+        Raises and changes nothing if there is no room for them, or one of the two is amid a trial.
         """
         self.require(JOIN)
         if type(other) is not type(self):
@@ -296,7 +300,7 @@ class Cache(ReferenceSurface, Savable):
         self.lengths = [length for rows in zip(*(part.lengths for part in parts), strict=True) for length in rows]
 
     def merge(self) -> Cache:
-        """A plain cache, in which every row holds all that it reads: this one, where rows share nothing."""
+        """A plain cache, in which every row holds all that it reads: this one, if rows share nothing."""
         return self
 
     def require(self, capability: str) -> None:
@@ -305,7 +309,7 @@ class Cache(ReferenceSurface, Savable):
             raise UnsupportedError(f"{type(self).__name__} can't {capability.replace('_', ' ')}")
 
     def _check_batch(self, rows: int, most: int, instead: str) -> None:
-        """Raise where more rows come than memory was taken for."""
+        """Raise if more rows come than memory was taken for."""
         if rows > most:
             raise SettingError(
                 f"{rows} rows do not fit a {type(self).__name__} of max_batch_size={most}; "
@@ -324,7 +328,7 @@ class Cache(ReferenceSurface, Savable):
         self._reserve_rows(starts, stops, stop)
 
     def _check_rows(self, rows: int) -> None:
-        """Raise where more rows come than memory was taken for."""
+        """Raise if more rows come than memory was taken for."""
 
     def _open(self, rows: int) -> None:
         """Called once, before the first positions of so many rows are written."""
@@ -366,12 +370,7 @@ class Cache(ReferenceSurface, Savable):
 
     def clone(self) -> Self:
         """A cache that holds the same and goes its own way from here."""
-        copied: Self = copy.deepcopy(self, {id(shared): shared for shared in self._shared()})
-        return copied
-
-    def _shared(self) -> list[Any]:
-        """What a clone does not own a copy of."""
-        return []
+        return copy.deepcopy(self)
 
     @staticmethod
     def load(path: str | Path, *, model: Any = None, device: torch.device | str | None = None) -> Cache:
@@ -380,7 +379,7 @@ class Cache(ReferenceSurface, Savable):
         return cache
 
     def find_misfit(self, shape: Any) -> str | None:
-        """Why keys of a shape (`KeyShape`) can't be written here, or None where they can."""
+        """Why keys of a shape (`KeyShape`) can't be written here, or None if they can."""
         for layer, held in enumerate(self._held_tensors()):
             if held.device.type != shape.device.type and not self.lives_elsewhere:
                 return f"its keys are on {held.device} and the model on {shape.device}"
@@ -395,7 +394,7 @@ class Cache(ReferenceSurface, Savable):
         return None
 
     def _held_tensors(self) -> list[torch.Tensor]:
-        """A layer each: memory whose last two dimensions are heads and width; empty until there is any."""
+        """One tensor per layer whose last two dimensions are heads and width; empty until there is memory."""
         return []
 
     def return_to(self, copied: Cache) -> None:

@@ -12,11 +12,24 @@ from unspool.cache.dynamic import DynamicCache
 from unspool.cache.files import list_saved
 from unspool.cache.origins import Origins
 from unspool.cache.rows import RowCache
-from unspool.cache.span import Mask, Span
+from unspool.cache.span import Span
 from unspool.errors import SettingError, UnsupportedError
-from unspool.kernels.ragged import Ragged
 
 LegacyPair = tuple[tuple[torch.Tensor, ...], ...]
+
+
+def _value(name: str) -> Any:
+    """The decoder's part's value of that name."""
+    return property(lambda pair: getattr(pair.self_attention_cache, name))
+
+
+def _method(name: str) -> Any:
+    """The decoder's part's method of that name."""
+
+    def call(pair: EncoderDecoderCache, *args: Any, **kwargs: Any) -> Any:
+        return getattr(pair.self_attention_cache, name)(*args, **kwargs)
+
+    return call
 
 
 class EncoderDecoderCache(Cache):
@@ -35,9 +48,14 @@ class EncoderDecoderCache(Cache):
         self._origins: Origins | None = None  # of the decoder's positions, once there are beams
         self._span = None
 
-    @property
-    def lengths(self) -> list[int]:  # type: ignore[override]  # the decoder's own lengths stand for the pair's
-        return self.self_attention_cache.lengths
+    # The decoder's part moves, and answers for the pair; the encoder's is written once.
+    lengths, room, is_endless = map(_value, ("lengths", "room", "is_endless"))
+    is_trying, is_in_order, num_forks = map(_value, ("is_trying", "is_in_order", "num_forks"))
+    rolls_back_exactly = _value("rolls_back_exactly")
+    write, write_flat, begin_trial = map(_method, ("write", "write_flat", "begin_trial"))
+    mask, key_positions, order_weights = map(_method, ("mask", "key_positions", "order_weights"))
+    get_seq_length, get_max_cache_shape = map(_method, ("get_seq_length", "get_max_cache_shape"))
+    _reserve = _method("_reserve")
 
     @property
     def can(self) -> frozenset[str]:  # type: ignore[override]  # what both parts can
@@ -70,7 +88,7 @@ class EncoderDecoderCache(Cache):
     @property
     def num_source_rows(self) -> int:
         """Rows of a pass that the sources are for; 0 while nothing is encoded."""
-        return len(self.source_lengths) * self.num_branches * self.num_forks
+        return len(self.source_lengths) * self.num_branches * self.self_attention_cache.num_forks
 
     # --- a forward pass: the decoder's part moves, the encoder's stays --------------------------------
     def begin(
@@ -87,12 +105,6 @@ class EncoderDecoderCache(Cache):
             )
         return self.self_attention_cache.begin(rows, num_new, counts, device)
 
-    def write(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.self_attention_cache.write(layer, kv)
-
-    def write_flat(self, layer: int, kv: torch.Tensor, ragged: Ragged) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.self_attention_cache.write_flat(layer, kv, ragged)
-
     def end(self) -> None:
         self.self_attention_cache.end()
         if self._origins is not None:
@@ -102,27 +114,6 @@ class EncoderDecoderCache(Cache):
         self.self_attention_cache.advance(rows)
         if self._origins is not None:
             self._origins.note(self.lengths)
-
-    def mask(self, span: Span, window: int | None = None) -> Mask:
-        return self.self_attention_cache.mask(span, window)
-
-    @property
-    def num_forks(self) -> int:  # type: ignore[override]  # the decoder's part alone is forked
-        return self.self_attention_cache.num_forks
-
-    @property
-    def is_in_order(self) -> bool:  # type: ignore[override]  # likewise
-        return self.self_attention_cache.is_in_order
-
-    @property
-    def rolls_back_exactly(self) -> bool:  # type: ignore[override]  # likewise
-        return self.self_attention_cache.rolls_back_exactly
-
-    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:
-        return self.self_attention_cache.key_positions(span, window)
-
-    def order_weights(self, weights: torch.Tensor) -> torch.Tensor:
-        return self.self_attention_cache.order_weights(weights)
 
     def fork(self, forks: range) -> EncoderDecoderCache:
         """The decoder's part forked; the forks of a row read the same states of the encoder."""
@@ -166,10 +157,6 @@ class EncoderDecoderCache(Cache):
         self.num_branches *= num_branches
         return self
 
-    @property
-    def is_trying(self) -> bool:
-        return self.self_attention_cache.is_trying
-
     def join(self, other: Any) -> None:
         """Take in the rows of another pair, and the sources that they read."""
         self.require(JOIN)
@@ -212,9 +199,6 @@ class EncoderDecoderCache(Cache):
         rows = len(self.source_lengths) * branches
         self.cross_attention_cache.select_rows([row // branches for row in range(rows)])
 
-    def _reserve(self, stop: int) -> None:
-        self.self_attention_cache._reserve(stop)
-
     def _select(self, index: torch.Tensor) -> None:
         self.select_rows([int(i) for i in index])
 
@@ -223,20 +207,9 @@ class EncoderDecoderCache(Cache):
     def nbytes(self) -> int:
         return self.self_attention_cache.nbytes + self.cross_attention_cache.nbytes
 
-    @property
-    def room(self) -> int | None:
-        return self.self_attention_cache.room
-
-    @property
-    def is_endless(self) -> bool:  # type: ignore[override]  # what the decoder's part is
-        return self.self_attention_cache.is_endless
-
     def find_misfit(self, shape: Any) -> str | None:
         misfit = self.cross_attention_cache.find_misfit(shape)
         return self.self_attention_cache.find_misfit(shape) or (misfit and f"of the encoder's states, {misfit}")
-
-    def begin_trial(self) -> None:
-        self.self_attention_cache.begin_trial()
 
     def _pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         own, own_tensors = self.self_attention_cache._pack()
@@ -283,12 +256,6 @@ class EncoderDecoderCache(Cache):
         self._origins = None
         return self.self_attention_cache.update(key_states, value_states, layer_idx, cache_kwargs)
 
-    def get_seq_length(self, layer_idx: int | None = 0) -> int:
-        return self.self_attention_cache.get_seq_length(layer_idx)
-
-    def get_max_cache_shape(self) -> int | None:
-        return self.self_attention_cache.get_max_cache_shape()
-
     def reset(self) -> None:
         """Forget both parts, where their kinds can."""
         self._origins = None
@@ -305,7 +272,7 @@ class EncoderDecoderCache(Cache):
         return (*own[layer_idx], *(cross[layer_idx] if layer_idx < len(cross) else ()))
 
     def to_legacy_cache(self) -> LegacyPair:
-        """(keys, values, cross keys, cross values), a layer each."""
+        """(keys, values, cross keys, cross values), one tuple per layer."""
         for part in self.check_dynamic_cache("to_legacy_cache"):
             part.require_one_length()
         return tuple(self)
@@ -319,7 +286,7 @@ class EncoderDecoderCache(Cache):
         return cls(own, cross)
 
     def check_dynamic_cache(self, method: str) -> tuple[DynamicCache, DynamicCache]:
-        """Both parts, where they are dynamic; an error naming the method where they are not."""
+        """Both parts, if they are dynamic; otherwise an error that names the method."""
         own, cross = self.self_attention_cache, self.cross_attention_cache
         if not isinstance(own, DynamicCache) or not isinstance(cross, DynamicCache):
             kinds = f"{type(own).__name__} and {type(cross).__name__}"

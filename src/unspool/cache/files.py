@@ -119,7 +119,7 @@ def load_cache(path: str | Path, *, model: Any = None, device: torch.device | st
 
 
 def find_fingerprint(model: Any) -> str:
-    """What a model is known by; empty where it does not say."""
+    """What a model is known by; empty if it does not say."""
     core = getattr(model, "model", model) if hasattr(model, "tokenizer") else model
     return str(getattr(core, "fingerprint", "") or "")
 

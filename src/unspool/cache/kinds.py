@@ -19,19 +19,16 @@ from unspool.cache.config import CacheConfig
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.encoder_decoder import EncoderDecoderCache
 from unspool.cache.mamba import MambaCache, refuse_without_states
-from unspool.cache.offload.linked import take_linked
-from unspool.cache.offload.mapped import take_mapped
+from unspool.cache.offload.memory import take_linked, take_mapped
 from unspool.cache.offload.offloaded import OffloadedCache, OffloadedStaticCache
 from unspool.cache.paged.cache import PagedCache
 from unspool.cache.paged.pool import BLOCK_SIZE, check_pool
-from unspool.cache.quantized import QUANTIZED_CACHES
-from unspool.cache.quantized_hybrid import QuantizedHybridCache
-from unspool.cache.quantized_static import QuantizedStaticCache
+from unspool.cache.quantized import QUANTIZED_CACHES, QuantizedHybridCache, QuantizedStaticCache
 from unspool.cache.sink import SinkCache, check_sink
 from unspool.cache.sliding import HybridCache, SlidingWindowCache, refuse_encoder_decoder, refuse_without_window
 from unspool.cache.static import StaticCache
 from unspool.cache.stores.memory import Allocate
-from unspool.cache.stores.quantized_config import OPTIONS, QuantizedCacheConfig, read_quantized_config
+from unspool.cache.stores.quantization import OPTIONS, QuantizedCacheConfig, read_quantized_config
 from unspool.errors import PluginError, SettingError, UnsupportedError
 from unspool.registry import Table
 
@@ -40,6 +37,9 @@ Options = Mapping[str, Any]
 
 SIZES: Final = ("batch_size", "max_cache_len")  # the options of kinds that take their memory at once
 BLOCKS: Final = ("block_size", "num_blocks")  # the options of kinds in blocks
+OFFLOADING: Final = ("folder", "resident_layers")
+SINK_WINDOW: Final = 1024  # positions that a sink cache keeps by default
+NUM_SINKS: Final = 4  # first tokens among them: what the paper found enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class KeyShape:
     head_dim: int
     dtype: torch.dtype
     device: torch.device
-    layer_kinds: tuple[str, ...] = ()  # "full" or "sliding", a layer each; empty: all "full"
+    layer_kinds: tuple[str, ...] = ()  # "full" or "sliding", one per layer; empty: all "full"
     window: int | None = None  # keys that a "sliding" layer sees
     config: Any = None  # the model's own, for kinds that hold something else than keys
 
@@ -71,7 +71,7 @@ class KeyShape:
 
 @dataclass(frozen=True)
 class CacheKindEntry:
-    """One kind of cache: what it needs to be told, and how it is made."""
+    """One kind of cache: what it needs, and how it is made."""
 
     table: ClassVar[str] = "unspool.cache.kinds:KINDS"
 
@@ -80,12 +80,12 @@ class CacheKindEntry:
     types: tuple[type[Cache], ...] = ()  # what it makes, if files may hold it: these have `_pack` and `_unpack`
     options: tuple[str, ...] = ()  # the keys of `cache_config` that it reads
     is_sized: bool = False  # takes all its memory at once, for every row and position that a call may need
-    may_be_sized: bool = False  # does so where it is told `max_cache_len`, and grows where not
+    may_be_sized: bool = False  # does so if it is given `max_cache_len`, and grows otherwise
     is_endless: bool = False  # holds what it holds however long a text gets, so that no context ends it
-    holds_every_key: bool = True  # each position's own keys are held, so attention weights can be told by position
+    holds_every_key: bool = True  # each position's own keys are held, so attention weights can be returned by position
     forks: bool = False  # candidates for a row's next token can be read over the row's own keys
     divides: bool = False  # a pass can run over some of the rows at a time
-    is_plain: bool = False  # keys lie in one buffer a layer, where a compiled step finds them
+    is_plain: bool = False  # keys lie in one buffer per layer, which a compiled step can read
     check: Callable[[Options], None] | None = None  # raises for values of options that can't be
     count_room: Callable[[Options], int | None] | None = None  # positions that all rows together have room for
     refuse: Callable[[Any], str | None] | None = None  # why a model (its `info`) can't be served, or None
@@ -102,7 +102,7 @@ def find_kind(name: str) -> CacheKindEntry:
 
 
 def make_cache(name: str, shape: KeyShape, rows: int, capacity: int | None = None, options: Any = None) -> Cache:
-    """An empty cache of a kind for `rows` rows, with room for `capacity` positions where the kind asks for room."""
+    """An empty cache of a kind for `rows` rows, with room for `capacity` positions if the kind asks for room."""
     return find_kind(name).make(shape, rows, capacity, read_options(name, options))
 
 
@@ -112,10 +112,10 @@ def read_options(name: str, config: Any) -> dict[str, Any]:
         return {}
     kind = find_kind(name)
     given = config.to_dict() if isinstance(config, CacheConfig) or hasattr(config, "to_dict") else dict(config)
-    told = given.pop("cache_implementation", None)
-    if told is not None and told != name:
+    named = given.pop("cache_implementation", None)
+    if named is not None and named != name:
         raise SettingError(
-            f"`cache_config` is for a {told!r} cache and `cache_implementation` is {name!r}; make them agree"
+            f"`cache_config` is for a {named!r} cache and `cache_implementation` is {name!r}; make them agree"
         )
     for key in given:
         if key not in kind.options:
@@ -128,7 +128,24 @@ def read_options(name: str, config: Any) -> dict[str, Any]:
     return given
 
 
-# --- the kinds -------------------------------------------------------------------------------------------
+# --- how the kinds are made ----------------------------------------------------------------------------------
+
+
+def _find_size(rows: int, capacity: int | None, options: Options) -> tuple[int, int | None]:
+    """The rows and positions to take memory for: what the call needs, or more if the options say so."""
+    positions = max(capacity or 0, options.get("max_cache_len") or 0)
+    return max(rows, options.get("batch_size") or 0), positions or None
+
+
+def _pick(options: Options, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: options[name] for name in names if name in options}
+
+
+def _check_sizes(options: Options) -> None:
+    for name in SIZES:
+        value = options.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**24):
+            raise SettingError(f"`{name}` of a static cache must be a whole number above 0, not {value!r}")
 
 
 def _make_dynamic(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
@@ -136,62 +153,17 @@ def _make_dynamic(shape: KeyShape, rows: int, capacity: int | None, options: Opt
 
 
 def _make_static(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
-    most = max(rows, options.get("batch_size") or 0)
-    room = max(capacity or 0, options.get("max_cache_len") or 0) or None
     device = options.get("device")
     if device is not None and torch.device(device).type != shape.device.type:
         raise SettingError(f"`cache_config` puts the keys on {device}, the model is on {shape.device}; leave it out")
-    return StaticCache(shape.as_config(), most, room, shape.device, shape.dtype)
-
-
-def _check_static(options: Options) -> None:
-    for name in ("batch_size", "max_cache_len"):
-        value = options.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**24):
-            raise SettingError(f"`{name}` of a static cache must be a whole number above 0, not {value!r}")
-
-
-def _make_paged(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
-    size, room = options.get("block_size") or BLOCK_SIZE, options.get("max_cache_len")
-    num_blocks = options.get("num_blocks")
-    if num_blocks is None and room is not None:  # what its rows can need, and so all there is
-        num_blocks = max(rows, options.get("batch_size") or 0) * -(-room // size)
-    return PagedCache(block_size=size, num_blocks=num_blocks, max_cache_len=room)
-
-
-def _check_paged(options: Options) -> None:
-    _check_static(options)
-    check_pool(options.get("block_size") or BLOCK_SIZE, options.get("num_blocks"))
-
-
-def _make_paged_hybrid(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
-    return PagedCache(**_read_blocks(options), kinds=shape.layer_kinds, window=shape.window)
-
-
-def _make_paged_quantized(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
-    config = _read_packing(options)
-    config.make_schemes(shape.head_dim)  # refuses heads that can't be cut into its groups
-    return PagedCache(**_read_blocks(options), cache_config=config)
-
-
-def _read_blocks(options: Options) -> dict[str, Any]:
-    return {name: options[name] for name in BLOCKS if name in options}
-
-
-def _check_paged_quantized(options: Options) -> None:
-    _check_paged(options)
-    config, size = _read_packing(options), options.get("block_size")
-    if size is not None and size % config.q_group_size:
-        raise SettingError(f"`block_size`={size} must be a multiple of `q_group_size`={config.q_group_size}")
-
-
-def _count_pages(options: Options) -> int | None:
-    num_blocks = options.get("num_blocks")
-    return None if num_blocks is None else num_blocks * (options.get("block_size") or BLOCK_SIZE)
+    return StaticCache(shape.as_config(), *_find_size(rows, capacity, options), shape.device, shape.dtype)
 
 
 def _make_mamba(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
     return MambaCache(shape.config, rows, shape.dtype, shape.device)
+
+
+# --- layers with windows -------------------------------------------------------------------------------------
 
 
 def _make_sliding(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
@@ -206,6 +178,62 @@ def _make_hybrid(shape: KeyShape, rows: int, capacity: int | None, options: Opti
 def _make_offloaded_hybrid(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
     take = _choose_memory(shape, options)
     return HybridCache(shape.as_config(), rows, capacity, shape.device, shape.dtype, allocate=take)
+
+
+def _make_sink(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
+    return SinkCache(**_fill_sink(options))
+
+
+def _fill_sink(options: Options) -> dict[str, Any]:
+    return {"window_length": SINK_WINDOW, "num_sink_tokens": NUM_SINKS, **options}
+
+
+def _refuse_sink(info: Any) -> str | None:
+    if "shifted_keys" in info.can:
+        return None
+    return (
+        f"sinks move keys to other positions, and those of this {info.family} model are learned one by one, or it is "
+        "not known how they enter its keys; use a model with rotary positions, or 'dynamic'"
+    )
+
+
+# --- blocks --------------------------------------------------------------------------------------------------
+
+
+def _make_paged(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
+    size, room = options.get("block_size") or BLOCK_SIZE, options.get("max_cache_len")
+    num_blocks = options.get("num_blocks")
+    if num_blocks is None and room is not None:  # what its rows can need, and so all there is
+        num_blocks = max(rows, options.get("batch_size") or 0) * -(-room // size)
+    return PagedCache(block_size=size, num_blocks=num_blocks, max_cache_len=room)
+
+
+def _check_paged(options: Options) -> None:
+    _check_sizes(options)
+    check_pool(options.get("block_size") or BLOCK_SIZE, options.get("num_blocks"))
+
+
+def _make_paged_hybrid(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
+    return PagedCache(**_pick(options, BLOCKS), kinds=shape.layer_kinds, window=shape.window)
+
+
+def _make_paged_quantized(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
+    return PagedCache(**_pick(options, BLOCKS), cache_config=_read_packing(options, shape))
+
+
+def _check_paged_quantized(options: Options) -> None:
+    _check_paged(options)
+    config, size = _read_packing(options), options.get("block_size")
+    if size is not None and size % config.q_group_size:
+        raise SettingError(f"`block_size`={size} must be a multiple of `q_group_size`={config.q_group_size}")
+
+
+def _count_pages(options: Options) -> int | None:
+    num_blocks = options.get("num_blocks")
+    return None if num_blocks is None else num_blocks * (options.get("block_size") or BLOCK_SIZE)
+
+
+# --- memory elsewhere ----------------------------------------------------------------------------------------
 
 
 def _choose_memory(shape: KeyShape, options: Options) -> Allocate:
@@ -226,14 +254,13 @@ def _make_offloaded(shape: KeyShape, rows: int, capacity: int | None, options: O
 
 
 def _make_offloaded_static(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
-    rest = {name: options[name] for name in OFFLOADING if name in options}
-    room = max(capacity or 0, options.get("max_cache_len") or 0) or None
-    most = max(rows, options.get("batch_size") or 0)
+    most, room = _find_size(rows, capacity, options)
+    rest = _pick(options, OFFLOADING)
     return OffloadedStaticCache(shape.as_config(), most, room, shape.device, shape.dtype, **rest)
 
 
 def _check_offloading(options: Options) -> None:
-    _check_static(options)
+    _check_sizes(options)
     layers, folder = options.get("resident_layers", 0), options.get("folder")
     if isinstance(layers, bool) or not isinstance(layers, int) or layers < 0:
         raise SettingError(f"`resident_layers` counts layers that stay on the device; it can't be {layers!r}")
@@ -241,63 +268,43 @@ def _check_offloading(options: Options) -> None:
         raise SettingError(f"`folder` is where keys are offloaded to, and {str(folder)!r} is no folder")
 
 
-def _make_sink(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
-    return SinkCache(**_fill_sink(options))
+# --- few bits ------------------------------------------------------------------------------------------------
 
 
-def _fill_sink(options: Options) -> dict[str, Any]:
-    return {"window_length": SINK_WINDOW, "num_sink_tokens": NUM_SINKS, **options}
-
-
-def _refuse_sink(info: Any) -> str | None:
-    if "shifted_keys" in info.can:
-        return None
-    return (
-        f"sinks move keys to other positions, and those of this {info.family} model are learned one by one, or it is "
-        "not known how they enter its keys; use a model with rotary positions, or 'dynamic'"
-    )
-
-
-OFFLOADING: Final = ("folder", "resident_layers")
-SINK_WINDOW: Final = 1024  # positions that a sink cache keeps unless it is told
-NUM_SINKS: Final = 4  # first tokens among them: what the paper found enough
-
-
-def _make_quantized(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
-    config = read_quantized_config(options)
-    config.make_schemes(shape.head_dim)  # refuses heads that can't be cut into its groups
-    return QUANTIZED_CACHES[config.backend](config, capacity=capacity)
-
-
-def _make_quantized_static(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
-    sizes = {name: options[name] for name in SIZES if options.get(name) is not None}
-    config = _read_packing(options)
-    most, room = max(rows, sizes.get("batch_size", 0)), max(capacity or 0, sizes.get("max_cache_len", 0))
-    return QuantizedStaticCache(config, shape.as_config(), most, room, shape.device, shape.dtype)
-
-
-def _make_quantized_hybrid(
-    shape: KeyShape, rows: int, capacity: int | None, options: Options, allocate: Allocate | None = None
-) -> Cache:
-    sizes = {name: options[name] for name in SIZES if options.get(name) is not None}
-    most, room = max(rows, sizes.get("batch_size", 0)), max(capacity or 0, sizes.get("max_cache_len", 0))
-    return QuantizedHybridCache(
-        _read_packing(options), shape.as_config(), most, room, shape.device, shape.dtype, allocate=allocate
-    )
-
-
-def _make_offloaded_quantized_hybrid(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
-    return _make_quantized_hybrid(shape, rows, capacity, options, _choose_memory(shape, options))
-
-
-def _read_packing(options: Options) -> QuantizedCacheConfig:
-    """What of the options says how to pack."""
-    return read_quantized_config({name: value for name, value in options.items() if name in OPTIONS})
+def _read_packing(options: Options, shape: KeyShape | None = None) -> QuantizedCacheConfig:
+    """What the options say about packing; heads that can't be cut into its groups are refused."""
+    config = read_quantized_config(_pick(options, OPTIONS))
+    if shape is not None:
+        config.make_schemes(shape.head_dim)
+    return config
 
 
 def _check_quantized(options: Options) -> None:
     _check_offloading(options)
     _read_packing(options)
+
+
+def _make_quantized(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
+    config = _read_packing(options, shape)
+    return QUANTIZED_CACHES[config.backend](config, capacity=capacity)
+
+
+def _make_quantized_static(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
+    most, room = _find_size(rows, capacity, options)
+    return QuantizedStaticCache(_read_packing(options), shape.as_config(), most, room or 0, shape.device, shape.dtype)
+
+
+def _make_quantized_hybrid(
+    shape: KeyShape, rows: int, capacity: int | None, options: Options, allocate: Allocate | None = None
+) -> Cache:
+    most, room = _find_size(rows, capacity, options)
+    return QuantizedHybridCache(
+        _read_packing(options), shape.as_config(), most, room or 0, shape.device, shape.dtype, allocate=allocate
+    )
+
+
+def _make_offloaded_quantized_hybrid(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:
+    return _make_quantized_hybrid(shape, rows, capacity, options, _choose_memory(shape, options))
 
 
 _BUILT_IN: Final[tuple[CacheKindEntry, ...]] = (
@@ -308,12 +315,12 @@ _BUILT_IN: Final[tuple[CacheKindEntry, ...]] = (
         "static",
         _make_static,
         types=(StaticCache,),
-        options=("batch_size", "max_cache_len", "device"),
+        options=(*SIZES, "device"),
         is_sized=True,
         forks=True,
         divides=True,
         is_plain=True,
-        check=_check_static,
+        check=_check_sizes,
     ),
     CacheKindEntry(
         "paged",
@@ -360,7 +367,7 @@ _BUILT_IN: Final[tuple[CacheKindEntry, ...]] = (
         "offloaded_static",
         _make_offloaded_static,
         types=(OffloadedStaticCache,),
-        options=("batch_size", "max_cache_len", *OFFLOADING),
+        options=(*SIZES, *OFFLOADING),
         is_sized=True,
         check=_check_offloading,
     ),

@@ -14,7 +14,7 @@ from unspool.kernels.packing import Scheme
 class PackedPlaces:
     """What of a cache is packed: the first `num_packed` positions of each row, in blocks."""
 
-    layers: list[tuple[torch.Tensor, ...]]  # codes, scales and zero points of keys, then of values, a layer each
+    layers: list[tuple[torch.Tensor, ...]]  # codes, scales and zero points of keys, then of values, one tuple per layer
     schemes: tuple[Scheme, Scheme]  # of keys and of values
     num_places: int  # positions that a row has room for
     num_packed: list[int]  # positions before the first that is not packed, one per row
@@ -37,16 +37,16 @@ class Places:
     """The buffers (rows, capacity, 2, heads, width) of all layers; another object once anything has moved.
 
     Rows that share a prompt's keys have those in `shared`, and find their own position `j` in the row that
-    `ancestry[row, j]` names. Where the first positions are `packed`, the buffers hold those that follow. With a
+    `ancestry[row, j]` names. If the first positions are `packed`, the buffers hold those that follow. With a
     `block_table` the buffers are (blocks, block size, 2, heads, width), and position `j` of a row lies at place
-    `j % block size` of block `block_table[row, j // block size]`; a row has no block where that is 0. Its entries may
+    `j % block size` of block `block_table[row, j // block size]`; 0: the row has no block there. Its entries may
     change from step to step.
     """
 
     buffers: list[torch.Tensor]
-    branches: int = 0  # rows a prompt; 0 where nothing is shared
+    branches: int = 0  # rows per prompt; 0 if nothing is shared
     shared: list[torch.Tensor] | None = None
-    prompt_lengths: list[int] | None = None  # shared positions, a row each
+    prompt_lengths: list[int] | None = None  # shared positions, one per row
     ancestry: torch.Tensor | None = None  # (rows, own capacity) int32
     packed: PackedPlaces | None = None
     rooms: list[int] | None = None  # positions of each layer's buffer, where position `j` lies at place `j % room`
@@ -63,5 +63,5 @@ class Places:
 
     @property
     def block_size(self) -> int:
-        """Positions of a block; 0 where rows lie whole."""
+        """Positions of a block; 0 if rows lie whole."""
         return self.buffers[0].shape[1] if self.block_table is not None and self.buffers else 0

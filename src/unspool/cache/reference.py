@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 
 from unspool.cache.span import Span
-from unspool.cache.stores.layout import join
+from unspool.cache.stores.memory import join
 from unspool.errors import SettingError, UnsupportedError
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # keys and values (rows, heads, positions, width)
@@ -24,7 +24,7 @@ class ReferenceSurface(ABC):
     """What every kind answers to."""
 
     lengths: list[int]
-    takes_positions: bool = False  # update() writes at `cache_position` where it is given
+    takes_positions: bool = False  # update() writes at `cache_position` if it is given
     _updated: tuple[list[int], list[int]] | None = None  # the lengths it holds for, positions held by each layer
 
     # --- what it stands on -----------------------------------------------------------------------------
@@ -102,7 +102,7 @@ class ReferenceSurface(ABC):
         return max(self.lengths, default=0)
 
     def get_max_cache_shape(self) -> int | None:
-        """The most positions this cache can hold; None where it grows."""
+        """The most positions this cache can hold; None if it grows."""
         return None
 
     def get_usable_length(self, new_seq_length: int, layer_idx: int | None = 0) -> int:

@@ -12,8 +12,7 @@ from unspool.cache.base import JOIN, RAGGED, SELECT_ROWS, TRIAL
 from unspool.cache.sink_surface import ShiftedLayers
 from unspool.cache.span import Mask, Span
 from unspool.cache.stored import StoredCache
-from unspool.cache.stores.layout import split
-from unspool.cache.stores.memory import Room
+from unspool.cache.stores.memory import Room, split
 from unspool.cache.stores.ring import RingStore
 from unspool.errors import SettingError, UnsupportedError
 
@@ -53,9 +52,9 @@ class SinkCache(StoredCache):
         self.window_length = window_length
         self.num_sink_tokens = num_sink_tokens
         self._turns: Turns | None = None
-        self._origins: list[int] = []  # the position that counts as 0 for rotation, a row each
-        self._shifts: list[int] = []  # how far the sinks stand from where they were written, a row each
-        self._first_sinks: list[torch.Tensor] = []  # the sinks' keys as written, a layer each
+        self._origins: list[int] = []  # the position that counts as 0 for rotation, one per row
+        self._shifts: list[int] = []  # how far the sinks stand from where they were written, one per row
+        self._first_sinks: list[torch.Tensor] = []  # the sinks' keys as written, one per layer
         self._real: Span | None = None  # the span by positions of the text
         self._shifted = ShiftedLayers(window_length, num_sink_tokens)
 
@@ -143,7 +142,9 @@ class SinkCache(StoredCache):
 
     def _find_turns(self, layer: int, by: list[int], device: torch.device) -> torch.Tensor | None:
         if self._turns is None:
-            raise RuntimeError("a model tells a SinkCache how it enters positions (attach) before its first pass")
+            raise RuntimeError(
+                "attach() must be called before the first pass: a SinkCache moves keys as the model does"
+            )
         return self._turns.find_turns(layer, torch.tensor(by, device=device))
 
     def places(self, *, in_order: bool = False) -> None:  # noqa: ARG002 - keys move between passes
@@ -239,7 +240,7 @@ class SinkCache(StoredCache):
         origins, shifts = ([int(n) for n in facts[name]] for name in ("origins", "shifts"))
         if not len(origins) == len(shifts) == len(lengths):
             raise ValueError(f"{len(origins)} origins and {len(shifts)} shifts for {len(lengths)} rows")
-        if not all(0 <= n <= length for told in (origins, shifts) for n, length in zip(told, lengths, strict=True)):
+        if not all(0 <= n <= length for each in (origins, shifts) for n, length in zip(each, lengths, strict=True)):
             raise ValueError("positions are counted from beyond the text")
         num_layers = sum(name.startswith("layer.") for name in tensors)
         for layer in range(num_layers):

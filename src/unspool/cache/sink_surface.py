@@ -8,7 +8,7 @@ import torch
 
 
 class ShiftedLayers:
-    """Keys and values, a layer each, in which positions stay below the window: what is kept moves to the front."""
+    """Keys and values of every layer, in which positions stay below the window: what is kept moves to the front."""
 
     def __init__(self, window_length: int, num_sinks: int) -> None:
         self._window = window_length
@@ -54,7 +54,7 @@ class ShiftedLayers:
         held_keys, held_values = self.keys[layer], self.values[layer]
         num_gone = max(0, held_keys.shape[-2] + keys.shape[-2] - self._window)
         num_gone = min(num_gone, held_keys.shape[-2] - self._num_sinks)
-        # The caller put the first new key at the position that `count` told, right after which the newest must stand.
+        # The caller put the first new key at the position that `count` returned: the newest must stand before it.
         num_ahead = self._lasts[layer] + 1 - held_keys.shape[-2]
         self._lasts[layer] = held_keys.shape[-2] + keys.shape[-2] - 1
         if num_gone > 0:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from unspool.cache.stores.memory import KeyFormat
 from unspool.cache.stores.store import Store
 
 DeviceMap = dict[int, str | torch.device | int]
@@ -30,7 +31,7 @@ class KeySizes:
     def open(self, store: Store, rows: int) -> None:
         """Take the memory of all layers."""
         for layer, device in enumerate(self.devices):
-            store.add_layer(layer, rows, self.heads, self.width, self.dtype, device)
+            store.add_layer(layer, rows, KeyFormat(self.heads, self.width, self.dtype, device))
 
     def as_config(self, **more: Any) -> SimpleNamespace:
         """The same under the names that model configs use."""
@@ -69,7 +70,7 @@ def read_kinds(config: Any) -> list[str]:
         return ["sliding" if "sliding" in str(kind) else "full" for kind in listed]
     if read_window(config) is None:
         return ["full"] * num_layers
-    # What Gemma's configs say where they do not list the layers: every second one, or all but every n-th, slides.
+    # What Gemma's configs say if they do not list the layers: every second one, or all but every n-th, slides.
     pattern = int(getattr(config, "sliding_window_pattern", None) or 2)
     return ["full" if (layer + 1) % pattern == 0 else "sliding" for layer in range(num_layers)]
 

@@ -13,7 +13,6 @@ from unspool.cache.older_names import takes_batch_size
 from unspool.cache.sizes import (
     DeviceMap,
     KeySizes,
-    find_layer_misfit,
     read_kinds,
     read_sizes,
     read_window,
@@ -21,8 +20,7 @@ from unspool.cache.sizes import (
 )
 from unspool.cache.span import Mask, Span
 from unspool.cache.stored import FixedCache, StoredCache
-from unspool.cache.stores.layout import split
-from unspool.cache.stores.memory import Allocate, Room, take_memory
+from unspool.cache.stores.memory import Allocate, Room, split, take_memory
 from unspool.cache.stores.mixed import MixedStore
 from unspool.cache.stores.plain import PlainStore
 from unspool.cache.stores.ring import RingStore
@@ -34,6 +32,7 @@ class LayeredCache(FixedCache):
     """A cache whose layers are full or sliding: sliding ones hold a window's keys in a ring."""
 
     can = frozenset({TRIAL, SELECT_ROWS, RAGGED, FIXED_SHAPE, JOIN})
+    window: int
     _store: MixedStore
 
     def __init__(
@@ -89,9 +88,6 @@ class LayeredCache(FixedCache):
         super()._join(other)
 
     # --- files ---------------------------------------------------------------------------------------
-    def find_misfit(self, shape: Any) -> str | None:
-        return find_layer_misfit(self.kinds, self.window, shape) or super().find_misfit(shape)
-
     def _pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         buffers, held = self._held_tensors(), max(self.lengths, default=0)
         heads, width = buffers[0].shape[-2:]

@@ -12,8 +12,7 @@ from unspool.cache.rows import RowCache
 from unspool.cache.sizes import DeviceMap, KeySizes, read_sizes, unpack_sizes
 from unspool.cache.span import Span
 from unspool.cache.stored import FixedCache
-from unspool.cache.stores.layout import split
-from unspool.cache.stores.memory import Room
+from unspool.cache.stores.memory import Room, split
 from unspool.cache.stores.plain import PlainStore
 from unspool.errors import SettingError
 

@@ -1,4 +1,4 @@
-"""The cache that holds its keys in a store: every kind but states, pairs and views."""
+"""The cache over a store of keys, packed blocks or states: every kind but pairs and views."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 
 from unspool.cache.base import FLAT, FORK, Cache
 from unspool.cache.places import Places
+from unspool.cache.sizes import find_layer_misfit
 from unspool.cache.span import Mask, Span
-from unspool.cache.stores.layout import split
+from unspool.cache.stores.memory import KeyFormat, split
 from unspool.cache.stores.store import Store
 from unspool.cache.views.forked import ForkedCache
 from unspool.errors import SettingError
@@ -20,10 +21,12 @@ from unspool.kernels.ragged import Ragged
 
 
 class StoredCache(Cache):
-    """Keys and values in one store (`stores/`, `paged/`)."""
+    """A cache whose memory is one store (`stores/`, `paged/`)."""
 
     max_batch_size: int | None = None  # rows that memory was taken for; None: any number
     max_cache_len: int | None = None  # positions that a row can get; None: any number
+    kinds: tuple[str, ...] = ()  # "full" or "sliding", one per layer; empty: layers are alike
+    window: int | None = None  # positions that a "sliding" layer sees
     _larger_kind = "dynamic"  # the kind to use if those are too few
 
     _store: Store
@@ -33,16 +36,8 @@ class StoredCache(Cache):
         self._store = store
 
     # --- a forward pass ------------------------------------------------------------------------------
-    def begin(
-        self,
-        rows: int,
-        num_new: int,
-        counts: Sequence[int] | None = None,
-        device: torch.device | str = "cpu",
-    ) -> Span:
-        span = super().begin(rows, num_new, counts, device)
+    def _begin(self, span: Span) -> None:
         self._store.begin(span)
-        return span
 
     def _open(self, rows: int) -> None:
         self._store.open(rows)
@@ -104,7 +99,7 @@ class StoredCache(Cache):
 
     def open_layers(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> None:
         for layer in range(self._store.num_layers, num_layers):
-            self._store.add_layer(layer, rows, heads, width, dtype, torch.device("cpu"))
+            self._store.add_layer(layer, rows, KeyFormat(heads, width, dtype, torch.device("cpu")))
 
     @property
     def longest_stretch(self) -> int | None:
@@ -160,6 +155,10 @@ class StoredCache(Cache):
 
     def _held_tensors(self) -> list[torch.Tensor]:
         return self._store.held()
+
+    def find_misfit(self, shape: Any) -> str | None:
+        misfit = find_layer_misfit(self.kinds, self.window, shape) if self.kinds else None
+        return misfit or super().find_misfit(shape)
 
     # --- the reference's surface ---------------------------------------------------------------------
     def _append(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

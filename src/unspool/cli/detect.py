@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from unspool.api import LanguageModel
     from unspool.config import BaseWatermarkingConfig
 
-FEWEST_TOKENS = 25  # below, even marked text is as good as never found at 1 %
+FEWEST_TOKENS = 25  # with fewer, even marked text is hardly ever found at 1 %
 LEVEL = 0.01
 LARGEST_TEXT = 16 << 20
 
 
 def add_watermark_options(parser: Parser, *, is_required: bool = True) -> argparse._ArgumentGroup:
-    """Which watermark, and where its key is."""
+    """Options that name a watermark and its key."""
     group = parser.add_argument_group("watermark")
     group.add_argument("--watermark", metavar="FILE", required=is_required, help="The watermark's settings, as JSON.")
     group.add_argument(
@@ -76,9 +76,9 @@ def build_parser() -> Parser:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Read, score, say."""
+    """Read the text, score it, and print what was found."""
     if not 0 < arguments.level < 1:
-        raise UsageError(f"--level {arguments.level} is no probability between 0 and 1")
+        raise UsageError(f"--level {arguments.level} must be a probability between 0 and 1")
     if arguments.min_tokens < 1:
         raise UsageError(f"--min-tokens {arguments.min_tokens}: at least 1")
     targets = find_targets(arguments, ("html",))

@@ -46,7 +46,7 @@ def _has_names(options: Any) -> bool:
 
 @dataclass(frozen=True)
 class Compiling:
-    """What a call says of compiling."""
+    """What a call says about compiling."""
 
     config: CompileConfig
     is_forced: bool  # by `compile_config`; `compile=True` leaves alone what runs faster than a compiled step

@@ -1,4 +1,4 @@
-"""Settings that can't stand together, whatever the model: tables that a GenerationConfig checks itself."""
+"""Settings that can't be combined, whatever the model: tables that a GenerationConfig checks itself."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ GROUPS: Method[ConfigFacts] = Method(
         Pair(
             lambda facts: not facts.settings.diversity_penalty,
             "",
-            told="`diversity_penalty` should be greater than 0.0, otherwise the beam groups are identical.",
+            message="`diversity_penalty` should be greater than 0.0, otherwise the beam groups are identical.",
         ),
         Pair("do_sample", "which does not sample: set `do_sample=False`"),
     ),

@@ -33,7 +33,7 @@ logger = logging.getLogger("unspool.config")
 class GenerationConfig:
     """Every setting of a generation, by name; `PARAMETERS` lists them, other names are kept as they are.
 
-    `explicit` holds the names that were set by whoever made this config, also where they set the default.
+    `explicit` holds the names that were set by whoever made this config, even if they set the default.
     """
 
     extra_output_flags = EXTRA_OUTPUTS
@@ -46,27 +46,27 @@ class GenerationConfig:
         state["_commit_hash"] = kwargs.pop("_commit_hash", None)
         state["transformers_version"] = kwargs.pop("transformers_version", None)
         state["_explicit"] = frozenset()
-        told = kwargs.pop("_explicit", None)
+        named = kwargs.pop("_explicit", None)
         for name, value in kwargs.items():
             # A model's config.json holds much that is no generation setting.
             if name in PARAMETERS or not is_from_model:
                 setattr(self, name, value)
         if is_from_model and kwargs.get("force_bos_token_to_be_generated"):  # how BART once spelled it
             self.forced_bos_token_id = self.bos_token_id
-        if told is not None:
-            state["_explicit"] = self._read_explicit(told)
+        if named is not None:
+            state["_explicit"] = self._read_explicit(named)
         if kwargs:  # the table's defaults go together
             self.validate()
 
-    def _read_explicit(self, told: Any) -> frozenset[str]:
+    def _read_explicit(self, names: Any) -> frozenset[str]:
         """What was set by whoever made a whole dict of settings: what it says, and what differs from the defaults."""
         if (
-            not isinstance(told, (list, tuple, set, frozenset))
-            or len(told) > _MOST_NAMES
-            or not all(isinstance(name, str) for name in told)
+            not isinstance(names, (list, tuple, set, frozenset))
+            or len(names) > _MOST_NAMES
+            or not all(isinstance(name, str) for name in names)
         ):
             raise SettingError("`_explicit` is a list of the names of settings, as to_dict() writes it; leave it out")
-        return frozenset(name for name in self.explicit if name in told or self._differs(name, self.__dict__[name]))
+        return frozenset(name for name in self.explicit if name in names or self._differs(name, self.__dict__[name]))
 
     def __getattr__(self, name: str) -> Any:
         # The attributes are those of PARAMETERS. One that is missing here was registered after this config was made.
@@ -114,7 +114,7 @@ class GenerationConfig:
         return choose_mode(self, assistant_model is not None)
 
     def validate(self, strict: bool = False) -> None:
-        """Raise for what can't be; log what is set without effect, or raise for that too when `strict`."""
+        """Raise for invalid settings; log settings without effect, or raise for them too if `strict`."""
         check_settings(self)
         unused = find_unused(self)
         if not unused:
@@ -167,8 +167,8 @@ class GenerationConfig:
         With `return_unused_kwargs`, keyword arguments that are no settings come back beside the config
         instead of being kept in it.
         """
-        if isinstance(told := config_dict.get("_explicit"), list):
-            config_dict = {**config_dict, "_explicit": [*told, *kwargs]}
+        if isinstance(names := config_dict.get("_explicit"), list):
+            config_dict = {**config_dict, "_explicit": [*names, *kwargs]}
         if not return_unused_kwargs:
             return cls(**{**config_dict, **kwargs})
         known = {**PARAMETERS, **config_dict, **dict.fromkeys(METADATA)}

@@ -14,7 +14,7 @@ def find_candidate_layers(asked: str | Sequence[int], num_layers: int, *, is_tie
     """The layers that `dola_layers` names for a model, rising; 0 is the embeddings, `num_layers` the last layer.
 
     With tied embeddings the head reads the embeddings back as the token itself, so layers below the second are left
-    out where the model is deep enough.
+    out if the model is deep enough.
     """
     if not isinstance(asked, str):
         return _check_named(asked, num_layers, is_tied)

@@ -1,4 +1,4 @@
-"""What can't stand together: tables of pairs, each with the reason and what to use instead.
+"""Settings that can't be combined: tables of pairs, each with the reason and what to use instead.
 
 A table is about one method (or setting), and is read if that method is on. The tables of `conflicts` need a config
 alone; those of `unspool.plan.tables` need a model, prompts or arguments of the call too.
@@ -60,12 +60,12 @@ FactsT = TypeVar("FactsT", bound=ConfigFacts)
 
 @dataclass(frozen=True)
 class Pair(Generic[FactsT]):
-    """One thing that the method of a table can't stand beside."""
+    """One thing that the method of a table can't be combined with."""
 
-    beside: str | Callable[[FactsT], bool]  # a setting, or whether it is so
+    beside: str | Callable[[FactsT], bool]  # a setting, or a condition
     why: str  # with what to use instead; may name what `name_values` has
     error: type[UnspoolError] = SettingError
-    told: str = ""  # the whole message, if it is not the table's
+    message: str = ""  # the whole message, if it is not the table's
 
     def holds(self, facts: FactsT) -> bool:
         """Whether it is there: the setting is on, or the condition true."""
@@ -74,15 +74,15 @@ class Pair(Generic[FactsT]):
 
 @dataclass(frozen=True)
 class Method(Generic[FactsT]):
-    """A method (or a setting), and all that it can't stand beside."""
+    """A method (or a setting), and all that it can't be combined with."""
 
     is_on: str | Callable[[FactsT], bool]
-    told: str  # the message; `{name}` and `{value}` are the pair's setting, `{why}` its reason
+    message: str  # the message; `{name}` and `{value}` are the pair's setting, `{why}` its reason
     pairs: tuple[Pair[FactsT], ...]
 
 
 def check_methods(facts: FactsT, *methods: Method[FactsT]) -> None:
-    """Raise for the first pair that can't stand together."""
+    """Raise for the first pair that can't be combined."""
     for method in methods:
         is_on = facts.is_on(method.is_on) if isinstance(method.is_on, str) else method.is_on(facts)
         found = next((pair for pair in method.pairs if pair.holds(facts)), None) if is_on else None
@@ -91,7 +91,7 @@ def check_methods(facts: FactsT, *methods: Method[FactsT]) -> None:
 
 
 def make_message(method: Method[FactsT], pair: Pair[FactsT], facts: FactsT) -> str:
-    """The message of a pair that can't stand together."""
+    """The message of a pair that can't be combined."""
     name = pair.beside if isinstance(pair.beside, str) else ""
     known = {"name": name, "value": getattr(facts.settings, name) if name else None, **facts.name_values()}
-    return (pair.told or method.told).format(why=pair.why.format(**known), **known)
+    return (pair.message or method.message).format(why=pair.why.format(**known), **known)

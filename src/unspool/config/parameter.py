@@ -60,7 +60,7 @@ class Parameter:
     at_most: float | None = None
     choices: tuple[Any, ...] = ()
     may_be_per_row: bool = False
-    off: tuple[Any, ...] = ()  # values, beside None, at which what it switches on is not there
+    off: tuple[Any, ...] = ()  # values, beside None, that turn it off
     needs: tuple[str, ...] = ()  # settings one of which must be on, or this one is not read
     is_ours: bool = False  # the reference has no setting of this name
     named_by: str = ""  # a table whose names are choices too, as a reference

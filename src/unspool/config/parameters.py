@@ -164,7 +164,7 @@ _TABLE: tuple[Parameter, ...] = (
         "compile",
         None,
         "performance",
-        "Run the steps through torch.compile where nothing faster is built.",
+        "Run the steps through torch.compile if nothing faster is built.",
         is_ours=True,
     ),
 )

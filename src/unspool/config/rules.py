@@ -1,4 +1,4 @@
-"""Values that can't be are raised; settings that have no effect as things stand are named."""
+"""Raises for invalid values, and lists settings that have no effect beside the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXTRA_OUTPUTS = ("output_attentions", "output_hidden_states", "output_scores", "
 
 
 def check_settings(config: GenerationConfig) -> None:
-    """Raise a SettingError for the first value, or pair of values, that can't be."""
+    """Raise a SettingError for the first invalid value, or pair of values."""
     for name in CALL_ARGUMENTS:
         if name in config.__dict__:
             raise SettingError(
@@ -91,7 +91,7 @@ def _unused(config: GenerationConfig) -> Iterator[tuple[str, str]]:
             yield name, reason.format(name=name, value=value, switch=switch, is_so=getattr(config, switch))
 
 
-# Why a setting has no effect where the setting that it needs is off.
+# Why a setting has no effect if the setting that it needs is off.
 _REASONS = {
     "do_sample": "`do_sample` is set to `{is_so}`. However, `{name}` is set to `{value}`, which is only read when "
     "sampling. Set `do_sample=True` or unset `{name}`.",

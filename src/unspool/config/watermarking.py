@@ -76,7 +76,7 @@ class BaseWatermarkingConfig(ABC):
 
     @abstractmethod
     def validate(self) -> None:
-        """Raise a SettingError for a value that can't be."""
+        """Raise a SettingError for an invalid value."""
 
     def construct_processor(self, vocab_size: int, device: Any) -> Any:
         """The processor that puts the watermark in."""
@@ -111,7 +111,7 @@ class WatermarkingConfig(BaseWatermarkingConfig):
     context_width: int = 1
 
     def validate(self) -> None:
-        """Raise a SettingError for a value that can't be."""
+        """Raise a SettingError for an invalid value."""
         if self.seeding_scheme not in ("lefthash", "selfhash"):
             raise SettingError(
                 "`watermarking_config` is wrong: `seeding_scheme` should be 'lefthash' or 'selfhash' (or 'gumbel', of "
@@ -141,7 +141,7 @@ class SynthIDTextWatermarkingConfig(BaseWatermarkingConfig):
     debug_mode: bool = False
 
     def validate(self) -> None:
-        """Raise a SettingError for a value that can't be."""
+        """Raise a SettingError for an invalid value."""
         _check_integer("ngram_len", self.ngram_len, 2, LONGEST_CONTEXT)
         if not isinstance(self.keys, (list, tuple)) or not 0 < len(self.keys) <= MOST_KEYS:
             raise SettingError(f"`watermarking_config` is wrong: `keys` should be a list of 1 to {MOST_KEYS} integers.")
@@ -161,7 +161,7 @@ class GumbelWatermarkingConfig(BaseWatermarkingConfig):
     seeding_scheme: str = "gumbel"
 
     def validate(self) -> None:
-        """Raise a SettingError for a value that can't be."""
+        """Raise a SettingError for an invalid value."""
         if self.seeding_scheme != "gumbel":
             raise SettingError(
                 "`watermarking_config` is wrong: a GumbelWatermarkingConfig's `seeding_scheme` is 'gumbel', not "

@@ -21,7 +21,7 @@ def list_phrases(constraint: Constraint) -> list[list[int]] | None:
 
 
 def count_fewest_steps(constraint: Constraint, may_write: Callable[[int], bool] = lambda _: True) -> int | None:
-    """The fewest tokens that complete it, of those that may be written; None where none do.
+    """The fewest tokens that complete it, of those that may be written; None if none do.
 
     `remaining()` says how many there are at most. Which of the tokens that `advance()` offers is the shortest way is
     found by trying them out on copies; where there is too much to try, `remaining()` is the answer.

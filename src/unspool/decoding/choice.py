@@ -96,7 +96,7 @@ def make_turns(
             remember=partial(remember_length, plan.drafting, policy, drafting_model),
         )
     entry, record = STRATEGIES[plan.strategy], scorer.record
-    made = resolve(entry.make)(StrategyContext(scorer, rows, finish, plan, candidates, shows_table))
+    made = resolve(entry.make)(StrategyContext(scorer, rows, finish, plan, candidates, shows_table, rows_may_leave))
     if not entry.chooses_tokens:
         turns: Turns = made
         return turns
@@ -127,7 +127,14 @@ def make_contrastive_search(context: StrategyContext) -> Strategy:
 def make_beam_search(context: StrategyContext) -> Turns:
     """Beam search and beam sampling."""
     settings, trace = _read_beams(context.plan), _make_trace(context.plan)
-    return _turn_beams(context, PlainBeams(context.scorer, context.rows, context.finish, settings, trace=trace))
+    # Steps that were captured on a GPU are those of so many rows, and `low_memory` divides all rows alike.
+    rows_may_leave = (
+        context.rows_may_leave and context.rows.device.type == "cpu" and not context.plan.settings.low_memory
+    )
+    beams = PlainBeams(
+        context.scorer, context.rows, context.finish, settings, trace=trace, rows_may_leave=rows_may_leave
+    )
+    return _turn_beams(context, beams)
 
 
 def make_group_beams(context: StrategyContext) -> Turns:

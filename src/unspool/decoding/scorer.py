@@ -40,8 +40,6 @@ class Scorer:
         """
         if "host_ids" in self._takes:
             rows.fetch_history()  # behind the pass, a copy would wait for it
-        for processor in self._early:
-            processor.prepare(rows.history())
         result = self._read(rows, normalise=normalise)
         if self.processors:
             result.likeliest = result.epilogue = None  # they are of other scores
@@ -194,8 +192,6 @@ class Scorer:
     def _follow_processors(self, processors: LogitsProcessorList) -> None:
         self.processors = processors
         self._head, self._tail = split_tail(processors)
-        on_gpu = self.reader.model.device.type == "cuda"  # where what is prepared runs beside the pass
-        self._early = [one for one in processors if hasattr(one, "prepare")] if on_gpu else []
         self._takes = frozenset(name for name in ("uniforms", "pads", "logits", "host_ids") if processors.takes(name))
 
     def _find_extra(self, rows: Rows, width: int | None = None) -> dict[str, torch.Tensor]:

@@ -329,7 +329,7 @@ def _as_language_model(model: Any) -> LanguageModel:
 
 
 def _check_invariance(model: Any) -> None:
-    """Raise where a row's numbers depend on how many rows there are."""
+    """Raise if a row's numbers depend on how many rows there are."""
     if not getattr(model, "is_batch_invariant", False):
         where = "on a GPU" if model.device.type == "cuda" else "with these weights"
         raise UnsupportedError(

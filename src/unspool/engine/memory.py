@@ -60,7 +60,7 @@ class EngineMemory:
 
 
 def count_position_bytes(model: Model) -> int:
-    """Bytes of keys and values that one position of one row takes in all layers; 0 where the model does not say."""
+    """Bytes of keys and values that one position of one row takes in all layers; 0 if the model does not say."""
     shape: Any = getattr(model, "key_shape", None)
     if shape is None:
         return 0

@@ -89,7 +89,7 @@ class PlainRows:
 
     # --- a step --------------------------------------------------------------------------------------------
     def ask(self) -> Ask | None:
-        """The pass over every row's last token; None where there are no rows."""
+        """The pass over every row's last token; None if there are no rows."""
         if self._rows is None:
             return None
         tokens = self._rows.newest if self._fed is None else self._fed

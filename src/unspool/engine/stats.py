@@ -65,5 +65,5 @@ class Counters:
 
 
 def find_median(values: Sequence[float]) -> float:
-    """The median; 0 where there is nothing."""
+    """The median; 0 if there is nothing."""
     return statistics.median(values) if values else 0.0

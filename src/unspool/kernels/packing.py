@@ -60,6 +60,11 @@ class Scheme:
             return num_positions // self.block, self.width
         return num_positions, self.width // self.group
 
+    def shapes_of(self, rows: int, heads: int, num_positions: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """The shape and dtype of codes, scales and zero points for this many positions."""
+        scales = ((rows, heads, *self.scales_of(num_positions)), self.dtype)
+        return [((rows, heads, num_positions, self.num_bytes), torch.uint8), scales, scales]
+
 
 @dataclass(slots=True)
 class Packed:
@@ -72,14 +77,9 @@ class Packed:
 
     @classmethod
     def empty(cls, scheme: Scheme, rows: int, heads: int, num_positions: int, device: torch.device) -> Packed:
-        """Uninitialised memory for this many positions."""
-        shape = (rows, heads, *scheme.scales_of(num_positions))
-        return cls(
-            scheme,
-            torch.zeros(rows, heads, num_positions, scheme.num_bytes, dtype=torch.uint8, device=device),
-            torch.zeros(shape, dtype=scheme.dtype, device=device),
-            torch.zeros(shape, dtype=scheme.dtype, device=device),
-        )
+        """Zeros for this many positions."""
+        shapes = scheme.shapes_of(rows, heads, num_positions)
+        return cls(scheme, *(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in shapes))
 
     @property
     def num_positions(self) -> int:

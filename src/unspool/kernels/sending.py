@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -26,32 +25,12 @@ def send_beside(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 
     A copy in the stream of that work would begin only after it.
     """
-    with torch.cuda.stream(_open_stream(device)):
+    here, beside = torch.cuda.current_stream(device), _open_stream(device)
+    with torch.cuda.stream(beside):
         sent = values.to(device, non_blocking=True)
-    return take_back(sent)
-
-
-@contextmanager
-def work_beside(*inputs: torch.Tensor) -> Iterator[None]:
-    """Launch what follows on a stream of its own: after what was launched so far, and beside what is launched next.
-
-    What is made there is to be had by `take_back`.
-    """
-    device = inputs[0].device
-    stream = _open_stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    for one in inputs:
-        one.record_stream(stream)
-    with torch.cuda.stream(stream):
-        yield
-
-
-def take_back(made: torch.Tensor) -> torch.Tensor:
-    """What was made beside, for work launched from now on."""
-    here = torch.cuda.current_stream(made.device)
-    here.wait_stream(_open_stream(made.device))
-    made.record_stream(here)
-    return made
+    here.wait_stream(beside)
+    sent.record_stream(here)
+    return sent
 
 
 @cache

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from types import MappingProxyType
-from typing import ClassVar, Generic, TypeVar
 
 import torch
 
 from unspool.kernels.sending import send
-from unspool.logits.base import Joining, LogitsProcessor
+from unspool.logits.base import LogitsProcessor
 from unspool.logits.building import Build
-
-Made = TypeVar("Made")
 
 
 class WatermarkProcessor(LogitsProcessor):
     """A processor that marks text: a function of the key and the visible history."""
-
-    joined_by: ClassVar[Joining] = MappingProxyType({"_prepared": lambda *_: Prepared()})
 
     @staticmethod
     def make(build: Build) -> WatermarkProcessor:
@@ -36,10 +30,6 @@ class WatermarkProcessor(LogitsProcessor):
     @abstractmethod
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:
         """Scores (rows, vocab) with the mark; `pads` are the columns of padding before each row."""
-
-    def prepare(self, input_ids: torch.Tensor) -> None:
-        """Begin what depends on the history alone, beside the pass that is launched next; `__call__` with that history
-        comes after it. Called on a GPU only, and nothing depends on it."""
 
     def after_prompt(self, prompt_width: int) -> WatermarkProcessor:
         """The processor for text that begins after so many columns."""
@@ -74,25 +64,3 @@ class RowWatermarks(WatermarkProcessor):
     def select_rows(self, index: torch.Tensor) -> RowWatermarks:
         """The marks of the rows at `index`."""
         return RowWatermarks([self.marks[place] for place in index.tolist()])
-
-
-class Prepared(Generic[Made]):
-    """What was made of a history before its scores were there, for one call with that history."""
-
-    def __init__(self) -> None:
-        self._key: tuple[object, ...] = ()
-        self._made: Made | None = None
-
-    def keep(self, input_ids: torch.Tensor, made: Made) -> None:
-        """Keep what was made of a history."""
-        self._key, self._made = _identify(input_ids), made
-
-    def take(self, input_ids: torch.Tensor) -> Made | None:
-        """What was made of this history; None if it is another, or was written over. It is kept no longer."""
-        made, self._made = self._made, None
-        return made if self._key == _identify(input_ids) else None
-
-
-def _identify(ids: torch.Tensor) -> tuple[object, ...]:
-    version = object() if ids.is_inference() else ids._version  # tensors of inference mode have none
-    return ids.data_ptr(), ids.shape, ids.stride(), version, ids.device

@@ -49,17 +49,17 @@ def check_cache(name: str, settings: GenerationConfig, shape: PromptShape, num_n
             f"`cache_config` gives all rows of a {name} cache {most} positions together, and one alone may need "
             f"{needed}: {needed - most} are missing. Give it more, ask for fewer new tokens, or let it grow"
         )
-    for told, room in (
+    for setting, room in (
         ("max_cache_len", settings.max_cache_len),
         ("cache_config['max_cache_len']", options.get("max_cache_len")),
     ):
         if room is not None and not (kind.is_sized or kind.may_be_sized):
             raise SettingError(
-                f"`{told}` is the room of a static cache and the cache is {name}; add cache_implementation='static'"
+                f"`{setting}` is the room of a static cache and the cache is {name}; add cache_implementation='static'"
             )
         if room is not None and room < needed:
             raise SettingError(
-                f"`{told}`={room} is too little for a prompt of {shape.longest_read} tokens and {num_new} new ones; "
+                f"`{setting}`={room} is too little for a prompt of {shape.longest_read} tokens and {num_new} new ones; "
                 f"at least {needed} are needed, {needed - room} more, or fewer new tokens"
             )
     if settings.output_attentions and not kind.holds_every_key and not shape.has_cache:

@@ -61,6 +61,6 @@ def decide_compiling(
         return None
     name = "compile_config" if compiling.is_forced else "compile"
     is_plain = shape.cache_is_plain if shape.has_cache else KINDS[cache_kind].is_plain
-    facts = Facts(settings, info, shape, given={"wish": name, "told": SPOKEN[origins[name]], "is_plain": is_plain})
+    facts = Facts(settings, info, shape, given={"wish": name, "origin": SPOKEN[origins[name]], "is_plain": is_plain})
     check_methods(facts, COMPILABLE, *((COMPILED,) if compiling.is_forced else ()))
     return compiling

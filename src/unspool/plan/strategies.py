@@ -139,5 +139,5 @@ def refuse_drafts() -> pairs.Method[ConfigFacts]:
     search and sampling."""
     own = [entry.parameters[0].name for entry in STRATEGIES.values() if entry.parameters]
     why = "drafts are checked against greedy search and sampling; leave one of them out"
-    told = "`{name}`={value!r} does not go with a drafter ({drafter}): {why}"
-    return pairs.Method(lambda _: True, told, tuple(pairs.Pair(name, why) for name in own))
+    message = "`{name}`={value!r} does not go with a drafter ({drafter}): {why}"
+    return pairs.Method(lambda _: True, message, tuple(pairs.Pair(name, why) for name in own))

@@ -13,6 +13,7 @@ from unspool.errors import LoadError, UnsupportedError
 
 SPACE = "\u2581"  # ▁, which sentencepiece writes for a space
 
+MAX_MERGED_CHARACTERS = 512  # of a token that merges make: every cut of it is tried
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _CASED_WORDS = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s|"
@@ -66,6 +67,7 @@ def _by_regex(*patterns: str) -> Callable[[bool], list[pre_tokenizers.PreTokeniz
     return cut
 
 
+_REMOVE_SPACES: list[normalizers.Normalizer] = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
 _GPT2_SPLIT = Split(_plain)
 _GPT2_NFC_SPLIT = Split(_plain, composes=True)
 _DIGITS_SPLIT = Split(_digits_alone)
@@ -143,23 +145,50 @@ def build_byte_level(
     return backend
 
 
+def find_merges(tokens: Sequence[str], ids: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """The merges that a sentencepiece vocabulary implies: every way to make a token of two, best score first.
+
+    Sentencepiece joins the neighbours whose union scores best. With a list of merges the same happens when they
+    are in the order of their results' scores.
+    """
+    normal = set(tokens)
+    ranked: list[tuple[float, int, str, str]] = []
+    for token in tokens:
+        # A longer one can't be reached by merges, as if its parts were not in the vocabulary.
+        if not 2 <= len(token) <= MAX_MERGED_CHARACTERS:
+            continue
+        rank = (-scores[ids[token]], ids[token])
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in normal and right in normal:
+                ranked.append((*rank, left, right))
+    ranked.sort(key=lambda merge: (merge[0], merge[1], ids[merge[2]], ids[merge[3]]))
+    return [(left, right) for _, _, left, right in ranked]
+
+
 def build_sentencepiece(
     vocabulary: Mapping[str, int],
     merges: Sequence[tuple[str, str]],
     *,
     unk_token: str | None,
     adds_space_prefix: bool,
+    charsmap: bytes | None = None,
+    removes_extra_spaces: bool = False,
 ) -> tokenizers.Tokenizer:
     """Sentencepiece BPE (Kudo and Richardson, 2018): characters of the text itself, bytes for unknown ones."""
     try:
         model = models.BPE(
             dict(vocabulary), list(merges), unk_token=unk_token, fuse_unk=True, byte_fallback="<0x00>" in vocabulary
         )
+        steps: list[normalizers.Normalizer] = [] if charsmap is None else [normalizers.Precompiled(charsmap)]
     except Exception as error:
         raise LoadError(f"the vocabulary and the merges don't fit each other: {error}") from error
     backend = tokenizers.Tokenizer(model)
-    prefix = [normalizers.Prepend(SPACE)] if adds_space_prefix else []
-    backend.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", SPACE)])
+    if removes_extra_spaces:
+        steps += _REMOVE_SPACES
+    if adds_space_prefix:
+        steps.append(normalizers.Prepend(SPACE))
+    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
     strip = [decoders.Strip(" ", 1, 0)] if adds_space_prefix else []
     backend.decoder = decoders.Sequence(
         [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
@@ -189,7 +218,7 @@ def build_unigram(
     else:
         backend.pre_tokenizer = words
         if removes_extra_spaces:
-            steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+            steps += _REMOVE_SPACES
     if steps:
         backend.normalizer = normalizers.Sequence(steps)
     backend.decoder = decoders.Metaspace(replacement=SPACE, prepend_scheme=scheme)

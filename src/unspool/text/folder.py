@@ -15,7 +15,7 @@ from unspool.errors import LoadError, ModelNotFoundError, excerpt
 from unspool.small_files import make_folder, parse_json_object, read_bytes, read_json_object, read_text, write_text
 from unspool.text.backend import add_ends, build_byte_level, refusing_damage
 from unspool.text.bounds import check_added_tokens, check_tokenizer, check_vocabulary, is_unicode
-from unspool.text.sentencepiece_folder import SPIECE, read_spiece
+from unspool.text.sentencepiece_folder import LLAMA_FILE, SPIECE, read_pieces, read_spiece
 from unspool.text.special_tokens import NAMED_TOKENS
 
 MAX_TOKENIZER_BYTES = 64 << 20  # as Python's objects they take some twenty times as much
@@ -23,6 +23,7 @@ MAX_CONFIG_BYTES = 32 << 20
 MAX_TEMPLATE_BYTES = 1 << 20
 
 _ID = re.compile("[0-9]{1,9}")
+_READ_FIRST = ("tokenizer.json", "merges.txt")  # if a folder has them beside tokenizer.model
 _FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
 
 
@@ -39,7 +40,7 @@ class TokenizerParts:
 def read_folder(folder: Path) -> TokenizerParts:
     """Read a folder's vocabulary, with the special tokens and templates beside it.
 
-    It is `tokenizer.json`, or else `spiece.model`, or `vocab.json` and `merges.txt`.
+    It is `tokenizer.json`, or else `spiece.model`, or `vocab.json` and `merges.txt`, or `tokenizer.model`.
     """
     if not folder.is_dir():
         raise ModelNotFoundError(f"there is no folder {str(folder)!r} to read a tokenizer from")
@@ -48,6 +49,9 @@ def read_folder(folder: Path) -> TokenizerParts:
     declared = {**special_map, **{name: value for name, value in config.items() if value is not None}}
     if not (folder / "tokenizer.json").is_file() and (folder / SPIECE).is_file():
         backend, named = read_spiece(folder, config)
+        declared = {**named, **declared}
+    elif (folder / LLAMA_FILE).is_file() and not any((folder / name).is_file() for name in _READ_FIRST):
+        backend, named = read_pieces(folder, config)
         declared = {**named, **declared}
     else:
         backend = _read_backend(folder, config)
@@ -97,15 +101,9 @@ def _read_backend(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokeniz
         return backend
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         return _read_vocabulary_and_merges(folder, config)
-    if (folder / "tokenizer.model").is_file():
-        raise LoadError(
-            f"{folder} has only the sentencepiece file tokenizer.model, which is not read. Make tokenizer.json "
-            'once, where transformers and sentencepiece are installed: python -c "from transformers import '
-            f'AutoTokenizer as T; T.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"'
-        )
     raise ModelNotFoundError(
-        f"{folder} has no tokenizer: none of tokenizer.json, spiece.model, source.spm with vocab.json, vocab.json with "
-        "merges.txt is there"
+        f"{folder} has no tokenizer: none of tokenizer.json, spiece.model, tokenizer.model, source.spm with "
+        "vocab.json, vocab.json with merges.txt is there"
     )
 
 
@@ -200,7 +198,7 @@ def _token_text(value: Any, name: str) -> str | None:
 
 
 def _read_chat_template(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
-    """The template file where there is one, which holds over the template in the configuration."""
+    """The template file if there is one, which holds over the template in the configuration."""
     named = {
         path.stem: read_text(path, MAX_TEMPLATE_BYTES)
         for path in sorted(folder.glob("additional_chat_templates/*.jinja"))[:100]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from unspool.text.backend import (
     build_byte_level,
     build_sentencepiece,
     build_unigram,
+    find_merges,
     find_split,
     refusing_damage,
 )
@@ -24,7 +25,6 @@ from unspool.text.tokenizer import Tokenizer
 MAX_TOKENS = 2_000_000
 MAX_MERGES = 8_000_000
 MAX_TOKEN_CHARACTERS = 65_536
-MAX_MERGED_CHARACTERS = 512  # of a token that merges make: every cut of it is tried
 MAX_CHARSMAP_BYTES = 16 << 20
 
 Item = TypeVar("Item", int, float, str)
@@ -156,7 +156,7 @@ def _build_llama(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
     ]
     return build_sentencepiece(
         vocabulary.ids,
-        _find_merges(normal, vocabulary.ids, vocabulary.read_scores()),
+        find_merges(normal, vocabulary.ids, vocabulary.read_scores()),
         unk_token=vocabulary.special_tokens.get("unk_token"),
         adds_space_prefix=vocabulary.read_flag("add_space_prefix", True),
     )
@@ -178,27 +178,6 @@ def _build_t5(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
 
 
 _BUILDERS = {"gpt2": _build_gpt2, "llama": _build_llama, "t5": _build_t5}
-
-
-def _find_merges(tokens: Sequence[str], ids: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """The merges that a sentencepiece vocabulary implies: every way to make a token of two, best score first.
-
-    Sentencepiece joins the neighbours whose union scores best. With a list of merges the same happens when they
-    are in the order of their results' scores.
-    """
-    normal = set(tokens)
-    ranked: list[tuple[float, int, str, str]] = []
-    for token in tokens:
-        # A longer one can't be reached by merges, as if its parts were not in the vocabulary.
-        if not 2 <= len(token) <= MAX_MERGED_CHARACTERS:
-            continue
-        rank = (-scores[ids[token]], ids[token])
-        for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in normal and right in normal:
-                ranked.append((*rank, left, right))
-    ranked.sort(key=lambda merge: (merge[0], merge[1], ids[merge[2]], ids[merge[3]]))
-    return [(left, right) for _, _, left, right in ranked]
 
 
 def _read_tokens(metadata: Mapping[str, object]) -> list[str]:

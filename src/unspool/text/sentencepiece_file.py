@@ -15,7 +15,7 @@ from tokenizers import decoders
 
 from unspool.errors import LoadError, UnsupportedError
 from unspool.small_files import read_bytes
-from unspool.text.backend import SPACE, build_unigram, refusing_damage
+from unspool.text.backend import SPACE, build_sentencepiece, build_unigram, find_merges, refusing_damage
 from unspool.text.bounds import check_added_tokens, check_charsmap, check_pieces
 
 MAX_BYTES: Final = 32 << 20
@@ -93,14 +93,44 @@ def build_pieces(
     model: SentencePieces, where: str, *, pieces: Sequence[Piece] | None = None, unk_id: int | None = None
 ) -> tokenizers.Tokenizer:
     """A tokenizer of a model file; of `pieces`, if a family has others than the file."""
-    if model.algorithm != 1:
+    if model.algorithm not in (1, 2):
         raise UnsupportedError(
-            f"{where} is a sentencepiece model of another kind than unigram, which is not read; use a folder with "
-            "tokenizer.json"
+            f"{where} is a sentencepiece model of another kind than unigram and BPE, which is not read; use a folder "
+            "with tokenizer.json"
         )
     pieces, unk_id = (model.pieces, model.unk_id) if pieces is None else (pieces, unk_id)
     if unk_id is None:
         raise LoadError(f"{where} has no piece for unknown text")
+    is_bpe = model.algorithm == 2
+    backend = _build_bpe(model, where, pieces, unk_id) if is_bpe else _build_unigram(model, pieces, unk_id)
+    # A user-defined piece scores 0, the best there is. As an added token it would begin a new word after it.
+    marked = [
+        tokenizers.AddedToken(piece.text, normalized=False, special=True)
+        for piece in pieces
+        if piece.kind in (PieceKind.CONTROL, PieceKind.UNKNOWN)
+    ]
+    check_added_tokens([token.content for token in marked], where)
+    with refusing_damage():
+        backend.add_tokens(marked)
+    return backend
+
+
+def _build_bpe(model: SentencePieces, where: str, pieces: Sequence[Piece], unk_id: int) -> tokenizers.Tokenizer:
+    ids = {piece.text: index for index, piece in enumerate(pieces)}
+    if len(ids) != len(pieces):
+        raise LoadError(f"{where} has a piece twice, so an id has no piece of its own")
+    joined = [piece.text for piece in pieces if piece.kind in (PieceKind.NORMAL, PieceKind.USER_DEFINED)]
+    return build_sentencepiece(
+        ids,
+        find_merges(joined, ids, [piece.score for piece in pieces]),
+        unk_token=pieces[unk_id].text,
+        adds_space_prefix=model.adds_space_prefix,
+        charsmap=model.charsmap or None,
+        removes_extra_spaces=model.removes_extra_spaces,
+    )
+
+
+def _build_unigram(model: SentencePieces, pieces: Sequence[Piece], unk_id: int) -> tokenizers.Tokenizer:
     backend = build_unigram(
         [(piece.text, piece.score) for piece in pieces],
         unk_id=unk_id,
@@ -112,15 +142,6 @@ def build_pieces(
         strip = [decoders.Strip(" ", 1, 0)] if model.adds_space_prefix else []
         steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
         backend.decoder = decoders.Sequence(steps)
-    # A user-defined piece scores 0, the best there is. As an added token it would begin a new word after it.
-    marked = [
-        tokenizers.AddedToken(piece.text, normalized=False, special=True)
-        for piece in pieces
-        if piece.kind in (PieceKind.CONTROL, PieceKind.UNKNOWN)
-    ]
-    check_added_tokens([token.content for token in marked], where)
-    with refusing_damage():
-        backend.add_tokens(marked)
     return backend
 
 

@@ -1,4 +1,5 @@
-"""Tokenizers of folders that have sentencepiece files only: T5's and Pegasus's `spiece.model`."""
+"""Tokenizers of folders that have sentencepiece files only: T5's and Pegasus's `spiece.model`, Llama's
+`tokenizer.model`."""
 
 from __future__ import annotations
 
@@ -14,6 +15,10 @@ from unspool.text.backend import add_ends
 from unspool.text.sentencepiece_file import Piece, PieceKind, SentencePieces, build_pieces, read_sentencepieces
 
 SPIECE: Final = "spiece.model"
+LLAMA_FILE: Final = "tokenizer.model"
+# Kinds whose vocabulary is the file's pieces alone.
+_PLAIN_KINDS: Final = ("llama", "codellama", "mistral", "mixtral", "gemma", "gemma2", "gemma3", "gemma3_text", "yi")
+_NAMES: Final = {"bos_token": ("<s>", "<bos>"), "eos_token": ("</s>", "<eos>"), "pad_token": ("<pad>",)}
 MAX_EXTRA: Final = 10_000
 MAX_CONFIG_BYTES: Final = 1 << 20
 
@@ -33,6 +38,32 @@ def read_spiece(folder: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tok
         if backend.token_to_id(token) is None:
             raise LoadError(f"{path} has no token {token!r:.40} to be the {name}")
     add_ends(backend, bos_token=None, eos_token=named["eos_token"])
+    return backend, named
+
+
+def read_pieces(folder: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+    """The tokenizer of a folder's `tokenizer.model`, and its special tokens by name."""
+    path = folder / LLAMA_FILE
+    kind = _find_kind(folder, config)
+    if kind not in _PLAIN_KINDS:
+        raise UnsupportedError(
+            f"{path} is the vocabulary of a {kind or 'model of unknown kind'}, which may put tokens of its own beside "
+            f"it; those of {', '.join(_PLAIN_KINDS)} are known. Use a folder with tokenizer.json"
+        )
+    model = read_sentencepieces(path)
+    backend = build_pieces(model, str(path))
+    assert model.unk_id is not None  # build_pieces() raises
+    controls = {piece.text for piece in model.pieces if piece.kind == PieceKind.CONTROL}
+    named = {"unk_token": model.pieces[model.unk_id].text}
+    for name, texts in _NAMES.items():
+        found = next((text for text in texts if text in controls), None)
+        named |= {} if found is None else {name: found}
+    adds_bos, adds_eos = config.get("add_bos_token", True), config.get("add_eos_token", False)
+    add_ends(
+        backend,
+        bos_token=named.get("bos_token") if adds_bos else None,
+        eos_token=named.get("eos_token") if adds_eos else None,
+    )
     return backend, named
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, overload
 
+import numpy as np
 import tokenizers
 import torch
 
-from unspool.errors import InputError, SettingError, UnspoolError
+from unspool.errors import InputError, SettingError, UnspoolError, UnsupportedError
 from unspool.text.backend import refusing_damage
 from unspool.text.calling import CallOptions, Side, cut_row, find_width, read_options
 from unspool.text.encoding import Encoding, encode_rows
 from unspool.text.folder import TokenizerParts, read_folder, write_folder
+from unspool.text.offsets import NO_TIMESTAMPS, PREVIOUS, STEP_SECONDS, find_offsets
 from unspool.text.special_tokens import NamedToken, NamedTokenId, SpecialTokens
 from unspool.text.work import Workload, encode_within_limits, measure_workload
 
@@ -190,21 +192,55 @@ class Tokenizer:
 
     # --- ids to text ------------------------------------------------------------------------------------
 
+    @overload
+    def decode(
+        self,
+        token_ids: int | Sequence[int] | torch.Tensor,
+        skip_special_tokens: bool = ...,
+        *,
+        clean_up_tokenization_spaces: bool | None = ...,
+        output_offsets: Literal[False] = ...,
+        time_precision: float = ...,
+        **unknown: object,
+    ) -> str: ...
+    @overload
+    def decode(
+        self,
+        token_ids: int | Sequence[int] | torch.Tensor,
+        skip_special_tokens: bool = ...,
+        *,
+        clean_up_tokenization_spaces: bool | None = ...,
+        output_offsets: Literal[True],
+        time_precision: float = ...,
+        **unknown: object,
+    ) -> dict[str, Any]: ...
     def decode(
         self,
         token_ids: int | Sequence[int] | torch.Tensor,
         skip_special_tokens: bool = False,
         *,
         clean_up_tokenization_spaces: bool | None = None,
+        output_offsets: bool = False,
+        time_precision: float = STEP_SECONDS,
         **unknown: object,
-    ) -> str:
-        """The text of some ids. Ids past the vocabulary, which some models can emit, have none."""
+    ) -> str | dict[str, Any]:
+        """The text of some ids. Ids past the vocabulary, which some models can emit, have none.
+
+        With `output_offsets`, of a Whisper tokenizer: `{"text": …, "offsets": [{"text", "timestamp"}, …]}`, where
+        timestamps are in seconds, `time_precision` apart, and stand in no text.
+        """
         if unknown:
             raise SettingError(
-                f"decode does not know {', '.join(sorted(unknown))}; it knows skip_special_tokens and "
-                "clean_up_tokenization_spaces"
+                f"decode does not know {', '.join(sorted(unknown))}; it knows skip_special_tokens, "
+                "clean_up_tokenization_spaces, output_offsets and time_precision"
             )
         ids = _list_ids(token_ids)
+        if output_offsets:
+            first = self._require_token(NO_TIMESTAMPS, "output_offsets") + 1
+            cleans = clean_up_tokenization_spaces
+            shown = [token for token in ids if token < first]
+            text = self.decode(shown, skip_special_tokens, clean_up_tokenization_spaces=cleans)
+            return {"text": text, "offsets": find_offsets(ids, first, self.decode, time_precision)}
         with refusing_damage():
             text = self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         cleans = clean_up_tokenization_spaces
@@ -212,6 +248,24 @@ class Tokenizer:
             for spaced, clean in (*_CLEANED, *_CLEANED_LATER):
                 text = text.replace(spaced, clean)
         return text
+
+    def get_prompt_ids(self, text: str, return_tensors: Literal["np", "pt"] | None = "np") -> Any:
+        """A text as the `prompt_ids` of a Whisper model: what was said before, or words to expect."""
+        if return_tensors not in ("np", "pt", None):
+            raise SettingError(f"return_tensors={return_tensors!r:.40} is neither 'np', 'pt' nor None")
+        ids = self.encode(f" {text.strip()}", add_special_tokens=False)
+        special = set(self.all_special_ids)
+        found = next((token for token in ids if token in special), None)
+        if found is not None:
+            raise InputError(f"a prompt can't hold the special token {self.convert_ids_to_tokens(found)}; leave it out")
+        made = [self._require_token(PREVIOUS, "get_prompt_ids"), *ids]
+        return made if return_tensors is None else np.array(made) if return_tensors == "np" else torch.tensor(made)
+
+    def _require_token(self, token: str, what: str) -> int:
+        found = self.convert_tokens_to_ids(token)
+        if not isinstance(found, int) or self.convert_ids_to_tokens(found) != token:
+            raise UnsupportedError(f"{what} is for Whisper's tokenizers, and this one has no token {token}")
+        return found
 
     def batch_decode(
         self,

@@ -75,7 +75,7 @@ class BayesianDetectorConfig:
 
 @dataclass
 class BayesianWatermarkDetectorModelOutput:
-    """The loss, where labels were given, and the probability that each text is marked."""
+    """The loss, if labels were given, and the probability that each text is marked."""
 
     loss: torch.Tensor | None = None
     posterior_probabilities: torch.Tensor | None = None

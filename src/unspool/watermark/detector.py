@@ -117,15 +117,15 @@ class WatermarkDetector:
 
 def find_differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     """How two watermarks' settings differ, by name; keys are compared and not shown."""
-    told = []
+    differences = []
     for name in sorted({*saved, *given}):
         if saved.get(name) == given.get(name):
             continue
         if name in ("keys", "hashing_key"):
-            told.append(f"`{name}` is another one")
+            differences.append(f"`{name}` is another one")
         else:
-            told.append(f"`{name}` is {saved.get(name)!r} there and {given.get(name)!r} here")
-    return told
+            differences.append(f"`{name}` is {saved.get(name)!r} there and {given.get(name)!r} here")
+    return differences
 
 
 def _sum_up(evidence: Sequence[Evidence], is_counted: Sequence[Any]) -> tuple[Array, Array]:

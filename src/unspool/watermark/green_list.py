@@ -14,9 +14,8 @@ import torch
 from unspool.config import WatermarkingConfig
 from unspool.errors import InputError
 from unspool.kernels.presence import runs_kernels
-from unspool.kernels.sending import take_back, work_beside
 from unspool.logits.highest import is_wide, take_highest, take_highest_by_chunks
-from unspool.logits.watermark import Prepared, WatermarkProcessor
+from unspool.logits.watermark import WatermarkProcessor
 from unspool.watermark.contexts import send_key
 from unspool.watermark.twister import SEED_BITS, are_first, find_first, permute
 
@@ -49,7 +48,6 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
         self._table = _permute_table(hashing_key) if seeding_scheme == "selfhash" else None
         self._lists: OrderedDict[int, torch.Tensor] = OrderedDict()  # by seed, 0 or 1
         self._num_cached = max(8, MOST_CACHED_BYTES // max(1, vocab_size))
-        self._prepared: Prepared[torch.Tensor] = Prepared()  # the next scores' lists
 
     @property
     def is_self_seeded(self) -> bool:
@@ -75,19 +73,6 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
         """Whether tokens (n,) are on the green lists of their contexts (n, width): (n,) bool."""
         return are_first(self.find_seeds(contexts), tokens, self.vocab_size, self.greenlist_size)
 
-    def prepare(self, input_ids: torch.Tensor) -> None:
-        """Begin to make the lists that the history chooses."""
-        if self.is_self_seeded or input_ids.shape[-1] < self.context_width or not runs_kernels(input_ids.device):
-            return
-        seeds = self.find_seeds(input_ids)
-        with work_beside(seeds):
-            self._prepared.keep(input_ids, self._find_on_gpu(seeds))
-
-    def _find_on_gpu(self, seeds: torch.Tensor) -> torch.Tensor:
-        from unspool.kernels.gpu.marks.green_lists import find_green  # Triton is imported where a GPU is used
-
-        return find_green(seeds, self.vocab_size, self.greenlist_size)
-
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:  # noqa: ARG002
         """The scores with `bias` added on the green lists; unchanged while the text is shorter than the context."""
         if scores.shape[-1] != self.vocab_size:
@@ -99,13 +84,11 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
             return scores
         if self.is_self_seeded:
             return self._raise_candidates(input_ids, scores)
+        seeds = self.find_seeds(input_ids)
         if runs_kernels(scores.device):
             from unspool.kernels.gpu.marks.green_lists import raise_green  # Triton is imported where a GPU is used
 
-            made = self._prepared.take(input_ids)
-            green = self._find_on_gpu(self.find_seeds(input_ids)) if made is None else take_back(made)
-            return raise_green(scores, green, self.bias)
-        seeds = self.find_seeds(input_ids)
+            return raise_green(scores, seeds, self.greenlist_size, self.bias)
         if scores.device.type != "cpu":
             return scores.add(torch.stack(self._find_lists(seeds)), alpha=self.bias)
         result = scores.clone()
@@ -114,7 +97,7 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
         return result
 
     def _find_lists(self, seeds: torch.Tensor) -> list[torch.Tensor]:
-        """The green lists of seeds, as masks of 0 and 1 where the seeds are."""
+        """The green lists of seeds, as masks of 0 and 1 on the seeds' device."""
         wanted = seeds.tolist()
         missing = [seed for seed in dict.fromkeys(wanted) if seed not in self._lists]
         if missing:

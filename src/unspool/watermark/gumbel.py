@@ -26,7 +26,7 @@ _TOKEN = 0x9E3779B1
 _FINAL_1, _FINAL_2 = 0x85EBCA6B, 0xC2B2AE35
 _LOW = (1 << 32) - 1
 INF = float("inf")
-NO_TOKEN = -1  # what is drawn where nothing can be
+NO_TOKEN = -1  # nothing can be drawn
 
 
 class GumbelWatermarkLogitsProcessor(WatermarkProcessor):

@@ -26,4 +26,4 @@ def make_processor(config: BaseWatermarkingConfig, vocab_size: int, device: Any 
         return SynthIDTextWatermarkLogitsProcessor(**config.to_dict(), device=device)
     if isinstance(config, GumbelWatermarkingConfig):
         return GumbelWatermarkLogitsProcessor(vocab_size, device, config.hashing_key, config.context_width)
-    raise UnsupportedError(f"{type(config).__name__} is none of this version's watermarks; give it its own processor")
+    raise UnsupportedError(f"this version has no watermark of {type(config).__name__}; make its processor yourself")

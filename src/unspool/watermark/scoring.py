@@ -61,7 +61,7 @@ class Scorer(ABC):
         """The probability that unmarked text has at least such totals of so many new tokens."""
 
     def standardise(self, totals: Array, counts: Array) -> Array:
-        """How many standard deviations totals lie above what unmarked text has; 0 where nothing was counted."""
+        """How many standard deviations totals lie above what unmarked text has; 0 if nothing was counted."""
         spread = self.deviation * np.sqrt(np.maximum(counts, 1))
         return np.where(counts > 0, (totals - self.mean * counts) / spread, 0.0)
 
@@ -81,7 +81,7 @@ class Scorer(ABC):
 class GreenScorer(Scorer):
     """1 for a token on its green list."""
 
-    counts_contexts = False  # tokens of one list are as good as independent
+    counts_contexts = False  # tokens of one list are nearly independent
 
     def __init__(self, mark: WatermarkLogitsProcessor, ratio: float, most_cached: int = 0) -> None:
         self.mark = mark
@@ -149,14 +149,14 @@ class SynthIDScorer(Scorer):
         return values
 
     def tail(self, totals: Array, counts: Array) -> Array:
-        """A sum of many bits, as good as normal."""
+        """A sum of many bits, which is nearly normal."""
         return normal_tail(self.standardise(totals, counts))
 
     def _find_moments(self) -> tuple[float, float]:
         """Mean and deviation of a value in unmarked text, over all places of the table: its bits are not quite fair."""
         table, size = self.mark.sampling_table.double(), len(self.mark.sampling_table)
         rate = float(table.mean())
-        if size & (size - 1):  # no shifts of one table: the rounds' bits are as good as independent
+        if size & (size - 1):  # no shifts of one table: the rounds' bits are nearly independent
             return rate, math.sqrt(rate * (1 - rate) * float((self.weights**2).sum()))
         shifts = find_shifts(self.mark.keys, size, MULTIPLIER, INCREMENT).tolist()
         sums = torch.zeros(size, dtype=torch.float64)

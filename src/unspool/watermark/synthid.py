@@ -17,11 +17,9 @@ import torch
 from unspool.config import SynthIDTextWatermarkingConfig
 from unspool.errors import InputError
 from unspool.kernels.contexts import Text
-from unspool.kernels.presence import runs_kernels
-from unspool.kernels.sending import take_back, work_beside
-from unspool.logits.watermark import Prepared, WatermarkProcessor
+from unspool.logits.watermark import WatermarkProcessor
 from unspool.watermark.contexts import find_repeated, read_contexts
-from unspool.watermark.tournament import PackedBits, look_up_bits, mark_scores, take_logs
+from unspool.watermark.tournament import PackedBits, mark_scores, take_logs
 from unspool.watermark.twister import draw_bits
 
 MULTIPLIER = 6364136223846793005
@@ -60,12 +58,10 @@ class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
         self.skip_first_ngram_calls = skip_first_ngram_calls
         self.debug_mode = debug_mode
         self.prompt_width = prompt_width
-        self._vocab_size: int | None = None  # the last scores'
-        self._prepared: Prepared[tuple[torch.Tensor, ...]] = Prepared()  # the next scores' contexts and bits
 
     @property
     def device(self) -> torch.device:
-        """Where the keys and the table are; they follow the scores."""
+        """The device of the keys and the table; they follow the scores."""
         return self.keys.device
 
     @property
@@ -76,41 +72,22 @@ class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
     def after_prompt(self, prompt_width: int) -> SynthIDTextWatermarkLogitsProcessor:
         """The processor for text that begins after so many columns."""
         chosen = copy.copy(self)
-        chosen.prompt_width, chosen._prepared = prompt_width, Prepared()
+        chosen.prompt_width = prompt_width
         return chosen
 
-    def prepare(self, input_ids: torch.Tensor) -> None:
-        """Begin to read the context, and to look up the bits that follow from it."""
-        if self._vocab_size is None or not runs_kernels(input_ids.device):
-            return
-        self._follow(input_ids.device)
-        packed = self.packed
-        with work_beside(input_ids):
-            contexts, repeated = self._read_contexts(input_ids)
-            bits = look_up_bits(packed, contexts, self._vocab_size)
-        if bits is not None:
-            self._prepared.keep(input_ids, (contexts, repeated, bits))
-
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:  # noqa: ARG002
-        """Log-probabilities of the tournament's winner; the scores as they are where the context is a repeated one."""
+        """Log-probabilities of the tournament's winner; the scores unchanged if the context is a repeated one."""
         self._check_input_ids_shape(input_ids)
         if self.debug_mode:
             scores = torch.ones_like(scores)
-        if self.skip_first_ngram_calls and input_ids.shape[1] - self.prompt_width < self.ngram_len - 1:
-            return scores
-        self._follow(scores.device)
-        self._vocab_size = scores.shape[1]
-        made = self._prepared.take(input_ids)
-        if made is not None:
-            return mark_scores(scores, self.packed, *map(take_back, made))
-        return mark_scores(scores, self.packed, *self._read_contexts(input_ids))
-
-    def _read_contexts(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The hash of each row's context, and whether the text had it before: (rows,) each."""
         width, start = self.ngram_len - 1, min(self.prompt_width, input_ids.shape[1])
         num_tokens = input_ids.shape[1] - start
+        if self.skip_first_ngram_calls and num_tokens < width:
+            return scores
+        self._follow(scores.device)
         first = max(width if self.skip_first_ngram_calls else 0, num_tokens - self.context_history_size)
-        return read_contexts(Text(input_ids, start, width, first), 1, self._hash, mixes=False)
+        contexts, repeated = read_contexts(Text(input_ids, start, width, first), 1, self._hash, mixes=False)
+        return mark_scores(scores, self.packed, contexts, repeated)
 
     # --- g-values ------------------------------------------------------------------------------------
     def accumulate_hash(
@@ -181,7 +158,7 @@ class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
         return (tokens * powers).sum(dim=-1) + start
 
     def _follow(self, device: torch.device) -> None:
-        """Bring the keys and the table to where the work is."""
+        """Move the keys and the table to the device of the scores."""
         if self.keys.device != device:
             self.keys, self.sampling_table = self.keys.to(device), self.sampling_table.to(device)
             self.__dict__.pop("packed", None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -16,7 +18,7 @@ WORD = 30  # rounds whose bits share a number: kernels settle three groups of te
 class PackedBits:
     """The g-values of all tokens and rounds, as words that a token's hash is looked up in.
 
-    A bit is `table[((hash * m + 1) + key) * m + 1 mod size]`. Where the size is a power of two, a sum's remainder is
+    A bit is `table[((hash * m + 1) + key) * m + 1 mod size]`. If the size is a power of two, a sum's remainder is
     the sum of remainders: the last product is a shift of the table for each key, made once, and a token has all its
     bits from one look.
     """
@@ -25,7 +27,7 @@ class PackedBits:
     keys: torch.Tensor  # (depth,)
     multiplier: int
     increment: int
-    words: torch.Tensor  # (words, size) int32; no words where the size is no power of two
+    words: torch.Tensor  # (words, size) int32; no words if the size is not a power of two
 
     @classmethod
     def of(cls, table: torch.Tensor, keys: torch.Tensor, multiplier: int, increment: int) -> PackedBits:
@@ -47,6 +49,13 @@ class PackedBits:
         """Rounds."""
         return len(self.keys)
 
+    @cached_property
+    def sorted(self) -> Any:
+        """The bits as the kernels of a GPU read them."""
+        from unspool.kernels.gpu.marks.tournament import SortedBits  # Triton is imported where a GPU is used
+
+        return SortedBits.of(self.words, self.depth, self.step)
+
     @property
     def step(self) -> int:
         """How far apart, in the words, the bits of neighbouring tokens are."""
@@ -58,34 +67,15 @@ def find_shifts(keys: torch.Tensor, size: int, multiplier: int, increment: int) 
     return (keys * multiplier + increment) % size
 
 
-def look_up_bits(bits: PackedBits, contexts: torch.Tensor, vocab: int) -> torch.Tensor | None:
-    """The bits of all tokens after contexts of these hashes (rows,), if the tournament is a kernel's: they are known
-    before the scores are."""
-    if not len(bits.words) or not runs_kernels(contexts.device):
-        return None
-    from unspool.kernels.gpu.marks import tournament  # Triton is imported where a GPU is used
-
-    return tournament.look_up_bits(contexts, bits.words, vocab, bits.step)
-
-
-def mark_scores(
-    scores: torch.Tensor,
-    bits: PackedBits,
-    contexts: torch.Tensor,
-    repeated: torch.Tensor,
-    found: torch.Tensor | None = None,
-) -> torch.Tensor:
+def mark_scores(scores: torch.Tensor, bits: PackedBits, contexts: torch.Tensor, repeated: torch.Tensor) -> torch.Tensor:
     """Log-probabilities of the tournament's winner, from scores (rows, vocab) after contexts of these hashes (rows,).
 
-    Rows that are repeated, and those without a finite highest score, stay as they are. `found` is what `look_up_bits`
-    gives.
+    Rows that are repeated, and those without a finite highest score, stay as they are.
     """
-    if found is None:
-        found = look_up_bits(bits, contexts, scores.shape[1])
-    if found is not None:
+    if len(bits.words) and runs_kernels(scores.device):
         from unspool.kernels.gpu.marks import tournament  # Triton is imported where a GPU is used
 
-        return tournament.mark_scores(scores, found, repeated, bits.depth, len(bits.table))
+        return tournament.mark_scores(scores, contexts, repeated, bits.sorted)
     marks = find_marks() if scores.device.type == "cpu" and scores.dtype == torch.float32 else None
     if marks is not None and len(bits.words):
         starts = (contexts * bits.multiplier + bits.increment) * bits.multiplier & (len(bits.table) - 1)

@@ -50,7 +50,7 @@ def train_detector(
     examples: Examples, *, base_rate: float = 0.5, seed: int = 0, report: Callable[[int, int], None] | None = None
 ) -> BayesianDetectorModel:
     """Train detectors with several penalties on three quarters of the examples, and keep the one that finds the rest
-    likeliest; `report` hears of epochs done and in all."""
+    likeliest; `report` is called with the epochs done and their total."""
     if min(int(examples.labels.sum()), int((1 - examples.labels).sum())) < FEWEST:
         raise InputError(f"a detector is trained on at least {FEWEST} marked and as many unmarked texts")
     order = torch.randperm(len(examples.labels), generator=torch.Generator().manual_seed(seed))

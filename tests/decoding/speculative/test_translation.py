@@ -141,7 +141,7 @@ def test_guesses_come_back_as_the_text_they_are(kind: str, text: str, guess: str
     translation = translate(kind)
     translation.follow(own.encode(text))
     translation.ids += drafts.encode(text + guess)[len(drafts.encode(text)) :]
-    guessed, _ = join_text(drafts.read(translation.ids[translation.num_told :]))
+    guessed, _ = join_text(drafts.read(translation.ids[translation.num_encoded :]))
     written, _ = join_text(own.read(translation.express()))
     if kind == "characters first":  # its "▁the" can't begin in the middle of a word: then there is no guess
         assert written in (guessed, "")

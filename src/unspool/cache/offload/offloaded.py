@@ -1,8 +1,7 @@
-"""Caches whose keys live where memory is cheap: beside the GPU, or in a file where there is none."""
+"""Caches whose keys live where memory is cheap: beside the GPU, or in a file if there is none."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,8 +14,7 @@ from unspool.cache.rows import RowCache
 from unspool.cache.sizes import DeviceMap
 from unspool.cache.span import Span
 from unspool.cache.static import StaticCache
-from unspool.cache.stores.layout import split
-from unspool.cache.stores.memory import Room
+from unspool.cache.stores.memory import Room, split
 from unspool.errors import SettingError
 
 
@@ -26,22 +24,8 @@ class OffloadingCache(RowCache):
     lives_elsewhere = True
     _store: AwayStore
 
-    def begin(
-        self,
-        rows: int,
-        num_new: int,
-        counts: Sequence[int] | None = None,
-        device: torch.device | str = "cpu",
-    ) -> Span:
-        self._follow(torch.device(device))
-        return super().begin(rows, num_new, counts, device)
-
-    def _follow(self, device: torch.device) -> None:
-        if not self._store.num_layers and device.type != self._store.device.type:
-            self._store.move_to(device)
-
     def _append(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        self._follow(kv.device)
+        self._store.begin(span)
         held = self._store.held()
         like = held[layer] if layer < len(held) else None
         self._store.write_home(layer, span, kv if like is None else kv.to(like.device, like.dtype))

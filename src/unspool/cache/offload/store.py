@@ -1,4 +1,4 @@
-"""Whole rows that live where memory is cheap: pinned beside a GPU, or in files where there is none."""
+"""Whole rows that live where memory is cheap: pinned beside a GPU, or in files if there is none."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any, Self
 import torch
 
 from unspool.cache.offload.ferry import Ferry
-from unspool.cache.offload.mapped import take_mapped
+from unspool.cache.offload.memory import take_mapped
 from unspool.cache.places import Landing, Places
 from unspool.cache.span import Span
-from unspool.cache.stores.layout import split
-from unspool.cache.stores.memory import Room
+from unspool.cache.stores.memory import KeyFormat, Room, split
 from unspool.cache.stores.plain import PlainStore, put
 from unspool.errors import SettingError
 
@@ -53,20 +52,22 @@ class AwayStore(PlainStore):
         num_away = max(num_layers - self._num_resident, 0)
         return (layer + 1) * num_away // num_layers == layer * num_away // num_layers
 
-    def add_layer(
-        self, layer: int, rows: int, heads: int, width: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def add_layer(self, layer: int, rows: int, keys: KeyFormat) -> None:
         self._expected = max(self._expected, layer + 1)
-        home = device if self.device.type != "cpu" and self._stays(layer) else HOST
-        super().add_layer(layer, rows, heads, width, dtype, home)
+        stays = self.device.type != "cpu" and self._stays(layer)
+        super().add_layer(layer, rows, keys if stays else keys._replace(device=HOST))
 
     # --- a pass --------------------------------------------------------------------------------------
+    def begin(self, span: Span) -> None:
+        device = torch.device(span.device)
+        if not self.buffers and device.type != self.device.type:
+            self.move_to(device)
+
     def write(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.ferry is None:
             return super().write(layer, span, kv)
         rows = kv.shape[0]
-        if layer >= len(self.buffers):
-            self.add_layer(layer, rows, kv.shape[3], kv.shape[4], kv.dtype, kv.device)
+        self._ensure_layer(layer, rows, kv)
         home = self.buffers[layer]
         if home.device.type != "cpu":
             self._fetch_after(layer, span)

@@ -17,36 +17,36 @@ _MOST_SENT: Final = 256  # entries that are sent one by one; more are sent as a 
 class BlockIndex:
     """The blocks of every row as a tensor (rows, blocks) int32, 0 where a row has none.
 
-    It is told the lists of blocks that the host keeps, and sends what has changed since. The tensor stays where it is
+    It is given the lists of blocks that the host keeps, and sends what has changed since. The tensor stays where it is
     until it is too small, so that a captured step finds it there.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.table = self._make((1, _NARROWEST))
-        self._told: list[list[int]] = [[]]
+        self._sent: list[list[int]] = [[]]
 
-    def tell(self, rows: Sequence[Sequence[int]], num_blocks: int = 0) -> None:
-        """Let the device know what the rows hold now, in a table of at least `num_blocks` blocks a row."""
+    def update(self, rows: Sequence[Sequence[int]], num_blocks: int = 0) -> None:
+        """Send what the rows hold now, in a table of at least `num_blocks` blocks a row."""
         width = max(num_blocks, *map(len, rows)) if rows else num_blocks
         if len(rows) > self.table.shape[0] or width > self.table.shape[1]:
             size = (_round_up(max(len(rows), self.table.shape[0])), _round_up(max(width, self.table.shape[1])))
             self.table = self._make(size)
-            self._told = [[] for _ in range(size[0])]
+            self._sent = [[] for _ in range(size[0])]
         width = self.table.shape[1]
         at: list[int] = []
         changed: list[int] = []
-        for row, (blocks, told) in enumerate(zip(rows, self._told, strict=False)):
-            if blocks == told:
+        for row, (blocks, sent) in enumerate(zip(rows, self._sent, strict=False)):
+            if blocks == sent:
                 continue
-            for place in range(max(len(blocks), len(told))):
+            for place in range(max(len(blocks), len(sent))):
                 new = blocks[place] if place < len(blocks) else NOBODYS
-                if place >= len(told) or new != told[place]:
+                if place >= len(sent) or new != sent[place]:
                     at.append(row * width + place)
                     changed.append(new)
-            self._told[row] = list(blocks)
+            self._sent[row] = list(blocks)
         if len(at) > _MOST_SENT:
-            whole = [block for told in self._told for block in (*told, *[NOBODYS] * (width - len(told)))]
+            whole = [block for sent in self._sent for block in (*sent, *[NOBODYS] * (width - len(sent)))]
             self.table.view(-1).copy_(send(whole, self.device, torch.int32))
         elif at:
             values = send(changed, self.device, torch.int32)
@@ -55,11 +55,11 @@ class BlockIndex:
     def add(self, rows: Sequence[int], blocks: Sequence[int]) -> bool:
         """Let the device know of one more block of each of these rows; False if the table is too small."""
         width = self.table.shape[1]
-        if any(len(self._told[row]) >= width for row in rows):
+        if any(len(self._sent[row]) >= width for row in rows):
             return False
-        at = [row * width + len(self._told[row]) for row in rows]
+        at = [row * width + len(self._sent[row]) for row in rows]
         for row, block in zip(rows, blocks, strict=True):
-            self._told[row].append(block)
+            self._sent[row].append(block)
         sent = send([*at, *blocks], self.device)  # one copy for both
         self.table.view(-1).index_copy_(0, sent[: len(at)], sent[len(at) :].to(torch.int32))
         return True

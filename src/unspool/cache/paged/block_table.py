@@ -36,7 +36,7 @@ class BlockTable:
         self.pool, self.rows, self._owns = pool, rows if rows is not None else [], owns
         self.version = 0  # raised whenever a row's blocks change
         self._index: BlockIndex | None = None
-        self._told_version = -1  # the version that the index holds
+        self._sent_version = -1  # the version that the index holds
 
     def __del__(self) -> None:
         if getattr(self, "_owns", False) and not sys.is_finalizing():
@@ -54,15 +54,15 @@ class BlockTable:
         index = self._index
         if index is None or index.device != device:
             self._index = index = BlockIndex(device)
-        elif self._told_version == self.version and num_blocks <= index.table.shape[1]:
+        elif self._sent_version == self.version and num_blocks <= index.table.shape[1]:
             return index
-        index.tell(self.rows, num_blocks)
-        self._told_version = self.version
+        index.update(self.rows, num_blocks)
+        self._sent_version = self.version
         return index
 
     def is_told(self, table: torch.Tensor) -> bool:
         """Whether this is the device's table, and it is up to date."""
-        return self._index is not None and self._index.table is table and self._told_version == self.version
+        return self._index is not None and self._index.table is table and self._sent_version == self.version
 
     def find_missing(self, starts: Sequence[int], stops: Sequence[int]) -> MissingBlocks | None:
         """What rows lack for positions from start to stop; None if nothing. The caller holds the pool's lock."""
@@ -96,12 +96,12 @@ class BlockTable:
 
     def grow(self, rows: Sequence[int], blocks: Sequence[int]) -> None:
         """Give rows one new block each, and tell a device that is up to date of those alone."""
-        is_told = self._index is not None and self._told_version == self.version
+        is_told = self._index is not None and self._sent_version == self.version
         for row, block in zip(rows, blocks, strict=True):
             self.rows[row].append(block)
         self.version += 1
         if is_told and self._index is not None and self._index.add(rows, blocks):
-            self._told_version = self.version
+            self._sent_version = self.version
 
     def cut(self, lengths: Sequence[int]) -> None:
         """Give back what rows of these lengths don't need."""

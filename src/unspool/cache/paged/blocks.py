@@ -7,6 +7,7 @@ free for any other layer. A position keeps its index; a block that was let go is
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from unspool.cache.paged.block_table import BlockTable, join_tables, reserve_blo
 from unspool.cache.paged.pool import BlockPool
 from unspool.cache.places import Places
 from unspool.cache.span import Span
-from unspool.cache.stores.layout import split
+from unspool.cache.stores.memory import KeyFormat, split
 from unspool.cache.stores.store import Store
 from unspool.errors import SettingError, UnsupportedError
 from unspool.kernels.presence import has_triton
@@ -96,6 +97,21 @@ class BlockGroup:
         assert move.blocks is not None
         return buffer.index_select(0, move.blocks).view(rows, -1, *buffer.shape[2:])[:, :stop]
 
+    def write(self, buffer: torch.Tensor, span: Span, kv: torch.Tensor) -> torch.Tensor:
+        """Store a pass in a layer's blocks; return keys and values in order: (rows, stop, 2, heads, width)."""
+        move, new = self.plan(span, kv.device), kv.reshape(-1, *kv.shape[2:])
+        if move.real is not None:
+            new = new.index_select(0, move.real)
+        buffer.flatten(0, 1).index_copy_(0, move.slots, new)
+        if move.first is None and move.blocks is None:  # nothing was held before: what is new is all there is
+            return kv
+        return self.view(buffer, move, len(span.starts), span.stop)
+
+    def read(self, buffer: torch.Tensor, rows: int, stop: int) -> torch.Tensor:
+        """The first `stop` keys and values in order: (rows, stop, 2, heads, width)."""
+        none = torch.empty(0, dtype=torch.int64, device=buffer.device)
+        return self.view(buffer, self.plan_view(none, None, stop, buffer.device), rows, stop)
+
     def let_go(self, lengths: Sequence[int]) -> None:
         """Give back what no query sees again, even after one position is taken back."""
         if self.window is not None:
@@ -106,15 +122,48 @@ class BlockGroup:
         return BlockGroup(self.pool, self.window, self.table.clone())
 
 
-class BlockStore(Store):
+class PooledStore(Store):
+    """What stores share whose rows hold blocks of a pool."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.pool = pool  # of plain keys
+        self._places: Places | None = None
+
+    @property
+    @abstractmethod
+    def tables(self) -> list[BlockTable]:
+        """The tables of blocks that rows hold."""
+
+    def steady(self) -> AbstractContextManager[Any]:
+        return self.pool.lock
+
+    def borrow(self, stores: Sequence[Any]) -> None:
+        """Let the rows be those of other stores of the same layers."""
+        for number, table in enumerate(self.tables):
+            table.borrow([store.tables[number] for store in stores])
+
+    def hand_back(self, stores: Sequence[Any]) -> None:
+        """Let go of rows that were borrowed."""
+        self.borrow(())
+        for store in stores:
+            for table in store.tables:
+                table.version += 1  # blocks may have been taken for its rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the blocks that the rows hold, each once; `pool.nbytes` is what a pool has taken."""
+        return sum(len(table.find_held()) * table.pool.block_nbytes for table in self.tables)
+
+
+class BlockStore(PooledStore):
     """Keys and values in blocks, which rows take as they grow, share, and give back."""
 
     def __init__(self, pool: BlockPool, windows: Sequence[int | None] = ()) -> None:
-        self.pool, self.windows = pool, tuple(windows)
+        super().__init__(pool)
+        self.windows = tuple(windows)
         self.groups: list[BlockGroup] = []
         self._homes: list[tuple[int, int]] = []  # group and number of the buffer, one per layer; empty: one group
         self._group_layers()
-        self._places: Places | None = None
         self._keeper: tuple[Places, ForkKeeper] | None = None  # for as long as the places are these
 
     def _group_layers(self) -> None:
@@ -143,27 +192,18 @@ class BlockStore(Store):
         group, number = self._find(layer)
         if number < len(self.pool.buffers):
             return group, self.pool.buffers[number]
-        return group, self.pool.open_layer(number, kv.shape[-2], kv.shape[-1], kv.dtype, kv.device)
+        return group, self.pool.open_layer(number, KeyFormat.of(kv))
 
     @property
     def num_layers(self) -> int:
         num_open = len(self.pool.buffers)
         return sum(number < num_open for _, number in self._homes) if self._homes else num_open
 
-    def add_layer(
-        self,
-        layer: int,
-        rows: int,  # noqa: ARG002 - blocks are for any number of them
-        heads: int,
-        width: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.pool.open_layer(self._find(layer)[1], heads, width, dtype, device)
+    def add_layer(self, layer: int, rows: int, keys: KeyFormat) -> None:  # noqa: ARG002 - blocks are for any number
+        self.pool.open_layer(self._find(layer)[1], keys)
 
     @property
     def tables(self) -> list[BlockTable]:
-        """The tables of all groups."""
         return [group.table for group in self.groups]
 
     def find_only_table(self) -> BlockTable | None:
@@ -187,14 +227,7 @@ class BlockStore(Store):
     def write(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         with self.pool.lock:
             group, buffer = self._open(layer, kv)
-            move = group.plan(span, kv.device)
-            new = kv.reshape(-1, *kv.shape[2:])
-            if move.real is not None:
-                new = new.index_select(0, move.real)
-            buffer.flatten(0, 1).index_copy_(0, move.slots, new)
-            if move.first is None and move.blocks is None:  # nothing was held before: what is new is all there is
-                return split(kv)
-            return split(group.view(buffer, move, len(span.starts), span.stop))
+            return split(group.write(buffer, span, kv))
 
     def write_flat(self, layer: int, span: Span, kv: torch.Tensor, ragged: Ragged) -> tuple[torch.Tensor, torch.Tensor]:
         with self.pool.lock:
@@ -278,18 +311,6 @@ class BlockStore(Store):
             ]
         )
 
-    def borrow(self, stores: Sequence[Any]) -> None:
-        """Let the rows be those of other stores of the same layers."""
-        for number, table in enumerate(self.tables):
-            table.borrow([store.tables[number] for store in stores])
-
-    def hand_back(self, stores: Sequence[Any]) -> None:
-        """Let go of rows that were borrowed."""
-        self.borrow(())
-        for store in stores:
-            for table in store.tables:
-                table.version += 1  # blocks may have been taken for its rows
-
     # --- candidates after every row ------------------------------------------------------------------
     def write_forks(
         self,
@@ -324,16 +345,8 @@ class BlockStore(Store):
             flat[target] = flat[source]
 
     # --- memory --------------------------------------------------------------------------------------
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the blocks that the rows hold, each once; `pool.nbytes` is what the pool has taken."""
-        return sum(len(table.find_held()) for table in self.tables) * self.pool.block_nbytes
-
     def held(self) -> list[torch.Tensor]:
         return [self.pool.buffers[self._find(layer)[1]] for layer in range(self.num_layers)]
-
-    def steady(self) -> AbstractContextManager[Any]:
-        return self.pool.lock
 
     def places(self) -> Places | None:
         known = self._places
@@ -349,7 +362,7 @@ class BlockStore(Store):
         if known is not None and len(known.buffers) == len(buffers) and known.buffers[-1] is buffers[-1]:
             first = known.block_table if known.layer_tables is None else known.layer_tables[0]
             is_same = known.layer_tables is None or all(
-                told is tables[group] for told, (group, _) in zip(known.layer_tables, self._homes, strict=True)
+                table is tables[group] for table, (group, _) in zip(known.layer_tables, self._homes, strict=True)
             )
             if first is tables[0] and is_same:
                 return known
@@ -372,9 +385,7 @@ class BlockStore(Store):
     def read(self, layer: int, rows: int, length: int) -> torch.Tensor:
         with self.pool.lock:
             group, number = self._find(layer)
-            buffer = self.pool.buffers[number]
-            none = torch.empty(0, dtype=torch.int64, device=buffer.device)
-            return group.view(buffer, group.plan_view(none, None, length, buffer.device), rows, length)
+            return group.read(self.pool.buffers[number], rows, length)
 
     # --- files ---------------------------------------------------------------------------------------
     def pack(self, lengths: Sequence[int]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

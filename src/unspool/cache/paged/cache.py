@@ -14,10 +14,9 @@ from unspool.cache.paged.blocks import BlockStore
 from unspool.cache.paged.growth import Growth
 from unspool.cache.paged.packed_blocks import PackedBlockStore
 from unspool.cache.paged.pool import BLOCK_SIZE, MOST_BLOCKS, BlockPool, check_pool
-from unspool.cache.sizes import find_layer_misfit
 from unspool.cache.span import Span
 from unspool.cache.stored import StoredCache
-from unspool.cache.stores.quantized_config import QuantizedCacheConfig
+from unspool.cache.stores.quantization import QuantizedCacheConfig
 from unspool.errors import SettingError, UnsupportedError
 
 
@@ -125,25 +124,21 @@ class PagedCache(StoredCache):
     def longest_stretch(self) -> int | None:
         if not self.lengths:
             return 0
-        told = [] if self.max_cache_len is None else [self.max_cache_len - max(self.lengths)]
+        limits = [] if self.max_cache_len is None else [self.max_cache_len - max(self.lengths)]
         if (steps := self._store.count_steps(self.lengths)) is not None:
-            told.append(steps)
-        return max(1, min(told)) if told else None
+            limits.append(steps)
+        return max(1, min(limits)) if limits else None
 
     def get_max_cache_shape(self) -> int | None:
-        told = [] if self.max_cache_len is None else [self.max_cache_len]
+        limits = [] if self.max_cache_len is None else [self.max_cache_len]
         store, size = self._store, self.pool.block_size
         if isinstance(store, PackedBlockStore):
             most = store.packed_pool.max_blocks
-            told += [] if most is None else [most * size + store.config.residual_length]
+            limits += [] if most is None else [most * size + store.config.residual_length]
         elif store.pool.max_blocks is not None:
             num_full = sum(group.window is None for group in store.groups)
-            told += [store.pool.max_blocks // num_full * size] if num_full else []
-        return min(told, default=None)
-
-    def find_misfit(self, shape: Any) -> str | None:
-        misfit = find_layer_misfit(self.kinds, self.window, shape) if self.kinds else None
-        return misfit or super().find_misfit(shape)
+            limits += [store.pool.max_blocks // num_full * size] if num_full else []
+        return min(limits, default=None)
 
     # --- parts --------------------------------------------------------------------------------------
     def divide(self, num_parts: int, num_new: int) -> list[Cache]:  # noqa: ARG002 - a part makes room for itself
@@ -179,8 +174,8 @@ class PagedCache(StoredCache):
         if self.cache_config is not None:
             config = self.cache_config
             facts["cache_config"] = {**config.to_dict(), "compute_dtype": str(config.compute_dtype)}
-        told, tensors = store.pack(self.lengths)
-        return {**facts, **told}, tensors
+        held, tensors = store.pack(self.lengths)
+        return {**facts, **held}, tensors
 
     @classmethod
     def _unpack(cls, facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: list[int]) -> PagedCache:

@@ -17,7 +17,7 @@ def shares_pool(cache: Any, pool: BlockPool) -> TypeGuard[PagedCache]:
 class JointRows:
     """A cache whose rows are those of others: what a pass takes, copies and writes for them is theirs.
 
-    It is kept from pass to pass, so that a device is told what has changed and nothing else. Caches with windows or
+    It is kept from pass to pass, so that a device is sent what has changed and nothing else. Caches with windows or
     packed blocks are joined in one that is made like them.
     """
 

@@ -8,20 +8,18 @@ row's plain blocks are counted from its first position that is not packed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 
 from unspool.cache.paged.block_table import BlockTable, join_tables, reserve_blocks
-from unspool.cache.paged.blocks import BlockGroup, read_rows
+from unspool.cache.paged.blocks import BlockGroup, PooledStore, read_rows
 from unspool.cache.paged.pool import BlockPool
 from unspool.cache.places import PackedPlaces, Places
 from unspool.cache.span import Span
-from unspool.cache.stores.layout import split
-from unspool.cache.stores.quantized_config import QuantizedCacheConfig
-from unspool.cache.stores.store import Store
+from unspool.cache.stores.memory import KeyFormat, split
+from unspool.cache.stores.quantization import QuantizedCacheConfig
 from unspool.errors import SettingError
 from unspool.kernels.packed import PackedKeys, PackedView
 from unspool.kernels.packing import Fit, Packed, Scheme, pack, unpack
@@ -39,12 +37,12 @@ class _LongPass:
     recent: BlockTable  # what holds the rest
 
 
-class PackedBlockStore(Store):
+class PackedBlockStore(PooledStore):
     """Packed blocks, and after each row's last one plain blocks of what is recent."""
 
     def __init__(self, config: QuantizedCacheConfig, fit: Fit, pool: BlockPool, packed_pool: BlockPool) -> None:
-        self.config, self._fit = config, fit
-        self.pool, self.packed_pool = pool, packed_pool
+        super().__init__(pool)
+        self.config, self._fit, self.packed_pool = config, fit, packed_pool
         self.recent = BlockGroup(pool, None)
         self.packed = BlockTable(packed_pool)
         self.num_packed: list[int] = []  # positions, one count per row
@@ -52,28 +50,17 @@ class PackedBlockStore(Store):
         self._long: _LongPass | None = None
         self._view: PackedView | None = None
         self._near: Span | None = None  # the pass's span, counted from what is not packed
-        self._places: Places | None = None
 
     @property
     def num_layers(self) -> int:
         return len(self.pool.buffers)
 
-    def add_layer(
-        self,
-        layer: int,
-        rows: int,  # noqa: ARG002 - blocks are for any number of them
-        heads: int,
-        width: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def add_layer(self, layer: int, rows: int, keys: KeyFormat) -> None:  # noqa: ARG002 - blocks are for any number
         with self.pool.lock:
-            self.pool.open_layer(layer, heads, width, dtype, device)
-            for which, scheme in enumerate(self._find_schemes(width)):
-                shapes = Packed.empty(scheme, 1, heads, self.pool.block_size, torch.device("cpu")).tensors()
-                for part, like in enumerate(shapes):
-                    number = NUM_PARTS * layer + 3 * which + part
-                    self.packed_pool.open_buffer(number, tuple(like.shape[1:]), like.dtype, device)
+            self.pool.open_layer(layer, keys)
+            for which, scheme in enumerate(self._find_schemes(keys.width)):
+                for part, (shape, kind) in enumerate(scheme.shapes_of(1, keys.heads, self.pool.block_size)):
+                    self.packed_pool.open_buffer(NUM_PARTS * layer + 3 * which + part, shape[1:], kind, keys.device)
 
     def _find_schemes(self, width: int) -> tuple[Scheme, Scheme]:
         if self._schemes is None:
@@ -88,7 +75,6 @@ class PackedBlockStore(Store):
 
     @property
     def tables(self) -> list[BlockTable]:
-        """The tables of plain and of packed blocks."""
         return [self.recent.table, self.packed]
 
     # --- a pass --------------------------------------------------------------------------------------
@@ -130,13 +116,13 @@ class PackedBlockStore(Store):
             starts=starts,
             stop=max(starts) + span.num_new,
             is_uniform=len(set(starts)) == 1,
-            placed=None if not any(counts) else span.positions - self._tell(span.positions.device)[:, None],
+            placed=None if not any(counts) else span.positions - self._send(span.positions.device)[:, None],
         )
         if any(counts):
-            told = self._tell(span.positions.device)
-            self._view = PackedView(list(counts), told, span.positions, max(counts))
+            sent = self._send(span.positions.device)
+            self._view = PackedView(list(counts), sent, span.positions, max(counts))
 
-    def _tell(self, device: torch.device) -> torch.Tensor:
+    def _send(self, device: torch.device) -> torch.Tensor:
         return torch.tensor(self.num_packed, dtype=torch.int32, device=device)
 
     @property
@@ -146,20 +132,14 @@ class PackedBlockStore(Store):
     def write(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[Any, Any]:
         rows, near = len(span.starts), self._near
         assert near is not None
-        self.add_layer(layer, rows, kv.shape[3], kv.shape[4], kv.dtype, kv.device)
+        self._ensure_layer(layer, rows, kv)
         with self.pool.lock:
             buffer = self.pool.buffers[layer]
             if self._long is not None:
                 seen = self._see_long(buffer, near, kv)
                 self._pack_ahead(layer, self._long, near, seen)
             else:
-                move = self.recent.plan(near, kv.device)
-                new = kv.reshape(-1, *kv.shape[2:])
-                if move.real is not None:
-                    new = new.index_select(0, move.real)
-                buffer.flatten(0, 1).index_copy_(0, move.slots, new)
-                is_all = move.first is None and move.blocks is None
-                seen = kv if is_all else self.recent.view(buffer, move, rows, near.stop)
+                seen = self.recent.write(buffer, near, kv)
             return self._show(layer, seen, self._view)
 
     def _see_long(self, buffer: torch.Tensor, near: Span, kv: torch.Tensor) -> torch.Tensor:
@@ -168,13 +148,9 @@ class PackedBlockStore(Store):
         if not held:
             return kv
         seen = kv.new_zeros(kv.shape[0], near.stop, *kv.shape[2:])
-        seen[:, :held] = self._read_recent(buffer, kv.shape[0], held)
+        seen[:, :held] = self.recent.read(buffer, kv.shape[0], held)
         seen[torch.arange(kv.shape[0], device=kv.device)[:, None], near.positions] = kv
         return seen
-
-    def _read_recent(self, buffer: torch.Tensor, rows: int, count: int) -> torch.Tensor:
-        none = torch.empty(0, dtype=torch.int64, device=buffer.device)
-        return self.recent.view(buffer, self.recent.plan_view(none, None, count, buffer.device), rows, count)
 
     def _pack_ahead(self, layer: int, long: _LongPass, near: Span, seen: torch.Tensor) -> None:
         size, blocks, numbers = self.pool.block_size, [], []
@@ -331,31 +307,18 @@ class PackedBlockStore(Store):
         return made
 
     def borrow(self, stores: Sequence[Any]) -> None:
-        """Let the rows be those of other stores of the same layers."""
-        for number, table in enumerate(self.tables):
-            table.borrow([store.tables[number] for store in stores])
+        super().borrow(stores)
         self.num_packed = [count for store in stores for count in store.num_packed]
 
     def hand_back(self, stores: Sequence[Any]) -> None:
-        """Let go of rows that were borrowed."""
         self._long, counts = None, iter(self.num_packed)
         for store in stores:
             store.num_packed = [next(counts) for _ in store.num_packed]
-            for table in store.tables:
-                table.version += 1  # blocks may have been taken for its rows
-        self.borrow(())
+        super().hand_back(stores)
 
     # --- memory --------------------------------------------------------------------------------------
-    @property
-    def nbytes(self) -> int:
-        plain = len(self.recent.table.find_held()) * self.pool.block_nbytes
-        return plain + len(self.packed.find_held()) * self.packed_pool.block_nbytes
-
     def held(self) -> list[torch.Tensor]:
         return self.pool.buffers
-
-    def steady(self) -> AbstractContextManager[Any]:
-        return self.pool.lock
 
     def places(self) -> Places | None:
         if self._long is not None:
@@ -390,12 +353,12 @@ class PackedBlockStore(Store):
     def read(self, layer: int, rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         with self.pool.lock:
             buffer, counts = self.pool.buffers[layer], self.num_packed
-            recent = self._read_recent(buffer, rows, max(1, length - min(counts, default=0)))
+            recent = self.recent.read(buffer, rows, max(1, length - min(counts, default=0)))
             if not any(counts):
                 keys, values = split(recent[:, :length])
                 return keys, values
             none = torch.zeros(rows, 0, dtype=torch.int64, device=buffer.device)
-            view = PackedView(list(counts), self._tell(buffer.device), none, max(counts))
+            view = PackedView(list(counts), self._send(buffer.device), none, max(counts))
             keys, values = (part.unpack(length) for part in self._show(layer, recent, view))
             return keys, values
 
@@ -426,7 +389,7 @@ class PackedBlockStore(Store):
         for layer, buffer in enumerate(plain):
             if buffer.dim() != 5 or buffer.shape[1:3] != (size, 2):
                 raise ValueError(f"layer {layer} of the shape {list(buffer.shape)} has no blocks of {size} positions")
-            self.add_layer(layer, 0, buffer.shape[3], buffer.shape[4], buffer.dtype, buffer.device)
+            self.add_layer(layer, 0, KeyFormat.of(buffer))
         for mine, given in zip((*self.pool.buffers, *self.packed_pool.buffers), (*plain, *parts), strict=True):
             if mine.shape[1:] != given.shape[1:] or mine.dtype != given.dtype:
                 raise ValueError(f"{given.dtype} {list(given.shape)} stands where {list(mine.shape)} must")

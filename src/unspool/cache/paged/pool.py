@@ -18,13 +18,14 @@ import numpy as np
 import torch
 
 from unspool.cache.places import Places
+from unspool.cache.stores.memory import KeyFormat
 from unspool.errors import ResourceError, SettingError
 from unspool.kernels.presence import has_triton
 
 if TYPE_CHECKING:
     from unspool.kernels.gpu.attention.block_copies import BlockMover
 
-# A GPU's kernels look at 64 keys at once where there are several rows, and the C library reads keys in parts of 64, so
+# A GPU's kernels look at 64 keys at once if there are several rows, and the C library reads keys in parts of 64, so
 # no tile crosses a block. A row leaves half a block empty on average: at 2,000 positions 1.6 %.
 BLOCK_SIZE: Final = 64
 SMALLEST_BLOCK, LARGEST_BLOCK = 16, 1024  # positions; tensor cores take 16 keys at least
@@ -98,7 +99,7 @@ class BlockPool:
 
     # --- taking, sharing, giving back ----------------------------------------------------------------
     def take(self, count: int, *, is_cleaned: bool = True) -> list[int]:
-        """So many blocks with one user each: all of them or, where a fixed pool has too few, none.
+        """So many blocks with one user each: all of them or, if a fixed pool has too few, none.
 
         They hold zeros, whoever had them before, unless the caller says that it fills them at once.
         """
@@ -182,9 +183,9 @@ class BlockPool:
             return copies
 
     # --- memory --------------------------------------------------------------------------------------
-    def open_layer(self, layer: int, heads: int, width: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def open_layer(self, layer: int, keys: KeyFormat) -> torch.Tensor:
         """A layer's blocks of plain keys and values, made if nobody has written to it yet."""
-        return self.open_buffer(layer, (self.block_size, 2, heads, width), dtype, device)
+        return self.open_buffer(layer, (self.block_size, 2, keys.heads, keys.width), keys.dtype, keys.device)
 
     def open_buffer(
         self, number: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
@@ -211,7 +212,7 @@ class BlockPool:
 
     def watch(self, places: Places) -> Places:
         """The same places, which lose their buffers once the blocks have moved."""
-        self._shown = [told for told in self._shown if told() is not None] + [weakref.ref(places)]
+        self._shown = [shown for shown in self._shown if shown() is not None] + [weakref.ref(places)]
         return places
 
     def _grow(self, missing: int) -> None:
@@ -220,8 +221,8 @@ class BlockPool:
             raise ResourceError(f"a pool has at most {MOST_BLOCKS} blocks, and {self.num_blocks + more} are needed")
         self._wait_for_device()
         self._mover = None  # or it would keep the old ones, and so would what was shown
-        for told in self._shown:
-            if (places := told()) is not None:
+        for shown in self._shown:
+            if (places := shown()) is not None:
                 places.buffers.clear()
         self._shown = []
         for layer, buffer in enumerate(self.buffers):  # one layer at a time, so that only one is there twice

@@ -1,9 +1,10 @@
-"""Where whole rows of keys get their memory: taken once, or more of it as rows and positions come."""
+"""Buffers (rows, positions, 2, heads, width): how they lie, and where their memory comes from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -35,3 +36,28 @@ class Room:
 def round_up(positions: int) -> int:
     """So many positions in whole chunks."""
     return -(-positions // CHUNK) * CHUNK
+
+
+class KeyFormat(NamedTuple):
+    """What the keys of one position are."""
+
+    heads: int
+    width: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, kv: torch.Tensor) -> KeyFormat:
+        """The format of keys and values (…, heads, width)."""
+        return cls(kv.shape[-2], kv.shape[-1], kv.dtype, kv.device)
+
+
+def split(kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values (rows, heads, places, width) of a buffer (rows, places, 2, heads, width)."""
+    keys, values = kv.unbind(2)
+    return keys.transpose(1, 2), values.transpose(1, 2)
+
+
+def join(keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Keys and values (rows, heads, places, width) as a buffer has them: (rows, places, 2, heads, width)."""
+    return torch.stack((keys.transpose(1, 2), values.transpose(1, 2)), dim=2)

@@ -10,7 +10,18 @@ import torch
 
 from unspool.cache.places import Places
 from unspool.cache.span import Mask, Span
+from unspool.cache.stores.memory import KeyFormat
 from unspool.cache.stores.store import Store
+
+
+def _forward(name: str) -> Any:
+    """The method of that name, called of every store."""
+
+    def call(mixed: MixedStore, *arguments: Any) -> None:
+        for store in mixed.stores.values():
+            getattr(store, name)(*arguments)
+
+    return call
 
 
 class MixedStore(Store):
@@ -39,36 +50,18 @@ class MixedStore(Store):
     def is_trying(self) -> bool:  # type: ignore[override]  # the parts say it
         return any(store.is_trying for store in self._all())
 
-    def add_layer(
-        self, layer: int, rows: int, heads: int, width: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def add_layer(self, layer: int, rows: int, keys: KeyFormat) -> None:
         store, number = self._homes[layer]
-        store.add_layer(number, rows, heads, width, dtype, device)
+        store.add_layer(number, rows, keys)
+
+    open, reserve, begin, end, catch_up = map(_forward, ("open", "reserve", "begin", "end", "catch_up"))
+    select, begin_trial, truncate, clear = map(_forward, ("select", "begin_trial", "truncate", "clear"))
+    check_truncation = _forward("check_truncation")
 
     # --- a pass --------------------------------------------------------------------------------------
-    def open(self, rows: int) -> None:
-        for store in self._all():
-            store.open(rows)
-
-    def reserve(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:
-        for store in self._all():
-            store.reserve(starts, stops, stop)
-
-    def begin(self, span: Span) -> None:
-        for store in self._all():
-            store.begin(span)
-
     def write(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[Any, Any]:
         store, number = self._homes[layer]
         return store.write(number, span, kv)
-
-    def end(self, lengths: Sequence[int]) -> None:
-        for store in self._all():
-            store.end(lengths)
-
-    def catch_up(self, lengths: Sequence[int]) -> None:
-        for store in self._all():
-            store.catch_up(lengths)
 
     def count_steps(self, lengths: Sequence[int]) -> int | None:
         counts = [count for store in self._all() if (count := store.count_steps(lengths)) is not None]
@@ -85,33 +78,12 @@ class MixedStore(Store):
         return self._find_kind(window).is_in_order(window)
 
     # --- rows ----------------------------------------------------------------------------------------
-    def select(self, index: Sequence[int], lengths: Sequence[int]) -> None:
-        for store in self._all():
-            store.select(index, lengths)
-
     def join(self, other: MixedStore, mine: Sequence[int], theirs: Sequence[int]) -> None:
         for kind in sorted(self.stores, reverse=True):  # windows first: they may refuse
             self.stores[kind].join(other.stores[kind], mine, theirs)
 
-    def begin_trial(self, lengths: Sequence[int]) -> None:
-        for store in self._all():
-            store.begin_trial(lengths)
-
-    def check_truncation(self, held: Sequence[int], lengths: Sequence[int]) -> None:
-        for store in self._all():
-            store.check_truncation(held, lengths)
-
-    def truncate(self, lengths: Sequence[int]) -> None:
-        for store in self._all():
-            store.truncate(lengths)
-
     def clone(self) -> MixedStore:
         return MixedStore({kind: store.clone() for kind, store in self.stores.items()}, self.kinds)
-
-    def clear(self) -> None:
-        """Forget everything and keep the memory."""
-        for store in self._all():
-            store.clear()
 
     # --- memory --------------------------------------------------------------------------------------
     @property

@@ -1,346 +1,389 @@
-"""One layer's keys and values in few bits: whole blocks are packed, what is newer stays as it came."""
+"""Keys and values in few bits: layers of packed blocks and recent positions (KIVI, Liu et al., 2024).
+
+A block is `q_group_size` positions. It is packed when at least `residual_length` positions come after it, once the
+pass that wrote them has ended: so a pass sees its own tokens as they are, and nothing is packed during a trial.
+Rolling back into a packed block unpacks what stays of it; packed again, a number may be off by another half step.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
+from operator import is_
+from typing import Any, Final
 
 import torch
 
-from unspool.cache.span import Span
-from unspool.kernels.packed import PackedKeys, PackedView
-from unspool.kernels.packing import Fit, Packed, Scheme, pack, unpack
+from unspool.cache.places import Landing, PackedPlaces, Places
+from unspool.cache.span import Mask, Span, see_positions
+from unspool.cache.stores.memory import KeyFormat, Room, split, take_memory
+from unspool.cache.stores.packed_layer import LayerBlocks, pack_recent
+from unspool.cache.stores.packed_window import WindowBlocks
+from unspool.cache.stores.quantization import QuantizedCacheConfig
+from unspool.cache.stores.store import Store
+from unspool.errors import SettingError
+from unspool.kernels.packed import PackedView
+from unspool.kernels.packing import Fit
 
-_TOGETHER = 256  # rows of all layers that are packed by one call, where layers are packed together
-_PIECE = 4096  # positions packed at a time: packing needs room for them in float32
-
-
-class Run(NamedTuple):
-    """Positions of a row that are packed together."""
-
-    source: int  # the slot of the first
-    place: int  # where it goes among packed positions
-    length: int
-
-
-@dataclass(slots=True)
-class Pending:
-    """What a long pass brought: packed past what is held already, and in force only when the pass ends."""
-
-    num_packed: list[int]
-    recent: torch.Tensor  # (rows, positions, 2, heads, width)
+STEP_ROOM: Final = 16  # new positions that a step may bring without a detour
+TRIAL_ROOM: Final = 64  # the same for memory that is taken once and can't grow during a trial
+_CHUNK: Final = 256  # positions by which packed buffers grow, at least
+_SHARE: Final = 32  # … or this part of what they hold, so that long texts do not copy them ever again
+_WINDOW_SHARE: Final = 4  # a window has room for this part of itself more, so that it does not slide at every block
 
 
-class PackedStore:
-    """Packed blocks at the indices of their positions, and after each row's last one its recent positions."""
+class PackedStore(Store):
+    """Layers that pack what is no longer recent; those with a window let go of blocks that are out of view."""
 
     def __init__(
         self,
-        schemes: tuple[Scheme, Scheme],
+        config: QuantizedCacheConfig,
         fit: Fit,
-        residual_length: int,
-        num_places: int,
-        recent: torch.Tensor,  # (rows, slots, 2, heads, width): empty
+        room: Room,
+        windows: Sequence[int | None] = (),  # one per layer; empty: no layer has one
+        *,
+        is_linked: bool = False,  # packed blocks lie in the host's memory, beside the GPU that reads them
     ) -> None:
-        rows, _, _, heads, _ = recent.shape
-        self.keys, self.values = (Packed.empty(scheme, rows, heads, num_places, recent.device) for scheme in schemes)
-        self.recent = recent
-        self.num_packed = [0] * rows
-        self.bases = [0] * rows  # the position that index 0 stands for, a row each: not 0 where a window slid
-        self._fit = fit
-        self._residual_length = residual_length
-        self._pending: Pending | None = None
+        self.config, self.room, self.windows, self.is_linked = config, room, tuple(windows), is_linked
+        self._fit, self._block = fit, config.q_group_size
+        self.num_places = self._round_up(max(0, room.positions - config.residual_length))
+        self.num_slots = config.residual_length + self._block + (TRIAL_ROOM if room.is_fixed else STEP_ROOM)
+        self.layers: list[LayerBlocks] = []
+        self._view: PackedView | None = None  # what queries look through; None while nothing is packed
+        self._near: PackedView | None = None  # the same for layers with a window
+        self._columns: torch.Tensor | None = None  # slots that the pass writes, if it reads buffers whole
+        self._counts, self._bases = _Sent(room.rows), _Sent(room.rows)
+        self._places: Places | None = None
 
     @property
-    def block(self) -> int:
-        """Positions that are packed together."""
-        return self.keys.scheme.block
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    def add_layer(self, layer: int, rows: int, keys: KeyFormat) -> None:
+        if not self._check_order(layer):
+            return
+        if torch.device(self.config.device).type not in ("cpu", keys.device.type):
+            raise SettingError(
+                f"the cache was made for device={self.config.device!r} and the keys are on {keys.device}; leave out "
+                "`device`, blocks are packed where the keys are"
+            )
+        shape = (self.room.rows or rows, self.num_slots, 2, keys.heads, keys.width)
+        recent, take = self._take_recent(shape, keys.dtype, keys.device), self.room.take
+        common = (self.config.make_schemes(keys.width), self._fit, self.config.residual_length)
+        window = self._find_window(layer)
+        if window is None:
+            self.layers.append(LayerBlocks(*common, self.num_places, recent, take))
+        else:
+            self.layers.append(WindowBlocks(*common, self._count_window_places(window), recent, take, window))
+
+    def _take_recent(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Memory for what is not packed: little, so that it stays beside a GPU."""
+        return (take_memory if self.is_linked else self.room.take)(shape, dtype, device)
+
+    def _find_window(self, layer: int) -> int | None:
+        return self.windows[layer] if self.windows else None
+
+    def _count_window_places(self, window: int) -> int:
+        """Packed positions that a window needs: those in view, those that a trial may leave, and some to slide in."""
+        in_view = self._round_up(max(0, window - self.config.residual_length)) + self._block
+        most = in_view + self._round_up(max(TRIAL_ROOM + self._block, window // _WINDOW_SHARE))
+        return min(most, self.num_places) if None in self.windows else most
+
+    def _round_up(self, positions: int) -> int:
+        return -(-positions // self._block) * self._block
 
     @property
-    def first_recent(self) -> list[int]:
-        """The first position that is not packed, a row each."""
-        return [base + packed for base, packed in zip(self.bases, self.num_packed, strict=True)]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of packed and of recent positions."""
-        return self.keys.nbytes + self.values.nbytes + self.recent.nbytes
-
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Everything that has a row each."""
-        return (*self.keys.tensors(), *self.values.tensors(), self.recent)
-
-    def move(self, place: Callable[[torch.Tensor], torch.Tensor], *, with_recent: bool = True) -> None:
-        """Keep everything, or what is packed alone, in the memory that `place` puts a tensor into."""
-        self.keys, self.values = (
-            Packed(packed.scheme, *map(place, packed.tensors())) for packed in (self.keys, self.values)
-        )
-        if with_recent:
-            self.recent = place(self.recent)
-
-    def restart(self, rows: int) -> None:
-        """Forget everything; go on with so many rows."""
-        self.num_packed, self.bases = [0] * rows, [0] * rows
+    def _slider(self) -> WindowBlocks | None:
+        """One of the layers with a window: they all let go alike."""
+        return next((layer for layer in self.layers if isinstance(layer, WindowBlocks)), None)
 
     # --- a pass --------------------------------------------------------------------------------------
-    def reserve(self, num_places: int, num_slots: int) -> None:
-        """Make room for so many packed positions and so many recent ones."""
-        if num_places > self.keys.num_positions:
-            self.keys, self.values = (_grow(packed, num_places) for packed in (self.keys, self.values))
-        if num_slots > self.recent.shape[1]:
-            self.recent = _grow_axis(self.recent, 1, num_slots)
+    def open(self, rows: int) -> None:
+        if not self.room.is_fixed:
+            self.layers = []  # their memory is for another number of rows
+        for layer in self.layers:
+            layer.restart(rows)
 
-    def write(self, span: Span, kv: torch.Tensor, columns: torch.Tensor | None = None) -> torch.Tensor:
-        """Store a pass's keys and values; return all that is not packed: (rows, slots, 2, heads, width).
-
-        With `columns` (rows, new), the slots they go to, nothing depends on numbers that only the host knows.
-        """
-        rows = kv.shape[0]
-        if columns is not None:
-            recent = self.recent[:rows]
-            recent.index_put_((torch.arange(rows, device=kv.device)[:, None], columns), kv)
-            return recent
-        slots = [start - held for start, held in zip(span.starts, self.num_packed, strict=True)]
-        needed = max(slots) + span.num_new
-        if needed <= self.recent.shape[1]:
-            recent = self.recent[:rows]
-            _put(recent, slots, span, kv)
-            return recent[:, :needed]
-        if max(slots) == 0 and kv.is_contiguous():
-            seen = kv
-        else:
-            seen = kv.new_zeros(rows, needed, *kv.shape[2:])
-            seen[:, : max(slots)] = self.recent[:rows, : max(slots)]
-            _put(seen, slots, span, kv)
-        lengths = [start + count for start, count in zip(span.starts, span.counts, strict=True)]
-        targets = self._find_targets(lengths)
-        longest = max(length - target for length, target in zip(lengths, targets, strict=True))
-        tail = kv.new_zeros(rows, longest, *kv.shape[2:])
-        for row, (held, target, length) in enumerate(zip(self.num_packed, targets, lengths, strict=True)):
-            tail[row, : length - target] = seen[row, target - held : length - held]
-        self._pending = self._pack_ahead(seen, lengths, targets, tail)
-        return seen
-
-    def _pack_ahead(
-        self,
-        seen: torch.Tensor,
-        lengths: Sequence[int],  # noqa: ARG002 - windows let go what is too far back
-        targets: list[int],
-        tail: torch.Tensor,
-    ) -> Pending:
-        """Pack what a long pass brought, beside what its queries still read."""
-        self._pack(seen, self._find_runs(targets), (self.keys, self.values))
-        return Pending(targets, tail)
-
-    def settle(self, lengths: Sequence[int]) -> None:
-        """End a pass: take over what it left pending, and pack the blocks that are no longer recent."""
-        if self._pending is not None:
-            pending, self._pending = self._pending, None
-            self.recent[: pending.recent.shape[0], : pending.recent.shape[1]] = pending.recent
-            self.num_packed = pending.num_packed
-        targets = self._find_targets(lengths)
-        if targets == self.num_packed:
+    def reserve(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:  # noqa: ARG002
+        self.catch_up(starts)
+        recent = 0
+        if self.is_trying and self.layers:  # nothing is packed, so everything new is recent
+            recent = self._count_recent(starts, stop)
+        if self.room.is_fixed:
+            if recent > self.num_slots:
+                raise SettingError(
+                    f"a trial up to position {stop} does not fit the {self.num_slots} positions that a quantised "
+                    "static cache keeps unpacked; draft fewer tokens, or use cache_implementation='quantized'"
+                )
             return
-        self._pack(self.recent, self._find_runs(targets), (self.keys, self.values))
-        for row, (held, target) in enumerate(zip(self.num_packed, targets, strict=True)):
-            if target > held:
-                moved = self.recent[row, target - held :].clone()
-                self.recent[row, : moved.shape[0]] = moved
-        self.num_packed = targets
+        places = max(0, stop - self.config.residual_length) // self._block * self._block
+        if places > self.num_places:
+            self._places = None  # or it would keep the old ones
+            more = max(_CHUNK, self.num_places // _SHARE)
+            self.num_places = self._round_up(max(places, self.num_places + more))
+        for layer in self.layers:
+            layer.reserve(self.num_places, max(self.num_slots, recent))
 
-    def is_overdue(self, lengths: Sequence[int]) -> bool:
-        """Whether there are blocks to pack that are no longer recent, or a long pass left some pending."""
-        return self._pending is not None or self._find_targets(lengths) != self.num_packed
+    def _count_recent(self, starts: Sequence[int], stop: int) -> int:
+        """What is not packed once a pass up to `stop` has been written, of the row that has the most of it."""
+        held = max(start - first for start, first in zip(starts, self.layers[0].first_recent, strict=True))
+        return held + stop - max(starts)
 
-    def count_steps(self, lengths: Sequence[int]) -> int:
-        """Steps from rows of these lengths on until there is a block to pack; what is overdue is packed before."""
-        targets = self._find_targets(lengths)
-        ends = (target + self.block + self._residual_length for target in targets)
-        return min(end - length for end, length in zip(ends, lengths, strict=True))
+    def begin(self, span: Span) -> None:
+        for layer in self.layers:
+            layer.forget_pass()
+        self._view = self._near = self._columns = None
+        if not self.layers:
+            return
+        packed, device = self.layers[0].first_recent, span.positions.device
+        # Fixed buffers are read whole by every step; a prompt that is longer than those takes the detour.
+        is_whole = self.room.is_fixed and self._count_recent(span.starts, span.stop) <= self.num_slots
+        if not is_whole and not any(packed):
+            return
+        counts = self._counts.send(packed, device)
+        if is_whole:
+            self._columns = span.positions - counts[:, None]
+        num_places = self.num_places if is_whole else max(packed)
+        self._view = PackedView(list(packed), counts, span.positions, num_places)
+        if (slider := self._slider) is not None:
+            bases = self._bases.send(slider.bases, device)
+            num_places = slider.keys.num_positions if is_whole else max(slider.num_packed)
+            self._near = PackedView(
+                list(slider.num_packed), counts - bases, span.positions - bases[:, None], num_places
+            )
 
-    def forget_pass(self) -> None:
-        """Drop what a pass that did not end left pending."""
-        self._pending = None
+    @property
+    def sees_by_position(self) -> bool:  # type: ignore[override]  # it depends on the pass
+        return self._view is not None
 
-    def _find_targets(self, lengths: Sequence[int]) -> list[int]:
-        block = self.block
-        return [
-            max(held, (length - self._residual_length) // block * block)
-            for held, length in zip(self.num_packed, lengths, strict=True)
-        ]
+    def write(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[Any, Any]:
+        """Store keys and values; return both as `PackedKeys`, or as plain tensors while nothing is packed."""
+        self._ensure_layer(layer, kv.shape[0], kv)
+        recent = self.layers[layer].write(span, kv, self._columns)
+        view = self._view if self._find_window(layer) is None else self._near
+        return split(recent) if view is None else self.layers[layer].show(recent, view)
 
-    def _find_runs(self, targets: Sequence[int]) -> list[Run]:
-        """From what each row has packed up to its target; slots begin at the former."""
-        return [Run(0, held, target - held) for held, target in zip(self.num_packed, targets, strict=True)]
+    def append(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store a pass of one layer alone; return all its keys and values, what was packed before unpacked."""
+        self._ensure_layer(layer, kv.shape[0], kv)
+        held = self.layers[layer]
+        read = _read_layer(held, held.write(span, kv), span.positions, span.stop)
+        held.settle([span.stop] * len(span.starts))
+        return read
 
-    def _pack(self, recent: torch.Tensor, runs: Sequence[Run], into: tuple[Packed, Packed]) -> None:
-        """Pack a run of each row's slots (rows, slots, 2, heads, width)."""
-        piece = max(self.block, _PIECE // self.block * self.block)
-        for run, index in _find_alike(runs):
-            for start in range(0, run.length, piece):
-                length = min(piece, run.length - start)
-                both = recent[index, run.source + start : run.source + start + length].unbind(2)
-                for packed, numbers in zip(into, both, strict=True):
-                    made = pack(numbers.transpose(1, 2), packed.scheme, self._fit)
-                    room = packed.narrow(run.place + start, length)
-                    for old, new in zip(room.tensors(), made.tensors(), strict=True):
-                        old[index] = new
+    def end(self, lengths: Sequence[int]) -> None:
+        if not self.is_trying and self.layers and self.layers[0].is_overdue(lengths):  # layers are alike
+            for layer in self.layers:
+                layer.settle(lengths)
 
-    # --- reading -------------------------------------------------------------------------------------
-    def show(self, recent: torch.Tensor, view: PackedView) -> tuple[PackedKeys, PackedKeys]:
-        """Keys and values as attention reads them."""
-        rows = recent.shape[0]
-        keys, values = (part.transpose(1, 2) for part in recent.unbind(2))
-        packed = (self.keys, self.values)
-        if self.keys.codes.shape[0] != rows:
-            packed = (self.keys.rows(slice(0, rows)), self.values.rows(slice(0, rows)))
-        return PackedKeys(packed[0], keys, view), PackedKeys(packed[1], values, view)
+    def catch_up(self, lengths: Sequence[int]) -> None:
+        for layer in self.layers:
+            layer.forget_pass()
+        has_windows = self._slider is not None  # windows pack where each pass ends
+        if lengths and self.layers and not self.is_trying and not has_windows:
+            pack_recent(self.layers, lengths)
+
+    def count_steps(self, lengths: Sequence[int]) -> int | None:
+        if any(window is not None for window in self.windows):
+            return 0  # a window packs where each pass ends
+        if self.is_trying or not self.layers or not lengths:
+            return STEP_ROOM
+        return min(STEP_ROOM, self.layers[0].count_steps(lengths))
+
+    # --- what is in view -----------------------------------------------------------------------------
+    def is_in_order(self, window: int | None) -> bool:
+        return window is None or self._near is None
+
+    def mask(self, span: Span, window: int | None) -> Mask:
+        """For layers with a window, by the rows' own indices."""
+        if window is None or self._near is None:
+            return see_positions(span, window)
+        queries = self._near.positions[:, None, :, None]
+        keys = torch.arange(self._count_kept(span), device=queries.device)
+        return (keys <= queries) & (keys > queries - window)
+
+    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:
+        if window is None or self._near is None:
+            return super().key_positions(span, window)
+        bases = span.positions[:, :1] - self._near.positions[:, :1]
+        return bases + torch.arange(self._count_kept(span), device=bases.device)
+
+    def _count_kept(self, span: Span) -> int:
+        """Keys in view of layers with a window, of the row that has the most."""
+        slider = self._slider
+        assert slider is not None
+        return max(start - base for start, base in zip(span.starts, slider.bases, strict=True)) + span.num_new
 
     # --- rows ----------------------------------------------------------------------------------------
-    def truncate(self, lengths: Sequence[int]) -> None:
-        """Roll rows back; where that leads into a packed block, its first positions become recent again."""
-        for row, length in enumerate(lengths):
-            if length >= self.num_packed[row]:
-                continue
-            first = length // self.block * self.block
-            if length > first:
-                for which, packed in enumerate((self.keys, self.values)):
-                    block = packed.narrow(first, self.block).rows(slice(row, row + 1))
-                    numbers = unpack(block, self.recent.dtype)[0].transpose(0, 1)  # (block, heads, width)
-                    self.recent[row, : length - first, which] = numbers[: length - first]
-            self.num_packed[row] = first
+    def select(self, index: Sequence[int], lengths: Sequence[int]) -> None:  # noqa: ARG002 - layers know themselves
+        self._places = None  # or it would keep the old ones
+        for layer in self.layers:
+            layer.select(index, is_fixed=self.room.is_fixed)
 
-    def select(self, index: torch.Tensor, *, is_fixed: bool) -> None:
-        """Let rows follow an index; buffers of fixed shape stay where they are."""
-        chosen = index.to(self.recent.device)
-        if is_fixed:
-            for tensor in self.tensors():
-                tensor[: len(index)] = tensor[chosen]
-        else:
-            self.keys, self.values = self.keys.rows(chosen), self.values.rows(chosen)
-            self.recent = self.recent[chosen]
-        self.num_packed = [self.num_packed[row] for row in index.tolist()]
-        self.bases = [self.bases[row] for row in index.tolist()]
-
-    def fill(
-        self,
-        tensors: Sequence[torch.Tensor],
-        num_packed: Sequence[int],
-        bases: Sequence[int],
-        lengths: Sequence[int],
-    ) -> None:
-        """Take over what was saved; a ValueError says what does not belong together."""
-        for mine, theirs in zip(self.tensors(), tensors, strict=True):
-            if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
-                raise ValueError(
-                    f"{theirs.dtype} {list(theirs.shape)} stands where {mine.dtype} {list(mine.shape)} must"
-                )
-            mine.copy_(theirs)
-        for packed, base, length in zip(num_packed, bases, lengths, strict=True):
-            is_sound = all(isinstance(each, int) and each >= 0 and each % self.block == 0 for each in (packed, base))
-            if not is_sound or not 0 <= length - base - packed <= self.recent.shape[1]:
-                raise ValueError(f"{packed} of {length} positions from {base} can't be packed")
-            if packed > self.keys.num_positions:
-                raise ValueError(f"{packed} packed positions do not fit {self.keys.num_positions}")
-        self.num_packed, self.bases = list(num_packed), list(bases)
-
-    def copy_of(self, rows: Sequence[int]) -> PackedStore:
-        """Some rows, in memory of their own."""
-        part = object.__new__(PackedStore)
-        part._fit, part._residual_length, part._pending = self._fit, self._residual_length, None
-        index = torch.tensor(list(rows), device=self.recent.device)
-        part.keys, part.values, part.recent = self.keys.rows(index), self.values.rows(index), self.recent[index]
-        part.num_packed = [self.num_packed[row] for row in rows]
-        part.bases = [self.bases[row] for row in rows]
+    def take_rows(self, index: Sequence[int], lengths: Sequence[int]) -> PackedStore:
+        """Some rows, in memory of their own that grows."""
+        self.catch_up(lengths)
+        part = PackedStore(self.config, self._fit, Room(0, take=self.room.take), self.windows)
+        part.num_places, part.num_slots = self.num_places, self.num_slots
+        part.layers = [layer.take_rows(index) for layer in self.layers]
         return part
 
-    def join(self, other: PackedStore, held: int, rows: int) -> None:
-        """Take in another's first rows, after one's own `held` ones; there is room for as many positions as it has."""
-        self._take_room(held + rows)
-        packed, recent = max(other.num_packed, default=0), min(other.recent.shape[1], self.recent.shape[1])
-        for mine, theirs in ((self.keys, other.keys), (self.values, other.values)):
-            room, given = mine.narrow(0, packed), theirs.narrow(0, packed)
-            for into, source in zip(room.tensors(), given.tensors(), strict=True):
-                into[held : held + rows] = source[:rows]
-        self.recent[held : held + rows, :recent] = other.recent[:rows, :recent]
-        self.num_packed = [*self.num_packed[:held], *other.num_packed[:rows]]
-        self.bases = [*self.bases[:held], *other.bases[:rows]]
+    def join(self, other: PackedStore, mine: Sequence[int], theirs: Sequence[int]) -> None:
+        if other.config != self.config:
+            raise SettingError("rows that are packed in another way can't join; make both caches with one cache_config")
+        if other.windows != self.windows:
+            raise SettingError(f"rows of windows {other.windows} can't join those of {self.windows}")
+        if self.windows and None not in self.windows and self._list_rooms() != other._list_rooms():
+            raise SettingError("rows of another max_cache_len can't join where every layer has a window")
+        self.catch_up(mine)
+        other.catch_up(theirs)
+        self._places = None  # or it would keep the old ones
+        if not self.layers:
+            taken = other.take_rows(range(len(theirs)), theirs)
+            self.layers, self.num_places, self.num_slots = taken.layers, taken.num_places, taken.num_slots
+            return
+        if not self.room.is_fixed:
+            self.num_places = max(self.num_places, other.num_places)
+            slots = max(layer.recent.shape[1] for layer in (*self.layers, *other.layers))
+            for layer in self.layers:
+                layer.reserve(self.num_places, slots)
+        for layer, given in zip(self.layers, other.layers, strict=True):
+            layer.join(given, len(mine), len(theirs))
 
-    def _take_room(self, rows: int) -> None:
-        """Have memory for so many rows, and keep what there is."""
-        if rows > self.recent.shape[0]:
-            self.keys, self.values = (
-                Packed(packed.scheme, *(_grow_axis(tensor, 0, rows) for tensor in packed.tensors()))
-                for packed in (self.keys, self.values)
-            )
-            self.recent = _grow_axis(self.recent, 0, rows)
+    def _list_rooms(self) -> list[int]:
+        return [layer.keys.num_positions for layer in self.layers]
+
+    def begin_trial(self, lengths: Sequence[int]) -> None:
+        self.catch_up(lengths)
+        self.is_trying = True
+
+    def check_truncation(self, held: Sequence[int], lengths: Sequence[int]) -> None:  # noqa: ARG002
+        if (slider := self._slider) is not None:
+            slider.check_truncation(lengths)
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        self.is_trying = False
+        for layer in self.layers:
+            layer.truncate(lengths)
+            layer.settle(lengths)  # what a trial kept back
+
+    def clear(self) -> None:
+        self.is_trying = False
+        for layer in self.layers:
+            for tensor in layer.tensors():
+                tensor.zero_()
+            layer.restart(0)
+
+    def clone(self) -> PackedStore:
+        made = PackedStore(self.config, self._fit, self.room, self.windows, is_linked=self.is_linked)
+        made.num_places, made.num_slots, made.is_trying = self.num_places, self.num_slots, self.is_trying
+        made.layers = [layer.clone(self._take_recent) for layer in self.layers]
+        return made
+
+    # --- memory --------------------------------------------------------------------------------------
+    @property
+    def nbytes(self) -> int:
+        """Bytes of packed blocks, their scales, and recent positions."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    def held(self) -> list[torch.Tensor]:
+        return [layer.recent for layer in self.layers]
+
+    def places(self) -> Places | None:
+        if not self.layers:
+            return Places([])
+        known, slider = self._places, self._slider
+        counts, bases = self.layers[0].first_recent, None if slider is None else list(slider.bases)
+        if (
+            known is not None
+            and known.packed is not None
+            and known.packed.num_packed == counts
+            and known.packed.bases == bases
+            and all(map(is_, known.buffers, self.held()))
+            and all(shown[0] is layer.keys.codes for shown, layer in zip(known.packed.layers, self.layers, strict=True))
+        ):
+            return known
+        layers: list[tuple[torch.Tensor, ...]] = [layer.tensors()[:-1] for layer in self.layers]
+        schemes = (self.layers[0].keys.scheme, self.layers[0].values.scheme)
+        sliding = None if slider is None else [window is not None for window in self.windows]
+        packed = PackedPlaces(layers, schemes, self.num_places, list(counts), sliding, bases)
+        landing = known.landing if known is not None else None
+        if landing is None or any(home[0] is not layer[0] for home, layer in zip(landing.homes, layers, strict=True)):
+            landing = self._make_landing(layers)
+        self._places = Places(self.held(), packed=packed, landing=landing)
+        return self._places
+
+    def _make_landing(self, layers: list[tuple[torch.Tensor, ...]]) -> Landing | None:
+        """Where captured steps bring packed blocks before they read them; None if they read them as they lie."""
+        if not self.is_linked:
+            return None
+        first, second = (tuple(map(torch.zeros_like, layers[0])) for _ in range(2))
+        return Landing(tuple(range(len(layers))), layers, (first, second))
+
+    def read(self, layer: int, rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        held = self.layers[layer]
+        recent = held.recent[:rows, : length - min(held.first_recent, default=0)]
+        return _read_layer(held, recent, torch.zeros(rows, 0, dtype=torch.int64, device=recent.device), length)
+
+    # --- files ---------------------------------------------------------------------------------------
+    def pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """What a file says of the layers, and their tensors."""
+        facts = {
+            "config": {**self.config.to_dict(), "compute_dtype": str(self.config.compute_dtype)},
+            "num_packed": [layer.num_packed for layer in self.layers],
+            "bases": [layer.bases for layer in self.layers],
+            "num_layers": len(self.layers),
+        }
+        return facts, {
+            f"{number}.{place}": tensor
+            for number, layer in enumerate(self.layers)
+            for place, tensor in enumerate(layer.tensors())
+        }
+
+    def unpack(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: Sequence[int]) -> None:
+        """Take over what `pack` gave; a ValueError says what does not belong together."""
+        recent = list_recent(facts, tensors)
+        if recent and not self.room.is_fixed:
+            self.num_places, self.num_slots = tensors["0.0"].shape[2], recent[0].shape[1]
+            for number, kv in enumerate(recent):
+                self._ensure_layer(number, kv.shape[0], kv)
+        counts = zip(self.layers, facts["num_packed"], facts["bases"], strict=True)
+        for number, (layer, packed, bases) in enumerate(counts):
+            layer.fill([tensors[f"{number}.{place}"] for place in range(len(layer.tensors()))], packed, bases, lengths)
 
 
-def settle_together(stores: Sequence[PackedStore], lengths: Sequence[int]) -> None:
-    """`settle` for layers that are alike and have nothing pending: one call packs many of them, not one for each."""
-    most = max(1, _TOGETHER // max(1, len(lengths)))
-    for start in range(0, len(stores), most):
-        _settle_alike(stores[start : start + most], lengths)
+def list_recent(facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """The recent positions that a file holds, one tensor per layer: the last of the layer's."""
+    num_layers = facts["num_layers"]
+    return [tensors[f"{layer}.{len(tensors) // num_layers - 1}"] for layer in range(num_layers)]
 
 
-def _settle_alike(stores: Sequence[PackedStore], lengths: Sequence[int]) -> None:
-    first = stores[0]
-    targets = first._find_targets(lengths)
-    for run, index in _find_alike(first._find_runs(targets)):
-        stop = run.source + run.length
-        recent = torch.stack([store.recent[index] for store in stores])  # (layers, rows, slots, 2, heads, width)
-        for which, packed in enumerate(([store.keys for store in stores], [store.values for store in stores])):
-            numbers = recent[:, :, run.source : stop, which].flatten(0, 1).transpose(1, 2)
-            made = pack(numbers, packed[0].scheme, first._fit)  # (layers * rows, heads, positions, …)
-            rooms = [each.narrow(run.place, run.length).tensors() for each in packed]
-            for place, new in enumerate(made.tensors()):
-                _copy_layers([room[place] for room in rooms], index, new.view(len(stores), -1, *new.shape[1:]))
-        _copy_layers([store.recent[:, : recent.shape[2] - stop] for store in stores], index, recent[:, :, stop:])
-    for store in stores:
-        store.num_packed = list(targets)
+def _read_layer(
+    layer: LayerBlocks, recent: torch.Tensor, positions: torch.Tensor, stop: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """All keys and values of a layer, unpacked."""
+    counts = torch.tensor(layer.num_packed, dtype=torch.int32, device=recent.device)
+    view = PackedView(list(layer.num_packed), counts, positions, max(layer.num_packed))
+    keys, values = layer.show(recent, view)
+    kept = stop - min(layer.bases)
+    return keys.unpack(kept), values.unpack(kept)
 
 
-def _copy_layers(into: Sequence[torch.Tensor], index: slice | torch.Tensor, made: torch.Tensor) -> None:
-    """Put what was made for all layers (layers, rows, …) into the rows of each layer's own tensor."""
-    if isinstance(index, slice):
-        torch._foreach_copy_([each[index] for each in into], list(made.unbind(0)))
-        return
-    for each, new in zip(into, made, strict=True):
-        each[index] = new
+class _Sent:
+    """A number per row on a device, which is sent when it has changed and not once a step."""
 
+    def __init__(self, rows: int | None) -> None:
+        self._rows = rows or 0  # it stays where it is for so many
+        self._numbers: list[int] = []
+        self._buffer: torch.Tensor | None = None
 
-def _find_alike(runs: Sequence[Run]) -> list[tuple[Run, slice | torch.Tensor]]:
-    """The runs that there are, and the rows that have each."""
-    alike: dict[Run, list[int]] = defaultdict(list)
-    for row, run in enumerate(runs):
-        if run.length > 0:
-            alike[run].append(row)
-    return [
-        (run, slice(rows[0], rows[-1] + 1) if rows == list(range(rows[0], rows[-1] + 1)) else torch.tensor(rows))
-        for run, rows in alike.items()
-    ]
-
-
-def _put(recent: torch.Tensor, slots: Sequence[int], span: Span, kv: torch.Tensor) -> None:
-    if len(set(slots)) == 1:
-        recent.narrow(1, slots[0], span.num_new).copy_(kv)
-        return
-    rows = torch.arange(kv.shape[0], device=kv.device)[:, None]
-    columns = torch.tensor(slots, device=kv.device)[:, None] + torch.arange(span.num_new, device=kv.device)
-    recent.index_put_((rows, columns), kv.to(recent.dtype))
-
-
-def _grow(packed: Packed, num_places: int) -> Packed:
-    codes = _grow_axis(packed.codes, 2, num_places)
-    num_scales = packed.scheme.scales_of(num_places)[0]
-    return Packed(packed.scheme, codes, *(_grow_axis(each, 2, num_scales) for each in (packed.scale, packed.zero)))
-
-
-def _grow_axis(tensor: torch.Tensor, axis: int, size: int) -> torch.Tensor:
-    shape = list(tensor.shape)
-    shape[axis] = size
-    grown = tensor.new_zeros(shape)
-    grown.narrow(axis, 0, tensor.shape[axis]).copy_(tensor)
-    return grown
+    def send(self, numbers: list[int], device: torch.device) -> torch.Tensor:
+        """The numbers on the device: (rows,) int32."""
+        buffer, rows = self._buffer, len(numbers)
+        if buffer is None or buffer.device != device or rows > len(buffer):
+            with torch.inference_mode(False):  # or it could not be changed outside of that mode
+                self._buffer = buffer = torch.zeros(max(rows, self._rows), dtype=torch.int32, device=device)
+            self._numbers = []
+        if numbers != self._numbers:
+            buffer[:rows] = torch.tensor(numbers, dtype=torch.int32)
+            self._numbers = list(numbers)
+        return buffer[:rows]

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from unspool.cache.span import Span
-from unspool.cache.stores.packed import PackedStore, Pending, Run
+from unspool.cache.stores.memory import Allocate
+from unspool.cache.stores.packed_layer import LayerBlocks, Pending, Run
 from unspool.errors import UnsupportedError
 from unspool.kernels.packing import Fit, Packed, Scheme
 
@@ -26,7 +27,7 @@ class _PendingWindow(Pending):
     cuts: list[int]  # how far each row's base moves
 
 
-class PackedWindowStore(PackedStore):
+class WindowBlocks(LayerBlocks):
     """The packed blocks that a window still reaches, and each row's recent positions."""
 
     def __init__(
@@ -35,10 +36,11 @@ class PackedWindowStore(PackedStore):
         fit: Fit,
         residual_length: int,
         num_places: int,
-        recent: torch.Tensor,  # (rows, slots, 2, heads, width): empty
+        recent: torch.Tensor,
+        take: Allocate,
         window: int,
     ) -> None:
-        super().__init__(schemes, fit, residual_length, num_places, recent)
+        super().__init__(schemes, fit, residual_length, num_places, recent, take)
         self.window = window
 
     # --- a pass --------------------------------------------------------------------------------------
@@ -75,7 +77,7 @@ class PackedWindowStore(PackedStore):
             self.bases = [base + cut for base, cut in zip(self.bases, pending.cuts, strict=True)]
             self.num_packed = pending.num_packed
         near = self._count(lengths)
-        targets = self._find_targets(near)
+        targets = self.find_targets(near)
         if max(targets, default=0) > self.keys.num_positions:
             self._slide(self._find_cuts(near, self.num_packed))
         super().settle(self._count(lengths))
@@ -105,7 +107,7 @@ class PackedWindowStore(PackedStore):
 
     # --- rows ----------------------------------------------------------------------------------------
     def check_truncation(self, lengths: Sequence[int]) -> None:
-        """Raise where a row is to go back to what was let go."""
+        """Raise if a row is to go back to what was let go."""
         for row, (length, base) in enumerate(zip(lengths, self.bases, strict=True)):
             if base and 0 < length < base + self.window - 1:
                 raise UnsupportedError(

@@ -10,8 +10,7 @@ import torch
 
 from unspool.cache.places import Places
 from unspool.cache.span import Span
-from unspool.cache.stores.layout import split
-from unspool.cache.stores.memory import CHUNK, Room, round_up
+from unspool.cache.stores.memory import CHUNK, KeyFormat, Room, round_up, split
 from unspool.cache.stores.store import Store
 from unspool.kernels.presence import has_triton
 from unspool.kernels.ragged import Ragged
@@ -37,12 +36,10 @@ class PlainStore(Store):
     def num_layers(self) -> int:
         return len(self.buffers)
 
-    def add_layer(
-        self, layer: int, rows: int, heads: int, width: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def add_layer(self, layer: int, rows: int, keys: KeyFormat) -> None:
         if self._check_order(layer):
-            shape = (self.room.rows or rows, self.room.positions, 2, heads, width)
-            self.buffers.append(self._take(shape, dtype, device))
+            shape = (self.room.rows or rows, self.room.positions, 2, keys.heads, keys.width)
+            self.buffers.append(self._take(shape, keys.dtype, keys.device))
 
     def _take(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return self.room.take(shape, dtype, device)
@@ -74,14 +71,12 @@ class PlainStore(Store):
 
     def write(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         rows = kv.shape[0]
-        if layer >= len(self.buffers):
-            self.add_layer(layer, rows, kv.shape[3], kv.shape[4], kv.dtype, kv.device)
+        self._ensure_layer(layer, rows, kv)
         return split(put(self.rows_of(layer, rows), span, kv))
 
     def write_flat(self, layer: int, span: Span, kv: torch.Tensor, ragged: Ragged) -> tuple[torch.Tensor, torch.Tensor]:
         rows = len(span.starts)
-        if layer >= len(self.buffers):
-            self.add_layer(layer, rows, kv.shape[2], kv.shape[3], kv.dtype, kv.device)
+        self._ensure_layer(layer, rows, kv)
         buffer = self.rows_of(layer, rows)
         buffer.index_put_((ragged.rows, ragged.positions), kv)
         keys, values = buffer.unbind(2)
@@ -133,11 +128,11 @@ class PlainStore(Store):
         moved = [row for row, source in enumerate(index) if row != source]
         if not moved or first >= held:
             return
-        told: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+        sent: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
         for buffer in self.buffers:
-            if buffer.device not in told:
-                told[buffer.device] = (send(moved, buffer.device), send([index[row] for row in moved], buffer.device))
-            into, source = told[buffer.device]
+            if buffer.device not in sent:
+                sent[buffer.device] = (send(moved, buffer.device), send([index[row] for row in moved], buffer.device))
+            into, source = sent[buffer.device]
             part = buffer.narrow(1, first, held - first)
             part.index_copy_(0, into, part.index_select(0, source))  # gathered before it is written
 
@@ -181,11 +176,11 @@ class PlainStore(Store):
         if chosen.is_cuda and (keeper := self._find_keeper()) is not None:
             keeper.keep(chosen, list(lengths))
             return
-        told: dict[torch.device, tuple[torch.Tensor, ...]] = {}  # made once: a copy to the device makes the host wait
+        sent: dict[torch.device, tuple[torch.Tensor, ...]] = {}  # made once: a copy to the device makes the host wait
         for layer, buffer in enumerate(self.buffers):
-            if buffer.device not in told:
-                told[buffer.device] = _find_forks(chosen.to(buffer.device), lengths)
-            rows, ends, forks = told[buffer.device]
+            if buffer.device not in sent:
+                sent[buffer.device] = _find_forks(chosen.to(buffer.device), lengths)
+            rows, ends, forks = sent[buffer.device]
             held = self.rows_of(layer, len(lengths))
             held.index_put_((rows, ends), held[rows, forks])
 
@@ -224,7 +219,7 @@ class PlainStore(Store):
 
     def fill(self, layer: int, held: torch.Tensor) -> None:
         """Take in what a file has of a layer (rows, positions, 2, heads, width)."""
-        self.add_layer(layer, held.shape[0], held.shape[3], held.shape[4], held.dtype, held.device)
+        self.add_layer(layer, held.shape[0], KeyFormat.of(held))
         self.buffers[layer][: held.shape[0], : held.shape[1]] = held
 
     def pack(self, rows: int, length: int) -> list[torch.Tensor]:

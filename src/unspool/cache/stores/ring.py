@@ -12,8 +12,7 @@ import torch
 
 from unspool.cache.places import Places
 from unspool.cache.span import Mask, Span
-from unspool.cache.stores.layout import split
-from unspool.cache.stores.memory import Room
+from unspool.cache.stores.memory import Room, split
 from unspool.cache.stores.plain import PlainStore
 from unspool.errors import SettingError, UnsupportedError
 
@@ -102,8 +101,7 @@ class RingStore(PlainStore):
         return position if position < pinned else (position - pinned) % self.reach + pinned
 
     def write(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002
-        if layer >= len(self.buffers):
-            self.add_layer(layer, kv.shape[0], kv.shape[3], kv.shape[4], kv.dtype, kv.device)
+        self._ensure_layer(layer, kv.shape[0], kv)
         buffer, move = self.rows_of(layer, kv.shape[0]), self.move
         if move is None:
             assert self.place is not None

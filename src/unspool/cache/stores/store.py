@@ -11,6 +11,7 @@ import torch
 
 from unspool.cache.places import Places
 from unspool.cache.span import Mask, Span, see_positions
+from unspool.cache.stores.memory import KeyFormat
 from unspool.errors import SettingError
 from unspool.kernels.ragged import Ragged
 
@@ -27,9 +28,7 @@ class Store(ABC):
         """Layers that there is memory for."""
 
     @abstractmethod
-    def add_layer(
-        self, layer: int, rows: int, heads: int, width: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def add_layer(self, layer: int, rows: int, keys: KeyFormat) -> None:
         """Take the memory of the next layer; nothing to do if it has some."""
 
     def _check_order(self, layer: int) -> bool:
@@ -37,6 +36,11 @@ class Store(ABC):
         if layer > self.num_layers:
             raise SettingError(f"layer {layer} is written before layer {self.num_layers}")
         return layer == self.num_layers
+
+    def _ensure_layer(self, layer: int, rows: int, kv: torch.Tensor) -> None:
+        """Take the memory of a layer that nothing was written to yet, for keys and values (…, heads, width)."""
+        if layer >= self.num_layers:
+            self.add_layer(layer, rows, KeyFormat.of(kv))
 
     # --- a pass --------------------------------------------------------------------------------------
     def open(self, rows: int) -> None:  # noqa: B027 - most stores have nothing to do

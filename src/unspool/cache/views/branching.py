@@ -13,13 +13,13 @@ from unspool.cache.origins import Origins
 from unspool.cache.places import Places
 from unspool.cache.rows import RowCache
 from unspool.cache.span import Mask, Span
-from unspool.cache.stores.layout import join
+from unspool.cache.stores.memory import KeyFormat, join
 from unspool.errors import SettingError, UnsupportedError
 
 
 @dataclass(slots=True)
 class BranchedKeys:
-    """Keys (or values) of branches: what they share, a prompt each, and what is their own, a row each."""
+    """Keys (or values) of branches: what they share, one per prompt, and what is their own, one per row."""
 
     shared: torch.Tensor  # (prompts, heads, prompt positions, width)
     own: torch.Tensor  # (prompts * branches, heads, own positions, width)
@@ -200,7 +200,7 @@ class BranchingCache(Cache):
         """Make the branches' own buffers before the first pass, which would make them for the rows it is given."""
         rows = len(self.lengths)
         for layer, keys in enumerate(self._prompt.key_cache):
-            self._own._store.add_layer(layer, rows, keys.shape[1], keys.shape[3], keys.dtype, keys.device)
+            self._own._store.add_layer(layer, rows, KeyFormat.of(keys.transpose(1, 2)))
         self._own.lengths = [0] * rows
 
     def _reserve(self, stop: int) -> None:
@@ -223,7 +223,7 @@ class BranchingCache(Cache):
         for layer in range(len(self._own)):
             shared = join(*self._prompt._show(layer))  # (prompts, positions, 2, …)
             own = join(*self._own._show(layer))
-            whole._store.add_layer(layer, rows, own.shape[3], own.shape[4], own.dtype, own.device)
+            whole._store.add_layer(layer, rows, KeyFormat.of(own))
             buffer = whole._buffers[layer]
             for row, (first, length) in enumerate(zip(self._prompt_lengths, self.lengths, strict=True)):
                 buffer[row, :first] = shared[row // self.num_branches, :first]

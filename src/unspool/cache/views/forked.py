@@ -84,7 +84,7 @@ class ForkedCache(Cache):
         return self._held.steady()
 
     def mask(self, span: Span, window: int | None = None) -> Mask:
-        """What each fork sees: (rows * forks, 1, 1, keys), or (forks, 1, 1, keys) where all rows are alike."""
+        """What each fork sees: (rows * forks, 1, 1, keys), or (forks, 1, 1, keys) if all rows are alike."""
         device = span.positions.device
         column = torch.arange(self._num_keys, device=device)
         own = torch.arange(self._first, self._first + self.num_forks, device=device)[:, None]  # (forks, 1)

@@ -14,7 +14,6 @@ from unspool.decoding.loop import LiveBeam, Result
 from unspool.decoding.randomness import draw_gumbel
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
-from unspool.errors import NoTokenLeftError
 from unspool.logits.highest import take_highest
 
 
@@ -85,12 +84,15 @@ class PlainBeams:
         settings: BeamSettings,
         *,
         trace: BeamTrace | None = None,
+        rows_may_leave: bool = False,
     ) -> None:
         self._scorer, self._rows, self._finish, self._settings = scorer, rows, finish, settings
         self._trace = trace
         start = [0.0] + [NEVER] * (settings.num_beams - 1)  # the beams of a prompt must not all start alike
         num_prompts = len(rows) // settings.num_beams
         self._searches = [Search([Beam([], [], score) for score in start]) for _ in range(num_prompts)]
+        self._active = list(range(num_prompts))  # prompts that have rows: all, or those whose search goes on
+        self._rows_may_leave = rows_may_leave
         self._num_tokens = 0
 
     def is_done(self) -> bool:
@@ -102,32 +104,47 @@ class PlainBeams:
         candidates = self._find_candidates()
         self._num_tokens += 1
         parents: list[int] = []
-        for prompt, search in enumerate(self._searches):
-            parents += self._advance(prompt, search, candidates[prompt])
-        tokens = [beam.tokens[-1] for search in self._searches for beam in search.running]
+        for number, prompt in enumerate(self._active):
+            parents += self._advance(number, prompt, candidates[number])
+        tokens = [beam.tokens[-1] for search in self._list_active() for beam in search.running]
         return parents, torch.tensor(tokens, device=self._rows.device)
 
     def follow(self) -> None:
-        """What has ended is known from the candidates."""
+        """Let the rows of searches that are over leave; what has ended is known from the candidates."""
+        going = [place for place, search in enumerate(self._list_active()) if not search.is_done]
+        if not self._rows_may_leave or not going or len(going) == len(self._active):
+            return
+        num_beams = self._settings.num_beams
+        staying = [place * num_beams + beam for place in going for beam in range(num_beams)]
+        self._rows.select(staying)
+        self._scorer.keep_rows(staying)
+        self._active = [self._active[place] for place in going]
+
+    def _list_active(self) -> list[Search]:
+        """The searches that have rows, in the order of those."""
+        return [self._searches[prompt] for prompt in self._active]
 
     def _find_candidates(self) -> list[list[Candidate]]:
         """Each prompt's likeliest (or drawn) continuations, and whether they end their sequence."""
         settings, rows = self._settings, self._rows
-        num_prompts, num_beams = len(self._searches), settings.num_beams
+        num_prompts, num_beams = len(self._active), settings.num_beams
         scores = self._scorer.next_logits(rows, normalise=True).scores  # (prompts * beams, vocab)
         vocab = scores.shape[-1]
         running = torch.tensor(
-            [beam.sum_logprobs for search in self._searches for beam in search.running], device=scores.device
+            [beam.sum_logprobs for search in self._list_active() for beam in search.running], device=scores.device
         )
-        total = (scores + running[:, None]).view(num_prompts, num_beams * vocab)
         if settings.do_sample:
+            total = (scores + running[:, None]).view(num_prompts, num_beams * vocab)
             seeds = rows.seeds[::num_beams]
             positions = rows.positions()[::num_beams]
             noise = draw_gumbel(seeds, positions, total.shape[1])
             index = (total + noise).topk(settings.num_candidates, dim=1).indices
             best = total.gather(1, index)
-        else:
-            best, index = take_highest(total, settings.num_candidates)
+        else:  # a beam's highest are among its own highest: only those are added up and compared
+            each, tokens_of = take_highest(scores, min(settings.num_candidates, vocab))  # (prompts * beams, few)
+            few = each.shape[1]
+            best, places = (each + running[:, None]).view(num_prompts, -1).topk(settings.num_candidates)
+            index = places // few * vocab + tokens_of.view(num_prompts, -1).gather(1, places)
         found = index.tolist()  # (prompts, candidates)
         tokens = [[place % vocab for place in places] for places in found]
         parents = [[place // vocab for place in places] for places in found]
@@ -149,13 +166,15 @@ class PlainBeams:
         extended = torch.cat((history[sources], torch.tensor(flat, device=history.device)[:, None]), dim=1)
         return self._finish.explain(extended, self._scorer.record.scores)
 
-    def _advance(self, prompt: int, search: Search, candidates: list[Candidate]) -> list[int]:
-        """Split the candidates into finished and running ones; the rows that the running ones come from."""
-        settings, first_row = self._settings, prompt * self._settings.num_beams
+    def _advance(self, number: int, prompt: int, candidates: list[Candidate]) -> list[int]:
+        """Split the candidates of a prompt, the `number`-th that has rows, into finished and running ones; the rows
+        that the running ones come from."""
+        settings, search = self._settings, self._searches[prompt]
+        first_row, first = prompt * settings.num_beams, number * settings.num_beams  # of all rows; of those left
         if search.is_done:
             for beam in search.running:
                 beam.tokens.append(self._rows.pad_token_id)
-            return list(range(first_row, first_row + settings.num_beams))
+            return list(range(first, first + settings.num_beams))
         grown = [
             search.running[one.parent].grow(one.token, first_row + one.parent, one.sum_logprobs) for one in candidates
         ]
@@ -177,7 +196,7 @@ class PlainBeams:
             self._trace.note(prompt, self._num_tokens, candidates, kept, finished=finished)
         is_stuck = not any(one.sum_logprobs > NEVER / 2 for one in candidates)  # NaN is no token either
         if is_stuck and not search.finished:
-            raise self._explain_nothing(prompt)
+            raise self._scorer.explain_no_token(self._rows, first)
         search.running = [
             grown[place] if candidates[place].reason is None else grown[place].cross_out() for place in kept
         ]
@@ -188,10 +207,7 @@ class PlainBeams:
                 self._trace.note_returned(prompt, len(best.tokens), best.place, best.score, best.reason)
         if search.is_done:
             search.fill(settings)
-        return [first_row + candidates[place].parent for place in kept]
-
-    def _explain_nothing(self, prompt: int) -> NoTokenLeftError:
-        return self._scorer.explain_no_token(self._rows, prompt * self._settings.num_beams)
+        return [first + candidates[place].parent for place in kept]
 
     # --- what is returned ----------------------------------------------------------------------------
     def list_live(self, prompt: int) -> list[list[int]]:

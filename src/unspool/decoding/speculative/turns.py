@@ -41,7 +41,7 @@ class SpeculativeTurns:
     drafter: Drafter
     policy: Policy
     finish: Finish
-    told: Speculation
+    speculation: Speculation
     max_length: int
     do_sample: bool
     rows_may_leave: bool
@@ -123,7 +123,7 @@ class SpeculativeTurns:
             self.stretch.most_steps = most_steps
         emitted = self.plain.turn()
         for number in emitted.tokens:
-            self.told.add(number, 0, 0)
+            self.speculation.add(number, 0, 0)
         return emitted
 
     def _propose(self, is_live: Sequence[bool]) -> Draft:
@@ -199,8 +199,8 @@ class SpeculativeTurns:
         reasons: dict[int, str | None] = {}
         scores = self.scorer.record.scores if self.finish.has_custom else None
         for width in {ends[place] for place in places}:
-            told = self.finish.explain(self.rows.history(width), scores)
-            reasons |= {place: told[place] for place in places if ends[place] == width}
+            explained = self.finish.explain(self.rows.history(width), scores)
+            reasons |= {place: explained[place] for place in places if ends[place] == width}
         return [reasons[place] for place in places]
 
     # --- choosing ------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class SpeculativeTurns:
                 continue
             number = self.rows.numbers[place]
             emitted.tokens[number] = tokens
-            self.told.add(number, draft.counts[place], accepted[place])
+            self.speculation.add(number, draft.counts[place], accepted[place])
             if self.scorer.record.num_top is not None:
                 chosen = torch.tensor(tokens, device=logits.device)
                 emitted.logprobs[number] = read_logprobs(

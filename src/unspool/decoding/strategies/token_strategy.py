@@ -27,6 +27,7 @@ class StrategyContext:
     plan: Plan
     candidates: Candidates | None = None  # of contrastive search
     shows_table: bool = False  # every step returns the whole table of beams
+    rows_may_leave: bool = False  # nothing is kept of rows that have ended
 
 
 class TokenStrategy(ABC):

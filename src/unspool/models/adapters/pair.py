@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, KeyShape, Span, make_cache
-from unspool.cache.stores.layout import join
+from unspool.cache.stores.memory import join
 from unspool.errors import InputError, UnsupportedError
 from unspool.models.adapters.adapted import OWN_FORWARD, AdaptedModel, name_failures
 from unspool.models.adapters.description import Description

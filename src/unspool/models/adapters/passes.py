@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from unspool.cache import BranchedKeys, Cache, Span
-from unspool.cache.stores.layout import join
+from unspool.cache.stores.memory import join
 from unspool.kernels.packed import PackedKeys
 from unspool.models.adapters.description import Description
 from unspool.protocols import LayerKind

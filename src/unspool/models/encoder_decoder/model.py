@@ -14,6 +14,7 @@ from unspool.kernels.activations import find_activation
 from unspool.kernels.attention import attend
 from unspool.kernels.branched import attend_shared
 from unspool.kernels.forked import fold_mask
+from unspool.kernels.ragged import Ragged
 from unspool.models.decoder.layers import Layer
 from unspool.models.decoder.reading import read_keys
 from unspool.models.decoder.views import AttentionView, AttentionViews
@@ -109,19 +110,29 @@ class EncoderDecoder(WithPaths, NativeModel):
         x = stack.embedding_norm(x) if stack.embedding_norm is not None else x
         masks = self._look_around(lengths, length)
         hidden, attentions = [], []
+        ragged = None if want.hidden_states or want.attentions else self._find_ragged(lengths, length)
+        x = x if ragged is None else ragged.take(x)[None]
         for index, layer in enumerate(stack.layers):
             if want.hidden_states:
                 hidden.append(x)
-            x, weights = self._encode_layer(layer, x, masks[min(index, len(masks) - 1)], want.attentions)
+            x, weights = self._encode_layer(layer, x, masks[min(index, len(masks) - 1)], want.attentions, ragged)
             if weights is not None:
                 attentions.append(weights)
         x = stack.final_norm(x) if stack.final_norm is not None else x
+        x = x if ragged is None else ragged.fill(x[0])
         return Encoded(
             x,
             lengths,
             (*hidden, x) if want.hidden_states else None,
             tuple(attentions) if want.attentions else None,
         )
+
+    def _find_ragged(self, lengths: Sequence[int], longest: int) -> Ragged | None:
+        """The real tokens of sources of different lengths, if products of only those pay: on a CPU."""
+        if self.device.type != "cpu" or sum(lengths) == len(lengths) * longest or min(lengths) < 1:
+            return None
+        positions = torch.arange(longest).expand(len(lengths), longest)
+        return Ragged([0] * len(lengths), lengths, positions)
 
     def _check_source(self, longest: int) -> None:
         limit = self.spec.longest_source
@@ -154,14 +165,17 @@ class EncoderDecoder(WithPaths, NativeModel):
         return [torch.where(visible, bias, -torch.inf) for bias in biases]
 
     def _encode_layer(
-        self, layer: Layer, x: torch.Tensor, mask: torch.Tensor | None, want_weights: bool
+        self, layer: Layer, x: torch.Tensor, mask: torch.Tensor | None, want_weights: bool, ragged: Ragged | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One block; of `ragged` sources only the real tokens are given, as those of one row."""
         stack, scale = self.spec.encoder, self.spec.encoder.attention_scale
         assert layer.attn_norm is not None
-        qkv = _split_heads(layer.qkv(self._enter(layer.attn_norm, x)), 3, stack)
+        qkv = layer.qkv(self._enter(layer.attn_norm, x))
+        qkv = _split_heads(qkv if ragged is None else ragged.fill(qkv[0]), 3, stack)
         q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
         read, weights = attend(q, k, v, scale=scale, mask=mask, want_weights=want_weights)
-        x = self._leave(layer.attn_norm, x, layer.out(read.transpose(1, 2).flatten(2)))
+        read = read.transpose(1, 2).flatten(2)
+        x = self._leave(layer.attn_norm, x, layer.out(read if ragged is None else ragged.take(read)[None]))
         return self._feed(layer, x), weights
 
     # --- caches --------------------------------------------------------------------------------------
@@ -183,8 +197,11 @@ class EncoderDecoder(WithPaths, NativeModel):
         """Write every layer's keys and values of the encoder's states, once."""
         rows, length, _ = encoded.states.shape
         cross.begin(rows, length, encoded.lengths, self.device)
+        ragged = self._find_ragged(encoded.lengths, length)
+        states = encoded.states if ragged is None else ragged.take(encoded.states)
         for index, layer in enumerate(self.weights.decoder.crosses):
-            cross.write(index, _split_heads(layer.kv(encoded.states), 2, self.spec.decoder))
+            kv = layer.kv(states)
+            cross.write(index, _split_heads(kv if ragged is None else ragged.fill(kv), 2, self.spec.decoder))
         cross.end()
         return cross
 

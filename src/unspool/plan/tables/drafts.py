@@ -20,8 +20,8 @@ DRAFTS: pairs.Method[pairs.ConfigFacts] = pairs.Method(
         pairs.Pair(
             lambda facts: facts.settings.use_cache is False,
             "",
-            told="`use_cache`=False does not go with a drafter ({drafter}): drafts are checked against kept keys and "
-            "values; leave use_cache on",
+            message="`use_cache`=False does not go with a drafter ({drafter}): drafts are checked against kept keys "
+            "and values; leave use_cache on",
         ),
     ),
 )

@@ -105,14 +105,14 @@ BEAMS = Method(
         Pair(
             lambda facts: facts.num_beams % facts.num_groups != 0,
             "",
-            told="`num_beams` ({settings.num_beams}) must be divisible by `num_beam_groups` "
+            message="`num_beams` ({settings.num_beams}) must be divisible by `num_beam_groups` "
             "({settings.num_beam_groups}): groups are of one size",
         ),
         Pair(
             lambda facts: (facts.settings.diversity_penalty or 0.0) > 0.0 and facts.num_groups == 1,
             "",
-            told="`diversity_penalty`={settings.diversity_penalty} is between groups of beams, and there is one group; "
-            "set num_beam_groups too",
+            message="`diversity_penalty`={settings.diversity_penalty} is between groups of beams, and there is one "
+            "group; set num_beam_groups too",
         ),
     ),
 )

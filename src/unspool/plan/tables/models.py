@@ -59,7 +59,7 @@ OF_MODEL = (
 
 # --- compiled steps ---
 
-_COMPILED = "`{wish}`, set {told}, asks for compiled steps, and {why}"
+_COMPILED = "`{wish}`, set {origin}, asks for compiled steps, and {why}"
 COMPILABLE = Method(
     lambda _: True,  # read if compiled steps were asked for
     _COMPILED,
@@ -92,7 +92,7 @@ def _makes_another(name: str) -> Pair:
     return Pair(
         lambda facts: facts.is_asked(name),
         "",
-        told=f"`{name}` says what cache to make and past_key_values is one already; leave one of them out",
+        message=f"`{name}` says what cache to make and past_key_values is one already; leave one of them out",
     )
 
 

@@ -43,7 +43,7 @@ class NgramIndex:
 
 
 class PromptLookup:
-    """Drafts by looking the end of each row up in the row itself, and in the encoder's text where there is one."""
+    """Drafts by looking the end of each row up in the row itself, and in the encoder's text if there is one."""
 
     is_free = True
 

@@ -18,19 +18,20 @@ from unspool.decoding.speculative.drafters.vocabulary import Vocabularies
 
 
 class SharedText:
-    """One row in the draft model's tokens, token by token where both have them, and else through text."""
+    """One row in the draft model's tokens, token by token if both have them, otherwise through text."""
 
     def __init__(self, vocabularies: Vocabularies) -> None:
         self._both = vocabularies
-        self._told = {own: told for told, own in (*vocabularies.common.items(), *vocabularies.common_special.items())}
+        pairs = (*vocabularies.common.items(), *vocabularies.common_special.items())
+        self._drafts = {own: draft for draft, own in pairs}
         self._unfinished = b""  # bytes of a character that no token of the draft model's stands for yet
         self.ids: list[int] = []
-        self.num_heard = 0
+        self.num_tokens = 0
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Add the row's new tokens. A prompt is told as the draft model's tokenizer tells it, if that is another."""
-        is_prompt = self.num_heard == 0
-        self.num_heard += len(tokens)
+        """Add the row's new tokens; a prompt is encoded by the draft model's tokenizer, if that is another."""
+        is_prompt = self.num_tokens == 0
+        self.num_tokens += len(tokens)
         if is_prompt and self._both.relation == "other":
             prompt = Translation(self._both, target_lookbehind=1, assistant_lookbehind=1)
             prompt.follow(tokens)
@@ -39,18 +40,18 @@ class SharedText:
         for token in tokens:
             if token in self._both.own.special:
                 self._unfinished = b""
-            told = None if self._unfinished else self._told.get(token)
-            if told is not None:
-                self.ids.append(told)
+            draft = None if self._unfinished else self._drafts.get(token)
+            if draft is not None:
+                self.ids.append(draft)
             elif token not in self._both.own.special:
-                self._tell(self._both.own.read([token])[0])
+                self._encode(self._both.own.read([token])[0])
 
     @property
     def is_whole(self) -> bool:
         """Whether no character of the text is unfinished."""
         return not self._unfinished
 
-    def _tell(self, piece: bytes) -> None:
+    def _encode(self, piece: bytes) -> None:
         text, is_whole = join_text([self._unfinished, piece])
         self._unfinished = b"" if is_whole else self._unfinished + piece
         if is_whole:
@@ -58,12 +59,12 @@ class SharedText:
 
     def guess(self, token: int) -> None:
         """Add a guess, one of the model's tokens."""
-        self.ids.append(self._told[token])
+        self.ids.append(self._drafts[token])
 
-    def take_back(self, num_ids: int, num_heard: int) -> None:
+    def take_back(self, num_ids: int, num_tokens: int) -> None:
         """Forget what came after so many tokens."""
         del self.ids[num_ids:]
-        self.num_heard = num_heard
+        self.num_tokens = num_tokens
 
 
 class SharedVocabulary(ModelDrafter):
@@ -89,8 +90,8 @@ class SharedVocabulary(ModelDrafter):
         self._begun: dict[int, tuple[int, int]] = {}  # by place, the text's lengths before the guesses
         self._num_tokens = vocabularies.own.num_tokens
         pairs = [*vocabularies.common.items(), *vocabularies.common_special.items()]
-        told, own = zip(*pairs, strict=True)
-        self._told_index = torch.tensor(told, device=scorer.reader.model.device)  # (common,): the draft model's numbers
+        drafts, own = zip(*pairs, strict=True)
+        self._draft_index = torch.tensor(drafts, device=scorer.reader.model.device)  # (common,): its numbers
         self._own_index = torch.tensor(own, device=scorer.reader.model.device)  # (common,): the model's
 
     def propose(self, rows: Rows, limits: Sequence[int]) -> Draft:
@@ -101,8 +102,8 @@ class SharedVocabulary(ModelDrafter):
             if limit > 0:
                 text = self._texts[place]
                 num_held = len(text.ids)
-                text.follow(rows.tokens_from(place, text.num_heard))
-                self._begun[place] = (len(text.ids), text.num_heard)
+                text.follow(rows.tokens_from(place, text.num_tokens))
+                self._begun[place] = (len(text.ids), text.num_tokens)
                 unchanged[place] = max(0, min(num_held, len(text.ids) - 1))  # the last is read for what follows it
         self._rows.forget(unchanged)
         rooms = [self._rows.find_room(len(text.ids)) if text.is_whole else 0 for text in self._texts]
@@ -121,7 +122,7 @@ class SharedVocabulary(ModelDrafter):
         """The draft model's logits under the model's numbers: (rows, vocab); nothing if only one has a token."""
         logits = self._rows.read([text.ids for text in self._texts], places)
         scores = logits.new_full((logits.shape[0], self._num_tokens), -torch.inf)
-        scores[:, self._own_index] = logits[:, self._told_index]
+        scores[:, self._own_index] = logits[:, self._draft_index]
         return scores
 
     def _end(self) -> None:
@@ -130,10 +131,10 @@ class SharedVocabulary(ModelDrafter):
     def observe(self, rows: Rows, draft: Draft, accepted: Sequence[int]) -> None:
         """Forget the guesses that were refused."""
         super().observe(rows, draft, accepted)
-        for place, (num_ids, num_heard) in self._begun.items():
+        for place, (num_ids, num_tokens) in self._begun.items():
             text = self._texts[place]
             num_right = min(accepted[place], len(text.ids) - num_ids)
-            text.take_back(num_ids + num_right, num_heard + num_right)
+            text.take_back(num_ids + num_right, num_tokens + num_right)
         self._begun = {}
 
     def keep_rows(self, index: Sequence[int]) -> None:

@@ -13,65 +13,65 @@ from unspool.decoding.speculative.drafters.vocabulary import Vocabularies
 class Place(NamedTuple):
     """A place in the text where both tokenizations have a boundary."""
 
-    heard: int  # the model's tokens before it
-    told: int  # the draft model's
+    own: int  # the model's tokens before it
+    draft: int  # the draft model's
 
 
 class Translation:
-    """Retells a row in the draft model's tokens as it grows, and guesses on it in the model's.
+    """Re-encodes a row in the draft model's tokens as it grows, and the draft's guesses in the model's.
 
-    Only the end of a text is ever told again: from a place at least so many tokens back as the look-behinds say, since
-    a token that comes may change how the text before it is cut ("hel" and "lo" are one word to the other tokenizer).
-    If the new tokenization meets what is held, what is held stays, and the draft model need not read it again.
+    Only the end of a text is re-encoded, from a place at least as many tokens back as the look-behinds say: a new token
+    may change how the text before it is split ("hel" and "lo" are one word to the other tokenizer). If the new
+    tokenization agrees with what is held, what is held stays, and the draft model need not read it again.
     """
 
     def __init__(self, vocabularies: Vocabularies, *, target_lookbehind: int, assistant_lookbehind: int) -> None:
         self._own, self._drafts = vocabularies.own, vocabularies.drafts
         self._special = vocabularies.common_special  # of the draft model -> the model's
-        self._told_special = {own: told for told, own in self._special.items()}
+        self._draft_special = {own: draft for draft, own in self._special.items()}
         self._target_lookbehind, self._assistant_lookbehind = target_lookbehind, assistant_lookbehind
-        self._heard: list[int] = []  # the row's tokens
+        self._tokens: list[int] = []  # the row's tokens
         self._is_whole = True  # no character of the row's text is unfinished
         self.ids = list(self._drafts.opening)  # the same in the draft model's tokens, and its guesses after them
-        self.num_told = len(self.ids)  # those that stand for the row's text
-        self._beginning = Place(0, self.num_told)  # of the text, or of what follows its last special token
+        self.num_encoded = len(self.ids)  # those that stand for the row's text
+        self._beginning = Place(0, self.num_encoded)  # of the text, or of what follows its last special token
         self._places: list[Place] = []  # after it
         self._most_places = 2 * max(target_lookbehind, assistant_lookbehind) + 2
 
     @property
-    def num_heard(self) -> int:
-        """The row's tokens that are retold."""
-        return len(self._heard)
+    def num_tokens(self) -> int:
+        """The row's tokens that are re-encoded."""
+        return len(self._tokens)
 
     def follow(self, tokens: Sequence[int]) -> int:
-        """Retell the row's new tokens; how many of the draft model's tokens are what they were, guesses included."""
-        unchanged = len(self.ids) if tokens else self.num_told
+        """Re-encode the row's new tokens; return how many of `ids` are unchanged, guesses included."""
+        unchanged = len(self.ids) if tokens else self.num_encoded
         for text, special in split_at_special(tokens, self._own.special):
             if text:
-                self._heard += text
-                unchanged = min(unchanged, self._retell())
+                self._tokens += text
+                unchanged = min(unchanged, self._reencode())
             if special is not None:
                 unchanged = min(unchanged, self._pass_special(special))
-        del self.ids[self.num_told :]
+        del self.ids[self.num_encoded :]
         return min(unchanged, len(self.ids))
 
     def express(self) -> list[int]:
         """The guesses after the row's text in the model's tokens, up to the first that is no text, or with it."""
-        guesses = self.ids[self.num_told :]
+        guesses = self.ids[self.num_encoded :]
         body = list(takewhile(self._drafts.plain.__contains__, guesses))
         end = self._special.get(guesses[len(body)]) if len(body) < len(guesses) else None
         found, is_whole = self._reword(body) if body else ([], self._is_whole)
         plain = list(takewhile(self._own.plain.__contains__, found))
         return [*plain, end] if end is not None and is_whole and len(plain) == len(found) else plain
 
-    def _retell(self) -> int:
-        """Tell the end of the text again; from its beginning, where that meets nothing of what is held."""
-        near = self._look_back(Place(len(self._heard) - self._target_lookbehind, len(self.ids)))
+    def _reencode(self) -> int:
+        """Re-encode the end of the text, or all of it if the end agrees with nothing of what is held."""
+        near = self._look_back(Place(len(self._tokens) - self._target_lookbehind, len(self.ids)))
         lead = len(self._drafts.lead)
         for start in dict.fromkeys((near, self._beginning)):
-            text, self._is_whole = self._read_heard(start)
+            text, self._is_whole = self._read_text(start)
             window = self._drafts.encode(text)
-            held = self._drafts.read(self.ids[start.told :])
+            held = self._drafts.read(self.ids[start.draft :])
             has_lead = start == self._beginning and (not held or held[0].startswith(self._drafts.lead))
             kept, skipped = align_tokens(
                 held,
@@ -81,23 +81,23 @@ class Translation:
             )
             if (kept, skipped) != (0, 0):
                 break
-        unchanged = start.told + kept
+        unchanged = start.draft + kept
         self.ids[unchanged:] = window[skipped:]
-        self.num_told = len(self.ids)
-        self._places = [place for place in self._places if place.told <= unchanged][-self._most_places :]
+        self.num_encoded = len(self.ids)
+        self._places = [place for place in self._places if place.draft <= unchanged][-self._most_places :]
         if self._is_whole:
-            self._places.append(Place(len(self._heard), self.num_told))
+            self._places.append(Place(len(self._tokens), self.num_encoded))
         return unchanged
 
     def _reword(self, body: Sequence[int]) -> tuple[list[int], bool]:
         """Guesses that are text in the model's tokens, and whether no character is unfinished."""
-        start = self._look_back(Place(len(self._heard), self.num_told - self._assistant_lookbehind))
-        told = self._drafts.read([*self.ids[start.told : self.num_told], *body])
+        start = self._look_back(Place(len(self._tokens), self.num_encoded - self._assistant_lookbehind))
+        pieces = self._drafts.read([*self.ids[start.draft : self.num_encoded], *body])
         if start == self._beginning:
-            told = _drop_lead(told, self._drafts.lead)
-        text, is_whole = join_text(told)
+            pieces = _drop_lead(pieces, self._drafts.lead)
+        text, is_whole = join_text(pieces)
         window = self._own.encode(text)
-        held, lead = self._own.read(self._heard[start.heard :]), self._own.lead
+        held, lead = self._own.read(self._tokens[start.own :]), self._own.lead
         has_lead = start == self._beginning and bool(held) and held[0].startswith(lead)
         kept, skipped = align_tokens(
             held,
@@ -113,34 +113,34 @@ class Translation:
         text, is_whole = join_text(self._drafts.read(body))
         return self._own.encode_inside(text), is_whole
 
-    def _read_heard(self, start: Place) -> tuple[str, bool]:
+    def _read_text(self, start: Place) -> tuple[str, bool]:
         """The row's text from a place on, and whether no character is unfinished."""
-        pieces = self._own.read(self._heard[start.heard :])
+        pieces = self._own.read(self._tokens[start.own :])
         return join_text(_drop_lead(pieces, self._own.lead) if start == self._beginning else pieces)
 
     def _pass_special(self, token: int) -> int:
-        """Go past a token that is no text: the draft model's own where it has it. No text is told across it."""
-        self._heard.append(token)
-        told = self._told_special.get(token)
-        unchanged = self.num_told
-        if told is not None and not self._is_opening(told):
-            unchanged += self.ids[self.num_told : self.num_told + 1] == [told]
-            self.ids[self.num_told :] = [told]
+        """Add a token that is no text, as the draft model's own if it has one; no text is encoded across it."""
+        self._tokens.append(token)
+        draft = self._draft_special.get(token)
+        unchanged = self.num_encoded
+        if draft is not None and not self._is_opening(draft):
+            unchanged += self.ids[self.num_encoded : self.num_encoded + 1] == [draft]
+            self.ids[self.num_encoded :] = [draft]
         else:
-            del self.ids[self.num_told :]
-        self.num_told = len(self.ids)
+            del self.ids[self.num_encoded :]
+        self.num_encoded = len(self.ids)
         self._is_whole = True
-        self._beginning = Place(len(self._heard), self.num_told)
+        self._beginning = Place(len(self._tokens), self.num_encoded)
         self._places = []
         return unchanged
 
-    def _is_opening(self, told: int) -> bool:
+    def _is_opening(self, token: int) -> bool:
         """Whether the text has just begun with that very token."""
-        return self.ids[: self.num_told] == self._drafts.opening and told in self._drafts.opening
+        return self.ids[: self.num_encoded] == self._drafts.opening and token in self._drafts.opening
 
     def _look_back(self, most: Place) -> Place:
-        """The last place that is not past `most`; the beginning where all are."""
-        found = (at for at in reversed(self._places) if at.heard <= most.heard and at.told <= most.told)
+        """The last place that is not past `most`; the beginning if all are."""
+        found = (at for at in reversed(self._places) if at.own <= most.own and at.draft <= most.draft)
         return next(found, self._beginning)
 
 

@@ -62,8 +62,8 @@ class UniversalDraft:
         unchanged = {}
         for place in places:
             translation, sure = self._translations[place], self._probabilities[place]
-            num_before = translation.num_told
-            kept = translation.follow(rows.tokens_from(place, translation.num_heard))
+            num_before = translation.num_encoded
+            kept = translation.follow(rows.tokens_from(place, translation.num_tokens))
             num_right = min(len(sure), max(0, kept - num_before))
             if sure:
                 self._confidence.learn(sure, num_right, is_next_wrong=len(translation.ids) > kept)

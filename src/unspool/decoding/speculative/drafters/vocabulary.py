@@ -74,15 +74,15 @@ class Vocabulary:
     @cached_property
     def opening(self) -> list[int]:
         """What the tokenizer itself puts before a text."""
-        told = self.tokenizer.encode("a", add_special_tokens=True)
-        first = next((place for place, token in enumerate(told) if token not in self.special), len(told))
-        return [token for token in told[:first] if token < self.num_tokens]
+        encoded = self.tokenizer.encode("a", add_special_tokens=True)
+        first = next((place for place, token in enumerate(encoded) if token not in self.special), len(encoded))
+        return [token for token in encoded[:first] if token < self.num_tokens]
 
     @cached_property
     def lead(self) -> bytes:
         """What a text reads as having before it once it is encoded: a space with some tokenizers, mostly nothing."""
-        told = b"".join(self.read(self.encode("a")))
-        return told[:1] if told == b" a" else b""
+        encoded = b"".join(self.read(self.encode("a")))
+        return encoded[:1] if encoded == b" a" else b""
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, without any that the model does not have."""

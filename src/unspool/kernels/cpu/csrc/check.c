@@ -1,7 +1,7 @@
 /* Random shapes and values through every instruction set that the machine has, each against plain C.
  *
  * Every buffer has exactly the size that Python gives it, so that the sanitizers see one byte too many. A program of
- * its own: `make sanitize` builds it with the sanitizers, tools/check_instruction_sets.py for other processors.
+ * its own: `make sanitize` builds it with the sanitizers, tools/check_cpu_library.py for other processors.
  */
 #include <math.h>
 #include <stdio.h>
@@ -478,11 +478,14 @@ static void check_run(void) {
     let_go();
 }
 
+#include "check_marks.h"
+
 int main(int argc, char **argv) {
     const int rounds = argc > 1 ? atoi(argv[1]) : 200;
     if (argc > 2) state ^= strtoull(argv[2], NULL, 10) * 0x9e3779b97f4a7c15ull;
     for (int i = 0; i < rounds; i++) check_product();
     for (int i = 0; i < rounds; i++) check_run();
-    printf("%d products and %d runs on %s: %d wrong\n", rounds, rounds, us_available(), num_wrong);
+    for (int i = 0; i < rounds; i++) check_marks();
+    printf("%d products, runs, marks and masks each on %s: %d wrong\n", rounds, us_available(), num_wrong);
     return num_wrong > 0;
 }

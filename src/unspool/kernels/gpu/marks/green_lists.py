@@ -1,8 +1,8 @@
 """Green lists on the device that marks: torch's CPU permutation, computed there.
 
 A list is the first part of `torch.randperm` on a CPU: MT19937's words, one after the other, choose the swaps of a
-shuffle. The words of a seed come 227 at a time, as many as do not need each other, in a ring of 1,024 words. The
-reference is `watermark.twister`. Nothing waits for the host.
+shuffle. The words of a seed come 227 at a time, as many as do not need each other: the last three of such chunks are
+all that the next one is made of. The reference is `watermark.twister`. Nothing waits for the host.
 """
 
 from __future__ import annotations
@@ -19,67 +19,91 @@ from unspool.kernels.gpu.launching import launch, launch_options, let_next_start
 
 TILE: Final = 1_024  # scores per program
 CHAINS: Final = 256  # places that are followed at once
-RING: Final = 1_024  # words: 624 of the state, and those that are written while it is read
+STATE: Final = 1_024  # words of memory for a seed's state: 624, and those that are written while it is read
 LANES: Final = 256  # 227 of them work
+WARPS: Final = 2  # of a program that follows one token
 
 
 @triton.jit
-def _seed(WORDS, seed):
-    """Write the first 624 words of a seed's state."""
+def _seed(WORDS, seed, lane):
+    """The first 624 words of a seed's state, in chunks of 227 of which the first lacks its beginning."""
     word = seed.to(tl.uint32)
     tl.store(WORDS, word.to(tl.int32, bitcast=True))
     for number in range(1, 624):
         word = (word ^ (word >> 30)) * 1812433253 + number
         tl.store(WORDS + number, word.to(tl.int32, bitcast=True))
     tl.debug_barrier()
+    old = tl.load(WORDS + lane - 57, mask=(lane >= 57) & (lane < 227), other=0)
+    middle = tl.load(WORDS + lane + 170, mask=lane < 227, other=0)
+    young = tl.load(WORDS + lane + 397, mask=lane < 227, other=0)
+    return old, middle, young
 
 
 @triton.jit
-def _turn(WORDS, at, is_there):
-    """The words number `at`, from 227 places on after what the ring holds; they are written into the ring."""
-    high = tl.load(WORDS + (at & 1023), mask=is_there, other=0).to(tl.uint32, bitcast=True)
-    low = tl.load(WORDS + ((at + 1) & 1023), mask=is_there, other=0).to(tl.uint32, bitcast=True)
-    word = tl.load(WORDS + ((at + 397) & 1023), mask=is_there, other=0).to(tl.uint32, bitcast=True)
+def _twist(high, low, other):
+    """New words of the state, before they are tempered."""
+    high, low = high.to(tl.uint32, bitcast=True), low.to(tl.uint32, bitcast=True)
     both = (high & 0x80000000) | (low & 0x7FFFFFFF)
-    word = word ^ (both >> 1) ^ ((both & 1) * 0x9908B0DF)
-    tl.store(WORDS + ((at + 624) & 1023), word.to(tl.int32, bitcast=True), mask=is_there)
-    tl.debug_barrier()  # the next words are computed from these
-    word = word ^ (word >> 11)
-    word = word ^ ((word << 7) & 0x9D2C5680)
-    word = word ^ ((word << 15) & 0xEFC60000)
-    return word ^ (word >> 18)
+    word = other.to(tl.uint32, bitcast=True) ^ (both >> 1) ^ ((both & 1) * 0x9908B0DF)
+    return word.to(tl.int32, bitcast=True)
 
 
 @triton.jit
-def _find_swaps(WORDS, RECIPROCALS, at, is_there, V, num_first):
+def _turn(old, middle, young, lane):
+    """The chunk of words after three of them, before it is tempered.
+
+    A word is made of the one 624 before it, which lies 57 further on in the oldest chunk or the one after it, of its
+    neighbour, and of the word 227 before it.
+    """
+    high = tl.gather(tl.where(lane >= 57, old, middle), (lane + 57) % 227, 0)
+    low = tl.gather(tl.where(lane >= 58, old, middle), (lane + 58) % 227, 0)
+    return _twist(high, low, young)
+
+
+@triton.jit
+def _find_swaps(chunk, reciprocals, at, V):
     """The places that the shuffle swaps the places `at` with: each is so far on as a word's remainder by what is left.
 
     The quotient by a reciprocal that was rounded down is right or one too small.
     """
-    words = _turn(WORDS, at, is_there)
+    word = chunk.to(tl.uint32, bitcast=True)
+    word = word ^ (word >> 11)
+    word = word ^ ((word << 7) & 0x9D2C5680)
+    word = word ^ ((word << 15) & 0xEFC60000)
+    word = word ^ (word >> 18)
     left = tl.maximum(V - at, 1).to(tl.uint32)
-    reciprocals = tl.load(RECIPROCALS + at, mask=at < num_first, other=0).to(tl.uint32, bitcast=True)
-    rest = words - tl.umulhi(words, reciprocals) * left
+    rest = word - tl.umulhi(word, reciprocals.to(tl.uint32, bitcast=True)) * left
     return at + tl.where(rest >= left, rest - left, rest).to(tl.int32)
 
 
 @triton.jit
 def _shuffle(
-    SEEDS, WORDS, RECIPROCALS, CAME, V, num_first, LANES: tl.constexpr, RING: tl.constexpr, PDL: tl.constexpr
+    SEEDS, WORDS, RECIPROCALS, CAME, V, num_first, LANES: tl.constexpr, STATE: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
-    """Note which of the first places' contents came last to every place."""
+    """Note which of the first places' contents came last to every place.
+
+    A program per row leaves the device nearly idle: its chunks take turns in memory, which keeps it waiting for less
+    time than exchanges between threads do.
+    """
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, LANES)
-    WORDS += row * RING
     CAME += row * V
+    WORDS += row * STATE
     let_next_start(PDL)
     wait_for_input(PDL)
-    _seed(WORDS, tl.load(SEEDS + row))
+    _seed(WORDS, tl.load(SEEDS + row), lane)
     for first in range(0, num_first, 227):
         place = first + lane
-        swap = _find_swaps(WORDS, RECIPROCALS, place, lane < 227, V, num_first)
-        is_moved = (lane < 227) & (place < num_first) & (swap != place)
-        tl.atomic_max(CAME + swap, place, mask=is_moved, sem="relaxed")
+        is_there = (lane < 227) & (place < num_first)
+        reciprocals = tl.load(RECIPROCALS + place, mask=is_there, other=0)
+        high = tl.load(WORDS + (place & 1023), mask=lane < 227, other=0)
+        low = tl.load(WORDS + ((place + 1) & 1023), mask=lane < 227, other=0)
+        other = tl.load(WORDS + ((place + 397) & 1023), mask=lane < 227, other=0)
+        chunk = _twist(high, low, other)
+        tl.store(WORDS + ((place + 624) & 1023), chunk, mask=lane < 227)
+        tl.debug_barrier()  # the next words are computed from these
+        swap = _find_swaps(chunk, reciprocals, place, V)
+        tl.atomic_max(CAME + swap, place, mask=is_there & (swap != place), sem="relaxed")
 
 
 @triton.jit
@@ -115,12 +139,15 @@ def _raise(SCORES, GREEN, OUT, bias, V, row_stride, TILE: tl.constexpr, PDL: tl.
 def _is_first(WORDS, RECIPROCALS, seed, at, V, num_first, LANES: tl.constexpr):
     """Follow one token, at its own place at first, through a seed's shuffle."""
     lane = tl.arange(0, LANES)
-    _seed(WORDS, seed)
+    old, middle, young = _seed(WORDS, seed, lane)
     first = tl.zeros((), tl.int32)
     while (first < num_first) & (at >= 0):  # below zero once it is in its final place
         place = first + lane
         is_there = (lane < 227) & (place < num_first)
-        swap = _find_swaps(WORDS, RECIPROCALS, place, lane < 227, V, num_first)
+        reciprocals = tl.load(RECIPROCALS + place, mask=is_there, other=0)
+        chunk = _turn(old, middle, young, lane)
+        old, middle, young = middle, young, chunk
+        swap = _find_swaps(chunk, reciprocals, place, V)
         reached = tl.min(tl.where(is_there & ((place == at) | (swap == at)), place, V), 0)
         while reached < V:
             moved = tl.max(tl.where(place == reached, swap, -1), 0)
@@ -134,14 +161,14 @@ def _is_first(WORDS, RECIPROCALS, seed, at, V, num_first, LANES: tl.constexpr):
 @triton.jit
 def _are_first(
     SEEDS, TOKENS, WORDS, RECIPROCALS, FOUND, V, num_first,
-    LANES: tl.constexpr, RING: tl.constexpr, PDL: tl.constexpr,
+    LANES: tl.constexpr, STATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     number = tl.program_id(0).to(tl.int64)
     let_next_start(PDL)
     wait_for_input(PDL)
     at = tl.load(TOKENS + number).to(tl.int32)
     seed = tl.load(SEEDS + number)
-    is_first = _is_first(WORDS + number * RING, RECIPROCALS, seed, at, V, num_first, LANES)
+    is_first = _is_first(WORDS + number * STATE, RECIPROCALS, seed, at, V, num_first, LANES)
     tl.store(FOUND + number, is_first.to(tl.int8))
 
 
@@ -149,7 +176,7 @@ def _are_first(
 def _raise_own(
     IDS, HIGHEST, CANDIDATES, TABLE, KEY, WORDS, RECIPROCALS, OUT, bias, V, num_first, ids_stride, columns, num_before,
     num_candidates, table_size,
-    LANES: tl.constexpr, RING: tl.constexpr, PDL: tl.constexpr,
+    LANES: tl.constexpr, STATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Raise one candidate if it is on the list that it helps to choose."""
     row, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -164,53 +191,38 @@ def _raise_own(
         held = tl.load(IDS + row * ids_stride + columns - num_before + before)
         least = tl.minimum(least, key * (tl.load(TABLE + held % table_size) + 1) * own)
     seed = tl.where(least < 0, least - 1, least)  # the low half is what `% (2**64 - 1)` leaves of it
-    if _is_first(WORDS + place * RING, RECIPROCALS, seed, token.to(tl.int32), V, num_first, LANES):
+    if _is_first(WORDS + place * STATE, RECIPROCALS, seed, token.to(tl.int32), V, num_first, LANES):
         highest = tl.load(HIGHEST + place)
         tl.store(OUT + row * V + token, (highest.to(tl.float32) + bias).to(highest.dtype))
 
 
-def find_green(seeds: torch.Tensor, count: int, num_first: int) -> torch.Tensor:
-    """Which of `count` tokens are among the first so many of each seed's (rows,) permutation: (rows, count) int8."""
-    rows, device, options = len(seeds), seeds.device, launch_options()
-    came = torch.full((rows, count), -1, dtype=torch.int32, device=device)
-    green = torch.ones(rows, count, dtype=torch.int8, device=device)
+def raise_green(scores: torch.Tensor, seeds: torch.Tensor, num_first: int, bias: float) -> torch.Tensor:
+    """Scores (rows, vocab) with `bias` added for the first tokens of the permutation of each row's seed (rows,)."""
+    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    (rows, vocab), device, options = scores.shape, scores.device, launch_options()
+    came = torch.full((rows, vocab), -1, dtype=torch.int32, device=device)
+    green = torch.ones(rows, vocab, dtype=torch.int8, device=device)
+    out = torch.empty(rows, vocab, dtype=scores.dtype, device=device)
     if num_first:
         launch(
             _shuffle,
             (rows,),
             seeds,
-            torch.empty(rows, RING, dtype=torch.int32, device=device),
-            list_reciprocals(count, num_first, device),
+            torch.empty(rows, STATE, dtype=torch.int32, device=device),
+            list_reciprocals(vocab, num_first, device),
             came,
-            count,
+            vocab,
             num_first,
             LANES=LANES,
-            RING=RING,
+            STATE=STATE,
             num_warps=4,
             num_stages=1,
             **options,
         )
-    launch(
-        _leave_out,
-        (rows, triton.cdiv(count - num_first, CHAINS)),
-        came,
-        green,
-        count,
-        num_first,
-        CHAINS=CHAINS,
-        num_warps=4,
-        **options,
-    )
-    return green
-
-
-def raise_green(scores: torch.Tensor, green: torch.Tensor, bias: float) -> torch.Tensor:
-    """Scores (rows, vocab) with `bias` added for the tokens that `green` (rows, vocab) marks."""
-    scores = scores if scores.stride(1) == 1 else scores.contiguous()
-    rows, vocab = scores.shape
-    out = torch.empty(rows, vocab, dtype=scores.dtype, device=scores.device)
+    grid = (rows, triton.cdiv(vocab - num_first, CHAINS))
+    launch(_leave_out, grid, came, green, vocab, num_first, CHAINS=CHAINS, num_warps=4, **options)
     grid, stride = (rows, triton.cdiv(vocab, TILE)), scores.stride(0)
-    launch(_raise, grid, scores, green, out, float(bias), vocab, stride, TILE=TILE, num_warps=4, **launch_options())
+    launch(_raise, grid, scores, green, out, float(bias), vocab, stride, TILE=TILE, num_warps=4, **options)
     return out
 
 
@@ -222,14 +234,14 @@ def are_first(seeds: torch.Tensor, tokens: torch.Tensor, count: int, num_first: 
         (len(seeds),),
         seeds,
         tokens,
-        torch.empty(len(seeds), RING, dtype=torch.int32, device=seeds.device),
+        torch.empty(len(seeds), STATE, dtype=torch.int32, device=seeds.device),
         list_reciprocals(count, num_first, seeds.device),
         found,
         count,
         num_first,
         LANES=LANES,
-        RING=RING,
-        num_warps=1,
+        STATE=STATE,
+        num_warps=WARPS,
         num_stages=1,
         **launch_options(),
     )
@@ -267,7 +279,7 @@ def raise_own(
         candidates.contiguous(),
         lists.table,
         lists.key,
-        torch.empty(rows * num_candidates, RING, dtype=torch.int32, device=scores.device),
+        torch.empty(rows * num_candidates, STATE, dtype=torch.int32, device=scores.device),
         list_reciprocals(vocab, lists.num_first, scores.device),
         out,
         float(bias),
@@ -279,8 +291,8 @@ def raise_own(
         num_candidates,
         len(lists.table),
         LANES=LANES,
-        RING=RING,
-        num_warps=1,
+        STATE=STATE,
+        num_warps=WARPS,
         num_stages=1,
         **launch_options(),
     )

@@ -1,0 +1,202 @@
+/* Watermarks and masks with random shapes and values: every instruction set against a few plain lines here. Part of check.c. */
+#ifndef UNSPOOL_CHECK_MARKS_H
+#define UNSPOOL_CHECK_MARKS_H
+
+static void expect(int is_right, const char *what, const char *set) {
+    if (is_right) return;
+    printf("%s with %s: other results than expected\n", what, set);
+    num_wrong++;
+}
+
+/* Call `each` for every instruction set. */
+static void with_each_set(void (*each)(const char *)) {
+    char names[128];
+    strcpy(names, us_available());
+    const uint64_t begin = state;
+    for (char *rest = names, *name; (name = strtok(rest, ",")); rest = NULL) {
+        if (us_use_instructions(name)) abort();
+        state = begin; /* the same shapes and values for all */
+        each(name);
+        let_go();
+    }
+}
+
+/* --- green lists ------------------------------------------------------------------------------------------- */
+
+/* Which tokens are among the first of torch.randperm(n) after a seed. */
+static void shuffle_plainly(uint32_t seed, int32_t n, int32_t num_first, uint8_t *out) {
+    uint32_t words[624];
+    int32_t *held = get(sizeof(int32_t) * (size_t)n), at = 624;
+    words[0] = seed;
+    for (uint32_t i = 1; i < 624; i++) words[i] = 1812433253u * (words[i - 1] ^ (words[i - 1] >> 30)) + i;
+    for (int32_t i = 0; i < n; i++) held[i] = i;
+    memset(out, 0, (size_t)n);
+    for (int32_t i = 0; i < num_first; i++, at++) {
+        if (at == 624) {
+            for (int32_t k = 0; k < 624; k++) {
+                const uint32_t y = (words[k] & 0x80000000u) | (words[(k + 1) % 624] & 0x7fffffffu);
+                words[k] = words[(k + 397) % 624] ^ (y >> 1) ^ (y & 1 ? 0x9908b0dfu : 0);
+            }
+            at = 0;
+        }
+        uint32_t y = words[at];
+        y ^= y >> 11, y ^= (y << 7) & 0x9d2c5680u, y ^= (y << 15) & 0xefc60000u, y ^= y >> 18;
+        const int32_t other = i + (int32_t)(y % (uint32_t)(n - i)), kept = held[i];
+        held[i] = held[other], held[other] = kept;
+        out[held[i]] = 1;
+    }
+    free(held);
+}
+
+static void check_lists(const char *set) {
+    const int32_t count = 1 + below(5), vocab = 2 + below(3000), num_first = below(vocab), threads = 1 + below(3);
+    uint32_t *seeds = keep(get(sizeof(uint32_t) * (size_t)count));
+    int32_t *tokens = keep(get(sizeof(int32_t) * (size_t)count));
+    uint8_t *found = keep(get((size_t)count * vocab)), *expected = keep(get((size_t)count * vocab)), *are = keep(get((size_t)count));
+    for (int32_t i = 0; i < count; i++) seeds[i] = i && below(2) ? seeds[i - 1] : next(), tokens[i] = below(vocab);
+    for (int32_t i = 0; i < count; i++) shuffle_plainly(seeds[i], vocab, num_first, expected + (size_t)i * vocab);
+    expect(!us_find_first(seeds, count, vocab, num_first, found, threads), "green lists' memory", set);
+    expect(!memcmp(found, expected, (size_t)count * vocab), "green lists", set);
+    expect(!us_are_first(seeds, tokens, count, vocab, num_first, are, threads), "tokens' memory", set);
+    for (int32_t i = 0; i < count; i++) expect(are[i] == expected[(size_t)i * vocab + tokens[i]], "a token's own list", set);
+}
+
+/* --- contexts and draws ------------------------------------------------------------------------------------ */
+
+static uint64_t mix_plainly(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static void check_contexts(const char *set) {
+    const int32_t rows = 1 + below(4), columns = 1 + below(60), stride = columns + below(3), start = below(columns + 1);
+    const int32_t width = 1 + below(5), first = below(4), num_tokens = columns - start, mixes = below(2), vocab = 1 + below(3);
+    /* The last row ends with its last column. */
+    int64_t *ids = keep(get(sizeof(int64_t) * ((size_t)(rows - 1) * stride + columns))), *states = keep(get(sizeof(int64_t) * (size_t)rows));
+    int64_t *pads = below(2) ? keep(get(sizeof(int64_t) * (size_t)rows)) : NULL;
+    uint8_t *repeated = keep(get((size_t)rows));
+    const uint64_t seed = (uint64_t)next() << 32 | next();
+    for (int32_t i = 0; i < (rows - 1) * stride + columns; i++) ids[i] = below(vocab);
+    for (int32_t row = 0; pads && row < rows; row++) pads[row] = below(columns);
+    us_read_contexts(ids, pads, rows, stride, start, num_tokens, width, first, seed, mixes, states, repeated);
+    for (int32_t row = 0; row < rows; row++) {
+        int64_t text[80] = {0}; /* five zeros before it */
+        for (int32_t i = 0; i < num_tokens; i++) text[5 + i] = pads && start + i < pads[row] ? 0 : ids[row * stride + start + i];
+        uint64_t hash = seed;
+        for (int32_t i = num_tokens - width; i < num_tokens; i++)
+            hash = mixes ? mix_plainly(hash + ((uint64_t)text[5 + i] + 1) * 0x9e3779b97f4a7c15u)
+                         : (hash + (uint64_t)text[5 + i]) * 6364136223846793005u + 1;
+        int is_repeated = 0;
+        for (int32_t w = first; w < num_tokens; w++)
+            is_repeated |= !memcmp(text + 5 + w - width, text + 5 + num_tokens - width, sizeof(int64_t) * (size_t)width);
+        expect(states[row] == (int64_t)hash && repeated[row] == is_repeated, "contexts", set);
+    }
+}
+
+static uint32_t finish_plainly(uint32_t word) {
+    word = (word ^ (word >> 16)) * 0x85ebca6bu;
+    word = (word ^ (word >> 13)) * 0xc2b2ae35u;
+    return word ^ (word >> 16);
+}
+
+static float *odd_scores(int32_t rows, int32_t vocab) {
+    float *scores = keep(floats((size_t)rows * vocab, 8.0f));
+    for (int32_t i = below(20); i > 0; i--) scores[below(rows * vocab)] = -INFINITY;
+    if (!below(4)) scores[below(rows * vocab)] = below(2) ? NAN : INFINITY;
+    if (!below(4))
+        for (int32_t v = 0; v < vocab; v++) scores[v] = -INFINITY;
+    return scores;
+}
+
+static void check_draws(const char *set) {
+    const int32_t rows = 1 + below(4), vocab = 1 + below(below(2) ? 40 : 9000);
+    const float *scores = odd_scores(rows, vocab);
+    int64_t *states = keep(get(sizeof(int64_t) * (size_t)rows));
+    uint8_t *repeated = keep(get((size_t)rows));
+    int32_t *tokens = keep(get(sizeof(int32_t) * (size_t)rows));
+    for (int32_t row = 0; row < rows; row++) states[row] = (int64_t)((uint64_t)next() << 32 | next()), repeated[row] = !below(4);
+    us_draw_keyed(scores, rows, vocab, states, repeated, tokens, 1 + below(3));
+    for (int32_t row = 0; row < rows; row++) {
+        int32_t drawn = -1, is_sound = !repeated[row];
+        double best = INFINITY;
+        for (int32_t v = 0; v < vocab; v++) {
+            const float score = scores[(size_t)row * vocab + v];
+            const uint32_t low = (uint32_t)states[row], high = (uint32_t)((uint64_t)states[row] >> 32);
+            const uint32_t word = finish_plainly(finish_plainly((uint32_t)v * 0x9e3779b1u + low) ^ high);
+            const double key = log(-log1p(-((double)word + 0.5) * 0x1p-32)) - (double)score;
+            is_sound &= score < INFINITY;
+            if (key < best) best = key, drawn = v;
+        }
+        expect(tokens[row] == (is_sound ? drawn : -1), "a keyed draw", set);
+    }
+}
+
+/* --- tournaments and masks --------------------------------------------------------------------------------- */
+
+static void check_tournament(const char *set) {
+    const int32_t rows = 1 + below(3), vocab = 1 + below(3000), depth = 1 + below(65), threads = 1 + below(3);
+    const uint32_t size = 1u << below(12), step = next() | 1;
+    const size_t num_words = (size_t)(depth + 29) / 30;
+    const float *scores = odd_scores(rows, vocab);
+    float *out = keep(get(sizeof(float) * (size_t)rows * vocab));
+    double *probs = keep(get(sizeof(double) * (size_t)vocab));
+    uint32_t *words = keep(get(sizeof(uint32_t) * num_words * size)), *starts = keep(get(sizeof(uint32_t) * (size_t)rows));
+    uint8_t *repeated = keep(get((size_t)rows));
+    for (size_t i = 0; i < num_words * size; i++) words[i] = next() & 0x3fffffffu;
+    for (int32_t row = 0; row < rows; row++) starts[row] = next() & (size - 1), repeated[row] = !below(4);
+    expect(!us_play_tournament(scores, out, rows, vocab, depth, words, size, step, starts, repeated, threads), "a tournament's memory", set);
+    for (int32_t row = 0; row < rows; row++) {
+        const float *given = scores + (size_t)row * vocab, *made = out + (size_t)row * vocab;
+        float highest = -INFINITY;
+        int32_t is_sound = !repeated[row];
+        for (int32_t v = 0; v < vocab; v++) is_sound &= given[v] < INFINITY, highest = given[v] > highest ? given[v] : highest;
+        if (!is_sound || highest == -INFINITY) {
+            expect(!memcmp(made, given, sizeof(float) * (size_t)vocab), "a row without a tournament", set);
+            continue;
+        }
+        double total = 0, worst = 0;
+        for (int32_t v = 0; v < vocab; v++) total += probs[v] = exp((double)given[v] - highest);
+        for (int32_t v = 0; v < vocab; v++) probs[v] /= total;
+        for (int32_t round = 0; round < depth; round++) {
+            double mass = 0;
+#define BIT(v) (words[(size_t)(round / 30) * size + ((starts[row] + (uint32_t)(v) * step) & (size - 1))] >> (round % 30) & 1u)
+            for (int32_t v = 0; v < vocab; v++) mass += BIT(v) * probs[v];
+            for (int32_t v = 0; v < vocab; v++) probs[v] *= 1 + BIT(v) - mass;
+#undef BIT
+        }
+        for (int32_t v = 0; v < vocab; v++) {
+            const double off = fabs(exp((double)made[v]) - probs[v]);
+            worst = off > worst || off != off ? off : worst;
+            expect((made[v] == -INFINITY) == (given[v] == -INFINITY), "what a tournament forbids", set);
+        }
+        expect(worst < 1e-4, "a tournament", set);
+    }
+}
+
+static void check_masks(const char *set) {
+    const int32_t rows = 1 + below(4), vocab = 1 + below(300), words = (vocab + 31) / 32 + below(2);
+    /* The last row's words end with the last that has a token. */
+    const size_t count = (size_t)(rows - 1) * words + (size_t)(vocab + 31) / 32;
+    const float *scores = keep(floats((size_t)rows * vocab, 1.0f));
+    float *out = keep(get(sizeof(float) * (size_t)rows * vocab));
+    uint32_t *bits = keep(get(sizeof(uint32_t) * count));
+    for (size_t i = 0; i < count; i++) bits[i] = below(3) ? next() : below(2) ? 0xffffffffu : 0;
+    us_keep_allowed(scores, rows, vocab, bits, words, out);
+    for (int32_t row = 0; row < rows; row++)
+        for (int32_t v = 0; v < vocab; v++) {
+            const int is_allowed = bits[(size_t)row * words + v / 32] >> (v % 32) & 1;
+            const float found = out[(size_t)row * vocab + v];
+            expect(is_allowed ? found == scores[(size_t)row * vocab + v] : found == -INFINITY, "a mask", set);
+        }
+}
+
+static void check_marks(void) {
+    with_each_set(check_lists);
+    with_each_set(check_contexts);
+    with_each_set(check_draws);
+    with_each_set(check_tournament);
+    with_each_set(check_masks);
+}
+
+#endif
