@@ -71,7 +71,7 @@ class SpeechProcessor:
         ids = token_ids.tolist() if hasattr(token_ids, "tolist") else list(token_ids)
         first = self._first_stamp
         if first is None or not decode_with_timestamps:
-            return self.tokenizer.decode(ids if first is None else [one for one in ids if one < first], *args, **kwargs)
+            return str(self.tokenizer.decode([one for one in ids if first is None or one < first], *args, **kwargs))
         text = ""
         for is_time, run in groupby(ids, key=lambda one: one >= first):
             found = list(run)
