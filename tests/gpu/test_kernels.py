@@ -229,7 +229,7 @@ def test_unpacking(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", ["silu", "relu", "gelu", "gelu_new", "quick_gelu"])
+@pytest.mark.parametrize("name", ["silu", "relu", "gelu", "gelu_new", "quick_gelu", "relu2"])
 def test_gating(dtype: torch.dtype, name: str) -> None:
     from unspool.kernels.gpu.products.activations import CODES
     from unspool.kernels.gpu.products.gating import gate

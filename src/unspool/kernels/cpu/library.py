@@ -17,7 +17,7 @@ from unspool.kernels.cpu.blocks import BLOCK
 from unspool.kernels.cpu.marks import Marks
 from unspool.kernels.cpu.tiles import BYTES, TILE
 
-ABI: Final = 8
+ABI: Final = 9
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
@@ -55,7 +55,7 @@ class Layer(ctypes.Structure):
 
     _fields_ = [
         *((name, Norm) for name in ("attn_norm", "ffn_norm", "post_attn_norm", "post_ffn_norm", "q_norm", "k_norm")),
-        *((name, ctypes.c_int32) for name in ("has_ffn_norm", "has_post_norms", "has_qk_norm", "window")),
+        *((name, ctypes.c_int32) for name in ("has_ffn_norm", "has_post_norms", "head_norm", "window")),
         *((name, Matrix) for name in ("qkv", "out", "up", "down")),
         ("rope", ctypes.c_void_p),
         ("scale", ctypes.c_float),

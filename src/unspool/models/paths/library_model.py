@@ -33,9 +33,11 @@ _ACTIVATIONS: Final = {
     **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), 1),
     "gelu": 2,
     "relu": 3,
+    "relu2": 4,
 }
 _WIDEST_HEAD: Final = 256
 _NO_NORM: Final = 2  # US_COPY
+_HEAD_NORMS: Final = {"head": 1, "each": 2, "whole": 3}
 
 
 def explain_no_library(
@@ -45,10 +47,8 @@ def explain_no_library(
     reason = explain_unread(spec, device, dtype)
     if reason is not None:
         return reason
-    if spec.norm_placement not in ("pre", "sandwich") or not spec.has_final_norm:
+    if spec.norm_placement == "post" or not spec.has_final_norm:
         return f"the CPU library has no block with the norms of {spec.family}"
-    if spec.qk_norm is not None and spec.qk_norm_span != "head":
-        return f"the CPU library has no norms of queries and keys like {spec.family}'s"
     if spec.alibi is not None and spec.alibi.is_rounded:
         return f"{spec.family} rounds its position biases key by key"
     if weights.project_in is not None or weights.project_out is not None:
@@ -140,7 +140,7 @@ class DescribedModel:
             k_norm=describe_norm(layer.k_norm),
             has_ffn_norm=layer.ffn_norm is not None,
             has_post_norms=layer.post_attn_norm is not None,
-            has_qk_norm=layer.q_norm is not None,
+            head_norm=_HEAD_NORMS[spec.qk_norm_span] if layer.q_norm is not None else 0,
             window=(spec.window or 0) if spec.kind_of(index) == "sliding" else 0,
             qkv=describe_rows(layer.qkv),
             out=describe_rows(layer.out),

@@ -368,7 +368,7 @@ static void check_run(void) {
     m->rope_width = 2 * (1 + below(m->head_dim / 2));
     m->is_parallel = below(2);
     m->is_gated = below(2);
-    m->activation = below(4);
+    m->activation = below(5);
     m->embedding_scale = 1.5f;
     m->head_scale = below(2) ? 1.0f : 0.5f;
     m->is_post = !m->is_parallel && below(2);
@@ -392,11 +392,11 @@ static void check_run(void) {
         y->ffn_norm = random_norm(norm, m->hidden);
         y->post_attn_norm = random_norm(norm, m->hidden);
         y->post_ffn_norm = random_norm(norm, m->hidden);
-        y->q_norm = random_norm(US_RMS, m->head_dim);
-        y->k_norm = random_norm(US_RMS, m->head_dim);
+        y->head_norm = below(4);
+        y->q_norm = random_norm(US_RMS, m->head_dim * (y->head_norm < US_EACH ? 1 : m->num_heads));
+        y->k_norm = random_norm(US_RMS, m->head_dim * (y->head_norm < US_EACH ? 1 : m->num_kv_heads));
         y->has_ffn_norm = below(2);
         y->has_post_norms = !m->is_parallel && !m->is_post && below(2);
-        y->has_qk_norm = below(2);
         y->window = below(2) ? 1 + below(longest) : 0;
         y->qkv = random_matrix(kind, (m->num_heads + 2 * m->num_kv_heads) * m->head_dim, m->hidden, bias);
         y->out = random_matrix(kind, m->hidden, m->num_heads * m->head_dim, bias);

@@ -143,7 +143,10 @@ static void check_tournament(const char *set) {
     double *probs = keep(get(sizeof(double) * (size_t)vocab));
     uint32_t *words = keep(get(sizeof(uint32_t) * num_words * size)), *starts = keep(get(sizeof(uint32_t) * (size_t)rows));
     uint8_t *repeated = keep(get((size_t)rows));
-    for (size_t i = 0; i < num_words * size; i++) words[i] = next() & 0x3fffffffu;
+    for (size_t i = 0; i < num_words * size; i++) { /* rounds that there are not have no bits */
+        const int32_t left = depth - 30 * (int32_t)(i / size);
+        words[i] = next() & ((1u << (left < 30 ? left : 30)) - 1);
+    }
     for (int32_t row = 0; row < rows; row++) starts[row] = next() & (size - 1), repeated[row] = !below(4);
     expect(!us_play_tournament(scores, out, rows, vocab, depth, words, size, step, starts, repeated, threads), "a tournament's memory", set);
     for (int32_t row = 0; row < rows; row++) {

@@ -50,6 +50,10 @@ INLINE vec activate(int32_t kind, vec x) {
     case US_SILU: return x * sigmoid(x);
     case US_GELU_TANH: return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
     case US_RELU: return larger(x, fill(0));
+    case US_RELU2: {
+        const vec kept = larger(x, fill(0));
+        return kept * kept;
+    }
     default: {
         const vec tail = normal_tail(magnitude(x));
         return x * choose(x < fill(0), tail, 1.0f - tail);
@@ -329,6 +333,26 @@ static int32_t count_run(const us_store *s, int32_t l, int32_t place) {
     return s->rooms ? s->rooms[l] - place % s->rooms[l] : INT32_MAX;
 }
 
+static void norm_head(const us_layer *layer, const us_norm *norm, float *head, int32_t number, int32_t D) {
+    us_norm own = *norm;
+    if (layer->head_norm == US_EACH) own.weight += (size_t)number * D;
+    if (layer->head_norm == US_SHARED || layer->head_norm == US_EACH) normalise(&own, head, D, head);
+}
+
+/* Norms that go over all heads of a token's queries, and of its keys. */
+static void norm_whole(run *r, const us_layer *layer) {
+    const us_model *m = r->model;
+    const int32_t query = m->num_heads * m->head_dim, key = m->num_kv_heads * m->head_dim;
+    int64_t first, last;
+    split(r->job->num_tokens, r->thread, r->threads, &first, &last);
+    for (int64_t token = first; token < last; token++) {
+        float *qkv = r->scratch.qkv + token * (query + 2 * key);
+        normalise(&layer->q_norm, qkv, query, qkv);
+        normalise(&layer->k_norm, qkv + query, key, qkv + query);
+    }
+    us_meet(r->team);
+}
+
 /* Norm, rotation and, for keys and values, the cache: heads of one token that belong to one key head. */
 static void place_head(const run *r, const us_layer *layer, int32_t l, int32_t token, int32_t kv) {
     const us_model *m = r->model;
@@ -338,12 +362,12 @@ static void place_head(const run *r, const us_layer *layer, int32_t l, int32_t t
     const float *table = layer->rope ? layer->rope + (size_t)job->positions[token] * m->rope_width : NULL;
     for (int32_t h = kv * G; h < (kv + 1) * G; h++) {
         float *q = qkv + (size_t)h * D;
-        if (layer->has_qk_norm) normalise(&layer->q_norm, q, D, q);
+        norm_head(layer, &layer->q_norm, q, h, D);
         if (table) rotate(q, table, m->rope_width);
         for (int32_t i = 0; i < D; i++) q[i] *= layer->scale;
     }
     float *k = qkv + (size_t)(H + kv) * D, *v = qkv + (size_t)(H + KV + kv) * D;
-    if (layer->has_qk_norm) normalise(&layer->k_norm, k, D, k);
+    norm_head(layer, &layer->k_norm, k, kv, D);
     if (table) rotate(k, table, m->rope_width);
     if (job->own.rooms) return; /* kept once all have read what it is written over */
     float *to = find_place(&job->own, l, job->own_rows[token], job->own_places[token]) + (size_t)kv * D;
@@ -508,6 +532,7 @@ static void attend_run(run *r, const us_layer *layer, int32_t l, int32_t token, 
 static void attend(run *r, const us_layer *layer, int32_t l) {
     const int32_t KV = r->model->num_kv_heads, tokens = r->job->num_tokens, parts = r->own_parts;
     int64_t first, last;
+    if (layer->head_norm == US_WHOLE) norm_whole(r, layer);
     split((int64_t)tokens * KV, r->thread, r->threads, &first, &last);
     for (int64_t i = first; i < last; i++) place_head(r, layer, l, (int32_t)(i / KV), (int32_t)(i % KV));
     us_meet(r->team); /* tokens of one row read each other's keys */

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define US_ABI 8
+#define US_ABI 9
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
 #define US_PART 64     /* keys that attention reads at once: with their values they stay in the first-level cache */
@@ -20,8 +20,10 @@ enum us_kind {
     US_Q8 = 1,  /* tiles of blocks: 8 float16 scales, then 8 groups of 4 columns of 8 rows, int8 */
     US_Q4 = 2,  /* tiles of blocks: 8 float16 scales, 8 float16 minimums, then 4 groups as above, two to a byte */
 };
-enum us_activation { US_SILU = 0, US_GELU_TANH = 1, US_GELU = 2, US_RELU = 3 };
+enum us_activation { US_SILU = 0, US_GELU_TANH = 1, US_GELU = 2, US_RELU = 3, US_RELU2 = 4 /* squared */ };
 enum us_norm_kind { US_RMS = 0, US_LAYER = 1, US_COPY = 2 /* no norm */ };
+/* Norms of queries and keys: none, one for all heads, weights for each, or one over all heads of a token. */
+enum us_head_norm { US_BARE = 0, US_SHARED = 1, US_EACH = 2, US_WHOLE = 3 };
 
 typedef struct {
     int32_t kind, rows, columns, unused;
@@ -38,7 +40,7 @@ typedef struct {
 
 typedef struct {
     us_norm attn_norm, ffn_norm, post_attn_norm, post_ffn_norm, q_norm, k_norm;
-    int32_t has_ffn_norm, has_post_norms, has_qk_norm, window; /* window 0: none */
+    int32_t has_ffn_norm, has_post_norms, head_norm, window; /* window 0: none */
     us_matrix qkv, out, up, down;
     const float *rope; /* (positions, pairs, 2): cosine and sine; or NULL */
     float scale;

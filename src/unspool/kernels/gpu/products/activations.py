@@ -17,6 +17,7 @@ CODES: Final[dict[str, int]] = {
     "gelu_fast": 4,
     "gelu_pytorch_tanh": 4,
     "quick_gelu": 5,
+    "relu2": 6,
 }
 
 
@@ -34,4 +35,7 @@ def activate(x, CODE: tl.constexpr):
         x = x * tl.sigmoid(2.0 * inner)  # (1 + tanh(a)) / 2 is sigmoid(2a)
     elif CODE == 5:
         x = x * tl.sigmoid(1.702 * x)
+    elif CODE == 6:
+        x = tl.maximum(x, 0.0)
+        x = x * x
     return x
