@@ -113,6 +113,7 @@ from unspool.pretrained.auto import AutoTokenizer as AutoTokenizer
 from unspool.pretrained.model import PretrainedModel as PretrainedModel
 from unspool.pretrained.pipelines.base import Pipeline as Pipeline
 from unspool.pretrained.pipelines.opening import pipeline as pipeline
+from unspool.pretrained.processor import AutoProcessor as AutoProcessor
 from unspool.pretrained.quantization import BitsAndBytesConfig as BitsAndBytesConfig
 from unspool.pretrained.seeding import set_seed as set_seed
 from unspool.registry import register as register
@@ -144,6 +145,7 @@ __all__ = [
     "AutoModelForCausalLM",
     "AutoModelForSeq2SeqLM",
     "AutoModelForSpeechSeq2Seq",
+    "AutoProcessor",
     "AutoTokenizer",
     "BayesianDetectorConfig",
     "BayesianDetectorModel",

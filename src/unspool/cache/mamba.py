@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from unspool.cache.base import JOIN, RAGGED, SELECT_ROWS, TRIAL
+from unspool.cache.older_names import takes_batch_size
 from unspool.cache.stored import FixedCache, StoredCache
 from unspool.cache.stores.states import Inputs, Replay, StateStore, refuse_keys
 from unspool.errors import SettingError, UnsupportedError
@@ -26,6 +27,7 @@ class MambaCache(FixedCache):
     max_batch_size: int
     _store: StateStore
 
+    @takes_batch_size
     def __init__(
         self,
         config: Any,

@@ -9,6 +9,7 @@ import torch
 
 from unspool.cache.base import FIXED_SHAPE, JOIN, RAGGED, SELECT_ROWS, TRIAL
 from unspool.cache.files import check_room
+from unspool.cache.older_names import takes_batch_size
 from unspool.cache.sizes import (
     DeviceMap,
     KeySizes,
@@ -134,6 +135,7 @@ class LayeredCache(FixedCache):
 class SlidingWindowCache(LayeredCache):
     """A cache for models all of whose layers slide (Mistral): memory is bounded by the window, texts are not."""
 
+    @takes_batch_size
     def __init__(
         self,
         config: Any,
@@ -155,6 +157,7 @@ class SlidingWindowCache(LayeredCache):
 class HybridCache(LayeredCache):
     """A cache for models some of whose layers slide (Gemma 2 and 3): rings beside buffers of every key."""
 
+    @takes_batch_size
     def __init__(
         self,
         config: Any,

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from unspool.cache.files import check_room
+from unspool.cache.older_names import takes_batch_size
 from unspool.cache.rows import RowCache
 from unspool.cache.sizes import DeviceMap, KeySizes, read_sizes, unpack_sizes
 from unspool.cache.span import Span
@@ -19,6 +20,7 @@ from unspool.errors import SettingError
 class StaticCache(FixedCache, RowCache):
     """A cache whose memory is taken once, for `max_batch_size` rows of `max_cache_len` positions."""
 
+    @takes_batch_size
     def __init__(
         self,
         config: Any,

@@ -16,6 +16,7 @@ from unspool.config.modes import GenerationMode, choose_mode
 from unspool.config.parameters import PARAMETERS
 from unspool.config.rules import EXTRA_OUTPUTS, check_settings, find_unused
 from unspool.config.shapes import is_shape, make_schema
+from unspool.config.values import is_one_bias
 from unspool.config.watermarking import BaseWatermarkingConfig, read_watermarking_config
 from unspool.errors import InputError, SettingError
 from unspool.small_files import make_folder, read_json_object, write_text
@@ -78,6 +79,8 @@ class GenerationConfig:
             raise SettingError(f"`{name}` can't be a setting: GenerationConfig has a method of that name.")
         if name == "watermarking_config":
             value = _read_watermarks(value)
+        elif name == "sequence_bias" and is_one_bias(value):
+            value = [value]
         self.__dict__[name] = value
         if not name.startswith("_") and name not in METADATA:
             # Replaced, never changed in place: copies share it.

@@ -146,6 +146,16 @@ def _check_layers(parameter: Parameter, value: Any) -> None:
     _check_ids(parameter, value)
 
 
+def is_one_bias(value: Any) -> bool:
+    """Whether a bias is one pair of token ids and a number, outside of a list of them, as documents write it."""
+    return (
+        isinstance(value, (list, tuple))
+        and len(value) == 2
+        and isinstance(value[0], (list, tuple))
+        and is_number(value[1], allows_infinity=True)
+    )
+
+
 def _check_bias(parameter: Parameter, value: Any) -> None:
     if not isinstance(value, (Mapping, list, tuple)):
         raise _refuse(parameter, value, "a dict of {token ids: bias} or a list of [token ids, bias]")

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from unspool.config.values import is_one_bias
 from unspool.errors import SettingError
 from unspool.logits.base import Joining, LogitsProcessor
 from unspool.logits.rows import read_token_ids
@@ -117,6 +118,7 @@ class LogitBiasLogitsProcessor(SequenceBiasLogitsProcessor):
 
 def read_sequence_bias(name: str, given: Any) -> dict[TokenSequence, float]:
     """Sequences and their biases, from either form; each checked."""
+    given = [given] if is_one_bias(given) else given
     if not isinstance(given, (Mapping, list, tuple)) or not given:
         raise SettingError(f"`{name}` has to be a non-empty dictionary, or non-empty list of lists, but is {given!r}.")
     if len(given) > MOST_SEQUENCES:

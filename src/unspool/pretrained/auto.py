@@ -30,7 +30,7 @@ from unspool.text.special_tokens import NAMED_TOKENS
 _SEVERAL = ("balanced", "balanced_low_0", "sequential")
 
 
-class _Auto:
+class Auto:
     """What the classes share: they are not made, they load."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -38,7 +38,7 @@ class _Auto:
         raise TypeError(f"{name} is not made by calling it; use {name}.from_pretrained(name_or_path)")
 
 
-class _AutoModel(_Auto):
+class _AutoModel(Auto):
     _is_pair: ClassVar[bool] = False
     _hears: ClassVar[bool | None] = None  # None: either
 
@@ -110,7 +110,7 @@ class AutoModelForSpeechSeq2Seq(_AutoModel):
     _hears = True
 
 
-class AutoTokenizer(_Auto):
+class AutoTokenizer(Auto):
     """Tokenizers, with the names and answers that transformers' have."""
 
     @classmethod

@@ -1,0 +1,13 @@
+from unspool import AutoTokenizer, AutoModelForCausalLM, StaticCache
+
+model = AutoModelForCausalLM.from_pretrained("models/llama")
+tokenizer = AutoTokenizer.from_pretrained("models/llama")
+
+inputs = tokenizer(text="My name is Llama", return_tensors="pt")
+
+# Prepare a cache class and pass it to model's forward
+# Leave empty space for 10 new tokens, which can be used when calling forward iteratively 10 times to generate
+max_generated_length = inputs.input_ids.shape[1] + 10
+past_key_values = StaticCache(config=model.config, batch_size=1, max_cache_len=max_generated_length, device=model.device, dtype=model.dtype)
+outputs = model(**inputs, past_key_values=past_key_values, use_cache=True)
+outputs.past_key_values # access cache filled with key/values from generation
