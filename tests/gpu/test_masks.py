@@ -20,7 +20,8 @@ def test_the_kernel_leaves_the_scores_that_operators_leave(vocab: int, dtype: to
     made = torch.Generator().manual_seed(vocab)
     scores = torch.randn(5, vocab, generator=made).to("cuda", dtype)
     bits = torch.randint(-(2**31), 2**31, (5, (vocab + 31) // 32), generator=made).to(torch.int32)
-    assert torch.equal(keep_allowed(scores, bits), keep_allowed_plainly(scores, bits.cuda()))
+    bits = bits.cuda()
+    assert torch.equal(keep_allowed(scores, bits), keep_allowed_plainly(scores, bits))
 
 
 @pytest.mark.parametrize("way", [{}, {"num_beams": 3}, {"do_sample": True, "seed": 3}, {"drafter": "grammar"}])
