@@ -12,7 +12,7 @@ from tests.conformance.cases import GOLDENS
 
 import unspool
 from unspool import GenerationConfig, LanguageModel, Piece
-from unspool.api.language_model import _read_quantize
+from unspool.api.language_model import read_quantize
 from unspool.errors import InputError, SettingError, UnspoolError
 
 # --- settings of the short way ------------------------------------------------------------------------------
@@ -205,5 +205,5 @@ def test_dola_chooses_a_layer_for_every_text(lm: LanguageModel) -> None:
 
 
 def test_none_is_a_word_for_plain_numbers_too() -> None:
-    assert _read_quantize("none", False, False) is None
-    assert _read_quantize("auto", False, True) == "int4"
+    assert read_quantize("none", False, False) is None
+    assert read_quantize("auto", False, True) == "int4"
