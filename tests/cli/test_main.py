@@ -47,7 +47,10 @@ def test_without_a_command_the_help_is_an_error(cli: Callable[..., Any]) -> None
             ("rum",),
             "there is no command 'rum'; did you mean run? The commands are: run, chat, batch, serve, transcribe, explain",
         ),
-        (("frobnicate",), "there is no command 'frobnicate'. The commands are: run, chat, batch, serve, transcribe, explain"),
+        (
+            ("frobnicate",),
+            "there is no command 'frobnicate'. The commands are: run, chat, batch, serve, transcribe, explain",
+        ),
         (("--versoin",), "unknown option --versoin; did you mean --version?"),
         (("run", "--temprature", "0.3", "hi"), "unknown option --temprature; did you mean --temperature?"),
         (("run", "--max_new_tokns=3", "hi"), "unknown option --max_new_tokns; did you mean --max-new-tokens?"),

@@ -111,7 +111,6 @@ CASES: dict[str, Callable[[], Any]] = {
         attention_multiplier=0.4,
         logits_scaling=3.0,
     ),
-    "seed_oss": _make("SeedOss", **LLAMA, head_dim=8, attention_out_bias=True, mlp_bias=True),
     "helium": _make("Helium", **LLAMA, head_dim=8, attention_bias=True),
     "ernie4_5": _make("Ernie4_5", **LLAMA, head_dim=8, use_bias=True),
     "arcee": _make("Arcee", **LLAMA),

@@ -77,15 +77,6 @@ def _read_granite(config: Settings) -> DecoderSpec:
     )
 
 
-def _read_seed_oss(config: Settings) -> DecoderSpec:
-    spec = read_llama_config(config, "seed_oss")
-    return replace(
-        spec,
-        has_qkv_bias=config.boolean("attention_bias", default=True),
-        has_out_bias=config.boolean("attention_out_bias", default=False),
-    )
-
-
 def _read_helium(config: Settings) -> DecoderSpec:
     spec = read_llama_config(config, "helium", theta=100_000.0, is_interleaved=True)
     return replace(spec, has_out_bias=False)
@@ -171,7 +162,6 @@ LLAMA_KIN = (
     ),
     _make("cwm", "Cwm", _read_cwm),
     _make("granite", "Granite", _read_granite),
-    _make("seed_oss", "SeedOss", _read_seed_oss),
     _make("helium", "Helium", _read_helium),
     _make("ernie4_5", "Ernie4_5", _read_ernie),
     _make("arcee", "Arcee", _read_arcee, UNGATED_NAMES),
