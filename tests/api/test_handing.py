@@ -6,7 +6,6 @@ import copy
 import io
 import operator
 import pickle
-import shutil
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.reduction import ForkingPickler
@@ -17,7 +16,6 @@ import pytest
 import torch
 import torch.multiprocessing
 from tests.conformance.cases import GOLDENS
-from tests.fakes import make_tokenizer
 
 import unspool
 from unspool import LanguageModel
@@ -32,20 +30,6 @@ COPIES: dict[str, Callable[[Any], Any]] = {
     "deepcopy": copy.deepcopy,
     "pickle": lambda thing: pickle.loads(pickle.dumps(thing)),  # noqa: S301 - our own
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The little llama with a little tokenizer."""
-    folder = tmp_path_factory.mktemp("model") / "llama"
-    shutil.copytree(GOLDENS / "models" / "llama", folder)
-    make_tokenizer().save(folder)
-    return folder
-
-
-@pytest.fixture
-def lm(folder: Path) -> LanguageModel:
-    return unspool.load(folder, device="cpu")
 
 
 def write(lm: LanguageModel, prompt: Any = PROMPT, **settings: Any) -> list[list[int]]:

@@ -16,8 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conformance.cases import GOLDENS
-from tests.fakes import make_tokenizer
 
 import unspool
 from unspool import CacheConfig, GenerationConfig, LanguageModel, WatermarkingConfig
@@ -34,19 +32,6 @@ SHORTAGES = [
     MemoryError(),
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
 ]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model") / "llama"
-    shutil.copytree(GOLDENS / "models" / "llama", folder)
-    make_tokenizer().save(folder)
-    return folder
-
-
-@pytest.fixture
-def lm(folder: Path) -> LanguageModel:
-    return unspool.load(folder, device="cpu")
 
 
 def test_what_says_that_memory_ran_out() -> None:

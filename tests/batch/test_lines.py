@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from unspool.batch.lines import CHAT, COMPLETIONS, BadLineError, Line, parse_line
@@ -60,9 +62,6 @@ def test_files_are_read_line_by_line(tmp_path: Path) -> None:
 
 
 def test_columns(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow")
-    import pyarrow.parquet as pq
-
     table = pa.table({"q": ["a", "b", None], "n": [1, 2, 3], "max_new_tokens": [4, None, 5]})
     pq.write_table(table, tmp_path / "in.parquet")
     with pa.OSFile(str(tmp_path / "in.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:

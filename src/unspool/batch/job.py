@@ -15,7 +15,7 @@ from unspool.batch.lines import CHAT, COMPLETIONS, RESPONSES, BadLineError, Line
 from unspool.batch.output import Output
 from unspool.batch.sources import Source
 from unspool.decoding.randomness import derive_seed
-from unspool.engine import Engine, Request
+from unspool.engine import Engine
 from unspool.errors import EngineError, SettingError, UnspoolError
 from unspool.server.chat import ChatDialect
 from unspool.server.completions import CompletionDialect
@@ -92,7 +92,7 @@ class Share:
     def measure(self, num_rows: int) -> int:
         """How many of so many rows are of this share."""
         rows = num_rows if self.limit is None else min(num_rows, self.limit)
-        return sum(1 for number in range(1, rows + 1) if self.has(number)) if self.count > 1 else rows
+        return (rows - self.index) // self.count + 1 if rows >= self.index else 0
 
 
 class Job:
@@ -174,17 +174,15 @@ class Job:
                 raise error.__cause__ from None
             self._fail(number, row, read_error(error) if isinstance(error, UnspoolError) else error)
             return False
-        waiting = len(work.requests)
-
-        def note(_: Request) -> None:
-            nonlocal waiting
-            waiting -= 1
-            if not waiting:
-                self._finished.put((row, work))
-
-        for request in work.requests:
-            request.when_done(note)
+        self._follow(row, work)
         return True
+
+    def _follow(self, line: Line, work: Work, place: int = 0) -> None:
+        """Note a work as finished once its last request is, one request after the other."""
+        if place == len(work.requests):
+            self._finished.put((line, work))
+        else:
+            work.requests[place].when_done(lambda _: self._follow(line, work, place + 1))
 
     def _read(self, line: Line) -> Order:
         dialect, table = _DIALECTS[line.url]

@@ -6,6 +6,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -93,53 +94,46 @@ class Columns(Source):
             import pyarrow  # noqa: F401
         except ImportError as error:
             raise MissingExtraError("pyarrow", "batch", f"reading {path.suffix} files") from error
-        columns = self._open_columns()
-        known = {self._names.get(column, column) for column in columns}
+        with _open_table(path) as (columns, _, _):
+            known = {self._names.get(column, column) for column in columns}
         if not known & {"prompt", "messages"}:
             raise InputError(
                 f"{path} has the columns {', '.join(columns)[:400]} and none for prompts; name it with --prompt-column "
                 "or --messages-column"
             )
 
-    def _open_columns(self) -> list[str]:
-        with self._open() as (names, _, _):
-            return list(names)
-
-    def _open(self) -> Any:
-        from contextlib import contextmanager
-
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        @contextmanager
-        def opened() -> Iterator[tuple[list[str], int, Iterator[Any]]]:
-            try:
-                if self.path.suffix == ".parquet":
-                    with pq.ParquetFile(self.path) as file:
-                        yield file.schema_arrow.names, file.metadata.num_rows, file.iter_batches(_ROWS)
-                else:
-                    with pa.memory_map(str(self.path)) as memory, pa.ipc.open_file(memory) as file:
-                        parts = (file.get_batch(index) for index in range(file.num_record_batches))
-                        counted = sum(file.get_batch(index).num_rows for index in range(file.num_record_batches))
-                        yield file.schema.names, counted, parts
-            except pa.ArrowException as error:
-                raise InputError(f"{self.path} can't be read: {error}") from error
-
-        return opened()
-
     def count(self) -> int:
         """How many rows there are."""
-        with self._open() as (_, number, _):
+        with _open_table(self.path) as (_, number, _):
             return int(number)
 
     def rows(self) -> Iterator[tuple[int, Line | BadLineError]]:
         number = 0
-        with self._open() as (_, _, parts):
+        with _open_table(self.path) as (_, _, parts):
             for part in parts:
                 for row in part.to_pylist():
                     number += 1
                     named = {self._names.get(name, name): value for name, value in row.items() if value is not None}
                     yield number, _try_row(number, named)
+
+
+@contextmanager
+def _open_table(path: Path) -> Iterator[tuple[list[str], int, Iterator[Any]]]:
+    """The columns of a parquet or arrow file, how many rows it has, and those rows a part at a time."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        if path.suffix == ".parquet":
+            with pq.ParquetFile(path) as file:
+                yield file.schema_arrow.names, file.metadata.num_rows, file.iter_batches(_ROWS)
+        else:
+            with pa.memory_map(str(path)) as memory, pa.ipc.open_file(memory) as file:
+                places = range(file.num_record_batches)
+                counted = sum(file.get_batch(place).num_rows for place in places)
+                yield file.schema.names, counted, map(file.get_batch, places)
+    except pa.ArrowException as error:
+        raise InputError(f"{path} can't be read: {error}") from error
 
 
 def _try_row(number: int, row: dict[str, Any]) -> Line | BadLineError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
@@ -65,6 +65,39 @@ def read_ids(config: Settings) -> dict[str, Any]:
         "eos_token_id": config.tokens("eos_token_id"),
         "pad_token_id": config.token("pad_token_id"),
     }
+
+
+class Sizes(TypedDict):
+    """The sizes of a decoder, under their names in a `DecoderSpec`."""
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+def read_sizes(
+    config: Settings,
+    *,
+    hidden: tuple[str, ...] = ("hidden_size",),
+    layers: tuple[str, ...] = ("num_hidden_layers",),
+    heads: tuple[str, ...] = ("num_attention_heads",),
+    kv_heads: tuple[str, ...] = (),
+) -> Sizes:
+    """The sizes of a config by its family's names for them; without `kv_heads` every head has keys of its own."""
+    hidden_size, num_heads = config.integer(*hidden), config.integer(*heads)
+    num_kv_heads = config.integer(*kv_heads, default=num_heads) if kv_heads else num_heads
+    check_groups(config, num_heads, num_kv_heads)
+    return Sizes(
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden_size,
+        num_layers=config.integer(*layers),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=read_head_dim(config, hidden_size, num_heads),
+    )
 
 
 def read_head_dim(config: Settings, hidden_size: int, num_heads: int) -> int:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from unspool.models.decoder.layers import WeightNames
 from unspool.models.decoder.spec import DecoderSpec, NormSpec
-from unspool.models.families.base import DecoderFamily, fixed, read_head_dim, read_ids, refuse_unbuilt
+from unspool.models.families.base import DecoderFamily, fixed, read_ids, read_sizes, refuse_unbuilt
 from unspool.models.families.gguf import read_gguf_decoder
 from unspool.models.settings import Settings
 from unspool.models.weights import WeightSource
@@ -29,18 +29,17 @@ NAMES = WeightNames(
 
 def _read_config(config: Settings, family: str = "gpt2", activation: str = "gelu_new") -> DecoderSpec:
     refuse_unbuilt(config)
-    hidden_size = config.integer("n_embd", "hidden_size")
-    num_heads = config.integer("n_head", "num_attention_heads")
+    sizes = read_sizes(
+        config,
+        hidden=("n_embd", "hidden_size"),
+        layers=("n_layer", "num_hidden_layers"),
+        heads=("n_head", "num_attention_heads"),
+    )
+    hidden_size, head_dim = sizes["hidden_size"], sizes["head_dim"]
     num_positions = config.integer("n_positions", "max_position_embeddings", default=1024)
-    head_dim = read_head_dim(config, hidden_size, num_heads)
     return DecoderSpec(
         family=family,
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden_size,
-        num_layers=config.integer("n_layer", "num_hidden_layers"),
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=head_dim,
+        **sizes,
         ffn_size=config.integer("n_inner", default=4 * hidden_size),
         max_context=num_positions,
         norm=NormSpec("layer", config.number("layer_norm_epsilon", default=1e-5), has_bias=True),

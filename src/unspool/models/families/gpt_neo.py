@@ -5,7 +5,7 @@ from __future__ import annotations
 from unspool.errors import LoadError
 from unspool.models.decoder.layers import WeightNames
 from unspool.models.decoder.spec import DecoderSpec, NormSpec
-from unspool.models.families.base import DecoderFamily, fixed, read_head_dim, read_ids, refuse_unbuilt
+from unspool.models.families.base import DecoderFamily, fixed, read_ids, read_sizes, refuse_unbuilt
 from unspool.models.settings import Settings
 from unspool.protocols import LayerKind
 
@@ -27,22 +27,16 @@ _KINDS: dict[str, LayerKind] = {"global": "full", "local": "sliding"}
 
 def _read_config(config: Settings) -> DecoderSpec:
     refuse_unbuilt(config)
-    hidden_size = config.integer("hidden_size")
-    num_layers, num_heads = config.integer("num_layers"), config.integer("num_heads")
+    sizes = read_sizes(config, layers=("num_layers",), heads=("num_heads",))
     max_context = config.integer("max_position_embeddings", default=2048)
     return DecoderSpec(
         family="gpt_neo",
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden_size,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=read_head_dim(config, hidden_size, num_heads),
-        ffn_size=config.integer("intermediate_size", default=4 * hidden_size),
+        **sizes,
+        ffn_size=config.integer("intermediate_size", default=4 * sizes["hidden_size"]),
         max_context=max_context,
         norm=NormSpec("layer", config.number("layer_norm_epsilon", default=1e-5), has_bias=True),
         num_positions=max_context,
-        layer_kinds=_read_kinds(config, num_layers),
+        layer_kinds=_read_kinds(config, sizes["num_layers"]),
         window=config.integer("window_size", default=256),
         has_out_bias=True,
         is_gated=False,

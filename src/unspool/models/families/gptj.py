@@ -9,7 +9,7 @@ from unspool.models.assembly import CODEGEN_PARTS
 from unspool.models.decoder.frequencies import make_rope, plain_frequencies
 from unspool.models.decoder.layers import WeightNames
 from unspool.models.decoder.spec import DecoderSpec, NormSpec
-from unspool.models.families.base import DecoderFamily, fixed, read_head_dim, read_ids, refuse_unbuilt
+from unspool.models.families.base import DecoderFamily, fixed, read_ids, read_sizes, refuse_unbuilt
 from unspool.models.settings import Settings
 
 NAMES = WeightNames(
@@ -27,20 +27,19 @@ NAMES = WeightNames(
 
 def _read_config(config: Settings, family: str = "gptj") -> DecoderSpec:
     refuse_unbuilt(config)
-    hidden_size = config.integer("n_embd", "hidden_size")
-    num_heads = config.integer("n_head", "num_attention_heads")
-    head_dim = read_head_dim(config, hidden_size, num_heads)
+    sizes = read_sizes(
+        config,
+        hidden=("n_embd", "hidden_size"),
+        layers=("n_layer", "num_hidden_layers"),
+        heads=("n_head", "num_attention_heads"),
+    )
+    hidden_size, head_dim = sizes["hidden_size"], sizes["head_dim"]
     width = config.integer("rotary_dim", default=64)
     if width % 2 or width > head_dim:
         raise LoadError(f"{config.where} rotates {width} of {head_dim} numbers a head; pairs need an even part")
     return DecoderSpec(
         family=family,
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden_size,
-        num_layers=config.integer("n_layer", "num_hidden_layers"),
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=head_dim,
+        **sizes,
         ffn_size=config.integer("n_inner", default=4 * hidden_size),
         max_context=config.integer("n_positions", "max_position_embeddings", default=2048),
         norm=NormSpec("layer", config.number("layer_norm_epsilon", default=1e-5), has_bias=True),

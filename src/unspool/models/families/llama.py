@@ -10,11 +10,10 @@ from unspool.models.decoder.layers import WeightNames
 from unspool.models.decoder.spec import DecoderSpec, NormSpec
 from unspool.models.families.base import (
     DecoderFamily,
-    check_groups,
     fixed,
-    read_head_dim,
     read_ids,
     read_layer_kinds,
+    read_sizes,
     refuse_unbuilt,
 )
 from unspool.models.families.gguf import read_gguf_decoder
@@ -50,19 +49,12 @@ def read_llama_config(
 ) -> DecoderSpec:
     """A Llama: the block that many others start from. What is given beside the config are a family's defaults."""
     refuse_unbuilt(config)
-    hidden_size, num_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    num_kv_heads = config.integer("num_key_value_heads", default=num_heads)
-    check_groups(config, num_heads, num_kv_heads)
-    head_dim = read_head_dim(config, hidden_size, num_heads)
+    sizes = read_sizes(config, kv_heads=("num_key_value_heads",))
+    head_dim = sizes["head_dim"]
     has_bias = config.boolean("attention_bias", default=False)
     return DecoderSpec(
         family=family,
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden_size,
-        num_layers=config.integer("num_hidden_layers"),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        **sizes,
         ffn_size=config.integer("intermediate_size"),
         max_context=config.integer("max_position_embeddings", default=2048),
         norm=norm or NormSpec("rms", config.number("rms_norm_eps", default=1e-6)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unspool.errors import UnsupportedError
 from unspool.models.decoder.layers import WeightNames
 from unspool.models.decoder.spec import AlibiSpec, DecoderSpec, NormSpec
-from unspool.models.families.base import DecoderFamily, fixed, read_head_dim, read_ids, refuse_unbuilt
+from unspool.models.families.base import DecoderFamily, fixed, read_ids, read_sizes, refuse_unbuilt
 from unspool.models.settings import Settings
 
 NAMES = WeightNames(
@@ -24,8 +24,8 @@ NAMES = WeightNames(
 
 def _read_config(config: Settings) -> DecoderSpec:
     refuse_unbuilt(config)
-    hidden_size, num_heads = config.integer("d_model"), config.integer("n_heads")
-    head_dim = read_head_dim(config, hidden_size, num_heads)
+    sizes = read_sizes(config, hidden=("d_model",), layers=("n_layers",), heads=("n_heads",))
+    num_heads = sizes["num_heads"]
     attention = config.part("attn_config") or Settings({}, config.where)
     for name in ("clip_qkv", "qk_ln", "prefix_lm"):
         if attention.find(name):
@@ -35,17 +35,12 @@ def _read_config(config: Settings) -> DecoderSpec:
         raise UnsupportedError(f"{config.where} has {num_heads} heads; slopes are built for powers of two alone")
     return DecoderSpec(
         family="mpt",
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden_size,
-        num_layers=config.integer("n_layers"),
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=head_dim,
-        ffn_size=4 * hidden_size,
+        **sizes,
+        ffn_size=4 * sizes["hidden_size"],
         max_context=config.integer("max_seq_len", default=2048),
         norm=NormSpec("layer", config.number("layer_norm_epsilon", default=1e-5)),
         alibi=AlibiSpec(),
-        attention_scale=attention.number("softmax_scale", default=head_dim**-0.5),
+        attention_scale=attention.number("softmax_scale", default=sizes["head_dim"] ** -0.5),
         is_gated=False,
         activation="gelu",
         is_head_tied=config.boolean("tie_word_embeddings", default=True),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from unspool.models.decoder.layers import WeightNames
 from unspool.models.decoder.spec import DecoderSpec, NormSpec
-from unspool.models.families.base import DecoderFamily, fixed, read_head_dim, read_ids, refuse_unbuilt
+from unspool.models.families.base import DecoderFamily, fixed, read_ids, read_sizes, refuse_unbuilt
 from unspool.models.settings import Settings
 
 _OFFSET = 2  # the table's first two rows belong to padding
@@ -30,20 +30,15 @@ NAMES = WeightNames(
 
 def _read_config(config: Settings) -> DecoderSpec:
     refuse_unbuilt(config)
-    hidden_size, num_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    sizes = read_sizes(config)
+    hidden_size, head_dim = sizes["hidden_size"], sizes["head_dim"]
     max_context = config.integer("max_position_embeddings", default=2048)
     is_before = config.boolean("do_layer_norm_before", default=True)
     is_affine = config.boolean("layer_norm_elementwise_affine", default=True)
     has_bias = config.boolean("enable_bias", default=True)
-    head_dim = read_head_dim(config, hidden_size, num_heads)
     return DecoderSpec(
         family="opt",
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden_size,
-        num_layers=config.integer("num_hidden_layers"),
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=head_dim,
+        **sizes,
         ffn_size=config.integer("ffn_dim"),
         max_context=max_context,
         norm=NormSpec("layer", 1e-5, has_bias=is_affine, has_weight=is_affine),
@@ -65,17 +60,12 @@ def _read_config(config: Settings) -> DecoderSpec:
 
 def _read_biogpt(config: Settings) -> DecoderSpec:
     refuse_unbuilt(config)
-    hidden_size, num_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    sizes = read_sizes(config)
+    hidden_size, head_dim = sizes["hidden_size"], sizes["head_dim"]
     max_context = config.integer("max_position_embeddings", default=1024)
-    head_dim = read_head_dim(config, hidden_size, num_heads)
     return DecoderSpec(
         family="biogpt",
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden_size,
-        num_layers=config.integer("num_hidden_layers"),
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=head_dim,
+        **sizes,
         ffn_size=config.integer("intermediate_size"),
         max_context=max_context,
         norm=NormSpec("layer", 1e-5, has_bias=True),

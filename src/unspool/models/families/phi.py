@@ -7,7 +7,7 @@ from dataclasses import replace
 from unspool.models.decoder.frequencies import read_rope
 from unspool.models.decoder.layers import WeightNames
 from unspool.models.decoder.spec import DecoderSpec, NormSpec
-from unspool.models.families.base import DecoderFamily, check_groups, fixed, read_head_dim, read_ids, refuse_unbuilt
+from unspool.models.families.base import DecoderFamily, fixed, read_ids, read_sizes, refuse_unbuilt
 from unspool.models.families.gguf import read_gguf_decoder
 from unspool.models.families.llama import NAMES as LLAMA_NAMES
 from unspool.models.families.llama import read_llama_config, with_window
@@ -31,19 +31,12 @@ NAMES = WeightNames(
 
 def _read_config(config: Settings) -> DecoderSpec:
     refuse_unbuilt(config)
-    hidden_size, num_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    num_kv_heads = config.integer("num_key_value_heads", default=num_heads)
-    check_groups(config, num_heads, num_kv_heads)
-    head_dim = read_head_dim(config, hidden_size, num_heads)
+    sizes = read_sizes(config, kv_heads=("num_key_value_heads",))
+    head_dim = sizes["head_dim"]
     norm = NormSpec("layer", config.number("layer_norm_eps", default=1e-5), has_bias=True)
     return DecoderSpec(
         family="phi",
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden_size,
-        num_layers=config.integer("num_hidden_layers"),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        **sizes,
         ffn_size=config.integer("intermediate_size"),
         max_context=config.integer("max_position_embeddings", default=2048),
         norm=norm,
