@@ -493,7 +493,7 @@ def test_a_large_pool_costs_what_is_used_of_it() -> None:
         pytest.skip("memory is read from Linux' /proc")
     before = count_resident()
     pool = BlockPool(64, 4096)
-    buffer = pool.open_layer(0, 4, 64, torch.float32, torch.device("cpu"))
+    buffer = pool.open_layer(0, KeyFormat(4, 64, torch.float32, torch.device("cpu")))
     assert buffer.nbytes > 500 << 20 and buffer.data_ptr() % 64 == 0
     assert count_resident() - before < 64 << 20
     assert not buffer[::512].any()

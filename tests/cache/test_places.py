@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from unspool.cache import BranchingCache, DynamicCache, EncoderDecoderCache, StaticCache
+from unspool.cache import BranchingCache, Cache, DynamicCache, EncoderDecoderCache, StaticCache
 from unspool.errors import SettingError, UnsupportedError
 from unspool.models.native import ModelConfig
 
@@ -98,7 +98,17 @@ def test_an_ancestry_is_what_copies_would_be() -> None:
 
 
 def test_a_kind_without_places_refuses_to_advance() -> None:
-    pair = EncoderDecoderCache(DynamicCache(), DynamicCache())
-    assert pair.places() is None
+    class Written(DynamicCache):
+        """A kind that knows no addresses."""
+
+        places = Cache.places
+
+    assert Written().places() is None
     with pytest.raises(UnsupportedError, match="begin"):
-        pair.advance(1)
+        Written().advance(1)
+
+
+def test_a_pair_advances_its_decoders_part() -> None:
+    pair = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    pair.advance(2)
+    assert pair.lengths == pair.self_attention_cache.lengths == [1, 1] and pair.cross_attention_cache.lengths == []

@@ -46,7 +46,6 @@ def test_an_unknown_architecture_is_refused_by_name(config: dict[str, Any]) -> N
         ("qwen2", {"layer_types": ["full_attention", "chunked_attention", "full_attention"]}, "chunked"),
         ("qwen2", {"layer_types": ["full_attention", None, "full_attention"]}, "None"),
         ("gemma", {"use_bidirectional_attention": True}, "causal"),
-        ("phi", {"qk_layernorm": True}, "qk_layernorm"),
         ("bloom", {"apply_residual_connection_post_layernorm": True}, "residual"),
         ("gpt2", {"add_cross_attention": True}, "cross"),
     ],

@@ -199,7 +199,7 @@ def test_drafts_change_nothing(model: NativeModel, settings: dict[str, Any], is_
     output = generate(model, repeated, None, max_new_tokens=30, **settings, **told)
     assert torch.equal(output.sequences if is_whole else output, plain)
     if is_whole:
-        assert sum(output.stats.speculation.drafted) > 0 and output.past_key_values._trial is None
+        assert sum(output.stats.speculation.drafted) > 0 and not output.past_key_values._store.is_trying
 
 
 # --- what can't be ------------------------------------------------------------------------------------------

@@ -208,7 +208,7 @@ def test_windows_read_alike_wherever_they_have_slid_to() -> None:
         made, kept = (model.forward(tokens[:, i : i + 1], cache) for cache in (hybrid, plain))
         assert (made.path, kept.path) == ("library", "library")
         assert torch.equal(made.logits, kept.logits)
-    assert hybrid._find_window_store().bases[0] > 0  # type: ignore[attr-defined]
+    assert hybrid._store._slider.bases[0] > 0  # type: ignore[attr-defined]
 
 
 def test_a_pass_that_is_longer_than_the_recent_ones_have_room_for_takes_operators() -> None:
