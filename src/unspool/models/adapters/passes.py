@@ -44,6 +44,7 @@ class AdapterPass:
     def _write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         widths = keys.shape[-1], values.shape[-1]
         if widths[0] != widths[1]:  # a cache stores both side by side
+            self._description.widths[layer] = widths
             widest = max(widths)
             keys, values = (torch.nn.functional.pad(part, (0, widest - part.shape[-1])) for part in (keys, values))
         turns = self._description.rotation if self._cache.is_endless else None

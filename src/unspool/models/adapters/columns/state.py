@@ -162,6 +162,9 @@ class ColumnCache(Cache):
         columns.cut(max(int(columns.find_last().max()) + 1, before.width))
         columns.num_read = before.num_read
         self.inputs = {**inputs, self.name: past}
+        for name in CACHE_NAMES if isinstance(self.output, Mapping) else ():  # the next pass takes it over from there
+            if self.output.get(name) is not None:
+                setattr(self.output, name, past)
         self.lengths = list(lengths)
 
     def _select(self, index: torch.Tensor) -> None:
@@ -180,10 +183,13 @@ class ColumnCache(Cache):
         moved = None if past is None else _reorder(self.model, past, index, rows)
         if moved is not None:
             self.inputs[self.name] = moved
-        for name in CACHE_NAMES if isinstance(self.output, Mapping) else ():  # what the next pass takes over from it
-            made = self.output.get(name)
-            if made is not None:
-                setattr(self.output, name, moved if made is past else _reorder(self.model, made, index, rows))
+        for name, made in list(self.output.items()) if isinstance(self.output, Mapping) else ():
+            # What the next pass takes over from it: caches, and what was computed of images and sounds.
+            if made is past or name in CACHE_NAMES:
+                made = moved if made is past else _reorder(self.model, made, index, rows)
+            else:
+                made = _pick_all(made, index, rows)
+            setattr(self.output, name, made)
         self.prompt = self.prompt.copy()
         device = self.prompt.mask.device
         self.prompt.select(index.to(device))
@@ -261,17 +267,29 @@ def _pick(value: Any, index: torch.Tensor, rows: int) -> Any:
     return value
 
 
+def _pick_all(value: Any, index: torch.Tensor, rows: int) -> Any:
+    """The same for tensors in lists, tuples and dicts."""
+    if isinstance(value, dict):
+        return type(value)({name: _pick_all(part, index, rows) for name, part in value.items()})
+    if isinstance(value, list | tuple):
+        return type(value)(_pick_all(part, index, rows) for part in value)
+    return _pick(value, index, rows) if isinstance(value, torch.Tensor) else value
+
+
 def _reorder(model: Any, past: Any, index: torch.Tensor, rows: int) -> Any:
     """transformers' cache for the rows at `index`."""
     if hasattr(past, "reorder_cache"):
         device = _find_device(past) or index.device
         past.reorder_cache(index.to(device))
+        for name, value in vars(past).items():  # what a model's own class keeps beside its layers
+            if name != "layers":
+                setattr(past, name, _pick_all(value, index, rows))
         return past
     if hasattr(model, "_reorder_cache"):
         device = _find_device(past) or index.device
         return model._reorder_cache(past, index.to(device))
     if isinstance(past, list | tuple):
-        return type(past)(_pick(part, index, rows) for part in past)
+        return _pick_all(past, index, rows)
     raise UnsupportedError(
         f"the rows of transformers' {type(past).__name__} can't be reordered; decode without beams, one sequence a row"
     )
