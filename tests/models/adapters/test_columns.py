@@ -187,3 +187,30 @@ def test_a_suggestion_about_tokens_gives_way_to_embeddings() -> None:
     assert unspool.generate(model, inputs_embeds=embeds, **NEW).shape == (3, 8)
     with pytest.raises(unspool.SettingError, match="pass input_ids"):
         unspool.generate(model, inputs_embeds=embeds, **NEW, encoder_no_repeat_ngram_size=2)
+
+
+def test_attention_code_of_a_models_own_reads_keys_as_it_likes() -> None:
+    sizes = {name: value for name, value in SIZES.items() if name != "max_position_embeddings"}
+    config = transformers.GPTNeoXJapaneseConfig(**sizes, intermediate_multiple_size=2)
+    model = shake(transformers.GPTNeoXJapaneseForCausalLM(config))
+    inputs = make_inputs()
+    expected = model.generate(**inputs, **NEW, num_beams=2, do_sample=False)
+    assert torch.equal(unspool.generate(model, **inputs, **NEW, num_beams=2), expected)
+
+
+def test_end_tokens_that_a_model_does_not_have() -> None:
+    model, inputs = make("llama"), make_inputs()
+    model.generation_config.eos_token_id = [500, 501]
+    found = unspool.generate(model, **inputs, max_new_tokens=8)
+    assert torch.equal(found, unspool.generate(make_once("llama"), **inputs, **NEW))
+
+
+def test_a_decoding_loop_of_a_models_own() -> None:
+    class Looping(transformers.LlamaForCausalLM):
+        def _sample(self, input_ids: Any, *_: Any, **__: Any) -> Any:
+            return input_ids + 1
+
+    model, ids = Looping(transformers.LlamaConfig(**LLAMA)).eval(), torch.tensor([[5, 6]])
+    with pytest.raises(unspool.UnsupportedError, match="decoding loop of its own"):
+        unspool.generate(model, ids)
+    assert unspool.attach(model).generate(ids, max_new_tokens=1).tolist() == [[6, 7]]

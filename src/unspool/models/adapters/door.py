@@ -67,6 +67,14 @@ def find_adapter(model: Any) -> Adapted | None:
         return None
 
 
+def has_own_loop(model: Any) -> bool:
+    """Whether a model's class has a decoding loop of its own, which no other can take the place of."""
+    mixin = find_mixin()
+    return any(
+        getattr(type(model), name, None) is not getattr(mixin, name, None) for name in ("_sample", "_beam_search")
+    )
+
+
 def runs_own_generate(model: Any) -> bool:
     """Whether a generate() of the model's own class is under way, and has called ours for a part of its work."""
     own = getattr(type(model), "generate", None)
@@ -108,6 +116,11 @@ def open_call(
     An object whose architecture has a native model runs natively on its own parameters, unless `native` is False; None
     means as it was attached.
     """
+    if has_own_loop(model):
+        raise UnsupportedError(
+            f"{type(model).__name__} has a decoding loop of its own, which chooses more than one token a step; use its "
+            "own generate()"
+        )
     is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
     if given.get("inputs_embeds") is not None and not is_pair:
         settings.use_cache = True  # as transformers does: what follows embeddings is tokens
@@ -146,6 +159,8 @@ def _explain_columns(model: Any, given: Mapping[str, Any], settings: GenerationC
     is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
     if is_pair and (settings.output_hidden_states or settings.output_attentions):
         return "an encoder's states are returned in the columns that it was given"
+    if settings.output_hidden_states and hasattr(find_text_config(model), "altup_num_inputs"):
+        return f"the hidden states of {kind} have several streams"
     if settings.return_dict_in_generate and settings.cache_implementation in _STATIC:
         return "a static cache of transformers is returned"
     try:

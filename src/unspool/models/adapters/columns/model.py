@@ -343,7 +343,7 @@ class ColumnModel(AdaptedModel):
         prefix = "decoder_" if self.is_pair else ""
         states = getattr(made, f"{prefix}hidden_states", None)
         if want.hidden_states and states is not None:
-            forward.hidden_states = tuple(states)
+            forward.hidden_states = states
         if want.last_states and states is not None:
             forward.last_states = _pack(states[-1][:, -num_new:], columns.mask[:, -num_new:])
         if want.early and states is not None:
@@ -357,8 +357,9 @@ class ColumnModel(AdaptedModel):
         return forward
 
     def _read_weights(self, weights: Any) -> tuple[Any, ...]:
-        """Attention weights as the model returned them: some layers have none."""
-        return tuple(weights or ())
+        """Attention weights as the model returned them: some layers have none, and some models return lists."""
+        made: tuple[Any, ...] = weights if weights is not None else ()
+        return made
 
 
 def _extend(name: str, value: Any, num_new: int) -> Any:

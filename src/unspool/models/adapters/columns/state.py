@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -267,23 +267,35 @@ def _pick(value: Any, index: torch.Tensor, rows: int) -> Any:
     return value
 
 
-def _pick_all(value: Any, index: torch.Tensor, rows: int) -> Any:
-    """The same for tensors in lists, tuples and dicts."""
-    if isinstance(value, dict):
-        return type(value)({name: _pick_all(part, index, rows) for name, part in value.items()})
+def _pick_all(value: Any, index: torch.Tensor, rows: int, only: Collection[int] | None = None) -> Any:
+    """The same for tensors in lists, tuples and dicts; `only` has the ids of those that are to be picked."""
+    if type(value) is dict:
+        return {name: _pick_all(part, index, rows, only) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_pick_all(part, index, rows) for part in value)
-    return _pick(value, index, rows) if isinstance(value, torch.Tensor) else value
+        return type(value)(_pick_all(part, index, rows, only) for part in value)
+    is_picked = isinstance(value, torch.Tensor) and (only is None or id(value) in only)
+    return _pick(value, index, rows) if is_picked else value
+
+
+def _list_tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors in lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    parts = value.values() if type(value) is dict else value if isinstance(value, list | tuple) else ()
+    return [tensor for part in parts for tensor in _list_tensors(part)]
 
 
 def _reorder(model: Any, past: Any, index: torch.Tensor, rows: int) -> Any:
     """transformers' cache for the rows at `index`."""
     if hasattr(past, "reorder_cache"):
-        device = _find_device(past) or index.device
-        past.reorder_cache(index.to(device))
-        for name, value in vars(past).items():  # what a model's own class keeps beside its layers
-            if name != "layers":
-                setattr(past, name, _pick_all(value, index, rows))
+        parts = [past, *getattr(past, "layers", ())]
+        before = [tensor for part in parts for tensor in _list_tensors(vars(part))]
+        past.reorder_cache(index.to(_find_device(past) or index.device))
+        left = {id(tensor) for tensor in before}  # what a model's own classes keep beside keys is still as it was
+        for part in parts:
+            for name, value in list(vars(part).items()):
+                if name != "layers" and left & {id(tensor) for tensor in _list_tensors(value)}:
+                    setattr(part, name, _pick_all(value, index, rows, left))
         return past
     if hasattr(model, "_reorder_cache"):
         device = _find_device(past) or index.device
