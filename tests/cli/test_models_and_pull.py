@@ -28,7 +28,9 @@ def test_models_that_are_installed(cli: Callable[..., Any], default_model_file: 
 def test_models_that_are_not(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "installed_models", dict)
     _, *rows = cli("models").out.splitlines()
-    assert [row.split("  ")[-1].strip() for row in rows] == [f"unspool pull {entry.name}" for entry in available_models()]
+    assert [row.split("  ")[-1].strip() for row in rows] == [
+        f"unspool pull {entry.name}" for entry in available_models()
+    ]
     for listed in json.loads(cli("models", "--json").out):
         assert listed["installed"] is False and listed["path"] is None
 
