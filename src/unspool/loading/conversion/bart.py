@@ -37,16 +37,20 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(info.file_size for info in archive.infolist())
-        if size > _MOST_BYTES:
-            raise LoadError(f"{path.name} unpacks to {size} bytes; at most {_MOST_BYTES} are read")
-        with np.load(path, allow_pickle=False) as bundle:
-            tensors = {name: bundle[name] for name in bundle.files if name != "meta_json"}
-            told = json.loads(str(bundle["meta_json"]))
+            if size > _MOST_BYTES:
+                raise LoadError(f"{path.name} unpacks to {size} bytes; at most {_MOST_BYTES} are read")
+            tensors = {name.removesuffix(".npy"): _read_array(archive, name) for name in archive.namelist()}
+        told = json.loads(str(tensors.pop("meta_json")))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, RecursionError) as error:
         raise LoadError(f"{path.name} is not the npz file of a BART: {error}") from error
     if any(values.dtype != np.float32 for values in tensors.values()) or not isinstance(told, dict):
         raise LoadError(f"{path.name} is not the npz file of a BART: its weights are not all float32")
     return tensors, told
+
+
+def _read_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    with archive.open(name) as file:
+        return np.asarray(np.lib.format.read_array(file, allow_pickle=False))  # arrays of objects are refused
 
 
 def _describe(told: dict[str, Any], vocab_size: int, path: Path) -> dict[str, Any]:
