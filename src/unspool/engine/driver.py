@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +29,16 @@ _SMALL: Final = 64  # tokens of an ask that joins the next pass whatever else th
 _IDLE: Final = 0.001  # seconds to wait after a turn that had nothing to do
 _QUIET: Final = 0.0005  # seconds in which nobody submits after which an idle engine begins,
 _LONGEST_WAIT: Final = 0.03  # and after which it does so in any case
+
+
+_driving: weakref.WeakSet[Driver] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A script may end without closing its engines: a thread in the middle of a pass would abort the process."""
+    for driver in list(_driving):
+        driver.close()
 
 
 class Driver:
@@ -69,6 +81,7 @@ class Driver:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._drive, name="unspool engine", daemon=True)
                 self._thread.start()
+                _driving.add(self)
             self._changed.notify()
 
     def cancel(self, request: Request) -> None:
