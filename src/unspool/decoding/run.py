@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +23,7 @@ from unspool.decoding.preparation import Hooks, build_criteria, build_late_crite
 from unspool.decoding.prompt_logprobs import read_prompt_logprobs
 from unspool.decoding.prompts import Prompts, join_encoded, mark_columns
 from unspool.decoding.randomness import draw_seed
-from unspool.decoding.reader import Reader, encode_at_once
+from unspool.decoding.reader import Reader, between_passes, encode_at_once
 from unspool.decoding.readouts.base import Readout
 from unspool.decoding.record import Record
 from unspool.decoding.returns import append_rows, build_output
@@ -152,12 +153,16 @@ class Run:
     def _iterate(self, started: float) -> Iterator[Emitted]:
         with torch.no_grad():
             turns = self._turns = self._begin()
-        for emitted in run_turns(turns, self.stats, started):
+        for emitted in run_turns(turns, self.stats, started, self._share_threads):
             self._count_passes()
             self.gather(emitted)
             if self._hooks.observer is not None:
                 emitted.seen = self._hooks.observer.sum_up(emitted)
             yield emitted
+
+    def _share_threads(self) -> AbstractContextManager[None]:
+        """Between passes of the CPU library, its threads have the cores."""
+        return between_passes(self._model, self._prompts.num_rows * self._plan.copies)
 
     def _close(self) -> None:
         """Leave things as the next call wants them."""

@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 
+from unspool.decoding.reader import between_passes
 from unspool.engine.flights import Landed, PlainRow
 from unspool.engine.looks import take_look
 from unspool.engine.memory import EngineMemory
@@ -45,7 +46,7 @@ class Driver:
     """Tasks, the scheduler that orders them, and the thread that does the work."""
 
     def __init__(self, model: Model, limits: Limits, memory: EngineMemory) -> None:
-        self._memory = memory
+        self._model, self._memory = model, memory
         memory.on_release = self._release
         self.scheduler = Scheduler(limits, memory)
         self._passes = Passes(memory.pool, mixes=model.device.type == "cpu")
@@ -122,7 +123,8 @@ class Driver:
                 torch.cuda.set_device(self._device)
             with torch.no_grad():
                 while self._wait():
-                    self._turn()
+                    with between_passes(self._model, len(self._tasks)):
+                        self._turn()
         except BaseException as death:
             error = death
         self._end_all(error)
