@@ -42,7 +42,7 @@ def build_parser() -> Parser:
     parser.general.add_argument("models", metavar="MODEL", nargs="*", help=argparse.SUPPRESS)
     _add_address(parser)
     _add_limits(parser)
-    _add_engine(parser)
+    add_engine_options(parser)
     return parser
 
 
@@ -72,7 +72,8 @@ def _add_limits(parser: Parser) -> None:
     group.add_argument("--restart", action="store_true", help="Make a new engine where one has died by a fault.")
 
 
-def _add_engine(parser: Parser) -> None:
+def add_engine_options(parser: Parser) -> None:
+    """Options of how models are loaded and run, which `unspool studio` has too."""
     group = parser.add_argument_group("models and engines")
     group.add_argument("--max-rows", metavar="N", type=int, help="Rows that decode at once. [32, on a GPU 256]")
     group.add_argument("--memory", metavar="SIZE", help="For keys and values of each model, such as 2G.")
@@ -92,19 +93,9 @@ def execute(arguments: argparse.Namespace) -> int:
     require_packages()
     from unspool.server.security import read_key_file
 
-    options: dict[str, Any] = {
-        name: getattr(arguments, name)
-        for name in ("device", "dtype", "quantize", "threads", "max_rows")
-        if getattr(arguments, name) is not None
-    }
-    options |= _read_limits(arguments)
-    for name in ("memory", "memory_budget"):
-        if getattr(arguments, name) is not None:
-            options[name] = read_size(f"--{name.replace('_', '-')}", getattr(arguments, name))
+    options = read_engine_options(arguments) | _read_limits(arguments)
     if arguments.log not in ("requests", "none"):
         raise UsageError(f"--log is requests or none, not {arguments.log[:40]!r}")
-    if arguments.offline:
-        options["offline"] = True
     models = arguments.models or [DEFAULT_MODEL]
     serve(
         models,
@@ -123,6 +114,21 @@ def execute(arguments: argparse.Namespace) -> int:
         **options,
     )
     return 0
+
+
+def read_engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What `add_engine_options` asked for, as arguments of `serve`."""
+    options: dict[str, Any] = {
+        name: getattr(arguments, name)
+        for name in ("device", "dtype", "quantize", "threads", "max_rows")
+        if getattr(arguments, name) is not None
+    }
+    for name in ("memory", "memory_budget"):
+        if getattr(arguments, name) is not None:
+            options[name] = read_size(f"--{name.replace('_', '-')}", getattr(arguments, name))
+    if arguments.offline:
+        options["offline"] = True
+    return options
 
 
 def _read_limits(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -22,10 +22,11 @@ from unspool.server.logs import Record
 from unspool.server.messages import MessageDialect
 from unspool.server.ollama import OllamaDialect, OllamaRoutes
 from unspool.server.openapi import describe_routes
+from unspool.server.pages import send_asset, show_studio
 from unspool.server.plain_routes import PlainRoutes
 from unspool.server.refusals import RequestError
 from unspool.server.responses import ResponseDialect
-from unspool.server.security import OPEN, check_host, check_origin
+from unspool.server.security import check_host, check_origin, is_open
 from unspool.server.state import ServerState
 from unspool.server.systemone import SystemOneRoute
 from unspool.server.tracing import TraceDialect
@@ -65,6 +66,8 @@ def make_app(state: ServerState, *, closes: bool = False) -> Starlette:
         Route("/version", plain.version),
         Route("/metrics", plain.metrics),
         Route("/openapi.json", page),
+        Route("/", show_studio),
+        Route("/studio/{name:path}", send_asset),
     ]
 
     @asynccontextmanager
@@ -150,7 +153,7 @@ class Door:
                 extra += [(b"access-control-allow-origin", origin.encode()), (b"vary", b"origin")]
                 if scope["method"] == "OPTIONS":
                     return Response(status_code=204, headers=_PREFLIGHT)
-            if scope["path"] not in OPEN:
+            if not is_open(scope["path"].removeprefix(scope.get("root_path", ""))):
                 record.key = state.keys.find(headers)
         except RequestError as error:
             record.error = error.code
