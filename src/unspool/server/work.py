@@ -110,6 +110,12 @@ class Work:
         """Whether nothing runs any more."""
         return all(request.is_done for request in self.requests)
 
+    def note_tokens(self, num_new: int) -> None:
+        """Count tokens that a reader of its own has taken from a request."""
+        self.num_new += num_new
+        if num_new and self.first_at is None:
+            self.first_at = time.monotonic()
+
     # --- whole answers -------------------------------------------------------------------------------------------
     def wait(self, timeout: float | None = None) -> list[Choice]:
         """The answers, for a thread that waits for them."""
