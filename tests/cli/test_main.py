@@ -45,7 +45,7 @@ def test_without_a_command_the_help_is_an_error(cli: Callable[..., Any]) -> None
     [
         (
             ("rum",),
-            "there is no command 'rum'; did you mean run? The commands are: run, chat, batch, serve, studio, transcribe",
+            "there is no command 'rum'; did you mean run? The commands are: run, chat, batch, serve, studio",
         ),
         (
             ("frobnicate",),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-WAIT = 60_000  # milliseconds: the machine may be busy
+WAIT = 120_000  # milliseconds: the machine may be busy
 
 
 def make_link(address: str, **state: Any) -> str:
@@ -31,7 +31,7 @@ class StudioPage:
         self.allowed: list[str] = []  # parts of console errors that a test expects
         self.problems: list[str] = []
         self.asked: list[str] = []
-        self.context = browser.new_context(viewport={"width": 1500, "height": 1000}, **context)
+        self.context = browser.new_context(viewport={"width": 1400, "height": 900}, **context)
         self.page = self.context.new_page()
         self.page.on("console", lambda one: self._note(one.type, one.text))
         self.page.on("pageerror", lambda error: self._note("error", str(error)))
@@ -72,7 +72,9 @@ class StudioPage:
         """Wait until nothing is being written."""
         self.page.wait_for_selector("#stop", state="attached", timeout=WAIT)
         self.page.wait_for_function("() => document.querySelector('#stop').hidden", timeout=WAIT)
-        self.page.wait_for_function("() => !document.querySelector('.status').textContent.includes('writing')", timeout=WAIT)
+        self.page.wait_for_function(
+            "() => !document.querySelector('.status').textContent.includes('writing')", timeout=WAIT
+        )
         self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def replay(self, events: Sequence[dict[str, Any]] | str) -> None:

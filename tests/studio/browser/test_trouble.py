@@ -28,15 +28,50 @@ HOSTILE = [
 
 
 def make_token(index: int, text: str, **more: Any) -> dict[str, Any]:
-    top = [{"id": 1000 + at, "text": one, "raw": 0.5 / (at + 1), "p": 0.4 / (at + 1), "cut_by": None} for at, one in enumerate([text, *HOSTILE])]
+    top = [
+        {"id": 1000 + at, "text": one, "raw": 0.5 / (at + 1), "p": 0.4 / (at + 1), "cut_by": None}
+        for at, one in enumerate([text, *HOSTILE])
+    ]
     steps = [{"processor": "<b>x</b>", "setting": "<i>top_p</i>", "removed": 3, "left": 9, "changed": 1, "line": 0.1}]
-    told = {"logprob": -1.0, "raw_logprob": -1.2, "rank": 2, "entropy": 1.0, "raw_entropy": 2.0, "ms": 12.5, "draft": None}
-    return {"type": "token", "index": index, "id": 1000, "text": text, "delta": text, "top": top, "steps": steps, **told, **more}
+    told = {
+        "logprob": -1.0,
+        "raw_logprob": -1.2,
+        "rank": 2,
+        "entropy": 1.0,
+        "raw_entropy": 2.0,
+        "ms": 12.5,
+        "draft": None,
+    }
+    return {
+        "type": "token",
+        "index": index,
+        "id": 1000,
+        "text": text,
+        "delta": text,
+        "top": top,
+        "steps": steps,
+        **told,
+        **more,
+    }
 
 
 def make_events(texts: list[str], *, ends: bool = True) -> list[dict[str, Any]]:
-    start = {"type": "start", "id": "t", "model": "m", "strategy": "<b>sample</b>", "settings": {"<i>top_p</i>": "<u>"}, "seed": 1, "prompt": []}
-    end = {"type": "end", "finish_reason": "<s>length</s>", "text": "".join(texts), "sequences": [], "stats": {"tokens_per_second": 9.5}}
+    start = {
+        "type": "start",
+        "id": "t",
+        "model": "m",
+        "strategy": "<b>sample</b>",
+        "settings": {"<i>top_p</i>": "<u>"},
+        "seed": 1,
+        "prompt": [],
+    }
+    end = {
+        "type": "end",
+        "finish_reason": "<s>length</s>",
+        "text": "".join(texts),
+        "sequences": [],
+        "stats": {"tokens_per_second": 9.5},
+    }
     return [start, *(make_token(at, one) for at, one in enumerate(texts)), *([end] if ends else [])]
 
 
@@ -49,7 +84,12 @@ def test_hostile_tokens_run_nothing(studio: StudioPage) -> None:
     for place in range(len(HOSTILE)):
         studio.page.locator(".token-text .t").nth(place).click()
     assert "⟨202E⟩" in studio.text(".inspector .bars") and "⟨0000⟩" in studio.text(".inspector .bars")
-    assert studio.count("#app img, #app script, #app u, #app s, #app [onerror], #app [onload], .token-text b, .prompt-shown img") == 0
+    assert (
+        studio.count(
+            "#app img, #app script, #app u, #app s, #app [onerror], #app [onload], .token-text b, .prompt-shown img"
+        )
+        == 0
+    )
     studio.page.click("#code")
     assert "<img src=x onerror=alert(1)>" in studio.text("dialog")
     assert studio.page.evaluate("() => ({}).polluted === undefined && Object.prototype.raw === undefined")
@@ -57,24 +97,52 @@ def test_hostile_tokens_run_nothing(studio: StudioPage) -> None:
 
 def test_hostile_beams_drafts_and_layers(studio: StudioPage) -> None:
     bad = HOSTILE[0]
-    beam = {"beam": 0, "parent": None, "group": 0, "id": 5, "text": bad, "score": -1.0, "sum_logprob": -1.0, "progress": [{"phrase": bad, "done": 1, "of": 2}]}
+    beam = {
+        "beam": 0,
+        "parent": None,
+        "group": 0,
+        "id": 5,
+        "text": bad,
+        "score": -1.0,
+        "sum_logprob": -1.0,
+        "progress": [{"phrase": bad, "done": 1, "of": 2}],
+    }
     events = make_events([], ends=False)
     events += [{"type": "beams", "step": 0, "live": [beam], "ended": []}]
-    events += [{"type": "beams", "step": 1, "live": [{**beam, "parent": 0, "sum_logprob": -2.0}], "ended": [{"parent": 0, "group": 0, "id": 6, "text": bad, "score": -1.0}]}]
+    events += [
+        {
+            "type": "beams",
+            "step": 1,
+            "live": [{**beam, "parent": 0, "sum_logprob": -2.0}],
+            "ended": [{"parent": 0, "group": 0, "id": 6, "text": bad, "score": -1.0}],
+        }
+    ]
     studio.open(prompt="x", settings={"num_beams": 2, "do_sample": False})
     studio.replay(events)
     studio.run()
     assert bad[:10] in (studio.page.text_content(".beam-tree") or "")
     studio.page.unroute("**/v1/trace")
     extra = {
-        "dola": {"layer": 2, "divergences": [{"layer": 2, "value": 0.1}], "guesses": [{"layer": 2, "id": 1, "text": bad, "p": 0.5}]},
+        "dola": {
+            "layer": 2,
+            "divergences": [{"layer": 2, "value": 0.1}],
+            "guesses": [{"layer": 2, "id": 1, "text": bad, "p": 0.5}],
+        },
         "guidance": {"with": [{"id": 1, "text": bad, "p": 0.5}], "without": [{"id": 2, "text": bad, "p": 0.5}]},
         "contrastive": {"candidates": [{"id": 1, "text": bad, "p": 0.5, "penalty": 0.1, "score": 0.4, "chosen": True}]},
         "grammar": {"allowed": 3, "forced": False},
         "watermark": {"green": True, "scored": 3, "z": 1.0},
         "draft": "corrected",
     }
-    drafts = {"type": "draft", "index": 0, "tokens": [{"id": 1, "text": bad, "verdict": "rejected"}], "accepted": 0, "drafted": 1, "total_accepted": 0, "total_drafted": 1}
+    drafts = {
+        "type": "draft",
+        "index": 0,
+        "tokens": [{"id": 1, "text": bad, "verdict": "rejected"}],
+        "accepted": 0,
+        "drafted": 1,
+        "total_accepted": 0,
+        "total_drafted": 1,
+    }
     events = make_events([bad, bad])
     studio.replay([events[0], drafts, *({**one, **extra} for one in events[1:-1]), events[-1]])
     studio.run()
@@ -93,7 +161,9 @@ def test_a_lost_stream_shows_what_came_and_resumes(studio: StudioPage, server: R
     def answer(route: Any) -> None:
         sent.append(json.loads(route.request.post_data))
         if len(sent) == 1:
-            route.fulfill(content_type="text/event-stream", body="\n\n".join(whole[:5]) + "\n\n")  # start and four tokens
+            route.fulfill(
+                content_type="text/event-stream", body="\n\n".join(whole[:5]) + "\n\n"
+            )  # start and four tokens
         else:
             route.continue_()
 
@@ -107,7 +177,7 @@ def test_a_lost_stream_shows_what_came_and_resumes(studio: StudioPage, server: R
     events = [json.loads(one[6:]) for one in whole if one.startswith("data: ")]
     ids = [one["id"] for one in events if one["type"] == "token"]
     assert sent[1]["prefix_ids"] == ids[:4]
-    assert studio.tokens()[:10] == [one["text"] for one in events if one["type"] == "token"][:10]
+    assert studio.tokens() == [one["text"].replace("\n", "↵") for one in events if one["type"] == "token"]
     assert not studio.page.is_visible(".notice")
 
 
@@ -189,29 +259,37 @@ def test_a_server_that_wants_a_key(browser: Any, default_model_file: Path) -> No
         studio.close()
 
 
+def measure_frame(studio: StudioPage) -> float:
+    """The median time of a frame, in milliseconds, while the text is scrolled."""
+    frames = studio.page.evaluate(
+        """() => new Promise((done) => {
+          const box = document.querySelector(".token-text"); const times = []; let before = performance.now();
+          const step = (now) => { times.push(now - before); before = now; box.scrollTop += 97;
+            if (times.length < 60) requestAnimationFrame(step); else done(times); };
+          requestAnimationFrame(step); })"""
+    )
+    return float(sorted(frames)[len(frames) // 2])
+
+
 def test_ten_thousand_tokens(studio: StudioPage) -> None:
     texts = ["\n" if at % 97 == 96 else f" word{at % 13}" for at in range(10_000)]
     events = [{**one, "top": one["top"][:3]} if one["type"] == "token" else one for one in make_events(texts)]
     studio.open(prompt="x", settings={})
+    studio.replay(as_stream(events[:1001]))
+    studio.run()
+    short = measure_frame(studio)
+    studio.page.unroute("**/v1/trace")
     studio.replay(as_stream(events))
     studio.run()
     assert studio.count(".token-text .t") == 10_000
-    # Frames while it is scrolled from top to end: most are drawn in time.
-    frames = studio.page.evaluate(
-        """() => new Promise((done) => {
-          const box = document.querySelector(".token-text"); const times = []; let before = performance.now();
-          const step = (now) => { times.push(now - before); before = now; box.scrollTop += 400;
-            if (times.length < 60) requestAnimationFrame(step); else done(times); };
-          requestAnimationFrame(step); })"""
-    )
-    assert sorted(frames)[len(frames) // 2] < 50
+    assert measure_frame(studio) < 2 * short + 10  # a text ten times as long scrolls as well
     # A click deep in the text is answered at once.
     studio.page.evaluate("() => { document.querySelector('.token-text').scrollTop = 1e9; }")
     took = studio.page.evaluate(
         """() => { const all = document.querySelectorAll('.token-text .t'); const start = performance.now();
           all[9990].click(); document.body.offsetHeight; return performance.now() - start; }"""
     )
-    assert took < 500 and "Token 9,991" in studio.text(".inspector").replace("9991", "9,991")
+    assert took < 500 and "Token 9,991" in studio.text(".inspector")
 
 
 @pytest.mark.parametrize("text", ["שלום עולם, זה טקסט", "这是一个很长的句子。", "مرحبا بالعالم"])
