@@ -16,7 +16,7 @@ from unspool.cli.settings import add_settings, collect_settings, refuse_tensors
 from unspool.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from unspool.batch.job import Progress
+    from unspool.batch.ledger import Progress
 
 _UNFINISHED = 3  # the exit code of a job that was interrupted, or has rows that failed
 
@@ -62,7 +62,9 @@ def execute(arguments: argparse.Namespace) -> int:
         raise UsageError("--seed is one number here; the seed of each line follows from it and from its number")
     share = _read_share(arguments.shard)
     try:
-        from unspool.batch.job import Job, Share, find_name
+        from unspool.batch.answers import find_name
+        from unspool.batch.job import Job
+        from unspool.batch.ledger import Share
         from unspool.batch.output import Output
         from unspool.batch.sources import open_source
         from unspool.engine import Engine
