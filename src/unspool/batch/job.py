@@ -11,7 +11,7 @@ from unspool.api import LanguageModel
 from unspool.batch.answers import Answers, follow, write_failure
 from unspool.batch.ledger import Ledger, Progress, Share, describe_job
 from unspool.batch.lines import BadLineError, Line
-from unspool.batch.output import Output
+from unspool.batch.output import Output, dump_line
 from unspool.batch.sources import Source
 from unspool.engine import Engine
 from unspool.errors import EngineError
@@ -79,14 +79,14 @@ class Job:
     def _begin(self, number: int, row: Line | BadLineError) -> bool:
         """Submit a row; whether it is at work now."""
         if isinstance(row, BadLineError):
-            self._ledger.fail(number, write_failure(number, None, row))
+            self._ledger.fail(number, dump_line(write_failure(number, None, row)))
             return False
         try:
             work = self._answers.begin(row)
         except EngineError:
             raise
         except Exception as error:
-            self._ledger.fail(number, write_failure(number, row, error))
+            self._ledger.fail(number, dump_line(write_failure(number, row, error)))
             return False
         follow(work, partial(self._finished.put, (row, work)))
         return True
@@ -109,6 +109,6 @@ class Job:
         except EngineError:
             raise
         except Exception as error:
-            self._ledger.fail(line.number, write_failure(line.number, line, error))
+            self._ledger.fail(line.number, dump_line(write_failure(line.number, line, error)))
             return
-        self._ledger.answer(line.number, self._answers.write(line, work, choices), work.num_new)
+        self._ledger.answer(line.number, dump_line(self._answers.write(line, work, choices)), work.num_new)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -90,21 +91,22 @@ class Ledger:
     def __contains__(self, number: int) -> bool:
         return number in self._output.done
 
-    def answer(self, number: int, made: dict[str, Any], num_tokens: int) -> None:
+    def answer(self, number: int, line: bytes, num_tokens: int) -> None:
         """Write a row's answer."""
+        self._output.answers.write_line(line)
         self.progress.num_tokens += num_tokens
-        self._output.answers.write(made)
         self._note_done(number)
 
-    def fail(self, number: int, made: dict[str, Any]) -> None:
+    def fail(self, number: int, line: bytes) -> None:
         """Write why a row failed; raises if too many have."""
-        self._output.errors.write(made)
+        self._output.errors.write_line(line)
         self.progress.failed += 1
         self._note_done(number)
         if self._max_errors is not None and self.progress.failed > self._max_errors:
             raise BatchFailedError(
                 f"{self.progress.failed} rows failed, and --max-errors is {self._max_errors}: "
-                f"{self._output.errors.path} says why. The last one, line {number}: {made['error']['message']}"
+                f"{self._output.errors.path} says why. The last one, line {number}: "
+                f"{json.loads(line)['error']['message']}"
             )
 
     def _note_done(self, number: int) -> None:

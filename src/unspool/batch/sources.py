@@ -32,7 +32,7 @@ class Source(ABC):
     """A file of rows."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = path.absolute()  # workers have folders of their own
         if not path.is_file():
             raise InputError(f"{path} is not a file; give a .jsonl, .parquet or .arrow file with a request per line")
 
