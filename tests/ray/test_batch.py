@@ -124,7 +124,7 @@ def test_a_row_that_ends_every_actor_ends_the_job(
 ) -> None:
     from unspool.ray.batch import RayJob
 
-    monkeypatch.setattr("unspool.ray.generate.RETRIES", 1)
+    monkeypatch.setattr("unspool.ray.dataset.RETRIES", 1)
     job = RayJob(make_pipeline(source, MakeDeadly(tmp_path, deaths=99)), Output(tmp_path / "out.jsonl"))
     with pytest.raises(EngineError, match="What is written stays"):
         job.run()

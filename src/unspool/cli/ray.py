@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from unspool.ray.cluster import Actors
 
 
-def add_ray_options(parser: Parser, plural: str, one: str) -> None:
+def add_ray_options(parser: Parser, plural: str, one: str) -> argparse._ArgumentGroup:
     """`--ray`, how many `plural` there are, and what each of them takes."""
     group = parser.add_argument_group("ray")
     group.add_argument(
@@ -26,6 +26,7 @@ def add_ray_options(parser: Parser, plural: str, one: str) -> None:
     singular = plural[:-1]
     group.add_argument(f"--{singular}-gpus", metavar="N", type=float, help=f"{one}'s GPUs; 0.25 shares one. [1 or 0]")
     group.add_argument(f"--{singular}-cpus", metavar="N", type=float, help=f"{one}'s CPUs. [1]")
+    return group
 
 
 def read_ray_options(arguments: argparse.Namespace, plural: str) -> Actors | None:

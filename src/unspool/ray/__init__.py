@@ -4,6 +4,6 @@
 >>> answered = generate(ds, "smollm2-135m", actors=(1, 4), max_new_tokens=64)
 """
 
-from unspool.ray.generate import Generate, generate
+from unspool.ray.dataset import Generate, generate
 
 __all__ = ["Generate", "generate"]

@@ -17,7 +17,7 @@ from unspool.batch.output import Done, Output, dump_line
 from unspool.batch.sources import Source, try_line
 from unspool.errors import EngineError, UnspoolError, excerpt
 from unspool.ray.cluster import Actors, import_ray
-from unspool.ray.generate import map_batches
+from unspool.ray.dataset import map_batches
 from unspool.ray.requests import Requests
 from unspool.ray.worker import Answered, Worker, locate
 
