@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.cli.conftest import cli, tiny  # noqa: F401 - fixtures
+
 ROOT = Path(__file__).parents[2]
 STORE = 100 << 20  # bytes of a node's objects
 
