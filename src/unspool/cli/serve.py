@@ -16,6 +16,7 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _LIMITS = {
     "requests": "Requests at work or waiting; more are answered 429.",
     "requests_per_key": "The same, for each key.",
+    "traces": "Traced requests at work at once.",
     "new_tokens": "The most tokens of one answer.",
     "prompts": "The most prompts of one request.",
     "choices": "The most answers of one request.",
@@ -44,7 +45,7 @@ def build_parser() -> Parser:
     parser.general.add_argument("models", metavar="MODEL", nargs="*", help=argparse.SUPPRESS)
     _add_address(parser)
     _add_limits(parser)
-    _add_engine(parser)
+    add_engine_options(parser)
     add_ray_options(parser, "replicas", "A replica").add_argument(
         "--route", metavar="KIND", help="balanced, or session: by the header x-session-id. [balanced]"
     )
@@ -77,7 +78,8 @@ def _add_limits(parser: Parser) -> None:
     group.add_argument("--restart", action="store_true", help="Make a new engine where one has died by a fault.")
 
 
-def _add_engine(parser: Parser) -> None:
+def add_engine_options(parser: Parser) -> None:
+    """Options of how models are loaded and run, which `unspool studio` has too."""
     group = parser.add_argument_group("models and engines")
     group.add_argument("--max-rows", metavar="N", type=int, help="Rows that decode at once. [32, on a GPU 256]")
     group.add_argument("--memory", metavar="SIZE", help="For keys and values of each model, such as 2G.")
@@ -97,19 +99,9 @@ def execute(arguments: argparse.Namespace) -> int:
     require_packages()
     from unspool.server.security import read_key_file
 
-    options: dict[str, Any] = {
-        name: getattr(arguments, name)
-        for name in ("device", "dtype", "quantize", "threads", "max_rows")
-        if getattr(arguments, name) is not None
-    }
-    options |= _read_limits(arguments)
-    for name in ("memory", "memory_budget"):
-        if getattr(arguments, name) is not None:
-            options[name] = read_size(f"--{name.replace('_', '-')}", getattr(arguments, name))
+    options = read_engine_options(arguments) | _read_limits(arguments)
     if arguments.log not in ("requests", "none"):
         raise UsageError(f"--log is requests or none, not {arguments.log[:40]!r}")
-    if arguments.offline:
-        options["offline"] = True
     models = arguments.models or [DEFAULT_MODEL]
     replicas = read_ray_options(arguments, "replicas")
     start: Callable[..., None] = serve
@@ -140,6 +132,21 @@ def execute(arguments: argparse.Namespace) -> int:
         **options,
     )
     return 0
+
+
+def read_engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What `add_engine_options` asked for, as arguments of `serve`."""
+    options: dict[str, Any] = {
+        name: getattr(arguments, name)
+        for name in ("device", "dtype", "quantize", "threads", "max_rows")
+        if getattr(arguments, name) is not None
+    }
+    for name in ("memory", "memory_budget"):
+        if getattr(arguments, name) is not None:
+            options[name] = read_size(f"--{name.replace('_', '-')}", getattr(arguments, name))
+    if arguments.offline:
+        options["offline"] = True
+    return options
 
 
 def _read_limits(arguments: argparse.Namespace) -> dict[str, Any]:
