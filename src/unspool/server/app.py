@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -73,8 +74,10 @@ def make_app(state: ServerState, *, closes: bool = False) -> Starlette:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         state.is_ready = True
+        watching = asyncio.create_task(state.models.watch())
         yield
         state.is_ready = False
+        watching.cancel()
         if closes:
             state.models.close()
 
