@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -73,8 +74,10 @@ def make_app(state: ServerState, *, closes: bool = False) -> Starlette:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         state.is_ready = True
+        watching = asyncio.create_task(state.models.watch())
         yield
         state.is_ready = False
+        watching.cancel()
         if closes:
             state.models.close()
 
@@ -134,6 +137,12 @@ class Door:
                 await self._app(scope, receive, answer)
         except (ClientGoneError, OSError):
             record.is_gone, record.status = True, record.status or 499
+        except asyncio.CancelledError:
+            if not self._state.gate.is_draining:
+                raise
+            record.error = "ended"  # by a second signal: the server does not wait for its requests
+            if not record.status:
+                await _ENDED(scope, receive, answer)
         except Exception as error:
             record.error = type(error).__name__
             record.bug = error
@@ -166,4 +175,5 @@ _PREFLIGHT = {
     "access-control-allow-headers": "authorization, content-type, x-api-key, anthropic-version",
     "access-control-max-age": "600",
 }
+_ENDED = JsonResponse(RequestError(503, "the server was ended; send it again", code="ended").as_openai(), 503)
 _BUG = JsonResponse(RequestError(500, "something went wrong in the server; its log says what").as_openai(), 500)

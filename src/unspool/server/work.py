@@ -100,6 +100,11 @@ class Work:
                 raise read_error(error, order.names) from error
             raise
 
+    @property
+    def num_cached(self) -> int:
+        """Tokens of the prompts that were found in blocks that others have read."""
+        return sum(request.stats.cached_tokens for request in self.requests)
+
     def close(self) -> None:
         """End what still runs, within a step."""
         for request in self.requests:
