@@ -14,6 +14,7 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _LIMITS = {
     "requests": "Requests at work or waiting; more are answered 429.",
     "requests_per_key": "The same, for each key.",
+    "traces": "Traced requests at work at once.",
     "new_tokens": "The most tokens of one answer.",
     "prompts": "The most prompts of one request.",
     "choices": "The most answers of one request.",

@@ -30,6 +30,7 @@ class Emitted:
     finished: dict[int, str]  # rows that are done with this turn, and why
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
     beams: list[list[LiveBeam]] | None = None  # every prompt's beams, where the whole table was asked for
+    seen: Any = None  # what the call's observer made of the turn
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -29,6 +30,7 @@ from unspool.server.responses import ResponseDialect
 from unspool.server.security import check_host, check_origin, is_open
 from unspool.server.state import ServerState
 from unspool.server.systemone import SystemOneRoute
+from unspool.server.tracing import TraceDialect
 from unspool.server.transcriptions import AudioRoutes
 
 
@@ -44,6 +46,7 @@ def make_app(state: ServerState, *, closes: bool = False) -> Starlette:
         Route("/v1/completions", make_endpoint(state, CompletionDialect()), methods=["POST"]),
         Route("/v1/responses", make_endpoint(state, ResponseDialect()), methods=["POST"]),
         Route("/v1/messages", make_endpoint(state, MessageDialect()), methods=["POST"]),
+        Route("/v1/trace", make_endpoint(state, TraceDialect(), state.gate.enter_trace), methods=["POST"]),
         Route("/v1/messages/count_tokens", plain.count_tokens, methods=["POST"]),
         Route("/v1/systemone", SystemOneRoute(state).answer, methods=["POST"]),
         Route("/v1/audio/transcriptions", audio.transcribe, methods=["POST"]),
@@ -54,6 +57,7 @@ def make_app(state: ServerState, *, closes: bool = False) -> Starlette:
         Route("/api/show", ollama.show, methods=["POST"]),
         Route("/api/version", ollama.version),
         Route("/v1/models", plain.models),
+        Route("/v1/parameters", plain.parameters),
         Route("/v1/models/{name:path}", plain.model),
         Route("/tokenize", plain.tokenize, methods=["POST"]),
         Route("/detokenize", plain.detokenize, methods=["POST"]),
@@ -70,8 +74,10 @@ def make_app(state: ServerState, *, closes: bool = False) -> Starlette:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         state.is_ready = True
+        watching = asyncio.create_task(state.models.watch())
         yield
         state.is_ready = False
+        watching.cancel()
         if closes:
             state.models.close()
 
