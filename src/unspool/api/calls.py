@@ -121,8 +121,8 @@ def generate(
             "use_model_defaults": use_model_defaults,
         }
         settings = {name: value for name, value in told.items() if value is not None} | kwargs
-        given = [] if inputs is None else [inputs]
-        return prepare_with(preparing, theirs, generate, *given, **settings)  # type: ignore[no-any-return]  # its own
+        first = [] if inputs is None else [inputs]
+        return prepare_with(preparing, theirs, generate, *first, **settings)  # type: ignore[no-any-return]  # its own
     if speech is not None:
         given = {
             "generation_config": _read_config(generation_config),
