@@ -100,7 +100,8 @@ def test_a_chat_is_traced(server: RunningServer) -> None:
         ({"prompt": "x", "n": 2}, "one text"),
         ({"prompt": "x", "stream": False}, "a trace is a stream"),
         ({"prompt": "x", "logprobs": 3}, "has its probabilities"),
-        ({"prompt": "x", "prefix_ids": [999]}, "prefix_ids"),
+        ({"prompt": "x", "prefix_ids": [999]}, "from 0 to 159"),
+        ({"prompt": "x", "prefix_ids": [-1]}, "prefix_ids"),
         ({"prompt": "x", "prefix_ids": [5] * 8}, "max_new_tokens=8 counts them too"),
         ({"prompt": "x", "prefix_ids": "ab"}, "prefix_ids"),
         ({"prompt": "x", "topp": 0.9}, "did you mean"),
@@ -155,6 +156,16 @@ def test_a_closed_connection_ends_a_trace() -> None:
             server.wait_until_idle(2.0)
             assert server.state.gate.num_traces == 0
         assert server.state.metrics.num_gone == 3
+
+
+def test_a_deadline_ends_a_trace() -> None:
+    body = {"prompt": "hello", "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
+    with RunningServer({"slow": make_slow()}, request_seconds=0.4) as server:
+        events = read_events(server.post("/v1/trace", body).text)
+    tokens = [event for event in events if event["type"] == "token"]
+    assert events[-1]["finish_reason"] == "deadline" and 0 < len(tokens) < 100
+    assert events[-1]["sequences"][0]["ids"] == [event["id"] for event in tokens]
+    assert events[-1]["text"].startswith("".join(event["delta"] for event in tokens))
 
 
 def test_traces_run_beside_each_other(server: RunningServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
@@ -36,6 +37,9 @@ class TraceDialect:
             )
             raise refuse_field("prompt", why, None if given else "missing_required_parameter")
         written, adds = found.take("prefix_ids", []), found.take("add_special_tokens", True)
+        size = target.lm.model.info.vocab_size
+        if any(token >= size for token in written):
+            raise refuse_field("prefix_ids", f"`prefix_ids` are token ids, which go from 0 to {size - 1}")
         if "max_length" not in found.settings:
             found.settings.setdefault("max_new_tokens", TRACE_TOKENS)
         if given == ["messages"]:
@@ -59,7 +63,7 @@ class TraceDialect:
         """The events of the trace."""
         order, request = reply.order, work.requests[0]
         trace = Trace(request.answer, order.settings["observer"], model=order.model, name=order.id)
-        yield frame(trace.start())
+        yield frame(await asyncio.to_thread(trace.start))  # a long prompt has many tokens to spell
         try:
             async for emitted in request.turns():
                 work.note_tokens(sum(map(len, emitted.tokens.values())))

@@ -36,8 +36,9 @@ class Position:
         if readout is not None:
             steps.append(_describe_step(*readout, torch.log_softmax(logits, dim=-1), given, cut_by, 1))
         for number, step in enumerate(scored.steps, start=1 + len(steps)):
-            named = (type(step.processor).__name__, find_setting(step.processor, settings))
-            steps.append(_describe_step(*named, step.before[0], step.after[0], cut_by, number))
+            name = getattr(step.processor, "__name__", type(step.processor).__name__)
+            setting = find_setting(step.processor, settings)
+            steps.append(_describe_step(name, setting, step.before[0], step.after[0], cut_by, number))
             if isinstance(step.processor, GrammarLogitsProcessor):
                 allowed = steps[-1]["left"]
                 grammar = {"allowed": allowed, "forced": allowed == 1}
