@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROMPT ?= Write a haiku about a lighthouse.
 
-.PHONY: help run chat serve test gpu check sanitize format conformance fuzz soak bench clean
+.PHONY: help run chat serve test real gpu check sanitize format conformance fuzz soak bench clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -21,6 +21,9 @@ serve: $(VENV)/.serve $(VENV)/.model  ## serve the default model at http://127.0
 test: $(VENV)/.test $(VENV)/.model  ## run the tests, two processes at once (JOBS=, TESTS=)
 	@echo "==> running the tests"
 	@$(BIN)/python -m pytest -n $(or $(JOBS),2) --dist worksteal $(TESTS)
+
+real: $(VENV)/.test  ## fetch trained models (350 MB) and run the tests that need them
+	@UNSPOOL_REAL_MODELS=1 $(BIN)/python -m pytest tests/real
 
 gpu:  ## run the tests that need a GPU, with the python at hand: its own torch and triton (JOBS=, TESTS=)
 	@$(PYTHON) tools/gpu_tests.py $(if $(JOBS),--jobs $(JOBS)) $(TESTS)

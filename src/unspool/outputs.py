@@ -64,6 +64,7 @@ class Stats:
     """The cost of a call."""
 
     prompt_tokens: int = 0
+    cached_tokens: int = 0  # of those, found read in an engine's shared blocks
     new_tokens: int = 0
     forward_passes: int = 0
     first_token_seconds: float = 0.0

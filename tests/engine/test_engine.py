@@ -6,9 +6,12 @@ import asyncio
 import copy
 import itertools
 import math
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -446,3 +449,15 @@ def test_plain_rows_share_processors_and_passes(lm: unspool.LanguageModel) -> No
             penalty = 1.0 + place / 10 + 0.1
             alone = lm.generate([3, 4 + place], max_new_tokens=30, eos_token_id=None, repetition_penalty=penalty, **one)
             assert tokens == alone.token_ids
+
+
+def test_a_script_may_end_without_closing_its_engine() -> None:
+    script = (
+        "import unspool; from tests.conformance.cases import load_model\n"
+        "engine = unspool.Engine(load_model('llama'), memory=1 << 24)\n"
+        "requests = [engine.submit([5, 6, 7], max_new_tokens=120, eos_token_id=None) for _ in range(4)]\n"
+        "next(iter(requests[0])); print('ends', flush=True)"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ends\n", "")

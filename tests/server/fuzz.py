@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.server.running import RunningServer, make_fake_lm, make_layered_lm
 from unspool.server.fields import Field, FieldTable
-from unspool.server.names import CHAT, COMPLETIONS, MESSAGES, OLLAMA_CHAT, OLLAMA_GENERATE, RESPONSES
+from unspool.server.names import CHAT, COMPLETIONS, MESSAGES, OLLAMA_CHAT, OLLAMA_GENERATE, RESPONSES, TRACE
 
 ALLOWED = {200, 400, 404, 408, 413, 429}
 SLOWEST = 60.0  # seconds of one request, on a machine that does other things too
@@ -94,6 +94,7 @@ ROUTES: dict[str, tuple[FieldTable, str, st.SearchStrategy[Any]]] = {
     "/v1/completions": (COMPLETIONS, "prompt", _PROMPT),
     "/v1/responses": (RESPONSES, "input", st.one_of(_WORDS, _MESSAGES)),
     "/v1/messages": (MESSAGES, "messages", _MESSAGES),
+    "/v1/trace": (TRACE, "prompt", _PROMPT),
     "/api/chat": (OLLAMA_CHAT, "messages", _MESSAGES),
     "/api/generate": (OLLAMA_GENERATE, "prompt", _WORDS),
 }

@@ -82,8 +82,19 @@ def test_an_answer_is_what_generate_gives(
     )
     chunks = list(stream)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == expected.text
-    assert chunks[-1].usage == answer.usage and not chunks[-1].choices
+    assert chunks[-1].usage is not None and not chunks[-1].choices
+    assert chunks[-1].usage.total_tokens == answer.usage.total_tokens
     assert chunks[-2].choices[0].finish_reason == answer.choices[0].finish_reason
+
+
+def test_what_was_found_in_shared_blocks_is_counted(client: openai.OpenAI) -> None:
+    prompt = "the cat sat on the mat " * 20
+    counts = []
+    for _ in range(2):
+        usage = client.completions.create(model="fake", prompt=prompt, max_tokens=2).usage
+        assert usage is not None and usage.prompt_tokens_details is not None
+        counts.append(usage.prompt_tokens_details.cached_tokens)
+    assert counts[0] == 0 and 0 < (counts[1] or 0) < usage.prompt_tokens
 
 
 def test_several_answers(server: RunningServer, client: openai.OpenAI) -> None:

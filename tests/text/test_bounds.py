@@ -29,6 +29,16 @@ def sequence(rules: list[Any], name: str = "normalizers") -> dict[str, Any]:
     return {"type": "Sequence", name: rules}
 
 
+def test_characters_for_characters_lengthen_a_text_once() -> None:
+    """Thirty letters, each put for another letter of two bytes, make at most two bytes of one."""
+    letters = [replace({"String": chr(97 + index % 26)}, chr(0x250 + index)) for index in range(30)]
+    check_tokenizer({**PLAIN, "normalizer": sequence(letters)}, "here")
+    check_tokenizer({**PLAIN, "decoder": sequence(letters, "decoders")}, "here")
+    between = [rule for letter in letters[:5] for rule in (letter, replace({"String": "a"}, "bb"))]
+    with pytest.raises(LoadError, match="times as long"):
+        check_tokenizer({**PLAIN, "normalizer": sequence(between)}, "here")
+
+
 def nest(rule: Any, times: int) -> Any:
     for _ in range(times):
         rule = sequence([rule, rule])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -19,8 +19,9 @@ from unspool.config import PARAMETERS, GenerationConfig
 from unspool.config.pairs import ConfigFacts, check_methods
 from unspool.decoding.inputs import Inputs, read_prompts
 from unspool.decoding.loop import Emitted
+from unspool.decoding.observer import Observer
 from unspool.decoding.preparation import Hooks
-from unspool.decoding.prompts import Prompts
+from unspool.decoding.prompts import Prompts, continue_prompts
 from unspool.decoding.run import Run
 from unspool.errors import SettingError, UnsupportedError
 from unspool.logits import UnbatchedClassifierFreeGuidanceLogitsProcessor
@@ -30,11 +31,13 @@ from unspool.models.adapters import (
     dress_output,
     drop_unknown_tokens,
     find_adapter,
+    find_preparing,
     find_settings,
     fold_settings,
     list_inputs,
     open_call,
     prepare_call,
+    prepare_with,
     read_settings,
     runs_own_generate,
 )
@@ -101,7 +104,25 @@ def generate(
             "negative_prompt_attention_mask": negative_prompt_attention_mask,
         }
         return run_recipe(recipe, generate, model, inputs, generation_config, usual, kwargs)  # type: ignore[no-any-return]  # a recipe returns what it likes
+    theirs = find_object(model)
     speech = _find_speech(model)
+    preparing = None if theirs is None or speech is not None else find_preparing(theirs)
+    if preparing is not None:
+        told = {
+            "generation_config": generation_config,
+            "logits_processor": logits_processor,
+            "stopping_criteria": stopping_criteria,
+            "prefix_allowed_tokens_fn": prefix_allowed_tokens_fn,
+            "synced_gpus": synced_gpus,
+            "assistant_model": assistant_model,
+            "streamer": streamer,
+            "negative_prompt_ids": negative_prompt_ids,
+            "negative_prompt_attention_mask": negative_prompt_attention_mask,
+            "use_model_defaults": use_model_defaults,
+        }
+        settings = {name: value for name, value in told.items() if value is not None} | kwargs
+        first = [] if inputs is None else [inputs]
+        return prepare_with(preparing, theirs, generate, *first, **settings)  # type: ignore[no-any-return]  # its own
     if speech is not None:
         given = {
             "generation_config": _read_config(generation_config),
@@ -192,6 +213,8 @@ def start(
     hides_padding: bool = False,
     beams: str | None = None,
     owns_cache: bool = False,
+    observer: Observer | None = None,
+    prefix_ids: Sequence[int] = (),
     assistant_model: Any = None,
     assistant_tokenizer: Any = None,
     native: bool | None = None,
@@ -201,8 +224,9 @@ def start(
 
     `hides_padding` shows the processors what is padding, so that no row depends on the length of the others; the
     reference counts padding as tokens. With `beams="all"` every step reports the whole table of beams. `owns_cache`
-    means that past_key_values is not read after the call, so that rows may leave it. A transformers
-    object runs natively on its own parameters if its architecture has a native model; `native=False` prevents it.
+    means that past_key_values is not read after the call, so that rows may leave it. An `observer` is shown what
+    happens in the call. `prefix_ids` are tokens that count as written after the one prompt. A transformers object runs
+    natively on its own parameters if its architecture has a native model; `native=False` prevents it.
     """
     if beams not in (None, "all"):
         raise SettingError(f"beams={beams!r} is not known; beams='all' streams the whole table of beams")
@@ -280,13 +304,21 @@ def start(
         None if assistant is None else assistant.vocabularies,
         shows_beams=beams is not None,
         owns_cache=owns_cache,
+        observer=observer,
     )
+    if prefix_ids:
+        if settings.token_healing or cache is not None:
+            name = "token_healing" if settings.token_healing else "past_key_values"
+            raise SettingError(f"`prefix_ids` go on after a prompt as it is, and `{name}` changes it; leave one out")
+        prompts = continue_prompts(prompts, prefix_ids, core.info.vocab_size, plan.max_new_tokens)
     run = Run(core, prompts, plan, hooks)
-    if not settings.token_healing:
-        return run
-    healed, added = heal_prompts(core, prompts, tokenizer, plan.pad_token_id)
-    run = Run(core, healed, settle(settings, origins, core.info, _shape(healed, None), *drafts), hooks)
-    run.added_texts = [text for text in added for _ in range(plan.num_return_sequences)]
+    if settings.token_healing:
+        healed, added = heal_prompts(core, prompts, tokenizer, plan.pad_token_id)
+        run = Run(core, healed, settle(settings, origins, core.info, _shape(healed, None), *drafts), hooks)
+        run.added_texts = [text for text in added for _ in range(plan.num_return_sequences)]
+    if observer is not None:
+        run.settle_seed()
+        observer.begin(run)
     return run
 
 

@@ -27,6 +27,7 @@ from unspool.loading.model import LoadedParts, load_parts
 from unspool.outputs import Generation
 from unspool.speech.results import Segment
 from unspool.text import Tokenizer
+from unspool.trace import Trace, Tracer, check_traced, follow
 
 Prompt = Any
 """A text, a list of texts, a chat (list of messages), a list of chats, token ids, or a tensor of them."""
@@ -121,6 +122,17 @@ class LanguageModel:
             steps.close()
             if step is not None and not step.done():
                 await asyncio.wait([step])  # the work has stopped when closing returns
+
+    def trace(self, prompt: Prompt = None, **settings: Any) -> Generator[dict[str, Any], None, None]:
+        """What decoding one prompt does, as events (dicts of plain values): docs/trace.md describes them.
+
+        The tokens are those of `generate` with the same settings. `prefix_ids` are tokens that count as written
+        already, after which it goes on. Closing the generator stops the work.
+        """
+        tracer = Tracer()
+        check_traced(settings)
+        answer = self.start(prompt, observer=tracer, **settings)
+        return follow(Trace(answer, tracer, model=self.name))
 
     # --- speech ------------------------------------------------------------------------------------------
     def transcribe(

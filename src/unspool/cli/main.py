@@ -24,6 +24,7 @@ COMMANDS = {
     "chat": "Talk with a model, turn by turn.",
     "batch": "Answer a file of prompts; resumes after any end.",
     "serve": "Serve models over HTTP, with OpenAI's routes.",
+    "studio": "Watch every way of decoding, on a page in the browser.",
     "transcribe": "Write what is said in sound files, as text or subtitles.",
     "explain": "Draw a beam search as a tree, in the terminal and as a page.",
     "detect": "Say whether a text carries a watermark, with its p value.",
@@ -131,7 +132,7 @@ def _format_help(stream: TextIO) -> str:
         f"{heading('options')}:\n"
         "  -h, --help     Show this help; unspool COMMAND --help shows a command's.\n"
         "  -V, --version  Show the version.\n"
-        "  --debug        Show the traceback of an error.\n\n"
+        "  --debug        Show the traceback of an error.\n"
         f"{heading('example')}: {_EXAMPLE}"
     )
 

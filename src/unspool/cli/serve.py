@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
+from collections.abc import Callable
 from typing import Any
 
 from unspool.cli.parser import Parser, UsageError
+from unspool.cli.ray import add_ray_options, read_ray_options
 from unspool.loading.catalogue import DEFAULT_MODEL
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _LIMITS = {
     "requests": "Requests at work or waiting; more are answered 429.",
     "requests_per_key": "The same, for each key.",
+    "traces": "Traced requests at work at once.",
     "new_tokens": "The most tokens of one answer.",
     "prompts": "The most prompts of one request.",
     "choices": "The most answers of one request.",
@@ -36,12 +39,16 @@ def build_parser() -> Parser:
             "unspool serve",
             "unspool serve small=smollm2-135m speech=whisper-tiny.en --port 9000",
             "unspool serve --host 0.0.0.0 --api-key-file keys.txt",
+            "unspool serve qwen3-0.6b --ray --replicas 1:8 --replica-gpus 0.5 --route session",
         ),
     )
     parser.general.add_argument("models", metavar="MODEL", nargs="*", help=argparse.SUPPRESS)
     _add_address(parser)
     _add_limits(parser)
-    _add_engine(parser)
+    add_engine_options(parser)
+    add_ray_options(parser, "replicas", "A replica").add_argument(
+        "--route", metavar="KIND", help="balanced, or session: by the header x-session-id. [balanced]"
+    )
     return parser
 
 
@@ -71,7 +78,8 @@ def _add_limits(parser: Parser) -> None:
     group.add_argument("--restart", action="store_true", help="Make a new engine where one has died by a fault.")
 
 
-def _add_engine(parser: Parser) -> None:
+def add_engine_options(parser: Parser) -> None:
+    """Options of how models are loaded and run, which `unspool studio` has too."""
     group = parser.add_argument_group("models and engines")
     group.add_argument("--max-rows", metavar="N", type=int, help="Rows that decode at once. [32, on a GPU 256]")
     group.add_argument("--memory", metavar="SIZE", help="For keys and values of each model, such as 2G.")
@@ -91,27 +99,29 @@ def execute(arguments: argparse.Namespace) -> int:
     require_packages()
     from unspool.server.security import read_key_file
 
-    options: dict[str, Any] = {
-        name: getattr(arguments, name)
-        for name in ("device", "dtype", "quantize", "threads", "max_rows")
-        if getattr(arguments, name) is not None
-    }
-    options |= _read_limits(arguments)
-    for name in ("memory", "memory_budget"):
-        if getattr(arguments, name) is not None:
-            options[name] = read_size(f"--{name.replace('_', '-')}", getattr(arguments, name))
+    options = read_engine_options(arguments) | _read_limits(arguments)
     if arguments.log not in ("requests", "none"):
         raise UsageError(f"--log is requests or none, not {arguments.log[:40]!r}")
-    if arguments.offline:
-        options["offline"] = True
     models = arguments.models or [DEFAULT_MODEL]
-    serve(
+    replicas = read_ray_options(arguments, "replicas")
+    start: Callable[..., None] = serve
+    if replicas is None:
+        if arguments.route is not None:
+            raise UsageError("--route is for a Ray cluster; use it with --ray")
+        options |= {"ready_file": arguments.ready_file, "loads_on_demand": arguments.on_demand}
+    else:
+        for name in ("ready_file", "on_demand"):
+            if getattr(arguments, name):
+                raise UsageError(f"--{name.replace('_', '-')} is for a server of its own; leave it out beside --ray")
+        from unspool.ray.serving import serve_on_ray
+
+        start = serve_on_ray
+        options |= {"address": arguments.ray, "replicas": replicas, "route": arguments.route or "balanced"}
+    start(
         models,
         host=arguments.host,
         port=arguments.port,
-        ready_file=arguments.ready_file,
         on_ready=lambda address: print_ready(address, ", ".join(models)),
-        loads_on_demand=arguments.on_demand,
         allows_anyone=arguments.no_keys,
         keys=read_key_file(arguments.api_key_file) if arguments.api_key_file is not None else (),
         hosts=arguments.allowed_host,
@@ -122,6 +132,21 @@ def execute(arguments: argparse.Namespace) -> int:
         **options,
     )
     return 0
+
+
+def read_engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What `add_engine_options` asked for, as arguments of `serve`."""
+    options: dict[str, Any] = {
+        name: getattr(arguments, name)
+        for name in ("device", "dtype", "quantize", "threads", "max_rows")
+        if getattr(arguments, name) is not None
+    }
+    for name in ("memory", "memory_budget"):
+        if getattr(arguments, name) is not None:
+            options[name] = read_size(f"--{name.replace('_', '-')}", getattr(arguments, name))
+    if arguments.offline:
+        options["offline"] = True
+    return options
 
 
 def _read_limits(arguments: argparse.Namespace) -> dict[str, Any]:

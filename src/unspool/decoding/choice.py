@@ -14,6 +14,7 @@ from unspool.decoding.beams.settings import BeamSettings
 from unspool.decoding.beams.trace import BeamTrace
 from unspool.decoding.finish import Finish
 from unspool.decoding.loop import Turns
+from unspool.decoding.observer import Observer
 from unspool.decoding.prompts import Prompts
 from unspool.decoding.reader import Reader
 from unspool.decoding.readouts.base import Readout
@@ -59,11 +60,11 @@ def find_want(plan: Plan) -> Want:
     )
 
 
-def make_candidates(plan: Plan, reader: Reader) -> Candidates | None:
+def make_candidates(plan: Plan, reader: Reader, observer: Observer | None = None) -> Candidates | None:
     """What a strategy must have before the prompts are read, where it compares candidates with the past."""
     if plan.strategy != "contrastive":
         return None
-    return Candidates(reader, one_by_one=bool(plan.settings.low_memory))
+    return Candidates(reader, one_by_one=bool(plan.settings.low_memory), observer=observer)
 
 
 def make_turns(
@@ -126,7 +127,7 @@ def make_contrastive_search(context: StrategyContext) -> Strategy:
 
 def make_beam_search(context: StrategyContext) -> Turns:
     """Beam search and beam sampling."""
-    settings, trace = _read_beams(context.plan), _make_trace(context.plan)
+    settings, trace = _read_beams(context.plan), _make_trace(context)
     # Steps that were captured on a GPU are those of so many rows, and `low_memory` divides all rows alike.
     rows_may_leave = (
         context.rows_may_leave and context.rows.device.type == "cpu" and not context.plan.settings.low_memory
@@ -150,7 +151,7 @@ def make_group_beams(context: StrategyContext) -> Turns:
         num_beam_groups=settings.num_groups,
         max_length=plan.max_length,
     )
-    trace = _make_trace(plan)
+    trace = _make_trace(context)
     beams = GroupBeams(
         context.scorer, context.rows, context.finish, settings, judge, max_length=plan.max_length, trace=trace
     )
@@ -176,7 +177,7 @@ def make_constrained_beams(context: StrategyContext) -> Turns:
         last_place=plan.max_length - is_last_forced,
         end_ids=plan.eos_token_ids,
     )
-    trace = _make_trace(plan)
+    trace = _make_trace(context)
     beams = ConstrainedBeams(
         context.scorer, context.rows, context.finish, settings, judge, max_length=plan.max_length, trace=trace
     )
@@ -196,9 +197,12 @@ def _turn_beams(context: StrategyContext, beams: Beams) -> BeamTurns:
     )
 
 
-def _make_trace(plan: Plan) -> BeamTrace | None:
-    wants_trace = plan.settings.return_beam_trace
-    return BeamTrace(plan.num_beams, plan.settings.num_beam_groups or 1) if wants_trace else None
+def _make_trace(context: StrategyContext) -> BeamTrace | None:
+    settings, observer = context.plan.settings, context.scorer.record.observer
+    if not settings.return_beam_trace and observer is None:
+        return None
+    keeps_all = bool(settings.return_beam_trace)
+    return BeamTrace(context.plan.num_beams, settings.num_beam_groups or 1, observer=observer, keeps_all=keeps_all)
 
 
 def _read_beams(plan: Plan) -> BeamSettings:

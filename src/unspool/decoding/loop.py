@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -29,6 +30,7 @@ class Emitted:
     finished: dict[int, str]  # rows that are done with this turn, and why
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
     beams: list[list[LiveBeam]] | None = None  # every prompt's beams, where the whole table was asked for
+    seen: Any = None  # what the call's observer made of the turn
 
 
 @dataclass(slots=True)
@@ -64,10 +66,12 @@ class Turns(Protocol):
         ...
 
 
-def run_turns(turns: Turns, stats: Stats, started: float) -> Iterator[Emitted]:
-    """Take turns until all is done; closing the iterator stops the work."""
+def run_turns(
+    turns: Turns, stats: Stats, started: float, scope: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> Iterator[Emitted]:
+    """Take turns, each in a scope, until all is done; closing the iterator stops the work."""
     while not turns.is_done():
-        with torch.no_grad():  # not around the yield: the caller's own grad mode is the caller's
+        with torch.no_grad(), scope():  # not around the yield: the caller's own grad mode is the caller's
             emitted = turns.turn()
         stats.new_tokens += sum(map(len, emitted.tokens.values()))
         stats.total_seconds = time.perf_counter() - started

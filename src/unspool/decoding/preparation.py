@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from unspool.cache import Cache
+from unspool.decoding.observer import Observer
 from unspool.decoding.prompts import Prompts
 from unspool.decoding.randomness import derive_seed, draw_seed
 from unspool.decoding.speculative.drafters.vocabulary import Vocabularies
@@ -34,6 +35,7 @@ class Hooks:
     vocabularies: Vocabularies | None = None  # the model's and the assistant's, if they differ
     shows_beams: bool = False  # the whole table of beams is wanted at every step
     owns_cache: bool = False  # the cache that was given is this call's alone
+    observer: Observer | None = None  # is shown what happens in the call
 
 
 def build_criteria(plan: Plan, hooks: Hooks) -> StoppingCriteriaList:
@@ -61,7 +63,7 @@ def describe_call(model: Model, prompts: Prompts, plan: Plan, hooks: Hooks) -> C
     return Context(
         num_rows=prompts.num_rows * plan.copies,
         vocab_size=model.info.vocab_size,
-        prompt_width=prompts.width,
+        prompt_width=prompts.width - prompts.num_written,
         max_length=plan.max_length,
         eos_token_ids=plan.eos_token_ids,
         encoder_input_ids=read if read is None or plan.copies == 1 else read.repeat_interleave(plan.copies, dim=0),
@@ -82,7 +84,7 @@ def _find_read_ids(prompts: Prompts, pad_token_id: int) -> torch.Tensor | None:
     if source is not None or not prompts.width:
         return None
     if not prompts.hides_padding or min(prompts.lengths) >= prompts.width:
-        return prompts.ids
+        return prompts.ids[:, : prompts.width - prompts.num_written]
     column = torch.arange(prompts.width, device=prompts.ids.device)
     firsts = torch.tensor([prompts.width - length for length in prompts.lengths], device=prompts.ids.device)
     return prompts.ids.masked_fill(column < firsts[:, None], -1)

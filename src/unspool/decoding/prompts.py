@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +39,7 @@ class Prompts:
     negative: EncoderInput | None = None  # what guidance leads away from: the decoder's other prompts, or the encoder's
     on_host: torch.Tensor | None = None  # the ids as they came, if they were sent to a device
     hides_padding: bool = False  # whether processors are given what is padding; the reference counts it as tokens
+    num_written: int = 0  # tokens at each row's end that were written before: processors count them as new
 
     @property
     def num_rows(self) -> int:
@@ -48,6 +49,30 @@ class Prompts:
     def width(self) -> int:
         """Columns of the ids, padding included: what the reference counts lengths by."""
         return self.ids.shape[1]
+
+
+def continue_prompts(prompts: Prompts, written: Sequence[int], vocab_size: int, max_new_tokens: int) -> Prompts:
+    """One prompt with tokens after it that count as written, of at most so many new ones in all."""
+    if prompts.num_rows != 1 or prompts.embeds is not None or prompts.shown is not None:
+        raise InputError("`prefix_ids` continue one prompt of token ids; give one, without embeddings or padding")
+    if len(written) >= max_new_tokens:
+        raise InputError(
+            f"`prefix_ids` has {len(written)} tokens, and max_new_tokens={max_new_tokens} counts them too; raise it"
+        )
+    ids = read_ids([list(written)], vocab_size, "prefix_ids").to(prompts.ids.device)
+    negative = prompts.negative
+    if negative is not None and prompts.source is None:
+        assert negative.tokens is not None
+        tokens = torch.cat((negative.tokens, ids.to(negative.tokens.device)), dim=1)
+        negative = replace(negative, tokens=tokens, lengths=[negative.lengths[0] + len(written)])
+    return replace(
+        prompts,
+        ids=torch.cat((prompts.ids, ids), dim=1),
+        lengths=[prompts.lengths[0] + len(written)],
+        on_host=None,
+        negative=negative,
+        num_written=len(written),
+    )
 
 
 def mark_columns(prompts: Prompts) -> torch.Tensor:

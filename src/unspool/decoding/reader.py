@@ -8,6 +8,7 @@ runs has answered.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import cast
 
@@ -20,6 +21,7 @@ from unspool.decoding.parts import ask_in_parts
 from unspool.decoding.prompts import fill_right, fit_columns
 from unspool.decoding.readouts.base import Readout
 from unspool.decoding.rows import Rows
+from unspool.kernels.torch_threads import all_threads, one_thread
 from unspool.protocols import (
     LAST,
     Answer,
@@ -43,12 +45,20 @@ Watch = Callable[[Forward, Sequence[int], Sequence[int]], None]
 
 def answer_at_once(ask: Ask) -> Forward:
     """The answer of `generate()`: the model's own forward pass."""
-    return ask.model.forward(ask.tokens, ask.cache, counts=ask.counts, want=ask.want, embeds=ask.embeds)
+    with all_threads():
+        return ask.model.forward(ask.tokens, ask.cache, counts=ask.counts, want=ask.want, embeds=ask.embeds)
 
 
 def encode_at_once(ask: SourceAsk) -> Encoded:
     """The answer of `generate()`: the model's own encoder pass."""
-    return ask.model.encode(ask.tokens, ask.counts, want=ask.want, embeds=ask.embeds)
+    with all_threads():
+        return ask.model.encode(ask.tokens, ask.counts, want=ask.want, embeds=ask.embeds)
+
+
+def between_passes(model: Model, num_rows: int) -> AbstractContextManager[None]:
+    """Where scores of so many rows are worked on: if passes are the CPU library's, its threads keep the cores."""
+    is_library = getattr(model, "fast_path", None) == "library"
+    return one_thread(num_rows * model.info.vocab_size) if is_library else nullcontext()
 
 
 @dataclass(slots=True)

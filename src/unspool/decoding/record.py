@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from unspool.decoding.observer import Observer
 from unspool.outputs import StepLayers, StepTensors, TokenLogprob
 from unspool.protocols import Forward
 
@@ -14,7 +15,14 @@ class Record:
     """Scores, logits, hidden states and attentions of every step, if they were asked for."""
 
     def __init__(
-        self, *, scores: bool, logits: bool, hidden_states: bool, attentions: bool, logprobs: int | None
+        self,
+        *,
+        scores: bool,
+        logits: bool,
+        hidden_states: bool,
+        attentions: bool,
+        logprobs: int | None,
+        observer: Observer | None = None,
     ) -> None:
         self._scores: list[torch.Tensor] | None = [] if scores else None
         self._logits: list[torch.Tensor] | None = [] if logits else None
@@ -23,6 +31,7 @@ class Record:
         self._cross: list[StepTensors] = []
         self._rows: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # logits and scores, one per position
         self.num_top = logprobs
+        self.observer = observer  # sees every step, so that nothing of one may be skipped
 
     def keep_forward(self, forward: Forward, pads: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> None:
         """Keep what the model returned for each row's `counts` positions from `starts` on.
@@ -59,14 +68,14 @@ class Record:
 
     @property
     def keeps_any(self) -> bool:
-        """Whether anything of the steps is asked for."""
-        kept = (self._scores, self._logits, self._hidden, self._attentions, self.num_top)
+        """Whether anything of the steps is asked for, or somebody observes them."""
+        kept = (self._scores, self._logits, self._hidden, self._attentions, self.num_top, self.observer)
         return any(one is not None for one in kept)
 
     @property
     def keeps_scores(self) -> bool:
-        """Whether the processed scores of the whole vocabulary are asked for."""
-        return self._scores is not None
+        """Whether the processed scores of the whole vocabulary are asked for, or somebody observes them."""
+        return self._scores is not None or self.observer is not None
 
     def keep_scores(self, logits: torch.Tensor, scores: torch.Tensor) -> None:
         """Keep a step's logits as they came, and its scores as they were chosen from: (rows, vocab) each."""
@@ -77,12 +86,12 @@ class Record:
 
     @property
     def keeps_steps(self) -> bool:
-        """Whether any position's logits or scores are asked for."""
-        return self._scores is not None or self._logits is not None
+        """Whether any position's logits or scores are asked for, or somebody observes them."""
+        return self._scores is not None or self._logits is not None or self.observer is not None
 
     def keep_row(self, row: int, logits: torch.Tensor, scores: torch.Tensor) -> None:
         """Keep one position of one row (vocab,), if rows take different numbers of positions per step."""
-        if self.keeps_steps:
+        if self._scores is not None or self._logits is not None:
             self._rows.setdefault(row, []).append((logits.clone(), scores.clone()))
 
     @property

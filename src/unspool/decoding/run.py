@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,14 +22,15 @@ from unspool.decoding.loop import Emitted, Result, Turns, run_turns
 from unspool.decoding.preparation import Hooks, build_criteria, build_late_criteria, describe_call, make_seeds
 from unspool.decoding.prompt_logprobs import read_prompt_logprobs
 from unspool.decoding.prompts import Prompts, join_encoded, mark_columns
-from unspool.decoding.reader import Reader, encode_at_once
+from unspool.decoding.randomness import draw_seed
+from unspool.decoding.reader import Reader, between_passes, encode_at_once
 from unspool.decoding.readouts.base import Readout
 from unspool.decoding.record import Record
 from unspool.decoding.returns import append_rows, build_output
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.speculative.making import check_cache, check_processors, make_drafter
-from unspool.errors import ResourceError, UnsupportedError
+from unspool.errors import ResourceError, SettingError, UnsupportedError
 from unspool.logits import LogitsProcessorList
 from unspool.logits.pipeline import build_processors
 from unspool.outputs import Output, Stats, TokenLogprob
@@ -63,6 +65,7 @@ class Run:
         self._model, self._prompts, self._plan, self._hooks = model, prompts, plan, hooks
         self._settings = settings = plan.settings
         self._readout = make_readout(plan, prompts)
+        self._readout.observer = hooks.observer
         self._encoded: Encoded | None = None
         self._cache: Cache | None = hooks.cache
         self.num_rows = prompts.num_rows * plan.num_return_sequences
@@ -83,6 +86,7 @@ class Run:
             hidden_states=bool(settings.output_hidden_states),
             attentions=bool(settings.output_attentions),
             logprobs=settings.logprobs,
+            observer=hooks.observer,
         )
         self._want = find_want(plan)
         # Built now, so that what can't be raises before the first forward pass.
@@ -92,6 +96,11 @@ class Run:
             plan = self._plan = replace(plan, drafting=None)
         if plan.drafting is not None:
             check_processors(self._processors)
+        if hooks.observer is not None and (prompts.num_rows > 1 or (plan.num_beams == 1 and self.num_rows > 1)):
+            raise SettingError(
+                f"an observed call follows one text, and this one writes {self.num_rows}; give one prompt, and leave "
+                "out `num_return_sequences` or search with num_beams"
+            )
         if self._divides_rows and self._cache is None and not find_kind(plan.cache_kind).divides:
             raise UnsupportedError(
                 f"`low_memory` reads beams in parts, and a {plan.cache_kind!r} cache can't divide rows; use "
@@ -144,10 +153,16 @@ class Run:
     def _iterate(self, started: float) -> Iterator[Emitted]:
         with torch.no_grad():
             turns = self._turns = self._begin()
-        for emitted in run_turns(turns, self.stats, started):
+        for emitted in run_turns(turns, self.stats, started, self._share_threads):
             self._count_passes()
             self.gather(emitted)
+            if self._hooks.observer is not None:
+                emitted.seen = self._hooks.observer.sum_up(emitted)
             yield emitted
+
+    def _share_threads(self) -> AbstractContextManager[None]:
+        """Between passes of the CPU library, its threads have the cores."""
+        return between_passes(self._model, self._prompts.num_rows * self._plan.copies)
 
     def _close(self) -> None:
         """Leave things as the next call wants them."""
@@ -313,7 +328,7 @@ class Run:
             divides_rows=self._divides_rows,
         )
         scorer = Scorer(reader, self._processors, self.record, copies_logits=bool(self._hooks.processors))
-        candidates = make_candidates(plan, reader)
+        candidates = make_candidates(plan, reader, self.record.observer)
         if settings.prompt_logprobs is not None:
             self.prompt_logprobs = read_prompt_logprobs(reader, rows, settings.prompt_logprobs)
         reader.prefill(rows)
@@ -412,6 +427,15 @@ class Run:
         if own is not None:
             return own
         return append_rows(self.prompt_ids, self.emitted, self._plan.fill_token_id)
+
+    def settle_seed(self) -> int | None:
+        """The seed that tokens are drawn with, drawn now if none was given; None if nothing is drawn."""
+        if not self._plan.do_sample:
+            return None
+        if not self._plan.seeds:
+            self._plan = replace(self._plan, seeds=(draw_seed(),))
+        assert self._plan.seeds is not None
+        return self._plan.seeds[0]
 
     def finish_reasons(self) -> list[str]:
         """Why each row ended; "cancelled" if the caller stopped."""

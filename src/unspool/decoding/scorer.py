@@ -8,6 +8,7 @@ import torch
 
 from unspool.cache import Cache
 from unspool.decoding.forwards import take_first_rows, take_position
+from unspool.decoding.observer import Observer, ProcessorStep, Scored
 from unspool.decoding.reader import Reader
 from unspool.decoding.readouts.base import Scores
 from unspool.decoding.record import Record
@@ -50,7 +51,10 @@ class Scorer:
             extra = self._find_extra(rows)
             if not self._readout.is_plain and "logits" in self._takes:
                 extra["logits"] = result.logits
-            result.scores = processors(rows.history(), given, **extra)
+            history, observer = rows.history(), self.record.observer
+            result.scores = self._process(processors, history, result.logits, given, extra, observer)
+        elif self.record.observer is not None:
+            self.record.observer.see(Scored(result.logits, result.scores, result.scores, ()))
         if self.record.keeps_steps:
             self.record.keep_scores(result.logits, result.scores)
         return result
@@ -75,6 +79,27 @@ class Scorer:
             whole[index] = scores
             yield scores
         self.record.keep_scores(result.logits, whole)
+
+    def _process(
+        self,
+        processors: LogitsProcessorList,
+        history: torch.Tensor,
+        logits: torch.Tensor,
+        given: torch.Tensor,
+        extra: Mapping[str, torch.Tensor],
+        observer: Observer | None,
+    ) -> torch.Tensor:
+        """The scores after the processors; an observer sees each one's work."""
+        if observer is None:
+            return processors(history, given, **extra)
+        steps, scores = [], given
+        for processor in processors:
+            alone = LogitsProcessorList([processor], starts=processors.starts)
+            after = alone(history, scores.clone() if self._copies_logits else scores, **extra)
+            steps.append(ProcessorStep(processor, scores, after))
+            scores = after
+        observer.see(Scored(logits, given, scores, steps))
+        return scores
 
     def _read(self, rows: Rows, *, normalise: bool) -> Scores:
         """The logits for every row's next token, as the readout makes them of a pass."""
@@ -113,22 +138,29 @@ class Scorer:
             for processor in able:
                 processor.foresee(listed, drafts, rows.device)
 
-    def score_places(self, rows: Rows, logits: torch.Tensor, places: Sequence[int], *, whole: bool) -> torch.Tensor:
+    def score_places(
+        self, rows: Rows, logits: torch.Tensor, places: Sequence[int], *, whole: bool, is_draft: bool = True
+    ) -> torch.Tensor:
         """Process the logits (rows, vocab) of the next token of the rows at `places`; others' scores mean nothing.
 
-        Without `whole`, the fused tail is left to the draw. Processors count columns, and after drafts of different
-        fortune rows end in different ones: those that end alike are shown together.
+        Without `whole`, the fused tail is left to the draw. A drafter's scores are not shown to an observer.
+        Processors count columns, and after drafts of different fortune rows end in different ones: those that end alike
+        are shown together.
         """
         processors = self.processors if whole or self._tail is None else self._head
         given = logits.clone() if self._copies_logits else logits
+        observer = None if is_draft else self.record.observer
         if not processors:
+            if observer is not None:
+                observer.see(Scored(logits, logits, logits, ()))
             return given
         ends = rows.ends
         groups: dict[int, list[int]] = {}
         for place in places:
             groups.setdefault(ends[place], []).append(place)
         if len(groups) == 1 and (self._copies_logits or len(places) == len(rows)):
-            return processors(rows.history(ends[places[0]]), given, **self._find_extra(rows, ends[places[0]]))
+            extra = self._find_extra(rows, ends[places[0]])
+            return self._process(processors, rows.history(ends[places[0]]), logits, given, extra, observer)
         scores = given.clone()
         for width, members in groups.items():
             index = torch.tensor(members, device=logits.device)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +13,7 @@ from typing import Final
 
 import torch
 
+from unspool.decoding.reader import between_passes
 from unspool.engine.flights import Landed, PlainRow
 from unspool.engine.looks import take_look
 from unspool.engine.memory import EngineMemory
@@ -29,11 +32,21 @@ _QUIET: Final = 0.0005  # seconds in which nobody submits after which an idle en
 _LONGEST_WAIT: Final = 0.03  # and after which it does so in any case
 
 
+_driving: weakref.WeakSet[Driver] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A script may end without closing its engines: a thread in the middle of a pass would abort the process."""
+    for driver in list(_driving):
+        driver.close()
+
+
 class Driver:
     """Tasks, the scheduler that orders them, and the thread that does the work."""
 
     def __init__(self, model: Model, limits: Limits, memory: EngineMemory) -> None:
-        self._memory = memory
+        self._model, self._memory = model, memory
         memory.on_release = self._release
         self.scheduler = Scheduler(limits, memory)
         self._passes = Passes(memory.pool, mixes=model.device.type == "cpu")
@@ -69,6 +82,7 @@ class Driver:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._drive, name="unspool engine", daemon=True)
                 self._thread.start()
+                _driving.add(self)
             self._changed.notify()
 
     def cancel(self, request: Request) -> None:
@@ -109,7 +123,8 @@ class Driver:
                 torch.cuda.set_device(self._device)
             with torch.no_grad():
                 while self._wait():
-                    self._turn()
+                    with between_passes(self._model, len(self._tasks)):
+                        self._turn()
         except BaseException as death:
             error = death
         self._end_all(error)

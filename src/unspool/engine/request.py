@@ -160,6 +160,12 @@ class Request:
                 return
             self._pieces.extend(self._answer.write(_as_emitted(emitted)))
 
+    async def turns(self) -> AsyncIterator[Emitted]:
+        """What each turn added, for a reader that makes the text itself."""
+        self._begin_reading()
+        while (emitted := await self._mail.get_async()) is not None:
+            yield _as_emitted(emitted)
+
     def _begin_reading(self) -> None:
         if not self._has_readers:
             self._has_readers = True

@@ -126,6 +126,8 @@ class PlainTask(Task):
         if memory.prefixes is not None:
             known = zip(self._texts, self._names, strict=True)
             found = [memory.prefixes.find(text, names) for text, names in known]
+            if not self._emitted:  # else it reads again what it had to give up
+                self.run.stats.cached_tokens = sum(map(len, found)) * pool.block_size
             if any(found):
                 adopt_rows(self.cache, found)
         self.note_blocks()
@@ -299,6 +301,7 @@ class SpecialTask(Task):
             texts = self.run.prompt_token_ids()
             self._names = [BlockNames(self.tenant) for _ in texts]
             found = [memory.prefixes.find(text, names) for text, names in zip(texts, self._names, strict=True)]
+            self.run.stats.cached_tokens = sum(map(len, found)) * pool.block_size
             if any(found):
                 adopt_rows(cache, found)
         return cache

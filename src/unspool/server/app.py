@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -22,12 +23,14 @@ from unspool.server.logs import Record
 from unspool.server.messages import MessageDialect
 from unspool.server.ollama import OllamaDialect, OllamaRoutes
 from unspool.server.openapi import describe_routes
+from unspool.server.pages import send_asset, show_studio
 from unspool.server.plain_routes import PlainRoutes
 from unspool.server.refusals import RequestError
 from unspool.server.responses import ResponseDialect
-from unspool.server.security import OPEN, check_host, check_origin
+from unspool.server.security import check_host, check_origin, is_open
 from unspool.server.state import ServerState
 from unspool.server.systemone import SystemOneRoute
+from unspool.server.tracing import TraceDialect
 from unspool.server.transcriptions import AudioRoutes
 
 
@@ -43,6 +46,7 @@ def make_app(state: ServerState, *, closes: bool = False) -> Starlette:
         Route("/v1/completions", make_endpoint(state, CompletionDialect()), methods=["POST"]),
         Route("/v1/responses", make_endpoint(state, ResponseDialect()), methods=["POST"]),
         Route("/v1/messages", make_endpoint(state, MessageDialect()), methods=["POST"]),
+        Route("/v1/trace", make_endpoint(state, TraceDialect(), state.gate.enter_trace), methods=["POST"]),
         Route("/v1/messages/count_tokens", plain.count_tokens, methods=["POST"]),
         Route("/v1/systemone", SystemOneRoute(state).answer, methods=["POST"]),
         Route("/v1/audio/transcriptions", audio.transcribe, methods=["POST"]),
@@ -53,6 +57,7 @@ def make_app(state: ServerState, *, closes: bool = False) -> Starlette:
         Route("/api/show", ollama.show, methods=["POST"]),
         Route("/api/version", ollama.version),
         Route("/v1/models", plain.models),
+        Route("/v1/parameters", plain.parameters),
         Route("/v1/models/{name:path}", plain.model),
         Route("/tokenize", plain.tokenize, methods=["POST"]),
         Route("/detokenize", plain.detokenize, methods=["POST"]),
@@ -62,13 +67,17 @@ def make_app(state: ServerState, *, closes: bool = False) -> Starlette:
         Route("/version", plain.version),
         Route("/metrics", plain.metrics),
         Route("/openapi.json", page),
+        Route("/", show_studio),
+        Route("/studio/{name:path}", send_asset),
     ]
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         state.is_ready = True
+        watching = asyncio.create_task(state.models.watch())
         yield
         state.is_ready = False
+        watching.cancel()
         if closes:
             state.models.close()
 
@@ -128,6 +137,12 @@ class Door:
                 await self._app(scope, receive, answer)
         except (ClientGoneError, OSError):
             record.is_gone, record.status = True, record.status or 499
+        except asyncio.CancelledError:
+            if not self._state.gate.is_draining:
+                raise
+            record.error = "ended"  # by a second signal: the server does not wait for its requests
+            if not record.status:
+                await _ENDED(scope, receive, answer)
         except Exception as error:
             record.error = type(error).__name__
             record.bug = error
@@ -147,7 +162,7 @@ class Door:
                 extra += [(b"access-control-allow-origin", origin.encode()), (b"vary", b"origin")]
                 if scope["method"] == "OPTIONS":
                     return Response(status_code=204, headers=_PREFLIGHT)
-            if scope["path"] not in OPEN:
+            if not is_open(scope["path"].removeprefix(scope.get("root_path", ""))):
                 record.key = state.keys.find(headers)
         except RequestError as error:
             record.error = error.code
@@ -160,4 +175,5 @@ _PREFLIGHT = {
     "access-control-allow-headers": "authorization, content-type, x-api-key, anthropic-version",
     "access-control-max-age": "600",
 }
+_ENDED = JsonResponse(RequestError(503, "the server was ended; send it again", code="ended").as_openai(), 503)
 _BUG = JsonResponse(RequestError(500, "something went wrong in the server; its log says what").as_openai(), 500)

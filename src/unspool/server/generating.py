@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 from starlette.requests import Request
@@ -22,12 +22,14 @@ from unspool.server.state import ServerState
 from unspool.server.work import Work
 
 
-def make_endpoint(state: ServerState, dialect: Dialect) -> Callable[[Request], Any]:
-    """The endpoint of a dialect."""
+def make_endpoint(
+    state: ServerState, dialect: Dialect, enter: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> Callable[[Request], Any]:
+    """The endpoint of a dialect; `enter` counts its requests, and may refuse one."""
 
     async def endpoint(request: Request) -> Response:
         try:
-            return await generate(state, dialect, request)
+            return await generate(state, dialect, request, enter)
         except RequestError as error:
             get_record(request).error = error.code
             return JsonResponse(dialect.write_error(error), error.status, error.headers)
@@ -35,11 +37,17 @@ def make_endpoint(state: ServerState, dialect: Dialect) -> Callable[[Request], A
     return endpoint
 
 
-async def generate(state: ServerState, dialect: Dialect, request: Request) -> Response:
+async def generate(
+    state: ServerState,
+    dialect: Dialect,
+    request: Request,
+    enter: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Response:
     """Answer a request for text."""
     record, limits = get_record(request), state.options.limits
     with ExitStack() as stack:
         stack.enter_context(state.gate.enter(record.key))
+        stack.enter_context(enter())
         body = await read_json(request, limits.body_bytes, limits.body_seconds)
         served = await state.models.borrow(body.get("model"))
         stack.callback(state.models.give_back, served)

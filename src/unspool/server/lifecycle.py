@@ -20,6 +20,7 @@ class Gate:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.num_active = 0
+        self.num_traces = 0
         self.is_draining = False
         self._by_key: Counter[int] = Counter()
         self._seconds: list[float] = []
@@ -49,6 +50,17 @@ class Gate:
             self._seconds = [*self._seconds[1 - _KEPT :], time.monotonic() - started]
             if not self.num_active:
                 self._idle.set()
+
+    @contextmanager
+    def enter_trace(self) -> Iterator[None]:
+        """Count a traced request, which takes more of the engine's time than others; raises if there are too many."""
+        if self.num_traces >= self._limits.traces:
+            raise self._refuse("the server has as many traces at work as it takes")
+        self.num_traces += 1
+        try:
+            yield
+        finally:
+            self.num_traces -= 1
 
     def _refuse(self, why: str) -> RequestError:
         mean = sum(self._seconds) / len(self._seconds) if self._seconds else 1.0

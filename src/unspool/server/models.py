@@ -20,6 +20,7 @@ from unspool.server.refusals import RequestError
 from unspool.server.tokens import TokenTexts
 
 _log = logging.getLogger("unspool.server")
+_LOOK_EVERY = 0.5  # seconds
 
 
 @dataclass(eq=False)
@@ -122,6 +123,17 @@ class Models:
         """Let others make room where it is, when nobody uses it."""
         served.active -= 1
         served.used_at = time.monotonic()
+
+    async def watch(self) -> None:
+        """Make engines that end by a fault anew, without waiting for the next request; ends when it is cancelled."""
+        while self._restarts:
+            await asyncio.sleep(_LOOK_EVERY)
+            for one in self.all:
+                if one.has_failed:
+                    try:
+                        await asyncio.to_thread(self._revive, one)
+                    except Exception:
+                        _log.exception("the engine of %s can't be made anew", one.name)
 
     def _revive(self, served: Served) -> None:
         with self._loading:

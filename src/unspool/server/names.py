@@ -325,3 +325,17 @@ OLLAMA_CHAT: Final = FieldTable(_EVERYWHERE, [one for one in _BORROWED if one.na
 OLLAMA_GENERATE: Final = FieldTable(_EVERYWHERE, _OLLAMA, _OLLAMA_GENERATE)
 CHAT: Final = FieldTable(_EVERYWHERE, _TALK)
 COMPLETIONS: Final = FieldTable(_EVERYWHERE, _CONTINUE)
+_FOLLOW: Final = (
+    Field(
+        _own("prompt", "object", "A text, or token ids."),
+        schema={"anyOf": [make_string(1, 1 << 22), {"type": "array", "minItems": 1}]},
+    ),
+    Field(_own("prefix_ids", "id list", "Tokens that are written after the prompt already; the trace goes on there.")),
+    Field(_own("add_special_tokens", "flag", "Let the tokenizer add its special tokens to a text.", True)),
+    _refused("stream", "a trace is a stream", True),
+    _refused("logprobs", "every token of a trace has its probabilities", False),
+    _refused("prompt_logprobs", "a trace begins after the prompt"),
+    _refused("return_token_ids", "a trace has them", True, False),
+)
+_OF_TALK: Final = ("logprobs", "top_logprobs", "n_probs", "stream_options", "add_special_tokens")
+TRACE: Final = FieldTable(_EVERYWHERE, [one for one in _TALK if one.name not in _OF_TALK], _FOLLOW)

@@ -7,11 +7,12 @@ from functools import lru_cache
 from typing import Any, Final
 
 from unspool._version import __version__
-from unspool.server.names import CHAT, COMPLETIONS, MESSAGES, OLLAMA_CHAT, OLLAMA_GENERATE, RESPONSES
+from unspool.server.names import CHAT, COMPLETIONS, MESSAGES, OLLAMA_CHAT, OLLAMA_GENERATE, RESPONSES, TRACE
 
 _ERRORS: Final = ("400", "401", "404", "413", "429", "503")
 _GETS: Final = {
     "/v1/models": "The served models.",
+    "/v1/parameters": "The settings that a request may carry, each with its bounds.",
     "/health": "Whether every engine works.",
     "/ready": "Whether requests are taken.",
     "/version": "The library's version.",
@@ -75,6 +76,7 @@ _BODIES: Final[Mapping[str, tuple[str, Callable[[], dict[str, Any]]]]] = {
     "/v1/completions": ("Continue texts.", lambda: COMPLETIONS.describe(["prompt"])),
     "/v1/responses": ("Answer items, in the form of OpenAI's responses.", lambda: RESPONSES.describe(["input"])),
     "/v1/messages": ("Answer messages, in Anthropic's form.", lambda: MESSAGES.describe(["messages", "max_tokens"])),
+    "/v1/trace": ("Follow how one prompt is decoded, as events.", lambda: TRACE.describe([])),
     "/v1/messages/count_tokens": ("Count a message's tokens.", lambda: MESSAGES.describe(["messages"])),
     "/v1/systemone": ("Answer typed questions with probabilities.", _describe_questions),
     "/api/chat": (

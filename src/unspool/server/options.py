@@ -24,6 +24,7 @@ class Limits:
     top_logprobs: int = 64
     requests: int = 256  # at work or waiting, of all clients
     requests_per_key: int = 256
+    traces: int = 8  # traced requests at work, of all clients
     priority: int = 0  # the highest that a client may ask for
     request_seconds: float = 600.0  # then a request ends with what it has
     send_seconds: float = 60.0  # that a client may take to read what was sent

@@ -19,6 +19,7 @@ from unspool.server.models import Served
 from unspool.server.orders import Target
 from unspool.server.refusals import RequestError, read_error, refuse_field
 from unspool.server.state import ServerState
+from unspool.server.tracing import list_parameters
 
 
 class PlainRoutes:
@@ -52,6 +53,10 @@ class PlainRoutes:
         state = self._state
         page = await asyncio.to_thread(state.metrics.write, state.models, state.gate.num_active)
         return PlainTextResponse(page, media_type="text/plain; version=0.0.4")
+
+    async def parameters(self, _: Request) -> Response:
+        """The settings that a request may carry."""
+        return JsonResponse(list_parameters())
 
     # --- models --------------------------------------------------------------------------------------------------
     async def models(self, _: Request) -> Response:

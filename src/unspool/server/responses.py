@@ -164,7 +164,7 @@ def _write_response(reply: Reply, work: Work, status: str, output: list[dict[str
         prompt = order.num_prompt_tokens
         usage = {
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": work.num_cached},
             "output_tokens": work.num_new,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": prompt + work.num_new,

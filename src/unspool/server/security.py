@@ -15,7 +15,7 @@ from unspool.server.options import ServerOptions
 from unspool.server.refusals import RequestError
 from unspool.small_files import read_bytes
 
-OPEN: Final = ("/health", "/ready")  # routes that need no key
+_OPEN: Final = ("/health", "/ready", "/")  # routes that need no key; the page asks for one itself
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _LEAST_KEY: Final = 8  # characters
 
@@ -89,6 +89,11 @@ def check_origin(headers: Mapping[str, str], options: ServerOptions) -> str | No
     raise RequestError(
         403, "pages of this origin may not call this server; start it with --allow-origin", code="origin"
     )
+
+
+def is_open(path: str) -> bool:
+    """Whether a path needs no key: health, and the page with its files, which say nothing of this server."""
+    return path in _OPEN or path.startswith("/studio/")
 
 
 def split_host(host: str) -> str:

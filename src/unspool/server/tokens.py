@@ -2,60 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, Final
 
 from unspool.outputs import TokenLogprob
-from unspool.text import Tokenizer
+from unspool.text import Tokenizer, token_texts
 
 LOWEST: Final = -9999.0  # what stands for minus infinity, which JSON has no number for
-_BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-@lru_cache(maxsize=1)
-def _list_letters() -> dict[str, int]:
-    """The byte that each letter of a byte-level vocabulary stands for."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    rest = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(rest)}
-
-
-class TokenTexts:
-    """The texts and bytes of a vocabulary's tokens, each found once."""
+class TokenTexts(token_texts.TokenTexts):
+    """The texts of a vocabulary's tokens, and log-probabilities with them."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
-        self._tokenizer = tokenizer
-        self._known: dict[int, tuple[str, bytes]] = {}
-
-    def find(self, token: int) -> tuple[str, bytes]:
-        """A token's text, and its bytes, which need not be whole characters."""
-        known = self._known.get(token)
-        if known is None:
-            known = self._known[token] = self._make(token)
-        return known
+        super().__init__(tokenizer)
+        self._tokenizer: Tokenizer | None = tokenizer
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, without special ones."""
         return "" if self._tokenizer is None else self._tokenizer.decode(list(ids), skip_special_tokens=True)
-
-    def _make(self, token: int) -> tuple[str, bytes]:
-        if self._tokenizer is None:
-            return f"token_id:{token}", b""
-        text = self._tokenizer.decode([token])
-        spelled = self._tokenizer.convert_ids_to_tokens(token) or ""
-        if spelled.startswith("\u2581") and not text.startswith(" "):
-            text = f" {text}"
-        if "\ufffd" not in text:
-            return text, text.encode()
-        byte = _BYTE.fullmatch(spelled)
-        if byte is not None:
-            return text, bytes([int(byte[1], 16)])
-        letters = _list_letters()
-        if spelled and all(letter in letters for letter in spelled):
-            return text, bytes(letters[letter] for letter in spelled)
-        return text, text.encode()
 
     # --- log-probabilities ---------------------------------------------------------------------------------------
     def write_chat(self, told: Sequence[TokenLogprob], num_top: int) -> dict[str, Any]:

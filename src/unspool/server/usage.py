@@ -10,4 +10,9 @@ from unspool.server.work import Work
 def count_usage(work: Work) -> dict[str, Any]:
     """OpenAI's form."""
     prompt = work.order.num_prompt_tokens
-    return {"prompt_tokens": prompt, "completion_tokens": work.num_new, "total_tokens": prompt + work.num_new}
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": work.num_new,
+        "total_tokens": prompt + work.num_new,
+        "prompt_tokens_details": {"cached_tokens": work.num_cached},
+    }

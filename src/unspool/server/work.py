@@ -100,6 +100,11 @@ class Work:
                 raise read_error(error, order.names) from error
             raise
 
+    @property
+    def num_cached(self) -> int:
+        """Tokens of the prompts that were found in blocks that others have read."""
+        return sum(request.stats.cached_tokens for request in self.requests)
+
     def close(self) -> None:
         """End what still runs, within a step."""
         for request in self.requests:
@@ -109,6 +114,12 @@ class Work:
     def is_done(self) -> bool:
         """Whether nothing runs any more."""
         return all(request.is_done for request in self.requests)
+
+    def note_tokens(self, num_new: int) -> None:
+        """Count tokens that a reader of its own has taken from a request."""
+        self.num_new += num_new
+        if num_new and self.first_at is None:
+            self.first_at = time.monotonic()
 
     # --- whole answers -------------------------------------------------------------------------------------------
     def wait(self, timeout: float | None = None) -> list[Choice]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from unspool.errors import LoadError, excerpt
 from unspool.text.patterns import find_work
-from unspool.text.work import find_growth, measure_charsmap
+from unspool.text.work import find_growth, measure_charsmap, multiply_growths
 
 MAX_GROWTH = 16  # times that rules may lengthen a text
 MAX_ENTRY_BYTES = 64  # of a table of normal forms
@@ -48,11 +48,12 @@ def check_vocabulary(ids: Mapping[str, Any], where: Path, largest: int = MAX_ID)
 def check_tokenizer(described: Mapping[str, Any], where: str) -> None:
     """Refuse a tokenizer.json that could work too hard."""
     for part in ("normalizer", "decoder"):
-        growth = 1.0
-        for rule in _list_steps(described.get(part), f"{part}s", where):
-            growth *= _check_rule(rule, where)
+        rules = _list_steps(described.get(part), f"{part}s", where)
+        for rule in rules:
+            _check_rule(rule, where)
             if part == "decoder":
                 _check_decoder(rule, where)
+        growth = multiply_growths(rules, _find_growth)
         if growth > MAX_GROWTH:
             raise LoadError(f"{where}: its {part}s can make a text {growth:.3g} times as long; at most {MAX_GROWTH}")
     for rule in _list_steps(described.get("pre_tokenizer"), "pretokenizers", where):
@@ -81,8 +82,8 @@ def _list_steps(rule: Any, name: str, where: str) -> list[Mapping[str, Any]]:
     return found
 
 
-def _check_rule(rule: Mapping[str, Any], where: str) -> float:
-    """Refuse a normalizer or decoder out of bounds; returns how many times its replacements may lengthen a text."""
+def _check_rule(rule: Mapping[str, Any], where: str) -> None:
+    """Refuse a normalizer or decoder out of bounds."""
     kind = rule.get("type")
     added = rule.get("content", rule.get("prepend"))
     if isinstance(added, str) and len(added) > MAX_RULE_CHARACTERS:
@@ -92,7 +93,11 @@ def _check_rule(rule: Mapping[str, Any], where: str) -> float:
     if kind == "Precompiled":
         check_charsmap(_decode_charsmap(rule.get("precompiled_charsmap"), where), where)
     _check_pattern(rule.get("pattern"), where)
-    return find_growth(rule) if kind == "Replace" else 1.0  # normal forms lengthen only what users themselves write
+
+
+def _find_growth(rule: Mapping[str, Any]) -> float:
+    """How many times a replacement may lengthen a text; normal forms lengthen only what users themselves write."""
+    return find_growth(rule) if rule.get("type") == "Replace" else 1.0
 
 
 def _check_decoder(rule: Mapping[str, Any], where: str) -> None:

@@ -1,10 +1,10 @@
-"""Reading sentencepiece's model files, and building tokenizers of them. The file is a protobuf message, read here."""
+"""Reading sentencepiece's model files, which are protobuf messages, and building tokenizers of them."""
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -14,14 +14,13 @@ import tokenizers
 from tokenizers import decoders
 
 from unspool.errors import LoadError, UnsupportedError
+from unspool.protobuf import read_fields
 from unspool.small_files import read_bytes
 from unspool.text.backend import SPACE, build_sentencepiece, build_unigram, find_merges, refusing_damage
 from unspool.text.bounds import check_added_tokens, check_charsmap, check_pieces
 
 MAX_BYTES: Final = 32 << 20
 MAX_PIECES: Final = 1_000_000
-
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # how a field is written
 
 
 class PieceKind(IntEnum):
@@ -65,16 +64,16 @@ def read_sentencepieces(path: Path) -> SentencePieces:
     data = read_bytes(path, MAX_BYTES)
     found = SentencePieces()
     try:
-        for number, value in _read_fields(data):
+        for number, value in read_fields(data):
             if number == 1 and isinstance(value, bytes):
                 found.pieces.append(_read_piece(value))
                 if len(found.pieces) > MAX_PIECES:
                     raise ValueError(f"it has more than {MAX_PIECES} pieces")
             elif number == 2 and isinstance(value, bytes):
-                trained = dict(_read_fields(value))
+                trained = dict(read_fields(value))
                 found.algorithm = _as_number(trained.get(3, 1))
             elif number == 3 and isinstance(value, bytes):
-                normalizer = dict(_read_fields(value))
+                normalizer = dict(read_fields(value))
                 charsmap = normalizer.get(2, b"")
                 found.charsmap = charsmap if isinstance(charsmap, bytes) else b""
                 found.adds_space_prefix = bool(normalizer.get(3, 1))
@@ -146,7 +145,7 @@ def _build_unigram(model: SentencePieces, pieces: Sequence[Piece], unk_id: int) 
 
 
 def _read_piece(data: bytes) -> Piece:
-    values = dict(_read_fields(data))
+    values = dict(read_fields(data))
     text, score = values.get(1, b""), values.get(2, 0.0)
     if not isinstance(text, bytes) or not isinstance(score, float) or not math.isfinite(score):
         raise ValueError("a piece has no text or no finite score")
@@ -160,41 +159,3 @@ def _as_number(value: int | float | bytes) -> int:
     if not isinstance(value, int):
         raise ValueError("a whole number is missing")
     return value
-
-
-def _read_fields(data: bytes) -> Iterator[tuple[int, int | float | bytes]]:
-    """The fields of a message: numbers, texts and messages in it as bytes, and 32-bit floats."""
-    place = 0
-    while place < len(data):
-        key, place = _read_varint(data, place)
-        number, form = key >> 3, key & 7
-        if form == _VARINT:
-            value, place = _read_varint(data, place)
-            yield number, value
-        elif form == _BYTES:
-            size, place = _read_varint(data, place)
-            if size > len(data) - place:
-                raise ValueError("a field reaches past the end of the file")
-            yield number, data[place : place + size]
-            place += size
-        elif form == _FIXED32:
-            yield number, struct.unpack_from("<f", data, place)[0]
-            place += 4
-        elif form == _FIXED64:
-            yield number, struct.unpack_from("<d", data, place)[0]
-            place += 8
-        else:
-            raise ValueError(f"a field is written in the form {form}")
-
-
-def _read_varint(data: bytes, place: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[place]
-        place += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, place
-        shift += 7
-        if shift > 63:
-            raise ValueError("a number has more than 64 bits")

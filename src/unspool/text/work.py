@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,10 +65,10 @@ class Workload:
 
 def measure_workload(backend: tokenizers.Tokenizer) -> Workload:
     """The workload of a tokenizer's normalizers, pre-tokenizers and model."""
-    growth, growth_of_ascii, tries, degrees = 1.0, 1.0, 0, [1]
-    for rule in [*_list_rules(backend.normalizer), *_list_rules(backend.pre_tokenizer)]:
-        growth *= find_growth(rule)
-        growth_of_ascii *= _find_growth_of_ascii(rule)
+    tries, degrees = 0, [1]
+    rules = [*_list_rules(backend.normalizer), *_list_rules(backend.pre_tokenizer)]
+    growth, growth_of_ascii = (multiply_growths(rules, find) for find in (find_growth, _find_growth_of_ascii))
+    for rule in rules:
         pattern = rule.get("pattern")
         if isinstance(pattern, dict) and isinstance(pattern.get("Regex"), str):
             work = find_work(pattern["Regex"])
@@ -80,6 +80,31 @@ def measure_workload(backend: tokenizers.Tokenizer) -> Workload:
         longest = max((len(piece.encode("utf-8", "replace")) for piece in backend.get_vocab(False)), default=0)
         tries += longest * _STEPS_OF_A_PIECE_BYTE
     return Workload(growth, growth_of_ascii, max(1, tries), max(degrees))
+
+
+def multiply_growths(rules: Sequence[Mapping[str, Any]], find: Callable[[Mapping[str, Any]], float]) -> float:
+    """The most bytes that rules in a row make of one, if each makes what `find` says.
+
+    Rules that put one character for one other leave the number of characters, so together they make no more bytes than
+    the one among them whose character is longest.
+    """
+    total = run = 1.0
+    for rule in rules:
+        size = _measure_exchange(rule)
+        if size:
+            run = max(run, size)
+        else:
+            total, run = total * run * find(rule), 1.0
+    return total * run
+
+
+def _measure_exchange(rule: Mapping[str, Any]) -> int:
+    """The bytes of the character that a rule puts for another one; 0 if it does something else."""
+    pattern, content = rule.get("pattern"), rule.get("content")
+    old = pattern.get("String") if isinstance(pattern, dict) and "Regex" not in pattern else pattern
+    if rule.get("type") != "Replace" or not isinstance(old, str) or not isinstance(content, str):
+        return 0
+    return len(content.encode("utf-8", "replace")) if len(old) == len(content) == 1 else 0
 
 
 def find_growth(rule: Mapping[str, Any]) -> float:

@@ -56,8 +56,30 @@ def test_a_files_own_blocks_are_exact(stored: str) -> None:
     assert torch.equal(blocks.dequantise(), dequantize(raw, stored, (10, 128), torch.float32))
 
 
+def make_q4_k(rows: int, columns: int, scale: float) -> torch.Tensor:
+    """Random bytes with sound scales: (rows * blocks * 144,) uint8."""
+    generator = torch.Generator().manual_seed(3)
+    raw = torch.randint(0, 256, (rows * columns // 256, 144), generator=generator, dtype=torch.uint8)
+    raw[:, :4] = torch.tensor([scale, scale / 2]).half().view(torch.uint8)
+    return raw.flatten()
+
+
+@pytest.mark.parametrize("scale", [3e-3, 1e-5, 6e-8])
+def test_q4_k_keeps_its_codes_and_rounds_its_scales(scale: float) -> None:
+    raw = make_q4_k(6, 512, scale)
+    blocks = read_blocks(raw, "Q4_K", (6, 512))
+    assert blocks is not None and blocks.minimums is not None
+    off = (blocks.dequantise() - dequantize(raw, "Q4_K", (6, 512), torch.float32)).abs().view(6, -1, BLOCK).amax(-1)
+    assert (off <= (15 * blocks.scales.float() + blocks.minimums.float().abs()) / 2000).all()
+
+
+def test_q4_k_whose_scales_overflow_is_not_kept() -> None:
+    assert read_blocks(make_q4_k(2, 256, 6e4), "Q4_K", (2, 256)) is None
+
+
 def test_other_formats_have_no_blocks() -> None:
-    assert read_blocks(torch.zeros(144, dtype=torch.uint8), "Q4_K", (1, 256)) is None
+    assert read_blocks(torch.zeros(176, dtype=torch.uint8), "Q5_K", (1, 256)) is None
+    assert read_blocks(torch.zeros(210, dtype=torch.uint8), "Q6_K", (1, 256)) is None
     assert read_blocks(torch.zeros(34, dtype=torch.uint8), "Q8_0", (32,)) is None
 
 

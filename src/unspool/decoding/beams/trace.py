@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unspool.decoding.beams.trace_fields import Fields, read_json
+from unspool.decoding.observer import Observer
 from unspool.errors import InputError
 
 IMPOSSIBLE = -5e8  # a log-probability below this is of a beam that does not exist, or of a token that can't come
@@ -62,6 +63,8 @@ class BeamTrace:
     num_groups: int = 1
     steps: list[TraceStep] = field(default_factory=list)
     returned: list[Returned] = field(default_factory=list)  # by prompt, best first
+    observer: Observer | None = field(default=None, repr=False, compare=False)  # sees steps as they are noted
+    keeps_all: bool = field(default=True, repr=False, compare=False)  # otherwise each search's last step alone
 
     @property
     def num_prompts(self) -> int:
@@ -81,11 +84,19 @@ class BeamTrace:
         """Add a step of one prompt."""
         told = [Candidate(one.token, one.parent, _round(one.sum_logprobs), one.reason) for one in candidates]
         scores = {place: _round(score) for place, score in (finished or {}).items()}
-        self.steps.append(TraceStep(prompt, step, told, list(kept), group, scores))
+        noted = TraceStep(prompt, step, told, list(kept), group, scores)
+        if not self.keeps_all:
+            self.steps = [one for one in self.steps if (one.prompt, one.group) != (prompt, group)]
+        self.steps.append(noted)
+        if self.observer is not None:
+            self.observer.see(noted)
 
     def note_returned(self, prompt: int, step: int, place: int, score: float, reason: str, *, group: int = 0) -> None:
         """Add a sequence that is returned, the best of its prompt first."""
-        self.returned.append(Returned(prompt, step, group, place, round(score, _DIGITS), reason))
+        noted = Returned(prompt, step, group, place, round(score, _DIGITS), reason)
+        if self.observer is not None:
+            self.observer.see(noted)
+        self.returned.append(noted)
         self.returned.sort(key=lambda one: one.prompt)  # prompts end in any order
 
     def follow(self, returned: Returned) -> list[Candidate]:

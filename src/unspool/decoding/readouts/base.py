@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from unspool.decoding.observer import Observer
 from unspool.decoding.rows import Rows
 from unspool.logits.fused import FusedTail
 from unspool.protocols import Forward, Want
@@ -33,6 +34,7 @@ class Readout:
     num_sets = 1  # rows of the cache for each row of the call; those of the call itself come first
     is_plain = True  # it knows nothing of single rows
     needs_every_row = False  # rows that are done must stay, because others' scores depend on them
+    observer: Observer | None = None  # is shown what the readout made the logits from
 
     def widen(self, want: Want) -> Want:
         """What a pass must return besides."""

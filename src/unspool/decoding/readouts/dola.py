@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from unspool.decoding.observer import LayersContrasted
 from unspool.decoding.readouts.base import Readout, Scores
 from unspool.decoding.rows import Rows
 from unspool.kernels.readings import Contrast, ReadLogits
@@ -31,7 +32,8 @@ class Dola(Readout):
 
     def widen(self, want: Want) -> Want:
         """The logits of the candidate layers too, or what becomes of them."""
-        return replace(want, early=self._layers, epilogue=self._contrast)
+        # An observer is shown the layers' logits, which a pass that contrasts them itself does not return.
+        return replace(want, early=self._layers, epilogue=self._contrast if self.observer is None else None)
 
     def read(self, forward: Forward, rows: Rows, *, normalise: bool) -> Scores:  # noqa: ARG002 - beams are refused
         """The contrast of the last layer with the chosen one; the model's own logits stay the last layer's."""
@@ -43,6 +45,9 @@ class Dola(Readout):
         assert forward.early_logits is not None
         early = torch.stack(forward.early_logits).float()  # (layers, rows, vocab)
         contrast, chosen = self._contrast.read(logits, early)
+        if self.observer is not None:
+            divergences = self._contrast.measure(torch.log_softmax(logits, dim=-1), torch.log_softmax(early, dim=-1))
+            self.observer.see(LayersContrasted(self._layers, early, divergences, chosen))
         self._chosen.append((list(rows.numbers), chosen))
         return Scores(logits, contrast)
 

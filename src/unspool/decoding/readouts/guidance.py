@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
+from unspool.decoding.observer import Guided
 from unspool.decoding.prompts import Prompts
 from unspool.decoding.readouts.base import Readout, Scores
 from unspool.decoding.rows import Rows
@@ -37,7 +38,8 @@ class Guidance(Readout):
         if prompts.source is not None:  # the encoder reads the negative prompt; decoders begin alike
             return cls(scale, prompts.ids, prompts.lengths, prompts.lengths)
         if prompts.negative is None:
-            return cls(scale, prompts.ids[:, -1:], [1] * prompts.num_rows, prompts.lengths)
+            num_left = 1 + prompts.num_written
+            return cls(scale, prompts.ids[:, -num_left:], [num_left] * prompts.num_rows, prompts.lengths)
         assert prompts.negative.tokens is not None
         return cls(scale, prompts.negative.tokens, prompts.negative.lengths, prompts.lengths)
 
@@ -83,5 +85,9 @@ class Guidance(Readout):
         logits, num_rows = forward.logits.float(), len(rows)  # (2 * rows, vocab)
         read: ReadLogits | None = forward.epilogue
         if read is not None and forward.likeliest is not None:
-            return Scores(logits[:num_rows], read.scores, forward.likeliest[:num_rows])
-        return Scores(logits[:num_rows], self._guide.read(logits))
+            result = Scores(logits[:num_rows], read.scores, forward.likeliest[:num_rows])
+        else:
+            result = Scores(logits[:num_rows], self._guide.read(logits))
+        if self.observer is not None:
+            self.observer.see(Guided(result.logits, logits[num_rows:], result.scores))
+        return result

@@ -10,6 +10,7 @@ import torch
 
 from unspool.decoding.finish import Finish
 from unspool.decoding.loop import Emitted, Result
+from unspool.decoding.observer import DraftChecked
 from unspool.decoding.reader import Tried
 from unspool.decoding.record import read_logprobs
 from unspool.decoding.rows import Rows
@@ -184,6 +185,9 @@ class SpeculativeTurns:
         if not needs_history:
             self._append(taken)
         self._tell(emitted, taken, logits, draft, accepted)
+        observer = self.scorer.record.observer
+        if observer is not None and draft.counts[0]:
+            observer.see(DraftChecked(guesses[0][: draft.counts[0]], accepted[0]))
         return emitted, accepted
 
     def _append(self, taken: Sequence[Sequence[int]]) -> None:
@@ -235,7 +239,7 @@ class SpeculativeTurns:
 
         def choose(depth: int, places: Sequence[int]) -> list[int]:
             whole = has_drawn or not self.do_sample or self.scorer.record.keeps_scores
-            scores = self.scorer.score_places(rows, logits[:, depth], places, whole=whole)
+            scores = self.scorer.score_places(rows, logits[:, depth], places, whole=whole, is_draft=False)
             for place in places:
                 self.scorer.record.keep_row(place, logits[place, depth], scores[place])
             uniforms = rows.uniforms() if self.do_sample else None

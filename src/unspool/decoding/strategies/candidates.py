@@ -11,6 +11,7 @@ import torch
 
 from unspool.cache import FORK, ROLL_BACK, SELECT_ROWS, TRIAL, Cache
 from unspool.decoding.forwards import select_rows
+from unspool.decoding.observer import CandidatesCompared, Observer
 from unspool.decoding.reader import Reader
 from unspool.decoding.strategies.past_states import PastStates
 from unspool.kernels.contests import Contest
@@ -26,8 +27,8 @@ class Candidates:
     It keeps the directions of the states of every row's past: make it before the prompts are read.
     """
 
-    def __init__(self, reader: Reader, *, one_by_one: bool) -> None:
-        self._reader = reader
+    def __init__(self, reader: Reader, *, one_by_one: bool, observer: Observer | None = None) -> None:
+        self._reader, self._observer = reader, observer
         self._past = PastStates()
         self._taken: deque[tuple[Forward | None, int]] = deque(maxlen=MOST_FORGOTTEN)  # what `forget` goes back to
         self._tries = make_tries(
@@ -56,7 +57,9 @@ class Candidates:
         reader, past = self._reader, self._past
         reader.starts, reader.counts = list(reader.cache.lengths), [1] * len(tokens)
         contest = Contest(alpha, weights, past.offer())
-        tried = self._tries.read(tokens, contest if reader.keeps_cache else None)
+        # A contest that the pass decides does not say how like the past the candidates were.
+        may_decide = reader.keeps_cache and self._observer is None
+        tried = self._tries.read(tokens, contest if may_decide else None)
         if tried.epilogue is not None:
             past.take_over()
             reader.cache.advance(len(tokens))
@@ -64,7 +67,10 @@ class Candidates:
             chosen: torch.Tensor = tried.epilogue.chosen
             return chosen
         assert tried.last_states is not None
-        chosen = contest.judge(past.find_likeness(tried.last_states.view(*tokens.shape, -1)))
+        likeness = past.find_likeness(tried.last_states.view(*tokens.shape, -1))
+        chosen = contest.judge(likeness)
+        if self._observer is not None:
+            self._observer.see(CandidatesCompared(tokens, weights, likeness, alpha, chosen))
         first = torch.arange(len(chosen), device=chosen.device) * tokens.shape[1]
         kept = select_rows(tried, first + chosen)
         assert kept.last_states is not None

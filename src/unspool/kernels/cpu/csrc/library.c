@@ -211,15 +211,27 @@ void us_draw_keyed(const float *scores, int64_t rows, int32_t vocab, const int64
     do_rows(kernels()->draws, &(us_draw_task){scores, rows, vocab, states, repeated, tokens}, rows, threads);
 }
 
+#define FOUR_BITS(n) 1u << (n), 1u << ((n) + 1), 1u << ((n) + 2), 1u << ((n) + 3)
+
+/* A word's 32 scores, -inf without its bit; on the numbers' bits, which compilers make vectors of. */
+static void keep_word(const float *restrict scores, uint32_t word, float *restrict out) {
+    static const uint32_t bit_of[32] = {FOUR_BITS(0),  FOUR_BITS(4),  FOUR_BITS(8),  FOUR_BITS(12),
+                                        FOUR_BITS(16), FOUR_BITS(20), FOUR_BITS(24), FOUR_BITS(28)};
+    const uint32_t minus_infinity = 0xff800000u;
+    for (int i = 0; i < 32; i++) {
+        uint32_t score;
+        memcpy(&score, scores + i, sizeof score);
+        score = (word & bit_of[i]) == bit_of[i] ? score : minus_infinity;
+        memcpy(out + i, &score, sizeof score);
+    }
+}
+
 void us_keep_allowed(const float *scores, int64_t rows, int32_t vocab, const uint32_t *bits, int64_t words, float *out) {
-    for (int64_t row = 0; row < rows; row++, scores += vocab, out += vocab, bits += words)
-        for (int32_t v = 0; v < vocab; v += 32) {
-            const uint32_t word = bits[v / 32];
-            const int32_t count = vocab - v < 32 ? vocab - v : 32;
-            if (word == 0xffffffffu) memcpy(out + v, scores + v, sizeof(float) * (size_t)count);
-            else
-                for (int32_t i = 0; i < count; i++) out[v + i] = word >> i & 1u ? scores[v + i] : -INFINITY;
-        }
+    const int32_t whole = vocab / 32;
+    for (int64_t row = 0; row < rows; row++, scores += vocab, out += vocab, bits += words) {
+        for (int32_t w = 0; w < whole; w++) keep_word(scores + 32 * w, bits[w], out + 32 * w);
+        for (int32_t v = 32 * whole; v < vocab; v++) out[v] = bits[whole] >> (v % 32) & 1u ? scores[v] : -INFINITY;
+    }
 }
 
 static float half_at(const uint8_t *p) {
