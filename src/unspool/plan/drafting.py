@@ -125,7 +125,9 @@ def _refuse_alone(settings: GenerationConfig, asked: Collection[str]) -> None:
 
 def _refuse_unread(kind: str, settings: GenerationConfig, asked: Collection[str], *, looks_up: bool) -> None:
     reads_model = kind in ("draft_model", "early_exit")
-    unread: tuple[str, ...] = _OF_LOOKUP if reads_model else _OF_MODELS if kind == "prompt_lookup" else (*_OF_MODELS, *_OF_LOOKUP)
+    unread: tuple[str, ...] = (
+        _OF_LOOKUP if reads_model else _OF_MODELS if kind == "prompt_lookup" else (*_OF_MODELS, *_OF_LOOKUP)
+    )
     unread = () if looks_up else unread
     instead = "its drafter is a model" if reads_model else f"{DRAFTERS[kind].setting} says how many"
     if settings.speculate == "auto" and reads_model:

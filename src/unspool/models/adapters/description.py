@@ -79,7 +79,9 @@ def _describe_pair(model: Any, config: Any) -> Description:
     num_layers = next(int(number) for number in counts if number)
     heads = getattr(config, "decoder_attention_heads", None) or config.num_attention_heads
     if "router_probs" in _find_names(model)["all"]:
-        raise UnsupportedError(f"the decoder of {type(model).__name__} reads its encoder's routing; use its own generate()")
+        raise UnsupportedError(
+            f"the decoder of {type(model).__name__} reads its encoder's routing; use its own generate()"
+        )
     is_relative = hasattr(config, "relative_attention_num_buckets")
     can_switch = "ALL_ATTENTION_FUNCTIONS" in _find_names(model)["all"]
     features = _find_features(model)
