@@ -202,9 +202,10 @@ def _find_conv_size(config: Any) -> int:
     told = getattr(config, "conv_size", None)
     if told is not None:
         return int(told)
-    inner, groups = int(config.intermediate_size), getattr(config, "n_groups", None)
-    has_groups = getattr(config, "model_type", "") == "mamba2" and groups is not None
-    return inner + 2 * int(groups) * int(config.state_size) if has_groups else inner
+    inner = int(config.intermediate_size)
+    if getattr(config, "model_type", "") != "mamba2":
+        return inner
+    return inner + 2 * int(config.n_groups) * int(config.state_size)
 
 
 def refuse_without_states(info: Any) -> str | None:

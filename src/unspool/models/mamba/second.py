@@ -112,9 +112,9 @@ class Mamba2(Mamba):
         assert isinstance(layer, Mamba2Layer)
         spec, space = self.spec, layer.space
         inner, bands = spec.inner_size, spec.num_groups * spec.state_size
-        gate, inputs, time = layer.project_in(x).split([inner, spec.conv_size, spec.num_heads], dim=-1)
+        gate, inputs, time = torch.split(layer.project_in(x), [inner, spec.conv_size, spec.num_heads], dim=-1)
         mixed = self._activate(convolve(cache.extend(index, inputs), space.conv, space.conv_bias)).float()
-        u, b, c = mixed.split([inner, bands, bands], dim=-1)
+        u, b, c = torch.split(mixed, [inner, bands, bands], dim=-1)
         b, c = (part.unflatten(-1, (spec.num_groups, spec.state_size)) for part in (b, c))
         dt = F.softplus(time.float() + space.time_bias).clamp(spec.least_time, spec.most_time)
         if past_end is not None:
