@@ -115,7 +115,9 @@ class Mamba2(Mamba):
         gate, inputs, time = torch.split(layer.project_in(x), [inner, spec.conv_size, spec.num_heads], dim=-1)
         mixed = self._activate(convolve(cache.extend(index, inputs), space.conv, space.conv_bias)).float()
         u, b, c = torch.split(mixed, [inner, bands, bands], dim=-1)
-        b, c = (part.unflatten(-1, (spec.num_groups, spec.state_size)) for part in (b, c))
+        b, c = (
+            part.view(*part.shape[:2], spec.num_groups, spec.state_size) for part in (b.contiguous(), c.contiguous())
+        )
         dt = F.softplus(time.float() + space.time_bias).clamp(spec.least_time, spec.most_time)
         if past_end is not None:
             dt = dt.masked_fill(past_end, 0.0)  # a step of no time leaves the state as it is
