@@ -7,6 +7,7 @@ from unspool.models.adapters.door import (
     find_adapter,
     find_mixin,
     find_settings,
+    has_own_loop,
     is_transformers_model,
     list_inputs,
     open_call,
@@ -14,6 +15,7 @@ from unspool.models.adapters.door import (
     set_native,
 )
 from unspool.models.adapters.outputs import dress_output
+from unspool.models.adapters.preparing import find_preparing, prepare_with
 from unspool.models.adapters.settings import (
     convert_values,
     drop_unknown_tokens,
@@ -33,13 +35,16 @@ __all__ = [
     "drop_unknown_tokens",
     "find_adapter",
     "find_mixin",
+    "find_preparing",
     "find_settings",
     "fold_settings",
+    "has_own_loop",
     "is_theirs",
     "is_transformers_model",
     "list_inputs",
     "open_call",
     "prepare_call",
+    "prepare_with",
     "read_settings",
     "runs_own_generate",
     "set_native",
