@@ -13,7 +13,8 @@ import pytest
 from tests.engine.fakes import BLOCK_BYTES, Fake
 from tests.server.running import make_fake_lm
 
-from unspool.batch.job import BatchFailedError, Job, Progress, Share
+from unspool.batch.job import Job
+from unspool.batch.ledger import BatchFailedError, Progress, Share
 from unspool.batch.output import Output
 from unspool.batch.sources import open_source
 from unspool.engine import Engine
@@ -109,7 +110,7 @@ def test_shares_give_the_same_bytes(engine: Engine, source: Path, tmp_path: Path
 def test_rows_take_the_jobs_settings_unless_they_have_their_own(engine: Engine, tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     rows = [{"prompt": "ab"}, {"prompt": "ab", "max_tokens": 2}, {"prompt": "ab", "max_new_tokens": 3}]
-    source.write_text("\n".join(map(json.dumps, rows)))
+    source.write_text("\n".join(map(json.dumps, rows)) + "\n\n")  # an empty line is no row
     job = make_job(engine, source, tmp_path / "out.jsonl", settings={"max_new_tokens": 5, "eos_token_id": None})
     assert job.run()
     counts = {n: json.loads(line)["usage"]["completion_tokens"] for n, line in read(tmp_path / "out.jsonl").items()}

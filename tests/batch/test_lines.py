@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from unspool.batch.lines import CHAT, COMPLETIONS, BadLineError, Line, parse_line
-from unspool.batch.sources import open_source
+from unspool.batch.sources import Source, open_source
 from unspool.errors import InputError
 
 BODY = {"messages": [{"role": "user", "content": "hi"}]}
@@ -52,7 +52,7 @@ def test_files_are_read_line_by_line(tmp_path: Path) -> None:
     path.write_bytes(b'{"prompt": "a"}\n\n{"prompt"\n' + b"x" * (17 << 20) + b'\n{"prompt": "b"}')
     source = open_source(path)
     found: list[tuple[int, Any]] = list(source.rows())
-    assert [number for number, _ in found] == [1, 3, 4, 5] and source.count() == 5
+    assert [number for number, _ in found] == [1, 3, 4, 5] and source.count(lambda number: number > 1) == 3
     assert [isinstance(row, BadLineError) for _, row in found] == [False, True, True, False]
     assert "bytes" in str(found[2][1])
     with pytest.raises(InputError, match="is not a file"):
@@ -71,9 +71,33 @@ def test_columns(tmp_path: Path) -> None:
         first, second, third = (row for _, row in source.rows())
         assert isinstance(first, Line) and (first.body, first.custom_id) == ({"prompt": "a", "max_new_tokens": 4}, "1")
         assert isinstance(second, Line) and second.body == {"prompt": "b"}
-        assert isinstance(third, BadLineError) and source.count() == 3
+        assert isinstance(third, BadLineError) and source.count(lambda _: True) == 3
         with pytest.raises(InputError, match="--prompt-column"):
             open_source(tmp_path / name)
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(InputError, match="can't be read"):
         open_source(tmp_path / "bad.parquet", {"prompt": "q"})
+
+
+def read_in_parts(source: Source, num_rows: int) -> list[tuple[int, Any]]:
+    """Rows as workers read them: each from its part's beginning to the next one's."""
+    parts, found = source.list_parts(num_rows), []
+    for part, end in zip(parts, [*(one.first for one in parts[1:]), 1 << 40], strict=True):
+        found += [(number, raw) for number, raw in source.raw_rows(part) if number < end]
+    return found
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 7, 100])
+def test_parts_are_the_whole(tmp_path: Path, num_rows: int) -> None:
+    lines = [b"" if number % 4 == 0 else b'{"prompt": "%d"}' % number for number in range(20)]
+    (tmp_path / "in.jsonl").write_bytes(b"\n".join(lines))
+    table = pa.table({"q": [str(number) for number in range(20)]})
+    pq.write_table(table, tmp_path / "in.parquet", row_group_size=4)
+    with pa.ipc.new_file(tmp_path / "in.arrow", table.schema) as file:
+        file.write_table(table, max_chunksize=6)
+    for name in ("in.jsonl", "in.parquet", "in.arrow"):
+        source = open_source(tmp_path / name, None if name == "in.jsonl" else {"prompt": "q"})
+        whole = list(source.raw_rows())
+        assert len(whole) == (15 if name == "in.jsonl" else 20)
+        assert read_in_parts(source, num_rows) == whole
+        assert len(source.list_parts(num_rows)) > 1 or num_rows == 100

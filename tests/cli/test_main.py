@@ -45,11 +45,11 @@ def test_without_a_command_the_help_is_an_error(cli: Callable[..., Any]) -> None
     [
         (
             ("rum",),
-            "there is no command 'rum'; did you mean run? The commands are: run, chat, batch, serve, transcribe",
+            "there is no command 'rum'; did you mean run? The commands are: run, chat, batch, serve, studio",
         ),
         (
             ("frobnicate",),
-            "there is no command 'frobnicate'. The commands are: run, chat, batch, serve, transcribe, explain",
+            "there is no command 'frobnicate'. The commands are: run, chat, batch, serve, studio, transcribe, explain",
         ),
         (("--versoin",), "unknown option --versoin; did you mean --version?"),
         (("run", "--temprature", "0.3", "hi"), "unknown option --temprature; did you mean --temperature?"),

@@ -191,7 +191,7 @@ def test_a_drain_lets_requests_end_and_takes_no_others() -> None:
 
 def start_process(ready: Path, port: int, *words: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "unspool", "serve", "--port", str(port), "--ready-file", str(ready), *words]
-    made = subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    made = subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
     until = time.monotonic() + 60
     while not (ready.exists() and ready.read_text().endswith("\n")):
         assert made.poll() is None and time.monotonic() < until
@@ -225,5 +225,19 @@ def test_the_program_is_killed_started_again_and_ended(tmp_path: Path, default_m
     ]
     answer = json.loads(subprocess.run(curl, capture_output=True, timeout=60, check=True).stdout)
     assert answer["choices"][0]["text"] == text
-    second.send_signal(signal.SIGTERM)
+    answers: list[httpx.Response] = []
+    body |= {"max_tokens": 1500, "ignore_eos": True}
+    asking = threading.Thread(
+        target=lambda: answers.append(httpx.post(f"{address}/v1/completions", json=body, headers=headers, timeout=60))
+    )
+    asking.start()
+    while b"unspool_requests_active 1" not in httpx.get(f"{address}/metrics", headers=headers).content:
+        time.sleep(0.05)
+    for _ in range(2):  # the second one does not wait
+        second.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
     assert second.wait(30) == 0 and not ready.exists()
+    asking.join(30)
+    assert answers[0].status_code == 503 and answers[0].json()["error"]["code"] == "ended"
+    for process in (first, second):
+        assert b"Traceback" not in process.communicate()[1]

@@ -133,6 +133,9 @@ test("requests as code", () => {
   assert.match(curl, /it'\\''s/);
   assert.match(asCommand(request, "m"), /--do-sample/);
   assert.match(asCommand({ prompt: "x", do_sample: false }, "m"), /--no-do-sample/);
+  assert.match(asCommand({ prompt: "x", force_words: ["a"] }, "m", { force_words_ids: [[5]] }), /--force-words-ids '\[\[5\]\]'/);
+  assert.match(asCommand({ prompt: "x", watermarking_config: {} }, "m"), /^# without watermarking_config/);
+  assert.match(asPython({ prompt: "x", force_words: [" a"] }, "m"), /force_words_ids=\[lm\.tokenizer\.encode\(word, add_special_tokens=False\) for word in \[" a"\]\],/);
   assert.equal(quoteShell("$(rm -rf /); 'x'"), `'$(rm -rf /); '\\''x'\\'''`);
   assert.equal(writePython({ a: [null, true, "\u2028"] }), '{"a": [None, True, "\\u2028"]}');
 });

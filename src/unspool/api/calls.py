@@ -31,11 +31,13 @@ from unspool.models.adapters import (
     dress_output,
     drop_unknown_tokens,
     find_adapter,
+    find_preparing,
     find_settings,
     fold_settings,
     list_inputs,
     open_call,
     prepare_call,
+    prepare_with,
     read_settings,
     runs_own_generate,
 )
@@ -102,7 +104,25 @@ def generate(
             "negative_prompt_attention_mask": negative_prompt_attention_mask,
         }
         return run_recipe(recipe, generate, model, inputs, generation_config, usual, kwargs)  # type: ignore[no-any-return]  # a recipe returns what it likes
+    theirs = find_object(model)
     speech = _find_speech(model)
+    preparing = None if theirs is None or speech is not None else find_preparing(theirs)
+    if preparing is not None:
+        told = {
+            "generation_config": generation_config,
+            "logits_processor": logits_processor,
+            "stopping_criteria": stopping_criteria,
+            "prefix_allowed_tokens_fn": prefix_allowed_tokens_fn,
+            "synced_gpus": synced_gpus,
+            "assistant_model": assistant_model,
+            "streamer": streamer,
+            "negative_prompt_ids": negative_prompt_ids,
+            "negative_prompt_attention_mask": negative_prompt_attention_mask,
+            "use_model_defaults": use_model_defaults,
+        }
+        settings = {name: value for name, value in told.items() if value is not None} | kwargs
+        first = [] if inputs is None else [inputs]
+        return prepare_with(preparing, theirs, generate, *first, **settings)  # type: ignore[no-any-return]  # its own
     if speech is not None:
         given = {
             "generation_config": _read_config(generation_config),

@@ -9,14 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from unspool.cli.console import DIM, ProgressLine, say
 from unspool.cli.interrupt import Interrupt
-from unspool.cli.model import add_model_options, load_model
+from unspool.cli.model import add_model_options, list_options, load_model
 from unspool.cli.parser import Parser, UsageError
+from unspool.cli.ray import add_ray_options, read_ray_options
 from unspool.cli.serve import read_size
 from unspool.cli.settings import add_settings, collect_settings, refuse_tensors
 from unspool.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from unspool.batch.job import Progress
+    from unspool.batch.job import Job
+    from unspool.batch.ledger import Progress
+    from unspool.batch.sources import Source
+    from unspool.ray.batch import RayJob
+    from unspool.ray.cluster import Actors
 
 _UNFINISHED = 3  # the exit code of a job that was interrupted, or has rows that failed
 
@@ -33,6 +38,7 @@ def build_parser() -> Parser:
             "unspool batch prompts.jsonl -o answers.jsonl --max-new-tokens 64",
             "unspool batch requests.jsonl -o answers.jsonl -m qwen3-0.6b --any-model --max-errors 100",
             "unspool batch part.parquet -o answers.jsonl --prompt-column question --shard 2/8",
+            "unspool batch prompts.jsonl -o answers/ --ray=ray://head:10001 --actors 1:64",
         ),
     )
     parser.general.add_argument("input", metavar="IN", help=argparse.SUPPRESS)
@@ -49,6 +55,7 @@ def build_parser() -> Parser:
     engine = parser.add_argument_group("engine")
     engine.add_argument("--max-rows", metavar="N", type=int, help="Rows that decode at once. [32, on a GPU 256]")
     engine.add_argument("--memory", metavar="SIZE", help="For keys and values, such as 2G.")
+    add_ray_options(parser, "actors", "An actor")
     add_settings(parser)
     return parser
 
@@ -61,8 +68,11 @@ def execute(arguments: argparse.Namespace) -> int:
     if not isinstance(seed, int):
         raise UsageError("--seed is one number here; the seed of each line follows from it and from its number")
     share = _read_share(arguments.shard)
+    actors = read_ray_options(arguments, "actors")
     try:
-        from unspool.batch.job import Job, Share, find_name
+        from unspool.batch.answers import find_name
+        from unspool.batch.job import Job
+        from unspool.batch.ledger import Share
         from unspool.batch.output import Output
         from unspool.batch.sources import open_source
         from unspool.engine import Engine
@@ -71,33 +81,61 @@ def execute(arguments: argparse.Namespace) -> int:
 
     columns = {name: getattr(arguments, f"{name}_column") for name in ("prompt", "messages", "id")}
     source = open_source(arguments.input, {name: column for name, column in columns.items() if column is not None})
-    output = Output(arguments.output)
     options: dict[str, Any] = {} if arguments.max_rows is None else {"max_rows": arguments.max_rows}
     if arguments.memory is not None:
         options["memory"] = read_size("--memory", arguments.memory)
+    common: dict[str, Any] = {
+        "name": find_name(arguments.model),
+        "settings": settings,
+        "seed": seed,
+        "share": Share(*share, arguments.limit),
+        "any_model": arguments.any_model,
+    }
+    if actors is not None:
+        return _run_on_ray(arguments, source, actors, {**common, "engine": options, "load": list_options(arguments)})
+    output = Output(arguments.output)
     lm = load_model(arguments)
-    with Engine(lm, **options) as engine, Interrupt() as interrupt, ProgressLine() as line:
-        job = Job(
-            lm,
-            engine,
-            source,
-            output,
-            name=find_name(arguments.model),
-            settings=settings,
-            seed=seed,
-            share=Share(*share, arguments.limit),
-            max_errors=arguments.max_errors,
-            any_model=arguments.any_model,
-            restarts=arguments.restart,
-        )
+    with Engine(lm, **options) as engine, Interrupt() as interrupt:
+        job = Job(lm, engine, source, output, max_errors=arguments.max_errors, restarts=arguments.restart, **common)
+        return _run(job, interrupt, arguments.output)
+
+
+def _run(job: Job | RayJob, interrupt: Interrupt, output: str) -> int:
+    with ProgressLine() as line:
         if job.is_resumed:
             say(f"{job.progress.done} of {job.progress.total} lines were done before", DIM)
         is_whole = job.run(
             lambda progress: line.show_bar(_describe(progress), progress.done, progress.total),
             lambda: interrupt.is_asked,
         )
-    say(_sum_up(job.progress, Path(arguments.output), is_whole), DIM)
-    return 0 if is_whole and not job.progress.failed else _UNFINISHED
+    return _end(job.progress, output, is_whole)
+
+
+def _end(progress: Progress, output: str, is_whole: bool) -> int:
+    say(_sum_up(progress, output, is_whole), DIM)
+    return 0 if is_whole and not progress.failed else _UNFINISHED
+
+
+def _run_on_ray(arguments: argparse.Namespace, source: Source, actors: Actors, options: dict[str, Any]) -> int:
+    """Answer the file by actors of a cluster: into one file, or into a folder by whoever has an answer."""
+    from unspool.ray.cluster import connect
+
+    connect(arguments.ray)
+    from unspool.batch.output import Output
+    from unspool.ray.batch import Pipeline, RayJob
+    from unspool.ray.folder import FolderJob
+
+    pipeline = Pipeline(arguments.model, source, actors, **options)
+    if arguments.output.endswith("/") or Path(arguments.output).is_dir():
+        if arguments.max_errors is not None:
+            raise UsageError("--max-errors is for an output that is one file; in a folder nobody counts for all")
+        folder = FolderJob(pipeline, arguments.output, restarts=arguments.restart)
+        if folder.is_resumed:
+            say(f"{folder.progress.done} of {folder.progress.total} lines were done before", DIM)
+        return _end(folder.progress, arguments.output, folder.run())
+    with Interrupt() as interrupt:
+        job = RayJob(pipeline, Output(arguments.output), max_errors=arguments.max_errors, restarts=arguments.restart)
+        return _run(job, interrupt, arguments.output)
 
 
 def _read_share(text: str) -> tuple[int, int]:
@@ -122,7 +160,7 @@ def _spell_time(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _sum_up(progress: Progress, output: Path, is_whole: bool) -> str:
+def _sum_up(progress: Progress, output: str, is_whole: bool) -> str:
     new = progress.done - progress.num_before
     told = f"{new:,} lines in {_spell_time(progress.seconds)}, {progress.num_tokens:,} tokens"
     told += f" ({progress.num_tokens / max(progress.seconds, 1e-9):,.0f} a second), in {output}"

@@ -7,7 +7,7 @@ import gc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unspool.cli.console import ProgressLine
 from unspool.cli.parser import Parser
@@ -51,6 +51,18 @@ def add_assistant_option(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def list_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What `unspool.load` is to be told."""
+    return {
+        "device": arguments.device,
+        "dtype": arguments.dtype,
+        "quantize": None if arguments.quantize == "none" else arguments.quantize,
+        "threads": arguments.threads,
+        "revision": arguments.revision,
+        "offline": True if arguments.offline else None,
+    }
+
+
 def load_model(arguments: argparse.Namespace) -> LanguageModel:
     """Load what the options ask for, with a progress line on a terminal."""
     return _load(arguments.model, arguments)
@@ -70,12 +82,7 @@ def _load(name: str, arguments: argparse.Namespace) -> LanguageModel:
             loading = beside.submit(
                 load_parts,
                 name,
-                device=arguments.device,
-                dtype=arguments.dtype,
-                quantize=None if arguments.quantize == "none" else arguments.quantize,
-                threads=arguments.threads,
-                revision=arguments.revision,
-                offline=True if arguments.offline else None,
+                **list_options(arguments),
                 progress=lambda _what, done, total: line.show_bar(f"loading {name}", done, total),
             )
             from unspool.api import LanguageModel

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
+from collections.abc import Callable
 from typing import Any
 
 from unspool.cli.parser import Parser, UsageError
+from unspool.cli.ray import add_ray_options, read_ray_options
 from unspool.loading.catalogue import DEFAULT_MODEL
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -37,12 +39,16 @@ def build_parser() -> Parser:
             "unspool serve",
             "unspool serve small=smollm2-135m speech=whisper-tiny.en --port 9000",
             "unspool serve --host 0.0.0.0 --api-key-file keys.txt",
+            "unspool serve qwen3-0.6b --ray --replicas 1:8 --replica-gpus 0.5 --route session",
         ),
     )
     parser.general.add_argument("models", metavar="MODEL", nargs="*", help=argparse.SUPPRESS)
     _add_address(parser)
     _add_limits(parser)
     add_engine_options(parser)
+    add_ray_options(parser, "replicas", "A replica").add_argument(
+        "--route", metavar="KIND", help="balanced, or session: by the header x-session-id. [balanced]"
+    )
     return parser
 
 
@@ -97,13 +103,25 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.log not in ("requests", "none"):
         raise UsageError(f"--log is requests or none, not {arguments.log[:40]!r}")
     models = arguments.models or [DEFAULT_MODEL]
-    serve(
+    replicas = read_ray_options(arguments, "replicas")
+    start: Callable[..., None] = serve
+    if replicas is None:
+        if arguments.route is not None:
+            raise UsageError("--route is for a Ray cluster; use it with --ray")
+        options |= {"ready_file": arguments.ready_file, "loads_on_demand": arguments.on_demand}
+    else:
+        for name in ("ready_file", "on_demand"):
+            if getattr(arguments, name):
+                raise UsageError(f"--{name.replace('_', '-')} is for a server of its own; leave it out beside --ray")
+        from unspool.ray.serving import serve_on_ray
+
+        start = serve_on_ray
+        options |= {"address": arguments.ray, "replicas": replicas, "route": arguments.route or "balanced"}
+    start(
         models,
         host=arguments.host,
         port=arguments.port,
-        ready_file=arguments.ready_file,
         on_ready=lambda address: print_ready(address, ", ".join(models)),
-        loads_on_demand=arguments.on_demand,
         allows_anyone=arguments.no_keys,
         keys=read_key_file(arguments.api_key_file) if arguments.api_key_file is not None else (),
         hosts=arguments.allowed_host,

@@ -14,6 +14,7 @@ than that can overtake, so nobody waits for ever.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -174,8 +175,7 @@ class Scheduler:
         entry.state = State.WAITING
         self._active.pop(entry.number, None)
         self._others.pop(entry.number, None)
-        self._waiting.append(entry)
-        self._waiting.sort(key=lambda one: one.order)  # nearly sorted: one pass over it
+        insort(self._waiting, entry, key=_by_order)
 
     @property
     def is_short(self) -> bool:

@@ -137,6 +137,12 @@ class Door:
                 await self._app(scope, receive, answer)
         except (ClientGoneError, OSError):
             record.is_gone, record.status = True, record.status or 499
+        except asyncio.CancelledError:
+            if not self._state.gate.is_draining:
+                raise
+            record.error = "ended"  # by a second signal: the server does not wait for its requests
+            if not record.status:
+                await _ENDED(scope, receive, answer)
         except Exception as error:
             record.error = type(error).__name__
             record.bug = error
@@ -169,4 +175,5 @@ _PREFLIGHT = {
     "access-control-allow-headers": "authorization, content-type, x-api-key, anthropic-version",
     "access-control-max-age": "600",
 }
+_ENDED = JsonResponse(RequestError(503, "the server was ended; send it again", code="ended").as_openai(), 503)
 _BUG = JsonResponse(RequestError(500, "something went wrong in the server; its log says what").as_openai(), 500)

@@ -200,6 +200,11 @@ def make_server(
             if on_ready is not None:
                 on_ready(address)
 
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().shutdown(sockets)
+            if self.force_exit:  # uvicorn would cancel the application's own end, and print where it was
+                await self.lifespan.shutdown()
+
         def handle_exit(self, sig: int, _frame: Any) -> None:
             if self.draining is not None or state.gate.is_draining:
                 self.should_exit = self.force_exit = True

@@ -14,6 +14,7 @@ from unspool.models.adapters.door import (
     set_native,
 )
 from unspool.models.adapters.outputs import dress_output
+from unspool.models.adapters.preparing import find_preparing, prepare_with
 from unspool.models.adapters.settings import (
     convert_values,
     drop_unknown_tokens,
@@ -33,6 +34,7 @@ __all__ = [
     "drop_unknown_tokens",
     "find_adapter",
     "find_mixin",
+    "find_preparing",
     "find_settings",
     "fold_settings",
     "is_theirs",
@@ -40,6 +42,7 @@ __all__ = [
     "list_inputs",
     "open_call",
     "prepare_call",
+    "prepare_with",
     "read_settings",
     "runs_own_generate",
     "set_native",

@@ -9,17 +9,28 @@ export function makeBars(token, settings, onchoose) {
   const top = [...(token.top ?? [])].sort((a, b) => (b.raw ?? b.p ?? 0) - (a.raw ?? a.p ?? 0));
   const largest = Math.max(1e-9, ...top.map((one) => Math.max(one.raw ?? 0, one.p ?? 0)));
   const list = el("ol", { class: "bars", "aria-label": "Alternatives, likeliest first" });
+  // What top_p adds up, where nothing has changed the distribution before it.
+  const adds = token.steps?.[0]?.setting === "top_p";
+  if (top.length) list.append(makeHead(adds, top[0].raw !== null));
+  list.classList.toggle("with-sum", adds);
   let wasCut = null;
+  let sum = 0;
   for (const one of top) {
+    sum += one.raw ?? 0;
     const cut = one.cut_by ?? null;
     if (cut !== null && cut !== wasCut) list.append(makeLine(one, token, settings));
     wasCut = cut;
-    list.append(el("li", {}, makeRow(one, token, settings, largest, onchoose)));
+    list.append(el("li", {}, makeRow(one, token, settings, largest, onchoose, adds ? sum : null)));
   }
   const more = sayRest(token, top, settings);
   if (more) list.append(...more);
   list.addEventListener("keydown", (event) => moveFocus(event, list));
   return list;
+}
+
+function makeHead(adds, hasRaw) {
+  const names = ["", "", hasRaw ? "model" : "", hasRaw ? "settings" : "", ...(adds ? ["sum"] : [])];
+  return el("li", { class: "bar-head", "aria-hidden": "true" }, names.map((name) => el("span", { class: "bar-number" }, name)));
 }
 
 /** Where the line lies when it is beyond the tokens that are listed. */
@@ -41,7 +52,7 @@ function makeLine(one, token, settings) {
   return el("li", { class: "cut-line" }, el("span", {}, `${nameCut(one, token, settings)} cuts here${line}`));
 }
 
-function makeRow(one, token, settings, largest, onchoose) {
+function makeRow(one, token, settings, largest, onchoose, sum) {
   const isChosen = one.id === token.id;
   const isCut = one.cut_by !== null && one.cut_by !== undefined;
   const width = (value) => `${((value ?? 0) / largest) * 100}%`;
@@ -63,6 +74,7 @@ function makeRow(one, token, settings, largest, onchoose) {
     ),
     el("span", { class: "bar-number raw" }, one.raw === null ? "" : percent(one.raw)),
     el("span", { class: "bar-number kept" }, isCut ? "cut" : percent(one.p)),
+    sum === null ? null : el("span", { class: "bar-number sum" }, `${(sum * 100).toFixed(1)}`),
   );
 }
 

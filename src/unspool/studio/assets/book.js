@@ -80,7 +80,7 @@ export class Book {
   #goOn(run, prefix, parent) {
     const request = { ...run.request, prefix_ids: prefix.map((token) => token.id) };
     // The length counts what was there already: a branch near the end still has room to go on.
-    const least = prefix.length + LEAST_MORE;
+    const least = prefix.length + (parent.isResumed ? 1 : LEAST_MORE);
     if (request.max_new_tokens < least) request.max_new_tokens = least;
     return this.begin(request, { parent, prefix, label: run.label });
   }

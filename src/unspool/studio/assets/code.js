@@ -24,16 +24,23 @@ export function quoteShell(word) {
   return /^[\w.,:/=@%+-]+$/.test(word) ? word : `'${word.replaceAll("'", `'\\''`)}'`;
 }
 
+// Texts that the server turns into tokens; the library and the program take ids.
+const TEXTS = { force_words: "force_words_ids", bad_words: "bad_words_ids" };
+
 export function asPython(request, model) {
-  const given = settingsOf(request);
-  const settings = given.filter(([name]) => name !== "force_words");
+  const settings = settingsOf(request);
   const names = new Map(settings);
   if (names.get("do_sample") && !names.has("top_k")) settings.push(["top_k", 0]); // the server's default
-  const words = given.find(([name]) => name === "force_words")?.[1];
-  const lines = settings.map(([name, value]) => `    ${name}=${writePython(value)},`);
-  if (words) lines.push(`    force_words_ids=[lm.tokenizer.encode(word, add_special_tokens=False) for word in ${writePython(words)}],`);
+  const lines = settings.map(([name, value]) => `    ${writeArgument(name, value)}`);
   const prompt = writePython(request.messages ?? request.prompt);
   return `import unspool\n\nlm = unspool.load(${writePython(model)})\nresult = lm.generate(\n    ${prompt},\n${lines.join("\n")}\n)\nprint(result.text)\n`;
+}
+
+function writeArgument(name, value) {
+  if (Object.hasOwn(TEXTS, name)) return `${TEXTS[name]}=[lm.tokenizer.encode(word, add_special_tokens=False) for word in ${writePython(value)}],`;
+  if (name === "ignore_eos") return `eos_token_id=${value ? "-1" : "None"},`;
+  if (name === "watermarking_config") return `watermarking_config=unspool.WatermarkingConfig(**${writePython(value)}),`;
+  return `${name}=${writePython(value)},`;
 }
 
 export function asCurl(request, address) {
@@ -44,22 +51,29 @@ export function asCurl(request, address) {
   return `curl -N ${quoteShell(new URL(route, address).href)} \\\n  -H 'content-type: application/json' \\\n  -d ${quoteShell(sent)}\n`;
 }
 
-export function asCommand(request, model) {
-  const words = ["unspool", "run", ...(request.messages ? ["--chat"] : []), "--model", quoteShell(model)];
+/** A command; `settled` are the settings as the server read them, with ids for texts. */
+export function asCommand(request, model, settled = {}) {
+  const parts = [`unspool run${request.messages ? " --chat" : ""} --model ${quoteShell(model)}`];
   const messages = request.messages ?? [];
   const system = messages.find((one) => one.role === "system")?.content;
-  if (system !== undefined) words.push("--system", quoteShell(system));
-  for (const [name, value] of settingsOf(request)) words.push(...asFlag(name, value));
-  if (request.do_sample && request.top_k === undefined) words.push("--top-k 0");
+  if (system !== undefined) parts.push(`--system ${quoteShell(system)}`);
+  const missing = [];
+  for (const [name, value] of settingsOf(request)) {
+    const flag = asFlag(name, value, settled);
+    if (flag === null) missing.push(name);
+    else parts.push(flag);
+  }
+  if (request.do_sample && request.top_k === undefined) parts.push("--top-k 0");
   const prompt = request.messages ? messages.findLast((one) => one.role === "user")?.content ?? "" : request.prompt;
-  words.push(quoteShell(typeof prompt === "string" ? prompt : JSON.stringify(prompt)));
-  return `${words.join(" ").replaceAll(" --", " \\\n  --")}\n`;
+  parts.push(quoteShell(typeof prompt === "string" ? prompt : JSON.stringify(prompt)));
+  const note = missing.length ? `# without ${missing.join(", ")}, for which there is no such option\n` : "";
+  return `${note}${parts.join(" \\\n  ")}\n`;
 }
 
-function asFlag(name, value) {
-  const flag = `--${name.replaceAll("_", "-")}`;
-  if (name === "force_words" && Array.isArray(value)) return value.map((word) => `--force-words ${quoteShell(word)}`);
-  if (value === true) return [flag];
-  if (value === false) return [`--no-${name.replaceAll("_", "-")}`];
-  return [`${flag} ${quoteShell(typeof value === "string" ? value : JSON.stringify(value))}`];
+function asFlag(name, value, settled) {
+  if (name === "watermarking_config" || name === "ignore_eos") return null;
+  if (Object.hasOwn(TEXTS, name)) return settled[TEXTS[name]] ? `--${TEXTS[name].replaceAll("_", "-")} ${quoteShell(JSON.stringify(settled[TEXTS[name]]))}` : null;
+  const flag = name.replaceAll("_", "-");
+  if (typeof value === "boolean") return value ? `--${flag}` : `--no-${flag}`;
+  return `--${flag} ${quoteShell(typeof value === "string" ? value : JSON.stringify(value))}`;
 }

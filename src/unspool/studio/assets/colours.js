@@ -24,7 +24,7 @@ export const COLOURINGS = [
       const p = probabilityOf(token);
       return p === null ? "" : `warm${step(p, PROBABILITY, false)}`;
     },
-    legend: [["warm0", "likely, 50 % or more"], ["warm1", "20–50 %"], ["warm2", "5–20 %"], ["warm3", "1–5 %"], ["warm4", "0.1–1 %"], ["warm5", "under 0.1 %"]],
+    legend: [["warm0", "over 50 %"], ["warm1", "20–50 %"], ["warm2", "5–20 %"], ["warm3", "1–5 %"], ["warm4", "0.1–1 %"], ["warm5", "under 0.1 %"]],
   },
   {
     id: "entropy",

@@ -30,7 +30,7 @@ export class CompareView {
     const colour = findColouring("probability");
     const tools = el("div", { class: "compare-tools" }, button("Compare", () => this.start(), { class: "primary", id: "compare-run" }), this.#add,
       el("p", { class: "legend" }, colour.legend.slice(1, 5).map(([kind, name]) => el("span", { class: `key t ${kind}` }, name)), el("span", { class: "key differs" }, "not in the first column")));
-    this.element.append(el("p", { class: "muted" }, "The prompt and the seed are those of Write; each column has its own way of decoding."), tools, this.#told, this.#grid);
+    this.element.append(el("p", { class: "muted" }, "Prompt, length and seed are those on the left; each column decodes in its own way. Muted text is the same as in the first column; ⋔ is where a column leaves it."), tools, this.#told, this.#grid);
     book.listen((kind, run) => this.#columns.some((one) => one.run === run) && this.#draw());
     for (const name of FIRST) this.#addColumn(name);
   }
@@ -82,7 +82,7 @@ export class CompareView {
   #describe(column) {
     column.element.setAttribute("aria-label", column.name);
     const settings = column.name === MINE ? null : findPreset(column.name).settings;
-    column.about.textContent = settings === null ? "as set on the left" : Object.entries(settings).map(([name, value]) => `${name} ${shortValue(value)}`).join(" · ");
+    column.about.textContent = settings === null ? "as set on the left" : Object.entries(settings).filter(([name]) => !["seed", "max_new_tokens"].includes(name)).map(([name, value]) => `${name} ${shortValue(value)}`).join(" · ");
   }
 
   /** Run all columns at once: the server decodes them together. */
@@ -106,30 +106,32 @@ export class CompareView {
     const columns = this.#columns.filter((one) => one.run);
     const lists = columns.map((one) => readTokens(one.run).map((token) => token.id));
     const isDone = columns.length > 0 && columns.every((one) => one.run.status !== "running");
-    const same = columns.length > 1 && lists.every((list) => list.length) ? commonStart(lists) : 0;
+    // Where each column leaves the first one.
+    const partings = columns.map((_, place) => (place && lists[0].length && lists[place].length ? commonStart([lists[0], lists[place]]) : 0));
     const colour = findColouring("probability");
     columns.forEach((column, place) => {
       const tokens = readTokens(column.run);
-      const shared = place ? findShared(lists[0].slice(same), lists[place].slice(same)) : tokens.slice(same).map(() => true);
+      const same = partings[place];
+      const shared = place ? findShared(lists[0].slice(same), lists[place].slice(same)) : tokens.map(() => true);
       const spans = tokens.map((token, at) => {
         const kind = at < same ? "t common" : `t ${colour.of(token)}${shared[at - same] ? "" : " differs"}`;
-        return [at === same && same > 0 && columns.length > 1 ? el("span", { class: "parting", title: "here they part", "aria-label": "here they part" }, "⋔") : null, el("span", { class: kind }, flowText(token)), token.text.includes("\n") ? el("br") : null];
+        return [at === same && place > 0 ? el("span", { class: "parting", title: "here they part", "aria-label": "here they part" }, "⋔") : null, el("span", { class: kind }, flowText(token)), token.text.includes("\n") ? el("br") : null];
       });
       replace(column.text, column.run.error ? el("p", { class: "fault" }, column.run.error) : null, spans);
       this.#drawStats(column);
       column.open.hidden = !tokens.length;
     });
-    this.#told.textContent = this.#say(columns, lists, same, isDone);
+    this.#told.textContent = this.#say(columns, lists, partings, isDone);
   }
 
-  #say(columns, lists, same, isDone) {
+  #say(columns, lists, partings, isDone) {
     if (!columns.length) return "";
-    const whole = lists.every((list) => list.length === same);
-    if (whole && isDone) return "All columns wrote the same.";
-    const parted = same ? `They agree for ${count(same, "token")}, and part at token ${same + 1}.` : "They part at the first token.";
-    if (!isDone) return `${parted} Writing…`;
-    const best = columns.map((one) => ({ one, ...totalLogprob(one.run) })).filter(({ num }) => num).sort((a, b) => b.total / b.num - a.total / a.num)[0];
-    return best ? `${parted} ${best.one.name} wrote the likeliest text per token.` : parted;
+    const isSame = (place) => lists[place].length === lists[0].length && partings[place] === lists[0].length;
+    const leaves = columns.slice(1).map((one, at) => (isSame(at + 1) ? `${one.name} wrote the same as ${columns[0].name}.` : `${one.name} leaves ${columns[0].name} at token ${partings[at + 1] + 1}.`));
+    if (!isDone) return "Writing…";
+    const scored = columns.map((one) => ({ one, ...totalLogprob(one.run) })).filter(({ num }) => num);
+    const best = scored.sort((a, b) => b.total / b.num - a.total / a.num)[0];
+    return `${leaves.join(" ")}${best ? ` ${best.one.name} wrote the likeliest text per token.` : ""}`;
   }
 
   #drawStats(column) {

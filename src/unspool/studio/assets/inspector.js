@@ -3,7 +3,7 @@
 import { makeBars } from "./bars.js";
 import { el, button, replace } from "./dom.js";
 import { explainSteps } from "./explaining.js";
-import { readTokens } from "./run.js";
+import { readTokens, tokenToShow } from "./run.js";
 import { strategyDetails } from "./details.js";
 import { count, number, percent, shortValue, showToken } from "./wording.js";
 
@@ -21,7 +21,7 @@ export class Inspector {
   /** Show a token of a run: the one that is looked at, or the latest. */
   show(run, index, isPinned = false) {
     const tokens = run ? readTokens(run) : [];
-    const place = index ?? tokens.length - 1;
+    const place = index ?? (run ? tokenToShow(run) : -1);
     const token = tokens[place];
     this.element.classList.toggle("is-pinned", isPinned);
     const key = token && `${run.id}:${place}:${token.id}:${index === null}`;
@@ -47,7 +47,7 @@ export class Inspector {
     const why = steps.map((step) => step.why).filter(Boolean);
     const isFree = token.top?.some((one) => one.raw !== null && one.raw !== undefined);
     return [
-      el("p", { class: "eyebrow" }, isLatest ? "The latest token" : `Token ${place + 1}`),
+      el("p", { class: "eyebrow" }, isLatest && run.status === "running" ? "The latest token" : `Token ${count(place + 1)}`),
       el("h2", { class: "big-token", dir: "auto" }, showToken(token.text)),
       el("p", { class: "token-facts" }, this.#facts(token)),
       strategyDetails(token),

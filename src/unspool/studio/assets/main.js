@@ -24,6 +24,11 @@ function say(text) {
   live.textContent = text;
 }
 
+/** Whether everything stands in one column, as on a phone. */
+function isNarrow() {
+  return matchMedia("(max-width: 860px)").matches;
+}
+
 function makeHeader(...tools) {
   return el(
     "header",
@@ -76,7 +81,9 @@ class Studio {
       el("div", { class: "card" },
         el("div", { class: "field" }, el("label", { for: "preset" }, "Preset"), this.#preset), this.#about,
         this.composer.element, this.#fault, el("div", { class: "go" }, this.#write, this.#stop)),
-      el("div", { class: "card" }, el("header", { class: "card-head" }, el("h2", {}, "Settings"), button("Reset all", () => this.form.write({}), { class: "quiet small" })), this.form.element),
+      el("details", { class: "card settings-card", open: !isNarrow() },
+        el("summary", {}, el("h2", {}, "Settings")), this.form.element,
+        button("Reset all", () => this.form.write({}), { class: "quiet small" })),
     );
     const keep = el("div", { class: "keep", role: "group", "aria-label": "Keep" },
       button("Share link", () => this.share(), { id: "share" }),
@@ -154,6 +161,7 @@ class Studio {
     }
     this.#complain("");
     this.showTab("write");
+    if (isNarrow()) this.view.element.scrollIntoView();
     say("Writing");
     const { run, ended } = book.begin(request, { label: this.#preset.value });
     await ended;
@@ -214,7 +222,7 @@ class Studio {
     try {
       const request = book.current?.request ?? this.#request();
       const model = request.model ?? this.#models.value;
-      showCode([["Python", asPython(request, model)], ["curl", asCurl(request, document.baseURI)], ["Command line", asCommand(request, model)]], say);
+      showCode([["Python", asPython(request, model)], ["curl", asCurl(request, document.baseURI)], ["Command line", asCommand(request, model, book.current?.start?.settings)]], say);
     } catch (error) {
       this.#complain(error.message);
     }

@@ -17,8 +17,8 @@ export const PRESETS = [
   {
     name: "Sampling, top-p 0.9",
     about: "Draw from the likeliest tokens that together hold 90 % of the probability.",
-    prompt: STORY,
-    settings: { do_sample: true, temperature: 1, top_p: 0.9, seed: 7 },
+    prompt: "The capital of France is",
+    settings: { do_sample: true, temperature: 1, top_p: 0.9, seed: 5, max_new_tokens: 32 },
   },
   {
     name: "Sampling, min-p 0.1",
@@ -83,7 +83,7 @@ export const PRESETS = [
       temperature: 1,
       seed: 7,
       watermarking_config: { greenlist_ratio: 0.25, bias: 2.5 },
-      max_new_tokens: 96,
+      max_new_tokens: 64,
     },
   },
   {

@@ -128,6 +128,8 @@ export class TokenText {
   pin(place) {
     this.#pinned = place;
     this.#mark(place);
+    // Where the inspector is a sheet from below, the token stays above it.
+    if (place !== null && matchMedia("(max-width: 1240px)").matches) this.#spans[place]?.scrollIntoView({ block: "nearest" });
   }
 
   #mark(place) {

@@ -10,12 +10,12 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from unspool.cache import Cache
+from unspool.cache import ROLL_BACK, Cache
 from unspool.config import CompileConfig
 from unspool.errors import UnsupportedError
 from unspool.models.adapters.adapted import AdaptedModel, name_failures
@@ -185,7 +185,9 @@ class ColumnModel(AdaptedModel):
             assert tokens is not None
             assert cache.columns is not None
             self._append(cache, tokens, real)
-            forward = self._run(cache, num_new, want, is_first=False)
+            is_joint = num_new == 1 or (ROLL_BACK in cache.can and not cache.answers_once)
+            run = self._run if is_joint else self._run_singly
+            forward = run(cache, num_new, want, is_first=False)
         return forward
 
     def _read_prompt(
@@ -252,6 +254,9 @@ class ColumnModel(AdaptedModel):
         last = columns.find_last()
         num_asked = columns.width - num_read
         inputs = self._make_inputs(cache, num_asked, is_first=is_first)
+        asked = inputs.get("input_ids")
+        if is_first and asked is not None and asked.shape[1] > num_asked:
+            cache.answers_once = True
         is_end = want.logits == "last" and bool((last == columns.width - 1).all())
         if "logits_to_keep" in self._description.arguments:
             inputs["logits_to_keep"] = 1 if is_end else num_new if not is_first else 0
@@ -269,6 +274,29 @@ class ColumnModel(AdaptedModel):
         if cache.keeps_past or is_first:
             self._take_past(cache, made)
         return forward
+
+    def _run_singly(self, cache: ColumnCache, num_new: int, want: Want, *, is_first: bool) -> Forward:
+        """Read columns one after the other.
+
+        Models that keep states begin anew with several at once; others predict at a column that they add themselves.
+        """
+        columns = cache.columns
+        assert columns is not None
+        first = columns.num_read if cache.keeps_past else columns.width - num_new
+        if columns.mask.shape[0] > 1:
+            raise UnsupportedError(
+                f"{self.call.why}, and it can't leave out drafts that one row of several refuses; decode one prompt at "
+                "a time, or without a drafter"
+            )
+        made = []
+        for stop in range(first + 1, columns.width + 1):
+            part = cache.columns = columns.copy()
+            part.cut(stop)
+            part.num_read = stop - 1 if cache.keeps_past else 0
+            made.append(self._run(cache, 1, replace(want, logits="all"), is_first=is_first))
+        cache.columns = columns
+        columns.num_read = columns.width if cache.keeps_past else 0
+        return _join(made[-num_new:], want)
 
     def _make_inputs(self, cache: ColumnCache, num_asked: int, *, is_first: bool) -> dict[str, Any]:
         columns = cache.columns
@@ -336,6 +364,8 @@ class ColumnModel(AdaptedModel):
         forward = Forward(logits.to(self.device), is_laid_out=True, path_reason=f"{IN_COLUMNS}: {self.call.why}")
         prefix = "decoder_" if self.is_pair else ""
         states = getattr(made, f"{prefix}hidden_states", None)
+        if (want.last_states or want.early) and states is not None:
+            self._check_states(states[-1], num_new)
         if want.hidden_states and states is not None:
             forward.hidden_states = tuple(states)
         if want.last_states and states is not None:
@@ -350,9 +380,30 @@ class ColumnModel(AdaptedModel):
                 forward.cross_attentions = self._read_weights(made.cross_attentions)
         return forward
 
+    def _check_states(self, states: torch.Tensor, num_new: int) -> None:
+        if states.dim() != 3 or states.shape[1] < num_new:
+            raise UnsupportedError(
+                f"{type(self.inner).__name__} returns hidden states {tuple(states.shape)} for {num_new} tokens, a "
+                "layout of its own; contrastive search and DoLa need one state per token"
+            )
+
     def _read_weights(self, weights: Any) -> tuple[Any, ...]:
         """Attention weights as the model returned them: some layers have none."""
         return tuple(weights or ())
+
+
+def _join(made: list[Forward], want: Want) -> Forward:
+    """Passes over one column each as one pass over all of them."""
+    forward = made[-1]
+    logits = [one.logits for one in made]
+    forward.logits = logits[-1][:, -1] if want.logits == "last" else torch.cat(logits, dim=1)
+    for name in ("hidden_states", "attentions", "cross_attentions"):
+        parts = [getattr(one, name) for one in made]
+        if parts[0] is not None and len(made) > 1:
+            raise UnsupportedError(f"{name} of several tokens at once can't be had of a model with states")
+    if forward.last_states is not None:
+        forward.last_states = torch.cat([one.last_states for one in made if one.last_states is not None], dim=1)
+    return forward
 
 
 def _extend(name: str, value: Any, num_new: int) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +81,7 @@ class ColumnCache(Cache):
         self.first_inputs = dict(inputs)
         self.keeps_past = keeps_past
         self.name = name  # of the argument that takes the cache
+        self.answers_once = False  # the model predicts at a column that it adds itself, so once a pass
         self.output: Any = None  # of the last pass: transformers' code takes from it what the next pass needs
         self._snapshot: tuple[Any, Columns, dict[str, Any], list[int]] | None = None
 
@@ -162,7 +163,15 @@ class ColumnCache(Cache):
         columns.cut(max(int(columns.find_last().max()) + 1, before.width))
         columns.num_read = before.num_read
         self.inputs = {**inputs, self.name: past}
+        self._put_into_output(lambda _: past)
         self.lengths = list(lengths)
+
+    def _put_into_output(self, find: Callable[[Any], Any]) -> None:
+        """Change the cache in the last pass's output, from which the model's own code takes it over."""
+        for name in CACHE_NAMES if isinstance(self.output, Mapping) else ():
+            made = self.output.get(name)
+            if made is not None:
+                setattr(self.output, name, find(made))
 
     def _select(self, index: torch.Tensor) -> None:
         rows = len(self.lengths)
@@ -180,10 +189,7 @@ class ColumnCache(Cache):
         moved = None if past is None else _reorder(self.model, past, index, rows)
         if moved is not None:
             self.inputs[self.name] = moved
-        for name in CACHE_NAMES if isinstance(self.output, Mapping) else ():  # what the next pass takes over from it
-            made = self.output.get(name)
-            if made is not None:
-                setattr(self.output, name, moved if made is past else _reorder(self.model, made, index, rows))
+        self._put_into_output(lambda made: moved if made is past else _reorder(self.model, made, index, rows))
         self.prompt = self.prompt.copy()
         device = self.prompt.mask.device
         self.prompt.select(index.to(device))

@@ -1,0 +1,147 @@
+"""Rows of a batch as requests of an engine, and finished requests as answers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from unspool.api import LanguageModel
+from unspool.batch.lines import CHAT, COMPLETIONS, RESPONSES, BadLineError, Line
+from unspool.decoding.randomness import derive_seed
+from unspool.engine import Engine
+from unspool.errors import EngineError, UnspoolError
+from unspool.server.chat import ChatDialect
+from unspool.server.completions import CompletionDialect
+from unspool.server.dialect import Dialect, Reply
+from unspool.server.fields import FieldTable
+from unspool.server.names import CHAT as CHAT_FIELDS
+from unspool.server.names import COMPLETIONS as COMPLETION_FIELDS
+from unspool.server.names import RESPONSES as RESPONSE_FIELDS
+from unspool.server.options import Limits
+from unspool.server.orders import Order, Target
+from unspool.server.refusals import RequestError, read_error
+from unspool.server.responses import ResponseDialect
+from unspool.server.tokens import TokenTexts
+from unspool.server.usage import count_usage
+from unspool.server.work import Choice, Work
+
+_LIMITS = Limits(new_tokens=1 << 20, choices=1024, request_seconds=1e9, top_logprobs=64)
+_DIALECTS: dict[str, tuple[Dialect, FieldTable]] = {
+    CHAT: (ChatDialect(), CHAT_FIELDS),
+    COMPLETIONS: (CompletionDialect(), COMPLETION_FIELDS),
+    RESPONSES: (ResponseDialect(), RESPONSE_FIELDS),
+}
+
+
+class Answers:
+    """Begins rows in an engine and writes their answers; `settings` hold for rows that don't say otherwise."""
+
+    def __init__(
+        self,
+        lm: LanguageModel,
+        engine: Engine,
+        *,
+        name: str,
+        settings: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        any_model: bool = False,
+        created: int = 0,  # the time that answers are dated with
+    ) -> None:
+        self._engine, self._created = engine, created
+        self._settings, self._seed, self._any_model = dict(settings or {}), seed, any_model
+        self._target = Target(name, lm, _LIMITS)
+        self._texts = TokenTexts(lm.tokenizer)
+
+    def begin(self, line: Line) -> Work:
+        """Submit a row. Raises what is wrong with it, or the EngineError of an engine that takes no more."""
+        try:
+            return Work(self._engine, self._read(line), self._target.lm.tokenizer)
+        except Exception as error:
+            if isinstance(error.__cause__, EngineError):  # no row's fault: it is answered by the next run
+                raise error.__cause__ from None
+            if isinstance(error, UnspoolError) and not isinstance(error, EngineError):
+                raise read_error(error) from error
+            raise
+
+    def _read(self, line: Line) -> Order:
+        dialect, table = _DIALECTS[line.url]
+        body = dict(line.body)
+        asked = body.pop("model", None)
+        if asked is not None and asked != self._target.name and not self._any_model:
+            raise BadLineError(
+                f"the line asks for the model {asked!r:.80} and this job runs {self._target.name!r}; use --any-model"
+            )
+        if body.get("stream"):
+            raise BadLineError("`stream` has no meaning in a file; leave it out")
+        taken = {table[name].target for name, value in body.items() if name in table and value is not None}
+        body |= {name: value for name, value in self._settings.items() if name not in taken}
+        if "seed" not in taken:
+            body["seed"] = derive_seed(self._seed, line.number) % 2**31
+        order = dialect.read(body, self._target)
+        digest = hashlib.sha256(f"{line.number}\0{line.custom_id}".encode()).hexdigest()
+        order.id, order.created = f"{order.id.partition('-')[0]}-{digest[:24]}", self._created
+        return order
+
+    def wait(self, work: Work) -> list[Choice]:
+        """The choices of a row. Raises why it failed, or the EngineError of an engine that has died."""
+        try:
+            return work.wait()
+        except EngineError:
+            raise
+        except Exception as error:
+            raise read_error(error, work.order.names, is_submitted=True) from error
+
+    def write(self, line: Line, work: Work, choices: list[Choice]) -> dict[str, Any]:
+        """The answer to a row, in the form that it was asked in."""
+        return _write_plain(line, choices, work) if line.is_plain else self._write_openai(line, choices, work)
+
+    def _write_openai(self, line: Line, choices: list[Choice], work: Work) -> dict[str, Any]:
+        order = work.order
+        body = _DIALECTS[line.url][0].write(Reply(order, self._texts, "unspool"), choices, work)
+        return {
+            "id": f"batch_req_{order.id.partition('-')[2]}",
+            "custom_id": line.custom_id,
+            "line": line.number,
+            "response": {"status_code": 200, "request_id": order.id, "body": body},
+            "error": None,
+        }
+
+
+def _write_plain(line: Line, choices: list[Choice], work: Work) -> dict[str, Any]:
+    """An answer in our own form: the text, why it ended, and what it cost."""
+    made: dict[str, Any] = {"line": line.number}
+    if line.custom_id is not None:
+        made["id"] = line.custom_id
+    if len(choices) == 1:
+        made |= {"text": choices[0].text, "finish_reason": choices[0].finish_reason}
+        if choices[0].calls:
+            made["tool_calls"] = [call.as_openai() for call in choices[0].calls]
+    else:
+        made["texts"] = [choice.text for choice in choices]
+        made["finish_reasons"] = [choice.finish_reason for choice in choices]
+    if work.order.logprobs is not None:
+        made["logprobs"] = [
+            [[told.token_id, round(told.logprob, 6)] for told in choice.logprobs or []] for choice in choices
+        ]
+    return {**made, "usage": count_usage(work)}
+
+
+def write_failure(number: int, line: Line | None, error: Exception) -> dict[str, Any]:
+    """The line that says why a row has no answer."""
+    told = error.as_openai()["error"] if isinstance(error, RequestError) else {"message": str(error)}
+    return {"line": number, "custom_id": None if line is None else line.custom_id, "error": told}
+
+
+def follow(work: Work, tell: Callable[[], None], place: int = 0) -> None:
+    """Call `tell` once the last request of a work is done, from the thread that ends it."""
+    if place == len(work.requests):
+        tell()
+    else:
+        work.requests[place].when_done(lambda _: follow(work, tell, place + 1))
+
+
+def find_name(model: str) -> str:
+    """The name of a model that answers carry: a path's last part."""
+    return Path(model).name or model

@@ -1,0 +1,98 @@
+"""A folder of answers: lines are written where they are made, and Ray's checkpoints say which are done."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from ray.data.checkpoint import CheckpointConfig
+from ray.data.datasource import BlockBasedFileDatasink
+from ray.exceptions import RayError
+
+from unspool.batch.ledger import Progress
+from unspool.batch.output import Done, Note
+from unspool.errors import ResourceError, SettingError
+from unspool.ray.batch import Pipeline, read_failure
+
+
+class Parts(BlockBasedFileDatasink):  # type: ignore[misc]
+    """Lines of answers, a file per task."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path), file_format="jsonl")
+
+    def write_block_to_file(self, block: Any, file: Any) -> None:
+        """Write the lines of a block."""
+        for line in block.to_arrow()["answer"]:
+            file.write(line.as_py())
+
+
+class FolderJob:
+    """Answers a file's rows by actors, into the files of a folder on a disk that all of them see.
+
+    Answers and failures are in `parts/`. A part counts as done once its checkpoint has its name: a run that ends
+    before leaves a pending one, and the next run deletes the part that belongs to it.
+    """
+
+    def __init__(self, pipeline: Pipeline, folder: Path | str, *, restarts: bool = False) -> None:
+        self._pipeline, self.folder = pipeline, Path(folder)
+        self._parts, self._checkpoint = self.folder / "parts", self.folder / "checkpoint"
+        if self.folder.exists() and not self.folder.is_dir():
+            raise SettingError(f"{folder} is a file; an output that ends with / is a folder")
+        note = Note(self.folder / "job.json", self.folder)
+        if restarts:
+            for path in (self._parts, self._checkpoint):
+                shutil.rmtree(path, ignore_errors=True)
+            note.path.unlink(missing_ok=True)
+        self.folder.mkdir(exist_ok=True, parents=True)
+        self.is_resumed = note.path.exists()
+        if self.is_resumed:
+            note.compare(pipeline.describe())
+        elif any(self.folder.iterdir()):
+            raise SettingError(f"{folder} is not empty and no batch wrote it; name another, or use --restart")
+        else:
+            note.write(pipeline.describe())
+        for path in self._list_committed():
+            if self._count_rows(path) is None:  # power was lost before the disk had it: Ray removes the part
+                path.rename(path.with_name(f"{path.stem}.pending.parquet"))
+        done = self._count_done()
+        self.progress = Progress(pipeline.count(), done, num_before=done)
+
+    def _list_committed(self) -> list[Path]:
+        return [path for path in self._checkpoint.glob("*.parquet") if ".pending." not in path.name]
+
+    def _count_rows(self, checkpoint: Path) -> int | None:
+        """Rows of a checkpoint; None if it or its part is not whole."""
+        try:
+            rows = int(pq.read_metadata(checkpoint).num_rows)
+            with (self._parts / f"{checkpoint.stem}.jsonl").open("rb") as file:
+                lines = sum(line.endswith(b"\n") for line in file)
+        except (OSError, pa.ArrowException):
+            return None
+        return rows if lines == rows else None
+
+    def _count_done(self) -> int:
+        return sum(self._count_rows(path) or 0 for path in self._list_committed())
+
+    def run(self) -> bool:
+        """Answer what is not answered yet; whether all is."""
+        if self.progress.done < self.progress.total:
+            started = time.monotonic()
+            dataset = self._pipeline.build(Done())
+            dataset.context.checkpoint_config = CheckpointConfig(
+                "line", str(self._checkpoint.resolve()), delete_checkpoint_on_success=False
+            )
+            try:
+                dataset.write_datasink(Parts(self._parts.resolve()))
+            except RayError as error:
+                raise read_failure(error) from error
+            except OSError as error:
+                raise ResourceError(f"{self.folder} can't be written: {error}; make room and start again") from error
+            finally:
+                self.progress.started = started
+                self.progress.done = self._count_done()
+        return self.progress.done >= self.progress.total
