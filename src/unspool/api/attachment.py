@@ -7,7 +7,7 @@ from typing import Any
 
 from unspool.api.calls import generate
 from unspool.errors import SettingError
-from unspool.models.adapters import drop_twin, find_mixin, is_transformers_model, set_native
+from unspool.models.adapters import drop_twin, find_mixin, has_own_loop, is_transformers_model, set_native
 
 _KEPT = "_unspool_kept"  # attribute of transformers' mixin that holds its own generate while ours is attached
 
@@ -53,5 +53,8 @@ def _check(model: Any, name: str) -> None:
 
 
 def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """unspool.generate as a method."""
+    """unspool.generate as a method; a model with a decoding loop of its own keeps transformers' generate()."""
+    if has_own_loop(self):
+        mixin = find_mixin()
+        return getattr(mixin, _KEPT, mixin.generate)(self, *args, **kwargs)
     return generate(self, *args, **kwargs)

@@ -43,7 +43,8 @@ def take_position(forward: Forward, place: int, num_new: int) -> Forward:
     """The states and weights of one of `num_new` positions of a pass, as a pass over that position returns them."""
 
     def pick_states(tensors: tuple[torch.Tensor, ...] | None) -> tuple[torch.Tensor, ...] | None:
-        return None if tensors is None else tuple(tensor[:, place : place + 1] for tensor in tensors)
+        # Columns come before the width: some models have a dimension of streams before the rows.
+        return None if tensors is None else tuple(tensor[..., place : place + 1, :] for tensor in tensors)
 
     def pick_weights(tensors: tuple[torch.Tensor, ...] | None, num_later: int) -> tuple[torch.Tensor, ...] | None:
         if tensors is None:
@@ -62,8 +63,8 @@ def select_rows(forward: Forward, index: torch.Tensor) -> Forward:
     """What a pass returned for the rows at `index`."""
 
     def pick(tensors: Any) -> Any:
-        if isinstance(tensors, tuple):  # a layer with two streams has a tuple of its own
-            return tuple(map(pick, tensors))
+        if isinstance(tensors, tuple | list):  # a layer with two streams has a tuple of its own
+            return type(tensors)(map(pick, tensors))
         return None if tensors is None else tensors.index_select(0, index)
 
     def pick_one(tensor: torch.Tensor | None) -> torch.Tensor | None:

@@ -36,6 +36,7 @@ class ProcessorEntry:
     stage: Stage = "control"  # whatever the strategy; when sampling; after all others
     also: tuple[str, ...] = ()  # settings of others that it reads
     needs_eos: bool = False  # without an end token there is nothing for it to do
+    needs_read: bool = False  # without tokens that were read, a model's own settings do not switch it on
     unless: str | None = None  # another processor's setting: where that is on, it takes the place of this one
     after: str | None = None  # the setting of the processor that it comes after; None: the last of its stage
 

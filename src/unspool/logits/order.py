@@ -131,6 +131,7 @@ _CONTROL: tuple[ProcessorEntry, ...] = (
             ),
         ),
         make=_take_read,
+        needs_read=True,
     ),
     ProcessorEntry(
         processor=f"{_HERE}.penalties:RepetitionPenaltyLogitsProcessor",
@@ -234,6 +235,7 @@ _CONTROL: tuple[ProcessorEntry, ...] = (
             ),
         ),
         make=_take_read,
+        needs_read=True,
     ),
     ProcessorEntry(
         processor=f"{_HERE}.bias:NoBadWordsLogitsProcessor",

@@ -37,6 +37,8 @@ def _is_on(entry: ProcessorEntry, build: Build) -> bool:
         return getattr(build.context, entry.argument) is not None
     if entry.needs_eos and not build.eos:
         return False
+    if entry.needs_read and build.context.encoder_input_ids is None and entry.setting not in build.context.asked:
+        return False
     if entry.unless is not None and _is_set(build, entry.unless, PROCESSORS[entry.unless].off):
         return False
     return _is_set(build, entry.setting, entry.off)

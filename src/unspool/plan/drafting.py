@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from unspool.config.generation import GenerationConfig
@@ -41,6 +41,7 @@ class Drafting:
     schedule: Schedule = "constant"
     confidence: float = 0.0  # a model's draft ends after a token less likely than this
     max_ngram_size: int = USUAL_NGRAM
+    num_looked_up: int | None = None  # a draft model is asked where lookup finds nothing; None: there is no lookup
     exit_layer: int | None = None
     relation: Relation = "same"
     assistant_lookbehind: int = USUAL_LOOKBEHIND  # the draft model's tokens that are encoded again with its guesses
@@ -60,6 +61,9 @@ def read_drafting(
 ) -> Drafting | None:
     """The drafter that the settings ask for, or None; raises for what can't be. `asked` are the caller's own."""
     named = _find_named(settings, asked, has_assistant)
+    looks_up = named == ["draft_model", "prompt_lookup"]
+    if looks_up:  # first the text, then the model
+        named.pop()
     if not named:
         _refuse_alone(settings, asked)
         return None
@@ -72,9 +76,13 @@ def read_drafting(
         if has_assistant or _is_asked(kind, asked):
             raise
         return None  # what a model's file suggests gives way to what was asked for
-    _refuse_unread(kind, settings, asked)
+    _refuse_unread(kind, settings, asked, looks_up=looks_up)
     _refuse_lookbehind(settings, asked, relation)
-    return _settle(kind, settings, num_layers, can, relation)
+    drafting = _settle(kind, settings, num_layers, can, relation)
+    if looks_up:
+        lookup = _settle("prompt_lookup", settings, num_layers, can, relation)
+        drafting = replace(drafting, num_looked_up=lookup.num_tokens, max_ngram_size=lookup.max_ngram_size)
+    return drafting
 
 
 def _find_named(settings: GenerationConfig, asked: Collection[str], has_assistant: bool) -> list[str]:
@@ -115,9 +123,12 @@ def _refuse_alone(settings: GenerationConfig, asked: Collection[str]) -> None:
                 raise SettingError(f"`{name}`={getattr(settings, name)!r} steers {needed}")
 
 
-def _refuse_unread(kind: str, settings: GenerationConfig, asked: Collection[str]) -> None:
+def _refuse_unread(kind: str, settings: GenerationConfig, asked: Collection[str], *, looks_up: bool) -> None:
     reads_model = kind in ("draft_model", "early_exit")
-    unread = _OF_LOOKUP if reads_model else _OF_MODELS if kind == "prompt_lookup" else (*_OF_MODELS, *_OF_LOOKUP)
+    unread: tuple[str, ...] = (
+        _OF_LOOKUP if reads_model else _OF_MODELS if kind == "prompt_lookup" else (*_OF_MODELS, *_OF_LOOKUP)
+    )
+    unread = () if looks_up else unread
     instead = "its drafter is a model" if reads_model else f"{DRAFTERS[kind].setting} says how many"
     if settings.speculate == "auto" and reads_model:
         unread = (*unread, "num_assistant_tokens_schedule")

@@ -72,7 +72,7 @@ def settle(
         do_sample=bool(settings.do_sample),
         max_length=max_length,
         eos_token_ids=eos,
-        pad_token_id=_decide_padding(settings, eos, info),
+        pad_token_id=_decide_padding(settings, origins, eos, info),
         num_beams=settings.num_beams or 1,
         num_return_sequences=settings.num_return_sequences or 1,
         seeds=_decide_seeds(settings),
@@ -103,9 +103,13 @@ def as_token_ids(value: Any, name: str, info: ModelInfo) -> tuple[int, ...]:
     return ids
 
 
-def _decide_padding(settings: GenerationConfig, eos: tuple[int, ...], info: ModelInfo) -> int:
+def _decide_padding(
+    settings: GenerationConfig, origins: Mapping[str, Origin], eos: tuple[int, ...], info: ModelInfo
+) -> int:
     pad = settings.pad_token_id
     if pad is not None and pad >= 0:
+        if origins["pad_token_id"] == "model":  # it only fills rows, and some models' files name one past the last
+            return int(pad)
         return as_token_ids(pad, "pad_token_id", info)[0]
     return next((token for token in eos if token >= 0), 0)
 

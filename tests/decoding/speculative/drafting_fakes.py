@@ -54,10 +54,11 @@ def make_drafters(target: FakeModel, amount: float = 1.0, **more: Any) -> dict[s
         "lookup": {"prompt_lookup_num_tokens": 4, "max_matching_ngram_size": 2},
         "model": {"assistant_model": blur(target, amount), **models},
         "unsure model": {"assistant_model": blur(target, amount), **models, "assistant_confidence_threshold": 0.5},
+        "lookup and model": {"assistant_model": blur(target, amount), "prompt_lookup_num_tokens": 3, **models},
         "early exit": {"assistant_early_exit": 2, **models},
         "auto": {"speculate": "auto"},
         "auto model": {"assistant_model": blur(target, amount), "speculate": "auto", "num_assistant_tokens": 4},
     }
 
 
-DRAFTERS = ("lookup", "model", "unsure model", "early exit", "auto", "auto model")
+DRAFTERS = ("lookup", "model", "lookup and model", "unsure model", "early exit", "auto", "auto model")

@@ -83,8 +83,8 @@ def test_a_models_file_gives_way() -> None:
 
 
 def test_two_drafters() -> None:
-    refuse("name two drafters", **LOOKUP, assistant_model=FakeModel(9))
     refuse("name two drafters", **LOOKUP, assistant_early_exit=1)
+    refuse("name two drafters", assistant_model=FakeModel(9), assistant_early_exit=1)
 
 
 def test_layers_out_of_range() -> None:

@@ -37,7 +37,7 @@ def shape_scores(ids: list[int], scores: torch.Tensor, settings: dict[str, Any])
     return row[0].double().softmax(-1)
 
 
-@pytest.mark.parametrize("drafter", ["lookup", "model", "unsure model", "early exit", "auto model"])
+@pytest.mark.parametrize("drafter", ["lookup", "model", "unsure model", "lookup and model", "early exit", "auto model"])
 @pytest.mark.parametrize(
     "settings",
     [{"temperature": 4.0}, {"temperature": 5.0, "top_p": 0.9, "repetition_penalty": 1.6}],

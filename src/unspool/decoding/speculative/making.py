@@ -17,6 +17,7 @@ from unspool.decoding.speculative.drafters.draft_model import DraftModel
 from unspool.decoding.speculative.drafters.draft_rows import DraftRows
 from unspool.decoding.speculative.drafters.early_exit import EarlyExit, check_shared_cache
 from unspool.decoding.speculative.drafters.forced import ForcedText
+from unspool.decoding.speculative.drafters.lookup_first import LookupFirst
 from unspool.decoding.speculative.drafters.prompt_lookup import PromptLookup
 from unspool.decoding.speculative.drafters.shared_vocabulary import SharedVocabulary
 from unspool.decoding.speculative.drafters.translation import Translation
@@ -132,7 +133,13 @@ def make_early_exit(context: DrafterContext) -> Drafter:
 
 
 def make_draft_model(context: DrafterContext) -> Drafter:
-    """Another model, of the same tokenizer or another."""
+    """Another model, of the same tokenizer or another; behind prompt lookup if both were asked for."""
+    most = context.drafting.num_looked_up
+    model = _make_model_drafter(context)
+    return model if most is None else LookupFirst(make_prompt_lookup(context), model, most)
+
+
+def _make_model_drafter(context: DrafterContext) -> Drafter:
     plan, scorer, assistant = context.plan, context.scorer, context.assistant
     assert assistant is not None
     cache = _new_cache(assistant, context.rows, context.prompts, plan.copies, scorer.reader.answer_source)

@@ -24,10 +24,24 @@ OWN_FORWARD = "a transformers model runs its own forward"
 
 
 @contextmanager
-def name_failures(model: Any) -> Iterator[None]:
-    """Re-raise errors of a model's own code as ours, naming the model; a config can be the cause."""
+def set_evaluating(model: Any) -> Iterator[None]:
+    """The model in evaluation mode: dropout would make its answers random."""
+    training = [part for part in model.modules() if part.training] if model.training else []
+    for part in training:
+        part.training = False
     try:
         yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+@contextmanager
+def name_failures(model: Any) -> Iterator[None]:
+    """Run a model's own code in evaluation mode; its errors become ours and name it, as a config can be the cause."""
+    try:
+        with set_evaluating(model):
+            yield
     except UnspoolError:
         raise
     except Exception as error:
@@ -47,7 +61,7 @@ class AdaptedModel:
         self.inner = model
         self.info = description.info
         self.config = description.config
-        self._description = description
+        self.description = description
         self._settings: GenerationConfig | None = None
         self.why_not_native = ""  # if it was asked for
         self.origin: Origin | None = None  # the folder that it was loaded from; None for a caller's object
@@ -74,7 +88,7 @@ class AdaptedModel:
     @property
     def counts_columns(self) -> bool:
         """Whether the model numbers positions by columns: a padded row is another text to it."""
-        arguments = self._description.arguments
+        arguments = self.description.arguments
         return (
             not self.info.is_encoder_decoder and self.info.max_context is not None and "position_ids" not in arguments
         )
@@ -153,12 +167,12 @@ class AdaptedModel:
     def _switch(self, want: Want) -> Iterator[None]:
         """The model's config as a pass needs it: fewer layers for an early exit, attention that returns its weights."""
         changed: list[tuple[Any, str, Any]] = []
-        config, whole = self._description.config, self.inner.config
+        config, whole = self.description.config, self.inner.config
         try:
             if want.exit_layer is not None:
                 changed.append((config, "num_hidden_layers", config.num_hidden_layers))
                 config.num_hidden_layers = want.exit_layer
-            if want.attentions and self._description.can_switch:
+            if want.attentions and self.description.can_switch:
                 changed.append((whole, "_attn_implementation", whole._attn_implementation))
                 whole._attn_implementation = "eager"
             yield

@@ -57,7 +57,7 @@ class AdaptedDecoder(AdaptedModel):
 
     @torch.no_grad()
     def _measure_keys(self) -> tuple[tuple[int, int], ...]:
-        pass_ = Measurement(self._description, cache := DynamicCache(), cache.begin(1, 1, None, self.device))
+        pass_ = Measurement(self.description, cache := DynamicCache(), cache.begin(1, 1, None, self.device))
         token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
         self._call(pass_, "input_ids", token, {"attention_mask": torch.ones_like(token)})
         self._check_written(pass_)
@@ -79,8 +79,8 @@ class AdaptedDecoder(AdaptedModel):
         new = self._take_input(tokens, embeds)
         rows, num_new = new.shape[:2]
         cache.check_pass(num_new)
-        if self._description.rotation is not None:
-            cache.attach(self._description.rotation)
+        if self.description.rotation is not None:
+            cache.attach(self.description.rotation)
         elif cache.is_endless:
             raise UnsupportedError(
                 f"a {type(cache).__name__} moves keys to other positions, and how this {self.info.family} model enters "
@@ -88,7 +88,7 @@ class AdaptedDecoder(AdaptedModel):
             )
         name = "input_ids" if embeds is None else "inputs_embeds"
         with self._undo(cache):
-            pass_ = make_pass(self._description, cache, cache.begin(rows, num_new, counts, self.device))
+            pass_ = make_pass(self.description, cache, cache.begin(rows, num_new, counts, self.device))
             forward = self._run(pass_, name, new, want)
         cache.end()
         return forward
@@ -99,7 +99,7 @@ class AdaptedDecoder(AdaptedModel):
         new, inputs = pass_.make_inputs(new, self.dtype)
         num_new, last = new.shape[1], pass_.find_last()
         kept: list[int] | None = None  # the columns whose logits are wanted
-        if want.logits == "last" and num_new > 1 and "logits_to_keep" in self._description.arguments:
+        if want.logits == "last" and num_new > 1 and "logits_to_keep" in self.description.arguments:
             kept = sorted(set(last))
             is_end = kept == [num_new - 1]
             inputs["logits_to_keep"] = 1 if is_end else torch.tensor(kept, device=new.device)
@@ -143,7 +143,7 @@ class AdaptedDecoder(AdaptedModel):
 
     def _explain_path(self, pass_: PlacedPass | AlignedPass) -> str:
         if isinstance(pass_, AlignedPass) and not pass_.is_straight:
-            return f"{OWN_FORWARD}; ragged rows are shifted to end together: {self._description.why_aligned}"
+            return f"{OWN_FORWARD}; ragged rows are shifted to end together: {self.description.why_aligned}"
         return f"{OWN_FORWARD}: {self.why_not_native}" if self.why_not_native else OWN_FORWARD
 
     # --- the rest of the protocol ---------------------------------------------------------------

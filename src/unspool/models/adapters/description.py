@@ -15,7 +15,8 @@ from unspool.protocols import FeatureShape, LayerKind, ModelInfo
 
 KIND_NAMES: Final[dict[str, LayerKind]] = {"full_attention": "full", "sliding_attention": "sliding"}
 _MASK_MAKER = "create_causal_mask"  # since 4.53; it passes a 4-D mask through unchanged
-_CONTEXTS = ("max_position_embeddings", "max_target_positions", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+_KEY_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer")
+_CONTEXTS = ("max_target_positions", "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,13 @@ class Description:
     rotation: Rotation | None = None
     asks_for_mask: bool = False  # without a mask it looks for padding, which synchronises with the device
     can_switch: bool = False  # attention weights are available by switching its attention implementation
+    # Of keys and of values, by layer, where they differ: our caches hold both in the wider one. Passes find them out.
+    widths: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 def describe(model: Any) -> Description:
     """Everything that is known about a model before it has run; raises for models that no adapter can decode."""
-    config = _find_text_config(model)
+    config = find_text_config(model)
     refuse(model, config)
     if getattr(model.config, "is_encoder_decoder", False):
         return _describe_pair(model, config)
@@ -75,6 +78,10 @@ def _describe_pair(model: Any, config: Any) -> Description:
     counts = (getattr(config, name, None) for name in ("num_decoder_layers", "decoder_layers", "num_hidden_layers"))
     num_layers = next(int(number) for number in counts if number)
     heads = getattr(config, "decoder_attention_heads", None) or config.num_attention_heads
+    if "router_probs" in _find_names(model)["all"]:
+        raise UnsupportedError(
+            f"the decoder of {type(model).__name__} reads its encoder's routing; use its own generate()"
+        )
     is_relative = hasattr(config, "relative_attention_num_buckets")
     can_switch = "ALL_ATTENTION_FUNCTIONS" in _find_names(model)["all"]
     features = _find_features(model)
@@ -96,7 +103,7 @@ def _describe_pair(model: Any, config: Any) -> Description:
 
 def describe_loosely(model: Any) -> Description:
     """What is known of a model that is run as its own generate() runs it: nothing is required of its config."""
-    config = _find_text_config(model)
+    config = find_text_config(model)
     is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
     can_switch = "ALL_ATTENTION_FUNCTIONS" in _find_names(model)["all"]
     sizes = _read_sizes(model, config)
@@ -154,7 +161,7 @@ def refuse(model: Any, config: Any) -> None:
     """Raise for a model that no adapter can decode, with what to use instead."""
     kind, family = type(model).__name__, str(getattr(config, "model_type", "unknown"))
     types = set(getattr(config, "layer_types", None) or ())
-    keeps_states = bool(types & {"linear_attention", "mamba", "mamba2", "recurrent"})
+    keeps_states = bool(types & {"linear_attention", "mamba", "mamba2", "recurrent"}) or _wants_other_layers(config)
     if keeps_states or getattr(model, "_is_stateful", False) or "cache_params" in _find_arguments(model):
         instead = (
             "Save it with save_pretrained(folder) and load it natively: unspool.load(folder)"
@@ -177,20 +184,19 @@ def refuse(model: Any, config: Any) -> None:
         )
 
 
-def explain_training(model: Any) -> str | None:
-    """Why a model's outputs would be random in training mode; None if they would not, or it is not in that mode."""
-    if not model.training:
-        return None
-    if any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules()):
-        return "its dropout is on"
-    config = _find_text_config(model)
-    named = [name for name, value in vars(config).items() if "dropout" in name and isinstance(value, float) and value]
-    if named:
-        return f"`{named[0]}` is on"
-    return "gradient checkpointing keeps no keys" if getattr(model, "is_gradient_checkpointing", False) else None
+def _wants_other_layers(config: Any) -> bool:
+    """Whether transformers' own cache for such a model has layers that hold more than keys and values."""
+    from transformers.cache_utils import DynamicCache
+
+    try:
+        layers = DynamicCache(config=config).layers
+    except (TypeError, AttributeError):  # a release whose cache knows no configs, or a config without layers
+        return False
+    return any(type(layer).__name__ not in _KEY_LAYERS for layer in layers)
 
 
-def _find_text_config(model: Any) -> Any:
+def find_text_config(model: Any) -> Any:
+    """The config of a model's text decoder, which may be one of several in its config."""
     config = model.config
     if not hasattr(config, "get_text_config"):
         return config

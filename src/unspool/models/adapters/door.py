@@ -10,10 +10,10 @@ import torch
 
 from unspool.cache import Cache
 from unspool.config import GenerationConfig
-from unspool.errors import MissingExtraError, SettingError, UnsupportedError
+from unspool.errors import MissingExtraError, UnsupportedError
 from unspool.models.adapters.columns import ColumnModel, prepare_call
 from unspool.models.adapters.decoder import AdaptedDecoder
-from unspool.models.adapters.description import describe, explain_training
+from unspool.models.adapters.description import describe, find_text_config
 from unspool.models.adapters.pair import AdaptedPair
 from unspool.models.adapters.settings import convert_settings, is_theirs
 from unspool.models.adapters.twin import find_twin
@@ -22,7 +22,7 @@ from unspool.models.native import NativeModel
 Adapted = AdaptedDecoder | AdaptedPair
 _PLACE = "_unspool_adapter"  # attribute of a model that holds its adapter, which lives as long as the model
 NATIVE = "_unspool_runs_natively"  # attribute of a model that was attached: whether it runs natively
-_FREE = ("logits_to_keep",)  # inputs that change nothing about the answer
+_FREE = ("logits_to_keep", "labels")  # inputs that change nothing about the answer
 _STATIC = ("static", "offloaded_static", "hybrid", "sliding_window")
 
 
@@ -33,7 +33,6 @@ def is_transformers_model(model: Any) -> bool:
 
 def adapt(model: Any) -> Adapted:
     """The adapter of a transformers model: the same one every time, until its attention implementation changes."""
-    _check_mode(model)
     attention = getattr(model.config, "_attn_implementation", None)
     known = model.__dict__.get(_PLACE)
     if known is None or known[0] != attention:
@@ -42,15 +41,6 @@ def adapt(model: Any) -> Adapted:
         known = model.__dict__[_PLACE] = (attention, kind(model, description))
     adapter: Adapted = known[1]
     return adapter
-
-
-def _check_mode(model: Any) -> None:
-    reason = explain_training(model)
-    if reason is not None:
-        raise SettingError(
-            f"this {type(model).__name__} is in training mode and {reason}, so its answers would be random or wrong; "
-            "call model.eval() first"
-        )
 
 
 def set_native(model: Any, native: bool | None) -> None:
@@ -77,6 +67,14 @@ def find_adapter(model: Any) -> Adapted | None:
         return None
 
 
+def has_own_loop(model: Any) -> bool:
+    """Whether a model's class has a decoding loop of its own, which no other can take the place of."""
+    mixin = find_mixin()
+    return any(
+        getattr(type(model), name, None) is not getattr(mixin, name, None) for name in ("_sample", "_beam_search")
+    )
+
+
 def runs_own_generate(model: Any) -> bool:
     """Whether a generate() of the model's own class is under way, and has called ours for a part of its work."""
     own = getattr(type(model), "generate", None)
@@ -91,7 +89,7 @@ def runs_own_generate(model: Any) -> bool:
 
 def list_inputs(model: Any) -> frozenset[str]:
     """The names of everything that a model's forward, its encoder's and its preparation of inputs take."""
-    found: set[str] = set(_FREE)
+    found: set[str] = {"logits_to_keep"}
     parts = [model, getattr(model, "encoder", None), getattr(model, "decoder", None)]
     base = getattr(model, getattr(model, "base_model_prefix", "") or "model", None)
     parts += [getattr(base, "encoder", None)]
@@ -103,7 +101,7 @@ def list_inputs(model: Any) -> frozenset[str]:
         found |= {f"decoder_{name}" for name in inspect.signature(decoder.forward).parameters}
     if hasattr(model, "prepare_inputs_for_generation"):
         found |= set(inspect.signature(model.prepare_inputs_for_generation).parameters)
-    return frozenset(found - {"self", "args", "kwargs", "model_kwargs", "labels", "return_dict", "past_key_values"})
+    return frozenset(found - {"self", "args", "kwargs", "model_kwargs", "return_dict", "past_key_values"})
 
 
 def open_call(
@@ -118,7 +116,14 @@ def open_call(
     An object whose architecture has a native model runs natively on its own parameters, unless `native` is False; None
     means as it was attached.
     """
-    _check_mode(model)
+    if has_own_loop(model):
+        raise UnsupportedError(
+            f"{type(model).__name__} has a decoding loop of its own, which chooses more than one token a step; use its "
+            "own generate()"
+        )
+    is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
+    if given.get("inputs_embeds") is not None and not is_pair:
+        settings.use_cache = True  # as transformers does: what follows embeddings is tokens
     why = _explain_columns(model, given, settings)
     native = model.__dict__.get(NATIVE, True) if native is None else native
     if why is None:
@@ -126,9 +131,11 @@ def open_call(
         twin, reason = (None, reason) if reason or not native else find_twin(model)
         if twin is not None:
             return twin
-        adapter = adapt(model)
-        adapter.why_not_native = reason
-        return adapter
+        why = _explain_parts(model)
+        if why is None:
+            adapter = adapt(model)
+            adapter.why_not_native = reason
+            return adapter
     core = prepare_call(model, inputs, given, settings, why)
     if settings.compile_config is not None or settings.compile:
         core.call.compiling = settings.compile_config
@@ -146,9 +153,14 @@ def _explain_columns(model: Any, given: Mapping[str, Any], settings: GenerationC
         return f"{kind} is given {', '.join(sorted(extra))}"
     if settings.compile_config is not None:
         return f"{kind} is compiled by transformers"
+    mask = given.get("attention_mask")
+    if isinstance(mask, torch.Tensor) and mask.dim() == 2 and not bool(mask.bool().any(dim=-1).all()):
+        return "a row's attention_mask has no ones"
     is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
     if is_pair and (settings.output_hidden_states or settings.output_attentions):
         return "an encoder's states are returned in the columns that it was given"
+    if settings.output_hidden_states and hasattr(find_text_config(model), "altup_num_inputs"):
+        return f"the hidden states of {kind} have several streams"
     if settings.return_dict_in_generate and settings.cache_implementation in _STATIC:
         return "a static cache of transformers is returned"
     try:
@@ -161,6 +173,18 @@ def _explain_columns(model: Any, given: Mapping[str, Any], settings: GenerationC
         if not getattr(model, "can_generate", lambda: False)():
             raise
         return str(error).split(";")[0].split(". ")[0]
+    return None
+
+
+def _explain_parts(model: Any) -> str | None:
+    """Why a model that is more than a text decoder is run as transformers runs it; None if it is one.
+
+    Its code may ask a cache for anything, where a text decoder asks for keys.
+    """
+    config = model.config
+    is_pair = bool(getattr(config, "is_encoder_decoder", False))  # whose text config may be a copy
+    if getattr(type(config), "sub_configs", None) or not (is_pair or find_text_config(model) is config):
+        return f"{type(model).__name__} has parts beside its text decoder"
     return None
 
 

@@ -50,6 +50,11 @@ class PassKeys:
 
     get_max_length = get_max_cache_shape
 
+    @property
+    def is_initialized(self) -> bool:
+        """Whether something was read before this pass."""
+        return self._pass.num_before > 0
+
     def __len__(self) -> int:
         return max(1, self._pass.num_written)
 
@@ -104,6 +109,11 @@ class PairKeys:
     def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
         """The number of columns of a mask, and the index of the first."""
         return self.self_attention_cache.get_mask_sizes(query_length, layer_idx)
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether the decoder has read something before this pass."""
+        return self.self_attention_cache.is_initialized
 
     def __len__(self) -> int:
         return len(self.self_attention_cache)

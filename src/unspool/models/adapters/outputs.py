@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 
 from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, StaticCache
+from unspool.models.adapters.adapted import AdaptedModel
 from unspool.models.adapters.columns.state import ColumnCache
 from unspool.models.adapters.twin import find_turned
 from unspool.outputs import Output
 
+NOTHING: Final[Mapping[int, tuple[int, int]]] = MappingProxyType({})
 _PLAIN = (DynamicCache, StaticCache)
 
 
@@ -26,7 +30,8 @@ def dress_output(output: Output, core: Any, mask: torch.Tensor | None) -> Any:
     kind = getattr(theirs, type(output).__name__)
     own = {field.name for field in fields(kind)}
     values = {field.name: getattr(output, field.name) for field in fields(output)}  # type: ignore[arg-type]  # as all outputs
-    values["past_key_values"] = dress_cache(values.get("past_key_values"), mask, find_turned(core))
+    widths = core.description.widths if isinstance(core, AdaptedModel) else {}
+    values["past_key_values"] = dress_cache(values.get("past_key_values"), mask, find_turned(core), widths)
     made = kind(**{name: value for name, value in values.items() if name in own})
     for name, value in values.items():
         if name not in own:
@@ -35,8 +40,13 @@ def dress_output(output: Output, core: Any, mask: torch.Tensor | None) -> Any:
     return made
 
 
-def dress_cache(cache: Any, mask: torch.Tensor | None, turned: int | None = None) -> Any:
-    """A cache as transformers' own code goes on with it: keys in columns; other kinds than plain ones as they are."""
+def dress_cache(
+    cache: Any, mask: torch.Tensor | None, turned: int | None = None, widths: Mapping[int, tuple[int, int]] = NOTHING
+) -> Any:
+    """A cache as transformers' own code goes on with it: keys in columns; other kinds than plain ones as they are.
+
+    `widths` has those of keys and values for layers in which they differ.
+    """
     if isinstance(cache, ColumnCache):
         return cache.past
     if isinstance(cache, EncoderDecoderCache) and type(cache) is EncoderDecoderCache:
@@ -49,10 +59,17 @@ def dress_cache(cache: Any, mask: torch.Tensor | None, turned: int | None = None
         made = TheirPair(own, source)
         made.is_updated = dict.fromkeys(range(len(source)), True)
         return made
-    return _copy_keys(cache, mask, turned=turned) if type(cache) in _PLAIN else cache
+    return _copy_keys(cache, mask, turned=turned, widths=widths) if type(cache) in _PLAIN else cache
 
 
-def _copy_keys(cache: Cache, mask: torch.Tensor | None, *, is_source: bool = False, turned: int | None = None) -> Any:
+def _copy_keys(
+    cache: Cache,
+    mask: torch.Tensor | None,
+    *,
+    is_source: bool = False,
+    turned: int | None = None,
+    widths: Mapping[int, tuple[int, int]] = NOTHING,
+) -> Any:
     from transformers.cache_utils import DynamicCache as TheirCache
 
     made = TheirCache()
@@ -63,6 +80,8 @@ def _copy_keys(cache: Cache, mask: torch.Tensor | None, *, is_source: bool = Fal
     for layer in range(len(cache)):
         keys, values = cache[layer]
         keys = keys if turned is None else _part(keys, turned)
+        if layer in widths:
+            keys, values = keys[..., : widths[layer][0]], values[..., : widths[layer][1]]
         made.update(_place(keys, columns), _place(values, columns), layer)
     return made
 

@@ -100,7 +100,7 @@ class AdaptedPair(AdaptedModel):
     def _gather_source(self, encoded: Encoded) -> Harvest:
         rows = encoded.states.shape[0]
         cache = DynamicCache()
-        pass_ = Harvest(self._description, cache, cache.begin(rows, 1, None, self.device))
+        pass_ = Harvest(self.description, cache, cache.begin(rows, 1, None, self.device))
         token = torch.zeros(rows, 1, dtype=torch.int64, device=self.device)
         self._call(pass_, {}, "decoder_input_ids", token, encoded.states, encoded.lengths, {})
         self._check_written(pass_)
@@ -135,7 +135,7 @@ class AdaptedPair(AdaptedModel):
         for row, start in enumerate(span.starts):
             groups.setdefault(start, []).append(row)
         if len(groups) == 1:
-            return self._run_rows(PlacedPass(self._description, cache, span), cache, name, new, want, None)
+            return self._run_rows(PlacedPass(self.description, cache, span), cache, name, new, want, None)
         if want.attentions:
             raise UnsupportedError(
                 "attention weights are not available for rows that hold different numbers of positions"
@@ -143,7 +143,7 @@ class AdaptedPair(AdaptedModel):
         written: dict[int, torch.Tensor] = {}
         parts: list[tuple[list[int], Forward]] = []
         for rows in groups.values():
-            pass_ = GroupPass(self._description, cache, span, rows, written)
+            pass_ = GroupPass(self.description, cache, span, rows, written)
             index = torch.tensor(rows, device=new.device)
             parts.append((rows, self._run_rows(pass_, cache, name, new[index], want, rows)))
         forward = _join(parts)
@@ -171,7 +171,7 @@ class AdaptedPair(AdaptedModel):
         states = torch.zeros(1, dtype=self.dtype, device=self.device).expand(len(lengths), width, self.info.hidden_size)
         new, inputs = pass_.make_inputs(new if name == "decoder_input_ids" else new.to(self.dtype), self.dtype)
         more = {"decoder_attention_mask": inputs["attention_mask"]}
-        if "decoder_position_ids" in self._description.arguments:
+        if "decoder_position_ids" in self.description.arguments:
             more["decoder_position_ids"] = inputs["position_ids"]
         wants_states = want.hidden_states or want.last_states
         more |= {"output_hidden_states": True} if wants_states else {}

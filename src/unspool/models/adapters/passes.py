@@ -44,6 +44,7 @@ class AdapterPass:
     def _write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         widths = keys.shape[-1], values.shape[-1]
         if widths[0] != widths[1]:  # a cache stores both side by side
+            self._description.widths[layer] = widths
             widest = max(widths)
             keys, values = (torch.nn.functional.pad(part, (0, widest - part.shape[-1])) for part in (keys, values))
         turns = self._description.rotation if self._cache.is_endless else None
@@ -63,7 +64,8 @@ class AdapterPass:
     def _show(self, part: Any, layer: int) -> torch.Tensor:
         """Keys (or values) in any form, as a tensor (rows, heads, keys, width)."""
         if isinstance(part, torch.Tensor):
-            return part
+            # Attention code of a model's own may view keys in other shapes, as those that transformers joins allow.
+            return part if self._description.can_switch else part.contiguous()
         if isinstance(part, PackedKeys):
             return part.unpack(self._count_keys(self._kind_of(layer)))
         assert isinstance(part, BranchedKeys)

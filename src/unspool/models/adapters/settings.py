@@ -72,7 +72,13 @@ def fold_settings(model_config: GenerationConfig | None, config: GenerationConfi
 
 
 def drop_unknown_tokens(settings: GenerationConfig, vocab_size: int) -> None:
-    """Take tokens that the model does not have out of the lists that forbid tokens: transformers passes over them."""
+    """Take tokens that the model does not have out of lists: transformers passes over them, and none is ever chosen."""
+    ends = settings.eos_token_id
+    if isinstance(ends, int | list | tuple):
+        listed = [ends] if isinstance(ends, int) else list(ends)
+        known = [token for token in listed if token < vocab_size]
+        if len(known) < len(listed):
+            settings.eos_token_id = known or None
     for name in ("suppress_tokens", "begin_suppress_tokens"):
         listed = getattr(settings, name)
         if isinstance(listed, list | tuple) and all(isinstance(token, int) for token in listed):

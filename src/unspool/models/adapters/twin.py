@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from unspool.errors import UnspoolError
+from unspool.models.adapters.adapted import set_evaluating
 from unspool.models.families.base import DecoderFamily
 from unspool.models.native import NativeModel
 from unspool.models.registry import build_model, find_family
@@ -62,7 +63,8 @@ def _build(model: Any) -> Twin:
 def _agree(model: Any, native: NativeModel) -> bool:
     """Whether both give the same logits for a few tokens: a module's settings may have been changed by hand."""
     tokens = torch.arange(1, 7, device=native.device)[None] % native.info.vocab_size
-    expected = model(tokens, use_cache=False, return_dict=True).logits.float()
+    with set_evaluating(model):
+        expected = model(tokens, use_cache=False, return_dict=True).logits.float()
     found = native.forward(tokens, native.new_cache(), want=Want("all")).logits.float()
     scale = float(expected.abs().amax().clamp(min=1e-6))
     most = _MOST_DIFFERENT[native.dtype] * scale

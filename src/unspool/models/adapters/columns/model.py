@@ -128,7 +128,7 @@ class ColumnModel(AdaptedModel):
         )
 
     def _name_past(self) -> str:
-        return "cache_params" if "cache_params" in self._description.arguments else "past_key_values"
+        return "cache_params" if "cache_params" in self.description.arguments else "past_key_values"
 
     def _prepare_past(self, config: Any, inputs: dict[str, Any], rows: int, room: int) -> None:
         prepare = self.inner._prepare_cache_for_generation
@@ -209,12 +209,16 @@ class ColumnModel(AdaptedModel):
         columns.num_read = self.call.prompt.num_read if cache.past is not None else 0
         cache.lengths = list(lengths)
         extra = [stop - length for stop, length in zip(stops, lengths, strict=True)]
-        if any(extra):  # texts that are read anew at every step
+        if any(extra):  # texts that are read anew at every step, and what a drafting model has not read yet
             assert tokens is not None
             width = max(extra)
             starts = torch.tensor([length - start for length, start in zip(lengths, held, strict=True)])
             index = (starts[:, None] + torch.arange(width)).clamp(0, tokens.shape[1] - 1).to(tokens.device)
+            if cache.output is None:  # how inputs follow new columns is known once the prompt was read
+                self._run(cache, columns.width - columns.num_read, LAST, is_first=True)
             self._append(cache, tokens.gather(1, index), extra)
+            if cache.keeps_past and columns.num_read:
+                return self._run(cache, width, want, is_first=False)
         return self._run(cache, columns.width - columns.num_read, want, is_first=True)
 
     def _find_lengths(self, cache: ColumnCache) -> list[int]:
@@ -234,11 +238,12 @@ class ColumnModel(AdaptedModel):
     def _follow(self, cache: ColumnCache, num_new: int) -> dict[str, Any]:
         """The model's inputs for columns that were added, by its own rule."""
         update = self.inner._update_model_kwargs_for_generation
-        arguments: dict[str, Any] = {"is_encoder_decoder": self.is_pair, "num_new_tokens": num_new}
+        arguments: dict[str, Any] = {"is_encoder_decoder": self.is_pair, "num_new_tokens": 1}
         types = {name: value for name, value in cache.inputs.items() if name in _TYPES}
         managed = (*self._managed, *_TYPES)
-        inputs = {name: value for name, value in cache.inputs.items() if name not in managed}
-        followed = dict(update(cache.output, inputs, **arguments))
+        followed = {name: value for name, value in cache.inputs.items() if name not in managed}
+        for _ in range(num_new):  # some models add one column, however many are new
+            followed = dict(update(cache.output, followed, **arguments))
         return followed | {name: _extend(name, value, num_new) for name, value in types.items()}
 
     @property
@@ -258,7 +263,7 @@ class ColumnModel(AdaptedModel):
         if is_first and asked is not None and asked.shape[1] > num_asked:
             cache.answers_once = True
         is_end = want.logits == "last" and bool((last == columns.width - 1).all())
-        if "logits_to_keep" in self._description.arguments:
+        if "logits_to_keep" in self.description.arguments:
             inputs["logits_to_keep"] = 1 if is_end else num_new if not is_first else 0
         wants_states = want.hidden_states or want.last_states or bool(want.early)
         if wants_states:
@@ -303,7 +308,7 @@ class ColumnModel(AdaptedModel):
         assert columns is not None
         prepare, inputs = self.inner.prepare_inputs_for_generation, dict(cache.inputs)
         mask_name, position_name = self._managed
-        takes_mask = "attention_mask" in self._description.arguments
+        takes_mask = "attention_mask" in self.description.arguments
         if self.is_pair:
             takes_mask = mask_name in cache.first_inputs or not bool(columns.mask.all())
         if takes_mask:
@@ -330,11 +335,12 @@ class ColumnModel(AdaptedModel):
     def _find_call(self, cache: ColumnCache, is_first: bool) -> Any:
         """The model's forward: compiled for steps, if that was asked for."""
         config = self.call.compiling
-        if config is None or is_first or not getattr(cache.past, "is_compileable", False):
+        if config is None or not getattr(cache.past, "is_compileable", False):
             return self.inner
         from transformers import CompileConfig as TheirConfig
 
-        return self.inner.get_compiled_call(TheirConfig(**config.to_dict()))
+        compiled = self.inner.get_compiled_call(TheirConfig(**config.to_dict()))  # nothing is compiled before it runs
+        return self.inner if is_first else compiled
 
     def _take_past(self, cache: ColumnCache, made: Any) -> None:
         """Keep the cache that a model made itself."""
@@ -367,7 +373,7 @@ class ColumnModel(AdaptedModel):
         if (want.last_states or want.early) and states is not None:
             self._check_states(states[-1], num_new)
         if want.hidden_states and states is not None:
-            forward.hidden_states = tuple(states)
+            forward.hidden_states = states
         if want.last_states and states is not None:
             forward.last_states = _pack(states[-1][:, -num_new:], columns.mask[:, -num_new:])
         if want.early and states is not None:
@@ -388,8 +394,9 @@ class ColumnModel(AdaptedModel):
             )
 
     def _read_weights(self, weights: Any) -> tuple[Any, ...]:
-        """Attention weights as the model returned them: some layers have none."""
-        return tuple(weights or ())
+        """Attention weights as the model returned them: some layers have none, and some models return lists."""
+        made: tuple[Any, ...] = weights if weights is not None else ()
+        return made
 
 
 def _join(made: list[Forward], want: Want) -> Forward:

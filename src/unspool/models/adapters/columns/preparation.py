@@ -45,7 +45,8 @@ def prepare_call(
     is_pair = description.info.is_encoder_decoder
     config = _make_config(settings)
     has_mask = "attention_mask" in kwargs
-    kwargs.pop("logits_to_keep", None)  # what is computed of them follows from what is asked
+    for unread in ("logits_to_keep", "labels"):  # what is computed follows from what is asked
+        kwargs.pop(unread, None)
     with name_failures(model):
         value, name, kwargs = model._prepare_model_inputs(inputs, _as_tensor(config.bos_token_id, model), kwargs)
         rows = value.shape[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,7 +189,13 @@ class ColumnCache(Cache):
         moved = None if past is None else _reorder(self.model, past, index, rows)
         if moved is not None:
             self.inputs[self.name] = moved
-        self._put_into_output(lambda made: moved if made is past else _reorder(self.model, made, index, rows))
+        for name, made in list(self.output.items()) if isinstance(self.output, Mapping) else ():
+            # What the next pass takes over from it: caches, and what was computed of images and sounds.
+            if made is past or name in CACHE_NAMES:
+                made = moved if made is past else _reorder(self.model, made, index, rows)
+            else:
+                made = _pick_all(made, index, rows)
+            setattr(self.output, name, made)
         self.prompt = self.prompt.copy()
         device = self.prompt.mask.device
         self.prompt.select(index.to(device))
@@ -267,17 +273,41 @@ def _pick(value: Any, index: torch.Tensor, rows: int) -> Any:
     return value
 
 
+def _pick_all(value: Any, index: torch.Tensor, rows: int, only: Collection[int] | None = None) -> Any:
+    """The same for tensors in lists, tuples and dicts; `only` has the ids of those that are to be picked."""
+    if type(value) is dict:
+        return {name: _pick_all(part, index, rows, only) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_pick_all(part, index, rows, only) for part in value)
+    is_picked = isinstance(value, torch.Tensor) and (only is None or id(value) in only)
+    return _pick(value, index, rows) if is_picked else value
+
+
+def _list_tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors in lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    parts = value.values() if type(value) is dict else value if isinstance(value, list | tuple) else ()
+    return [tensor for part in parts for tensor in _list_tensors(part)]
+
+
 def _reorder(model: Any, past: Any, index: torch.Tensor, rows: int) -> Any:
     """transformers' cache for the rows at `index`."""
     if hasattr(past, "reorder_cache"):
-        device = _find_device(past) or index.device
-        past.reorder_cache(index.to(device))
+        parts = [past, *getattr(past, "layers", ())]
+        before = [tensor for part in parts for tensor in _list_tensors(vars(part))]
+        past.reorder_cache(index.to(_find_device(past) or index.device))
+        left = {id(tensor) for tensor in before}  # what a model's own classes keep beside keys is still as it was
+        for part in parts:
+            for name, value in list(vars(part).items()):
+                if name != "layers" and left & {id(tensor) for tensor in _list_tensors(value)}:
+                    setattr(part, name, _pick_all(value, index, rows, left))
         return past
     if hasattr(model, "_reorder_cache"):
         device = _find_device(past) or index.device
         return model._reorder_cache(past, index.to(device))
     if isinstance(past, list | tuple):
-        return type(past)(_pick(part, index, rows) for part in past)
+        return _pick_all(past, index, rows)
     raise UnsupportedError(
         f"the rows of transformers' {type(past).__name__} can't be reordered; decode without beams, one sequence a row"
     )

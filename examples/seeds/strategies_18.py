@@ -1,0 +1,9 @@
+from unspool import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("models/llama")
+model = AutoModelForCausalLM.from_pretrained("models/llama")
+assistant_model = AutoModelForCausalLM.from_pretrained("models/llama_draft")
+inputs = tokenizer("Hugging Face is an open-source company", return_tensors="pt").to("cpu")
+
+outputs = model.generate(**inputs, assistant_model=assistant_model, max_new_tokens=20, prompt_lookup_num_tokens=5)
+tokenizer.batch_decode(outputs, skip_special_tokens=True)

@@ -1,0 +1,216 @@
+"""Models of transformers over transformers' own caches, in the columns that its generate() uses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tests.models.adapters.tiny import LLAMA, SIZES, make, make_inputs, make_once
+
+import unspool
+from unspool.models.adapters.description import describe
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+
+NEW = {"max_new_tokens": 8, "eos_token_id": None}
+MINIMAX = {**LLAMA, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1, "block_size": 4}
+LLAVA_VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def shake(model: Any) -> Any:
+    """The model with weights that let its answers depend on what it reads."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.25)
+    return model.eval()
+
+
+class Marked(transformers.LlamaForCausalLM):
+    """A model with an input that grows by one column when its rule for new tokens is applied."""
+
+    def prepare_inputs_for_generation(self, input_ids: Any, marks: Any = None, **kwargs: Any) -> Any:
+        return {**super().prepare_inputs_for_generation(input_ids, **kwargs), "marks": marks}
+
+    def _update_model_kwargs_for_generation(self, outputs: Any, model_kwargs: Any, **kwargs: Any) -> Any:
+        made = super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
+        return {**made, "marks": torch.cat((made["marks"], made["marks"][:, -1:]), dim=1)}
+
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, marks: Any = None, **kwargs: Any) -> Any:
+        assert marks.shape == attention_mask.shape
+        return super().forward(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+
+
+def test_inputs_follow_every_new_column() -> None:
+    model = shake(Marked(transformers.LlamaConfig(**LLAMA)))
+    inputs = make_inputs()
+    plain = unspool.generate(model, **inputs, marks=inputs["attention_mask"], **NEW)
+    for settings in ({"use_cache": False}, {"prompt_lookup_num_tokens": 3}):
+        found = unspool.generate(model, **inputs, marks=inputs["attention_mask"], **NEW, **settings)
+        assert torch.equal(found, plain)
+
+
+def test_drafts_that_a_window_cannot_take_back() -> None:
+    """Refused tokens leave a cache whose layers drop what is outside of their windows."""
+    model, draft = make_once("gemma2"), make("gemma2")
+    with torch.no_grad():
+        draft.lm_head.weight.copy_(draft.lm_head.weight.roll(3, dims=0))
+    ids = make_inputs()["input_ids"][2:]
+    plain = unspool.generate(model, ids, **NEW)
+    past = transformers.DynamicCache(config=model.config)
+    found = unspool.generate(
+        model, ids, past_key_values=past, assistant_model=draft, **NEW, return_dict_in_generate=True
+    )
+    assert "DynamicCache" in found.stats.path_reason
+    assert torch.equal(found.sequences, plain)
+    assert sum(found.speculation.drafted) > sum(found.speculation.accepted)
+
+
+def test_a_cache_of_a_models_own_class_follows_the_beams() -> None:
+    types = ["linear_attention", "full_attention", "linear_attention"]
+    model = shake(transformers.MiniMaxForCausalLM(transformers.MiniMaxConfig(**MINIMAX, layer_types=types)))
+    ids = make_inputs()["input_ids"][2:]
+    settings = {**NEW, "num_beams": 3, "num_return_sequences": 3}
+    anew = unspool.generate(model, ids, **settings, use_cache=False)
+    assert torch.equal(unspool.generate(model, ids, **settings), anew)
+    assert len(set(map(tuple, anew[:, -8:].tolist()))) == 3
+
+
+def test_models_with_parts_beside_their_decoder() -> None:
+    config = transformers.LlavaConfig(
+        text_config={**LLAMA, "model_type": "llama"},
+        vision_config={**LLAVA_VISION, "model_type": "clip_vision_model", "image_size": 8, "patch_size": 4},
+        image_token_index=96,
+    )
+    model = shake(transformers.LlavaForConditionalGeneration(config))
+    inputs = make_inputs()
+    expected = model.generate(**inputs, **NEW, do_sample=False)
+    found = unspool.generate(model, **inputs, **NEW, return_dict_in_generate=True)
+    assert torch.equal(found.sequences, expected)
+    assert "parts beside its text decoder" in found.stats.path_reason
+
+
+def test_labels_change_nothing() -> None:
+    inputs = make_inputs()
+    for name in ("mixtral", "bart"):
+        plain = unspool.generate(make_once(name), **inputs, **NEW)
+        assert torch.equal(unspool.generate(make_once(name), **inputs, labels=inputs["input_ids"], **NEW), plain)
+
+
+def test_a_filler_past_the_vocabulary() -> None:
+    model, inputs = make("llama"), make_inputs()
+    model.generation_config.pad_token_id = 500
+    ends = unspool.generate(make_once("llama"), **inputs, **NEW)[0, 14:15].tolist()
+    found = unspool.generate(model, **inputs, max_new_tokens=8, eos_token_id=ends)
+    assert found[0, 15:].tolist() == [500] * (found.shape[1] - 15)
+
+
+def test_embeddings_are_read_once() -> None:
+    """As in transformers, where use_cache=False has no effect on what follows embeddings."""
+    model, ids = make_once("mixtral"), make_inputs()["input_ids"][2:]
+    settings = {**NEW, "use_cache": False, "return_dict_in_generate": True, "output_hidden_states": True}
+    embeds = model.get_input_embeddings()(ids).detach()
+    found, expected = (
+        run(inputs_embeds=embeds, **settings)
+        for run in (lambda **given: unspool.generate(model, **given), model.generate)
+    )
+    assert torch.equal(found.sequences, expected.sequences)
+    assert [step[0].shape for step in found.hidden_states] == [step[0].shape for step in expected.hidden_states]
+    assert type(found.past_key_values) is type(expected.past_key_values)
+
+
+def test_keys_and_values_of_different_widths_are_returned_so() -> None:
+    model, ids = make_once("deepseek_v3"), make_inputs()["input_ids"][2:]
+    settings = {**NEW, "return_dict_in_generate": True}
+    found = unspool.generate(model, ids, **settings)
+    expected = model.generate(ids, **settings, do_sample=False)
+    for ours, theirs in zip(found.past_key_values.layers, expected.past_key_values.layers, strict=True):
+        torch.testing.assert_close(ours.keys, theirs.keys, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(ours.values, theirs.values, atol=1e-5, rtol=1e-5)
+    more = unspool.generate(model, found.sequences, past_key_values=found.past_key_values, max_new_tokens=3)
+    assert torch.equal(more, unspool.generate(model, ids, max_new_tokens=11, eos_token_id=None)[:, : more.shape[1]])
+
+
+def test_a_step_is_compiled_if_the_first_token_is_the_last() -> None:
+    model, ids = make("llama"), make_inputs()["input_ids"][2:]
+    compiling = transformers.CompileConfig(backend="eager", fullgraph=False)
+    unspool.generate(model, ids, max_new_tokens=1, compile_config=compiling, cache_implementation="static")
+    assert hasattr(model, "_compiled_call")
+
+
+def test_the_context_of_a_decoder_is_its_own() -> None:
+    sizes = {name: value for name, value in SIZES.items() if name not in ("hidden_size", "num_attention_heads")}
+    config = transformers.WhisperConfig(
+        **{**sizes, "max_position_embeddings": 20},
+        d_model=32,
+        decoder_layers=1,
+        encoder_layers=1,
+        decoder_attention_heads=2,
+        max_target_positions=40,
+        decoder_start_token_id=1,
+    )
+    assert describe(transformers.WhisperForCausalLM(config)).info.max_context == 40
+
+
+def test_layers_that_hold_more_than_keys() -> None:
+    config = transformers.Lfm2Config(**LLAMA, layer_types=["conv", "full_attention", "conv"], block_multiple_of=8)
+    model = shake(transformers.Lfm2ForCausalLM(config))
+    ids = make_inputs()["input_ids"][2:]
+    expected = model.generate(ids, **NEW, do_sample=False)
+    assert torch.equal(unspool.generate(model, ids, **NEW), expected)
+    beams = {**NEW, "num_beams": 3}
+    assert torch.equal(unspool.generate(model, ids, **beams), model.generate(ids, **beams, do_sample=False))
+
+
+def test_a_row_without_ones_is_given_as_it_is() -> None:
+    inputs = make_inputs(is_left=False)
+    inputs["attention_mask"][1] = 0
+    model = make_once("bart")
+    expected = model.generate(**inputs, **NEW, do_sample=False)
+    assert torch.equal(unspool.generate(model, **inputs, **NEW), expected)
+
+
+def test_a_drafting_model_reads_the_prompt_before_what_follows_it() -> None:
+    model, draft = (shake(Marked(transformers.LlamaConfig(**LLAMA))) for _ in range(2))
+    ids = make_inputs()["input_ids"][2:]
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "marks": torch.ones_like(ids)}
+    plain = unspool.generate(model, **given, **NEW)
+    assert torch.equal(unspool.generate(model, **given, **NEW, assistant_model=draft), plain)
+
+
+def test_a_suggestion_about_tokens_gives_way_to_embeddings() -> None:
+    model = make("llama")
+    model.generation_config.encoder_no_repeat_ngram_size = 2
+    embeds = model.get_input_embeddings()(make_inputs()["input_ids"]).detach()
+    assert unspool.generate(model, inputs_embeds=embeds, **NEW).shape == (3, 8)
+    with pytest.raises(unspool.SettingError, match="pass input_ids"):
+        unspool.generate(model, inputs_embeds=embeds, **NEW, encoder_no_repeat_ngram_size=2)
+
+
+def test_attention_code_of_a_models_own_reads_keys_as_it_likes() -> None:
+    sizes = {name: value for name, value in SIZES.items() if name != "max_position_embeddings"}
+    config = transformers.GPTNeoXJapaneseConfig(**sizes, intermediate_multiple_size=2)
+    model = shake(transformers.GPTNeoXJapaneseForCausalLM(config))
+    inputs = make_inputs()
+    expected = model.generate(**inputs, **NEW, num_beams=2, do_sample=False)
+    assert torch.equal(unspool.generate(model, **inputs, **NEW, num_beams=2), expected)
+
+
+def test_end_tokens_that_a_model_does_not_have() -> None:
+    model, inputs = make("llama"), make_inputs()
+    model.generation_config.eos_token_id = [500, 501]
+    found = unspool.generate(model, **inputs, max_new_tokens=8)
+    assert torch.equal(found, unspool.generate(make_once("llama"), **inputs, **NEW))
+
+
+def test_a_decoding_loop_of_a_models_own() -> None:
+    class Looping(transformers.LlamaForCausalLM):
+        def _sample(self, input_ids: Any, *_: Any, **__: Any) -> Any:
+            return input_ids + 1
+
+    model, ids = Looping(transformers.LlamaConfig(**LLAMA)).eval(), torch.tensor([[5, 6]])
+    with pytest.raises(unspool.UnsupportedError, match="decoding loop of its own"):
+        unspool.generate(model, ids)
+    assert unspool.attach(model).generate(ids, max_new_tokens=1).tolist() == [[6, 7]]
