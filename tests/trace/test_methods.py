@@ -30,6 +30,16 @@ from unspool.trace.methods import judge_draft
 DRAWN: dict[str, Any] = {"do_sample": True, "seed": 5}
 
 
+REPORTS = {
+    "scorer": ("Scored", "ProcessorStep"),
+    "readouts.dola": ("LayersContrasted",),
+    "readouts.guidance": ("Guided",),
+    "strategies.candidates": ("CandidatesCompared",),
+    "speculative.turns": ("DraftChecked",),
+    "beams.trace": ("TraceStep",),
+}
+
+
 def trace(lm: LanguageModel, prompt: Any = PROMPT, **settings: Any) -> list[dict[str, Any]]:
     return list(lm.trace(prompt, **{"max_new_tokens": 10, **settings}))
 
@@ -313,6 +323,32 @@ def test_steps_are_not_taken_at_once_in_a_trace(monkeypatch: pytest.MonkeyPatch)
     lm.generate(PROMPT, max_new_tokens=10)
     if "stretches" in lm.model.info.can:
         assert calls  # without an observer the fast path is there
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"repetition_penalty": 1.2},
+        {**DRAWN, "top_k": 5},
+        {"num_beams": 3},
+        {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
+        {"penalty_alpha": 0.6, "top_k": 4},
+        {"dola_layers": [1, 2]},
+        {"guidance_scale": 1.5},
+        {"prompt_lookup_num_tokens": 3},
+    ],
+    ids=str,
+)
+def test_nothing_is_reported_if_nobody_observes(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError("a report was made")
+
+    for module, names in REPORTS.items():
+        for name in names:
+            monkeypatch.setattr(f"unspool.decoding.{module}.{name}", fail)
+    find_lm("llama").generate(REPEATING, max_new_tokens=8, **settings)
+    with pytest.raises(AssertionError, match="a report was made"):
+        trace(find_lm("llama"), REPEATING, **settings)
 
 
 def test_closing_ends_the_work() -> None:

@@ -67,6 +67,13 @@ class CandidatesCompared:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenChosen:
+    """The token that was chosen from the scores just reported, if a turn reports scores of several positions."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
 class DraftChecked:
     """A row's draft, and how many of its tokens were accepted, reported after the scores that judged it."""
 

@@ -66,8 +66,15 @@ class BeamSteps:
             for place, score in step.finished.items():
                 one = step.candidates[place]
                 self._ended[step.step, step.group, place] = one.parent
-                told = {"parent": _find_index(before, one.parent), "group": step.group, "score": shorten(score)}
-                ended.append({**told, "id": one.token, "text": self._show(one.token)})
+                ended.append(
+                    {
+                        "parent": _find_index(before, one.parent),
+                        "group": step.group,
+                        "id": one.token,
+                        "text": self._show(one.token),
+                        "score": shorten(score),
+                    }
+                )
         self._parents.append(parents)
         self._indices.append(indices)
         if self._progress is not None:
@@ -136,13 +143,13 @@ class Progress:
         state = self._states[slot]
         begun = state.inprogress_constraint
         left = [*state.complete_constraints, *([] if begun is None else [begun]), *state.pending_constraints]
-        told = []
+        entries = []
         for one, phrase in zip(self._constraints, self._phrases, strict=True):
             own = next(other for other in left if describe_constraint(other) == describe_constraint(one))
             left.remove(own)
             size = one.copy(stateful=False).remaining()
-            told.append({"phrase": phrase, "done": size - own.remaining(), "of": size})
-        return told
+            entries.append({"phrase": phrase, "done": size - own.remaining(), "of": size})
+        return entries
 
 
 def _spell(constraint: Constraint, show: Show) -> str:

@@ -150,14 +150,14 @@ def describe_stats(stats: Stats) -> dict[str, Any]:
 
 def describe_settings(config: GenerationConfig) -> dict[str, Any]:
     """The settings that differ from the defaults, as plain values; a watermark's key is not shown."""
-    told: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for name, parameter in PARAMETERS.items():
         value = getattr(config, name)
         if value is None or value == parameter.default:
             continue
         text = json.dumps(_hide_key(value), default=_describe_object)
-        told[name] = json.loads(text) if len(text) <= LONGEST_SETTING else f"({len(text)} characters)"
-    return told
+        found[name] = json.loads(text) if len(text) <= LONGEST_SETTING else f"({len(text)} characters)"
+    return found
 
 
 def _hide_key(value: Any) -> Any:

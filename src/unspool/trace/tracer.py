@@ -8,7 +8,7 @@ from typing import Any
 
 from unspool.decoding.beams.trace import Returned, TraceStep
 from unspool.decoding.loop import Emitted
-from unspool.decoding.observer import CandidatesCompared, DraftChecked, Guided, LayersContrasted, Scored
+from unspool.decoding.observer import CandidatesCompared, DraftChecked, Guided, LayersContrasted, Scored, TokenChosen
 from unspool.decoding.run import Run
 from unspool.text.token_texts import TokenTexts
 from unspool.trace.beams import BeamSteps
@@ -29,8 +29,9 @@ class Tracer:
     """Sees one call, and makes the events of each turn; `Trace` adds the text that became final."""
 
     def __init__(self) -> None:
-        self._positions: list[Position] = []  # of this turn
-        self._extra: list[dict[str, Any]] = []  # of each of them: what methods reported
+        self._position: Position | None = None  # the one whose token is not known yet
+        self._extra: dict[str, Any] = {}  # what methods reported of it
+        self._described: list[dict[str, Any]] = []  # this turn's positions whose tokens are known
         self._draft: DraftChecked | None = None
         self._index = 0  # of the next token after the prompt
         self._drafted = self._accepted = 0
@@ -72,22 +73,27 @@ class Tracer:
                 self.beams.see(report)
             return
         if isinstance(report, Scored):
-            self._positions.append(Position.read(report, self._settings, self._readout))
-            self._find_extra(len(self._positions))
+            self._position = Position.read(report, self._settings, self._readout)
+        elif isinstance(report, TokenChosen):
+            self._describe_position(report.token)
         elif isinstance(report, LayersContrasted):
-            self._find_extra(len(self._positions) + 1)["dola"] = describe_layers(report, self.show)
+            self._extra["dola"] = describe_layers(report, self.show)
         elif isinstance(report, Guided):
-            self._find_extra(len(self._positions) + 1)["guidance"] = describe_guidance(report, self.show)
+            self._extra["guidance"] = describe_guidance(report, self.show)
         elif isinstance(report, CandidatesCompared):
-            self._find_extra(len(self._positions))["contrastive"] = describe_candidates(report, self.show)
+            self._extra["contrastive"] = describe_candidates(report, self.show)
         elif isinstance(report, DraftChecked):
             self._draft = report
 
-    def _find_extra(self, count: int) -> dict[str, Any]:
-        """What methods reported of the last of so many positions."""
-        while len(self._extra) < count:
-            self._extra.append({})
-        return self._extra[count - 1]
+    def _describe_position(self, token: int) -> None:
+        """Take down what is known of the position whose token this is; its distributions are let go."""
+        position, extra = self._position, self._extra
+        self._position, self._extra = None, {}
+        if position is None or not 0 <= token < len(position.raw):  # it may be that none could be chosen
+            return
+        if position.grammar is not None:
+            extra["grammar"] = position.grammar
+        self._described.append(position.describe(token, self.show) | extra)
 
     # --- after it --------------------------------------------------------------------------------------------
     def sum_up(self, emitted: Emitted) -> list[dict[str, Any]]:
@@ -101,16 +107,15 @@ class Tracer:
                 self._index += 1
             return events
         tokens = emitted.tokens.get(0, [])
-        events, kinds = self._tell_draft(tokens)
+        events, kinds = self._describe_turn_draft(tokens)
         for place, token in enumerate(tokens):
-            told = self._tell_token(place, token)
-            told |= {"draft": kinds[place], "ms": round(1000 * seconds / len(tokens), 3)}
-            events.append(told)
-        self._positions, self._extra, self._draft = [], [], None
+            event = self._describe_token(place, token)
+            events.append(event | {"draft": kinds[place], "ms": round(1000 * seconds / len(tokens), 3)})
+        self._position, self._extra, self._described, self._draft = None, {}, [], None
         return events
 
-    def _tell_draft(self, tokens: Sequence[int]) -> tuple[list[dict[str, Any]], Sequence[str | None]]:
-        """The event of the turn's draft, if there was one, and what it makes of each of the tokens."""
+    def _describe_turn_draft(self, tokens: Sequence[int]) -> tuple[list[dict[str, Any]], Sequence[str | None]]:
+        """The event of the turn's draft, if there was one, and each token's verdict."""
         draft = self._draft
         if draft is None:
             return [], [None] * len(tokens)
@@ -128,16 +133,15 @@ class Tracer:
         }
         return [event], kinds
 
-    def _tell_token(self, place: int, token: int) -> dict[str, Any]:
+    def _describe_token(self, place: int, token: int) -> dict[str, Any]:
         """The event of one of the turn's tokens."""
         event: dict[str, Any] = {"type": "token", "index": self._index, "id": token, "text": self.show(token)}
         self._index += 1
-        if place < len(self._positions):  # a strategy of somebody's own may choose without scores
-            position = self._positions[place]
-            event |= position.describe(token, self.show) | self._extra[place]
+        if place == len(self._described):
+            self._describe_position(token)
+        if place < len(self._described):  # a strategy of somebody's own may choose without scores
+            event |= self._described[place]
             self.sum_logprobs += event["logprob"] or 0.0
-            if position.grammar is not None:
-                event["grammar"] = position.grammar
         if self._mark is not None:
             event["watermark"] = self._mark.add(token)
         return event

@@ -10,7 +10,7 @@ import torch
 
 from unspool.decoding.finish import Finish
 from unspool.decoding.loop import Emitted, Result
-from unspool.decoding.observer import DraftChecked
+from unspool.decoding.observer import DraftChecked, TokenChosen
 from unspool.decoding.reader import Tried
 from unspool.decoding.record import read_logprobs
 from unspool.decoding.rows import Rows
@@ -250,6 +250,8 @@ class SpeculativeTurns:
             else:
                 chosen = choose_token(scores, uniforms, None if whole else self.scorer.tail)
             tokens: list[int] = chosen.tolist()
+            if self.scorer.record.observer is not None:
+                self.scorer.record.observer.see(TokenChosen(tokens[0]))
             return tokens
 
         return choose
