@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROMPT ?= Write a haiku about a lighthouse.
 
-.PHONY: help run chat serve test real gpu check sanitize format conformance fuzz soak bench clean
+.PHONY: help run chat serve test real ray gpu check sanitize format conformance fuzz soak bench clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -24,6 +24,9 @@ test: $(VENV)/.test $(VENV)/.model  ## run the tests, two processes at once (JOB
 
 real: $(VENV)/.test  ## fetch trained models (350 MB) and run the tests that need them
 	@UNSPOOL_REAL_MODELS=1 $(BIN)/python -m pytest tests/real
+
+ray: $(VENV)/.test  ## run the tests that start a Ray cluster on this machine; installs ray (several minutes)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]' && $(BIN)/python -m pytest -m ray tests/ray
 
 gpu:  ## run the tests that need a GPU, with the python at hand: its own torch and triton (JOBS=, TESTS=)
 	@$(PYTHON) tools/gpu_tests.py $(if $(JOBS),--jobs $(JOBS)) $(TESTS)

@@ -165,7 +165,7 @@ def refuse(model: Any, config: Any) -> None:
     if keeps_states or getattr(model, "_is_stateful", False) or "cache_params" in _find_arguments(model):
         instead = (
             "Save it with save_pretrained(folder) and load it natively: unspool.load(folder)"
-            if family == "mamba"
+            if family in ("mamba", "mamba2", "falcon_mamba")
             else "Use a model whose layers attend to keys, or Mamba, which unspool has natively"
         )
         raise UnsupportedError(
