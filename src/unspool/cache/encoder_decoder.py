@@ -252,6 +252,7 @@ class EncoderDecoderCache(Cache):
         value_states: torch.Tensor,
         layer_idx: int,
         cache_kwargs: dict[str, Any] | None = None,
+        **__: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self._origins = None
         return self.self_attention_cache.update(key_states, value_states, layer_idx, cache_kwargs)

@@ -57,6 +57,7 @@ class ReferenceSurface(ABC):
         value_states: torch.Tensor,
         layer_idx: int,
         cache_kwargs: dict[str, Any] | None = None,
+        **__: Any,  # what transformers' models say about their attention
     ) -> Pair:
         """Append keys and values (rows, heads, new, width) to one layer; return all of that layer's."""
         if type(self)._append is ReferenceSurface._append:
@@ -95,6 +96,29 @@ class ReferenceSurface(ABC):
             filled = self._updated[1]
             return filled[layer] if layer < len(filled) else 0
         return max(self.lengths, default=0)
+
+    def get_query_offset(self, layer_idx: int | None = 0) -> int:
+        """The position of a pass's first query, for the masks that transformers' models make."""
+        return self.get_seq_length(layer_idx)
+
+    def get_mask_sizes(self, query_length: int | torch.Tensor, layer_idx: int = 0) -> tuple[int, int]:
+        """How many keys `update` will return for so many new positions, and the position of the first."""
+        return self.get_seq_length(layer_idx) + count_queries(query_length), 0
+
+    @property
+    def is_sliding(self) -> tuple[bool, ...]:
+        """Whether a layer keeps a window alone, for each layer."""
+        return (False,) * len(self)
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether anything was written."""
+        return self.get_seq_length() > 0
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:  # noqa: ARG002 - layers are alike
+        """The most positions this cache can hold; -1 if it grows."""
+        limit = self.get_max_cache_shape()
+        return -1 if limit is None else limit
 
     @property
     def seen_tokens(self) -> int:
@@ -195,6 +219,11 @@ class GrowingSurface(ReferenceSurface):
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep only the given rows."""
         self.select_rows([int(i) for i in indices])
+
+
+def count_queries(query_length: int | torch.Tensor) -> int:
+    """New positions of a pass: older releases of transformers give the positions themselves."""
+    return query_length.shape[0] if isinstance(query_length, torch.Tensor) else int(query_length)
 
 
 def _plan_update(rows: int, num_new: int, held: int, given: torch.Tensor | None, device: torch.device) -> Span:

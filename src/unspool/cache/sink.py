@@ -260,6 +260,7 @@ class SinkCache(StoredCache):
         value_states: torch.Tensor,
         layer_idx: int,
         cache_kwargs: dict[str, Any] | None = None,
+        **__: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append to one layer, for models that rotate by halves: `cos` and `sin` in `cache_kwargs` turn what is kept.
 

@@ -18,6 +18,7 @@ from unspool.cache.sizes import (
     read_window,
     unpack_sizes,
 )
+from unspool.cache.reference import count_queries
 from unspool.cache.span import Mask, Span
 from unspool.cache.stored import FixedCache, StoredCache
 from unspool.cache.stores.memory import Allocate, Room, split, take_memory
@@ -121,9 +122,29 @@ class LayeredCache(FixedCache):
 
     # --- the reference's surface ---------------------------------------------------------------------
     def _append(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The buffers are returned, oldest position first; a prompt longer than a window is returned whole."""
-        read = super()._append(layer, span, kv)
-        return split(kv) if self.kinds[layer] == "sliding" and span.num_new > self._ring_size else read
+        """The buffers are returned, oldest position first; what does not fit a window is returned whole, behind it."""
+        if self.kinds[layer] != "sliding" or span.num_new == 1 or span.stop <= self._ring_size:
+            return super()._append(layer, span, kv)
+        held = min(span.starts[0], self._ring_size)
+        before = self._read(layer, len(span.starts), span.starts[0])
+        whole = tuple(
+            torch.cat((old[:, :, :held], new), dim=2) for old, new in zip(before, split(kv.to(before[0])), strict=True)
+        )
+        super()._append(layer, span, kv)
+        return whole[0], whole[1]
+
+    def get_mask_sizes(self, query_length: int | torch.Tensor, layer_idx: int = 0) -> tuple[int, int]:
+        num_new, start = count_queries(query_length), self.get_seq_length(layer_idx)
+        if layer_idx >= len(self.kinds) or self.kinds[layer_idx] != "sliding":
+            return self.max_cache_len or 0, 0
+        stop, size = start + num_new, self._ring_size
+        if num_new > 1 and stop > size:
+            return min(start, size) + num_new, start - min(start, size)
+        return size, max(stop - size, 0)
+
+    @property
+    def is_sliding(self) -> tuple[bool, ...]:
+        return tuple(kind == "sliding" for kind in self.kinds)
 
     def _read(self, layer: int, rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         store, number = self._store.find(layer)

@@ -60,6 +60,11 @@ class StaticCache(FixedCache, RowCache):
         return cache
 
     # --- the reference's surface ---------------------------------------------------------------------
+    def get_mask_sizes(self, query_length: int | torch.Tensor, layer_idx: int = 0) -> tuple[int, int]:  # noqa: ARG002
+        """`update` returns whole buffers."""
+        assert self.max_cache_len is not None
+        return self.max_cache_len, 0
+
     def _append(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The whole buffers are returned, as the reference's are."""
         super()._append(layer, span, kv)

@@ -67,13 +67,19 @@ def select_rows(forward: Forward, index: torch.Tensor) -> Forward:
             return type(tensors)(map(pick, tensors))
         return None if tensors is None else tensors.index_select(0, index)
 
+    def pick_states(tensors: Any) -> Any:
+        if isinstance(tensors, tuple | list):
+            return type(tensors)(map(pick_states, tensors))
+        # Some models have a dimension of streams before the rows.
+        return None if tensors is None else tensors.index_select(1 if tensors.dim() == 4 else 0, index)
+
     def pick_one(tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None if tensor is None else tensor.index_select(0, index)
 
     return replace(
         forward,
         logits=forward.logits.index_select(0, index),
-        hidden_states=pick(forward.hidden_states),
+        hidden_states=pick_states(forward.hidden_states),
         attentions=pick(forward.attentions),
         cross_attentions=pick(forward.cross_attentions),
         early_logits=pick(forward.early_logits),

@@ -17,7 +17,17 @@ from unspool.errors import SettingError
 from unspool.kernels.sending import send
 from unspool.logits.rows import RowTable, RowValues, TokenIds
 
+_WHOLE = "_whole_signature"  # attribute of a processor's `__call__`: its signature with the optional arguments
 Joining = Mapping[str, Callable[[Any, Any], Any]]
+
+
+def _hide_optional(call: FunctionType) -> None:
+    """Let a signature show what is required: transformers' own generate() wants every argument that it shows."""
+    whole = inspect.signature(call)
+    shown = [p for p in whole.parameters.values() if p.default is p.empty or p.kind is p.VAR_KEYWORD]
+    if len(shown) < len(whole.parameters):
+        call.__dict__[_WHOLE] = whole
+        call.__dict__["__signature__"] = whole.replace(parameters=shown)
 
 
 class LogitsProcessor(ABC):
@@ -27,6 +37,12 @@ class LogitsProcessor(ABC):
     # is given `starts`, the columns before each row's own history, if it takes them; else it runs on each set alone.
     counts_columns: ClassVar[bool] = True
     joined_by: ClassVar[Joining] = MappingProxyType({})  # how attributes follow when rows come together
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        call = cls.__dict__.get("__call__")
+        if isinstance(call, FunctionType):
+            _hide_optional(call)
 
     @abstractmethod
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -236,7 +252,8 @@ def _find_extra(processor: Any) -> Extra | None:
 def _read_signature(function: Callable[..., Any], num_known: int) -> Extra | None:
     """The names that a processor requires and takes beyond the ids and the scores; None if there are none."""
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        whole = getattr(function, _WHOLE, None) or inspect.signature(function)
+        parameters = list(whole.parameters.values())
     except (TypeError, ValueError):  # a builtin that does not say
         return None
     named = [p for p in parameters[num_known:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]

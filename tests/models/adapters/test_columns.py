@@ -10,7 +10,6 @@ import transformers
 from tests.models.adapters.tiny import LLAMA, SIZES, make, make_inputs, make_once
 
 import unspool
-from unspool.models.adapters.description import describe
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 
@@ -150,20 +149,6 @@ def test_a_step_is_compiled_if_the_first_token_is_the_last() -> None:
     compiling = transformers.CompileConfig(backend="eager", fullgraph=False)
     unspool.generate(model, ids, max_new_tokens=1, compile_config=compiling, cache_implementation="static")
     assert hasattr(model, "_compiled_call")
-
-
-def test_the_context_of_a_decoder_is_its_own() -> None:
-    sizes = {name: value for name, value in SIZES.items() if name not in ("hidden_size", "num_attention_heads")}
-    config = transformers.WhisperConfig(
-        **{**sizes, "max_position_embeddings": 20},
-        d_model=32,
-        decoder_layers=1,
-        encoder_layers=1,
-        decoder_attention_heads=2,
-        max_target_positions=40,
-        decoder_start_token_id=1,
-    )
-    assert describe(transformers.WhisperForCausalLM(config)).info.max_context == 40
 
 
 def test_layers_that_hold_more_than_keys() -> None:

@@ -16,7 +16,7 @@ from unspool.protocols import FeatureShape, LayerKind, ModelInfo
 KIND_NAMES: Final[dict[str, LayerKind]] = {"full_attention": "full", "sliding_attention": "sliding"}
 _MASK_MAKER = "create_causal_mask"  # since 4.53; it passes a 4-D mask through unchanged
 _KEY_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer")
-_CONTEXTS = ("max_target_positions", "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+_CONTEXTS = ("max_position_embeddings", "max_target_positions", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
 
 @dataclass(frozen=True)

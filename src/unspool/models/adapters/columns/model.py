@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from unspool.cache import ROLL_BACK, Cache
+from unspool.cache import Cache
 from unspool.config import CompileConfig
 from unspool.errors import UnsupportedError
 from unspool.models.adapters.adapted import AdaptedModel, name_failures
@@ -185,7 +185,7 @@ class ColumnModel(AdaptedModel):
             assert tokens is not None
             assert cache.columns is not None
             self._append(cache, tokens, real)
-            is_joint = num_new == 1 or (ROLL_BACK in cache.can and not cache.answers_once)
+            is_joint = num_new == 1 or not (cache.keeps_states or cache.answers_once)
             run = self._run if is_joint else self._run_singly
             forward = run(cache, num_new, want, is_first=False)
         return forward
@@ -404,13 +404,25 @@ def _join(made: list[Forward], want: Want) -> Forward:
     forward = made[-1]
     logits = [one.logits for one in made]
     forward.logits = logits[-1][:, -1] if want.logits == "last" else torch.cat(logits, dim=1)
-    for name in ("hidden_states", "attentions", "cross_attentions"):
-        parts = [getattr(one, name) for one in made]
-        if parts[0] is not None and len(made) > 1:
-            raise UnsupportedError(f"{name} of several tokens at once can't be had of a model with states")
+    if forward.hidden_states is not None:
+        layers = zip(*(one.hidden_states or () for one in made), strict=True)
+        forward.hidden_states = tuple(torch.cat(layer, dim=-2) for layer in layers)
+    for name in ("attentions", "cross_attentions"):
+        if getattr(forward, name) is not None:
+            layers = zip(*(getattr(one, name) for one in made), strict=True)
+            setattr(forward, name, tuple(map(_join_weights, layers)))
     if forward.last_states is not None:
         forward.last_states = torch.cat([one.last_states for one in made if one.last_states is not None], dim=1)
     return forward
+
+
+def _join_weights(weights: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """Weights of single columns (rows, heads, 1, keys) as those of one pass: keys that came later have none."""
+    if weights[-1] is None:
+        return None
+    width = weights[-1].shape[-1]
+    padded = [torch.nn.functional.pad(part, (0, width - part.shape[-1])) for part in weights if part is not None]
+    return torch.cat(padded, dim=2)
 
 
 def _extend(name: str, value: Any, num_new: int) -> Any:

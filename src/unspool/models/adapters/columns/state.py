@@ -14,6 +14,7 @@ from unspool.errors import UnsupportedError
 
 CACHE_NAMES = ("past_key_values", "cache_params", "state", "mems", "past_buckets_states")
 _PLAIN_LAYERS = frozenset({"DynamicLayer"})  # keys of every position, which can be cut off at the end
+_WINDOW_LAYERS = frozenset({"DynamicSlidingWindowLayer", "StaticSlidingWindowLayer"})  # what leaves a window is gone
 _FIXED_LAYERS = frozenset({"StaticLayer"})  # the same in memory taken at once: what is refused stays, masked
 
 
@@ -84,6 +85,7 @@ class ColumnCache(Cache):
         self.answers_once = False  # the model predicts at a column that it adds itself, so once a pass
         self.output: Any = None  # of the last pass: transformers' code takes from it what the next pass needs
         self._snapshot: tuple[Any, Columns, dict[str, Any], list[int]] | None = None
+        self._has_drafts = False  # what is truncated next may be drafts that some rows refuse
 
     # --- the past ------------------------------------------------------------------------------------
     @property
@@ -105,10 +107,18 @@ class ColumnCache(Cache):
             return always | {ROLL_BACK}
         return always
 
+    @property
+    def keeps_states(self) -> bool:
+        """Whether some layers keep states, which models begin anew with several tokens at once."""
+        is_standard = hasattr(self.past, "layers") or hasattr(self.past, "self_attention_cache")
+        known = _PLAIN_LAYERS | _FIXED_LAYERS | _WINDOW_LAYERS
+        return self.keeps_past and not (is_standard and self._name_layers() <= known)
+
     # --- rows ----------------------------------------------------------------------------------------
     def truncate(self, lengths: Sequence[int]) -> None:
         """Roll every row back to the given length: what it loses is masked, and cut off if no row has it."""
         snapshot, self._snapshot = self._snapshot, None
+        has_drafts, self._has_drafts = self._has_drafts, False
         if list(lengths) == self.lengths:
             return
         self._check_lengths(lengths)
@@ -119,7 +129,8 @@ class ColumnCache(Cache):
             self._return_to(snapshot, lengths)
             return
         columns = self.columns
-        self._check_even(lengths)
+        if has_drafts:
+            self._check_even(lengths)
         columns.mask = columns.mask & (columns.mask.long().cumsum(dim=-1) <= _column(lengths, columns.mask))
         if self.past is None or self._name_layers() <= _PLAIN_LAYERS:
             self._cut(columns, int(columns.find_last().max()) + 1)
@@ -153,6 +164,7 @@ class ColumnCache(Cache):
 
     def begin_trial(self) -> None:
         """Keep what is needed to come back: a copy of the states, if positions can't be taken out of them."""
+        self._has_drafts = True
         if ROLL_BACK in self.can or self._snapshot is not None:
             return
         assert self.columns is not None
