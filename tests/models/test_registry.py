@@ -24,8 +24,7 @@ def test_an_architecture_is_found_by_name_or_by_type() -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        {"architectures": ["FalconMambaForCausalLM"], "model_type": "falcon_mamba"},
-        {"architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2"},
+        {"architectures": ["JambaForCausalLM"], "model_type": "jamba"},
         {"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"},
         {"architectures": 5, "model_type": "who"},
         {},

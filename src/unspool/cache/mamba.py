@@ -40,8 +40,10 @@ class MambaCache(FixedCache):
         self.max_batch_size, self.dtype = max_batch_size, dtype
         self.num_layers, self.intermediate_size = int(config.num_hidden_layers), int(config.intermediate_size)
         self.ssm_state_size, self.conv_kernel_size = int(config.state_size), int(config.conv_kernel)
-        shape = (self.num_layers, max_batch_size, self.conv_kernel_size, self.intermediate_size)
-        super().__init__(StateStore(shape, self.ssm_state_size, dtype, torch.device(device or "cpu")))
+        self.conv_size = _find_conv_size(config)
+        shape = (self.num_layers, max_batch_size, self.conv_kernel_size, self.conv_size)
+        place = torch.device(device or "cpu")
+        super().__init__(StateStore(shape, self.ssm_state_size, dtype, place, inner=self.intermediate_size))
 
     @property
     def device(self) -> torch.device:
@@ -50,7 +52,10 @@ class MambaCache(FixedCache):
 
     @property
     def conv_states(self) -> torch.Tensor:
-        """The last inputs of every layer's convolution: (layers, rows, intermediate_size, conv_kernel_size)."""
+        """The last inputs of every layer's convolution: (layers, rows, channels, conv_kernel_size).
+
+        Its channels are the intermediate ones, and with Mamba-2 those of B and C after them.
+        """
         return self._store.conv.transpose(-1, -2)
 
     @property
@@ -120,11 +125,15 @@ class MambaCache(FixedCache):
     @classmethod
     def _unpack(cls, facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: list[int]) -> MambaCache:  # noqa: ARG003 - the shapes say it all
         conv, ssm = tensors["conv"], tensors["ssm"]
-        layers, rows, kernel, inner = conv.shape
-        if ssm.shape[:2] != (layers, rows) or ssm.shape[3:] != (inner,) or (lengths and len(lengths) != rows):
+        layers, rows, kernel, channels = conv.shape
+        if ssm.dim() != 4 or ssm.shape[:2] != (layers, rows) or (lengths and len(lengths) != rows):
             raise ValueError(f"states of shapes {list(conv.shape)} and {list(ssm.shape)} for {len(lengths)} rows")
         sizes = SimpleNamespace(
-            num_hidden_layers=layers, intermediate_size=inner, conv_kernel=kernel, state_size=ssm.shape[2]
+            num_hidden_layers=layers,
+            intermediate_size=ssm.shape[3],
+            conv_size=channels,
+            conv_kernel=kernel,
+            state_size=ssm.shape[2],
         )
         cache = cls(sizes, rows, conv.dtype, conv.device)
         cache._store.fill(conv, ssm)
@@ -138,6 +147,7 @@ class MambaCache(FixedCache):
         for name, mine, its in (
             ("layers", self.num_layers, shape.num_layers),
             ("intermediate_size", self.intermediate_size, sizes.intermediate_size),
+            ("channels of a convolution", self.conv_size, _find_conv_size(sizes)),
             ("state_size", self.ssm_state_size, sizes.state_size),
             ("conv_kernel", self.conv_kernel_size, sizes.conv_kernel),
         ):
@@ -168,14 +178,15 @@ class MambaCache(FixedCache):
 
     def _check_state(self, layer: int, state: torch.Tensor, name: str, most: int) -> tuple[int, int]:
         """Rows and the last dimension of a state that fits."""
-        rows, inner = self._store.conv.shape[1], self.intermediate_size
+        rows = self._store.conv.shape[1]
+        inner = self.conv_size if name == "conv_kernel_size" else self.intermediate_size
         if not 0 <= layer < self.num_layers:
             raise SettingError(f"the cache has {self.num_layers} layers; layer {layer} was given")
         least = 1 if name == "conv_kernel_size" else most
         if state.dim() != 3 or state.shape[:2] != (rows, inner) or not least <= state.shape[2] <= most:
             raise SettingError(
                 f"a state of shape {list(state.shape)} does not fit a cache of {rows} rows with "
-                f"intermediate_size={inner} and {name}={most}"
+                f"{inner} channels and {name}={most}"
             )
         return rows, int(state.shape[2])
 
@@ -184,6 +195,17 @@ class MambaCache(FixedCache):
 
     def update(self, *_: Any, **__: Any) -> NoReturn:
         raise refuse_keys()
+
+
+def _find_conv_size(config: Any) -> int:
+    """Channels of the convolution: those of the recurrence and, in Mamba-2, those of every group's B and C."""
+    told = getattr(config, "conv_size", None)
+    if told is not None:
+        return int(told)
+    inner = int(config.intermediate_size)
+    if getattr(config, "model_type", "") != "mamba2":
+        return inner
+    return inner + 2 * int(config.n_groups) * int(config.state_size)
 
 
 def refuse_without_states(info: Any) -> str | None:

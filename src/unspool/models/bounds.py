@@ -40,7 +40,7 @@ INTEGERS: Final[dict[str, tuple[int, int]]] = {
     **dict.fromkeys(("sliding_window", "attention.sliding_window", "relative_attention_max_distance"), _POSITIONS),
     **dict.fromkeys(("vocab_size", "decoder_vocab_size"), (1, MOST_TOKENS)),
     **dict.fromkeys(("n_layers", "no_rope_layer_interval"), _LAYERS),
-    "n_heads": _HEADS,
+    **dict.fromkeys(("n_heads", "n_groups"), _HEADS),
     **dict.fromkeys(("max_seq_len", "window_size"), _POSITIONS),
     "num_mel_bins": (1, 1 << 16),
     "relative_attention_num_buckets": (4, 1 << 16),
@@ -59,6 +59,7 @@ _FACTOR = (1e-6, 1e6)
 
 NUMBERS: Final[dict[str, tuple[float, float]]] = {
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon"), _EPSILON),
+    "mixer_rms_eps": _EPSILON,
     **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier"), _FACTOR),
     **dict.fromkeys(("logits_scaling", "logit_scale", "softmax_scale"), _FACTOR),
     **dict.fromkeys(("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"), _EPSILON),

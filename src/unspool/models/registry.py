@@ -25,6 +25,7 @@ from unspool.models.families.gptj import CODEGEN, GPTJ
 from unspool.models.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from unspool.models.families.llama_kin import LLAMA_KIN
 from unspool.models.families.mamba import MAMBA
+from unspool.models.families.mamba2 import MAMBA2
 from unspool.models.families.mpt import MPT
 from unspool.models.families.olmo import OLMO, OLMO2, OLMO3
 from unspool.models.families.opt import BIOGPT, OPT
@@ -46,6 +47,7 @@ _BUILT_IN: Final[tuple[FamilyEntry, ...]] = (
     *(GPT2, GPT_BIGCODE, GPT_NEO, GPT_NEOX, GPTJ, CODEGEN, OPT, BIOGPT, BLOOM, MPT, FALCON),
     *(T5, MT5, UMT5, BART, MBART, PEGASUS, MARIAN, M2M100, BLENDERBOT, WHISPER),
     MAMBA,
+    MAMBA2,
 )
 
 

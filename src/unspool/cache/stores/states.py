@@ -56,7 +56,7 @@ class _Trial:
 
 
 class StateStore(Store):
-    """What each layer's convolution and recurrence remember: (layers, rows, kernel or width, inner).
+    """What each layer's convolution and recurrence remember: (layers, rows, kernel or width, channels).
 
     Channels lie innermost, so that everything the recurrence broadcasts runs along them. Its states are float32,
     whatever the model computes in: a state is rounded again with every token.
@@ -69,11 +69,12 @@ class StateStore(Store):
         dtype: torch.dtype,
         device: torch.device,
         take: Allocate = take_memory,
+        inner: int | None = None,  # channels of the recurrence, if the convolution has others
     ) -> None:
-        layers, rows, _, inner = conv_shape
+        layers, rows, _, channels = conv_shape
         self._take = take
         self.conv = take(conv_shape, dtype, device)
-        self.ssm = take((layers, rows, width, inner), torch.float32, device)
+        self.ssm = take((layers, rows, width, channels if inner is None else inner), torch.float32, device)
         self._make_next()
         self._trial: _Trial | None = None
         self._pass: _Pass | None = None  # the one under way, if a trial is on
@@ -95,10 +96,10 @@ class StateStore(Store):
 
     # --- a pass: `extend` and `next_ssm` in every layer, instead of `write` ---------------------------
     def open(self, rows: int) -> None:
-        layers, held, kernel, inner = self.conv.shape
+        layers, held, kernel, channels = self.conv.shape
         if held != rows:
-            width, device = self.ssm.shape[2], self.conv.device
-            self.conv = self._take((layers, rows, kernel, inner), self.conv.dtype, device)
+            (width, inner), device = self.ssm.shape[2:], self.conv.device
+            self.conv = self._take((layers, rows, kernel, channels), self.conv.dtype, device)
             self.ssm = self._take((layers, rows, width, inner), torch.float32, device)
             self._make_next()
 
@@ -217,7 +218,8 @@ class StateStore(Store):
                 kept.select(chosen)
 
     def join(self, other: StateStore, mine: Sequence[int], theirs: Sequence[int]) -> None:
-        if self.conv.shape[0] != other.conv.shape[0] or self.conv.shape[2:] != other.conv.shape[2:]:
+        pairs = ((self.conv, other.conv), (self.ssm, other.ssm))
+        if any(ours.shape[0] != its.shape[0] or ours.shape[2:] != its.shape[2:] for ours, its in pairs):
             raise SettingError("states of another model can't join these; make both caches from one config")
         self.conv = torch.cat((self.conv[:, : len(mine)], other.conv[:, : len(theirs)]), dim=1)
         self.ssm = torch.cat((self.ssm[:, : len(mine)], other.ssm[:, : len(theirs)]), dim=1)
@@ -230,7 +232,9 @@ class StateStore(Store):
 
     def clone(self) -> StateStore:
         shape = (self.conv.shape[0], self.conv.shape[1], self.conv.shape[2], self.conv.shape[3])
-        made = StateStore(shape, self.ssm.shape[2], self.conv.dtype, self.conv.device, self._take)
+        made = StateStore(
+            shape, self.ssm.shape[2], self.conv.dtype, self.conv.device, self._take, inner=self.ssm.shape[3]
+        )
         made.fill(self.conv, self.ssm)
         made._aside = dict(self._aside)
         if (trial := self._trial) is not None:  # what passes were given is read, and never written to

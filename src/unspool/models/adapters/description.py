@@ -78,7 +78,7 @@ def _describe_pair(model: Any, config: Any) -> Description:
     counts = (getattr(config, name, None) for name in ("num_decoder_layers", "decoder_layers", "num_hidden_layers"))
     num_layers = next(int(number) for number in counts if number)
     heads = getattr(config, "decoder_attention_heads", None) or config.num_attention_heads
-    if "router_probs" in _find_names(model)["all"]:
+    if any("router" in name for name in _find_names(model)["all"]):
         raise UnsupportedError(
             f"the decoder of {type(model).__name__} reads its encoder's routing; use its own generate()"
         )
@@ -165,7 +165,7 @@ def refuse(model: Any, config: Any) -> None:
     if keeps_states or getattr(model, "_is_stateful", False) or "cache_params" in _find_arguments(model):
         instead = (
             "Save it with save_pretrained(folder) and load it natively: unspool.load(folder)"
-            if family == "mamba"
+            if family in ("mamba", "mamba2", "falcon_mamba")
             else "Use a model whose layers attend to keys, or Mamba, which unspool has natively"
         )
         raise UnsupportedError(

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import torch
 
-from unspool.errors import UnsupportedError
 from unspool.kernels.activations import find_activation
 from unspool.models.assembly import Progress
 from unspool.models.families.base import read_ids, refuse_quantised
@@ -57,8 +56,8 @@ class MambaFamily(FamilyEntry):
     """Builds models of Mamba checkpoints."""
 
     name: str = "mamba"
-    architectures: tuple[str, ...] = ("MambaForCausalLM",)
-    model_types: tuple[str, ...] = ("mamba",)
+    architectures: tuple[str, ...] = ("MambaForCausalLM", "FalconMambaForCausalLM")
+    model_types: tuple[str, ...] = ("mamba", "falcon_mamba")
     gguf: tuple[str, ...] = ("mamba",)
 
     def build(
@@ -88,7 +87,9 @@ def _read_config(config: Settings) -> MambaSpec:
     activation = config.text("hidden_act", default="silu")
     find_activation(activation)
     rank = config.find("time_step_rank")
+    is_falcon = config.text("model_type", default="mamba") == "falcon_mamba"
     return MambaSpec(
+        family="falcon_mamba" if is_falcon else "mamba",
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden_size,
         num_layers=config.integer("num_hidden_layers", "n_layer"),
@@ -102,16 +103,14 @@ def _read_config(config: Settings) -> MambaSpec:
         has_conv_bias=config.boolean("use_conv_bias", default=True),
         is_residual_float32=config.boolean("residual_in_fp32", default=True),
         is_head_tied=config.boolean("tie_word_embeddings", default=True),
+        select_eps=config.number("mixer_rms_eps", default=1e-6) if is_falcon else None,
         **read_ids(config),
     )
 
 
 def _read_gguf(header: Settings, source: WeightSource) -> MambaSpec:
-    if header.boolean("ssm.dt_b_c_rms", default=False):
-        raise UnsupportedError(
-            f"{header.where} normalises time steps, B and C, as Falcon Mamba does, which is not built; "
-            "use a Mamba of the first kind"
-        )
+    eps = header.number("attention.layer_norm_rms_epsilon")
+    is_falcon = header.boolean("ssm.dt_b_c_rms", default=False)
     hidden_size = header.integer("embedding_length")
     tokenizer = Settings(header.values, header.where, "tokenizer.ggml.")
     return MambaSpec(
@@ -122,7 +121,9 @@ def _read_gguf(header: Settings, source: WeightSource) -> MambaSpec:
         state_size=header.integer("ssm.state_size"),
         kernel_size=header.integer("ssm.conv_kernel"),
         time_rank=header.integer("ssm.time_step_rank"),
-        eps=header.number("attention.layer_norm_rms_epsilon"),
+        eps=eps,
+        family="falcon_mamba" if is_falcon else "mamba",
+        select_eps=eps if is_falcon else None,
         has_conv_bias="blk.0.ssm_conv1d.bias" in source,
         is_head_tied="output.weight" not in source,
         bos_token_id=tokenizer.token("bos_token_id"),

@@ -1,4 +1,4 @@
-"""Mamba (Gu and Dao, 2023): every layer has a recurrent state of fixed size, and no attention."""
+"""Mamba (Gu and Dao, 2023) and Falcon-Mamba: every layer has a recurrent state of fixed size, and no attention."""
 
 from __future__ import annotations
 
@@ -56,13 +56,24 @@ class Mamba(NativeModel):
         super().__init__(device, dtype)
         self.spec = spec
         self.weights = weights
-        self.info = _describe(spec)
-        self.config = _normalise(spec, config)
+        self.info = describe(spec)
+        self.config = normalise(spec, config)
         self._refresh()
 
     def _refresh(self) -> None:
         self._activate = find_activation(self.spec.activation)
         self._captured = CapturedStates(self.spec, self.weights, self.device, self.dtype)
+
+    @property
+    def _layers(self) -> Sequence[Any]:
+        """The blocks, as `_mix` takes them."""
+        return self.weights.layers
+
+    def _explain_step(
+        self, tokens: torch.Tensor | None, cache: Cache, counts: Sequence[int] | None, want: Want
+    ) -> str | None:
+        """Why a pass can't be a captured step; None if it can."""
+        return self._captured.explain_refusal(tokens, cache, counts, want)
 
     def get_input_embeddings(self) -> Embedding:
         return self.weights.embedding
@@ -103,7 +114,7 @@ class Mamba(NativeModel):
         want: Want = LAST,
         embeds: torch.Tensor | None = None,
     ) -> Forward:
-        reason = self._captured.explain_refusal(tokens, cache, counts, want)
+        reason = self._explain_step(tokens, cache, counts, want)
         if reason is None and tokens is not None:
             return self._captured.run(tokens, self._check_cache(cache))
         states, hidden = self._run(tokens, cache, counts, want, embeds)
@@ -128,7 +139,7 @@ class Mamba(NativeModel):
         span = states.begin(x.shape[0], x.shape[1], counts, self.device)
         past_end = self._find_past_end(span)
         hidden = []
-        for index, layer in enumerate(self.weights.layers):
+        for index, layer in enumerate(self._layers):
             x = x + self._mix(index, layer, layer.norm(x.to(self.dtype)), states, past_end)
             if want.hidden_states:
                 hidden.append(x)
@@ -137,14 +148,17 @@ class Mamba(NativeModel):
         return x, (*hidden, x) if want.hidden_states else None
 
     def _mix(
-        self, index: int, layer: MambaLayer, x: torch.Tensor, cache: MambaCache, past_end: torch.Tensor | None
+        self, index: int, layer: Any, x: torch.Tensor, cache: MambaCache, past_end: torch.Tensor | None
     ) -> torch.Tensor:
         """What a block adds to the residual: (rows, new, hidden)."""
+        assert isinstance(layer, MambaLayer)
         spec, space = self.spec, layer.space
         inputs, gate = layer.project_in(x).chunk(2, dim=-1)  # (rows, new, inner) each
         u = self._activate(convolve(cache.extend(index, inputs), space.conv, space.conv_bias))
         chosen = layer.select(u.to(self.dtype))
         time, b, c = torch.split(chosen.float(), [spec.time_rank, spec.state_size, spec.state_size], dim=-1)
+        if spec.select_eps is not None:
+            time, b, c = (_normalise_root(part, spec.select_eps) for part in (time, b, c))
         dt = F.softplus(layer.time(time.to(self.dtype)).float().add_(space.time_bias))
         if past_end is not None:
             dt = dt.masked_fill(past_end, 0.0)  # a step of no time leaves the state as it is
@@ -221,6 +235,11 @@ class Mamba(NativeModel):
         return output if return_dict is None or return_dict else output.to_tuple()
 
 
+def _normalise_root(values: torch.Tensor, eps: float) -> torch.Tensor:
+    """Values over the root of their mean square, without a weight."""
+    return values * torch.rsqrt(values.square().mean(dim=-1, keepdim=True) + eps)
+
+
 def _replay(
     decay: torch.Tensor, state: torch.Tensor, inputs: tuple[torch.Tensor, ...], counts: Sequence[int]
 ) -> torch.Tensor:
@@ -231,9 +250,10 @@ def _replay(
     return scan(state, dt.masked_fill(past_end[:, :, None], 0.0), decay, u, b, None)[1]
 
 
-def _describe(spec: MambaSpec) -> ModelInfo:
+def describe(spec: MambaSpec) -> ModelInfo:
+    """What a model says of itself."""
     return ModelInfo(
-        family="mamba",
+        family=spec.family,
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
         num_layers=spec.num_layers,
@@ -247,10 +267,11 @@ def _describe(spec: MambaSpec) -> ModelInfo:
     )
 
 
-def _normalise(spec: MambaSpec, config: Mapping[str, Any]) -> ModelConfig:
+def normalise(spec: MambaSpec, config: Mapping[str, Any]) -> ModelConfig:
+    """The config under the names of the reference."""
     eos = spec.eos_token_id
     common = {
-        "model_type": "mamba",
+        "model_type": spec.family,
         "vocab_size": spec.vocab_size,
         "hidden_size": spec.hidden_size,
         "intermediate_size": spec.inner_size,

@@ -32,6 +32,8 @@ class MambaSpec:
     bos_token_id: int | None = None
     eos_token_id: int | tuple[int, ...] | None = None
     pad_token_id: int | None = None
+    family: str = "mamba"
+    select_eps: float | None = None  # time step, B and C are normalised, as Falcon-Mamba does
 
 
 @dataclass(frozen=True, slots=True)

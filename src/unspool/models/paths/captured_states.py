@@ -48,6 +48,8 @@ class CapturedStates:
             return f"there are no kernels for {self._dtype}"
         if self._spec.activation not in ("silu", "swish"):
             return f"there is no kernel for {self._spec.activation}"
+        if self._spec.select_eps is not None:
+            return "there is no kernel for normalised time steps"
         if tokens is None or tokens.shape[1] != 1 or (counts is not None and min(counts) < 1):
             return "one token of every row is captured"
         if tokens.shape[0] > MOST_ROWS:
