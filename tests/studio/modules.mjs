@@ -7,7 +7,7 @@ const { applyEvent, bestPath, endOfBest, newRun, pathTo, plainText, readTokens, 
 const { findParting, greedyPath } = await load("beam_paths.js");
 const { placeColumn, spread, measure, ROW } = await load("beam_layout.js");
 const { commonStart, findShared } = await load("align.js");
-const { readValue, writeValue } = await load("values.js");
+const { isDrawn, readValue, withSeed, writeValue } = await load("values.js");
 const { fillPage, readFragment, readRuns, writeFragment, writeRuns } = await load("keep.js");
 const { asCommand, asCurl, asPython, quoteShell, writePython } = await load("code.js");
 const { explainSteps, nameCut } = await load("explaining.js");
@@ -100,6 +100,18 @@ test("values are read against the table, and refused with a reason", () => {
     const type = Array.isArray(value) ? (typeof value[0] === "string" ? "texts" : "id lists") : typeof value === "object" ? "object" : { number: "number", boolean: "flag", string: "text" }[typeof value];
     assert.deepEqual(readValue({ name: "x", type }, writeValue(value)), value);
   }
+});
+
+test("what is drawn has a seed", () => {
+  for (const settings of [{}, { do_sample: true }, { temperature: 0.7 }, { num_beams: 4, do_sample: true }, { top_p: 0.9 }]) {
+    assert.ok(isDrawn(settings));
+    assert.ok(Number.isSafeInteger(withSeed(settings).seed));
+  }
+  for (const settings of [{ do_sample: false }, { temperature: 0 }, { num_beams: 4 }, { penalty_alpha: 0.6, top_k: 4 }, { dola_layers: "high" }]) {
+    assert.ok(!isDrawn(settings));
+    assert.equal(withSeed(settings).seed, undefined);
+  }
+  assert.equal(withSeed({ seed: 3 }).seed, 3);
 });
 
 test("links hold the state, and nothing else gets in", () => {

@@ -17,11 +17,14 @@ export function findShared(first, other) {
   const lengths = new Uint16Array((first.length + 1) * width);
   for (let a = first.length - 1; a >= 0; a -= 1) {
     for (let b = other.length - 1; b >= 0; b -= 1) {
-      lengths[a * width + b] = first[a] === other[b] ? lengths[(a + 1) * width + b + 1] + 1 : Math.max(lengths[(a + 1) * width + b], lengths[a * width + b + 1]);
+      lengths[a * width + b] =
+        first[a] === other[b]
+          ? lengths[(a + 1) * width + b + 1] + 1
+          : Math.max(lengths[(a + 1) * width + b], lengths[a * width + b + 1]);
     }
   }
   const shared = other.map(() => false);
-  for (let a = 0, b = 0; a < first.length && b < other.length; ) {
+  for (let a = 0, b = 0; a < first.length && b < other.length;) {
     if (first[a] === other[b]) {
       shared[b] = true;
       a += 1;

@@ -30,7 +30,11 @@ export function makeBars(token, settings, onchoose) {
 
 function makeHead(adds, hasRaw) {
   const names = ["", "", hasRaw ? "model" : "", hasRaw ? "settings" : "", ...(adds ? ["sum"] : [])];
-  return el("li", { class: "bar-head", "aria-hidden": "true" }, names.map((name) => el("span", { class: "bar-number" }, name)));
+  return el(
+    "li",
+    { class: "bar-head", "aria-hidden": "true" },
+    names.map((name) => el("span", { class: "bar-number" }, name)),
+  );
 }
 
 /** Where the line lies when it is beyond the tokens that are listed. */
@@ -48,7 +52,8 @@ function sayRest(token, top, settings) {
 
 function makeLine(one, token, settings) {
   const step = (token.steps ?? []).find((known) => isBy(one, known));
-  const line = !step || !keepsLikeliest(step) || !Number.isFinite(step.line) ? "" : ` · keeps ${percent(step.line)} and more`;
+  const line =
+    !step || !keepsLikeliest(step) || !Number.isFinite(step.line) ? "" : ` · keeps ${percent(step.line)} and more`;
   return el("li", { class: "cut-line" }, el("span", {}, `${nameCut(one, token, settings)} cuts here${line}`));
 }
 
@@ -61,9 +66,12 @@ function makeRow(one, token, settings, largest, onchoose, sum) {
   return el(
     "button",
     {
-      type: "button", class: `bar${isChosen ? " is-chosen" : ""}${isCut ? " is-cut" : ""}`,
-      "aria-label": isChosen ? label : `${label}; write on from it`, "aria-current": isChosen ? "true" : undefined,
-      title: `token ${one.id}`, onclick: () => onchoose(one),
+      type: "button",
+      class: `bar${isChosen ? " is-chosen" : ""}${isCut ? " is-cut" : ""}`,
+      "aria-label": isChosen ? label : `${label}; write on from it`,
+      "aria-current": isChosen ? "true" : undefined,
+      title: `token ${one.id}`,
+      onclick: () => onchoose(one),
     },
     el("span", { class: "bar-token", dir: "auto" }, showToken(one.text)),
     el(

@@ -8,7 +8,14 @@ const LETTER = 7.3;
 /** The width of a text in letters; wide scripts take two. */
 export function measure(text) {
   let width = 0;
-  for (const letter of text) width += letter.codePointAt(0) >= 0x1100 && /[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60\u{1f300}-\u{1faff}]/u.test(letter) ? 2 : 1;
+  for (const letter of text)
+    width +=
+      letter.codePointAt(0) >= 0x1100 &&
+      /[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60\u{1f300}-\u{1faff}]/u.test(
+        letter,
+      )
+        ? 2
+        : 1;
   return width;
 }
 
@@ -23,13 +30,26 @@ export function placeColumn(before, nodes, left) {
   for (const parent of parents) {
     const children = nodes.filter((node) => before === null || node.parent === parent.node.place);
     children.sort((a, b) => (b.score ?? 0) - (a.score ?? 0));
-    children.forEach((node, at) => ordered.push({ node, from: parent, wanted: (parent?.y ?? 0) + (at - (children.length - 1) / 2) * ROW }));
+    children.forEach((node, at) =>
+      ordered.push({ node, from: parent, wanted: (parent?.y ?? 0) + (at - (children.length - 1) / 2) * ROW }),
+    );
   }
   // A beam whose parent is not shown stands below the others.
-  for (const node of nodes) if (!ordered.some((one) => one.node === node)) ordered.push({ node, from: null, wanted: (ordered.at(-1)?.wanted ?? 0) + ROW });
-  const ys = spread(ordered.map((one) => one.wanted), ROW);
+  for (const node of nodes)
+    if (!ordered.some((one) => one.node === node))
+      ordered.push({ node, from: null, wanted: (ordered.at(-1)?.wanted ?? 0) + ROW });
+  const ys = spread(
+    ordered.map((one) => one.wanted),
+    ROW,
+  );
   const width = Math.max(40, ...ordered.map(({ node }) => measure(node.label) * LETTER + 18));
-  const boxes = ordered.map(({ node, from }, at) => ({ node, from, x: left, y: ys[at], width: measure(node.label) * LETTER + 18 }));
+  const boxes = ordered.map(({ node, from }, at) => ({
+    node,
+    from,
+    x: left,
+    y: ys[at],
+    width: measure(node.label) * LETTER + 18,
+  }));
   return { x: left, width, next: left + width + GAP, boxes };
 }
 

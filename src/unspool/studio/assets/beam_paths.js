@@ -30,6 +30,12 @@ export function findParting(run) {
     return { step, greedy: run.beams[step].live[path[step]], best: run.beams[step].live[best[step]], before, fellAt };
   }
   return fellAt !== null && best.length > path.length
-    ? { step: path.length, greedy: null, best: run.beams[path.length]?.live[best[path.length]] ?? null, before: 0, fellAt }
+    ? {
+        step: path.length,
+        greedy: null,
+        best: run.beams[path.length]?.live[best[path.length]] ?? null,
+        before: 0,
+        fellAt,
+      }
     : null;
 }

@@ -39,7 +39,9 @@ export class BeamView {
     this.element.append(
       this.#told,
       el("div", { class: "beam-tools" }, legend, el("label", { class: "scrub" }, "step ", this.#slider, this.#shown)),
-      this.#scroll, this.#detail, this.#now,
+      this.#scroll,
+      this.#detail,
+      this.#now,
     );
     this.#svg.addEventListener("keydown", (event) => this.#press(event));
   }
@@ -87,10 +89,19 @@ export class BeamView {
       ...live.map((one, place) => ({ ...one, place, isLive: true })),
       ...ended.map((one, place) => ({ ...one, place: live.length + place, isLive: false })),
     ].map((node) => {
-      const gained = node.sum_logprob === undefined ? null : Math.exp(node.sum_logprob - (step ? before[node.parent]?.sum_logprob ?? 0 : 0));
+      const gained =
+        node.sum_logprob === undefined
+          ? null
+          : Math.exp(node.sum_logprob - (step ? (before[node.parent]?.sum_logprob ?? 0) : 0));
       const share = node.isLive && gained !== null && gained <= 1.001 ? percent(Math.min(1, gained)) : "";
       const token = shorten(showToken(node.text), 16);
-      return { ...node, step, token, share: node.isLive ? share : `■ ${number(node.score)}`, label: `${token}  ${node.isLive ? share : `■ ${number(node.score)}`}` };
+      return {
+        ...node,
+        step,
+        token,
+        share: node.isLive ? share : `■ ${number(node.score)}`,
+        label: `${token}  ${node.isLive ? share : `■ ${number(node.score)}`}`,
+      };
     });
     const last = this.#columns.at(-1) ?? null;
     const column = placeColumn(last, nodes, last?.next ?? MARGIN);
@@ -106,8 +117,12 @@ export class BeamView {
     const group = svg(
       "g",
       {
-        class: `node ${kind}`, data: { step: node.step }, transform: `translate(${box.x} ${box.y})`,
-        onclick: () => this.#pin(node), onpointerenter: () => this.#light(node), onpointerleave: () => this.#light(this.#pinned),
+        class: `node ${kind}`,
+        data: { step: node.step },
+        transform: `translate(${box.x} ${box.y})`,
+        onclick: () => this.#pin(node),
+        onpointerenter: () => this.#light(node),
+        onpointerleave: () => this.#light(this.#pinned),
       },
       svg("rect", { y: -BOX / 2, width: box.width, height: BOX, rx: 6 }),
       svg("text", { x: 8, y: 4.5 }, node.token, svg("tspan", { class: "share", dx: 7 }, node.share)),
@@ -130,12 +145,14 @@ export class BeamView {
 
   #markPaths() {
     const run = this.#run;
-    for (const { group, edge } of this.#nodes.values()) for (const one of [group, edge]) one?.classList.remove("best", "greedy", "fell");
-    const mark = (path, kind) => path.forEach((place, step) => {
-      const found = this.#nodes.get(`${step}:${place}`);
-      found?.group.classList.add(kind);
-      found?.edge?.classList.add(kind);
-    });
+    for (const { group, edge } of this.#nodes.values())
+      for (const one of [group, edge]) one?.classList.remove("best", "greedy", "fell");
+    const mark = (path, kind) =>
+      path.forEach((place, step) => {
+        const found = this.#nodes.get(`${step}:${place}`);
+        found?.group.classList.add(kind);
+        found?.edge?.classList.add(kind);
+      });
     const greedy = greedyPath(run);
     mark(greedy.path, "greedy");
     mark(bestPath(run), "best");
@@ -147,7 +164,8 @@ export class BeamView {
       text.classList.toggle("parts", isParting);
       text.textContent = isParting ? `${parting.step + 1} ▾ leaves greedy` : String(Number(text.dataset.step) + 1);
     }
-    if (greedy.fellAt !== null) this.#nodes.get(`${greedy.fellAt - 1}:${greedy.path.at(-1)}`)?.group.classList.add("fell");
+    if (greedy.fellAt !== null)
+      this.#nodes.get(`${greedy.fellAt - 1}:${greedy.path.at(-1)}`)?.group.classList.add("fell");
   }
 
   #say() {
@@ -158,8 +176,12 @@ export class BeamView {
     if (parting === null) text = `${wins} is where greedy search would be.`;
     else {
       const chance = (node) => (node ? percent(Math.exp(node.sum_logprob - parting.before)) : "");
-      const greedy = parting.greedy ? `greedy takes ${showToken(parting.greedy.text)} (${chance(parting.greedy)})` : "greedy’s path had fallen out";
-      const best = parting.best ? `, the best beam ${showToken(parting.best.text)} (${parting.greedy ? chance(parting.best) : number(parting.best.sum_logprob)})` : "";
+      const greedy = parting.greedy
+        ? `greedy takes ${showToken(parting.greedy.text)} (${chance(parting.greedy)})`
+        : "greedy’s path had fallen out";
+      const best = parting.best
+        ? `, the best beam ${showToken(parting.best.text)} (${parting.greedy ? chance(parting.best) : number(parting.best.sum_logprob)})`
+        : "";
       const fell = parting.fellAt === null ? "" : ` Greedy’s path fell out of the beams at step ${parting.fellAt + 1}.`;
       text = `${wins} left greedy at step ${parting.step + 1}: ${greedy}${best}.${fell}`;
     }
@@ -171,23 +193,39 @@ export class BeamView {
     const run = this.#run;
     const last = run.beams.at(-1);
     const rows = run.end?.sequences?.length
-      ? run.end.sequences.map((one) => ({ text: one.text, score: one.score, group: last.live[one.beams?.at(-1)]?.group ?? 0, progress: null }))
+      ? run.end.sequences.map((one) => ({
+          text: one.text,
+          score: one.score,
+          group: last.live[one.beams?.at(-1)]?.group ?? 0,
+          progress: null,
+        }))
       : last.live.map((one, place) => ({
-          text: pathTo(run, run.beams.length - 1, place).map((at, step) => run.beams[step].live[at].text).join(""),
-          score: one.score, group: one.group, progress: one.progress,
+          text: pathTo(run, run.beams.length - 1, place)
+            .map((at, step) => run.beams[step].live[at].text)
+            .join(""),
+          score: one.score,
+          group: one.group,
+          progress: one.progress,
         }));
     const constraints = run.end && last.live[bestPath(run).at(-1)]?.progress;
     replace(
       this.#now,
       el("h3", {}, run.end?.sequences?.length ? "Returned" : "Beams now"),
-      el("ol", { class: "beam-list" }, rows.slice(0, 16).map((row) =>
-        el(
-          "li",
-          { class: `group${(row.group ?? 0) % 8}` },
-          el("span", { class: "beam-score" }, number(row.score, 3)),
-          el("span", { class: "beam-text", dir: "auto" }, row.text.trimStart()),
-          row.progress?.length ? drawProgress(row.progress) : null,
-        ))),
+      el(
+        "ol",
+        { class: "beam-list" },
+        rows
+          .slice(0, 16)
+          .map((row) =>
+            el(
+              "li",
+              { class: `group${(row.group ?? 0) % 8}` },
+              el("span", { class: "beam-score" }, number(row.score, 3)),
+              el("span", { class: "beam-text", dir: "auto" }, row.text.trimStart()),
+              row.progress?.length ? drawProgress(row.progress) : null,
+            ),
+          ),
+      ),
       constraints?.length ? [el("h3", {}, "Forced words"), drawProgress(constraints)] : null,
     );
   }
@@ -217,16 +255,34 @@ export class BeamView {
     const text = tokens.map((one) => one.text).join("");
     replace(
       this.#detail,
-      el("p", {}, el("b", {}, showToken(node.text)), ` step ${node.step + 1}${node.group ? `, group ${node.group + 1}` : ""} · score ${number(node.score, 3)}`),
+      el(
+        "p",
+        {},
+        el("b", {}, showToken(node.text)),
+        ` step ${node.step + 1}${node.group ? `, group ${node.group + 1}` : ""} · score ${number(node.score, 3)}`,
+      ),
       el("p", { class: "beam-text", dir: "auto" }, text.trimStart()),
-      node.isLive ? button("Write on from here", () => this.onbranch(this.#run, [...readTokens(this.#run).slice(0, this.#run.base), ...tokens], node.text), { class: "quiet" }) : null,
+      node.isLive
+        ? button(
+            "Write on from here",
+            () => this.onbranch(this.#run, [...readTokens(this.#run).slice(0, this.#run.base), ...tokens], node.text),
+            { class: "quiet" },
+          )
+        : null,
     );
   }
 
   #tokensTo(node) {
     const path = node.isLive ? pathTo(this.#run, node.step, node.place) : pathTo(this.#run, node.step - 1, node.parent);
     const tokens = path.map((place, step) => this.#run.beams[step].live[place]);
-    return (node.isLive ? tokens : [...tokens, node]).map((one) => ({ id: one.id, text: one.text, delta: one.text, byHand: false, top: [], steps: [] }));
+    return (node.isLive ? tokens : [...tokens, node]).map((one) => ({
+      id: one.id,
+      text: one.text,
+      delta: one.text,
+      byHand: false,
+      top: [],
+      steps: [],
+    }));
   }
 
   #press(event) {
@@ -244,7 +300,9 @@ export class BeamView {
     if (!next) return;
     event.preventDefault();
     this.#pin(next.node);
-    this.#nodes.get(`${next.node.step}:${next.node.place}`).group.scrollIntoView({ block: "nearest", inline: "nearest" });
+    this.#nodes
+      .get(`${next.node.step}:${next.node.place}`)
+      .group.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
 }
 

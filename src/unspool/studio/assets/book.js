@@ -59,7 +59,15 @@ export class Book {
   branch(run, index, chosen) {
     const before = readTokens(run).slice(0, index);
     const there = readTokens(run)[index];
-    const forced = { ...there, id: chosen.id, text: chosen.text, delta: chosen.text, byHand: true, ms: null, draft: null };
+    const forced = {
+      ...there,
+      id: chosen.id,
+      text: chosen.text,
+      delta: chosen.text,
+      byHand: true,
+      ms: null,
+      draft: null,
+    };
     forced.logprob = chosen.p ? Math.log(chosen.p) : null;
     forced.raw_logprob = chosen.raw ? Math.log(chosen.raw) : null;
     forced.rank = null;
@@ -105,7 +113,8 @@ export class Book {
       if (run.status === "running") this.#lose(run, "The stream ended before the text did.");
     } catch (error) {
       if (stop.signal.aborted) run.status = "stopped";
-      else if (error instanceof ServerError) Object.assign(run, { status: "failed", error: error.message, param: error.param });
+      else if (error instanceof ServerError)
+        Object.assign(run, { status: "failed", error: error.message, param: error.param });
       else this.#lose(run, run.start ? "The connection was lost." : "The server can't be reached.");
     } finally {
       this.#stops.delete(run.id);

@@ -12,7 +12,10 @@ export function writePython(value) {
   if (value === true) return "True";
   if (value === false) return "False";
   if (Array.isArray(value)) return `[${value.map(writePython).join(", ")}]`;
-  if (typeof value === "object") return `{${Object.entries(value).map(([key, one]) => `${writePython(key)}: ${writePython(one)}`).join(", ")}}`;
+  if (typeof value === "object")
+    return `{${Object.entries(value)
+      .map(([key, one]) => `${writePython(key)}: ${writePython(one)}`)
+      .join(", ")}}`;
   if (typeof value === "string") {
     return `"${value.replace(/[\\"\u0000-\u001f\u007f-\u009f\u2028\u2029]/g, (one) => ({ "\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t" })[one] ?? `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`)}"`;
   }
@@ -37,7 +40,8 @@ export function asPython(request, model) {
 }
 
 function writeArgument(name, value) {
-  if (Object.hasOwn(TEXTS, name)) return `${TEXTS[name]}=[lm.tokenizer.encode(word, add_special_tokens=False) for word in ${writePython(value)}],`;
+  if (Object.hasOwn(TEXTS, name))
+    return `${TEXTS[name]}=[lm.tokenizer.encode(word, add_special_tokens=False) for word in ${writePython(value)}],`;
   if (name === "ignore_eos") return `eos_token_id=${value ? "-1" : "None"},`;
   if (name === "watermarking_config") return `watermarking_config=unspool.WatermarkingConfig(**${writePython(value)}),`;
   return `${name}=${writePython(value)},`;
@@ -64,7 +68,7 @@ export function asCommand(request, model, settled = {}) {
     else parts.push(flag);
   }
   if (request.do_sample && request.top_k === undefined) parts.push("--top-k 0");
-  const prompt = request.messages ? messages.findLast((one) => one.role === "user")?.content ?? "" : request.prompt;
+  const prompt = request.messages ? (messages.findLast((one) => one.role === "user")?.content ?? "") : request.prompt;
   parts.push(quoteShell(typeof prompt === "string" ? prompt : JSON.stringify(prompt)));
   const note = missing.length ? `# without ${missing.join(", ")}, for which there is no such option\n` : "";
   return `${note}${parts.join(" \\\n  ")}\n`;
@@ -72,7 +76,10 @@ export function asCommand(request, model, settled = {}) {
 
 function asFlag(name, value, settled) {
   if (name === "watermarking_config" || name === "ignore_eos") return null;
-  if (Object.hasOwn(TEXTS, name)) return settled[TEXTS[name]] ? `--${TEXTS[name].replaceAll("_", "-")} ${quoteShell(JSON.stringify(settled[TEXTS[name]]))}` : null;
+  if (Object.hasOwn(TEXTS, name))
+    return settled[TEXTS[name]]
+      ? `--${TEXTS[name].replaceAll("_", "-")} ${quoteShell(JSON.stringify(settled[TEXTS[name]]))}`
+      : null;
   const flag = name.replaceAll("_", "-");
   if (typeof value === "boolean") return value ? `--${flag}` : `--no-${flag}`;
   return `--${flag} ${quoteShell(typeof value === "string" ? value : JSON.stringify(value))}`;

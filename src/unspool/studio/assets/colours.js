@@ -24,7 +24,14 @@ export const COLOURINGS = [
       const p = probabilityOf(token);
       return p === null ? "" : `warm${step(p, PROBABILITY, false)}`;
     },
-    legend: [["warm0", "over 50 %"], ["warm1", "20–50 %"], ["warm2", "5–20 %"], ["warm3", "1–5 %"], ["warm4", "0.1–1 %"], ["warm5", "under 0.1 %"]],
+    legend: [
+      ["warm0", "over 50 %"],
+      ["warm1", "20–50 %"],
+      ["warm2", "5–20 %"],
+      ["warm3", "1–5 %"],
+      ["warm4", "0.1–1 %"],
+      ["warm5", "under 0.1 %"],
+    ],
   },
   {
     id: "entropy",
@@ -34,35 +41,65 @@ export const COLOURINGS = [
       const entropy = token.raw_entropy ?? token.entropy;
       return Number.isFinite(entropy) ? `cold${step(entropy, ENTROPY, true)}` : "";
     },
-    legend: [["cold0", "the model is sure"], ["cold2", "1.5 nats"], ["cold4", "3.5 nats"], ["cold5", "anything may come"]],
+    legend: [
+      ["cold0", "the model is sure"],
+      ["cold2", "1.5 nats"],
+      ["cold4", "3.5 nats"],
+      ["cold5", "anything may come"],
+    ],
   },
   {
     id: "rank",
     name: "rank",
     has: (tokens) => tokens.some((token) => token.rank),
     of: (token) => (token.rank ? `warm${step(token.rank, [1, 2, 5, 20, 100], true)}` : ""),
-    legend: [["warm0", "likeliest"], ["warm1", "second"], ["warm2", "3rd to 5th"], ["warm3", "to 20th"], ["warm4", "to 100th"], ["warm5", "beyond"]],
+    legend: [
+      ["warm0", "likeliest"],
+      ["warm1", "second"],
+      ["warm2", "3rd to 5th"],
+      ["warm3", "to 20th"],
+      ["warm4", "to 100th"],
+      ["warm5", "beyond"],
+    ],
   },
   {
     id: "drafts",
     name: "drafts",
     has: (tokens) => tokens.some((token) => token.draft),
     of: (token) => (token.draft ? `draft-${token.draft}` : "draft-none"),
-    legend: [["draft-accepted", "✓ drafted and accepted"], ["draft-corrected", "corrected by the model"], ["draft-bonus", "bonus: came with the check"], ["draft-none", "not drafted"]],
+    legend: [
+      ["draft-accepted", "✓ drafted and accepted"],
+      ["draft-corrected", "corrected by the model"],
+      ["draft-bonus", "bonus: came with the check"],
+      ["draft-none", "not drafted"],
+    ],
   },
   {
     id: "watermark",
     name: "watermark",
     has: (tokens) => tokens.some((token) => token.watermark),
     of: (token) => ({ true: "mark-green", false: "mark-red" })[token.watermark?.green] ?? "mark-none",
-    legend: [["mark-green", "green list"], ["mark-red", "red list"], ["mark-none", "not scored"]],
+    legend: [
+      ["mark-green", "green list"],
+      ["mark-red", "red list"],
+      ["mark-none", "not scored"],
+    ],
   },
   {
     id: "grammar",
     name: "grammar",
     has: (tokens) => tokens.some((token) => token.grammar),
-    of: (token) => (!token.grammar ? "" : token.grammar.forced || token.grammar.allowed === 1 ? "forced" : `cold${5 - step(token.grammar.allowed, [1, 10, 100, 1000, 10000], true)}`),
-    legend: [["forced", "one token alone was allowed"], ["cold4", "few allowed"], ["cold1", "most allowed"]],
+    of: (token) =>
+      !token.grammar
+        ? ""
+        : token.grammar.forced || token.grammar.allowed === 1
+          ? "forced"
+          : `cold${5 - step(token.grammar.allowed, [1, 10, 100, 1000, 10000], true)}`,
+    legend: [
+      ["forced", "one token alone was allowed"],
+      ["cold4", "few allowed"],
+      ["cold1", "most allowed"],
+    ],
   },
   {
     id: "layers",
@@ -76,7 +113,12 @@ export const COLOURINGS = [
     name: "time",
     has: (tokens) => tokens.some((token) => token.ms),
     of: (token) => (token.ms ? `cold${step(token.ms, [5, 15, 40, 100, 300], true)}` : ""),
-    legend: [["cold0", "under 5 ms"], ["cold2", "15 ms"], ["cold3", "40 ms"], ["cold5", "300 ms and more"]],
+    legend: [
+      ["cold0", "under 5 ms"],
+      ["cold2", "15 ms"],
+      ["cold3", "40 ms"],
+      ["cold5", "300 ms and more"],
+    ],
   },
   { id: "none", name: "nothing", has: () => true, of: () => "", legend: [] },
 ];

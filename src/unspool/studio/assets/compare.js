@@ -6,6 +6,7 @@ import { el, button, replace, oncePerFrame } from "./dom.js";
 import { findPreset, presetSettings, PRESETS } from "./presets.js";
 import { readTokens, totalLogprob } from "./run.js";
 import { flowText } from "./text.js";
+import { newSeed, withSeed } from "./values.js";
 import { count, number, shortValue } from "./wording.js";
 
 const MINE = "the settings of Write";
@@ -28,9 +29,28 @@ export class CompareView {
     this.#readPrompt = readPrompt;
     this.#readSettings = readSettings;
     const colour = findColouring("probability");
-    const tools = el("div", { class: "compare-tools" }, button("Compare", () => this.start(), { class: "primary", id: "compare-run" }), this.#add,
-      el("p", { class: "legend" }, colour.legend.slice(1, 5).map(([kind, name]) => el("span", { class: `key t ${kind}` }, name)), el("span", { class: "key differs" }, "not in the first column")));
-    this.element.append(el("p", { class: "muted" }, "Prompt, length and seed are those on the left; each column decodes in its own way. Muted text is the same as in the first column; ⋔ is where a column leaves it."), tools, this.#told, this.#grid);
+    const tools = el(
+      "div",
+      { class: "compare-tools" },
+      button("Compare", () => this.start(), { class: "primary", id: "compare-run" }),
+      this.#add,
+      el(
+        "p",
+        { class: "legend" },
+        colour.legend.slice(1, 5).map(([kind, name]) => el("span", { class: `key t ${kind}` }, name)),
+        el("span", { class: "key differs" }, "not in the first column"),
+      ),
+    );
+    this.element.append(
+      el(
+        "p",
+        { class: "muted" },
+        "Prompt, length and seed are those on the left; each column decodes in its own way. Muted text is the same as in the first column; ⋔ is where a column leaves it.",
+      ),
+      tools,
+      this.#told,
+      this.#grid,
+    );
     book.listen((kind, run) => this.#columns.some((one) => one.run === run) && this.#draw());
     for (const name of FIRST) this.#addColumn(name);
   }
@@ -41,16 +61,42 @@ export class CompareView {
 
   #addColumn(name) {
     if (this.#columns.length >= 4) return;
-    const column = { name, run: null, fault: "", text: el("div", { class: "compare-text", dir: "auto" }), stats: el("dl", { class: "compare-stats" }) };
+    const column = {
+      name,
+      run: null,
+      fault: "",
+      text: el("div", { class: "compare-text", dir: "auto" }),
+      stats: el("dl", { class: "compare-stats" }),
+    };
     column.select = el(
       "select",
-      { "aria-label": "Settings of this column", onchange: (event) => { column.name = event.target.value; this.#describe(column); } },
+      {
+        "aria-label": "Settings of this column",
+        onchange: (event) => {
+          column.name = event.target.value;
+          this.#describe(column);
+        },
+      },
       [MINE, ...PRESETS.map((one) => one.name)].map((one) => el("option", { value: one, selected: one === name }, one)),
     );
     column.about = el("p", { class: "muted small" });
-    column.remove = button("×", () => this.#removeColumn(column), { class: "reset", "aria-label": "Remove this column" });
-    column.open = button("Open in Write", () => column.run && this.onopen(column.run), { class: "quiet small", hidden: true });
-    column.element = el("section", { class: "compare-column card", "aria-label": name }, el("header", { class: "card-head" }, column.select, column.remove), column.about, column.text, column.stats, column.open);
+    column.remove = button("×", () => this.#removeColumn(column), {
+      class: "reset",
+      "aria-label": "Remove this column",
+    });
+    column.open = button("Open in Write", () => column.run && this.onopen(column.run), {
+      class: "quiet small",
+      hidden: true,
+    });
+    column.element = el(
+      "section",
+      { class: "compare-column card", "aria-label": name },
+      el("header", { class: "card-head" }, column.select, column.remove),
+      column.about,
+      column.text,
+      column.stats,
+      column.open,
+    );
     this.#columns.push(column);
     this.#describe(column);
     this.#place();
@@ -64,25 +110,32 @@ export class CompareView {
   }
 
   #place() {
-    replace(this.#grid, this.#columns.map((one) => one.element));
+    replace(
+      this.#grid,
+      this.#columns.map((one) => one.element),
+    );
     this.#add.hidden = this.#columns.length >= 4;
     for (const one of this.#columns) one.remove.hidden = this.#columns.length <= 2;
   }
 
-  #settingsOf(column) {
+  #settingsOf(column, seed) {
     const mine = this.#readSettings();
-    if (column.name === MINE) return mine;
-    const { seed, max_new_tokens: length } = mine;
-    const made = { ...presetSettings(findPreset(column.name)) };
-    if (seed !== undefined && made.do_sample) made.seed = seed;
-    if (length !== undefined) made.max_new_tokens = length;
-    return made;
+    if (column.name === MINE) return withSeed(mine, seed);
+    const { seed: _, ...made } = presetSettings(findPreset(column.name));
+    if (mine.max_new_tokens !== undefined) made.max_new_tokens = mine.max_new_tokens;
+    return withSeed(made, seed);
   }
 
   #describe(column) {
     column.element.setAttribute("aria-label", column.name);
     const settings = column.name === MINE ? null : findPreset(column.name).settings;
-    column.about.textContent = settings === null ? "as set on the left" : Object.entries(settings).filter(([name]) => !["seed", "max_new_tokens"].includes(name)).map(([name, value]) => `${name} ${shortValue(value)}`).join(" · ");
+    column.about.textContent =
+      settings === null
+        ? "as set on the left"
+        : Object.entries(settings)
+            .filter(([name]) => !["seed", "max_new_tokens"].includes(name))
+            .map(([name, value]) => `${name} ${shortValue(value)}`)
+            .join(" · ");
   }
 
   /** Run all columns at once: the server decodes them together. */
@@ -94,9 +147,13 @@ export class CompareView {
       this.#told.textContent = error.message;
       return;
     }
+    const seed = this.#readSettings().seed ?? newSeed();
     for (const column of this.#columns) {
       if (column.run) this.#book.stop(column.run);
-      const begun = this.#book.begin({ ...prompt, ...this.#settingsOf(column) }, { label: column.name === MINE ? "" : column.name, isQuiet: true });
+      const begun = this.#book.begin(
+        { ...prompt, ...this.#settingsOf(column, seed) },
+        { label: column.name === MINE ? "" : column.name, isQuiet: true },
+      );
       column.run = begun.run;
     }
     this.#draw();
@@ -107,7 +164,9 @@ export class CompareView {
     const lists = columns.map((one) => readTokens(one.run).map((token) => token.id));
     const isDone = columns.length > 0 && columns.every((one) => one.run.status !== "running");
     // Where each column leaves the first one.
-    const partings = columns.map((_, place) => (place && lists[0].length && lists[place].length ? commonStart([lists[0], lists[place]]) : 0));
+    const partings = columns.map((_, place) =>
+      place && lists[0].length && lists[place].length ? commonStart([lists[0], lists[place]]) : 0,
+    );
     const colour = findColouring("probability");
     columns.forEach((column, place) => {
       const tokens = readTokens(column.run);
@@ -115,7 +174,13 @@ export class CompareView {
       const shared = place ? findShared(lists[0].slice(same), lists[place].slice(same)) : tokens.map(() => true);
       const spans = tokens.map((token, at) => {
         const kind = at < same ? "t common" : `t ${colour.of(token)}${shared[at - same] ? "" : " differs"}`;
-        return [at === same && place > 0 ? el("span", { class: "parting", title: "here they part", "aria-label": "here they part" }, "⋔") : null, el("span", { class: kind }, flowText(token)), token.text.includes("\n") ? el("br") : null];
+        return [
+          at === same && place > 0
+            ? el("span", { class: "parting", title: "here they part", "aria-label": "here they part" }, "⋔")
+            : null,
+          el("span", { class: kind }, flowText(token)),
+          token.text.includes("\n") ? el("br") : null,
+        ];
       });
       replace(column.text, column.run.error ? el("p", { class: "fault" }, column.run.error) : null, spans);
       this.#drawStats(column);
@@ -127,7 +192,13 @@ export class CompareView {
   #say(columns, lists, partings, isDone) {
     if (!columns.length) return "";
     const isSame = (place) => lists[place].length === lists[0].length && partings[place] === lists[0].length;
-    const leaves = columns.slice(1).map((one, at) => (isSame(at + 1) ? `${one.name} wrote the same as ${columns[0].name}.` : `${one.name} leaves ${columns[0].name} at token ${partings[at + 1] + 1}.`));
+    const leaves = columns
+      .slice(1)
+      .map((one, at) =>
+        isSame(at + 1)
+          ? `${one.name} wrote the same as ${columns[0].name}.`
+          : `${one.name} leaves ${columns[0].name} at token ${partings[at + 1] + 1}.`,
+      );
     if (!isDone) return "Writing…";
     const scored = columns.map((one) => ({ one, ...totalLogprob(one.run) })).filter(({ num }) => num);
     const best = scored.sort((a, b) => b.total / b.num - a.total / a.num)[0];
@@ -145,6 +216,9 @@ export class CompareView {
       ["per token", num ? number(total / num, 3) : "–"],
       ["ended by", run.end?.finish_reason ?? (run.status === "running" ? "…" : run.status)],
     ];
-    replace(column.stats, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+    replace(
+      column.stats,
+      facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
+    );
   }
 }

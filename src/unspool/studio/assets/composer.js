@@ -10,7 +10,12 @@ export class Composer {
   #isChat = false;
   #messages = [{ role: "user", content: "" }];
   #prompt = el("textarea", {
-    id: "prompt", class: "prompt", rows: 4, dir: "auto", placeholder: "A text to continue", "aria-label": "Prompt",
+    id: "prompt",
+    class: "prompt",
+    rows: 4,
+    dir: "auto",
+    placeholder: "A text to continue",
+    "aria-label": "Prompt",
     oninput: () => this.onchange(),
   });
   #chat = el("div", { class: "messages", hidden: true });
@@ -71,7 +76,9 @@ export class Composer {
     replace(
       this.#chat,
       this.#messages.map((message, place) => this.#drawMessage(message, place)),
-      button("Add a message", () => this.#change([...this.#messages, { role: "user", content: "" }]), { class: "quiet" }),
+      button("Add a message", () => this.#change([...this.#messages, { role: "user", content: "" }]), {
+        class: "quiet",
+      }),
     );
   }
 
@@ -85,15 +92,30 @@ export class Composer {
   #drawMessage(message, place) {
     const role = el(
       "select",
-      { "aria-label": `Role of message ${place + 1}`, onchange: (event) => { message.role = event.target.value; this.onchange(); } },
+      {
+        "aria-label": `Role of message ${place + 1}`,
+        onchange: (event) => {
+          message.role = event.target.value;
+          this.onchange();
+        },
+      },
       ROLES.map((one) => el("option", { value: one, selected: one === message.role }, one)),
     );
     const text = el("textarea", {
-      rows: 2, dir: "auto", value: message.content, placeholder: "A message", "aria-label": `Message ${place + 1}`,
-      oninput: (event) => { message.content = event.target.value; this.onchange(); },
+      rows: 2,
+      dir: "auto",
+      value: message.content,
+      placeholder: "A message",
+      "aria-label": `Message ${place + 1}`,
+      oninput: (event) => {
+        message.content = event.target.value;
+        this.onchange();
+      },
     });
     const remove = button("×", () => this.#change(this.#messages.filter((one) => one !== message)), {
-      "aria-label": `Remove message ${place + 1}`, class: "reset", hidden: this.#messages.length === 1,
+      "aria-label": `Remove message ${place + 1}`,
+      class: "reset",
+      hidden: this.#messages.length === 1,
     });
     return el("div", { class: "message" }, el("div", { class: "message-head" }, role, remove), text);
   }

@@ -32,7 +32,11 @@ function drawContrastive({ alpha, candidates }) {
   );
   return part(
     "Contrastive search",
-    el("p", { class: "muted small" }, `The penalty is the likeness to the text so far. Score = (1 − α) × probability − α × penalty${alpha === undefined ? "" : `, α = ${alpha}`}; the highest is written.`),
+    el(
+      "p",
+      { class: "muted small" },
+      `The penalty is the likeness to the text so far. Score = (1 − α) × probability − α × penalty${alpha === undefined ? "" : `, α = ${alpha}`}; the highest is written.`,
+    ),
     table(["candidate", "probability", "penalty", "score"], rows),
   );
 }
@@ -63,19 +67,41 @@ function drawGuidance(guidance, id) {
       "div",
       { class: "half" },
       el("h4", {}, title),
-      el("ol", { class: "plain" }, list.slice(0, 8).map((one) =>
-        el("li", { class: one.id === id ? "is-chosen" : "" }, el("span", { class: "mini-token" }, showToken(one.text)), meter(one.p, "probability"), percent(one.p)))),
+      el(
+        "ol",
+        { class: "plain" },
+        list
+          .slice(0, 8)
+          .map((one) =>
+            el(
+              "li",
+              { class: one.id === id ? "is-chosen" : "" },
+              el("span", { class: "mini-token" }, showToken(one.text)),
+              meter(one.p, "probability"),
+              percent(one.p),
+            ),
+          ),
+      ),
     );
-  return part("Guidance", el("div", { class: "halves" }, column("without", guidance.without ?? []), column("with", guidance.with ?? [])));
+  return part(
+    "Guidance",
+    el("div", { class: "halves" }, column("without", guidance.without ?? []), column("with", guidance.with ?? [])),
+  );
 }
 
 function drawWatermark({ green, z }) {
-  const list = typeof green !== "boolean" ? "not scored: too few tokens stand before it" : green ? "on the green list" : "on the red list";
+  const list =
+    typeof green !== "boolean"
+      ? "not scored: too few tokens stand before it"
+      : green
+        ? "on the green list"
+        : "on the red list";
   return part("Watermark", el("p", {}, `This token is ${list}. `, Number.isFinite(z) ? `z so far: ${number(z)}.` : ""));
 }
 
 function drawGrammar({ allowed, forced }) {
-  const told = forced || allowed === 1 ? "The grammar left one token alone." : `The grammar allowed ${count(allowed, "token")}.`;
+  const told =
+    forced || allowed === 1 ? "The grammar left one token alone." : `The grammar allowed ${count(allowed, "token")}.`;
   return part("Grammar", el("p", {}, told));
 }
 
@@ -105,7 +131,11 @@ export function drawProgress(progress) {
       el(
         "li",
         { class: done >= of ? "is-full" : "" },
-        el("span", { class: "pips", role: "img", "aria-label": `${done} of ${of} tokens` }, Array.from({ length: Math.min(of, 24) }, (_, place) => el("i", { class: place < done ? "on" : "" }))),
+        el(
+          "span",
+          { class: "pips", role: "img", "aria-label": `${done} of ${of} tokens` },
+          Array.from({ length: Math.min(of, 24) }, (_, place) => el("i", { class: place < done ? "on" : "" })),
+        ),
         el("span", {}, showToken(String(phrase))),
       ),
     ),
@@ -121,6 +151,19 @@ function table(heads, rows) {
   return el(
     "div",
     { class: "scroll" },
-    el("table", {}, el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col" }, head)))), el("tbody", {}, rows)),
+    el(
+      "table",
+      {},
+      el(
+        "thead",
+        {},
+        el(
+          "tr",
+          {},
+          heads.map((head) => el("th", { scope: "col" }, head)),
+        ),
+      ),
+      el("tbody", {}, rows),
+    ),
   );
 }

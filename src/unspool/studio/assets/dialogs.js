@@ -4,7 +4,13 @@ import { el, button } from "./dom.js";
 
 function openDialog(title, ...children) {
   const close = button("Close", () => dialog.close(), { class: "quiet" });
-  const dialog = el("dialog", { "aria-label": title }, el("h2", {}, title), ...children, el("div", { class: "dialog-foot" }, close));
+  const dialog = el(
+    "dialog",
+    { "aria-label": title },
+    el("h2", {}, title),
+    ...children,
+    el("div", { class: "dialog-foot" }, close),
+  );
   dialog.addEventListener("close", () => dialog.remove());
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
   document.body.append(dialog);
@@ -18,8 +24,21 @@ export function askForKey(wasWrong) {
     const box = el("input", { type: "password", id: "key", autocomplete: "off", spellcheck: "false" });
     const form = el(
       "form",
-      { method: "dialog", onsubmit: (event) => { event.preventDefault(); resolve(box.value.trim() || null); dialog.close(); } },
-      el("p", {}, wasWrong ? "The server did not take that key." : "This server wants an API key. It is kept in this tab alone, until you close it."),
+      {
+        method: "dialog",
+        onsubmit: (event) => {
+          event.preventDefault();
+          resolve(box.value.trim() || null);
+          dialog.close();
+        },
+      },
+      el(
+        "p",
+        {},
+        wasWrong
+          ? "The server did not take that key."
+          : "This server wants an API key. It is kept in this tab alone, until you close it.",
+      ),
       el("label", { for: "key" }, "API key"),
       box,
       el("button", { type: "submit", class: "primary" }, "Use it"),
@@ -43,7 +62,14 @@ const KEYS = [
 ];
 
 export function showKeys() {
-  openDialog("Keyboard", el("dl", { class: "keys" }, KEYS.map(([keys, what]) => [el("dt", {}, el("kbd", {}, keys)), el("dd", {}, what)])));
+  openDialog(
+    "Keyboard",
+    el(
+      "dl",
+      { class: "keys" },
+      KEYS.map(([keys, what]) => [el("dt", {}, el("kbd", {}, keys)), el("dd", {}, what)]),
+    ),
+  );
 }
 
 /** Code in several languages, with buttons that copy it; `say` tells what happened. */
@@ -54,11 +80,20 @@ export function showCode(parts, say) {
       el(
         "section",
         { class: "code-part" },
-        el("header", {}, el("h3", {}, name), button("Copy", async (event) => {
-          await copyText(code);
-          event.target.textContent = "Copied";
-          say(`${name} copied`);
-        }, { class: "quiet", "aria-label": `Copy ${name}` })),
+        el(
+          "header",
+          {},
+          el("h3", {}, name),
+          button(
+            "Copy",
+            async (event) => {
+              await copyText(code);
+              event.target.textContent = "Copied";
+              say(`${name} copied`);
+            },
+            { class: "quiet", "aria-label": `Copy ${name}` },
+          ),
+        ),
         el("pre", { tabindex: "0" }, code),
       ),
     ),

@@ -25,7 +25,9 @@ function fill(node, given, children) {
 }
 
 export function replace(node, ...children) {
-  node.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  node.replaceChildren(
+    ...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false),
+  );
   return node;
 }
 

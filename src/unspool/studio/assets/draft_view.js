@@ -57,16 +57,36 @@ export class DraftView {
   #drawRound(round, place) {
     const own = this.#ownToken(round);
     const chips = round.tokens.map((token) =>
-      el("span", { class: `draft-chip ${token.verdict}` }, el("span", { class: "sign", "aria-hidden": "true" }, SIGNS[token.verdict] ?? ""), el("span", { class: "draft-text", dir: "auto" }, showToken(token.text)), el("span", { class: "sr" }, ` ${token.verdict}`)),
+      el(
+        "span",
+        { class: `draft-chip ${token.verdict}` },
+        el("span", { class: "sign", "aria-hidden": "true" }, SIGNS[token.verdict] ?? ""),
+        el("span", { class: "draft-text", dir: "auto" }, showToken(token.text)),
+        el("span", { class: "sr" }, ` ${token.verdict}`),
+      ),
     );
     return el(
       "li",
       { value: place + 1, class: "round" },
       el("span", { class: "round-rate" }, `${round.accepted}/${round.drafted}`),
-      el("span", { class: "round-chips" }, round.tokens.length ? chips : el("span", { class: "muted" }, "nothing drafted"), own && [
-        el("span", { class: "arrow", "aria-hidden": "true" }, "→"),
-        el("button", { type: "button", class: `draft-chip written ${own.draft ?? ""}`, "aria-label": `written by the model: ${showToken(own.text)}`, onclick: () => this.onselect(own.place) }, showToken(own.text)),
-      ]),
+      el(
+        "span",
+        { class: "round-chips" },
+        round.tokens.length ? chips : el("span", { class: "muted" }, "nothing drafted"),
+        own && [
+          el("span", { class: "arrow", "aria-hidden": "true" }, "→"),
+          el(
+            "button",
+            {
+              type: "button",
+              class: `draft-chip written ${own.draft ?? ""}`,
+              "aria-label": `written by the model: ${showToken(own.text)}`,
+              onclick: () => this.onselect(own.place),
+            },
+            showToken(own.text),
+          ),
+        ],
+      ),
     );
   }
 

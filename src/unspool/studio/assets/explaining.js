@@ -41,15 +41,29 @@ function sayStep(step) {
 }
 
 const RULES = {
-  top_p: (value, left) => `top_p ${value} keeps the likeliest tokens until together they hold ${percent(value)}: ${count(left, "token")}.`,
+  top_p: (value, left) =>
+    `top_p ${value} keeps the likeliest tokens until together they hold ${percent(value)}: ${count(left, "token")}.`,
   top_k: (value, left) => `top_k ${value} keeps the ${count(left, "likeliest token")}.`,
-  min_p: (value, left) => `min_p ${value} keeps tokens at least ${percent(value)} as likely as the likeliest: ${count(left, "token")}.`,
-  typical_p: (value, left) => `typical_p ${value} keeps the tokens whose surprise is nearest to what is expected: ${count(left)}.`,
+  min_p: (value, left) =>
+    `min_p ${value} keeps tokens at least ${percent(value)} as likely as the likeliest: ${count(left, "token")}.`,
+  typical_p: (value, left) =>
+    `typical_p ${value} keeps the tokens whose surprise is nearest to what is expected: ${count(left)}.`,
   epsilon_cutoff: (value, left) => `epsilon_cutoff keeps tokens of at least ${percent(value)}: ${count(left)}.`,
 };
 
 // Settings that keep the likeliest tokens: what they cut lies below a line.
-const KEEP_LIKELIEST = new Set(["top_p", "top_k", "min_p", "epsilon_cutoff", "eta_cutoff", "top_a", "top_h", "top_n_sigma", "mirostat_tau", "dola_layers"]);
+const KEEP_LIKELIEST = new Set([
+  "top_p",
+  "top_k",
+  "min_p",
+  "epsilon_cutoff",
+  "eta_cutoff",
+  "top_a",
+  "top_h",
+  "top_n_sigma",
+  "mirostat_tau",
+  "dola_layers",
+]);
 
 export function keepsLikeliest(step) {
   return KEEP_LIKELIEST.has(step.setting);
@@ -59,7 +73,10 @@ function sayLine(step, value, token) {
   if (!step.removed) return null;
   const cut = (token.top ?? []).find((one) => one.cut_by !== null && isBy(one, step));
   const rule = RULES[step.setting];
-  const first = rule && typeof value === "number" ? rule(value, step.left) : `${nameStep(step)} left ${count(step.left, "token")} of ${count(step.left + step.removed)}.`;
+  const first =
+    rule && typeof value === "number"
+      ? rule(value, step.left)
+      : `${nameStep(step)} left ${count(step.left, "token")} of ${count(step.left + step.removed)}.`;
   const past = keepsLikeliest(step) ? "is past the line and was cut" : "was cut";
   const where = cut ? ` ${showToken(cut.text)} (${percent(cut.raw)}) ${past}.` : "";
   return first + where;

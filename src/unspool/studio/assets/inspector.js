@@ -15,7 +15,10 @@ export class Inspector {
   #key = null;
 
   constructor() {
-    this.element.append(button("Close", () => this.onclose(), { class: "quiet sheet-close" }), this.#body);
+    this.element.append(
+      button("Close", () => this.onclose(), { class: "quiet sheet-close" }),
+      this.#body,
+    );
   }
 
   /** Show a token of a run: the one that is looked at, or the latest. */
@@ -37,7 +40,11 @@ export class Inspector {
   #empty() {
     return [
       el("h2", {}, "The token"),
-      el("p", { class: "muted" }, "Write something. Each token then shows here what else could have been written, how likely that was, and which setting ruled it out."),
+      el(
+        "p",
+        { class: "muted" },
+        "Write something. Each token then shows here what else could have been written, how likely that was, and which setting ruled it out.",
+      ),
     ];
   }
 
@@ -47,11 +54,21 @@ export class Inspector {
     const why = steps.map((step) => step.why).filter(Boolean);
     const isFree = token.top?.some((one) => one.raw !== null && one.raw !== undefined);
     return [
-      el("p", { class: "eyebrow" }, isLatest && run.status === "running" ? "The latest token" : `Token ${count(place + 1)}`),
+      el(
+        "p",
+        { class: "eyebrow" },
+        isLatest && run.status === "running" ? "The latest token" : `Token ${count(place + 1)}`,
+      ),
       el("h2", { class: "big-token", dir: "auto" }, showToken(token.text)),
       el("p", { class: "token-facts" }, this.#facts(token)),
       strategyDetails(token),
-      why.length ? el("div", { class: "why" }, why.map((text) => el("p", {}, text))) : null,
+      why.length
+        ? el(
+            "div",
+            { class: "why" },
+            why.map((text) => el("p", {}, text)),
+          )
+        : null,
       token.top?.length
         ? el(
             "section",
@@ -64,7 +81,7 @@ export class Inspector {
               el("span", { class: "key kept" }, isFree ? "after the settings" : "probability in this beam"),
             ),
             makeBars(token, settings, (one) => one.id !== token.id && this.onbranch(run, place, one)),
-            el("p", { class: "muted small" }, "Choose another to write on from it; this text stays."),
+            el("p", { class: "muted small hint" }, "Choose another to write on from it; this text stays."),
           )
         : null,
       steps.length ? this.#drawSteps(steps) : null,
@@ -78,7 +95,10 @@ export class Inspector {
     if (token.rank) facts.push(token.rank === 1 ? "the likeliest" : `rank ${count(token.rank)}`);
     if (token.byHand) facts.push("chosen by you");
     const raw = token.raw_entropy ?? token.entropy;
-    if (Number.isFinite(raw)) facts.push(`entropy ${number(raw)}${Number.isFinite(token.entropy) && token.raw_entropy !== undefined ? ` → ${number(token.entropy)}` : ""} nats`);
+    if (Number.isFinite(raw))
+      facts.push(
+        `entropy ${number(raw)}${Number.isFinite(token.entropy) && token.raw_entropy !== undefined ? ` → ${number(token.entropy)}` : ""} nats`,
+      );
     if (Number.isFinite(token.ms)) facts.push(`${number(token.ms, 1)} ms`);
     facts.push(`id ${token.id}`);
     return facts.map((fact) => el("span", {}, fact));
@@ -97,9 +117,18 @@ export class Inspector {
           el(
             "li",
             { class: step.removed ? "cuts" : step.changed ? "" : "idle" },
-            el("span", { class: "step-name" }, step.name, step.value === undefined ? null : el("b", {}, ` ${shortValue(step.value)}`)),
+            el(
+              "span",
+              { class: "step-name" },
+              step.name,
+              step.value === undefined ? null : el("b", {}, ` ${shortValue(step.value)}`),
+            ),
             el("span", { class: "step-text" }, step.text),
-            el("span", { class: "funnel", "aria-hidden": "true", vars: { "--width": `${(Math.log(Math.max(1.15, step.left)) / most) * 100}%` } }),
+            el("span", {
+              class: "funnel",
+              "aria-hidden": "true",
+              vars: { "--width": `${(Math.log(Math.max(1.15, step.left)) / most) * 100}%` },
+            }),
           ),
         ),
       ),

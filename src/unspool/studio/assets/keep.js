@@ -32,7 +32,8 @@ function cleanState(given) {
       .filter((one) => one && typeof one.role === "string" && typeof one.content === "string")
       .map(({ role, content }) => ({ role, content }));
   }
-  if (given.settings && typeof given.settings === "object" && !Array.isArray(given.settings)) state.settings = { ...given.settings };
+  if (given.settings && typeof given.settings === "object" && !Array.isArray(given.settings))
+    state.settings = { ...given.settings };
   if (typeof given.model === "string") state.model = given.model;
   return state;
 }
@@ -46,13 +47,24 @@ export function writeRuns(runs) {
 export function readRuns(text) {
   const given = JSON.parse(text);
   if (given?.format !== FORMAT || !Array.isArray(given.runs)) throw new Error("This file holds no runs of the studio.");
-  const isRun = (run) => run && Number.isInteger(run.id) && Array.isArray(run.tokens) && Array.isArray(run.beams) && Array.isArray(run.rounds) && run.request;
+  const isRun = (run) =>
+    run &&
+    Number.isInteger(run.id) &&
+    Array.isArray(run.tokens) &&
+    Array.isArray(run.beams) &&
+    Array.isArray(run.rounds) &&
+    run.request;
   return given.runs.filter(isRun).map((run) => ({ ...run, status: run.status === "running" ? "lost" : run.status }));
 }
 
 /** The page for keeping, with the runs put in. `<` is written as an escape, so that no text can end the element. */
 export function fillPage(page, runs) {
-  const data = writeRuns(runs).replaceAll("<", "\\u003c").replaceAll(">", "\\u003e").replaceAll("&", "\\u0026").replaceAll("\u2028", "\\u2028").replaceAll("\u2029", "\\u2029");
+  const data = writeRuns(runs)
+    .replaceAll("<", "\\u003c")
+    .replaceAll(">", "\\u003e")
+    .replaceAll("&", "\\u0026")
+    .replaceAll("\u2028", "\\u2028")
+    .replaceAll("\u2029", "\\u2029");
   return page.split(`{${"{runs}"}}`).join(data);
 }
 

@@ -15,20 +15,47 @@ export class LayerView {
   #scroll = el("div", { class: "scroll" });
 
   constructor() {
-    const legend = el("p", { class: "legend" }, el("span", { class: "key heat" }, "darker: further from the last layer"), el("span", { class: "key chosen" }, "contrasted"));
+    const legend = el(
+      "p",
+      { class: "legend" },
+      el("span", { class: "key heat" }, "darker: further from the last layer"),
+      el("span", { class: "key chosen" }, "contrasted"),
+    );
     this.element.append(this.#told, legend, this.#scroll);
   }
 
   draw(tokens) {
-    const shown = tokens.map((token, place) => ({ token, place })).filter(({ token }) => token.dola).slice(-MOST);
+    const shown = tokens
+      .map((token, place) => ({ token, place }))
+      .filter(({ token }) => token.dola)
+      .slice(-MOST);
     if (!shown.length) return;
-    const layers = [...new Set(shown.flatMap(({ token }) => token.dola.divergences.map((one) => one.layer)))].sort((a, b) => b - a);
+    const layers = [...new Set(shown.flatMap(({ token }) => token.dola.divergences.map((one) => one.layer)))].sort(
+      (a, b) => b - a,
+    );
     const largest = Math.max(1e-9, ...shown.flatMap(({ token }) => token.dola.divergences.map((one) => one.value)));
     const height = TOP + layers.length * 22 + 8;
     const width = LEFT + shown.length * CELL + 60;
-    const labels = layers.map((layer, row) => svg("text", { class: "axis", x: LEFT - 8, y: TOP + row * 22 + 15 }, `layer ${layer}`));
+    const labels = layers.map((layer, row) =>
+      svg("text", { class: "axis", x: LEFT - 8, y: TOP + row * 22 + 15 }, `layer ${layer}`),
+    );
     const columns = shown.map(({ token, place }, at) => this.#column(token, place, LEFT + at * CELL, layers, largest));
-    replace(this.#scroll, svg("svg", { class: "layers", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": this.#say(shown) }, labels, columns));
+    replace(
+      this.#scroll,
+      svg(
+        "svg",
+        {
+          class: "layers",
+          width,
+          height,
+          viewBox: `0 0 ${width} ${height}`,
+          role: "img",
+          "aria-label": this.#say(shown),
+        },
+        labels,
+        columns,
+      ),
+    );
   }
 
   #column(token, place, x, layers, largest) {
@@ -39,7 +66,12 @@ export class LayerView {
       return svg(
         "rect",
         {
-          class: `cell${isChosen ? " chosen" : ""}`, x: x + 2, y: TOP + layers.indexOf(layer) * 22 + 2, width: CELL - 4, height: 18, rx: 3,
+          class: `cell${isChosen ? " chosen" : ""}`,
+          x: x + 2,
+          y: TOP + layers.indexOf(layer) * 22 + 2,
+          width: CELL - 4,
+          height: 18,
+          rx: 3,
           vars: { "--share": (0.06 + 0.94 * (value / largest)).toFixed(3) },
         },
         svg("title", {}, `layer ${layer}: ${number(value, 4)}${guess ? `, it guesses ${showToken(guess.text)}` : ""}`),
@@ -48,7 +80,11 @@ export class LayerView {
     return svg(
       "g",
       { class: "layer-column", onclick: () => this.onselect(place) },
-      svg("text", { class: "head", transform: `translate(${x + CELL / 2 + 4} ${TOP - 6}) rotate(-50)` }, shorten(showToken(token.text), 10)),
+      svg(
+        "text",
+        { class: "head", transform: `translate(${x + CELL / 2 + 4} ${TOP - 6}) rotate(-50)` },
+        shorten(showToken(token.text), 10),
+      ),
       cells,
     );
   }

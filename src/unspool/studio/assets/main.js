@@ -12,7 +12,7 @@ import { FIRST_PRESET, PRESETS, findPreset, presetSettings } from "./presets.js"
 import { plainText, readTokens } from "./run.js";
 import { SettingsForm } from "./settings.js";
 import { makeThemeButton } from "./theme.js";
-import { FIELDS } from "./values.js";
+import { FIELDS, withSeed } from "./values.js";
 import { count } from "./wording.js";
 import { WriteView } from "./write_view.js";
 
@@ -43,7 +43,12 @@ function makeHeader(...tools) {
 function startKept(text) {
   for (const run of readRuns(text)) book.put(run);
   const view = new WriteView(book, { isKept: true });
-  replace(app, makeHeader(el("p", { class: "muted" }, "Kept runs; nothing here asks a server.")), el("main", { class: "panes kept" }, view.element, view.inspector.element), live);
+  replace(
+    app,
+    makeHeader(el("p", { class: "muted" }, "Kept runs; nothing here asks a server.")),
+    el("main", { class: "panes kept" }, view.element, view.inspector.element),
+    live,
+  );
   book.show([...book.runs.keys()].at(-1));
 }
 
@@ -54,19 +59,40 @@ class Studio {
   view = new WriteView(book);
   compare;
   #models = el("select", { id: "model", "aria-label": "Model" });
-  #preset = el("select", { id: "preset" }, el("option", { value: "" }, "Choose…"), PRESETS.map((one) => el("option", { value: one.name }, one.name)));
+  #preset = el(
+    "select",
+    { id: "preset" },
+    el("option", { value: "" }, "Choose…"),
+    PRESETS.map((one) => el("option", { value: one.name }, one.name)),
+  );
   #about = el("p", { class: "muted small", id: "preset-about" });
   #write = button(["Write ", el("kbd", {}, "Ctrl ↵")], () => this.write(), { class: "primary", id: "write" });
   #stop = button("Stop", () => this.stop(), { id: "stop", hidden: true });
   #fault = el("p", { class: "fault", role: "alert", hidden: true });
-  #tabs = ["write", "compare"].map((name) => button(name === "write" ? "Write" : "Compare", () => this.showTab(name), { role: "tab", id: `tab-${name}`, "aria-controls": `pane-${name}` }));
+  #tabs = ["write", "compare"].map((name) =>
+    button(name === "write" ? "Write" : "Compare", () => this.showTab(name), {
+      role: "tab",
+      id: `tab-${name}`,
+      "aria-controls": `pane-${name}`,
+    }),
+  );
 
   constructor(models, parameters) {
     const names = new Set(parameters.map((one) => one.name));
     this.form = new SettingsForm([...parameters, ...FIELDS.filter((one) => !names.has(one.name))]);
-    this.compare = new CompareView(book, () => ({ ...this.#model(), ...this.composer.read() }), () => this.form.values);
-    this.compare.onopen = (run) => { book.show(run.id); this.showTab("write"); };
-    replace(this.#models, models.map((one) => el("option", { value: one.id }, one.id)));
+    this.compare = new CompareView(
+      book,
+      () => ({ ...this.#model(), ...this.composer.read() }),
+      () => this.form.values,
+    );
+    this.compare.onopen = (run) => {
+      book.show(run.id);
+      this.showTab("write");
+    };
+    replace(
+      this.#models,
+      models.map((one) => el("option", { value: one.id }, one.id)),
+    );
     this.#preset.addEventListener("change", () => this.usePreset(this.#preset.value));
     this.form.onchange = this.composer.onchange = () => this.#note();
     book.listen((kind, run) => this.#hear(kind, run));
@@ -78,24 +104,50 @@ class Studio {
     const side = el(
       "section",
       { class: "side", "aria-label": "Prompt and settings" },
-      el("div", { class: "card" },
-        el("div", { class: "field" }, el("label", { for: "preset" }, "Preset"), this.#preset), this.#about,
-        this.composer.element, this.#fault, el("div", { class: "go" }, this.#write, this.#stop)),
-      el("details", { class: "card settings-card", open: !isNarrow() },
-        el("summary", {}, el("h2", {}, "Settings")), this.form.element,
-        button("Reset all", () => this.form.write({}), { class: "quiet small" })),
+      el(
+        "div",
+        { class: "card" },
+        el("div", { class: "field" }, el("label", { for: "preset" }, "Preset"), this.#preset),
+        this.#about,
+        this.composer.element,
+        this.#fault,
+        el("div", { class: "go" }, this.#write, this.#stop),
+      ),
+      el(
+        "details",
+        { class: "card settings-card", open: !isNarrow() },
+        el("summary", {}, el("h2", {}, "Settings")),
+        this.form.element,
+        button("Reset all", () => this.form.write({}), { class: "quiet small" }),
+      ),
     );
-    const keep = el("div", { class: "keep", role: "group", "aria-label": "Keep" },
+    const keep = el(
+      "div",
+      { class: "keep", role: "group", "aria-label": "Keep" },
       button("Share link", () => this.share(), { id: "share" }),
       button("As code", () => this.showCode(), { id: "code" }),
       button("Save JSON", () => this.saveJson(), { id: "save-json" }),
-      button("Save page", () => this.savePage(), { id: "save-page" }));
+      button("Save page", () => this.savePage(), { id: "save-page" }),
+    );
     const panes = {
-      write: el("div", { id: "pane-write", role: "tabpanel", "aria-labelledby": "tab-write", class: "pane-write" }, this.view.element, this.view.inspector.element),
-      compare: el("div", { id: "pane-compare", role: "tabpanel", "aria-labelledby": "tab-compare", class: "pane-compare" }, this.compare.element),
+      write: el(
+        "div",
+        { id: "pane-write", role: "tabpanel", "aria-labelledby": "tab-write", class: "pane-write" },
+        this.view.element,
+        this.view.inspector.element,
+      ),
+      compare: el(
+        "div",
+        { id: "pane-compare", role: "tabpanel", "aria-labelledby": "tab-compare", class: "pane-compare" },
+        this.compare.element,
+      ),
     };
     this.panes = panes;
-    const header = makeHeader(this.#models, el("div", { role: "tablist", class: "tabs", "aria-label": "Views" }, this.#tabs), keep);
+    const header = makeHeader(
+      this.#models,
+      el("div", { role: "tablist", class: "tabs", "aria-label": "Views" }, this.#tabs),
+      keep,
+    );
     header.querySelector(".top-end").append(button("?", showKeys, { class: "icon", "aria-label": "Keyboard" }));
     replace(app, header, el("main", { class: "panes" }, side, panes.write, panes.compare), live);
     this.showTab("write");
@@ -144,7 +196,7 @@ class Studio {
 
   // --- writing -------------------------------------------------------------------------------------------------------
   #request() {
-    return { ...this.#model(), ...this.composer.read(), ...this.form.read() };
+    return { ...this.#model(), ...this.composer.read(), ...withSeed(this.form.read()) };
   }
 
   #complain(message) {
@@ -166,7 +218,8 @@ class Studio {
     const { run, ended } = book.begin(request, { label: this.#preset.value });
     await ended;
     if (run.status === "failed" && run.param) this.form.showFault(run.param, run.error);
-    if (run.status === "done" && this.composer.isChat && book.current === run) this.composer.addAnswer(plainText(run).trim());
+    if (run.status === "done" && this.composer.isChat && book.current === run)
+      this.composer.addAnswer(plainText(run).trim());
     return undefined;
   }
 
@@ -178,7 +231,12 @@ class Studio {
     this.#stop.hidden = !book.isBusy;
     if (kind !== "ended") return;
     const num = count(readTokens(run).length, "token");
-    const words = { done: `Done, ${num}. ${plainText(run).slice(0, 300)}`, stopped: `Stopped after ${num}`, lost: `${run.error} ${num} came; you can resume.`, failed: run.error };
+    const words = {
+      done: `Done, ${num}. ${plainText(run).slice(0, 300)}`,
+      stopped: `Stopped after ${num}`,
+      lost: `${run.error} ${num} came; you can resume.`,
+      failed: run.error,
+    };
     say(words[run.status] ?? "");
   }
 
@@ -222,7 +280,14 @@ class Studio {
     try {
       const request = book.current?.request ?? this.#request();
       const model = request.model ?? this.#models.value;
-      showCode([["Python", asPython(request, model)], ["curl", asCurl(request, document.baseURI)], ["Command line", asCommand(request, model, book.current?.start?.settings)]], say);
+      showCode(
+        [
+          ["Python", asPython(request, model)],
+          ["curl", asCurl(request, document.baseURI)],
+          ["Command line", asCommand(request, model, book.current?.start?.settings)],
+        ],
+        say,
+      );
     } catch (error) {
       this.#complain(error.message);
     }
@@ -243,7 +308,8 @@ class Studio {
       return document.body.dataset.tab === "compare" ? this.compare.start() : this.write();
     }
     if (event.key === "Escape" && book.isBusy) return this.stop();
-    if (event.key === "Escape" && this.view.inspector.element.contains(event.target)) return this.view.text.element.focus();
+    if (event.key === "Escape" && this.view.inspector.element.contains(event.target))
+      return this.view.text.element.focus();
     const isTyping = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) || document.querySelector("dialog[open]");
     if (isTyping || event.ctrlKey || event.metaKey || event.altKey) return undefined;
     const act = {
@@ -275,7 +341,16 @@ async function startLive() {
     const [models, parameters] = [await fetchModels(), await fetchParameters()];
     globalThis.studio = new Studio(models, parameters);
   } catch (error) {
-    replace(app, makeHeader(), el("main", { class: "loading" }, el("p", { class: "fault", role: "alert" }, error.message), button("Try again", startLive, { class: "primary" })));
+    replace(
+      app,
+      makeHeader(),
+      el(
+        "main",
+        { class: "loading" },
+        el("p", { class: "fault", role: "alert" }, error.message),
+        button("Try again", startLive, { class: "primary" }),
+      ),
+    );
   }
 }
 

@@ -16,9 +16,14 @@ const KINDS = [
       const likeliest = candidates.reduce((best, one) => (one.p > best.p ? one : best));
       const chosen = candidates.find((one) => one.chosen) ?? candidates[0];
       if (likeliest.id === chosen.id) return null;
-      return [`${showToken(chosen.text)} ${percent(chosen.p)}`, `${showToken(likeliest.text)} ${percent(likeliest.p)}`, `${number(likeliest.penalty)}, not ${number(chosen.penalty)}`];
+      return [
+        `${showToken(chosen.text)} ${percent(chosen.p)}`,
+        `${showToken(likeliest.text)} ${percent(likeliest.p)}`,
+        `${number(likeliest.penalty)}, not ${number(chosen.penalty)}`,
+      ];
     },
-    say: (moments, num) => `At ${count(moments)} of ${count(num, "token")} the likeliest was too like the text so far, and another was written.`,
+    say: (moments, num) =>
+      `At ${count(moments)} of ${count(num, "token")} the likeliest was too like the text so far, and another was written.`,
   },
   {
     id: "guidance",
@@ -26,7 +31,9 @@ const KINDS = [
     columns: ["with guidance", "without"],
     read: (token) => {
       const [led, free] = [token.guidance.with?.[0], token.guidance.without?.[0]];
-      return !led || !free || led.id === free.id ? null : [`${showToken(led.text)} ${percent(led.p)}`, `${showToken(free.text)} ${percent(free.p)}`];
+      return !led || !free || led.id === free.id
+        ? null
+        : [`${showToken(led.text)} ${percent(led.p)}`, `${showToken(free.text)} ${percent(free.p)}`];
     },
     say: (moments, num) => `Guidance changed the likeliest token at ${count(moments)} of ${count(num, "token")}.`,
   },
@@ -53,7 +60,8 @@ const KINDS = [
       const scored = tokens.filter((token) => typeof token.watermark?.green === "boolean");
       const green = scored.filter((token) => token.watermark.green).length;
       const z = tokens.findLast((token) => Number.isFinite(token.watermark?.z))?.watermark.z;
-      const proof = z >= 4 ? "far beyond chance: this text is marked" : z >= 2 ? "unlikely by chance" : "not yet beyond chance";
+      const proof =
+        z >= 4 ? "far beyond chance: this text is marked" : z >= 2 ? "unlikely by chance" : "not yet beyond chance";
       return `${count(green)} of ${count(scored.length)} scored tokens are green (${percent(scored.length ? green / scored.length : 0)}); z = ${number(z)}, ${proof}.`;
     },
   },
@@ -81,9 +89,35 @@ export function drawMoments(kind, tokens, element, onselect) {
           el(
             "table",
             { class: "moments" },
-            el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "token"), kind.columns.map((name) => el("th", { scope: "col" }, name)))),
-            el("tbody", {}, rows.slice(0, MOST).map(({ place, cells }) =>
-              el("tr", {}, el("th", { scope: "row" }, button(String(place + 1), () => onselect(place), { class: "link", "aria-label": `Show token ${place + 1}` })), cells.map((cell) => el("td", {}, cell))))),
+            el(
+              "thead",
+              {},
+              el(
+                "tr",
+                {},
+                el("th", { scope: "col" }, "token"),
+                kind.columns.map((name) => el("th", { scope: "col" }, name)),
+              ),
+            ),
+            el(
+              "tbody",
+              {},
+              rows.slice(0, MOST).map(({ place, cells }) =>
+                el(
+                  "tr",
+                  {},
+                  el(
+                    "th",
+                    { scope: "row" },
+                    button(String(place + 1), () => onselect(place), {
+                      class: "link",
+                      "aria-label": `Show token ${place + 1}`,
+                    }),
+                  ),
+                  cells.map((cell) => el("td", {}, cell)),
+                ),
+              ),
+            ),
           ),
         )
       : null,

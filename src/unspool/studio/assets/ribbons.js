@@ -8,24 +8,47 @@ const MOST_POINTS = 900;
 
 const RIBBONS = [
   {
-    name: "probability", colour: "kept", top: () => 1, show: percent,
+    name: "probability",
+    colour: "kept",
+    top: () => 1,
+    show: percent,
     value: (token) => exp(token.raw_logprob ?? token.logprob),
   },
   {
-    name: "entropy", colour: "cold", top: (values) => Math.max(1, ...values), show: (value) => `${number(value)} nats`,
-    value: (token) => token.raw_entropy ?? token.entropy, second: (token) => (token.raw_entropy === undefined ? null : token.entropy),
+    name: "entropy",
+    colour: "cold",
+    top: (values) => Math.max(1, ...values),
+    show: (value) => `${number(value)} nats`,
+    value: (token) => token.raw_entropy ?? token.entropy,
+    second: (token) => (token.raw_entropy === undefined ? null : token.entropy),
   },
-  { name: "time", colour: "soft", top: (values) => quantile(values, 0.98) || 1, show: (value) => `${number(value, 1)} ms`, value: (token) => token.ms },
   {
-    name: "watermark z", colour: "green", top: (values) => Math.max(4, ...values), show: (value) => number(value),
-    value: (token) => token.watermark?.z, line: 4,
+    name: "time",
+    colour: "soft",
+    top: (values) => quantile(values, 0.98) || 1,
+    show: (value) => `${number(value, 1)} ms`,
+    value: (token) => token.ms,
   },
   {
-    name: "tokens allowed", colour: "cold", top: (values) => Math.max(1, ...values), show: (value) => count(Math.round(10 ** value)),
+    name: "watermark z",
+    colour: "green",
+    top: (values) => Math.max(4, ...values),
+    show: (value) => number(value),
+    value: (token) => token.watermark?.z,
+    line: 4,
+  },
+  {
+    name: "tokens allowed",
+    colour: "cold",
+    top: (values) => Math.max(1, ...values),
+    show: (value) => count(Math.round(10 ** value)),
     value: (token) => (token.grammar ? Math.log10(Math.max(1, token.grammar.allowed)) : null),
   },
   {
-    name: "layer", colour: "warm", top: (values) => Math.max(1, ...values), show: (value) => `layer ${value}`,
+    name: "layer",
+    colour: "warm",
+    top: (values) => Math.max(1, ...values),
+    show: (value) => `layer ${value}`,
     value: (token) => token.dola?.layer,
   },
 ];
@@ -49,7 +72,10 @@ export class Ribbons {
     this.#tokens = tokens;
     this.#rows = [];
     const wanted = RIBBONS.filter((one) => tokens.some((token) => Number.isFinite(one.value(token))));
-    replace(this.element, wanted.map((one) => this.#drawOne(one)));
+    replace(
+      this.element,
+      wanted.map((one) => this.#drawOne(one)),
+    );
   }
 
   mark(index) {
@@ -73,8 +99,16 @@ export class Ribbons {
     const level = (value) => HEIGHT - Math.min(1, Math.max(0, value / top)) * (HEIGHT - 2);
     const picture = svg(
       "svg",
-      { viewBox: `0 0 ${num} ${HEIGHT}`, preserveAspectRatio: "none", class: `ribbon ${ribbon.colour}`, role: "img", "aria-label": this.#describe(ribbon, values) },
-      ribbon.line === undefined ? null : svg("line", { class: "mark", x1: 0, x2: num, y1: level(ribbon.line), y2: level(ribbon.line) }),
+      {
+        viewBox: `0 0 ${num} ${HEIGHT}`,
+        preserveAspectRatio: "none",
+        class: `ribbon ${ribbon.colour}`,
+        role: "img",
+        "aria-label": this.#describe(ribbon, values),
+      },
+      ribbon.line === undefined
+        ? null
+        : svg("line", { class: "mark", x1: 0, x2: num, y1: level(ribbon.line), y2: level(ribbon.line) }),
       svg("path", { class: "area", d: areaPath(values, level) }),
       ribbon.second ? svg("path", { class: "second", d: linePath(tokens.map(ribbon.second), level) }) : null,
       cursor,
@@ -88,7 +122,12 @@ export class Ribbons {
     picture.addEventListener("click", (event) => this.onselect(point(event)));
     const told = el("span", { class: "ribbon-value" });
     this.#rows.push({ ribbon, cursor, told });
-    return el("div", { class: "ribbon-row" }, el("div", { class: "ribbon-label" }, el("span", {}, ribbon.name), told), picture);
+    return el(
+      "div",
+      { class: "ribbon-row" },
+      el("div", { class: "ribbon-label" }, el("span", {}, ribbon.name), told),
+      picture,
+    );
   }
 
   #describe(ribbon, values) {
@@ -119,11 +158,18 @@ export function thin(values, most = MOST_POINTS) {
 function areaPath(values, level) {
   const points = thin(values);
   if (!points.length) return "";
-  const steps = points.map(([place, value], at) => `L${place} ${level(value).toFixed(1)}H${points[at + 1]?.[0] ?? place + 1}`);
+  const steps = points.map(
+    ([place, value], at) => `L${place} ${level(value).toFixed(1)}H${points[at + 1]?.[0] ?? place + 1}`,
+  );
   return `M${points[0][0]} ${HEIGHT}${steps.join("")}V${HEIGHT}Z`;
 }
 
 function linePath(values, level) {
   const points = thin(values);
-  return points.map(([place, value], at) => `${at ? "L" : "M"}${place} ${level(value).toFixed(1)}H${points[at + 1]?.[0] ?? place + 1}`).join("");
+  return points
+    .map(
+      ([place, value], at) =>
+        `${at ? "L" : "M"}${place} ${level(value).toFixed(1)}H${points[at + 1]?.[0] ?? place + 1}`,
+    )
+    .join("");
 }

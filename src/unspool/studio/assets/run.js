@@ -68,7 +68,9 @@ export function endOfBest(run) {
   const step = first?.beams?.indexOf(null) ?? -1;
   if (step < 0) return null;
   const parent = step ? first.beams[step - 1] : null;
-  const place = (run.beams[step]?.ended ?? []).findIndex((one) => one.parent === parent && one.id === first.ids[run.base + step]);
+  const place = (run.beams[step]?.ended ?? []).findIndex(
+    (one) => one.parent === parent && one.id === first.ids[run.base + step],
+  );
   return place < 0 ? null : { step, place, node: run.beams[step].ended[place] };
 }
 
@@ -136,7 +138,9 @@ export function totalLogprob(run) {
 
 export function plainText(run) {
   if (run.end?.text !== undefined && run.base === 0) return run.end.text;
-  return readTokens(run).map((token) => token.delta ?? token.text).join("");
+  return readTokens(run)
+    .map((token) => token.delta ?? token.text)
+    .join("");
 }
 
 /** The token to show when none is looked at: the latest, and at the end the first whose alternatives were cut. */

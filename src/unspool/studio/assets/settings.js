@@ -5,11 +5,26 @@ import { kindOf, readValue, sliderRange, writeValue } from "./values.js";
 import { shortValue } from "./wording.js";
 
 const COMMON = [
-  "max_new_tokens", "do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "num_beams", "seed",
+  "max_new_tokens",
+  "do_sample",
+  "temperature",
+  "top_p",
+  "top_k",
+  "min_p",
+  "repetition_penalty",
+  "num_beams",
+  "seed",
 ];
 const TITLES = {
-  length: "Length and stops", strategy: "Strategy", sampling: "Sampling", control: "Control", assistance: "Speculation",
-  output: "Output", "special tokens": "Special tokens", cache: "Cache", performance: "Performance",
+  length: "Length and stops",
+  strategy: "Strategy",
+  sampling: "Sampling",
+  control: "Control",
+  assistance: "Speculation",
+  output: "Output",
+  "special tokens": "Special tokens",
+  cache: "Cache",
+  performance: "Performance",
 };
 
 export class SettingsForm {
@@ -20,8 +35,13 @@ export class SettingsForm {
   #rows = new Map();
   #chips = el("ul", { class: "chips", "aria-label": "Settings that are set" });
   #search = el("input", {
-    type: "search", id: "settings-search", class: "search", placeholder: "Find a setting", autocomplete: "off",
-    "aria-label": "Find a setting", oninput: () => this.#filter(),
+    type: "search",
+    id: "settings-search",
+    class: "search",
+    placeholder: "Find a setting",
+    autocomplete: "off",
+    "aria-label": "Find a setting",
+    oninput: () => this.#filter(),
   });
 
   constructor(parameters) {
@@ -31,9 +51,18 @@ export class SettingsForm {
     replace(
       this.element,
       this.#chips,
-      el("div", { class: "setting-list common" }, common.map((one) => this.#makeRow(one))),
+      el(
+        "div",
+        { class: "setting-list common" },
+        common.map((one) => this.#makeRow(one)),
+      ),
       this.#search,
-      [...groups].map(([group, list]) => this.#makeGroup(group, list.filter((one) => !COMMON.includes(one.name)))),
+      [...groups].map(([group, list]) =>
+        this.#makeGroup(
+          group,
+          list.filter((one) => !COMMON.includes(one.name)),
+        ),
+      ),
     );
     this.#showChips();
   }
@@ -64,7 +93,8 @@ export class SettingsForm {
     const row = this.#rows.get(name);
     if (row === undefined) return false;
     row.fault(message);
-    for (let up = row.element.parentElement; up !== null; up = up.parentElement) if (up.tagName === "DETAILS") up.open = true;
+    for (let up = row.element.parentElement; up !== null; up = up.parentElement)
+      if (up.tagName === "DETAILS") up.open = true;
     row.element.scrollIntoView({ block: "nearest" });
     return true;
   }
@@ -76,7 +106,11 @@ export class SettingsForm {
       "details",
       { class: "setting-group" },
       el("summary", {}, title, el("span", { class: "muted" }, ` ${list.length}`)),
-      el("div", { class: "setting-list" }, list.map((one) => this.#makeRow(one))),
+      el(
+        "div",
+        { class: "setting-list" },
+        list.map((one) => this.#makeRow(one)),
+      ),
     );
   }
 
@@ -86,7 +120,10 @@ export class SettingsForm {
     const fault = el("p", { class: "fault", id: `fault-${name}`, role: "alert", hidden: true });
     const control = makeControl(parameter, (text) => this.#take(parameter, text));
     const reset = button("×", () => this.#set(name, undefined), {
-      class: "reset", "aria-label": `Reset ${name}`, hidden: true, tabindex: "-1",
+      class: "reset",
+      "aria-label": `Reset ${name}`,
+      hidden: true,
+      tabindex: "-1",
     });
     const element = el(
       "div",
@@ -175,13 +212,14 @@ function groupBy(parameters) {
   return groups;
 }
 
-function describe({ help, minimum, maximum, default: usual, type }) {
+function describe({ help, minimum, maximum, default: usual, type, needs }) {
   const bounds = [];
   const isLarge = (value) => Math.abs(value) >= 2 ** 31 - 1;
   if (typeof minimum === "number" && !isLarge(minimum)) bounds.push(`from ${minimum}`);
   if (typeof maximum === "number" && !isLarge(maximum)) bounds.push(`to ${maximum}`);
   const shown = usual === null || usual === undefined ? "off" : shortValue(usual);
   const facts = [type, bounds.join(" "), `default ${shown}`].filter((one) => one);
+  if (needs?.length) facts.push(`read with ${needs.join(" or ")}`);
   return `${help} (${facts.join(", ")})`;
 }
 
@@ -192,7 +230,12 @@ function makeControl(parameter, take) {
   if (kind === "flag") return makeSelect(common, ["true", "false"], take);
   if (kind === "choice") return makeSelect(common, parameter.choices.map(String), take);
   if (kind === "integer" || kind === "number") return makeNumber(parameter, common, take);
-  const element = el("textarea", { ...common, rows: 1, spellcheck: "false", oninput: (event) => take(event.target.value) });
+  const element = el("textarea", {
+    ...common,
+    rows: 1,
+    spellcheck: "false",
+    oninput: (event) => take(event.target.value),
+  });
   return { element, show: (value) => (element.value = writeValue(value)) };
 }
 
@@ -209,20 +252,31 @@ function makeSelect(common, choices, take) {
 function makeNumber(parameter, common, take) {
   const range = sliderRange(parameter);
   const box = el("input", {
-    ...common, type: "text", inputmode: "decimal", class: "number", autocomplete: "off",
+    ...common,
+    type: "text",
+    inputmode: "decimal",
+    class: "number",
+    autocomplete: "off",
     placeholder: parameter.default === null || parameter.default === undefined ? "off" : String(parameter.default),
     oninput: () => {
       if (slider !== null && box.value !== "") slider.value = box.value;
       take(box.value);
     },
   });
-  const slider = range && el("input", {
-    type: "range", min: range[0], max: range[1], step: range[2], tabindex: "-1", "aria-hidden": "true",
-    oninput: () => {
-      box.value = slider.value;
-      take(slider.value);
-    },
-  });
+  const slider =
+    range &&
+    el("input", {
+      type: "range",
+      min: range[0],
+      max: range[1],
+      step: range[2],
+      tabindex: "-1",
+      "aria-hidden": "true",
+      oninput: () => {
+        box.value = slider.value;
+        take(slider.value);
+      },
+    });
   const show = (value) => {
     box.value = value === undefined ? "" : String(value);
     if (slider !== null) slider.value = value ?? parameter.default ?? range[0];

@@ -17,7 +17,10 @@ export function flowText(token) {
 
 export class TokenText {
   element = el("div", {
-    class: "token-text", role: "listbox", tabindex: "0", "aria-label": "Written tokens; arrow keys move, Enter opens a token",
+    class: "token-text",
+    role: "listbox",
+    tabindex: "0",
+    "aria-label": "Written tokens; arrow keys move, Enter opens a token",
   });
   onselect = () => {}; // (index or null)
   onopen = () => {}; // a token was chosen by Enter
@@ -67,7 +70,8 @@ export class TokenText {
     if (this.#run === null) return;
     const tokens = readTokens(this.#run);
     let same = Math.min(this.#drawn.length, tokens.length);
-    if (this.#run.beams.length) for (same = 0; same < this.#drawn.length && this.#drawn[same] === tokens[same]?.id; ) same += 1;
+    if (this.#run.beams.length)
+      for (same = 0; same < this.#drawn.length && this.#drawn[same] === tokens[same]?.id;) same += 1;
     this.#cut(same);
     const { of } = findColouring(this.#colouring);
     for (let place = same; place < tokens.length; place += 1) this.#add(tokens[place], of, place);
@@ -76,7 +80,8 @@ export class TokenText {
   #cut(length) {
     for (const span of this.#spans.splice(length)) span.remove();
     this.#drawn.length = length;
-    while (this.element.lastElementChild && !this.element.lastElementChild.childElementCount) this.element.lastElementChild.remove();
+    while (this.element.lastElementChild && !this.element.lastElementChild.childElementCount)
+      this.element.lastElementChild.remove();
   }
 
   #add(token, of, place) {
@@ -129,7 +134,8 @@ export class TokenText {
     this.#pinned = place;
     this.#mark(place);
     // Where the inspector is a sheet from below, the token stays above it.
-    if (place !== null && matchMedia("(max-width: 1240px)").matches) this.#spans[place]?.scrollIntoView({ block: "nearest" });
+    if (place !== null && matchMedia("(max-width: 1240px)").matches)
+      this.#spans[place]?.scrollIntoView({ block: "nearest" });
   }
 
   #mark(place) {
@@ -169,8 +175,14 @@ export class TokenText {
     const block = this.#spans[Math.max(0, Math.min(at, last))].parentElement;
     const ahead = getComputedStyle(block).direction === "rtl" ? -1 : 1;
     const moves = {
-      ArrowRight: at + ahead, ArrowLeft: at - ahead, Home: 0, End: last,
-      ArrowDown: this.#lineAway(at, 1), ArrowUp: this.#lineAway(at, -1), PageDown: at + 50, PageUp: at - 50,
+      ArrowRight: at + ahead,
+      ArrowLeft: at - ahead,
+      Home: 0,
+      End: last,
+      ArrowDown: this.#lineAway(at, 1),
+      ArrowUp: this.#lineAway(at, -1),
+      PageDown: at + 50,
+      PageUp: at - 50,
     };
     if (event.key in moves) {
       event.preventDefault();

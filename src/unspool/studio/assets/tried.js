@@ -21,7 +21,13 @@ export class TriedTree {
 
   #list(children, above, shown) {
     const runs = children.get(above) ?? [];
-    return runs.length ? el("ul", {}, runs.map((run) => el("li", {}, this.#entry(run, shown), this.#list(children, run.id, shown)))) : null;
+    return runs.length
+      ? el(
+          "ul",
+          {},
+          runs.map((run) => el("li", {}, this.#entry(run, shown), this.#list(children, run.id, shown))),
+        )
+      : null;
   }
 
   #entry(run, shown) {
@@ -29,8 +35,18 @@ export class TriedTree {
     const text = run.parent ? own.map((token) => token.delta ?? token.text).join("") : plainText(run);
     return button(
       [
-        el("span", { class: "tried-head" }, `${run.id}`, el("span", { class: "muted" }, ` ${describeOrigin(run)} · ${count(readTokens(run).length, "token")}`), SIGNS[run.status] ? el("span", { class: "badge" }, SIGNS[run.status]) : null),
-        el("span", { class: "tried-text", dir: "auto" }, shorten(text.replace(/\s+/g, " ").trim(), 110) || "nothing yet"),
+        el(
+          "span",
+          { class: "tried-head" },
+          `${run.id}`,
+          el("span", { class: "muted" }, ` ${describeOrigin(run)} · ${count(readTokens(run).length, "token")}`),
+          SIGNS[run.status] ? el("span", { class: "badge" }, SIGNS[run.status]) : null,
+        ),
+        el(
+          "span",
+          { class: "tried-text", dir: "auto" },
+          shorten(text.replace(/\s+/g, " ").trim(), 110) || "nothing yet",
+        ),
       ],
       () => this.onshow(run.id),
       { class: "tried-run", "aria-current": run.id === shown ? "true" : undefined },

@@ -1,6 +1,12 @@
 // Numbers and tokens as people read them.
 
-const MARKS = new Map([["\n", "↵"], ["\r", "␍"], ["\t", "⇥"], [" ", "␣"], ["\u00a0", "⍽"]]);
+const MARKS = new Map([
+  ["\n", "↵"],
+  ["\r", "␍"],
+  ["\t", "⇥"],
+  [" ", "␣"],
+  ["\u00a0", "⍽"],
+]);
 // Characters that can't be seen, or that would turn the text around them.
 const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/gu;
 
@@ -41,7 +47,7 @@ export function count(value, one, many = `${one}s`) {
 
 /** A setting's value in a few characters. */
 export function shortValue(value) {
-  return shorten(typeof value === "string" ? value : JSON.stringify(value) ?? "null", 28);
+  return shorten(typeof value === "string" ? value : (JSON.stringify(value) ?? "null"), 28);
 }
 
 const STRATEGIES = {

@@ -38,9 +38,15 @@ export class WriteView {
         "section",
         { class: "card text-card", "aria-labelledby": "text-title" },
         el("header", { class: "card-head" }, el("div", {}, this.#title, this.#status), colour),
-        this.#prompt, this.text.element, this.#notice, this.#legend,
+        this.#prompt,
+        this.text.element,
+        this.#notice,
+        this.#legend,
       ),
-      this.#strategy.element, this.#ribbonCard, this.#triedCard, this.text.tip,
+      this.#strategy.element,
+      this.#ribbonCard,
+      this.#triedCard,
+      this.text.tip,
     );
     this.isKept = isKept;
     this.text.onselect = (index) => book.select(index);
@@ -79,7 +85,14 @@ export class WriteView {
     this.#colouring = null;
     this.#tried.draw(this.#book);
     if (run === null) {
-      replace(this.#prompt, el("span", { class: "muted" }, "Choose a preset or write a prompt, then press Write. Each token that comes can be looked into, and changed."));
+      replace(
+        this.#prompt,
+        el(
+          "span",
+          { class: "muted" },
+          "Choose a preset or write a prompt, then press Write. Each token that comes can be looked into, and changed.",
+        ),
+      );
       this.inspector.show(null, null);
       return;
     }
@@ -124,14 +137,22 @@ export class WriteView {
     const ids = fitting.map((one) => one.id).join();
     if (this.#colours.dataset.ids !== ids) {
       this.#colours.dataset.ids = ids;
-      replace(this.#colours, fitting.map((one) => el("option", { value: one.id }, one.name)));
+      replace(
+        this.#colours,
+        fitting.map((one) => el("option", { value: one.id }, one.name)),
+      );
     }
     this.#colours.value = wanted;
     if (this.#legend.dataset.of === wanted && this.#legend.dataset.run === String(this.#book.shown)) return;
     this.#legend.dataset.of = wanted;
     this.#legend.dataset.run = this.#book.shown;
     this.text.colour(wanted);
-    replace(this.#legend, findColouring(wanted).legend.map(([kind, name]) => el("span", { class: "key" }, el("span", { class: `swatch t ${kind}` }, "abc"), name)));
+    replace(
+      this.#legend,
+      findColouring(wanted).legend.map(([kind, name]) =>
+        el("span", { class: "key" }, el("span", { class: `swatch t ${kind}` }, "abc"), name),
+      ),
+    );
   }
 
   #chooseColour(id) {
@@ -160,7 +181,12 @@ export class WriteView {
     replace(
       this.#notice,
       el("span", {}, `${words[run.status] ?? ""}${came}`),
-      canResume ? button(tokens.length ? "Resume" : "Try again", () => this.#branch(() => this.#book.resume(run)), { class: "primary small", id: "resume" }) : null,
+      canResume
+        ? button(tokens.length ? "Resume" : "Try again", () => this.#branch(() => this.#book.resume(run)), {
+            class: "primary small",
+            id: "resume",
+          })
+        : null,
     );
     this.#notice.classList.toggle("is-bad", run.status !== "stopped");
   }
