@@ -337,5 +337,8 @@ _FOLLOW: Final = (
     _refused("prompt_logprobs", "a trace begins after the prompt"),
     _refused("return_token_ids", "a trace has them", True, False),
 )
-_OF_TALK: Final = ("logprobs", "top_logprobs", "n_probs", "stream_options", "add_special_tokens")
-TRACE: Final = FieldTable(_EVERYWHERE, [one for one in _TALK if one.name not in _OF_TALK], _FOLLOW)
+_NOT_FOLLOWED: Final = ("logprobs", "top_logprobs", "n_probs", "stream_options", "add_special_tokens")
+_FOLLOWED: Final = [one for one in _TALK if one.name not in _NOT_FOLLOWED]
+OF_CHATS: Final = tuple(one.name for one in _FOLLOWED if one.use == "read" and one.name != "messages")
+"""Fields of a trace that go with messages alone."""
+TRACE: Final = FieldTable(_EVERYWHERE, _FOLLOWED, _FOLLOW)

@@ -12,7 +12,7 @@ from unspool.server.completions import read_prompts
 from unspool.server.dialect import Reply
 from unspool.server.fields import make_setting, read_fields
 from unspool.server.frames import frame
-from unspool.server.names import TRACE
+from unspool.server.names import OF_CHATS, TRACE
 from unspool.server.orders import Order, Target, make_order
 from unspool.server.refusals import RequestError, read_error, refuse_field
 from unspool.server.work import Choice, Work
@@ -36,6 +36,10 @@ class TraceDialect:
                 "the field 'prompt' or 'messages' is required" if not given else "give `prompt` or `messages`, not both"
             )
             raise refuse_field("prompt", why, None if given else "missing_required_parameter")
+        of_others = ("add_special_tokens",) if given == ["messages"] else OF_CHATS
+        for name in of_others:
+            if name in found.values:
+                raise refuse_field(name, f"`{name}` does not go with `{given[0]}`; leave it out", "without_effect")
         written, adds = found.take("prefix_ids", []), found.take("add_special_tokens", True)
         size = target.lm.model.info.vocab_size
         if any(token >= size for token in written):

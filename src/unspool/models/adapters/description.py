@@ -78,7 +78,7 @@ def _describe_pair(model: Any, config: Any) -> Description:
     counts = (getattr(config, name, None) for name in ("num_decoder_layers", "decoder_layers", "num_hidden_layers"))
     num_layers = next(int(number) for number in counts if number)
     heads = getattr(config, "decoder_attention_heads", None) or config.num_attention_heads
-    if "router_probs" in _find_names(model)["all"]:
+    if any("router" in name for name in _find_names(model)["all"]):
         raise UnsupportedError(
             f"the decoder of {type(model).__name__} reads its encoder's routing; use its own generate()"
         )

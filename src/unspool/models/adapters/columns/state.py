@@ -119,10 +119,21 @@ class ColumnCache(Cache):
             self._return_to(snapshot, lengths)
             return
         columns = self.columns
+        self._check_even(lengths)
         columns.mask = columns.mask & (columns.mask.long().cumsum(dim=-1) <= _column(lengths, columns.mask))
         if self.past is None or self._name_layers() <= _PLAIN_LAYERS:
             self._cut(columns, int(columns.find_last().max()) + 1)
         self.lengths = list(lengths)
+
+    def _check_even(self, lengths: Sequence[int]) -> None:
+        """Raise if rows lose different numbers of tokens and the model numbers columns: what is masked would count."""
+        assert self.columns is not None
+        lost = {held - new for held, new in zip(self.lengths, lengths, strict=True)}
+        if len(lost) > 1 and self.columns.positions is None:
+            raise UnsupportedError(
+                f"{type(self.model).__name__} takes no positions, so drafts that one row of several refuses can't be "
+                "left out; decode one prompt at a time, or without a drafter"
+            )
 
     def _cut(self, columns: Columns, width: int) -> None:
         width = max(width, self.prompt.width)
