@@ -529,6 +529,12 @@ def test_an_unknown_setting_names_the_near_one(asked: str, near: str) -> None:
         generate(FakeModel(), [[1, 2]], **{asked: 1})
 
 
+@pytest.mark.parametrize("name", ["pixel_values", "images"])
+def test_a_picture_where_none_is_taken(name: str) -> None:
+    with pytest.raises(SettingError, match=f"no setting '{name}': this model takes no pictures"):
+        merge(None, None, {name: [0]})
+
+
 def test_an_unknown_setting_with_nothing_near() -> None:
     with pytest.raises(SettingError, match=r"no setting 'qqqq'$"):
         merge(None, None, {"qqqq": 1})

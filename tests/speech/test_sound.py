@@ -191,7 +191,8 @@ def test_files_that_cannot_be_read(name: str, words: str, tmp_path: Path) -> Non
     [
         ("no such file.wav", "there is no file"),
         (".", "is a folder"),
-        (np.zeros(0), "can't be read"),
+        (np.zeros(0), "is empty"),
+        (np.zeros((2, 0)), "is empty"),
         (np.zeros((2, 3, 4)), "can't be read"),
         (np.full(100, np.nan), "NaN or infinite"),
         (np.zeros((100, 100)), "1 to 64 channels"),

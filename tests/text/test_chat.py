@@ -139,6 +139,17 @@ def test_the_templates_own_message_reaches_the_user() -> None:
         render("{{ messages | xmlattr }}")
 
 
+def test_parts_that_a_template_does_not_take_are_named() -> None:
+    parts = [{"type": "image", "url": "a.png"}, {"type": "text", "text": "hi"}]
+    with pytest.raises(InputError, match=r"Messages have parts \(image, text\).*one text"):
+        render_chat(
+            "{% for m in messages %}{{ '<' + m['content'] }}{% endfor %}",
+            [{"role": "user", "content": parts}],
+            add_generation_prompt=False,
+            special_tokens={},
+        )
+
+
 def test_what_the_caller_gave_is_left_alone() -> None:
     messages = [{"role": "user", "content": "Hi", "parts": [1]}]
     with pytest.raises(InputError):

@@ -26,6 +26,9 @@ SPOKEN: dict[str, str] = {
 }
 
 
+_PICTURES = frozenset({"pixel_values", "images", "image", "pixel_values_videos", "videos", "image_grid_thw"})
+
+
 def find_asked(origins: Mapping[str, Origin]) -> frozenset[str]:
     return frozenset(name for name, origin in origins.items() if origin in ("config", "call"))
 
@@ -100,4 +103,6 @@ def _refuse_unknown(names: Iterable[str]) -> None:
         if name not in PARAMETERS:
             near = difflib.get_close_matches(name, PARAMETERS, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
+            if name in _PICTURES:
+                hint = ": this model takes no pictures. Give a transformers object that does, or describe them in words"
             raise SettingError(f"generate() has no setting {name!r}{hint}")

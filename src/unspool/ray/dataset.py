@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -110,16 +112,21 @@ def map_batches(ds: Any, kind: type, actors: Actors, batch_size: int, model: Any
         max_concurrent_calls_per_actor=CALLS_AT_ONCE,
         enable_true_multi_threading=True,
     )
-    return ds.map_batches(
-        kind,
-        fn_constructor_args=(model,),
-        fn_constructor_kwargs=dict(options),
-        batch_size=batch_size,
-        batch_format="pyarrow",
-        compute=strategy,
-        ray_remote_args_fn=partial(dict, max_task_retries=RETRIES),
-        **actors.find_resources(ray),
-    )
+    # The one way to bound the retries of a task, which Ray is going to drop: without it they have no end.
+    has_bound = "ray_remote_args_fn" in inspect.signature(ds.map_batches).parameters
+    bound: dict[str, Any] = {"ray_remote_args_fn": partial(dict, max_task_retries=RETRIES)} if has_bound else {}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="`ray_remote_args_fn` is deprecated")
+        return ds.map_batches(
+            kind,
+            fn_constructor_args=(model,),
+            fn_constructor_kwargs=dict(options),
+            batch_size=batch_size,
+            batch_format="pyarrow",
+            compute=strategy,
+            **bound,
+            **actors.find_resources(ray),
+        )
 
 
 def _as_table(batch: Any) -> Any:

@@ -153,7 +153,9 @@ def _open_array(source: Any, rate: Any) -> Sound:
             f"a sound is a path, an array or tensor of samples, or a mapping of one and its sampling_rate, not a "
             f"{type(source).__name__}"
         )
-    if source.ndim not in (1, 2) or source.size == 0:
+    if source.size == 0:
+        raise InputError("the sound is empty: it holds no samples")
+    if source.ndim not in (1, 2):
         raise InputError(f"a sound of the shape {source.shape} can't be read; give (samples) or (channels, samples)")
     if source.ndim == 2 and source.shape[0] < source.shape[1]:
         source = source.T

@@ -58,7 +58,8 @@ SAME_AS_THEIRS = ("greedy", "beams")
 def ask(name: str, way: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """The model, its inputs and the settings of a way to decode."""
     inputs = FAMILIES[name].inputs()
-    settings = {"max_new_tokens": 5, "do_sample": False, **WAYS[way]}
+    is_compared = way in SAME_AS_THEIRS or way.startswith("drafts")
+    settings = {"max_new_tokens": 4 if is_compared else 2, "do_sample": False, **WAYS[way]}
     if name != "blip":  # its own generate() sets it
         settings["eos_token_id"] = None
     model = make_unlike(name)

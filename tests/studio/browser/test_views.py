@@ -59,10 +59,10 @@ def test_beams_and_where_they_leave_greedy(studio: StudioPage, server: RunningSe
     parts = next(at for at, (one, other) in enumerate(zip(greedy, best, strict=True)) if one != other)
     assert f"left greedy at step {parts + 1}:" in studio.text("#view-beams .verdict")
     assert studio.page.text_content(".step-number.parts") == f"{parts + 1} ▾ leaves greedy"
+    assert studio.page.is_visible(".step-number.parts") and f"Token {parts + 1}" in studio.text(".inspector")
+    studio.shoot("beams")
     studio.page.locator(".beam-tree .node").last.click()
     assert "score" in studio.text(".beam-detail")
-    studio.page.keyboard.press("Escape")
-    studio.shoot("beams")
 
 
 def test_groups_have_colours_and_forced_words_fill_up(studio: StudioPage) -> None:

@@ -1,11 +1,22 @@
 // The inspector: everything about one token. Which others there were, who cut them, and what the strategy saw.
 
 import { makeBars } from "./bars.js";
+import { findParting } from "./beam_paths.js";
 import { el, button, replace } from "./dom.js";
 import { explainSteps } from "./explaining.js";
-import { readTokens, tokenToShow } from "./run.js";
+import { readTokens } from "./run.js";
 import { strategyDetails } from "./details.js";
 import { count, number, percent, shortValue, showToken } from "./wording.js";
+
+/** The token to show when none is looked at: the latest, and at the end the most telling one. */
+export function tokenToShow(run) {
+  const tokens = readTokens(run);
+  if (run.status === "running") return tokens.length - 1;
+  const parting = run.beams.length ? findParting(run) : null;
+  if (parting !== null) return run.base + parting.step; // where the best beam leaves greedy
+  const cut = tokens.findIndex((token) => token.top?.some((one) => one.cut_by)); // or something was cut
+  return cut < 0 ? tokens.length - 1 : cut;
+}
 
 export class Inspector {
   element = el("aside", { class: "inspector", id: "inspector", "aria-label": "The token" });

@@ -142,10 +142,3 @@ export function plainText(run) {
     .map((token) => token.delta ?? token.text)
     .join("");
 }
-
-/** The token to show when none is looked at: the latest, and at the end the first whose alternatives were cut. */
-export function tokenToShow(run) {
-  const tokens = readTokens(run);
-  const telling = run.status === "running" ? -1 : tokens.findIndex((token) => token.top?.some((one) => one.cut_by));
-  return telling < 0 ? tokens.length - 1 : telling;
-}

@@ -53,7 +53,18 @@ def render_chat(
         with spending(Budget()):
             return compiled.render(given)
     except Exception as error:  # a template can fail in every way that Python can
-        raise InputError(f"the chat template failed: {_describe(error)}") from error
+        reason = _describe(error)
+        parts = sorted({kind for message in messages for kind in _list_parts(message)})
+        if parts:
+            reason += f". Messages have parts ({', '.join(parts)}), which it may not take: give `content` as one text"
+        raise InputError(f"the chat template failed: {reason}") from error
+
+
+def _list_parts(message: Mapping[str, Any]) -> list[str]:
+    """The types of a message's parts; none if its content is a text."""
+    content = message.get("content")
+    found = [part.get("type") for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
+    return [kind[:40] for kind in found if isinstance(kind, str)]
 
 
 @lru_cache(maxsize=32)
