@@ -10,6 +10,7 @@ import torch
 from unspool.cache.base import FIXED_SHAPE, JOIN, RAGGED, SELECT_ROWS, TRIAL
 from unspool.cache.files import check_room
 from unspool.cache.older_names import takes_batch_size
+from unspool.cache.reference import count_queries
 from unspool.cache.sizes import (
     DeviceMap,
     KeySizes,
@@ -18,7 +19,6 @@ from unspool.cache.sizes import (
     read_window,
     unpack_sizes,
 )
-from unspool.cache.reference import count_queries
 from unspool.cache.span import Mask, Span
 from unspool.cache.stored import FixedCache, StoredCache
 from unspool.cache.stores.memory import Allocate, Room, split, take_memory
