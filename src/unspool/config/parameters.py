@@ -206,8 +206,10 @@ ARGUMENTS: Final = (
     "inputs_embeds",
     "model",
     "native",
+    "observer",
     "owns_cache",
     "past_key_values",
+    "prefix_ids",
     "tokenizer",
 )
 

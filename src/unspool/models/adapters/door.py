@@ -69,10 +69,8 @@ def find_adapter(model: Any) -> Adapted | None:
 
 def has_own_loop(model: Any) -> bool:
     """Whether a model's class has a decoding loop of its own, which no other can take the place of."""
-    mixin = find_mixin()
-    return any(
-        getattr(type(model), name, None) is not getattr(mixin, name, None) for name in ("_sample", "_beam_search")
-    )
+    mixin, names = find_mixin(), ("_sample", "_beam_search")
+    return any(getattr(type(model), name, None) not in (None, getattr(mixin, name, None)) for name in names)
 
 
 def runs_own_generate(model: Any) -> bool:
