@@ -142,7 +142,7 @@ def test_generate_returns_texts(lm: unspool.LanguageModel) -> None:
 @pytest.mark.parametrize(
     ("audio", "settings", "error", "words"),
     [
-        (np.zeros(0, np.float32), {}, InputError, "can't be read"),
+        (np.zeros(0, np.float32), {}, InputError, "the sound is empty"),
         ([], {}, InputError, "list of sounds is empty"),
         (np.full(RATE, np.nan), {}, InputError, "NaN"),
         (np.ones(RATE), {"language": "elvish"}, SettingError, "is not one of the 3"),
