@@ -8,7 +8,7 @@
 #define MOST_THREADS 256
 #define SPINS_TO_MEET 4000   /* then others may have the core */
 #define SPINS_TO_YIELD 4000  /* some ten microseconds: the time between two calls */
-#define YIELDS_TO_SLEEP 1500 /* about a millisecond, in which others may have the core: the time between two steps */
+#define YIELDS_TO_SLEEP 15000 /* some five milliseconds, in which others may have the core: the time between two steps */
 
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER; /* one call at a time */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards sleeping and waking */
