@@ -143,6 +143,8 @@ def measure(way: Callable[[Work], int], work: Work) -> tuple[float, float]:
     owner: Ways = way.__self__  # type: ignore[attr-defined]
     if owner.left_out is not None:
         (at, counted), owner.left_out = owner.left_out, None  # from the first answers on, without their tokens
+        if counted == tokens:
+            raise SystemExit(f"all {len(work.rows)} answers came from the actor at once; measure it with more --rows")
         return (tokens - counted) / (started + seconds - at), spent
     return tokens / seconds, spent
 

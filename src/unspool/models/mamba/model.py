@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -168,7 +168,7 @@ class Mamba(NativeModel):
         else:
             y, state = scan(held, dt, space.decay, u, b, c)
             following.copy_(state)
-        cache.keep_inputs(index, (dt, u, b), partial(_replay, space.decay))
+        cache.keep_inputs(index, (dt, u, b), partial(replay, scan, space.decay))
         y = torch.addcmul(y, u, space.skip).mul_(self._activate(gate))
         return layer.out(y.to(self.dtype))
 
@@ -240,14 +240,18 @@ def _normalise_root(values: torch.Tensor, eps: float) -> torch.Tensor:
     return values * torch.rsqrt(values.square().mean(dim=-1, keepdim=True) + eps)
 
 
-def _replay(
-    decay: torch.Tensor, state: torch.Tensor, inputs: tuple[torch.Tensor, ...], counts: Sequence[int]
+def replay(
+    run: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    decay: torch.Tensor,
+    state: torch.Tensor,
+    inputs: tuple[torch.Tensor, ...],
+    counts: Sequence[int],
 ) -> torch.Tensor:
-    """The state after each row's first `counts[row]` positions of a pass."""
+    """The state after each row's first `counts[row]` positions of a pass, by the scan that it was made with."""
     dt, u, b = inputs
     ends = torch.tensor(list(counts), device=dt.device)[:, None]
     past_end = torch.arange(dt.shape[1], device=dt.device) >= ends
-    return scan(state, dt.masked_fill(past_end[:, :, None], 0.0), decay, u, b, None)[1]
+    return run(state, dt.masked_fill(past_end[:, :, None], 0.0), decay, u, b, None)[1]
 
 
 def describe(spec: MambaSpec) -> ModelInfo:

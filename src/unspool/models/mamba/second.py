@@ -17,8 +17,8 @@ from unspool.kernels.head_scan import scan_heads
 from unspool.kernels.scan import convolve
 from unspool.models.assembly import Assembler, Progress
 from unspool.models.decoder.spec import NormSpec
-from unspool.models.mamba.model import Mamba, normalise
-from unspool.models.mamba.weights import MambaSpec
+from unspool.models.mamba.model import Mamba, normalise, replay
+from unspool.models.mamba.weights import MambaSpec, StateSpace
 from unspool.models.native import ModelConfig
 from unspool.models.weights import Embedding, Linear, Norm, WeightSource
 from unspool.protocols import Want
@@ -40,24 +40,12 @@ class Mamba2Spec(MambaSpec):
 
 
 @dataclass(slots=True)
-class HeadSpace:
-    """The recurrence's parameters, in float32 for every model dtype: errors would accumulate over the whole text."""
-
-    decay: torch.Tensor  # (heads,): log2(e) times the rate, below 0
-    skip: torch.Tensor  # (heads,): the skip connection's weight
-    time_bias: torch.Tensor  # (heads,)
-    conv: torch.Tensor  # (kernel, conv_size)
-    conv_bias: torch.Tensor | None  # (conv_size,)
-    is_float32: bool = True
-
-
-@dataclass(slots=True)
 class Mamba2Layer:
     """One block's weights."""
 
     norm: Norm
     project_in: Linear  # the gate, the convolution's inputs, the heads' time steps
-    space: HeadSpace
+    space: StateSpace
     gated_norm: Norm
     out: Linear
 
@@ -123,19 +111,9 @@ class Mamba2(Mamba):
             dt = dt.masked_fill(past_end, 0.0)  # a step of no time leaves the state as it is
         y, state = scan_heads(cache.state(index), dt, space.decay, u, b, c)
         cache.next_state(index).copy_(state)
-        cache.keep_inputs(index, (dt, u, b), partial(_replay, space.decay))
+        cache.keep_inputs(index, (dt, u, b), partial(replay, scan_heads, space.decay))
         y = y + u * space.skip.repeat_interleave(inner // spec.num_heads)
         return layer.out(layer.gated_norm(y * self._activate(gate.float())).to(self.dtype))
-
-
-def _replay(
-    decay: torch.Tensor, state: torch.Tensor, inputs: tuple[torch.Tensor, ...], counts: Sequence[int]
-) -> torch.Tensor:
-    """The state after each row's first `counts[row]` positions of a pass."""
-    dt, u, b = inputs
-    ends = torch.tensor(list(counts), device=dt.device)[:, None]
-    past_end = torch.arange(dt.shape[1], device=dt.device) >= ends
-    return scan_heads(state, dt.masked_fill(past_end[:, :, None], 0.0), decay, u, b, None)[1]
 
 
 def _normalise(spec: Mamba2Spec, config: Mapping[str, Any]) -> ModelConfig:
@@ -177,7 +155,7 @@ def _assemble_layer(assembler: Assembler, spec: Mamba2Spec, start: str) -> Mamba
     return Mamba2Layer(
         norm=assembler.norm(f"{start}norm", spec.hidden_size, NormSpec("rms", spec.eps)),
         project_in=linear("in_proj", inner + channels + heads, spec.hidden_size),
-        space=HeadSpace(
+        space=StateSpace(
             decay=-torch.exp(read("A_log", heads)) * math.log2(math.e),
             skip=read("D", heads),
             time_bias=read("dt_bias", heads),

@@ -60,11 +60,11 @@ class MambaNames:
 class StateSpace:
     """The recurrence's parameters, in float32 for every model dtype: errors would accumulate over the whole text."""
 
-    decay: torch.Tensor  # (state, inner): log2(e) times the rate, below 0
-    skip: torch.Tensor  # (inner,): the skip connection's weight
-    time_bias: torch.Tensor  # (inner,)
-    conv: torch.Tensor  # (kernel, inner)
-    conv_bias: torch.Tensor | None  # (inner,)
+    decay: torch.Tensor  # (state, inner), or (heads,) in a Mamba-2: log2(e) times the rate, below 0
+    skip: torch.Tensor  # (inner,) or (heads,): the skip connection's weight
+    time_bias: torch.Tensor  # (inner,) or (heads,)
+    conv: torch.Tensor  # (kernel, channels): inner, or in a Mamba-2 also those of B and C
+    conv_bias: torch.Tensor | None  # (channels,)
     is_float32: bool = True
 
 
