@@ -19,6 +19,7 @@ from unspool.cache import Cache
 from unspool.config import CompileConfig
 from unspool.errors import UnsupportedError
 from unspool.models.adapters.adapted import AdaptedModel, name_failures
+from unspool.models.adapters.columns.answers import join_passes, lighten, pack_columns
 from unspool.models.adapters.columns.state import ColumnCache, Columns
 from unspool.models.adapters.description import Description, keeps_states
 from unspool.protocols import LAST, Encoded, Forward, PreparedRows, Want
@@ -314,7 +315,7 @@ class ColumnModel(AdaptedModel):
             made = call(**inputs, return_dict=True)
         columns.num_read = columns.width if cache.keeps_past else 0
         forward = self._read(made, columns, last, num_new, want)
-        cache.output = _lighten(made)
+        cache.output = lighten(made)
         if cache.keeps_past or is_first:
             self._take_past(cache, made)
         return forward
@@ -335,7 +336,7 @@ class ColumnModel(AdaptedModel):
             made.append(self._run(cache, 1, replace(want, logits="all"), is_first=is_first))
         cache.columns = columns
         columns.num_read = columns.width if cache.keeps_past else 0
-        return _join(made[-num_new:], want)
+        return join_passes(made[-num_new:], want)
 
     def _make_inputs(self, cache: ColumnCache, num_asked: int, *, is_first: bool) -> dict[str, Any]:
         columns = cache.columns
@@ -395,7 +396,7 @@ class ColumnModel(AdaptedModel):
     def _read(self, made: Any, columns: Columns, last: torch.Tensor, num_new: int, want: Want) -> Forward:
         logits = made.logits
         if want.logits == "all":
-            logits = _pack(logits[:, -num_new:], columns.mask[:, -num_new:])
+            logits = pack_columns(logits[:, -num_new:], columns.mask[:, -num_new:])
         elif logits.shape[1] == 1:
             logits = logits[:, -1]
         else:
@@ -409,7 +410,7 @@ class ColumnModel(AdaptedModel):
         if want.hidden_states and states is not None:
             forward.hidden_states = states
         if want.last_states and states is not None:
-            forward.last_states = _pack(states[-1][:, -num_new:], columns.mask[:, -num_new:])
+            forward.last_states = pack_columns(states[-1][:, -num_new:], columns.mask[:, -num_new:])
         if want.early and states is not None:
             head, row = self.get_output_embeddings(), torch.arange(len(last), device=self.device)
             place = last - (columns.width - states[0].shape[1])
@@ -433,46 +434,12 @@ class ColumnModel(AdaptedModel):
         return made
 
 
-def _join(made: list[Forward], want: Want) -> Forward:
-    """Passes over one column each as one pass over all of them."""
-    forward = made[-1]
-    logits = [one.logits for one in made]
-    forward.logits = logits[-1][:, -1] if want.logits == "last" else torch.cat(logits, dim=1)
-    if forward.hidden_states is not None:
-        layers = zip(*(one.hidden_states or () for one in made), strict=True)
-        forward.hidden_states = tuple(torch.cat(layer, dim=-2) for layer in layers)
-    for name in ("attentions", "cross_attentions"):
-        if getattr(forward, name) is not None:
-            layers = zip(*(getattr(one, name) for one in made), strict=True)
-            setattr(forward, name, tuple(map(_join_weights, layers)))
-    if forward.last_states is not None:
-        forward.last_states = torch.cat([one.last_states for one in made if one.last_states is not None], dim=1)
-    return forward
-
-
-def _join_weights(weights: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    """Weights of single columns (rows, heads, 1, keys) as those of one pass: keys that came later have none."""
-    if weights[-1] is None:
-        return None
-    width = weights[-1].shape[-1]
-    padded = [torch.nn.functional.pad(part, (0, width - part.shape[-1])) for part in weights if part is not None]
-    return torch.cat(padded, dim=2)
-
-
 def _extend(name: str, value: Any, num_new: int) -> Any:
     """Inputs with a number per column, for columns that are read together with the prompt."""
     if name not in _TYPES or not isinstance(value, torch.Tensor):
         return value
     last = value[:, -1:] if name == "token_type_ids" else torch.zeros_like(value[:, -1:])
     return torch.cat((value, last.expand(-1, num_new)), dim=1)
-
-
-def _pack(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Columns (rows, new, …) right-filled: the real ones first."""
-    if bool(mask.all()):
-        return values
-    order = (~mask).long().argsort(dim=-1, stable=True).to(values.device)
-    return values[torch.arange(values.shape[0], device=values.device)[:, None], order]
 
 
 def _find_base(model: Any) -> Any:
@@ -489,11 +456,3 @@ def _find_encoding(model: Any) -> Any:
         if hasattr(model, name):
             return getattr(model, name)
     raise UnsupportedError("this release of transformers has no method to run an encoder with; use 5.0 or later")
-
-
-def _lighten(made: Any) -> Any:
-    """A pass's output without what is large and no later pass needs."""
-    for name in ("logits", "hidden_states", "decoder_hidden_states", "attentions", "decoder_attentions"):
-        if getattr(made, name, None) is not None:
-            setattr(made, name, None)
-    return made
