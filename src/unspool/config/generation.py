@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, overload
 
 from unspool.config.files import HUB_ID, HUB_OPTIONS, PUSH_OPTIONS, find_config_file, push_file
-from unspool.config.hosted import FOREIGN, fill, is_hosted, note_length
+from unspool.config.hosted import COUNTS_DEFAULT, FOREIGN, fill, is_hosted, note_length
 from unspool.config.modes import GenerationMode, choose_mode
 from unspool.config.parameters import PARAMETERS
 from unspool.config.rules import EXTRA_OUTPUTS, check_settings, find_unused
@@ -23,8 +23,15 @@ from unspool.errors import InputError, SettingError
 from unspool.small_files import make_folder, read_json_object, write_text
 
 FILE_NAME = "generation_config.json"
-METADATA = ("_from_model_config", "_commit_hash", "_original_object_hash", "_explicit", "transformers_version")
-_UNWRITTEN = ("_commit_hash", "_original_object_hash", "_explicit")
+METADATA = (
+    "_from_model_config",
+    "_commit_hash",
+    "_original_object_hash",
+    "_explicit",
+    "transformers_version",
+    COUNTS_DEFAULT,
+)
+_UNWRITTEN = ("_commit_hash", "_original_object_hash", "_explicit", COUNTS_DEFAULT)
 _MOST_NAMES = 4096  # that a dict may say were set
 _TEXT_PARTS = ("decoder", "generator", "text_config")
 
@@ -78,7 +85,7 @@ class GenerationConfig:
         return PARAMETERS[name].copy_default()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if hasattr(type(self), name):
+        if hasattr(type(self), name) and not (callable(value) and is_hosted(self)):  # its code may exchange a method
             raise SettingError(f"`{name}` can't be a setting: GenerationConfig has a method of that name.")
         if name == "watermarking_config":
             value = _read_watermarks(value)

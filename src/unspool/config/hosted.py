@@ -27,7 +27,7 @@ FOREIGN: Final = frozenset(
 )
 """Settings that transformers' code reads and unspool has not: None, unless somebody sets them."""
 
-_COUNTS_DEFAULT: Final = "_counts_default_length"  # attribute: the number of new tokens is the default's
+COUNTS_DEFAULT: Final = "_counts_default_length"  # attribute: the number of new tokens is the default's
 
 
 def fill(config: GenerationConfig, values: Mapping[str, Any], *, takes_new: bool) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def fill(config: GenerationConfig, values: Mapping[str, Any], *, takes_new: bool
     if takes_new and not _has_length(config):
         # What nobody set counts new tokens, however long the prompt is.
         config.max_new_tokens = PARAMETERS["max_length"].default
-        setattr(config, _COUNTS_DEFAULT, True)
+        setattr(config, COUNTS_DEFAULT, True)
     if config.max_new_tokens is not None and "max_length" not in config.explicit:
         config.__dict__["max_length"] = None
     return unused
@@ -54,12 +54,12 @@ def fill(config: GenerationConfig, values: Mapping[str, Any], *, takes_new: bool
 
 def is_hosted(config: GenerationConfig) -> bool:
     """Whether transformers has merged the config into a call of its own, whose values are not ours to check."""
-    return _COUNTS_DEFAULT in config.__dict__
+    return COUNTS_DEFAULT in config.__dict__
 
 
 def note_length(config: GenerationConfig, values: Mapping[str, Any]) -> None:
     """Let a length of the call win over the default one."""
-    if config.__dict__.get(_COUNTS_DEFAULT) and values.get("max_length") is not None:
+    if config.__dict__.get(COUNTS_DEFAULT) and values.get("max_length") is not None:
         config.max_new_tokens = None
 
 
@@ -70,7 +70,7 @@ def _is_unset(config: GenerationConfig, name: str) -> bool:
 
 
 def _has_length(config: GenerationConfig) -> bool:
-    config.__dict__.setdefault(_COUNTS_DEFAULT, False)
+    config.__dict__.setdefault(COUNTS_DEFAULT, False)
     return any(
         name in config.explicit and getattr(config, name) is not None for name in ("max_length", "max_new_tokens")
     )
