@@ -15,6 +15,7 @@ import torch
 
 from unspool.decoding.reader import between_passes
 from unspool.engine.flights import Landed, PlainRow
+from unspool.engine.joined import JoinedTask, read_together
 from unspool.engine.looks import take_look
 from unspool.engine.memory import EngineMemory
 from unspool.engine.passes import Job, Passes
@@ -50,7 +51,7 @@ class Driver:
         memory.on_release = self._release
         self.scheduler = Scheduler(limits, memory)
         self._passes = Passes(memory.pool, mixes=model.device.type == "cpu")
-        self._plain = None if memory.pool is None else PlainRows(model, memory.pool, self._keep_prefix)
+        self._plain = PlainRows(model, memory.pool, self._keep_prefix)
         self._tasks: dict[int, Task] = {}
         self._specials: dict[int, SpecialTask] = {}  # those that were admitted
         self.counters = Counters()
@@ -93,8 +94,7 @@ class Driver:
 
     def listen(self) -> None:
         """Hand over each token of those whose readers wait for them."""
-        if self._plain is not None:
-            self._plain.listen()
+        self._plain.listen()
 
     def close(self) -> None:
         """End all requests, then the thread. Closing twice is fine."""
@@ -143,12 +143,11 @@ class Driver:
         many, and whoever submits the next would wait for it."""
         until, most = time.monotonic() + _LONGEST_WAIT, self.scheduler.limits.tokens_per_pass
         while not self._is_closing and (left := until - time.monotonic()) > 0:
-            count, num_asking = len(self._incoming), self._num_asking
-            if sum(task.needs.longest_prompt for task in self._incoming) >= most:
+            if sum(task.entry.unread * task.entry.num_prompts for task in self._incoming) >= most:
                 return  # a pass is full
-            self._changed.wait(left if num_asking else _QUIET)
-            if len(self._incoming) == count and not self._num_asking:
-                return
+            is_told = self._changed.wait(left if self._num_asking else min(left, _QUIET))
+            if not is_told and not self._num_asking:
+                return  # nobody has come for a while, and nobody is about to
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -186,15 +185,14 @@ class Driver:
                 self.counters.failed += self.death is not None
                 task.request.finish(self.death)
         self._tasks.clear()
-        if self._plain is not None:
-            self._plain.close()
+        self._plain.close()
         self._memory.close()
 
     # --- a turn --------------------------------------------------------------------------------------------------
     def _turn(self) -> None:
         self._take_in()
         self._memory.begin_turn()
-        if self._plain is not None and self._plain.runs_ahead and self.scheduler.is_short:
+        if self._plain.runs_ahead and self.scheduler.is_short:
             self._note(self._plain.land_all())  # rows that are sent back must know all their tokens
             self._memory.begin_turn()
         turn = self.scheduler.plan(time.monotonic())
@@ -203,18 +201,18 @@ class Driver:
         for number in turn.admitted:
             self._open(number)
         jobs = self._list_jobs(turn) if turn.reads or self._specials else []
-        step = None if self._plain is None else self._plain.ask()
+        step = self._plain.ask()
         stepping = None if step is None else Job(step)
-        all_jobs = [job for _, job in jobs] if stepping is None else [stepping, *(job for _, job in jobs)]
+        asked = list(dict.fromkeys(job for _, job in jobs))  # several requests may read in one
+        all_jobs = asked if stepping is None else [stepping, *asked]
         self._memory.make_free(sum(map(self._count_blocks, all_jobs)))
         self._passes.run(all_jobs)
         if stepping is not None and stepping.forward is not None:
             self.scheduler.note_step()
         for number, job in jobs:
             self._take(number, job)
-        if self._plain is not None:
-            self._step(stepping)
-        if not all_jobs and not turn.admitted and not turn.expired and (self._plain is None or self._plain.is_idle):
+        self._step(stepping)
+        if not all_jobs and not turn.admitted and not turn.expired and self._plain.is_idle:
             time.sleep(_IDLE)
 
     def _take_in(self) -> None:
@@ -253,9 +251,12 @@ class Driver:
 
     def _list_jobs(self, turn: Turn) -> list[tuple[int, Job]]:
         """What is read beside the plain rows' step."""
-        jobs: list[tuple[int, Job]] = []
+        jobs = self._join_reads(turn)
+        read = {number for number, _ in jobs}
         for number, columns in turn.reads.items():
             task = self._tasks.get(number)
+            if number in read:
+                continue
             if isinstance(task, PlainTask):
                 jobs.append((number, Job(task.next_ask(columns))))
             elif isinstance(task, SpecialTask) and task.entry.state is State.READING:
@@ -267,6 +268,29 @@ class Driver:
                 assert task.special is not None
                 jobs.append((number, Job(task.special.next_ask(task.special.num_columns))))
         return jobs
+
+    def _join_reads(self, turn: Turn) -> list[tuple[int, Job]]:
+        """Read the whole prompts of requests that have no blocks together."""
+        reads = ((self._tasks.get(number), columns) for number, columns in turn.reads.items())
+        tasks = [
+            task
+            for task, columns in reads
+            if isinstance(task, JoinedTask)
+            and task.cache is None
+            and not task.is_alone
+            and columns >= task.entry.unread
+        ]
+        if len(tasks) < 2:
+            return []
+        try:
+            job = read_together(tasks)
+        except Exception:
+            job = None  # one of them is at fault, or there is no memory for all at once
+        if job is None:
+            for task in tasks:
+                task.read_alone()
+            return []
+        return [(task.entry.number, job) for task in tasks]
 
     def _take(self, number: int, job: Job) -> None:
         """Give a task the answer to what it read."""
@@ -284,9 +308,12 @@ class Driver:
     def _take_plain(self, task: PlainTask, job: Job) -> None:
         if job.forward is None:
             assert job.error is not None
+            if isinstance(task, JoinedTask) and not task.is_alone:
+                task.read_alone()  # the error may be another's
+                return
             raise job.error
-        assert job.ask.tokens is not None and self._plain is not None
-        self.counters.prompt_tokens += _count_tokens(job.ask)
+        assert job.ask.tokens is not None
+        self.counters.prompt_tokens += task.count_read(job.ask)
         arrival = task.take(job.forward, job.ask, self._memory)
         self.scheduler.note_read(task.entry.number, min(job.ask.tokens.shape[1], task.entry.unread))
         if arrival is not None:
@@ -324,7 +351,6 @@ class Driver:
     # --- plain rows ------------------------------------------------------------------------------------------------
     def _step(self, stepping: Job | None) -> None:
         plain = self._plain
-        assert plain is not None
         if stepping is not None and stepping.forward is None:
             assert stepping.error is not None
             self._note(plain.land_all())
@@ -365,7 +391,6 @@ class Driver:
                     if not task.rows and task.entry.number in self._tasks:
                         ended.append(task)
         if leaving:
-            assert self._plain is not None
             self._plain.remove(leaving)
         for task in ended:
             self._finish(task)
@@ -396,15 +421,14 @@ class Driver:
     def _release(self, number: int) -> None:
         """Take a plain task's blocks: it will read its text again."""
         task = self._tasks[number]
-        assert isinstance(task, PlainTask) and self._plain is not None
+        assert isinstance(task, PlainTask)
         self._plain.drop(task)
         task.reset()
 
     def _let_go(self, task: Task) -> None:
         """Give back all that a task holds."""
         if isinstance(task, PlainTask):
-            if self._plain is not None:
-                self._plain.drop(task)
+            self._plain.drop(task)
             task.close()
         elif isinstance(task, SpecialTask) and task.special is not None:
             task.special.stop()
@@ -444,7 +468,7 @@ class Driver:
         task = self._tasks.get(number)
         if task is None:
             return
-        if isinstance(task, PlainTask) and self._plain is not None:
+        if isinstance(task, PlainTask):
             self._note(self._plain.land_all())
             if number not in self._tasks:
                 return  # its last token was on its way
