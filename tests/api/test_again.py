@@ -7,8 +7,8 @@ import weakref
 from typing import Any
 
 import pytest
-
 from tests.engine.fakes import Fake, make_lm
+
 from unspool.api import again
 from unspool.api.again import describe_call
 from unspool.errors import InputError, SettingError, UnspoolError
