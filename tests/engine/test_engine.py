@@ -20,7 +20,7 @@ import torch
 import unspool
 from tests.conformance.cases import load_model
 from tests.engine.fakes import BLOCK_BYTES, Fake, FakePair, make_lm
-from unspool.engine import driver, special
+from unspool.engine import inbox, special
 from unspool.errors import NoTokenLeftError
 
 
@@ -427,7 +427,7 @@ def test_rows_of_models_without_pages_share_steps(family: str) -> None:
         {"max_new_tokens": 8},
     ]
     prompts = [[5 + place, 6, *range(7, 7 + place)] for place in range(len(asked))]
-    with unspool.Engine(lm, max_rows=8) as engine, engine._driver.asking():
+    with unspool.Engine(lm, max_rows=8) as engine, engine._driver.inbox.asking():
         requests = [engine.submit(prompt, eos_token_id=None, **one) for prompt, one in zip(prompts, asked, strict=True)]
         late = None
         for request, prompt, one in zip(requests, prompts, asked, strict=True):
@@ -456,8 +456,8 @@ def test_a_fault_in_a_joined_row_is_its_own() -> None:
 
 
 def test_requests_that_come_together_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "_LONGEST_WAIT", 20.0)
-    monkeypatch.setattr(driver, "_QUIET", 0.5)
+    monkeypatch.setattr(inbox, "_LONGEST_WAIT", 20.0)
+    monkeypatch.setattr(inbox, "_QUIET", 0.5)
     with make_engine(make_lm()) as engine:
         requests = []
         for place in range(5):  # one after the other, as a script submits them

@@ -6,15 +6,13 @@ import atexit
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 import torch
 
 from unspool.decoding.reader import between_passes
 from unspool.engine.flights import Landed, PlainRow
+from unspool.engine.inbox import Inbox
 from unspool.engine.joined import JoinedTask, read_together
 from unspool.engine.looks import take_look
 from unspool.engine.memory import EngineMemory
@@ -29,8 +27,6 @@ from unspool.protocols import Ask, Model
 
 _SMALL: Final = 64  # tokens of an ask that joins the next pass whatever else there is
 _IDLE: Final = 0.001  # seconds to wait after a turn that had nothing to do
-_QUIET: Final = 0.0005  # seconds in which nobody submits after which an idle engine begins,
-_LONGEST_WAIT: Final = 0.03  # and after which it does so in any case
 
 
 _driving: weakref.WeakSet[Driver] = weakref.WeakSet()
@@ -55,42 +51,35 @@ class Driver:
         self._tasks: dict[int, Task] = {}
         self._specials: dict[int, SpecialTask] = {}  # those that were admitted
         self.counters = Counters()
-        self._incoming: deque[Task] = deque()
-        self._cancelled: deque[int] = deque()
-        self._changed = threading.Condition()
-        self._is_closing = False
+        self.inbox = Inbox(limits.tokens_per_pass)
         self.death: EngineError | None = None
         self._thread: threading.Thread | None = None
         self._device = model.device
-        self._num_asking = 0  # threads that are about to submit
 
     # --- from any thread ---------------------------------------------------------------------------------------
     def submit(self, task: Task) -> None:
         """Put a task into the queue; raises if the queue is full or the engine is closed."""
-        with self._changed:
+        with self.inbox.changed:
             if self.death is not None:
                 raise self.death
-            if self._is_closing:
+            if self.inbox.is_closing:
                 raise EngineError("the engine is closed and takes no more requests; make another")
-            waiting, most = len(self._incoming) + self.scheduler.num_waiting, self.scheduler.limits.max_waiting
+            waiting, most = self.num_waiting, self.scheduler.limits.max_waiting
             if waiting >= most:
                 raise ResourceError(
                     f"{waiting} requests wait already, and the engine's queue has room for {most} (max_waiting); "
                     "submit it again when others are done"
                 )
             task.request.attach(self)
-            self._incoming.append(task)
+            self.inbox.put(task)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._drive, name="unspool engine", daemon=True)
                 self._thread.start()
                 _driving.add(self)
-            self._changed.notify()
 
     def cancel(self, request: Request) -> None:
         """End a request within a step."""
-        with self._changed:
-            self._cancelled.append(request.number)
-            self._changed.notify()
+        self.inbox.cancel(request.number)
 
     def listen(self) -> None:
         """Hand over each token of those whose readers wait for them."""
@@ -98,9 +87,9 @@ class Driver:
 
     def close(self) -> None:
         """End all requests, then the thread. Closing twice is fine."""
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify()
+        with self.inbox.changed:
+            self.inbox.is_closing = True
+            self.inbox.changed.notify()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
@@ -108,12 +97,12 @@ class Driver:
     @property
     def num_waiting(self) -> int:
         """Requests in the queue."""
-        return len(self._incoming) + self.scheduler.num_waiting
+        return len(self.inbox) + self.scheduler.num_waiting
 
     @property
     def is_closed(self) -> bool:
         """Whether it takes no more requests."""
-        return self._is_closing or self.death is not None
+        return self.inbox.is_closing or self.death is not None
 
     # --- the thread ----------------------------------------------------------------------------------------------
     def _drive(self) -> None:
@@ -122,57 +111,25 @@ class Driver:
             if self._device.type == "cuda" and self._device.index is not None:
                 torch.cuda.set_device(self._device)
             with torch.no_grad():
-                while self._wait():
+                while self.inbox.wait(is_busy=bool(self._tasks)):
                     with between_passes(self._model, len(self._tasks)):
                         self._turn()
         except BaseException as death:
             error = death
         self._end_all(error)
 
-    def _wait(self) -> bool:
-        """Wait until there is something to do; False when the engine is closed."""
-        with self._changed:
-            while not (self._is_closing or self._incoming or self._cancelled or self._tasks):
-                self._changed.wait()
-            if not self._tasks:
-                self._gather()
-            return not self._is_closing
-
-    def _gather(self) -> None:
-        """Let requests that come together be read together: a pass over a few tokens takes about as long as one over
-        many, and whoever submits the next would wait for it."""
-        until, most = time.monotonic() + _LONGEST_WAIT, self.scheduler.limits.tokens_per_pass
-        while not self._is_closing and (left := until - time.monotonic()) > 0:
-            if sum(task.entry.unread * task.entry.num_prompts for task in self._incoming) >= most:
-                return  # a pass is full
-            is_told = self._changed.wait(left if self._num_asking else min(left, _QUIET))
-            if not is_told and not self._num_asking:
-                return  # nobody has come for a while, and nobody is about to
-
-    @contextmanager
-    def asking(self) -> Iterator[None]:
-        """Somebody is about to submit a request."""
-        with self._changed:
-            self._num_asking += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._num_asking -= 1
-                self._changed.notify()
-
     def _end_all(self, error: BaseException | None) -> None:
         """End every request: as cancelled, or with the error that ended the thread."""
-        with self._changed:
-            self._is_closing = True
+        self.inbox.let_in()
+        with self.inbox.changed:
+            self.inbox.is_closing = True
             if error is not None:
                 self.death = EngineError(
                     f"the engine's driving thread ended with {type(error).__name__}: {error}; its requests are lost"
                 )
                 self.death.__cause__ = error
-            tasks = [*self._tasks.values(), *self._incoming]
+            tasks = [*self._tasks.values(), *self.inbox.take_all()[0]]
             self._tasks = {task.entry.number: task for task in tasks}
-            self._incoming.clear()
         for task in tasks:
             try:
                 self._let_go(task)
@@ -198,6 +155,8 @@ class Driver:
         turn = self.scheduler.plan(time.monotonic())
         for number in turn.expired:
             self._stop(number, "deadline")
+        if turn.reads and self._plain.runs_ahead:
+            self.inbox.hold()
         for number in turn.admitted:
             self._open(number)
         jobs = self._list_jobs(turn) if turn.reads or self._specials else []
@@ -217,12 +176,7 @@ class Driver:
 
     def _take_in(self) -> None:
         """Enter new requests, and end those that were cancelled."""
-        if not (self._incoming or self._cancelled):
-            return
-        with self._changed:
-            incoming, cancelled = list(self._incoming), list(self._cancelled)
-            self._incoming.clear()
-            self._cancelled.clear()
+        incoming, cancelled = self.inbox.take_all()
         for task in incoming:
             self._tasks[task.entry.number] = task
             self.scheduler.add(task.entry)
@@ -353,12 +307,14 @@ class Driver:
         plain = self._plain
         if stepping is not None and stepping.forward is None:
             assert stepping.error is not None
+            self.inbox.let_in()
             self._note(plain.land_all())
             for task in [task for task in self._tasks.values() if isinstance(task, PlainTask)]:
                 if task.entry.state is State.RUNNING:
                     self._fail(task, stepping.error)
             return
         plain.launch(None if stepping is None else stepping.forward)
+        self.inbox.let_in()
         if plain.failed:
             failed, plain.failed = plain.failed, {}
             for task, error in failed.items():

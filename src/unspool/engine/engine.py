@@ -131,7 +131,7 @@ class Engine:
             raise SettingError("`tenant` is a name of at most 256 characters")
         if self._driver.is_closed:
             raise self._driver.death or EngineError("the engine is closed and takes no more requests; make another")
-        with self._driver.asking(), self._beside():
+        with self._driver.inbox.asking(), self._beside():
             return self._submit(prompt, priority, deadline, tenant, streamer, settings)
 
     def _beside(self) -> AbstractContextManager[Any]:
