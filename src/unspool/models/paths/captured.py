@@ -29,7 +29,7 @@ from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.paths.captured_shape import PassShape
 from unspool.models.paths.path import ALL_LAYERS, EMBEDDINGS, Pass
-from unspool.models.weights import Linear, find_addresses, iterate_tensors
+from unspool.models.weights import WordLinear, find_addresses, iterate_tensors
 from unspool.protocols import Forward, Want
 
 if TYPE_CHECKING:
@@ -64,8 +64,9 @@ def explain_no_capture(
         return f"heads of {spec.head_dim} numbers are not aligned"
     if spec.mixture is None:
         return None
-    if any(not isinstance(part, Linear) for layer in weights.layers if layer.mixture for part in (layer.up, layer.down)):
-        return "quantised experts are not read by number"
+    mixed = [(layer.up, layer.down) for layer in weights.layers if layer.mixture is not None]
+    if any(isinstance(part, WordLinear) for parts in mixed for part in parts):
+        return "experts of 8 or 4 bits are not read by number"
     if spec.mixture.num_chosen > _MOST_CHOSEN:
         return f"{spec.mixture.num_chosen} experts a token are more than kernels choose"
     return None

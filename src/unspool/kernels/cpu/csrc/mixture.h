@@ -46,7 +46,7 @@ static group find_group(const run *r, const us_layer *layer, int32_t number) {
 static int32_t count_groups(const us_model *m) { return m->num_experts + (m->shared_ffn > 0); }
 
 /* Turn a token's logits into scores. */
-static void score(const us_model *m, float *logits) {
+static void score_experts(const us_model *m, float *logits) {
     const int32_t E = m->num_experts;
     float most = -INFINITY, total = 0;
     for (int32_t e = 0; e < E; e++) most = logits[e] > most ? logits[e] : most;
@@ -82,7 +82,7 @@ static void choose_experts(run *r, const us_layer *layer, const float *normed) {
     int32_t *firsts = s->group_firsts;
     memset(firsts, 0, sizeof(int32_t) * (size_t)(E + 2));
     for (int32_t t = 0; t < T; t++) {
-        score(m, s->logits + (size_t)t * E);
+        score_experts(m, s->logits + (size_t)t * E);
         pick(m, s->logits + (size_t)t * E, layer->choice_bias, s->picked + (size_t)t * top, s->choices + (size_t)t * top);
     }
     for (int32_t p = 0; p < pairs; p++) firsts[s->picked[p] + 2]++;

@@ -13,9 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
+from unspool.kernels.gpu.experts.gates import join_gate
 from unspool.kernels.gpu.experts.routing import Routes
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
-from unspool.kernels.gpu.products.activations import activate
 
 MOST_PAIRS: Final = 8192  # of a step: one program makes an expert's list
 _SUMMED: Final = 1024  # numbers per program
@@ -54,9 +54,9 @@ def _list_pairs(
 
 @triton.jit
 def _multiply_lists(
-    W, BIAS, X, LISTS, COUNTS, OUT, P, N,
+    W, BIAS, X, LISTS, COUNTS, OUT, limit, gain, P, N,
     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SHARE: tl.constexpr,
-    ACT: tl.constexpr, IS_GATED: tl.constexpr, HAS_BIAS: tl.constexpr, PDL: tl.constexpr,
+    ACT: tl.constexpr, IS_GATED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_LIMIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Outputs (pairs, N) of some of one expert's pairs; input rows are a pair's number divided by SHARE."""
     first, expert, start = tl.program_id(0) * BN, tl.program_id(1), tl.program_id(2) * BM
@@ -90,7 +90,7 @@ def _multiply_lists(
         if IS_GATED:
             if HAS_BIAS:
                 other += tl.load(BIAS + expert * width + N + rn, mask=is_output, other=0.0).to(tl.float32)[None, :]
-            y = activate(total, ACT) * other
+            y = join_gate(total, other, limit, gain, ACT, HAS_LIMIT)
         into = OUT + pair.to(tl.int64)[:, None] * N + rn[None, :]
         tl.store(into, y.to(OUT.dtype.element_ty), mask=is_pair[:, None] & is_output[None, :])
 
@@ -153,6 +153,12 @@ def list_pairs(routes: Routes, lengths: torch.Tensor, lists: Lists) -> None:
     )
 
 
+def count_rows(num_pairs: int, num_experts: int, num_tokens: int) -> int:
+    """Pairs that a program multiplies together: twice as many as an expert has on average."""
+    usual = int(triton.next_power_of_2(max(1, 2 * num_pairs // num_experts)))
+    return min(64, max(16, min(usual, int(triton.next_power_of_2(num_tokens)))))
+
+
 def multiply_lists(
     weight: torch.Tensor,  # (experts * outputs, inputs): gate above value in every expert's part if gated
     x: torch.Tensor,  # (pairs / share, inputs)
@@ -165,11 +171,12 @@ def multiply_lists(
     bias: torch.Tensor | None = None,
     activation: int = 0,
     is_gated: bool = False,
+    limit: float | None = None,  # of gpt-oss's gate
+    gain: float = 1.0,
 ) -> None:
     """Every pair's row times the matrix of its expert."""
     experts, outputs = lists.counts.shape[0], out.shape[1]
-    usual = triton.next_power_of_2(max(1, 2 * out.shape[0] // experts))  # twice the pairs that an expert has
-    rows = min(64, max(16, min(usual, triton.next_power_of_2(num_tokens))))
+    rows = count_rows(out.shape[0], experts, num_tokens)
     launch(
         _multiply_lists,
         (triton.cdiv(outputs, tiling.outputs), experts, triton.cdiv(num_tokens, rows)),
@@ -179,6 +186,8 @@ def multiply_lists(
         lists.pairs,
         lists.counts,
         out,
+        limit or 0.0,
+        gain,
         lists.pairs.shape[1],
         outputs,
         K=weight.shape[1],
@@ -189,6 +198,7 @@ def multiply_lists(
         ACT=activation,
         IS_GATED=is_gated,
         HAS_BIAS=bias is not None,
+        HAS_LIMIT=limit is not None,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
         **launch_options(),

@@ -13,9 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
+from unspool.kernels.gpu.experts.gates import join_gate
 from unspool.kernels.gpu.experts.routing import Routes
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
-from unspool.kernels.gpu.products.activations import activate
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ USUAL_DOWN: Final = ExpertTiling(4, 1024, 4)
 
 @triton.jit
 def _feed_up(
-    W, BIAS, X, CHOSEN, INNER,
+    W, BIAS, X, CHOSEN, INNER, limit, gain,
     F: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TOP: tl.constexpr,
-    ACT: tl.constexpr, HAS_BIAS: tl.constexpr, IS_EVEN: tl.constexpr, PDL: tl.constexpr,
+    ACT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_LIMIT: tl.constexpr, IS_EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     first, pair = tl.program_id(0) * BN, tl.program_id(1)
     place, rk = tl.arange(0, BN), tl.arange(0, BK)
@@ -66,7 +66,7 @@ def _feed_up(
         bias_at = BIAS + expert * (2 * F) + rn
         gate += tl.load(bias_at, mask=is_row, other=0.0).to(tl.float32)
         value += tl.load(bias_at + F, mask=is_row, other=0.0).to(tl.float32)
-    y = activate(gate, ACT) * value
+    y = join_gate(gate, value, limit, gain, ACT, HAS_LIMIT)
     tl.store(INNER + pair.to(tl.int64) * F + rn, y.to(INNER.dtype.element_ty), mask=is_row)
 
 
@@ -122,6 +122,8 @@ def feed_up(
     activation: int,
     *,
     bias: torch.Tensor | None = None,
+    limit: float | None = None,  # of gpt-oss's gate
+    gain: float = 1.0,
     tiling: ExpertTiling = USUAL_UP,
 ) -> None:
     """activation(gate) · value of every pair of a token and one of its experts."""
@@ -135,6 +137,8 @@ def feed_up(
         routes.normed,
         routes.chosen,
         inner,
+        limit or 0.0,
+        gain,
         F=size,
         K=hidden,
         BN=tiling.rows,
@@ -142,6 +146,7 @@ def feed_up(
         TOP=routes.chosen.shape[1],
         ACT=activation,
         HAS_BIAS=bias is not None,
+        HAS_LIMIT=limit is not None,
         IS_EVEN=size % tiling.rows == 0,
         num_warps=tiling.warps,
         **launch_options(),
