@@ -91,7 +91,8 @@ def test_a_step_equals_the_reference(name: str, rows: int, dtype: torch.dtype) -
         expected = feed_experts(mixture, layer.mixture, layer.up, layer.down, normed, find_activation("silu")) + x
         real = lengths >= 0
         chosen, shares = route(mixture, layer.mixture, normed)
-        assert step._routes.chosen.long()[real].tolist() == chosen[real].tolist()
+        found = step._routes.chosen.long()[real].sort(-1)  # equal scores may stand in another order
+        assert found.values.tolist() == chosen[real].sort(-1).values.tolist()
         torch.testing.assert_close(step._routes.shares[real], shares[real], atol=1e-3, rtol=1e-3)
         size = float(expected[real].float().abs().max())
         most = (0.02 if dtype == torch.bfloat16 else 2e-3 if is_mx else 1e-5) * size

@@ -184,9 +184,10 @@ def _assemble_layer(assembler: Assembler, spec: DecoderSpec, names: WeightNames,
     has_outer = spec.norm_placement in ("sandwich", "after")
     has_inner = spec.norm_placement != "after"
     mixed = names.mixture if spec.mixture_of(index) is not None else None
+    attn_norm = norm(names.attn_norm, has_inner)
     up, down = _assemble_feed(assembler, spec, names, index)
     layer = Layer(
-        attn_norm=norm(names.attn_norm, has_inner),
+        attn_norm=attn_norm,
         qkv=_assemble_qkv(assembler, spec, names, start),
         out=linear(names.out, spec.hidden_size, spec.num_heads * spec.head_dim, spec.has_out_bias),
         ffn_norm=norm(names.ffn_norm, spec.has_ffn_norm and has_inner),
