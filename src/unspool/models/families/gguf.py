@@ -18,7 +18,7 @@ from unspool.models.weights import WeightSource
 def find_gguf_names(_header: Settings, source: WeightSource) -> WeightNames:
     """llama.cpp's names, which are the same for all architectures."""
     is_fused = "blk.0.attn_qkv.weight" in source
-    is_gated = "blk.0.ffn_gate.weight" in source
+    is_gated = "blk.0.ffn_gate.weight" in source or "blk.0.ffn_gate_inp.weight" in source  # experts are gated
     return WeightNames(
         embedding="token_embd",
         layer="blk.{i}.",
