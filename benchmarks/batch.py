@@ -134,8 +134,7 @@ class Ways:
 
 
 def measure(way: Callable[[Work], int], work: Work) -> tuple[float, float]:
-    """Tokens a second (NaN if all answers came at once and the first are left out), and the process' processor
-    seconds."""
+    """Tokens a second, NaN if all answers came at once and the first are left out, and the process' processor seconds."""
     before, started = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     tokens = way(work)
     seconds = time.perf_counter() - started

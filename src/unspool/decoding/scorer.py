@@ -185,8 +185,8 @@ class Scorer:
 
     @property
     def can_choose(self) -> bool:
-        """Whether a greedy step's token can be told from the model's logits without scores: nothing is kept of them,
-        and no processor changes them, or one alone that chooses by itself."""
+        """Whether a greedy step's token can be told from the model's logits without scores: nothing is kept of them, and
+        no processor changes them, or one alone that chooses by itself."""
         if not self.processors:
             return self.is_plain
         is_lone = len(self.processors) == 1 and self._readout.is_plain

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define US_ABI 11
+#define US_ABI 12
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
 #define US_PART 64     /* keys that attention reads at once: with their values they stay in the first-level cache */
