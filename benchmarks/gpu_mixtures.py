@@ -177,7 +177,15 @@ def measure_bandwidth() -> float:
     """The bandwidth of a large copy, in bytes per second."""
     source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    return 2 * source.numel() / (time_graph(lambda: target.copy_(source)) / 1e6)
+    times = []
+    for _ in range(12):  # not in a graph, where another engine copies
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        target.copy_(source)
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return 2 * source.numel() / sorted(times)[5]
 
 
 # --- steps -----------------------------------------------------------------------------------------------
@@ -215,7 +223,20 @@ def make_reference(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> 
     return reference
 
 
-def measure_steps(name: str, runs: list[str], bandwidth: float, *, has_peer: bool) -> None:
+def print_kernels(generate: Any, steps: int = 32) -> None:
+    """Print the time of each kernel in a step, in microseconds, and how often it runs."""
+    from torch.profiler import ProfilerActivity, profile
+
+    generate(steps)
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        generate(steps)
+        torch.cuda.synchronize()
+    rows = sorted(profiled.key_averages(), key=lambda row: -row.self_device_time_total)
+    for row in rows[:14]:
+        print(f"      {row.self_device_time_total / steps:8.1f} us {row.count / steps:6.1f} x  {row.key[:90]}")
+
+
+def measure_steps(name: str, runs: list[str], bandwidth: float, *, has_peer: bool, profiles: bool) -> None:
     """Print a step's time for each batch and context."""
     config = {**COMMON, **SHAPES[name]}
     weights = make_weights(config)
@@ -241,6 +262,8 @@ def measure_steps(name: str, runs: list[str], bandwidth: float, *, has_peer: boo
             )
             print(f", transformers {theirs:.2f} ({theirs / ours:.1f}x)", end="")
         print(flush=True)
+        if profiles:
+            print_kernels(lambda count, ids=ids: unspool.generate(model, ids, max_new_tokens=count, **told))
 
 
 # --- tilings ---------------------------------------------------------------------------------------------
@@ -388,6 +411,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
     parser.add_argument("--runs", nargs="+", default=["1x256", "8x256", "64x256"], help="batch x context")
     parser.add_argument("--peer", action="store_true", help="time transformers too")
+    parser.add_argument("--profile", action="store_true", help="print the kernels of a step")
     parser.add_argument("--tilings", nargs="+", type=int, help="time kernels, for these numbers of rows")
     options = parser.parse_args()
     bandwidth = measure_bandwidth()
@@ -396,7 +420,7 @@ def main() -> None:
         if options.tilings:
             measure_tilings(name, options.tilings, bandwidth)
         else:
-            measure_steps(name, options.runs, bandwidth, has_peer=options.peer)
+            measure_steps(name, options.runs, bandwidth, has_peer=options.peer, profiles=options.profile)
 
 
 if __name__ == "__main__":

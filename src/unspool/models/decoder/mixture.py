@@ -11,9 +11,11 @@ from unspool.errors import LoadError
 from unspool.kernels.activations import Activation
 from unspool.kernels.cpu import BLOCK, quantise_rows
 from unspool.kernels.cpu.tiles import TILE
+from unspool.kernels.mx import MxWords
+from unspool.kernels.presence import runs_kernels
 from unspool.models.assembly import Assembler
 from unspool.models.decoder.spec import DecoderSpec, MixtureSpec
-from unspool.models.weights import AnyLinear, Linear
+from unspool.models.weights import AnyLinear, Linear, MxLinear
 
 _ALIGNED: Final = 8  # numbers, of rows that torch's grouped product reads
 _GROUPED_FROM: Final = (9, 0)
@@ -148,6 +150,9 @@ def feed_experts(
     if isinstance(up, Linear) and isinstance(down, Linear) and _can_group(flat, mixture):
         made = _feed_groups(mixture, up, down, flat, chosen, found, activate)
         return (made if shared is None else made.add_(shared)).view(x.shape)
+    if isinstance(up, MxLinear) and isinstance(down, MxLinear) and runs_kernels(flat.device):
+        made = _feed_fours(mixture, up, down, flat, chosen, found)
+        return (made if shared is None else made.add_(shared)).view(x.shape)
     made = torch.zeros_like(flat) if shared is None else shared
     order = chosen.flatten().argsort(stable=True)  # pairs of a token and an expert, expert by expert
     counts = torch.bincount(chosen.flatten(), minlength=mixture.num_experts).tolist()
@@ -201,6 +206,30 @@ def _feed_groups(
     made = torch.empty_like(fed)
     made[order] = fed
     return made.view(*chosen.shape, -1).sum(1)
+
+
+def _feed_fours(
+    mixture: MixtureSpec,
+    up: MxLinear,
+    down: MxLinear,
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    found: torch.Tensor,
+) -> torch.Tensor:
+    """The outputs of experts of 4-bit floats, which kernels unpack on the way."""
+    from unspool.kernels.gpu.experts.prompts import feed_fours  # Triton is imported where a GPU is used
+
+    return feed_fours(
+        MxWords(up.words, up.scales),
+        MxWords(down.words, down.scales),
+        x,
+        chosen,
+        found,
+        num_experts=mixture.num_experts,
+        biases=(up.bias, down.bias),
+        limit=mixture.gate_limit,
+        gain=mixture.gate_gain,
+    )
 
 
 def join_gate(mixture: MixtureSpec, gate: torch.Tensor, value: torch.Tensor, activate: Activation) -> torch.Tensor:

@@ -37,7 +37,16 @@ class MixtureStep:
         self._gate: dict[str, Any] = {"limit": mixture.gate_limit, "gain": mixture.gate_gain}
         self._num_tokens = num_tokens
         pairs = num_tokens * mixture.num_chosen
-        self._routes = Routes.make(num_tokens, spec.hidden_size, mixture.num_experts, mixture.num_chosen, device, dtype)
+        self._routes = Routes.make(
+            num_tokens,
+            spec.hidden_size,
+            mixture.num_experts,
+            mixture.num_chosen,
+            device,
+            dtype,
+            normalises=mixture.is_normalised,
+            scale=mixture.weight_scale,
+        )
         self._inner = torch.zeros(pairs, mixture.ffn_size, dtype=dtype, device=device)
         self._made = torch.zeros(pairs, spec.hidden_size, dtype=dtype, device=device)
         self._lists: Lists | None = None
@@ -68,8 +77,6 @@ class MixtureStep:
             bias=weights.router.bias,
             choice_bias=weights.choice_bias,
             is_sigmoid=mixture.scoring == "sigmoid",
-            normalises=mixture.is_normalised,
-            scale=mixture.weight_scale,
         )
         up, down = layer.up, layer.down
         if isinstance(up, MxLinear) or isinstance(down, MxLinear):

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from unspool.kernels.gpu.experts.gates import join_gate
-from unspool.kernels.gpu.experts.routing import Routes
+from unspool.kernels.gpu.experts.routing import Routes, find_factor
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
 MOST_PAIRS: Final = 8192  # of a step: one program makes an expert's list
@@ -31,8 +31,9 @@ class GroupTiling:
     stages: int
 
 
+# Measured on an H200, 2026-11-16 (`benchmarks/gpu_mixtures.py --tilings 8 64`).
 USUAL_UP: Final = GroupTiling(32, 128, 4, 4)
-USUAL_DOWN: Final = GroupTiling(64, 128, 4, 4)
+USUAL_DOWN: Final = GroupTiling(64, 128, 4, 3)
 
 
 @triton.jit
@@ -97,8 +98,9 @@ def _multiply_lists(
 
 @triton.jit
 def _add_shares(
-    MADE, SHARES, LENGTHS, Y, N, TOP: tl.constexpr, NEW: tl.constexpr, ADDS: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
+    MADE, SHARES, LENGTHS, Y, scale, N,
+    TOP: tl.constexpr, TP: tl.constexpr, NORMALISES: tl.constexpr,
+    NEW: tl.constexpr, ADDS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -107,10 +109,11 @@ def _add_shares(
     if tl.load(LENGTHS + row // NEW) >= 0:
         into = Y + row.to(tl.int64) * N + at
         total = tl.zeros((BLOCK,), tl.float32)
+        factor = find_factor(SHARES, row, scale, TOP, TP, NORMALISES)
         if ADDS:
             total += tl.load(into, mask=at < N, other=0.0).to(tl.float32)
         for slot in tl.static_range(TOP):
-            share = tl.load(SHARES + row * TOP + slot)
+            share = tl.load(SHARES + row * TOP + slot) * factor
             made = tl.load(MADE + (row * TOP + slot).to(tl.int64) * N + at, mask=at < N, other=0.0)
             total += share * made.to(tl.float32)
         tl.store(into, total.to(Y.dtype.element_ty), mask=at < N)
@@ -222,8 +225,9 @@ def add_shares(
         routes.shares,
         lengths,
         out,
+        routes.scale,
         hidden,
-        TOP=routes.chosen.shape[1],
+        **routes.weighing,
         NEW=tokens // lengths.shape[0],
         ADDS=adds,
         BLOCK=_SUMMED,

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from unspool.kernels.gpu.experts.gates import join_gate
-from unspool.kernels.gpu.experts.routing import Routes
+from unspool.kernels.gpu.experts.routing import Routes, find_factor
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
 
@@ -27,7 +27,8 @@ class ExpertTiling:
     warps: int
 
 
-USUAL_UP: Final = ExpertTiling(4, 512, 2)
+# Measured on an H200, 2026-11-16 (`benchmarks/gpu_mixtures.py --tilings 1`).
+USUAL_UP: Final = ExpertTiling(1, 2048, 4)
 USUAL_DOWN: Final = ExpertTiling(4, 1024, 4)
 
 
@@ -72,8 +73,9 @@ def _feed_up(
 
 @triton.jit
 def _feed_down(
-    W, BIAS, INNER, CHOSEN, SHARES, Y, N,
-    F: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TOP: tl.constexpr,
+    W, BIAS, INNER, CHOSEN, SHARES, Y, scale, N,
+    F: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    TOP: tl.constexpr, TP: tl.constexpr, NORMALISES: tl.constexpr,
     ADDS: tl.constexpr, HAS_BIAS: tl.constexpr, IS_EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     first, row = tl.program_id(0) * BN, tl.program_id(1)
@@ -81,6 +83,7 @@ def _feed_down(
     rn = first + place
     is_row = rn < N
     # The routes are there: `_feed_up`, which this kernel starts after, has waited for them.
+    factor = find_factor(SHARES, row, scale, TOP, TP, NORMALISES)
     expert = tl.load(CHOSEN + row * TOP).to(tl.int64)
     at = W + (expert * N + first) * F + place[:, None] * F + rk[None, :]
     if IS_EVEN and BK <= F:
@@ -95,7 +98,7 @@ def _feed_down(
         held = tl.load(y_at, mask=is_row, other=0.0).to(tl.float32)
     total = tl.zeros((BN, BK), tl.float32)
     for slot in tl.static_range(TOP):
-        share = tl.load(SHARES + row * TOP + slot)
+        share = tl.load(SHARES + row * TOP + slot) * factor
         if slot > 0:
             expert = tl.load(CHOSEN + row * TOP + slot).to(tl.int64)
             at = W + (expert * N + first) * F + place[:, None] * F + rk[None, :]
@@ -175,11 +178,12 @@ def feed_down(
         routes.chosen,
         routes.shares,
         out,
+        routes.scale,
         hidden,
         F=size,
         BN=tiling.rows,
         BK=min(tiling.columns, triton.next_power_of_2(size)),
-        TOP=routes.chosen.shape[1],
+        **routes.weighing,
         ADDS=adds,
         HAS_BIAS=bias is not None,
         IS_EVEN=hidden % tiling.rows == 0,

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 import triton
 import triton.language as tl
 
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.products.norms import normalise
 
-_TINY = tl.constexpr(1e-20)  # as in the reference
+TINY = tl.constexpr(1e-20)  # as in the reference
+_FEW_ROWS: Final = 4  # up to this many, every row reads the router by itself
+_EXPERTS_EACH: Final = 16  # per program
 
 
 @triton.jit
-def _route(
-    W, BIAS, X, NORM, CHOICE, LOGITS, COUNTS, NORMED, CHOSEN, SHARES, eps, scale,
-    E: tl.constexpr, EP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, TOP: tl.constexpr,
-    IS_SIGMOID: tl.constexpr, NORMALISES: tl.constexpr, HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_CHOICE: tl.constexpr, PDL: tl.constexpr,
+def _score(
+    W, BIAS, X, NORM, LOGITS, NORMED, eps,
+    E: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr,
+    HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A few logits of one row; the program that ends last chooses the row's experts."""
+    """A few logits of one row."""
     tile, row = tl.program_id(0), tl.program_id(1)
     rn, rk = tile * BN + tl.arange(0, BN), tl.arange(0, KP)
     is_number = rk < K
@@ -39,33 +42,52 @@ def _route(
     logits = tl.sum(w.to(tl.float32) * x[None, :], 1)
     if HAS_BIAS:
         logits += tl.load(BIAS + rn, mask=rn < E, other=0.0).to(tl.float32)
-    logits = logits.to(X.dtype.element_ty).to(tl.float32)  # rounded as the reference's
-    tl.store(LOGITS + row * E + rn, logits, mask=rn < E)
-    tl.debug_barrier()  # every thread's logits are written before the count says so
-    num_before = tl.atomic_add(COUNTS + row, 1, sem="acq_rel")
-    if num_before == tl.num_programs(0) - 1:
-        tl.debug_barrier()
-        re = tl.arange(0, EP)
-        found = tl.load(LOGITS + row * E + re, mask=re < E, other=float("-inf"), cache_modifier=".cg")
-        if IS_SIGMOID:
-            scores = tl.where(re < E, tl.sigmoid(found), 0.0)
-        else:
-            raised = tl.exp(found - tl.max(found, 0))
-            scores = raised / tl.sum(raised, 0)
-        choice = scores
-        if HAS_CHOICE:
-            choice += tl.load(CHOICE + re, mask=re < E, other=0.0)
-        choice = tl.where(re < E, choice, float("-inf"))
-        is_higher = choice[None, :] > choice[:, None]
-        is_earlier = (choice[None, :] == choice[:, None]) & (re[None, :] < re[:, None])
-        place = tl.sum((is_higher | is_earlier).to(tl.int32), 1)  # of an expert among all, the best first
-        is_chosen = (place < TOP) & (re < E)
-        share = scores
-        if NORMALISES:
-            share = share / (tl.sum(tl.where(is_chosen, scores, 0.0), 0) + _TINY)
-        tl.store(CHOSEN + row * TOP + place, re, mask=is_chosen)
-        tl.store(SHARES + row * TOP + place, share * scale, mask=is_chosen)
-        tl.store(COUNTS + row, 0)
+    tl.store(LOGITS + row * E + rn, logits.to(LOGITS.dtype.element_ty), mask=rn < E)
+
+
+@triton.jit
+def _choose(
+    LOGITS, CHOICE, CHOSEN, SHARES,
+    E: tl.constexpr, EP: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr,
+    IS_SIGMOID: tl.constexpr, HAS_CHOICE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Write those of a few experts that a row chooses, each to its place among the chosen."""
+    row = tl.program_id(1)
+    every, mine = tl.arange(0, EP), tl.program_id(0) * BE + tl.arange(0, BE)
+    choice, my_choice = tl.zeros((EP,), tl.float32), tl.zeros((BE,), tl.float32)
+    if HAS_CHOICE:
+        choice = tl.load(CHOICE + every, mask=every < E, other=0.0).to(tl.float32)
+        my_choice = tl.load(CHOICE + mine, mask=mine < E, other=0.0).to(tl.float32)
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    logits = tl.load(LOGITS + row * E + every, mask=every < E, other=float("-inf")).to(tl.float32)
+    my_logits = tl.load(LOGITS + row * E + mine, mask=mine < E, other=float("-inf")).to(tl.float32)
+    if IS_SIGMOID:
+        scores, my_scores = tl.sigmoid(logits), tl.sigmoid(my_logits)
+    else:
+        highest = tl.max(logits, 0)
+        scores = tl.exp(logits - highest)
+        total = tl.sum(scores, 0)
+        scores, my_scores = scores / total, tl.exp(my_logits - highest) / total
+    choice, my_choice = choice + scores, my_choice + my_scores
+    is_higher = choice[None, :] > my_choice[:, None]
+    is_earlier = (choice[None, :] == my_choice[:, None]) & (every[None, :] < mine[:, None])
+    is_before = (is_higher | is_earlier) & (every < E)[None, :] & (every[None, :] != mine[:, None])
+    place = tl.sum(is_before.to(tl.int32), 1)  # of an expert among all, the best first
+    is_chosen = (place < TOP) & (mine < E)
+    tl.store(CHOSEN + row * TOP + place, mine, mask=is_chosen)
+    tl.store(SHARES + row * TOP + place, my_scores, mask=is_chosen)
+
+
+@triton.jit
+def find_factor(SHARES, row, scale, TOP: tl.constexpr, TP: tl.constexpr, NORMALISES: tl.constexpr):
+    """By what a row's scores are multiplied to be the weights of its experts' outputs."""
+    factor = scale
+    if NORMALISES:
+        slot = tl.arange(0, TP)
+        scores = tl.load(SHARES + row * TOP + slot, mask=slot < TOP, other=0.0)
+        factor = scale / (tl.sum(scores, 0) + TINY)
+    return factor
 
 
 @dataclass(slots=True)
@@ -74,22 +96,39 @@ class Routes:
 
     normed: torch.Tensor  # (tokens, hidden): the experts' input
     chosen: torch.Tensor  # (tokens, chosen) int32
-    shares: torch.Tensor  # (tokens, chosen) float32: weights of the experts' outputs
-    logits: torch.Tensor  # (tokens, experts) float32
-    counts: torch.Tensor  # (tokens,) int32: programs that have written their logits; zeros between steps
+    shares: torch.Tensor  # (tokens, chosen) float32: scores of the chosen experts
+    logits: torch.Tensor  # (tokens, experts)
+    normalises: bool  # whether scores are divided by their sum
+    scale: float  # of the weights
 
     @classmethod
     def make(
-        cls, num_tokens: int, hidden: int, num_experts: int, num_chosen: int, device: torch.device, dtype: torch.dtype
+        cls,
+        num_tokens: int,
+        hidden: int,
+        num_experts: int,
+        num_chosen: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        normalises: bool = True,
+        scale: float = 1.0,
     ) -> Routes:
         """Buffers for a number of tokens."""
         return cls(
             torch.zeros(num_tokens, hidden, dtype=dtype, device=device),
             torch.zeros(num_tokens, num_chosen, dtype=torch.int32, device=device),
             torch.zeros(num_tokens, num_chosen, dtype=torch.float32, device=device),
-            torch.zeros(num_tokens, num_experts, dtype=torch.float32, device=device),
-            torch.zeros(num_tokens, dtype=torch.int32, device=device),
+            torch.zeros(num_tokens, num_experts, dtype=dtype, device=device),
+            normalises,
+            scale,
         )
+
+    @property
+    def weighing(self) -> dict[str, Any]:
+        """The arguments of kernels that call `find_factor`."""
+        num_chosen = self.chosen.shape[1]
+        return {"TOP": num_chosen, "TP": triton.next_power_of_2(num_chosen), "NORMALISES": self.normalises}
 
 
 def find_routes(
@@ -102,39 +141,50 @@ def find_routes(
     bias: torch.Tensor | None = None,
     choice_bias: torch.Tensor | None = None,
     is_sigmoid: bool = False,
-    normalises: bool = True,
-    scale: float = 1.0,
 ) -> None:
     """Normalise the tokens' states, and choose their experts."""
     experts, hidden = weight.shape
-    rows = 1 if experts <= 256 else 4
+    tokens = x.shape[0]
     if norm is None:
         routes.normed = x
+    if tokens <= _FEW_ROWS:
+        launch(
+            _score,
+            (experts, tokens),
+            weight,
+            bias if bias is not None else weight,
+            x,
+            norm if norm is not None else weight,
+            routes.logits,
+            routes.normed,
+            eps,
+            E=experts,
+            K=hidden,
+            KP=triton.next_power_of_2(hidden),
+            BN=1,
+            HAS_NORM=norm is not None,
+            HAS_BIAS=bias is not None,
+            num_warps=4,
+            **launch_options(),
+        )
+    else:
+        if norm is not None:
+            normalise(x, norm, eps, routes.normed)
+        torch.mm(routes.normed, weight.t(), out=routes.logits)
+        if bias is not None:
+            routes.logits.add_(bias)
     launch(
-        _route,
-        (triton.cdiv(experts, rows), x.shape[0]),
-        weight,
-        bias if bias is not None else weight,
-        x,
-        norm if norm is not None else weight,
-        choice_bias if choice_bias is not None else weight,
+        _choose,
+        (triton.cdiv(experts, _EXPERTS_EACH), tokens),
         routes.logits,
-        routes.counts,
-        routes.normed,
+        choice_bias if choice_bias is not None else weight,
         routes.chosen,
         routes.shares,
-        eps,
-        scale,
         E=experts,
         EP=triton.next_power_of_2(experts),
-        K=hidden,
-        KP=triton.next_power_of_2(hidden),
-        BN=rows,
+        BE=_EXPERTS_EACH,
         TOP=routes.chosen.shape[1],
         IS_SIGMOID=is_sigmoid,
-        NORMALISES=normalises,
-        HAS_NORM=norm is not None,
-        HAS_BIAS=bias is not None,
         HAS_CHOICE=choice_bias is not None,
         num_warps=4,
         **launch_options(),
