@@ -217,6 +217,7 @@ def _feed_fours(
     found: torch.Tensor,
 ) -> torch.Tensor:
     """The outputs of experts of 4-bit floats, which kernels unpack on the way."""
+    assert mixture.gate_limit is not None  # gpt-oss's gate: the only experts in that format
     from unspool.kernels.gpu.experts.prompts import feed_fours  # Triton is imported where a GPU is used
 
     return feed_fours(
