@@ -60,7 +60,9 @@ def assemble_mixture(assembler: Assembler, spec: DecoderSpec, names: MixtureName
     assert mixture is not None
     choice_bias = shared_up = shared_down = shared_gate = None
     if mixture.has_choice_bias:
-        choice_bias = assembler.take(start + names.choice_bias, mixture.num_experts, dtype=torch.float32)
+        shape = assembler.shape_of(start + names.choice_bias)  # ERNIE's has a row
+        bias = assembler.take(start + names.choice_bias, *shape[:-1], mixture.num_experts, dtype=torch.float32)
+        choice_bias = bias.flatten()
     if mixture.shared_size:
         shared_up = assembler.product(
             [start + name for name in names.shared_up], [mixture.shared_size] * 2, hidden, has_bias=False

@@ -1,4 +1,4 @@
-"""Decoders whose feed-forward is a mixture of experts: Mixtral, Qwen's, OLMoE, Granite's, GLM's."""
+"""Decoders whose feed-forward is a mixture of experts: Mixtral, Qwen's, OLMo's, Granite's, GLM's, ERNIE's, gpt-oss."""
 
 from __future__ import annotations
 
@@ -37,13 +37,16 @@ _QWEN_SHARED = replace(
         shared_gate="mlp.shared_expert_gate",
     ),
 )
-_GLM = replace(
-    NAMES,
-    mixture=replace(
-        _EXPERTS,
-        shared_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
-        shared_down="mlp.shared_experts.down_proj",
-    ),
+_SHARED = replace(
+    _EXPERTS,
+    shared_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+    shared_down="mlp.shared_experts.down_proj",
+)
+_GLM = replace(NAMES, mixture=_SHARED)
+_ERNIE_FILES = replace(NAMES, mixture=replace(_SHARED, choice_bias="mlp.moe_statics.e_score_correction_bias"))
+_ERNIE_OBJECTS = replace(NAMES, mixture=replace(_SHARED, choice_bias="mlp.gate.moe_statics.e_score_correction_bias"))
+_FLEX_OLMO = replace(
+    _QWEN, post_attn_norm="post_attention_layernorm", post_ffn_norm="post_feedforward_layernorm"
 )
 _GPT_OSS = replace(
     NAMES,
@@ -92,9 +95,10 @@ def _read_mixture(
     inner: str,  # the setting that has the width of an expert
     is_normalised: bool,
     experts: tuple[str, ...] = ("num_local_experts", "num_experts"),
+    chosen: tuple[str, ...] = ("num_experts_per_tok",),
 ) -> MixtureSpec:
     """Experts as most configs describe them."""
-    num_experts, num_chosen = config.integer(*experts), config.integer("num_experts_per_tok")
+    num_experts, num_chosen = config.integer(*experts), config.integer(*chosen)
     if num_chosen > num_experts:
         raise LoadError(f"{config.where} has {num_experts} experts and chooses {num_chosen} of them for a token")
     return MixtureSpec(num_experts, num_chosen, config.integer(inner), is_normalised=is_normalised)
@@ -169,11 +173,52 @@ def _read_granitemoe(config: Settings) -> DecoderSpec:
     return replace(spec, mixture=_read_mixture(config, inner="intermediate_size", is_normalised=True))
 
 
+def _read_flex_olmo(config: Settings) -> DecoderSpec:
+    """An OLMo 2 of experts: norms of what residuals add, and of whole queries and keys."""
+    return replace(_read_olmoe(config), family="flex_olmo", norm_placement="after")
+
+
+def _read_ernie4_5_moe(config: Settings) -> DecoderSpec:
+    """Rotation of neighbours; experts chosen with a bias, and some that every token runs through."""
+    config.refuse("use_bias", True, because="experts beside biases are not built")
+    spec = read_llama_config(config, "ernie4_5_moe", theta=500_000.0, is_interleaved=True, is_head_tied=True)
+    mixture = _read_mixture(
+        config,
+        inner="moe_intermediate_size",
+        is_normalised=True,
+        experts=("moe_num_experts", "num_experts"),
+        chosen=("moe_k", "num_experts_per_tok"),
+    )
+    first, step = config.integer("moe_layer_start_index", default=1), config.integer("moe_layer_interval", default=1)
+    end = config.integer("moe_layer_end_index", default=-1)
+    last = spec.num_layers - 1 if end == -1 else end
+    sparse = {layer for layer in range(first, min(last + 1, spec.num_layers)) if (layer + 1) % step == 0}
+    mixture = replace(
+        mixture,
+        has_choice_bias=True,
+        shared_size=config.integer("moe_num_shared_experts", default=2) * mixture.ffn_size,
+        dense_layers=frozenset(range(spec.num_layers)) - sparse,
+    )
+    return replace(spec, has_qkv_bias=False, has_out_bias=False, has_ffn_bias=False, mixture=mixture)
+
+
 def _read_glm4_moe(config: Settings) -> DecoderSpec:
     """Half of each head rotated; experts scored one by one, and some that every token runs through."""
     spec = read_llama_config(config, "glm4_moe", rotary_fraction=0.5)
     if config.boolean("use_qk_norm", default=False):
         spec = replace(spec, qk_norm=spec.norm)
+    return replace(spec, has_out_bias=False, mixture=_read_scored_alone(config, spec.num_layers))
+
+
+def _read_dots1(config: Settings) -> DecoderSpec:
+    """A Qwen 3 with experts of GLM's kind."""
+    spec = read_llama_config(config, "dots1")
+    spec = replace(spec, qk_norm=spec.norm, mixture=_read_scored_alone(config, spec.num_layers, num_shared=0))
+    return with_window(spec, config, config.optional_integer("sliding_window"), ["full"] * spec.num_layers)
+
+
+def _read_scored_alone(config: Settings, num_layers: int, *, num_shared: int = 1) -> MixtureSpec:
+    """Experts whose scores do not depend on each other; `num_shared` run for every token unless the config says so."""
     for name in ("n_group", "topk_group"):
         if config.integer(name, default=1) != 1:
             config.refuse(name, config.find(name), because="experts are chosen among all, not group by group")
@@ -183,16 +228,15 @@ def _read_glm4_moe(config: Settings) -> DecoderSpec:
         is_normalised=config.boolean("norm_topk_prob", default=True),
         experts=("n_routed_experts", "num_local_experts"),
     )
-    num_dense = min(config.integer("first_k_dense_replace", default=1), spec.num_layers)
-    mixture = replace(
+    num_dense = min(config.integer("first_k_dense_replace", default=num_shared), num_layers)
+    return replace(
         mixture,
         scoring="sigmoid",
         has_choice_bias=True,
         weight_scale=config.number("routed_scaling_factor", default=1.0),
-        shared_size=config.integer("n_shared_experts", default=1) * mixture.ffn_size,
+        shared_size=config.integer("n_shared_experts", default=num_shared) * mixture.ffn_size,
         dense_layers=frozenset(range(num_dense)),
     )
-    return replace(spec, has_out_bias=False, mixture=mixture)
 
 
 def _read_gpt_oss(config: Settings) -> DecoderSpec:
@@ -277,7 +321,15 @@ MIXTURES = (
         _read_granitemoe,
         _choose_names(".block_sparse_moe.input_linear.weight", _GRANITE_FILES, _GRANITE_OBJECTS),
     ),
+    _make("flex_olmo", "FlexOlmo", _read_flex_olmo, _FLEX_OLMO),
+    _make(
+        "ernie4_5_moe",
+        "Ernie4_5_Moe",
+        _read_ernie4_5_moe,
+        _choose_names(".mlp.moe_statics.e_score_correction_bias", _ERNIE_FILES, _ERNIE_OBJECTS),
+    ),
     _make("glm4_moe", "Glm4Moe", _read_glm4_moe, _GLM),
+    _make("dots1", "Dots1", _read_dots1, _GLM),
     _make("gpt_oss", "GptOss", _read_gpt_oss, _GPT_OSS),
 )
 """Each family's entry."""

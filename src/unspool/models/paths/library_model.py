@@ -53,8 +53,8 @@ def explain_no_library(
         return f"the CPU library has no block with the norms of {spec.family}"
     if spec.alibi is not None and spec.alibi.is_rounded:
         return f"{spec.family} rounds its position biases key by key"
-    if spec.mixture is not None and (spec.norm_placement != "pre" or spec.residual != "sequential"):
-        return f"the CPU library has no experts in a block with the norms of {spec.family}"
+    if spec.mixture is not None and spec.residual != "sequential":
+        return f"the CPU library has no experts beside the attention of {spec.family}"
     if weights.project_in is not None or weights.project_out is not None:
         return f"{spec.family} has embeddings of another width than its states"
     return None

@@ -358,7 +358,6 @@ static void add_experts(const us_model *m, us_layer *y, int32_t kind, int32_t bi
     float *choice = keep(floats((size_t)m->num_experts, 0.0f));
     for (int32_t e = 0; e < m->num_experts; e++) choice[e] = (float)((e * 5 + below(2)) % 7) * 3.0f + 0.1f * (float)e;
     y->is_mixed = 1;
-    y->has_post_norms = 0;
     y->choice_bias = choice;
     y->router = random_matrix(US_F32, m->num_experts, m->hidden, bias);
     y->up = random_matrix(kind, m->num_experts * 2 * m->expert_ffn, m->hidden, bias);

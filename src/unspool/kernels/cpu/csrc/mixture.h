@@ -162,15 +162,18 @@ static void feed_mixture(run *r, const us_layer *layer) {
         const output to = {.y = s->fed + g.fed, .stride = (size_t)g.ffn};
         if (g.count) feed_part(m, &g.up, g.ffn, g.count, &given, &to, r->thread, r->threads);
     }
+    float *into = layer->has_post_norms ? s->side : s->x;
+    if (layer->has_post_norms && !r->thread) memset(into, 0, sizeof(float) * (size_t)r->job->num_tokens * (size_t)m->hidden);
     us_meet(r->team);
     lay_rows(r, layer, &b, 0);
     for (int32_t number = 0; number < count_groups(m); number++) {
         const group g = find_group(r, layer, number);
         const input given = find_input(&b, &g.down, s->fed, g.fed);
-        const output to = {.y = s->x, .stride = (size_t)m->hidden, .adds = 1, .rows = s->pair_tokens + g.first, .shares = s->pair_shares + g.first};
+        const output to = {.y = into, .stride = (size_t)m->hidden, .adds = 1, .rows = s->pair_tokens + g.first, .shares = s->pair_shares + g.first};
         if (g.count) multiply_part(&g.down, g.count, &given, &to, r->thread, r->threads);
     }
     us_meet(r->team);
+    if (layer->has_post_norms) add_normed(r, &layer->post_ffn_norm);
 }
 
 #endif
