@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -277,7 +276,7 @@ def start(
     if assistant is not None:
         follow_assistant(settings, origins, assistant_model)
     drafts = () if assistant is None else (assistant.model.info, assistant.relation)
-    prompts = replace(read_prompts(core, given, settings), hides_padding=hides_padding)
+    prompts = read_prompts(core, given, settings, hides_padding=hides_padding)
     sources = None if prompts.source is None else prompts.source.lengths
     cache = past_key_values
     if given.prepared is None:

@@ -38,12 +38,11 @@ def decide_drafting(
         return None
     given = {"assistant": assistant, "relation": relation}
     check_methods(Facts(settings, info, shape, given=given), DRAFTED_ROWS, *DRAFTED_STATES, ASSISTANT)
-    if assistant is not None:
-        _check_room(assistant, shape, relation)
     return drafting
 
 
-def _check_room(assistant: ModelInfo, shape: PromptShape, relation: Relation) -> None:
+def check_assistant_room(assistant: ModelInfo, shape: PromptShape, relation: Relation) -> None:
+    """Raise if the prompt is too long for a draft model."""
     room, needed = assistant.max_context, shape.longest
     if relation != "other" and room is not None and needed >= room:  # in other tokens, the prompt has other lengths
         raise SettingError(
