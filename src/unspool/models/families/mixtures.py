@@ -45,9 +45,7 @@ _SHARED = replace(
 _GLM = replace(NAMES, mixture=_SHARED)
 _ERNIE_FILES = replace(NAMES, mixture=replace(_SHARED, choice_bias="mlp.moe_statics.e_score_correction_bias"))
 _ERNIE_OBJECTS = replace(NAMES, mixture=replace(_SHARED, choice_bias="mlp.gate.moe_statics.e_score_correction_bias"))
-_FLEX_OLMO = replace(
-    _QWEN, post_attn_norm="post_attention_layernorm", post_ffn_norm="post_feedforward_layernorm"
-)
+_FLEX_OLMO = replace(_QWEN, post_attn_norm="post_attention_layernorm", post_ffn_norm="post_feedforward_layernorm")
 _GPT_OSS = replace(
     NAMES,
     sinks="self_attn.sinks",
