@@ -153,8 +153,10 @@ class Body(ABC):
         """Normalise queries and keys in ways that the attention kernels do not know."""
         spec = self._spec
         assert layer.q_norm is not None and layer.k_norm is not None
-        norms = [HeadNorm(norm.weight, norm.bias, norm.eps, norm.is_layer) for norm in (layer.q_norm, layer.k_norm)]
-        norm_heads_(qkv, *norms, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.qk_norm_span)
+        q_norm, k_norm = (
+            HeadNorm(norm.weight, norm.bias, norm.eps, norm.is_layer) for norm in (layer.q_norm, layer.k_norm)
+        )
+        norm_heads_(qkv, q_norm, k_norm, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.qk_norm_span)
 
 
 class FusedBody(Body):

@@ -227,4 +227,4 @@ def share_ahead(weight: torch.Tensor, ahead: int, *, is_gated: bool) -> int:
     if not ahead or weight.data_ptr() % ALIGNED or weight.shape[1] * size % ALIGNED:
         return 0
     each = min(ahead, weight.numel() * size) // (FETCHERS * (2 if is_gated else 1))
-    return triton.cdiv(each, LINE_BYTES) * LINE_BYTES // size
+    return int(triton.cdiv(each, LINE_BYTES)) * LINE_BYTES // size
