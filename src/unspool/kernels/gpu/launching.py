@@ -89,30 +89,3 @@ def ask_for(at, is_asked, PDL: tl.constexpr):
             }""",
             "=r,l,r", [at.to(tl.int64), is_asked.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
-
-
-@triton.jit
-def fetch_ahead(W, numbers, SHARE: tl.constexpr, FETCHERS: tl.constexpr, PDL: tl.constexpr):
-    """Prefetch the front of a matrix of so many numbers into the L2 cache, without waiting.
-
-    Each of the first programs asks for its share, in one instruction of one thread; addresses and sizes are multiples
-    of 16 bytes.
-    """
-    if PDL and SHARE > 0:
-        SIZE: tl.constexpr = W.dtype.element_ty.primitive_bitwidth // 8  # bytes
-        begin = tl.program_id(0).to(tl.int64) * SHARE
-        share = tl.minimum(numbers - begin, SHARE)
-        is_asked = (tl.program_id(0) < FETCHERS) & (share > 0)
-        tl.inline_asm_elementwise(
-            """{
-            .reg .pred asked, first;
-            .reg .b32 thread;
-            mov.u32 thread, %tid.x;
-            setp.eq.u32 first, thread, 0;
-            setp.ne.and.s32 asked, $3, 0, first;
-            @asked cp.async.bulk.prefetch.L2.global [$1], $2;
-            mov.b32 $0, 0;
-            }""",
-            "=r,l,r,r", [(W + begin).to(tl.int64), (share * SIZE).to(tl.int32), is_asked.to(tl.int32)],
-            dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip

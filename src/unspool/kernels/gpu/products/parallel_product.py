@@ -12,9 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.launching import fetch_ahead, launch, launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.products.activations import NONE, activate
-from unspool.kernels.gpu.products.row_product import FETCHERS, RowTiling, load_input, share_ahead
+from unspool.kernels.gpu.products.row_product import RowTiling, load_input, load_tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,39 +29,32 @@ class Branch:
 
 
 @triton.jit
-def _load_tile(at, is_row, rk, k: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, IS_EVEN: tl.constexpr):
-    """Columns from k on of a program's rows."""
-    if IS_EVEN and k + BK <= K:
-        w = tl.load(at + k, eviction_policy="evict_first")
-    else:
-        w = tl.load(at + k, mask=is_row[:, None] & (rk + k < K)[None, :], other=0.0, eviction_policy="evict_first")
-    return w
-
-
-@triton.jit
 def _multiply_twins(
     X, W, NORM, SHIFT, BIAS, Y, N, W2, NORM2, SHIFT2, BIAS2, Y2, N2, eps, num_first,
     K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, ACT: tl.constexpr,
     HAS_NORM: tl.constexpr, IS_LAYER: tl.constexpr, HAS_SHIFT: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_BIAS2: tl.constexpr, IS_EVEN: tl.constexpr, AHEAD: tl.constexpr,
-    FETCHERS: tl.constexpr, PDL: tl.constexpr,
+    EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     is_second = program >= num_first
-    fetch_ahead(W, N.to(tl.int64) * K, AHEAD, FETCHERS, PDL)
     first = tl.where(is_second, program - num_first, program) * BN
     n = tl.where(is_second, N2, N)
     place, rk = tl.arange(0, BN), tl.arange(0, BK)
     rn = first + place
     is_row = rn < n
     at = tl.where(is_second, W2, W) + first.to(tl.int64) * K + place[:, None] * K + rk[None, :]
-    w = _load_tile(at, is_row, rk, 0, K, BK, IS_EVEN)
+    ws = ()
+    for k in tl.static_range(0, K, BK):
+        if k < AHEAD * BK:
+            ws = ws + (load_tile(at, is_row, rk, k, K, BK, IS_EVEN),)
     bias = tl.zeros((BN,), tl.float32)
     if HAS_BIAS:
         bias += tl.load(BIAS + rn, mask=is_row & (program < num_first), other=0.0).to(tl.float32)
     if HAS_BIAS2:
         bias += tl.load(BIAS2 + rn, mask=is_row & is_second, other=0.0).to(tl.float32)
-    let_next_start(PDL)
+    if EARLY:
+        let_next_start(PDL)
     wait_for_input(PDL)
     weights, shifts = tl.where(is_second, NORM2, NORM), tl.where(is_second, SHIFT2, SHIFT)
     xs = load_input(
@@ -70,13 +63,17 @@ def _multiply_twins(
     total = tl.zeros((BN, BK), tl.float32)
     squares = tl.zeros((BK,), tl.float32)
     for k in tl.static_range(0, K, BK):
-        if k > 0:
-            w = _load_tile(at, is_row, rk, k, K, BK, IS_EVEN)
+        if k < AHEAD * BK:
+            w = ws[k // BK]
+        else:
+            w = load_tile(at, is_row, rk, k, K, BK, IS_EVEN)
         x = xs[k // BK]
         if HAS_NORM and not IS_LAYER:
             squares += x * x
             x = x * tl.load(weights + k + rk, mask=rk + k < K, other=0.0).to(tl.float32)
         total += w.to(tl.float32) * x[None, :]
+    if not EARLY:
+        let_next_start(PDL)
     y = tl.sum(total, 1)
     if HAS_NORM and not IS_LAYER:
         y *= tl.rsqrt(tl.sum(squares, 0) / K + eps)
@@ -94,7 +91,6 @@ def multiply_twins(
     *,
     eps: float = 0.0,
     centres: bool = False,  # both norms are layer norms
-    ahead: int = 0,
 ) -> None:
     """Two products of one state, each with its own norm of one kind."""
     inputs = first.weight.shape[1]
@@ -121,8 +117,8 @@ def multiply_twins(
         HAS_BIAS=first.bias is not None,
         HAS_BIAS2=second.bias is not None,
         IS_EVEN=first.weight.shape[0] % tiling.rows == 0 and second.weight.shape[0] % tiling.rows == 0,
-        AHEAD=share_ahead(first.weight, ahead, is_gated=False),
-        FETCHERS=FETCHERS,
+        AHEAD=tiling.ahead,
+        EARLY=tiling.starts_next_early,
         num_warps=tiling.warps,
         **launch_options(),
     )
@@ -133,32 +129,39 @@ def _multiply_sum(
     W, X, BIAS, W2, X2, BIAS2, Y, N,
     K: tl.constexpr, K2: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_BIAS2: tl.constexpr, IS_EVEN: tl.constexpr, AHEAD: tl.constexpr,
-    FETCHERS: tl.constexpr, PDL: tl.constexpr,
+    EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    fetch_ahead(W, N.to(tl.int64) * K, AHEAD, FETCHERS, PDL)
     first = tl.program_id(0) * BN
     place, rk = tl.arange(0, BN), tl.arange(0, BK)
     rn = first + place
     is_row = rn < N
     at = W + first.to(tl.int64) * K + place[:, None] * K + rk[None, :]
-    w = _load_tile(at, is_row, rk, 0, K, BK, IS_EVEN)
+    ws = ()
+    for k in tl.static_range(0, K, BK):
+        if k < AHEAD * BK:
+            ws = ws + (load_tile(at, is_row, rk, k, K, BK, IS_EVEN),)
     bias = tl.zeros((BN,), tl.float32)
     if HAS_BIAS:
         bias += tl.load(BIAS + rn, mask=is_row, other=0.0).to(tl.float32)
     if HAS_BIAS2:
         bias += tl.load(BIAS2 + rn, mask=is_row, other=0.0).to(tl.float32)
-    let_next_start(PDL)
+    if EARLY:
+        let_next_start(PDL)
     wait_for_input(PDL)
     held = tl.load(Y + rn, mask=is_row, other=0.0).to(tl.float32)
     total = tl.zeros((BN, BK), tl.float32)
     for k in tl.static_range(0, K, BK):
-        if k > 0:
-            w = _load_tile(at, is_row, rk, k, K, BK, IS_EVEN)
+        if k < AHEAD * BK:
+            w = ws[k // BK]
+        else:
+            w = load_tile(at, is_row, rk, k, K, BK, IS_EVEN)
         total += w.to(tl.float32) * tl.load(X + k + rk, mask=rk + k < K, other=0.0).to(tl.float32)[None, :]
     at = W2 + first.to(tl.int64) * K2 + place[:, None] * K2 + rk[None, :]
     for k in tl.static_range(0, K2, BK):
-        w = _load_tile(at, is_row, rk, k, K2, BK, IS_EVEN)
+        w = load_tile(at, is_row, rk, k, K2, BK, IS_EVEN)
         total += w.to(tl.float32) * tl.load(X2 + k + rk, mask=rk + k < K2, other=0.0).to(tl.float32)[None, :]
+    if not EARLY:
+        let_next_start(PDL)
     tl.store(Y + rn, (tl.sum(total, 1) + bias + held).to(Y.dtype.element_ty), mask=is_row)
 
 
@@ -169,8 +172,6 @@ def multiply_sum(
     y: torch.Tensor,  # (1, inputs of the second)
     out: torch.Tensor,  # (1, outputs): added to
     tiling: RowTiling,
-    *,
-    ahead: int = 0,
 ) -> None:
     """out += first.weight @ x + second.weight @ y, with their biases."""
     outputs, inputs = first.weight.shape
@@ -192,8 +193,8 @@ def multiply_sum(
         HAS_BIAS=first.bias is not None,
         HAS_BIAS2=second.bias is not None,
         IS_EVEN=outputs % tiling.rows == 0,
-        AHEAD=share_ahead(first.weight, ahead, is_gated=False),
-        FETCHERS=FETCHERS,
+        AHEAD=tiling.ahead,
+        EARLY=tiling.starts_next_early,
         num_warps=tiling.warps,
         **launch_options(),
     )

@@ -26,7 +26,6 @@ from unspool.kernels.gpu.products.words_product import MOST_ROWS, multiply_words
 
 FEW_ROWS: Final = 6  # up to this many, a quantised matrix is read again for every two rows
 MOST_UNPACKED: Final = 1 << 26  # numbers at a time
-AHEAD_BYTES = 0  # of a matrix, fetched into the L2 cache before the input of a product of one row is there
 
 
 def multiply(
@@ -63,7 +62,7 @@ def multiply(
         return
     tiling = choose_tiling(weight.shape[0], weight.shape[1], x.shape[0], weight.dtype, is_gated=is_gated)
     if tiling is not None:
-        multiply_row(weight, x, out, tiling, ahead=AHEAD_BYTES, is_gated=is_gated, addend=addend, **around, **before)
+        multiply_row(weight, x, out, tiling, is_gated=is_gated, addend=addend, **around, **before)
         return
     assert addend is None, "the input of a product of several rows is added up before"
     if norm is not None or centres:
@@ -91,7 +90,7 @@ def multiply_beside(
     outputs, inputs = first.weight.shape[0] + second.weight.shape[0], first.weight.shape[1]
     tiling = choose_tiling(outputs, inputs, 1, first.weight.dtype)
     assert tiling is not None
-    multiply_twins(x, first, second, outs, tiling, eps=eps, centres=centres, ahead=AHEAD_BYTES)
+    multiply_twins(x, first, second, outs, tiling, eps=eps, centres=centres)
 
 
 def multiply_both(first: Branch, x: torch.Tensor, second: Branch, y: torch.Tensor, out: torch.Tensor) -> None:
@@ -99,7 +98,7 @@ def multiply_both(first: Branch, x: torch.Tensor, second: Branch, y: torch.Tenso
     outputs, inputs = first.weight.shape[0], first.weight.shape[1] + second.weight.shape[1]
     tiling = choose_tiling(outputs, inputs, 1, first.weight.dtype)
     assert tiling is not None
-    multiply_sum(first, x, second, y, out, tiling, ahead=AHEAD_BYTES)
+    multiply_sum(first, x, second, y, out, tiling)
 
 
 def takes_addends(weight: torch.Tensor | Words, num_rows: int) -> bool:

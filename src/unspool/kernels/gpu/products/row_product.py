@@ -1,20 +1,19 @@
 """A matrix times one or two rows, with the operations before and after it in a block: norm, bias, activation, residual.
 
 The reference is `F.linear` with `kernels.norms` before it. Reading the matrix is the cost, so a program takes a few
-whole rows of it. Its first loads are issued before the kernel that computes the input has ended, and more of the matrix
-is prefetched then: so memory is read while a small kernel, attention above all, leaves it idle.
+whole rows of it; its first loads are issued before the kernel that computes the input has ended.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Unpack
+from typing import Unpack
 
 import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.launching import LINE_BYTES, ask_for, fetch_ahead, let_next_start, wait_for_input
+from unspool.kernels.gpu.launching import let_next_start, wait_for_input
 from unspool.kernels.gpu.products.norms import find_moments, scale_centred
 from unspool.kernels.gpu.products.result import (
     Around,
@@ -25,9 +24,6 @@ from unspool.kernels.gpu.products.result import (
     write_result,
 )
 
-ALIGNED: Final = 16  # bytes: of what is fetched ahead
-FETCHERS: Final = 132  # programs that fetch ahead: the first ones, which start together
-
 
 @dataclass(frozen=True, slots=True)
 class RowTiling:
@@ -37,6 +33,17 @@ class RowTiling:
     columns: int
     warps: int
     starts_next_early: bool = True
+    ahead: int = 1  # how many times so many columns are loaded before the input is there
+
+
+@triton.jit
+def load_tile(at, is_row, rk, k: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, IS_EVEN: tl.constexpr):
+    """Columns from k on of a program's rows of the matrix."""
+    if IS_EVEN and k + BK <= K:
+        w = tl.load(at + k, eviction_policy="evict_first")
+    else:
+        w = tl.load(at + k, mask=is_row[:, None] & (rk + k < K)[None, :], other=0.0, eviction_policy="evict_first")
+    return w
 
 
 @triton.jit
@@ -90,8 +97,7 @@ def _multiply_row(
     R: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     ACT: tl.constexpr, IS_GATED: tl.constexpr, ADDS: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, IS_LAYER: tl.constexpr, HAS_SHIFT: tl.constexpr,
-    HAS_ADDEND: tl.constexpr, IS_EVEN: tl.constexpr, AHEAD: tl.constexpr, FETCHERS: tl.constexpr,
-    LINE_BYTES: tl.constexpr, LINES: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    HAS_ADDEND: tl.constexpr, IS_EVEN: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     HAS_ROOT: tl.constexpr = HAS_NORM and not IS_LAYER
     IS_HELD: tl.constexpr = IS_LAYER or HAS_ADDEND  # the whole input is needed before the first product
@@ -100,27 +106,13 @@ def _multiply_row(
     rn = first + place
     is_row = rn < N
     at = W + first.to(tl.int64) * K + place[:, None] * K + rk[None, :]
-    if IS_EVEN and BK <= K:
-        w = tl.load(at, eviction_policy="evict_first")
-    else:
-        w = tl.load(at, mask=is_row[:, None] & (rk < K)[None, :], other=0.0, eviction_policy="evict_first")
-    if IS_GATED:
-        beside = at + N.to(tl.int64) * K
-        if IS_EVEN and BK <= K:
-            v = tl.load(beside, eviction_policy="evict_first")
-        else:
-            v = tl.load(beside, mask=is_row[:, None] & (rk < K)[None, :], other=0.0, eviction_policy="evict_first")
-    fetch_ahead(W, N.to(tl.int64) * K, AHEAD, FETCHERS, PDL)
-    if IS_GATED:
-        fetch_ahead(W + N.to(tl.int64) * K, N.to(tl.int64) * K, AHEAD, FETCHERS, PDL)
-    LINE: tl.constexpr = LINE_BYTES * 8 // X.dtype.element_ty.primitive_bitwidth  # numbers
-    line = tl.arange(0, LINES) * LINE
-    if HAS_NORM:
-        ask_for(NORM + line, line < K, PDL)
-    if HAS_SHIFT:
-        ask_for(SHIFT + line, line < K, PDL)
-    if HAS_ADDEND:
-        ask_for(POST + line, line < K, PDL)
+    beside = at + N.to(tl.int64) * K  # the gated half
+    ws, vs = (), ()
+    for k in tl.static_range(0, K, BK):
+        if k < AHEAD * BK:
+            ws = ws + (load_tile(at, is_row, rk, k, K, BK, IS_EVEN),)
+            if IS_GATED:
+                vs = vs + (load_tile(beside, is_row, rk, k, K, BK, IS_EVEN),)
     biases = load_biases(BIAS, rn, is_row, N, IS_GATED, HAS_BIAS)
     if EARLY:
         let_next_start(PDL)
@@ -128,35 +120,24 @@ def _multiply_row(
     totals, others, squares, held, inputs = (), (), (), (), ()
     for row in tl.static_range(R):
         held = held + (load_held(Y, row, rn, is_row, N, ADDS),)
+        nothing = tl.zeros((BN, BK), tl.float32)
+        totals, others, squares = totals + (nothing,), others + (nothing,), squares + (tl.zeros((BK,), tl.float32),)
         if IS_HELD:
             xs = load_input(
                 X, NORM, SHIFT, MADE, POST, INTO, eps, post_eps, row, rk, K, BK, IS_LAYER, HAS_NORM, HAS_SHIFT,
                 HAS_ADDEND,
             )  # fmt: skip
             inputs = inputs + (xs,)
-            x = xs[0]
+    for k in tl.static_range(0, K, BK):
+        if k < AHEAD * BK:
+            w = ws[k // BK]
         else:
-            x = tl.load(X + row * K + rk, mask=rk < K, other=0.0).to(tl.float32)
-        squares = squares + (x * x,)
-        if HAS_ROOT:
-            x = x * tl.load(NORM + rk, mask=rk < K, other=0.0).to(tl.float32)
-        total = w.to(tl.float32) * x[None, :]
-        totals = totals + (total,)
+            w = load_tile(at, is_row, rk, k, K, BK, IS_EVEN)
         if IS_GATED:
-            total = v.to(tl.float32) * x[None, :]
-        others = others + (total,)
-    for k in tl.static_range(BK, K, BK):
-        if IS_EVEN and k + BK <= K:
-            w = tl.load(at + k, eviction_policy="evict_first")
-        else:
-            w = tl.load(at + k, mask=is_row[:, None] & (rk + k < K)[None, :], other=0.0, eviction_policy="evict_first")
-        if IS_GATED:
-            if IS_EVEN and k + BK <= K:
-                v = tl.load(beside + k, eviction_policy="evict_first")
+            if k < AHEAD * BK:
+                v = vs[k // BK]
             else:
-                v = tl.load(
-                    beside + k, mask=is_row[:, None] & (rk + k < K)[None, :], other=0.0, eviction_policy="evict_first"
-                )
+                v = load_tile(beside, is_row, rk, k, K, BK, IS_EVEN)
         so_far = (totals, others, squares)
         totals, others, squares = (), (), ()
         for row in tl.static_range(R):
@@ -186,12 +167,10 @@ def multiply_row(
     x: torch.Tensor,  # (rows, inputs)
     out: torch.Tensor,  # (rows, outputs)
     tiling: RowTiling,
-    *,
-    ahead: int = 0,  # bytes of the matrix to fetch while the kernel before still runs
     **around: Unpack[Around],
 ) -> None:
     """A product and the operations around it."""
-    inputs, shift, addend = weight.shape[1], around.get("shift"), around.get("addend")
+    shift, addend = around.get("shift"), around.get("addend")
     launch_product(
         _multiply_row,
         (weight,),
@@ -207,24 +186,12 @@ def multiply_row(
         addend.eps if addend is not None else 0.0,
         R=x.shape[0],
         BN=tiling.rows,
-        BK=min(tiling.columns, triton.next_power_of_2(inputs)),
+        BK=min(tiling.columns, triton.next_power_of_2(weight.shape[1])),
         IS_LAYER=around.get("centres", False),
         HAS_SHIFT=shift is not None,
         HAS_ADDEND=addend is not None,
         IS_EVEN=count_outputs(weight.shape, around) % tiling.rows == 0,
-        AHEAD=share_ahead(weight, ahead, is_gated=around.get("is_gated", False)),
-        FETCHERS=FETCHERS,
-        LINE_BYTES=LINE_BYTES,
-        LINES=triton.next_power_of_2(triton.cdiv(inputs * x.element_size(), LINE_BYTES)),
+        AHEAD=tiling.ahead,
         EARLY=tiling.starts_next_early,
         num_warps=tiling.warps,
     )
-
-
-def share_ahead(weight: torch.Tensor, ahead: int, *, is_gated: bool) -> int:
-    """The numbers that each of the first programs fetches ahead, of each half of a gated matrix; 0 if it can't."""
-    size = weight.element_size()
-    if not ahead or weight.data_ptr() % ALIGNED or weight.shape[1] * size % ALIGNED:
-        return 0
-    each = min(ahead, weight.numel() * size) // (FETCHERS * (2 if is_gated else 1))
-    return int(triton.cdiv(each, LINE_BYTES)) * LINE_BYTES // size

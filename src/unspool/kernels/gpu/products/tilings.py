@@ -7,6 +7,7 @@ cores only reached its times, one that holds whole rows of the matrix in registe
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -122,7 +123,7 @@ def choose_tiling(
     if found is None:
         found = _USUAL_GATED if is_gated else _USUAL
     if dtype == torch.float32:  # twice the bytes per number: half the columns
-        return RowTiling(found.rows, max(256, found.columns // 2), found.warps, found.starts_next_early)
+        return replace(found, columns=max(256, found.columns // 2))
     return found
 
 
@@ -142,7 +143,10 @@ def read_measured() -> dict[tuple[int, int], RowTiling]:
         if not path.is_file() or path.stat().st_size > MOST_BYTES:
             return {}
         entries = json.loads(path.read_text())
-        return {(int(n), int(k)): _check(RowTiling(int(r), int(c), int(w), bool(e))) for n, k, r, c, w, e in entries}
+        return {
+            (int(n), int(k)): _check(RowTiling(int(r), int(c), int(w), bool(e), int(a)))
+            for n, k, r, c, w, e, a in entries
+        }
     except (OSError, ValueError, TypeError):
         return {}
 
@@ -151,7 +155,7 @@ def _check(tiling: RowTiling) -> RowTiling:
     sizes = (tiling.rows, tiling.columns, tiling.warps)
     if any(size < 1 or size & (size - 1) for size in sizes) or tiling.rows * tiling.columns > 1 << 15:
         raise ValueError(f"no tiling: {tiling}")
-    if tiling.warps > 16:
+    if tiling.warps > 16 or not 1 <= tiling.ahead <= 64:
         raise ValueError(f"no tiling: {tiling}")
     return tiling
 
@@ -162,7 +166,10 @@ def write_measured(tilings: dict[tuple[int, int], RowTiling]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
         json.dumps(
-            [[*shape, one.rows, one.columns, one.warps, one.starts_next_early] for shape, one in tilings.items()]
+            [
+                [*shape, one.rows, one.columns, one.warps, one.starts_next_early, one.ahead]
+                for shape, one in tilings.items()
+            ]
         )
     )
     read_measured.cache_clear()
