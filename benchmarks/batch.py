@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import cProfile
 import json
+import math
 import pstats
 import queue
 import random
@@ -133,7 +134,7 @@ class Ways:
 
 
 def measure(way: Callable[[Work], int], work: Work) -> tuple[float, float]:
-    """Tokens a second, and the process' processor seconds."""
+    """Tokens a second, NaN if all answers came at once and the first are left out, and the process' processor seconds."""
     before, started = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     tokens = way(work)
     seconds = time.perf_counter() - started
@@ -144,7 +145,7 @@ def measure(way: Callable[[Work], int], work: Work) -> tuple[float, float]:
     if owner.left_out is not None:
         (at, counted), owner.left_out = owner.left_out, None  # from the first answers on, without their tokens
         if counted == tokens:
-            raise SystemExit(f"all {len(work.rows)} answers came from the actor at once; measure it with more --rows")
+            return math.nan, spent
         return (tokens - counted) / (started + seconds - at), spent
     return tokens / seconds, spent
 
@@ -176,6 +177,8 @@ def main() -> None:
                 work = Work(number, min(options.rows, 64) if round_number == 0 else options.rows, Path(folder))
                 rate, seconds = measure(named[name], work)
                 if round_number:
+                    if math.isnan(rate):
+                        raise SystemExit(f"all {options.rows} answers came from the actor at once; take more --rows")
                     rates[name].append(rate)
                     spent[name].append(seconds)
                     print(f"round {round_number}, {name}: {rate:,.1f} tokens/s, {seconds:,.1f} s of processor time")

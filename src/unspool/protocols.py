@@ -233,11 +233,23 @@ class Stretch:
     path: str  # as in `Forward`
 
 
+Choose = Callable[[list[int], torch.Tensor], list[int]]
+"""From each row's likeliest token, -1 if it has none, and the logits (rows, vocab) to the token that each row gets."""
+
+
 class Stretching(Model, Protocol):
     """A model that says "stretches" in `info.can`: it can take several greedy steps in one call."""
 
-    def take_steps(self, tokens: Sequence[int], cache: Cache, num_steps: int, ends: tuple[int, ...]) -> Stretch | None:
-        """Read each row's last token after what the cache holds, then each step's likeliest one.
+    def take_steps(
+        self,
+        tokens: Sequence[int],
+        cache: Cache,
+        num_steps: int,
+        ends: tuple[int, ...],
+        choose: Choose | None = None,
+    ) -> Stretch | None:
+        """Read each row's last token after what the cache holds, then each step's likeliest one, or what `choose` makes
+        of it.
 
         It ends after `num_steps`, or with the step in which a row gets one of the `ends`. Keys are written past the
         rows' lengths, which stay as they are: `cache.advance` counts a step's as held. None if steps must be taken

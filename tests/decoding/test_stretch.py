@@ -19,7 +19,7 @@ from unspool.decoding import choice
 from unspool.decoding.strategies import stretch
 from unspool.errors import NoTokenLeftError
 from unspool.kernels.cpu import find_library
-from unspool.protocols import Stretch
+from unspool.protocols import Choose, Stretch
 from unspool.stopping import MaxTimeCriteria, StoppingCriteria
 
 needs_library = pytest.mark.skipif(find_library() is None, reason="the C library is not built")
@@ -33,12 +33,15 @@ class Stretching(FakeModel):
         self.info = type(self.info)(**{**vars(self.info), "can": self.info.can | {"stretches"}})
         self.sizes: list[int] = []  # steps asked for, a call each
 
-    def take_steps(self, tokens: Sequence[int], cache: Cache, num_steps: int, ends: tuple[int, ...]) -> Stretch | None:
+    def take_steps(
+        self, tokens: Sequence[int], cache: Cache, num_steps: int, ends: tuple[int, ...], choose: Choose | None = None
+    ) -> Stretch | None:
         self.sizes.append(num_steps)
         held, passes, steps = list(cache.lengths), self.num_passes, []
         for _ in range(num_steps):
             logits = self.forward(torch.tensor(tokens)[:, None], cache).logits
             tokens = [int(row.argmax()) if row.isfinite().all() else -1 for row in logits]
+            tokens = tokens if choose is None else choose(tokens, logits)
             steps.append(list(tokens))
             if min(tokens) < 0 or set(tokens) & set(ends):
                 break
@@ -273,8 +276,8 @@ def test_a_stretch_ends_where_a_block_is_packed(
     lengths: list[int] = []
     take = type(model).take_steps
 
-    def note(self: Any, tokens: Any, cache: Any, num_steps: int, ends: Any) -> Any:
-        made = take(self, tokens, cache, num_steps, ends)
+    def note(self: Any, *args: Any) -> Any:
+        made = take(self, *args)
         lengths.append(len(made.steps))
         assert made.path == "library"
         return made

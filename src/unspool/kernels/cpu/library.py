@@ -17,7 +17,7 @@ from unspool.kernels.cpu.blocks import BLOCK
 from unspool.kernels.cpu.marks import Marks
 from unspool.kernels.cpu.tiles import BYTES, TILE
 
-ABI: Final = 9
+ABI: Final = 10
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
@@ -250,9 +250,10 @@ class Library:
         at = ctypes.c_void_p
         handle.us_keep_allowed.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, ctypes.c_int64, at]
         handle.us_keep_allowed.restype = None
+        handle.us_draw_rows.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, at, ctypes.c_int32]
+        handle.us_draw_rows.restype = None
         self.threads = count_threads()
-        # Later than the rest: a library that was built before them has everything else.
-        self.marks = Marks(handle, self.threads) if hasattr(handle, "us_draw_keyed") else None
+        self.marks = Marks(handle, self.threads)
         self.run = handle.us_run
         self.run_steps = handle.us_run_steps
 
@@ -296,6 +297,20 @@ class Library:
         out = torch.empty(index.numel(), matrix.columns)
         self._handle.us_read_rows(ctypes.byref(matrix), point(index), index.numel(), point(out))
         return out
+
+    def draw_rows(self, scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+        """The tokens (rows,) at which the cumulated probability of scores (rows, vocab) passes the uniforms (rows,); -1
+        where no score is finite, or one is NaN or infinite."""
+        given, numbers = scores.contiguous(), uniforms.contiguous()
+        if given.dtype != torch.float32 or numbers.dtype != torch.float64 or numbers.shape != given.shape[:1]:
+            raise SettingError(
+                f"{list(uniforms.shape)} numbers of {uniforms.dtype} can't draw from scores {list(scores.shape)} of "
+                f"{scores.dtype}"
+            )
+        tokens = torch.full((len(given),), -1, dtype=torch.int32)
+        if given.numel():
+            self._handle.us_draw_rows(point(given), *given.shape, point(numbers), point(tokens), self.threads)
+        return tokens
 
     def keep_allowed(self, scores: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
         """Scores (rows, vocab), -inf where a token's bit in (rows, words) is not set."""
@@ -345,7 +360,7 @@ def find_library() -> Library | None:
 
 
 def find_marks() -> Marks | None:
-    """The library's calls for watermarks, if it was built with them."""
+    """The library's calls for watermarks, if there is a library."""
     library = find_library()
     return None if library is None else library.marks
 

@@ -194,7 +194,34 @@ static void check_masks(const char *set) {
         }
 }
 
+static void check_row_draws(const char *set) {
+    const int32_t rows = 1 + below(4), vocab = 1 + below(3) * below(9000), threads = 1 + below(3);
+    float *scores = keep(floats((size_t)rows * vocab, 4.0f));
+    double *uniforms = keep(get(sizeof(double) * (size_t)rows));
+    int32_t *tokens = keep(get(sizeof(int32_t) * (size_t)rows));
+    for (int32_t row = 0; row < rows; row++) uniforms[row] = below(5) ? next() * 0x1p-32 : below(2) ? 0 : 1 - 0x1p-52;
+    for (int32_t i = below(4) * vocab / 3; i > 0; i--) scores[below(rows * vocab)] = -INFINITY;
+    if (!below(6)) scores[below(rows * vocab)] = below(2) ? NAN : INFINITY;
+    us_draw_rows(scores, rows, vocab, uniforms, tokens, threads);
+    for (int32_t row = 0; row < rows; row++) {
+        const float *given = scores + (size_t)row * vocab;
+        double highest = -INFINITY, total = 0, before = 0;
+        int32_t is_sound = 1;
+        for (int32_t v = 0; v < vocab; v++) is_sound &= given[v] < INFINITY, highest = given[v] > highest ? given[v] : highest;
+        if (!is_sound || highest == -INFINITY) {
+            expect(tokens[row] == -1, "a row without a draw", set);
+            continue;
+        }
+        const int32_t drawn = tokens[row];
+        expect(drawn >= 0 && drawn < vocab && given[drawn] > -INFINITY, "a drawn token", set);
+        for (int32_t v = 0; v < vocab; v++) total += exp(given[v] - highest), before += v < drawn ? exp(given[v] - highest) : 0;
+        const double low = before / total, high = (before + exp(given[drawn] - highest)) / total;
+        expect(low < uniforms[row] + 1e-5 && high > uniforms[row] - 1e-5, "where a draw lies", set);
+    }
+}
+
 static void check_marks(void) {
+    with_each_set(check_row_draws);
     with_each_set(check_lists);
     with_each_set(check_contexts);
     with_each_set(check_draws);

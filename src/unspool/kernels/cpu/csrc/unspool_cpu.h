@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define US_ABI 9
+#define US_ABI 10
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
 #define US_PART 64     /* keys that attention reads at once: with their values they stay in the first-level cache */
@@ -172,6 +172,10 @@ void us_read_contexts(const int64_t *ids, const int64_t *pads, int64_t rows, int
                       int32_t width, int32_t first, uint64_t seed, int32_t mixes, int64_t *states, uint8_t *repeated);
 void us_draw_keyed(const float *scores, int64_t rows, int32_t vocab, const int64_t *states, const uint8_t *repeated,
                    int32_t *tokens, int32_t threads);
+
+/* The token of each row at which its cumulated probability passes uniforms[row], in [0, 1); -1 where no score is finite,
+   or one is NaN or infinite. */
+void us_draw_rows(const float *scores, int64_t rows, int32_t vocab, const double *uniforms, int32_t *tokens, int32_t threads);
 
 /* out (rows, vocab) = scores, -inf where a token's bit is not set: token v of a row at bit v % 32 of word v / 32. */
 void us_keep_allowed(const float *scores, int64_t rows, int32_t vocab, const uint32_t *bits, int64_t words, float *out);
