@@ -27,19 +27,6 @@ def find_moments(sums, squares, pivot, eps, K):
 
 
 @triton.jit
-def scale_centred(
-    x, mean, root, WEIGHT, SHIFT, at, is_there, HAS_WEIGHT: tl.constexpr, HAS_SHIFT: tl.constexpr
-):  # fmt: skip
-    """Numbers of a row after its layer norm, whose weights are at the places `at`."""
-    x = (x - mean) * root
-    if HAS_WEIGHT:
-        x *= tl.load(WEIGHT + at, mask=is_there, other=0.0).to(tl.float32)
-    if HAS_SHIFT:
-        x += tl.load(SHIFT + at, mask=is_there, other=0.0).to(tl.float32)
-    return x
-
-
-@triton.jit
 def norm_row(
     x, pivot, WEIGHT, SHIFT, at, is_there, eps, K,
     IS_LAYER: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_SHIFT: tl.constexpr,
@@ -48,11 +35,13 @@ def norm_row(
     if IS_LAYER:
         less = tl.where(is_there, x - pivot, 0.0)
         mean, root = find_moments(less, less * less, pivot, eps, K)
-        x = scale_centred(x, mean, root, WEIGHT, SHIFT, at, is_there, HAS_WEIGHT, HAS_SHIFT)
+        x = (x - mean) * root
     else:
         x *= tl.rsqrt(tl.sum(x * x, 0) / K + eps)
-        if HAS_WEIGHT:
-            x *= tl.load(WEIGHT + at, mask=is_there, other=0.0).to(tl.float32)
+    if HAS_WEIGHT:
+        x *= tl.load(WEIGHT + at, mask=is_there, other=0.0).to(tl.float32)
+    if HAS_SHIFT:
+        x += tl.load(SHIFT + at, mask=is_there, other=0.0).to(tl.float32)
     return x
 
 

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.products.activations import NONE, activate
-from unspool.kernels.gpu.products.row_product import RowTiling, load_input, load_tile
+from unspool.kernels.gpu.products.row_product import RowTiling, load_input, load_tile, load_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +53,12 @@ def _multiply_twins(
         bias += tl.load(BIAS + rn, mask=is_row & (program < num_first), other=0.0).to(tl.float32)
     if HAS_BIAS2:
         bias += tl.load(BIAS2 + rn, mask=is_row & is_second, other=0.0).to(tl.float32)
+    norms, shifts = tl.where(is_second, NORM2, NORM), tl.where(is_second, SHIFT2, SHIFT)
+    weights = load_weights(norms, shifts, X, rk, K, BK, HAS_NORM, HAS_SHIFT, False)
     if EARLY:
         let_next_start(PDL)
     wait_for_input(PDL)
-    weights, shifts = tl.where(is_second, NORM2, NORM), tl.where(is_second, SHIFT2, SHIFT)
-    xs = load_input(
-        X, weights, shifts, X, X, X, eps, 0.0, 0, rk, K, BK, IS_LAYER, HAS_NORM, HAS_SHIFT, False
-    )  # fmt: skip
+    xs = load_input(X, X, X, weights, eps, 0.0, 0, rk, K, BK, IS_LAYER, HAS_NORM, HAS_SHIFT, False)
     total = tl.zeros((BN, BK), tl.float32)
     squares = tl.zeros((BK,), tl.float32)
     for k in tl.static_range(0, K, BK):
@@ -70,7 +69,7 @@ def _multiply_twins(
         x = xs[k // BK]
         if HAS_NORM and not IS_LAYER:
             squares += x * x
-            x = x * tl.load(weights + k + rk, mask=rk + k < K, other=0.0).to(tl.float32)
+            x = x * weights[0][k // BK].to(tl.float32)
         total += w.to(tl.float32) * x[None, :]
     if not EARLY:
         let_next_start(PDL)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from unspool.kernels.gpu.launching import let_next_start, wait_for_input
-from unspool.kernels.gpu.products.norms import find_moments, scale_centred
+from unspool.kernels.gpu.products.norms import find_moments
 from unspool.kernels.gpu.products.result import (
     Around,
     count_outputs,
@@ -47,8 +47,27 @@ def load_tile(at, is_row, rk, k: tl.constexpr, K: tl.constexpr, BK: tl.constexpr
 
 
 @triton.jit
+def load_weights(
+    NORM, SHIFT, POST, rk,
+    K: tl.constexpr, BK: tl.constexpr, HAS_NORM: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_ADDEND: tl.constexpr,
+):  # fmt: skip
+    """The weights of an input's norms, in parts of BK numbers: no kernel writes them, so they are loaded early."""
+    norms, shifts, posts = (), (), ()
+    for k in tl.static_range(0, K, BK):
+        norm, shift, post = rk, rk, rk
+        if HAS_NORM:
+            norm = tl.load(NORM + k + rk, mask=k + rk < K, other=0.0)
+        if HAS_SHIFT:
+            shift = tl.load(SHIFT + k + rk, mask=k + rk < K, other=0.0)
+        if HAS_ADDEND:
+            post = tl.load(POST + k + rk, mask=k + rk < K, other=0.0)
+        norms, shifts, posts = norms + (norm,), shifts + (shift,), posts + (post,)
+    return norms, shifts, posts
+
+
+@triton.jit
 def load_input(
-    X, NORM, SHIFT, MADE, POST, INTO, eps, post_eps, row, rk,
+    X, MADE, INTO, weights, eps, post_eps, row, rk,
     K: tl.constexpr, BK: tl.constexpr, IS_LAYER: tl.constexpr, HAS_NORM: tl.constexpr, HAS_SHIFT: tl.constexpr,
     HAS_ADDEND: tl.constexpr,
 ):  # fmt: skip
@@ -70,8 +89,8 @@ def load_input(
         so_far = xs
         xs = ()
         for k in tl.static_range(0, K, BK):
-            weight = tl.load(POST + k + rk, mask=k + rk < K, other=0.0).to(tl.float32)
-            whole = (so_far[k // BK] + terms[k // BK] * root * weight).to(X.dtype.element_ty)
+            term = terms[k // BK] * root * weights[2][k // BK].to(tl.float32)
+            whole = (so_far[k // BK] + term).to(X.dtype.element_ty)
             if tl.program_id(0) == 0:
                 tl.store(INTO + row * K + k + rk, whole, mask=k + rk < K)
             xs = xs + (whole.to(tl.float32),)
@@ -86,7 +105,11 @@ def load_input(
         so_far = xs
         xs = ()
         for k in tl.static_range(0, K, BK):
-            x = scale_centred(so_far[k // BK], mean, root, NORM, SHIFT, k + rk, k + rk < K, HAS_NORM, HAS_SHIFT)
+            x = (so_far[k // BK] - mean) * root
+            if HAS_NORM:
+                x *= weights[0][k // BK].to(tl.float32)
+            if HAS_SHIFT:
+                x += weights[1][k // BK].to(tl.float32)
             xs = xs + (x,)
     return xs
 
@@ -114,6 +137,7 @@ def _multiply_row(
             if IS_GATED:
                 vs = vs + (load_tile(beside, is_row, rk, k, K, BK, IS_EVEN),)
     biases = load_biases(BIAS, rn, is_row, N, IS_GATED, HAS_BIAS)
+    weights = load_weights(NORM, SHIFT, POST, rk, K, BK, HAS_NORM, HAS_SHIFT, HAS_ADDEND)
     if EARLY:
         let_next_start(PDL)
     wait_for_input(PDL)
@@ -124,9 +148,8 @@ def _multiply_row(
         totals, others, squares = totals + (nothing,), others + (nothing,), squares + (tl.zeros((BK,), tl.float32),)
         if IS_HELD:
             xs = load_input(
-                X, NORM, SHIFT, MADE, POST, INTO, eps, post_eps, row, rk, K, BK, IS_LAYER, HAS_NORM, HAS_SHIFT,
-                HAS_ADDEND,
-            )  # fmt: skip
+                X, MADE, INTO, weights, eps, post_eps, row, rk, K, BK, IS_LAYER, HAS_NORM, HAS_SHIFT, HAS_ADDEND
+            )
             inputs = inputs + (xs,)
     for k in tl.static_range(0, K, BK):
         if k < AHEAD * BK:
@@ -147,7 +170,7 @@ def _multiply_row(
                 x = tl.load(X + row * K + k + rk, mask=rk + k < K, other=0.0).to(tl.float32)
             squares = squares + (so_far[2][row] + x * x,)
             if HAS_ROOT:
-                x = x * tl.load(NORM + k + rk, mask=rk + k < K, other=0.0).to(tl.float32)
+                x = x * weights[0][k // BK].to(tl.float32)
             total = so_far[0][row] + w.to(tl.float32) * x[None, :]
             totals = totals + (total,)
             if IS_GATED:
