@@ -14,7 +14,7 @@ import triton.language as tl
 
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.products.activations import NONE, activate
-from unspool.kernels.gpu.products.row_product import RowTiling, load_input, load_tile, load_weights
+from unspool.kernels.gpu.products.row_product import RowTiling, load_ahead, load_input, load_tile, load_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,7 @@ def _multiply_twins(
     rn = first + place
     is_row = rn < n
     at = tl.where(is_second, W2, W) + first.to(tl.int64) * K + place[:, None] * K + rk[None, :]
-    ws = ()
-    for k in tl.static_range(0, K, BK):
-        if k < AHEAD * BK:
-            ws = ws + (load_tile(at, is_row, rk, k, K, BK, IS_EVEN),)
+    loaded = load_ahead(at, at, is_row, rk, K, BK, AHEAD, False, IS_EVEN)
     bias = tl.zeros((BN,), tl.float32)
     if HAS_BIAS:
         bias += tl.load(BIAS + rn, mask=is_row & (program < num_first), other=0.0).to(tl.float32)
@@ -63,7 +60,7 @@ def _multiply_twins(
     squares = tl.zeros((BK,), tl.float32)
     for k in tl.static_range(0, K, BK):
         if k < AHEAD * BK:
-            w = ws[k // BK]
+            w = loaded[0][k // BK]
         else:
             w = load_tile(at, is_row, rk, k, K, BK, IS_EVEN)
         x = xs[k // BK]
@@ -135,10 +132,7 @@ def _multiply_sum(
     rn = first + place
     is_row = rn < N
     at = W + first.to(tl.int64) * K + place[:, None] * K + rk[None, :]
-    ws = ()
-    for k in tl.static_range(0, K, BK):
-        if k < AHEAD * BK:
-            ws = ws + (load_tile(at, is_row, rk, k, K, BK, IS_EVEN),)
+    loaded = load_ahead(at, at, is_row, rk, K, BK, AHEAD, False, IS_EVEN)
     bias = tl.zeros((BN,), tl.float32)
     if HAS_BIAS:
         bias += tl.load(BIAS + rn, mask=is_row, other=0.0).to(tl.float32)
@@ -151,7 +145,7 @@ def _multiply_sum(
     total = tl.zeros((BN, BK), tl.float32)
     for k in tl.static_range(0, K, BK):
         if k < AHEAD * BK:
-            w = ws[k // BK]
+            w = loaded[0][k // BK]
         else:
             w = load_tile(at, is_row, rk, k, K, BK, IS_EVEN)
         total += w.to(tl.float32) * tl.load(X + k + rk, mask=rk + k < K, other=0.0).to(tl.float32)[None, :]

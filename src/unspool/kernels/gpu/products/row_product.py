@@ -47,6 +47,23 @@ def load_tile(at, is_row, rk, k: tl.constexpr, K: tl.constexpr, BK: tl.constexpr
 
 
 @triton.jit
+def load_ahead(
+    at, beside, is_row, rk,
+    K: tl.constexpr, BK: tl.constexpr, AHEAD: tl.constexpr, IS_GATED: tl.constexpr, IS_EVEN: tl.constexpr,
+):  # fmt: skip
+    """The first tiles of a program's rows, and of those beside them if the matrix is gated."""
+    ws, vs = (), ()
+    for k in tl.static_range(0, K, BK):
+        if k < AHEAD * BK:
+            w = load_tile(at, is_row, rk, k, K, BK, IS_EVEN)
+            v = w
+            if IS_GATED:
+                v = load_tile(beside, is_row, rk, k, K, BK, IS_EVEN)
+            ws, vs = ws + (w,), vs + (v,)
+    return ws, vs
+
+
+@triton.jit
 def load_weights(
     NORM, SHIFT, POST, rk,
     K: tl.constexpr, BK: tl.constexpr, HAS_NORM: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_ADDEND: tl.constexpr,
@@ -130,12 +147,7 @@ def _multiply_row(
     is_row = rn < N
     at = W + first.to(tl.int64) * K + place[:, None] * K + rk[None, :]
     beside = at + N.to(tl.int64) * K  # the gated half
-    ws, vs = (), ()
-    for k in tl.static_range(0, K, BK):
-        if k < AHEAD * BK:
-            ws = ws + (load_tile(at, is_row, rk, k, K, BK, IS_EVEN),)
-            if IS_GATED:
-                vs = vs + (load_tile(beside, is_row, rk, k, K, BK, IS_EVEN),)
+    loaded = load_ahead(at, beside, is_row, rk, K, BK, AHEAD, IS_GATED, IS_EVEN)
     biases = load_biases(BIAS, rn, is_row, N, IS_GATED, HAS_BIAS)
     weights = load_weights(NORM, SHIFT, POST, rk, K, BK, HAS_NORM, HAS_SHIFT, HAS_ADDEND)
     if EARLY:
@@ -153,13 +165,11 @@ def _multiply_row(
             inputs = inputs + (xs,)
     for k in tl.static_range(0, K, BK):
         if k < AHEAD * BK:
-            w = ws[k // BK]
+            w, v = loaded[0][k // BK], loaded[1][k // BK]
         else:
             w = load_tile(at, is_row, rk, k, K, BK, IS_EVEN)
-        if IS_GATED:
-            if k < AHEAD * BK:
-                v = vs[k // BK]
-            else:
+            v = w
+            if IS_GATED:
                 v = load_tile(beside, is_row, rk, k, K, BK, IS_EVEN)
         so_far = (totals, others, squares)
         totals, others, squares = (), (), ()
