@@ -50,6 +50,8 @@ class ModelInfo:
     source_vocab_size: int | None = None  # of an encoder, if it differs from `vocab_size`
     longest_source: int | None = None  # positions that an encoder reads at most; None if there is no bound
     features: FeatureShape | None = None  # what its encoder reads instead of tokens; None: it reads tokens
+    why_single: str = ""  # why it reads one token a pass behind its prompt, and no drafts; empty: it reads any number
+    why_even: str = ""  # why all rows of a batch must grow alike, so that drafts are for one row; empty: they need not
     # "branches": attention reads a BranchingCache, whose rows share their prompt's keys; "forks": it reads a cache
     # whose `num_forks` is above 1; "last_states", "early_logits", "early_exit": what `Want` asks for under these names;
     # "compile": it is `Compilable`; "stretches": it is `Stretching`; "shifted_keys": keys can be moved to other

@@ -292,8 +292,8 @@ class Reader:
     def stretch(
         self, rows: Rows, num_steps: int, ends: tuple[int, ...], choose: Choose | None = None
     ) -> list[list[int]]:
-        """What up to `num_steps` greedy steps choose, or `choose` of their likeliest tokens and logits, as far as every row has a token to choose; the last is the first
-        in which a row gets one of the `ends`.
+        """What up to `num_steps` steps choose, greedily or by `choose`, as far as every row has a token to choose; the
+        last is the first in which a row gets one of the `ends`.
 
         A step counts once `accept_step` is called: until then the cache holds what it held, with keys past it.
         Empty if steps must be taken one by one.

@@ -17,7 +17,7 @@ from unspool.errors import NoTokenLeftError
 from unspool.logits import LogitsProcessorList
 from unspool.logits.blame import explain_no_token
 from unspool.logits.fused import FusedTail, split_tail
-from unspool.protocols import Choose, Forward
+from unspool.protocols import Forward
 
 
 class Scorer:
@@ -179,25 +179,14 @@ class Scorer:
         return self._tail
 
     @property
-    def is_plain(self) -> bool:
-        """Whether the scores are the model's logits, and nothing is kept of them."""
-        return not self.processors and not self.record.keeps_any
-
-    @property
     def can_choose(self) -> bool:
-        """Whether a greedy step's token can be told from the model's logits without scores: nothing is kept of them, and
-        no processor changes them, or one alone that chooses by itself."""
-        if not self.processors:
-            return self.is_plain
-        is_lone = len(self.processors) == 1 and self._readout.is_plain
-        return is_lone and not self.record.keeps_any and hasattr(self.processors[0], "start_choosing")
+        """Whether tokens can be chosen from a step's logits alone, before the step's turn comes: nothing is kept of it,
+        and no processor is a caller's own."""
+        return self._readout.is_plain and not self.record.keeps_any and not self._copies_logits
 
-    def start_choosing(self, rows: Rows) -> Choose | None:
-        """What chooses the rows' next tokens, step by step, if `can_choose`; None: the likeliest are taken."""
-        if not self.processors:
-            return None
-        chooser: Choose = self.processors[0].start_choosing(rows.read_history())
-        return chooser
+    def divide(self, *, whole: bool) -> tuple[LogitsProcessorList, FusedTail | None]:
+        """The processors, and their end if it is left to the draw, which needs no scores of the `whole` vocabulary."""
+        return (self.processors, None) if whole or self._tail is None else (self._head, self._tail)
 
     @property
     def looks_back(self) -> bool:

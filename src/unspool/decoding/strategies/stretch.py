@@ -1,4 +1,4 @@
-"""Greedy steps several at a time: on a CPU what lies between two calls of a model costs as much as a tenth of a step.
+"""Steps several at a time: on a CPU what lies between two calls of a model costs as much as a tenth of a step.
 
 The model takes the steps, and the turns emit them one by one: rows, cache and counts are at every turn what single
 steps make them. What was taken and is not emitted, because something ended a row first, is forgotten: its keys lie past
@@ -10,11 +10,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, cast
 
 from unspool.decoding.loop import Emitted
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
+from unspool.decoding.strategies.sample import Sample
 from unspool.decoding.strategies.turns import TokenTurns
 
 SECONDS_AT_ONCE: Final = 0.02  # that one call may take: a stream stays smooth, and a call can be stopped
@@ -23,7 +24,7 @@ MOST_STEPS: Final = 64
 
 @dataclass(slots=True)
 class StretchTurns(TokenTurns):
-    """`TokenTurns` of a greedy search whose steps are taken several at a time."""
+    """`TokenTurns` of a greedy search or of sampling whose steps are taken several at a time."""
 
     scorer: Scorer | None = None
     most_steps: int = MOST_STEPS  # of one call
@@ -55,7 +56,7 @@ class StretchTurns(TokenTurns):
         left = self.finish.count_left(max(rows.ends))
         started = time.perf_counter()
         num_steps = num_steps if left is None else min(num_steps, left)
-        choose = self.scorer.start_choosing(rows)
+        choose = cast(Sample, self.strategy).start_choosing(rows, num_steps)
         taken = reader.stretch(rows, num_steps, self.finish.end_tokens, choose)
         if taken:
             self.seconds = (time.perf_counter() - started) / len(taken)

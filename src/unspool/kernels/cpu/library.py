@@ -7,17 +7,18 @@ import os
 import sys
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import torch
 
-from unspool.errors import SettingError
+from unspool.errors import ResourceError, SettingError
 from unspool.kernels import packing
 from unspool.kernels.cpu.blocks import BLOCK
 from unspool.kernels.cpu.marks import Marks
 from unspool.kernels.cpu.tiles import BYTES, TILE
 
-ABI: Final = 10
+ABI: Final = 11
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
@@ -224,6 +225,16 @@ def describe_packed(packed: packing.Packed, rows: int, heads: int) -> Packed:
     return Packed(*map(point, packed.tensors()))
 
 
+DRAW: Final = np.dtype(  # us_draw
+    [(name, np.float64) for name in ("temperature", "top_p", "below", "uniform")]
+    + [(name, np.int32) for name in ("top_k", "fewest")]
+)
+Draws = np.ndarray[Any, np.dtype[np.void]]
+"""How each of some rows is drawn from: an array of `DRAW`."""
+NO_DRAW: Final = -1
+UNSURE: Final = -2
+
+
 class Library:
     """The loaded library, and how many threads its calls use."""
 
@@ -251,7 +262,6 @@ class Library:
         handle.us_keep_allowed.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, ctypes.c_int64, at]
         handle.us_keep_allowed.restype = None
         handle.us_draw_rows.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, at, ctypes.c_int32]
-        handle.us_draw_rows.restype = None
         self.threads = count_threads()
         self.marks = Marks(handle, self.threads)
         self.run = handle.us_run
@@ -298,18 +308,17 @@ class Library:
         self._handle.us_read_rows(ctypes.byref(matrix), point(index), index.numel(), point(out))
         return out
 
-    def draw_rows(self, scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-        """The tokens (rows,) at which the cumulated probability of scores (rows, vocab) passes the uniforms (rows,); -1
-        where no score is finite, or one is NaN or infinite."""
-        given, numbers = scores.contiguous(), uniforms.contiguous()
-        if given.dtype != torch.float32 or numbers.dtype != torch.float64 or numbers.shape != given.shape[:1]:
-            raise SettingError(
-                f"{list(uniforms.shape)} numbers of {uniforms.dtype} can't draw from scores {list(scores.shape)} of "
-                f"{scores.dtype}"
-            )
-        tokens = torch.full((len(given),), -1, dtype=torch.int32)
+    def draw_rows(self, scores: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """The tokens (rows,) int32 that are drawn from scores (rows, vocab) as `draws` (rows,) say; `NO_DRAW` where no
+        score is finite, or one is NaN or infinite, `UNSURE` where rounding decides what top-p leaves."""
+        given = scores.contiguous()
+        if given.dtype != torch.float32 or draws.dtype != DRAW or draws.shape != given.shape[:1]:
+            raise SettingError(f"{len(draws)} draws can't be made from scores {list(scores.shape)} of {scores.dtype}")
+        tokens = torch.full((len(given),), NO_DRAW, dtype=torch.int32)
         if given.numel():
-            self._handle.us_draw_rows(point(given), *given.shape, point(numbers), point(tokens), self.threads)
+            at, count = draws.ctypes.data, self.threads
+            if self._handle.us_draw_rows(point(given), *given.shape, at, point(tokens), count):
+                raise ResourceError("there is no memory for a draw from the scores")
         return tokens
 
     def keep_allowed(self, scores: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:

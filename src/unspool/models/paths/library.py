@@ -68,7 +68,7 @@ class LibraryPath:
         open_span: Callable[[Cache, int, int, Sequence[int] | None], Span],
         choose: Choose | None = None,
     ) -> Stretch | None:
-        """Several greedy steps without operators between them, whose keys lie past the rows' lengths; None if they can't be."""
+        """Several steps without operators between them, whose keys lie past the rows' ends; None if that can't be."""
         rows, own = len(tokens), self._own(cache)
         if rows > (self.most_tokens or CHUNK) or own.places(in_order=True) is None:
             return None

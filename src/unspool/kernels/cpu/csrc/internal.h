@@ -88,8 +88,9 @@ typedef struct {
     const float *scores; /* (rows, vocab) */
     int64_t rows;
     int32_t vocab;
-    const double *uniforms; /* rows, in [0, 1) */
-    int32_t *tokens;        /* rows; -1: none */
+    const us_draw *draws; /* rows */
+    int32_t *tokens;      /* rows; -1: none; -2: not sure */
+    void *failed;         /* an atomic_int: no memory */
 } us_row_draw_task;
 
 /* The highest logit that a thread found, and its token; -1: none. */
