@@ -39,7 +39,6 @@ MOST_SPLITS: Final = 32
 ASKED: Final = 256  # keys: up to this many per program are prefetched before its queries are ready
 NARROW: Final = 64  # numbers per head
 WIDEST_EAGER: Final = 128  # numbers per head
-EAGER = False
 LARGEST_BLOCK_BYTES: Final = 32_768  # of keys; there are as many of values
 USUAL_SHARED_BYTES: Final = 98_304  # if the GPU does not report its limit per program
 
@@ -244,8 +243,13 @@ class StepAttention(SplitAttention):
         return Launch(_attend, self._tiling.chunk, constants)
 
     def _is_eager(self, layout: KeyLayout) -> bool:
-        """Whether the first keys are loaded before the queries are there: if they fit into registers."""
-        return EAGER and self._rows == 1 and self._width <= WIDEST_EAGER and not layout.branches and not layout.is_away
+        """Whether the first keys are loaded before the queries are there.
+
+        Measured on an H200: 1 to 6 % of a step if every query head has keys of its own, nothing or less if heads share.
+        """
+        shape = self._shape
+        is_fit = shape.heads == shape.kv_heads and NARROW < self._width <= WIDEST_EAGER
+        return is_fit and self._rows == 1 and not layout.branches and not layout.is_away
 
 
 def count_splits(wanted: int) -> int:
