@@ -34,6 +34,7 @@ from unspool.models.decoder.layers import DecoderWeights, Layer
 from unspool.models.decoder.plain_block import embed as embed_plainly
 from unspool.models.decoder.plain_block import finish, run_block
 from unspool.models.decoder.spec import DecoderSpec, RopeSpec
+from unspool.models.paths.captured_mixture import MixtureStep
 from unspool.models.paths.captured_shape import PassShape
 from unspool.models.weights import AnyLinear, Linear, Norm, WordEmbedding
 
@@ -52,6 +53,13 @@ class StepInputs:
 
 def can_fuse(spec: DecoderSpec) -> bool:
     """Whether a block is made of parts that the fused kernels know."""
+    if spec.mixture is not None and (
+        spec.norm.kind != "rms"
+        or spec.norm_placement == "after"
+        or spec.residual == "parallel"
+        or spec.norms_heads_apart
+    ):
+        return False  # such blocks with experts were not measured
     return (
         (spec.norm_placement == "pre" or (spec.norm_placement != "post" and spec.residual == "sequential"))
         and spec.embedding_size in (None, spec.hidden_size)
@@ -93,6 +101,7 @@ class Body(ABC):
             for kind, rope in (("full", spec.rope), ("sliding", self._local_rope))
             if rope is not None and kind in set(map(spec.kind_of, range(spec.num_layers)))
         }
+        self._mixture = MixtureStep(spec, num_tokens, device, dtype) if spec.mixture is not None else None
         self._slopes: torch.Tensor | None = None
         if spec.alibi is not None:
             self._slopes = (alibi_slopes(spec.num_heads) * spec.alibi.scale).to(device)
@@ -143,6 +152,7 @@ class Body(ABC):
             q_norm=None if spec.norms_heads_apart else _weight_of(layer.q_norm),
             k_norm=None if spec.norms_heads_apart else _weight_of(layer.k_norm),
             slopes=self._slopes,
+            sinks=layer.sinks,
             layout=replace(inputs.layout, is_away=True) if is_away else inputs.layout,
         )
         if self.carrier is not None and is_away:
@@ -204,6 +214,9 @@ class FusedBody(Body):
         self._multiply_state(layer.qkv, layer.attn_norm, self._qkv)
         self._keep_early(index, self._x)
         self._add(layer.out, self._attend(index, layer, self._qkv, inputs), layer.post_attn_norm)
+        if layer.mixture is not None:
+            self._feed_mixture(layer, inputs)
+            return
         self._feed(layer, layer.ffn_norm)
         self._add(layer.down, self._inner, layer.post_ffn_norm)
 
@@ -288,6 +301,16 @@ class FusedBody(Body):
         if addend is not None:
             self._x, self._spare = self._spare, self._x
 
+    def _feed_mixture(self, layer: Layer, inputs: StepInputs) -> None:
+        """Add the experts' output to the state, normalised if the block has a norm there."""
+        assert self._mixture is not None
+        self._settle()
+        if layer.post_ffn_norm is None:
+            self._mixture.feed(layer, self._x, self._x, inputs.lengths, norm=layer.ffn_norm, adds=True)
+            return
+        self._mixture.feed(layer, self._x, self._made, inputs.lengths, norm=layer.ffn_norm)
+        self._pending = layer.post_ffn_norm
+
     def _add(self, linear: AnyLinear, y: torch.Tensor, norm: Norm | None) -> None:
         """Add a product to the state, normalised if the block has a norm there: by the product that reads it next."""
         self._settle()
@@ -323,9 +346,17 @@ class PlainBody(Body):
         for index, layer in enumerate(self._layers):
             self._keep_early(index, x)
             attend = partial(self._attend, index, layer, inputs=inputs)
-            x = run_block(self._spec, layer, x, attend, self._activate)
+            feed = partial(self._feed_mixture, layer, inputs) if layer.mixture is not None else None
+            x = run_block(self._spec, layer, x, attend, self._activate, feed)
         self.states[: shape.num_tokens].copy_(finish(weights, x))
         logits.copy_(weights.head(self.states))
+
+    def _feed_mixture(self, layer: Layer, inputs: StepInputs, x: torch.Tensor) -> torch.Tensor:
+        """The experts' output for normalised states."""
+        assert self._mixture is not None
+        made = torch.zeros_like(x)
+        self._mixture.feed(layer, x, made, inputs.lengths)
+        return made
 
 
 def _make_attention(form: PassShape, shape: HeadShape, device: torch.device) -> SplitAttention:

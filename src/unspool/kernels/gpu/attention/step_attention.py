@@ -63,15 +63,15 @@ SEVERAL_ROWS_OF_NARROW_HEADS: Final = AttentionTiling(64, 64, 256, 4, 3)
 
 @triton.jit(do_not_specialize=["layer", "num_layers", "window", "num_splits", "smallest_chunk"])
 def _attend(
-    QKV, OUT, BASE, TABLE, LENGTHS, TURNS, Q_NORM, K_NORM, SLOPES,
+    QKV, OUT, BASE, TABLE, LENGTHS, TURNS, Q_NORM, K_NORM, SLOPES, SINKS,
     PARTS, STATS, COUNTS,
     layer, num_layers, scale, softcap, eps, window, num_splits, smallest_chunk,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     G: tl.constexpr, GP: tl.constexpr, GJ: tl.constexpr, PAIRS: tl.constexpr,
     BLOCK: tl.constexpr, UNIT: tl.constexpr, MOST_SPLITS: tl.constexpr, ASKED: tl.constexpr, LINE_BYTES: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SLOPES: tl.constexpr,
-    BRANCHES: tl.constexpr, PAGE: tl.constexpr, IS_RING: tl.constexpr, IS_AWAY: tl.constexpr, IS_EAGER: tl.constexpr,
-    PDL: tl.constexpr,
+    HAS_SINKS: tl.constexpr, BRANCHES: tl.constexpr, PAGE: tl.constexpr, IS_RING: tl.constexpr, IS_AWAY: tl.constexpr,
+    IS_EAGER: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     POSITION: tl.constexpr = 2 * KV_HEADS * D  # numbers per position
@@ -212,6 +212,7 @@ def _attend(
         put_together(
             read, highest, total, OUT + row.to(tl.int64) * (HEADS * D) + head * G * D, PARTS, STATS, COUNTS,
             row * KV_HEADS + head, split, used, num_splits, G, G, HEADS * D, D, GP, DP, GJ, MOST_SPLITS,
+            SINKS + head * G, HAS_SINKS,
         )  # fmt: skip
 
 
