@@ -132,7 +132,7 @@ class MixtureStep:
         second: dict[str, Any] = {"share": 1, "bias": down.bias}
         if lists is None:
             multiply_experts(upper, routes.normed, routes, self._inner, FOURS_UP, **first)
-            multiply_experts(lower, self._inner, routes, self._made, FOURS_DOWN, **second)
+            multiply_experts(lower, self._inner, routes, self._made, FOURS_DOWN, is_routed=True, **second)
         else:
             list_pairs(routes, lengths, lists)
             num_tokens = self._num_tokens
