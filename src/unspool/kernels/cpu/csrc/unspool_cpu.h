@@ -194,5 +194,8 @@ int32_t us_draw_rows(const float *scores, int64_t rows, int32_t vocab, const us_
 
 /* out (rows, vocab) = scores, -inf where a token's bit is not set: token v of a row at bit v % 32 of word v / 32. */
 void us_keep_allowed(const float *scores, int64_t rows, int32_t vocab, const uint32_t *bits, int64_t words, float *out);
+/* The same words: scores, more by `bias` where a token's bit is set. */
+void us_raise_listed(const float *scores, int64_t rows, int32_t vocab, const uint32_t *bits, int64_t words, float bias,
+                     float *out);
 
 #endif
