@@ -53,11 +53,18 @@ class StepInputs:
 
 def can_fuse(spec: DecoderSpec) -> bool:
     """Whether a block is made of parts that the fused kernels know."""
+    if spec.mixture is not None and (
+        spec.norm.kind != "rms"
+        or spec.norm_placement == "after"
+        or spec.residual == "parallel"
+        or spec.norms_heads_apart
+    ):
+        return False  # such blocks with experts were not measured
     return (
         (spec.norm_placement == "pre" or (spec.norm_placement != "post" and spec.residual == "sequential"))
         and spec.embedding_size in (None, spec.hidden_size)
         and spec.activation in CODES
-        and (spec.mixture is None or (spec.norm.kind == "rms" and spec.residual == "sequential"))
+        and (spec.mixture is None or spec.norm.kind == "rms")
     )
 
 
