@@ -353,10 +353,10 @@ def test_what_was_chosen_before_a_failure_is_told_first(monkeypatch: pytest.Monk
     model, told = load_model("llama").model, []
     process = RepetitionPenaltyLogitsProcessor.__call__
 
-    def fail(self: Any, input_ids: torch.Tensor, scores: torch.Tensor, **more: Any) -> torch.Tensor:
+    def fail(self: Any, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if input_ids.shape[1] >= 9:
             raise SettingError("no more than nine")
-        return process(self, input_ids, scores, **more)
+        return process(self, input_ids, scores)
 
     monkeypatch.setattr(RepetitionPenaltyLogitsProcessor, "__call__", fail)
     with pytest.raises(SettingError, match="no more than nine"):
