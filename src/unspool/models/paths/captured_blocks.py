@@ -64,7 +64,6 @@ def can_fuse(spec: DecoderSpec) -> bool:
         (spec.norm_placement == "pre" or (spec.norm_placement != "post" and spec.residual == "sequential"))
         and spec.embedding_size in (None, spec.hidden_size)
         and spec.activation in CODES
-        and (spec.mixture is None or spec.norm.kind == "rms")
     )
 
 
