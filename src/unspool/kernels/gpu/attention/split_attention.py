@@ -157,7 +157,7 @@ class SplitAttention(ABC):
         is_windowed: bool = False,
         q_norm: torch.Tensor | None = None,
         k_norm: torch.Tensor | None = None,
-        slopes: torch.Tensor | None = None,  # (heads,) float32: ALiBi
+        slopes: torch.Tensor | None = None,  # (heads,) float32: ALiBi; or biases by distance (`StepAttention`)
         layout: KeyLayout = PLAIN,
     ) -> None:
         """Rotate queries and keys, write keys and values after each row's length, and attend."""
@@ -199,8 +199,7 @@ class SplitAttention(ABC):
             HAS_NORM=q_norm is not None,
             HAS_CAP=shape.softcap is not None,
             HAS_WINDOW=is_windowed,
-            HAS_SLOPES=slopes is not None,
-            **started.constants,
+            **{"HAS_SLOPES": slopes is not None, **started.constants},
             # A kernel that waits for a copy as well as for the product before it can't start early.
             **({"PDL": False} if layout.is_away else launch_options()),
         )

@@ -70,6 +70,7 @@ def _attend(
     BLOCK: tl.constexpr, UNIT: tl.constexpr, MOST_SPLITS: tl.constexpr, ASKED: tl.constexpr, LINE_BYTES: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SLOPES: tl.constexpr,
     BRANCHES: tl.constexpr, PAGE: tl.constexpr, IS_RING: tl.constexpr, IS_AWAY: tl.constexpr, PDL: tl.constexpr,
+    DISTANCES: tl.constexpr,
 ):  # fmt: skip
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     POSITION: tl.constexpr = 2 * KV_HEADS * D  # numbers per position
@@ -157,6 +158,10 @@ def _attend(
             if HAS_WINDOW and PAGE > 0:
                 is_key = is_key & (place > length - window)
             scores = score_keys(query, k, place, slopes, scale, softcap, HAS_CAP, HAS_SLOPES)
+            if DISTANCES > 0:
+                back = tl.minimum(length - place, DISTANCES - 1)
+                bias_at = SLOPES + (head * G + rg)[:, None] * DISTANCES + back[None, :]
+                scores += tl.load(bias_at, mask=is_head[:, None] & is_key[None, :], other=0.0)
             scores = tl.where(is_key[None, :], scores, float("-inf"))
             highest, total, read = read_values(scores, v, highest, total, read, HAS_WINDOW and PAGE > 0)
         # --- the new key, which the last part sees and writes
@@ -166,6 +171,8 @@ def _attend(
                 score = softcap * (2.0 * tl.sigmoid(2.0 * score / softcap) - 1.0)
             if HAS_SLOPES:
                 score += slopes * length.to(tl.float32)
+            if DISTANCES > 0:
+                score += tl.load(SLOPES + (head * G + rg) * DISTANCES, mask=is_head, other=0.0)
             higher = tl.maximum(highest, score)
             fade = tl.exp(highest - higher)
             weight = tl.exp(score - higher)
@@ -190,8 +197,16 @@ class StepAttention(SplitAttention):
     """The attention of captured steps: one new token per row."""
 
     def __init__(
-        self, rows: int, shape: HeadShape, device: torch.device, tiling: AttentionTiling | None = None
+        self,
+        rows: int,
+        shape: HeadShape,
+        device: torch.device,
+        tiling: AttentionTiling | None = None,
+        *,
+        distances: int = 0,
     ) -> None:
+        """With `distances`, `slopes` is a table (heads, distances) of biases by distance; the last is for all beyond."""
+        self._distances = distances
         self._tiling = tiling or _choose_tiling(rows, shape)
         splits = count_splits(self._tiling.programs // (rows * shape.kv_heads))
         super().__init__(rows, shape.heads // shape.kv_heads, pad_width(shape), shape, device, splits)
@@ -207,9 +222,12 @@ class StepAttention(SplitAttention):
             "PAGE": layout.block_size,
             "IS_RING": layout.is_ring,
             "IS_AWAY": layout.is_away,
+            "DISTANCES": self._distances,
             "num_warps": self._tiling.warps,
             "num_stages": stages,
         }
+        if self._distances:
+            constants["HAS_SLOPES"] = False
         return Launch(_attend, self._tiling.chunk, constants)
 
 
