@@ -237,4 +237,3 @@ def test_a_table_of_positions_that_grows() -> None:
     expected = unspool.generate(here, **source, **told)
     found = unspool.generate(there, **{key: value.cuda() for key, value in source.items()}, **told)
     assert found.tolist() == expected.tolist()
-

@@ -109,8 +109,9 @@ class CrossAttention:
         num_tokens: int,  # of each source
         shape: HeadShape,
         device: torch.device,
-        tiling: CrossTiling = USUAL,
+        tiling: CrossTiling | None = None,
     ) -> None:
+        tiling = tiling or USUAL
         self._sources, self._tokens, self._shape, self._tiling = num_sources, num_tokens, shape, tiling
         self._width = pad_width(shape)
         self._queries = max(SMALLEST_DOT, triton.next_power_of_2(num_tokens))
