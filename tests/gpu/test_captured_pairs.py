@@ -1,6 +1,6 @@
 """Encoder-decoders' captured steps: their attention kernels beside torch's, and every family's tokens beside a CPU's.
 
-The kernels run on a GPU, or slowly in Triton's interpreter: `TRITON_INTERPRET=1 pytest tests/gpu/test_captured_pairs.py`.
+The kernels run on a GPU, or slowly in Triton's interpreter, with `TRITON_INTERPRET=1`.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _PARTS: Final = 8  # at a time
 
 @triton.jit
 def soften(time):
-    """log(1 + exp(time)), exact for small values: log(1 + x) is x if x is lost beside 1, else that loss is made good."""
+    """log(1 + exp(time)), exact for small values too: what is lost of x in 1 + x is made good."""
     grown = tl.exp(tl.minimum(time, 20.0))
     above = 1.0 + grown
     made = tl.where(above == 1.0, grown, tl.log(above) * (grown / tl.where(above == 1.0, 1.0, above - 1.0)))

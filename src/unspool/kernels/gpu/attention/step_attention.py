@@ -205,7 +205,7 @@ class StepAttention(SplitAttention):
         *,
         distances: int = 0,
     ) -> None:
-        """With `distances`, `slopes` is a table (heads, distances) of biases by distance; the last is for all beyond."""
+        """With `distances`, `slopes` is a table (heads, distances) of biases; the last one is for all greater ones."""
         self._distances = distances
         self._tiling = tiling or _choose_tiling(rows, shape)
         splits = count_splits(self._tiling.programs // (rows * shape.kv_heads))
