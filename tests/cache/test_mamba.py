@@ -105,6 +105,37 @@ def test_selected_rows_go_on(index: list[int]) -> None:
     plain.read(3)
 
 
+def test_the_last_step_is_undone_as_often_as_it_is_taken() -> None:
+    plain = Plain(new_cache(), 3)
+    plain.read(4, [2, 4, 3])
+    for _ in range(3):
+        plain.read(1)
+        plain.truncate([len(row) - 1 for row in plain.rows])
+    plain.read(1)
+    plain.select([2, 0])  # rows that leave take nothing away from it
+    plain.truncate([len(row) - 1 for row in plain.rows])
+    plain.read(3)
+
+
+@pytest.mark.parametrize("what", ["undone", "many", "ragged", "moved", "two"])
+def test_no_more_than_the_last_step_is_undone(what: str) -> None:
+    plain = Plain(new_cache(), 3)
+    plain.read(4)
+    if what == "many":
+        plain.read(2)
+    else:
+        plain.read(1)
+        plain.read(1, [1, 0, 1] if what == "ragged" else None)
+    if what == "undone":
+        plain.truncate([5, 5, 5])
+    if what == "moved":
+        plain.select([1, 0, 2])
+    back = 2 if what == "two" else 1
+    with pytest.raises(UnsupportedError, match="a state can't be taken apart"):
+        plain.cache.truncate([length - back for length in plain.cache.lengths])
+    plain.check()
+
+
 @st.composite
 def histories(draw: st.DrawFn) -> list[tuple[str, Any]]:
     """Passes, trials that are taken back in part, rows that leave, come twice or change places (amid trials too)."""
