@@ -237,3 +237,18 @@ def test_a_table_of_positions_that_grows() -> None:
     expected = unspool.generate(here, **source, **told)
     found = unspool.generate(there, **{key: value.cuda() for key, value in source.items()}, **told)
     assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("index", [[1, 0], [0, 0, 1, 2, 4], [4, 3, 2, 1, 0]], ids=str)
+def test_rows_change_places(dtype: torch.dtype, index: list[int]) -> None:
+    from unspool.kernels.gpu.attention.row_copies import RowMover
+
+    buffers = [random(len(index), 90, 2, 3, 8, dtype=dtype) for _ in range(3)]
+    expected = [buffer.clone() for buffer in buffers]
+    for buffer, old in zip(expected, buffers, strict=True):
+        buffer[:, 5:70] = old[index, 5:70]
+    moved = [row for row, source in enumerate(index) if row != source]
+    RowMover(buffers).move([index[row] for row in moved], moved, 5, 70)
+    for buffer, wanted in zip(buffers, expected, strict=True):
+        assert torch.equal(buffer, wanted)
