@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unspool.cache import JOIN, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache, KeyShape, MambaCache, make_cache
+from unspool.cache import JOIN, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, UNDO, Cache, KeyShape, MambaCache, make_cache
 from unspool.errors import LoadError, SettingError, UnsupportedError
 
 LAYERS, INNER, WIDTH, KERNEL = 2, 3, 2, 4
@@ -329,7 +329,7 @@ def test_what_does_not_fit_a_model_is_named() -> None:
 
 def test_capabilities_and_memory() -> None:
     cache = new_cache(2)
-    assert cache.can == {TRIAL, SELECT_ROWS, RAGGED, JOIN} and ROLL_BACK not in cache.can and cache.is_endless
+    assert cache.can == {TRIAL, UNDO, SELECT_ROWS, RAGGED, JOIN} and ROLL_BACK not in cache.can and cache.is_endless
     assert cache.conv_states.shape == (LAYERS, 2, INNER, KERNEL) and cache.ssm_states.shape == (LAYERS, 2, INNER, WIDTH)
     before = cache.nbytes
     assert before == 2 * 4 * LAYERS * 2 * INNER * (KERNEL + WIDTH)
