@@ -78,6 +78,12 @@ def _convolve(
 
 
 @triton.jit
+def _multiply_part(w, u):
+    """Rows of a matrix (rows, channels) times the channels."""
+    return tl.sum(w.to(tl.float32) * u[None, :], 1)
+
+
+@triton.jit
 def _convolve_and_select(
     PROJECTED, HELD, KEPT, KERNEL, BIAS, U, SELECT, SELECTED, N, stride,
     M: tl.constexpr, TAPS: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr, OUTPUTS: tl.constexpr,
@@ -100,8 +106,8 @@ def _convolve_and_select(
     u = tl.where(is_there, u, 0.0).to(SELECT.dtype.element_ty).to(tl.float32)
     into = SELECTED + (row * tl.num_programs(0) + part) * M
     for number in tl.static_range((M + OUTPUTS - 1) // OUTPUTS):
-        made = tl.sum(weights[number].to(tl.float32) * u[None, :], 1)
-        tl.store(into + number * OUTPUTS + some, made, mask=number * OUTPUTS + some < M)
+        at_output = number * OUTPUTS + some
+        tl.store(into + at_output, _multiply_part(weights[number], u), mask=at_output < M)
 
 
 @triton.jit
