@@ -1,7 +1,8 @@
 """Attention of a captured pass over the keys of sources, which an encoder made once and nothing changes.
 
 The reference is `kernels.branched.attend_shared`. All tokens of a source, those of its beams included, are queries of
-one program, so a source's keys are read once. Keys can be prefetched before the queries are ready.
+one program, so a source's keys are read once. A program's first keys are loaded, and its others prefetched, before the
+queries are ready.
 """
 
 from __future__ import annotations
@@ -66,8 +67,13 @@ def _attend_across(
     end = tl.minimum(begin + chunk, length)
     LINE: tl.constexpr = LINE_BYTES * 8 // Q.dtype.element_ty.primitive_bitwidth  # numbers
     LINES: tl.constexpr = (DP + LINE - 1) // LINE
-    number = tl.arange(0, LINES) * LINE
-    for start in tl.range(begin, end, BLOCK):
+    number, rd = tl.arange(0, LINES) * LINE, tl.arange(0, DP)
+    place = begin + tl.arange(0, BLOCK)
+    at = keys + place.to(tl.int64)[:, None] * POSITION + rd[None, :]
+    is_held = (place < end)[:, None] & (rd < D)[None, :]
+    k = tl.load(at, mask=is_held, other=0.0)
+    v = tl.load(at + HEADS * D, mask=is_held, other=0.0)
+    for start in tl.range(begin + BLOCK, end, BLOCK):
         asked = start + tl.arange(0, BLOCK)
         lines = keys + asked.to(tl.int64)[:, None] * POSITION + number[None, :]
         is_asked = (asked < end)[:, None] & (number < D)[None, :]
@@ -76,7 +82,7 @@ def _attend_across(
     let_next_start(PDL)
     wait_for_input(PDL)
     if split < used:
-        rq, rd = tl.arange(0, GP), tl.arange(0, DP)
+        rq = tl.arange(0, GP)
         is_query, is_number = rq < TOKENS, rd < D
         queries_at = Q + (source * TOKENS + rq).to(tl.int64)[:, None] * (HEADS * D) + head * D + rd[None, :]
         query = tl.load(queries_at, mask=is_query[:, None] & is_number[None, :], other=0.0)
@@ -84,7 +90,10 @@ def _attend_across(
         highest = tl.full((GP,), float("-inf"), tl.float32)
         total = tl.full((GP,), 0.0, tl.float32)
         read = tl.full((GP, DP), 0.0, tl.float32)
-        for start in tl.range(begin, end, BLOCK):
+        scores = score_keys(query, k, place, none, scale, 1.0, False, False)
+        scores = tl.where((place < end)[None, :], scores, float("-inf"))
+        highest, total, read = read_values(scores, v, highest, total, read, False)
+        for start in tl.range(begin + BLOCK, end, BLOCK):
             place = start + tl.arange(0, BLOCK)
             is_key = place < end
             at = keys + place.to(tl.int64)[:, None] * POSITION + rd[None, :]
