@@ -94,15 +94,14 @@ def _attend_across(
         scores = tl.where((place < end)[None, :], scores, float("-inf"))
         highest, total, read = read_values(scores, v, highest, total, read, False)
         for start in tl.range(begin + BLOCK, end, BLOCK):
-            place = start + tl.arange(0, BLOCK)
-            is_key = place < end
-            at = keys + place.to(tl.int64)[:, None] * POSITION + rd[None, :]
-            is_held = is_key[:, None] & is_number[None, :]
-            k = tl.load(at, mask=is_held, other=0.0)
-            v = tl.load(at + HEADS * D, mask=is_held, other=0.0)
-            scores = score_keys(query, k, place, none, scale, 1.0, False, False)
-            scores = tl.where(is_key[None, :], scores, float("-inf"))
-            highest, total, read = read_values(scores, v, highest, total, read, False)
+            others = start + tl.arange(0, BLOCK)
+            others_at = keys + others.to(tl.int64)[:, None] * POSITION + rd[None, :]
+            is_other = (others < end)[:, None] & is_number[None, :]
+            k_other = tl.load(others_at, mask=is_other, other=0.0)
+            v_other = tl.load(others_at + HEADS * D, mask=is_other, other=0.0)
+            scores = score_keys(query, k_other, others, none, scale, 1.0, False, False)
+            scores = tl.where((others < end)[None, :], scores, float("-inf"))
+            highest, total, read = read_values(scores, v_other, highest, total, read, False)
         put_together(
             read, highest, total, OUT + source.to(tl.int64) * (TOKENS * HEADS * D) + head * D, PARTS, STATS, COUNTS,
             source * HEADS + head, split, used, num_splits, TOKENS, 1, HEADS * D, D, GP, DP, GJ, MOST_SPLITS,
