@@ -160,21 +160,23 @@ def _feed(
 
 
 @triton.jit
-def _add_parts(PARTS, at, is_there, num_parts, M, COUNT: tl.constexpr, SOME: tl.constexpr):
-    """The sums of parts (num_parts, M) at columns `at`, of which there are COUNT."""
+def _add_parts(
+    PARTS, at, is_there, NUM_PARTS: tl.constexpr, M: tl.constexpr, COUNT: tl.constexpr, SOME: tl.constexpr
+):  # fmt: skip
+    """The sums of parts (NUM_PARTS, M) at columns `at`, of which there are COUNT: all loads are in flight at once."""
     some = tl.arange(0, SOME)
     total = tl.zeros((SOME, COUNT), tl.float32)
-    for first in tl.range(0, num_parts, SOME):
+    for first in tl.static_range(0, NUM_PARTS, SOME):
         part = first + some
-        is_part = (part < num_parts)[:, None] & is_there[None, :]
+        is_part = (part < NUM_PARTS)[:, None] & is_there[None, :]
         total += tl.load(PARTS + part[:, None] * M + at[None, :], mask=is_part, other=0.0)
     return tl.sum(total, 0)
 
 
 @triton.jit
 def _feed_selected(
-    PROJECTED, SELECTED, TIME, U, STATE, NEXT, DECAY, TIME_BIAS, SKIP, OUT, N, num_parts, eps,
-    S: tl.constexpr, STATES: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr,
+    PROJECTED, SELECTED, TIME, U, STATE, NEXT, DECAY, TIME_BIAS, SKIP, OUT, N, eps,
+    NUM_PARTS: tl.constexpr, S: tl.constexpr, STATES: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr,
     BLOCK: tl.constexpr, SOME: tl.constexpr, NORMS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
@@ -194,13 +196,13 @@ def _feed_selected(
     let_next_start(PDL)
     wait_for_input(PDL)
     M: tl.constexpr = RANK + 2 * S
-    parts = SELECTED + row * num_parts * M
+    parts = SELECTED + row * NUM_PARTS * M
     kind = TIME.dtype.element_ty
     u = tl.load(U + row * N + at, mask=is_there, other=0.0)
     gate = tl.load(PROJECTED + row * 2 * N + N + at, mask=is_there, other=0.0).to(tl.float32)
-    time = _add_parts(parts, rk, is_rank, num_parts, M, RANKS, SOME).to(kind).to(tl.float32)
-    b = _add_parts(parts + RANK, one, one < S, num_parts, M, STATES, SOME).to(kind).to(tl.float32)
-    c = _add_parts(parts + RANK + S, one, one < S, num_parts, M, STATES, SOME).to(kind).to(tl.float32)
+    time = _add_parts(parts, rk, is_rank, NUM_PARTS, M, RANKS, SOME).to(kind).to(tl.float32)
+    b = _add_parts(parts + RANK, one, one < S, NUM_PARTS, M, STATES, SOME).to(kind).to(tl.float32)
+    c = _add_parts(parts + RANK + S, one, one < S, NUM_PARTS, M, STATES, SOME).to(kind).to(tl.float32)
     if NORMS:
         time = (time * _find_scale(time, RANK, eps)).to(kind).to(tl.float32)
         b *= _find_scale(b, S, eps)
@@ -383,8 +385,8 @@ def feed_selected(
         skip,
         out,
         inner,
-        selected.shape[1],
         eps or 0.0,
+        NUM_PARTS=selected.shape[1],
         S=states,
         STATES=triton.next_power_of_2(states),
         RANK=time.shape[1],
