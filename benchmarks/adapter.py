@@ -3,24 +3,35 @@
     OMP_NUM_THREADS=2 python benchmarks/adapter.py                     # CPU: SmolLM2-135M's shape, and a quarter of it
     python benchmarks/adapter.py --device cuda --dtype bfloat16
     python benchmarks/adapter.py --tiny --rounds 1 --new 8             # a smoke run
+    python benchmarks/adapter.py --attached                            # CPU: attach(model), SmolLM2-135M's shape
+    python benchmarks/adapter.py --attached --device cuda --dtype bfloat16 --shapes llama-1b qwen3-0.6b llama-8b
 
 Weights are random. Every engine writes `--new` tokens after a prompt of `--prompt` tokens, `--rounds` times in turns;
 the figure is the median time per token after the first, from runs of one and of all tokens.
+
+`--attached` compares an object after `unspool.attach(model)` with its own generate and with the same weights loaded
+natively: tokens per second of one greedy row, the seconds of the first call (8 tokens), and the memory that the process
+(on a GPU: torch) holds after it beyond the object's weights.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import resource
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
 import unspool
+from unspool.models.registry import build_model
+from unspool.models.weights import MemorySource
 
 SMOLLM = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9, "kv": 3}
 SMALL = {"hidden_size": 288, "intermediate_size": 768, "num_hidden_layers": 8, "num_attention_heads": 9, "kv": 3}
@@ -34,6 +45,34 @@ WORKS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
+def _sizes(hidden: int, ffn: int, layers: int, heads: int, kv: int, vocabulary: int, **more: Any) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+        **more,
+    }
+
+
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {  # the class of the config, and its sizes
+    "tiny": ("LlamaConfig", _sizes(48, 64, 2, 3, 3, 500)),
+    "smollm2-135m": ("LlamaConfig", _sizes(576, 1536, 30, 9, 3, 49_152)),
+    "llama-1b": ("LlamaConfig", _sizes(2048, 8192, 16, 32, 8, 128_256)),
+    "llama-8b": ("LlamaConfig", _sizes(4096, 14_336, 32, 32, 8, 128_256, tie_word_embeddings=False)),
+    "qwen3-0.6b": ("Qwen3Config", _sizes(1024, 3072, 28, 16, 8, 151_936, head_dim=128)),
+    "gemma3-1b": (
+        "Gemma3TextConfig",
+        _sizes(1152, 6912, 26, 4, 1, 262_144, head_dim=256, sliding_window=512, query_pre_attn_scalar=256),
+    ),
+}
+FIRST = 8  # tokens of the first call
+
+
 def main() -> None:
     """Print a table for every shape."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -43,7 +82,13 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--attached", action="store_true", help="attach(model) beside its own generate")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=None, help="with --attached")
     arguments = parser.parse_args()
+    if arguments.attached:
+        for shape in arguments.shapes or (["tiny"] if arguments.tiny else ["smollm2-135m"]):
+            measure_attached(shape, arguments)
+        return
     for sizes in (TINY,) if arguments.tiny else (SMALL, SMOLLM):
         measure(sizes, arguments)
 
@@ -75,6 +120,63 @@ def measure(sizes: dict[str, int], arguments: argparse.Namespace) -> None:
         medians = {name: statistics.median(values) for name, values in times.items()}
         ratio = medians["adapter"] / medians["transformers"]
         print(f"{work:<24}" + "".join(f"{value:>14.2f}" for value in medians.values()) + f"{ratio:>16.2f}")
+
+
+def measure_attached(shape: str, arguments: argparse.Namespace) -> None:
+    """One shape's lines."""
+    kind, sizes = SHAPES[shape]
+    dtype, device = getattr(torch, arguments.dtype), torch.device(arguments.device)
+    config = getattr(transformers, kind)(**sizes, eos_token_id=None, bos_token_id=1, pad_token_id=0)
+    with torch.device(device):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    ids = torch.randint(3, config.vocab_size, (1, arguments.prompt), generator=torch.Generator().manual_seed(1))
+    inputs = {"input_ids": ids.to(device), "attention_mask": torch.ones_like(ids).to(device)}
+    own = model.generate
+    time_call(own, inputs, FIRST, {})  # what a process takes once, for torch and transformers
+    before = count_bytes(device)
+    unspool.attach(model)
+    first = time_call(model.generate, inputs, FIRST, {})
+    grown = count_bytes(device) - before
+    output = model.generate(**inputs, max_new_tokens=2, do_sample=False, return_dict_in_generate=True)
+    held = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    told = config.to_dict() | {"architectures": [type(model).__name__]}
+    native = build_model(told, MemorySource(held), device=device, dtype=dtype)
+    engines: dict[str, Callable[..., Any]] = {
+        "its own": own,
+        "attached": model.generate,
+        "native": lambda **asked: unspool.generate(native, **asked),
+    }
+    rates: dict[str, list[float]] = {name: [] for name in engines}
+    for turn in range(arguments.rounds + 1):
+        for name, generate in engines.items():
+            took = [time_call(generate, inputs, num_new, {}) for num_new in (1, arguments.new)]
+            if turn:  # the first is a warm-up
+                rates[name].append((arguments.new - 1) / (took[1] - took[0]))
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    print(f"\n{shape}, {arguments.dtype}, {device}, transformers {transformers.__version__}: {weights / 1e6:.0f} MB")
+    print("  tokens/s: " + ", ".join(f"{name} {value:.1f}" for name, value in medians.items()))
+    print(
+        f"  attached / its own {medians['attached'] / medians['its own']:.2f}, "
+        f"attached / native {medians['attached'] / medians['native']:.3f}"
+    )
+    print(f"  first call {first:.2f} s, memory {1 + grown / weights:.3f} of the object's ({grown / 1e6:.0f} MB more)")
+    print(f"  path: {output.stats.path}, {output.stats.path_reason or 'no reason given'}")
+    unspool.detach(model)
+    del model, held, engines, own, output
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def count_bytes(device: torch.device) -> int:
+    """The bytes that torch holds on a GPU, or the process in memory."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        return int(torch.cuda.memory_allocated())
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize()
 
 
 def draw_inputs(rows: int, arguments: argparse.Namespace) -> dict[str, torch.Tensor]:

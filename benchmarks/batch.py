@@ -24,6 +24,7 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from unspool.batch.sources import open_source
 from unspool.engine import Engine
 
 SETTINGS = {"temperature": 0, "ignore_eos": True}
+FEW_ROWS = 64  # of the first round
 WAYS = ("engine", "batch", "static", "ray")
 WORDS = ("sea", "lamp", "stone", "river", "winter", "paper", "bread", "glass", "wind", "garden", "letter", "bridge")
 
@@ -68,7 +70,6 @@ class Ways:
         self.options = options
         self.lm = unspool.load(options.model, threads=options.threads)
         self.engine = Engine(self.lm, max_rows=options.max_rows)
-        self.left_out: tuple[float, int] | None = None  # when Ray's first answers came, and their tokens
 
     def engine_alone(self, work: Work) -> int:
         """Requests submitted ahead as a batch does, results as they finish."""
@@ -109,7 +110,7 @@ class Ways:
         return tokens
 
     def ray(self, work: Work) -> int:
-        """The same file by one actor. An actor is made for every round, and the time to load it is left out."""
+        """The same file by one actor, which is made for every round: its rate beyond the first rows is what counts."""
         from unspool.ray.batch import Pipeline, RayJob
 
         pipeline = Pipeline(
@@ -121,32 +122,36 @@ class Ways:
             load={"threads": self.options.threads},
         )
         job = RayJob(pipeline, work.make_output())
-        first: list[tuple[float, int]] = []
-
-        def note(progress: Any) -> None:
-            if not first:
-                first.append((time.perf_counter(), progress.num_tokens))
-
-        assert job.run(note) and not job.progress.failed
-        self.left_out = first[0]
+        assert job.run() and not job.progress.failed
         return job.progress.num_tokens
 
 
-def measure(way: Callable[[Work], int], work: Work) -> tuple[float, float]:
-    """Tokens a second, and the process' processor seconds."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One round of one way."""
+
+    tokens: int
+    seconds: float
+    processor_seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+    def rate_beyond(self, less: Measured) -> float:
+        """Tokens a second of what this round had to do more than another: starting and ending are left out."""
+        return (self.tokens - less.tokens) / (self.seconds - less.seconds)
+
+
+def measure(way: Callable[[Work], int], work: Work) -> Measured:
+    """Do the work."""
     before, started = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     tokens = way(work)
     seconds = time.perf_counter() - started
     after = resource.getrusage(resource.RUSAGE_SELF)
     assert tokens == work.num_tokens, f"{tokens} tokens instead of {work.num_tokens}"
-    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    owner: Ways = way.__self__  # type: ignore[attr-defined]
-    if owner.left_out is not None:
-        (at, counted), owner.left_out = owner.left_out, None  # from the first answers on, without their tokens
-        if counted == tokens:
-            raise SystemExit(f"all {len(work.rows)} answers came from the actor at once; measure it with more --rows")
-        return (tokens - counted) / (started + seconds - at), spent
-    return tokens / seconds, spent
+    return Measured(tokens, seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
 
 def main() -> None:
@@ -166,30 +171,38 @@ def main() -> None:
         connect(object_store_memory=200 << 20)
     ways = Ways(options)
     named = {"engine": ways.engine_alone, "batch": ways.batch, "static": ways.static, "ray": ways.ray}
-    rates: dict[str, list[float]] = {name: [] for name in options.ways}
-    spent: dict[str, list[float]] = {name: [] for name in options.ways}
+    found: dict[str, list[Measured]] = {name: [] for name in options.ways}
+    first: dict[str, Measured] = {}
     number = 0
     with tempfile.TemporaryDirectory() as folder:
         for round_number in range(options.rounds + 1):
             for name in options.ways:
                 number += 1
-                work = Work(number, min(options.rows, 64) if round_number == 0 else options.rows, Path(folder))
-                rate, seconds = measure(named[name], work)
-                if round_number:
-                    rates[name].append(rate)
-                    spent[name].append(seconds)
-                    print(f"round {round_number}, {name}: {rate:,.1f} tokens/s, {seconds:,.1f} s of processor time")
+                work = Work(number, min(options.rows, FEW_ROWS) if round_number == 0 else options.rows, Path(folder))
+                made = measure(named[name], work)
+                if round_number == 0:
+                    first[name] = made
+                    continue
+                found[name].append(made)
+                print(
+                    f"round {round_number}, {name}: {made.rate:,.1f} tokens/s, "
+                    f"{made.processor_seconds:,.1f} s of processor time"
+                )
         if options.profile:
             show_profile(ways, Work(number + 1, options.rows, Path(folder)))
-    best = {name: max(found) for name, found in rates.items()}
-    print("\n| way | tokens/s | of the engine | processor s |\n|---|---|---|---|")
-    for name, rate in best.items():
-        part = f"{rate / best['engine']:.3f}" if "engine" in best else ""
-        print(f"| {name} | {rate:,.1f} | {part} | {min(spent[name]):,.1f} |")
-    if {"batch", "static"} <= best.keys():
-        print(f"\nbatch is {best['batch'] / best['static']:.2f} times static batches")
+    rates = {name: max(made.rate for made in rounds) for name, rounds in found.items()}
+    beyond = {name: max(made.rate_beyond(first[name]) for made in rounds) for name, rounds in found.items()}
+    print("\n| way | tokens/s | of the engine | beyond the first rows | of batch | processor s |")
+    print("|---|---|---|---|---|---|")
+    for name, rounds in found.items():
+        of_engine = f"{rates[name] / rates['engine']:.3f}" if "engine" in rates else ""
+        of_batch = f"{beyond[name] / beyond['batch']:.3f}" if "batch" in beyond else ""
+        spent = min(made.processor_seconds for made in rounds)
+        print(f"| {name} | {rates[name]:,.1f} | {of_engine} | {beyond[name]:,.1f} | {of_batch} | {spent:,.1f} |")
+    if {"batch", "static"} <= rates.keys():
+        print(f"\nbatch is {rates['batch'] / rates['static']:.2f} times static batches")
     if options.json is not None:
-        options.json.write_text(json.dumps({"rates": rates, "processor_seconds": spent}, indent=1))
+        options.json.write_text(json.dumps({"rates": rates, "beyond": beyond}, indent=1))
     ways.engine.close()
 
 

@@ -8,7 +8,9 @@ would find what it has read in the round before.
 - greedy: 256 requests at once, prompts of 64 to 1,024 tokens, 128 new ones each
 - mixed: the same prompts, 16 to 512 new tokens, and a temperature, top-p, penalty and seed of their own
 - host: the driving thread's time a step at 64 running rows, and how long it waits for the device
-- strategies: 16 requests of every strategy at once, beside the sum of their times alone
+- strategies: 16 requests of every strategy at once, beside what their passes cost: every request's passes are listed
+  while it runs alone, the first passes of all are merged into one, the second ones, and so on, and each merged pass is
+  timed by itself
 - chats: 32 requests with one beginning of 2,000 tokens: time to the first token with shared blocks and without
 - arrivals: 8 requests whose arrivals are spread, beside a static batch of 8 (for a CPU)
 """
@@ -22,6 +24,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,10 +34,13 @@ from gpu_step import make_config, make_reference, make_weights  # benchmarks/gpu
 
 import unspool
 from unspool.api import LanguageModel
+from unspool.cache import BlockPool, PagedCache
+from unspool.decoding.reader import answer_at_once
 from unspool.engine import plain
 from unspool.loading.model import LoadedParts
 from unspool.models.registry import build_model
 from unspool.models.weights import MemorySource
+from unspool.protocols import Ask
 
 COMMON = {"eos_token_id": None, "pad_token_id": 0}
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -65,6 +71,7 @@ class Setting:
     def __init__(self, lm: LanguageModel, options: argparse.Namespace, name: str) -> None:
         self.lm, self.name, self.options = lm, name, options
         self.device, self._num_renewals = lm.device, 0
+        self.clock = time.process_time if options.processor_time else time.perf_counter
         order = random.Random(0)
         self.vocab = min(lm.model.info.vocab_size, 100_000)
         self.prompts = [
@@ -111,10 +118,10 @@ class Setting:
             gc.collect()
             self.renew()
             self.synchronize()
-            started = time.perf_counter()
+            started = self.clock()
             function()
             self.synchronize()
-            seconds.append(time.perf_counter() - started)
+            seconds.append(self.clock() - started)
         return min(seconds[1:])
 
 
@@ -202,13 +209,84 @@ def measure_strategies(setting: Setting) -> dict[str, float]:
         return {}
     prompts = [prompt[:256] for prompt in setting.prompts[: len(STRATEGIES)]]
     asked = [{"max_new_tokens": min(64, setting.options.num_new), **one, **COMMON} for one in STRATEGIES]
-    alone = setting.time(
-        lambda: [setting.lm.generate(prompt, **one) for prompt, one in zip(prompts, asked, strict=False)]
-    )
+    given = list(zip(prompts, asked, strict=True))
+    alone = setting.time(lambda: [setting.lm.generate(prompt, **one) for prompt, one in given])
     with setting.make_engine(share_prefixes=False) as engine:
         together = setting.time(lambda: run_all(engine, prompts, asked))
     free(setting)
-    return {"one after the other s": alone, "engine s": together, "times": alone / together}
+    merged = merge_passes([list_passes(setting.lm, prompt, one) for prompt, one in given])
+    costs = {shape: time_pass(setting, *shape) for shape in set(merged)}
+    passes = sum(costs[shape] for shape in merged)
+    free(setting)
+    return {
+        "one after the other s": alone,
+        "engine s": together,
+        "merged passes": len(merged),
+        "merged passes s": passes,
+        "engine, of merged passes": passes / together,
+    }
+
+
+def list_passes(lm: LanguageModel, prompt: list[int], asked: dict[str, Any]) -> list[tuple[Any, int, int, int]]:
+    """What a request asks for: of every pass what it wants, its rows, its tokens per row and the keys before them."""
+    passes: list[tuple[Any, int, int, int]] = []
+    run = lm.start(prompt, **asked).run
+    pool = BlockPool()
+
+    def answer(ask: Ask) -> Any:
+        want = replace(ask.want, epilogue=None, is_brief=False)
+        rows, columns = ask.tokens.shape
+        passes.append((want, rows, columns, max(ask.cache.lengths, default=0)))
+        return answer_at_once(ask)
+
+    run.answer, run.open_cache = answer, lambda: PagedCache(pool)
+    with torch.no_grad():
+        for _ in run:
+            pass
+    return passes
+
+
+def merge_passes(requests: list[list[tuple[Any, int, int, int]]]) -> list[tuple[Any, int, int, int]]:
+    """Passes that come at the same time and want the same as one: steps of one token, and others by themselves."""
+    merged: list[tuple[Any, int, int, int]] = []
+    for number in range(max(map(len, requests))):
+        steps: dict[Any, list[tuple[int, int]]] = {}
+        reads: dict[Any, list[tuple[int, int, int]]] = {}
+        for want, rows, columns, held in (passes[number] for passes in requests if number < len(passes)):
+            if columns == 1:
+                steps.setdefault(want, []).append((rows, held))
+            else:
+                reads.setdefault(want, []).append((rows, columns, held))
+        for want, parts in steps.items():
+            merged.append((want, sum(rows for rows, _ in parts), 1, _round(max(held for _, held in parts))))
+        for want, longer in reads.items():  # as one row after the other: their lengths differ
+            tokens = sum(rows * columns for rows, columns, _ in longer)
+            rows = sum(rows for rows, _, _ in longer)
+            merged.append((want, rows, -(-tokens // rows), _round(max(held for _, _, held in longer))))
+    return merged
+
+
+def _round(count: int) -> int:
+    return -(-count // 64) * 64
+
+
+def time_pass(setting: Setting, want: Any, rows: int, columns: int, held: int) -> float:
+    """Seconds of a pass of a shape over blocks: the fastest of several."""
+    model, size = setting.lm.model, 64
+    cache = PagedCache(BlockPool(size, rows * (2 + (held + columns) // size)))
+    tokens = torch.randint(3, setting.vocab, (rows, max(held, columns)), device=setting.device)
+    seconds = []
+    with torch.no_grad():
+        if held:
+            answer_at_once(Ask(model, cache, tokens[:, :held]))
+        for _ in range(5):
+            setting.synchronize()
+            started = setting.clock()
+            answer_at_once(Ask(model, cache, tokens[:, :columns], None, want))
+            setting.synchronize()
+            seconds.append(setting.clock() - started)
+            cache.truncate([held] * rows)
+    return min(seconds)
 
 
 def measure_chats(setting: Setting) -> dict[str, float]:
@@ -252,9 +330,9 @@ def measure_arrivals(setting: Setting) -> dict[str, float]:
         for _ in range(setting.options.rounds + 1):  # in turns: a machine's speed changes with time
             for name, way in ways.items():
                 setting.renew()
-                started = time.perf_counter()
+                started = setting.clock()
                 way()
-                seconds[name].append(time.perf_counter() - started)
+                seconds[name].append(setting.clock() - started)
     free(setting)
     best = {name: min(values[1:]) for name, values in seconds.items()}
     figures = {name: 8 * num_new / value for name, value in best.items()}
@@ -327,6 +405,11 @@ def main() -> None:
     parser.add_argument("--max-rows", type=int, default=256)
     parser.add_argument("--tokens-per-pass", type=int)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="count what this process computes instead of what goes by, on a machine that others use too",
+    )
     parser.add_argument("--peer", action="store_true", help="transformers' generate_batch too, if it can be imported")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -50,6 +50,8 @@ class ModelInfo:
     source_vocab_size: int | None = None  # of an encoder, if it differs from `vocab_size`
     longest_source: int | None = None  # positions that an encoder reads at most; None if there is no bound
     features: FeatureShape | None = None  # what its encoder reads instead of tokens; None: it reads tokens
+    why_single: str = ""  # why it reads one token a pass behind its prompt, and no drafts; empty: it reads any number
+    why_even: str = ""  # why all rows of a batch must grow alike, so that drafts are for one row; empty: they need not
     # "branches": attention reads a BranchingCache, whose rows share their prompt's keys; "forks": it reads a cache
     # whose `num_forks` is above 1; "last_states", "early_logits", "early_exit": what `Want` asks for under these names;
     # "compile": it is `Compilable`; "stretches": it is `Stretching`; "shifted_keys": keys can be moved to other
@@ -233,11 +235,23 @@ class Stretch:
     path: str  # as in `Forward`
 
 
+Choose = Callable[[list[int], torch.Tensor], list[int]]
+"""From each row's likeliest token, -1 if it has none, and the logits (rows, vocab) to the token that each row gets."""
+
+
 class Stretching(Model, Protocol):
     """A model that says "stretches" in `info.can`: it can take several greedy steps in one call."""
 
-    def take_steps(self, tokens: Sequence[int], cache: Cache, num_steps: int, ends: tuple[int, ...]) -> Stretch | None:
-        """Read each row's last token after what the cache holds, then each step's likeliest one.
+    def take_steps(
+        self,
+        tokens: Sequence[int],
+        cache: Cache,
+        num_steps: int,
+        ends: tuple[int, ...],
+        choose: Choose | None = None,
+    ) -> Stretch | None:
+        """Read each row's last token after what the cache holds, then each step's likeliest one, or what `choose` makes
+        of it.
 
         It ends after `num_steps`, or with the step in which a row gets one of the `ends`. Keys are written past the
         rows' lengths, which stay as they are: `cache.advance` counts a step's as held. None if steps must be taken

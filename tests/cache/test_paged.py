@@ -76,6 +76,24 @@ def test_a_block_holds_nothing_of_whoever_had_it() -> None:
     assert all(not buffer[each].any() for each in pool.take(2))
 
 
+def test_blocks_that_a_pass_fills_are_not_cleaned() -> None:
+    pool = BlockPool(SIZE, 8)
+    first = start(pool, [SIZE * 4, SIZE * 3, 5])
+    for buffer in pool.buffers:
+        buffer[1:] = torch.nan
+    first.cache.select_rows([])
+    first.cache._store.open(0)
+    assert pool.num_free == 8
+    second = start(pool, [SIZE * 2, SIZE + 2, SIZE - 1])
+    rows = second.cache._store.tables[0].rows
+    for buffer in pool.buffers:
+        assert not buffer[[block for row in rows for block in row]].isnan().any()
+    second.cache.make_room(3, SIZE)  # written later, position by position
+    rows = second.cache._store.tables[0].rows
+    for buffer in pool.buffers:
+        assert not buffer[[block for row in rows for block in row]].isnan().any()
+
+
 def test_a_pool_grows_by_a_part_of_itself() -> None:
     pool = BlockPool(SIZE)
     pool.take(100)

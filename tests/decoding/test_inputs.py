@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from tests.fakes import FakeModel, decode_slowly, new_fake_cache, pad_left
 from unspool import DynamicCache, EncoderDecoderCache, generate, stream
 from unspool.api.calls import _UNBUILT
+from unspool.decoding.prompts import Prompts
 from unspool.errors import InputError, SettingError, UnspoolError, UnsupportedError
 
 ROWS = [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
@@ -380,3 +382,12 @@ def test_pad_tokens_after_a_prompt_are_padding() -> None:
 def test_without_a_length_twenty_tokens_are_written(width: int) -> None:
     ids = torch.randint(1, 20, (2, width), generator=torch.Generator().manual_seed(0))
     assert generate(FakeModel(23), ids, eos_token_id=None).shape == (2, width + 20)
+
+
+def test_ids_are_sent_to_a_device_when_they_are_read() -> None:
+    ids = torch.tensor([[1, 2, 3]])
+    prompts = Prompts(ids, [3], on_host=ids, device=torch.device("meta"))
+    assert (prompts.num_rows, prompts.width) == (1, 3) and vars(prompts)["_ids"] is ids
+    moved = prompts.ids
+    assert moved.device.type == "meta" and prompts.ids is moved and prompts.on_host is ids
+    assert replace(prompts, lengths=[2]).ids is moved

@@ -1,8 +1,9 @@
-"""Greedy steps taken several at a time give what steps one by one give, at every turn."""
+"""Steps taken several at a time give what steps one by one give, at every turn."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from unspool.decoding import choice
 from unspool.decoding.strategies import stretch
 from unspool.errors import NoTokenLeftError
 from unspool.kernels.cpu import find_library
-from unspool.protocols import Stretch
+from unspool.protocols import Choose, Stretch
 from unspool.stopping import MaxTimeCriteria, StoppingCriteria
 
 needs_library = pytest.mark.skipif(find_library() is None, reason="the C library is not built")
@@ -33,12 +34,15 @@ class Stretching(FakeModel):
         self.info = type(self.info)(**{**vars(self.info), "can": self.info.can | {"stretches"}})
         self.sizes: list[int] = []  # steps asked for, a call each
 
-    def take_steps(self, tokens: Sequence[int], cache: Cache, num_steps: int, ends: tuple[int, ...]) -> Stretch | None:
+    def take_steps(
+        self, tokens: Sequence[int], cache: Cache, num_steps: int, ends: tuple[int, ...], choose: Choose | None = None
+    ) -> Stretch | None:
         self.sizes.append(num_steps)
         held, passes, steps = list(cache.lengths), self.num_passes, []
         for _ in range(num_steps):
             logits = self.forward(torch.tensor(tokens)[:, None], cache).logits
             tokens = [int(row.argmax()) if row.isfinite().all() else -1 for row in logits]
+            tokens = tokens if choose is None else choose(tokens, logits)
             steps.append(list(tokens))
             if min(tokens) < 0 or set(tokens) & set(ends):
                 break
@@ -70,16 +74,36 @@ def follow(model: Any, inputs: dict[str, Any], **more: Any) -> list[Any]:
     return [*told, list(cache.lengths), held]  # what lies past a row's end is nobody's
 
 
-@settings(max_examples=60, deadline=None)
+WAYS: tuple[dict[str, Any], ...] = (
+    {},
+    {"do_sample": True, "top_k": 0, "seed": 3},
+    {"do_sample": True, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "seed": 4},
+    {"do_sample": True, "top_k": 0, "top_p": 0.8, "min_p": 0.02, "temperature": 1.3, "seed": 5},
+    {"repetition_penalty": 1.3},
+    {"no_repeat_ngram_size": 2, "min_new_tokens": 3},
+    {"do_sample": True, "repetition_penalty": 1.2, "sequence_bias": {(3,): 2.0}, "seed": 6},
+    {"do_sample": True, "top_k": 0, "watermarking_config": unspool.WatermarkingConfig(bias=3.0), "seed": 7},
+    {
+        "do_sample": True,
+        "top_k": 0,
+        "watermarking_config": unspool.GumbelWatermarkingConfig(context_width=2),
+        "seed": 8,
+    },
+    {"do_sample": True, "typical_p": 0.8, "epsilon_cutoff": 0.01, "seed": 9},
+)
+
+
+@settings(max_examples=100, deadline=None)
 @given(
     rows=st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=7), min_size=1, max_size=4),
     ends=st.lists(st.integers(0, 22), max_size=3),
-    num_new=st.integers(1, 20),
+    num_new=st.integers(3, 20),
     most=st.integers(1, 9),
     stop=st.none() | st.integers(0, 22),
+    way=st.sampled_from(WAYS),
 )
 def test_every_turn_is_that_of_single_steps(
-    rows: list[list[int]], ends: list[int], num_new: int, most: int, stop: int | None
+    rows: list[list[int]], ends: list[int], num_new: int, most: int, stop: int | None, way: dict[str, Any]
 ) -> None:
     class Stops(StoppingCriteria):
         """Ends the rows whose last token this is: what a model does not know of."""
@@ -88,7 +112,7 @@ def test_every_turn_is_that_of_single_steps(
             return input_ids[:, -1] == stop
 
     model, inputs = Stretching(), pad_left(rows)
-    more: dict[str, Any] = {"max_new_tokens": num_new, "eos_token_id": ends or None}
+    more: dict[str, Any] = {"max_new_tokens": num_new, "eos_token_id": ends or None, **way}
     if stop is not None:
         more["stopping_criteria"] = [Stops()]
     expected = one_by_one(lambda: follow(model, inputs, **more))
@@ -128,9 +152,7 @@ def test_a_call_takes_as_many_steps_as_time_allows(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     "more",
     [
-        {"do_sample": True},
-        {"repetition_penalty": 1.3},
-        {"min_new_tokens": 3},
+        {"logits_processor": [lambda ids, scores: scores]},
         {"output_scores": True, "return_dict_in_generate": True},
         {"logprobs": 1, "return_dict_in_generate": True},
         {"output_hidden_states": True, "return_dict_in_generate": True},
@@ -226,8 +248,9 @@ def test_the_library_takes_the_steps_of_single_calls(
         return take(self, tokens, *args)
 
     request.getfixturevalue("monkeypatch").setattr(type(model), "take_steps", note)
+    ways = WAYS if (name, kind) == ("llama", "dynamic") else WAYS[:3]
 
-    def call(rows: int) -> Any:
+    def call(rows: int, way: dict[str, Any]) -> Any:
         output = unspool.generate(
             model,
             IDS[:rows],
@@ -237,6 +260,7 @@ def test_the_library_takes_the_steps_of_single_calls(
             pad_token_id=0,
             cache_implementation=kind,
             return_dict_in_generate=True,
+            **way,
         )
         keys = [
             [buffer[row, :length].tolist() for row, length in enumerate(output.past_key_values.lengths)]
@@ -244,10 +268,10 @@ def test_the_library_takes_the_steps_of_single_calls(
         ]
         return output.sequences.tolist(), output.stats.forward_passes, output.stats.path, keys
 
-    for rows in (1, 5):
-        expected = one_by_one(lambda rows=rows: call(rows))
+    for way, rows in product(ways, (1, 5)):
+        expected = one_by_one(lambda rows=rows, way=way: call(rows, way))
         assert not calls
-        assert call(rows) == expected
+        assert call(rows, way) == expected
         assert ends or calls[0] == rows
         calls.clear()
 
@@ -273,8 +297,8 @@ def test_a_stretch_ends_where_a_block_is_packed(
     lengths: list[int] = []
     take = type(model).take_steps
 
-    def note(self: Any, tokens: Any, cache: Any, num_steps: int, ends: Any) -> Any:
-        made = take(self, tokens, cache, num_steps, ends)
+    def note(self: Any, *args: Any) -> Any:
+        made = take(self, *args)
         lengths.append(len(made.steps))
         assert made.path == "library"
         return made

@@ -22,7 +22,7 @@ from typing import Any
 import unspool
 from tests.conformance.cases import GOLDENS
 from tests.engine.fakes import BLOCK_BYTES, FakeWithLayers, make_lm
-from tests.engine.test_mixes import LAYERED, REQUESTS, check, try_call
+from tests.engine.test_mixes import LAYERED, REQUESTS, check, make_pair, try_call
 from unspool.engine.request import Request
 
 NUM_THREADS = 8
@@ -142,7 +142,7 @@ def ask(engine: unspool.Engine, lm: unspool.LanguageModel, kinds: Any, order: ra
 
 def soak(seconds: float, seed: int) -> int:
     """Run for so long; the number of problems."""
-    fake = make_lm(FakeWithLayers())
+    fake, pair = make_lm(FakeWithLayers()), make_pair()
     real = unspool.load(GOLDENS / "models" / "llama", quantize="int8")
     kinds = {name: asked for name, asked in REQUESTS.items() if name not in ("long", "forced words")}
     size = 2 * real.model.key_shape.num_layers * real.model.key_shape.num_kv_heads * real.model.key_shape.head_dim * 4
@@ -157,6 +157,7 @@ def soak(seconds: float, seed: int) -> int:
             real,
             kinds,
         ),
+        (unspool.Engine(pair, memory=BLOCK_BYTES * NUM_BLOCKS, block_size=16, max_rows=16), pair, REQUESTS),
     ]
     tally, stop = Tally(), time.monotonic() + seconds
 
@@ -198,8 +199,8 @@ def soak(seconds: float, seed: int) -> int:
             tally.problems.append(f"{lm.name}: something is left: {stats}")
         pool = engine._memory.pool
         engine.close()
-        if pool is None or pool.num_free != NUM_BLOCKS:
-            tally.problems.append(f"{lm.name}: blocks leaked: {pool and pool.num_free} of {NUM_BLOCKS} are free")
+        if pool is not None and pool.num_free != NUM_BLOCKS:
+            tally.problems.append(f"{lm.name}: blocks leaked: {pool.num_free} of {NUM_BLOCKS} are free")
     ended = tally.answered + tally.cancelled + tally.failed
     if ended != tally.submitted:
         tally.problems.append(f"{tally.submitted} were submitted and {ended} ended")

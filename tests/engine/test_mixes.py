@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import unspool
 from tests.conformance.cases import GOLDENS, load_model
-from tests.engine.fakes import BLOCK_BYTES, Fake, FakeWithLayers, make_lm
+from tests.engine.fakes import BLOCK_BYTES, Fake, FakePair, FakeWithLayers, make_lm
 from unspool.api import LanguageModel
 
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -117,7 +117,7 @@ def run_mix(data: st.DataObject, lm: LanguageModel, kinds: dict[str, dict[str, A
         stats = engine.stats
         assert stats.requests_done + stats.requests_cancelled + stats.requests_failed == len(made)
         assert not stats.rows_running and not stats.blocks_used
-    assert engine._memory.pool.num_free == num_blocks
+    assert engine._memory.pool is None or engine._memory.pool.num_free == num_blocks
 
 
 @settings(max_examples=40, deadline=None)
@@ -130,6 +130,18 @@ def test_any_mix_of_a_fake_model(data: st.DataObject) -> None:
 @given(st.data())
 def test_any_mix_of_a_fake_model_with_layers(data: st.DataObject) -> None:
     run_mix(data, make_lm(FakeWithLayers()), LAYERED, 400)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_any_mix_of_a_fake_encoder_decoder(data: st.DataObject) -> None:
+    run_mix(data, make_pair(), REQUESTS, data.draw(st.sampled_from([400, 30])))
+
+
+def make_pair() -> LanguageModel:
+    lm = make_lm(FakePair())
+    lm.generation_config.decoder_start_token_id = 1
+    return lm
 
 
 def test_little_memory_preempts_and_gives_the_same_tokens() -> None:

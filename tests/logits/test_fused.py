@@ -19,6 +19,7 @@ from unspool import (
     TypicalLogitsWarper,
 )
 from unspool.decoding.select import draw
+from unspool.decoding.tails import draw_from_tail
 from unspool.logits.fused import split_tail
 
 INF = float("inf")
@@ -75,6 +76,46 @@ def test_candidates_are_what_the_plain_chain_leaves(
     assert torch.equal(torch.full((2, vocab), -INF).scatter(1, *chosen), expected[index])
 
 
+@settings(deadline=None, max_examples=200)
+@given(
+    seed=st.integers(0, 2**31),
+    vocab=st.sampled_from([1, 7, 60, 300, 5_000, 20_000]),
+    coarse=st.booleans(),
+    spread=st.sampled_from([0.1, 3.0, 12.0]),
+    num_left_out=st.sampled_from([0, 3, 250]),
+    temperature=st.sampled_from([None, 0.3, 1.7, [0.5, 1.0, 2.0, 0.9]]),
+    top_k=st.sampled_from([None, 1, 5, 50, 3_000, [3, 0, 50, 700]]),
+    top_p=st.sampled_from([None, 0.0, 0.4, 0.9, 0.99999, [0.2, 1.0, 0.5, 0.99]]),
+    min_p=st.sampled_from([None, 0.05, [0.0, 0.1, 0.9, 0.01]]),
+)
+def test_a_tail_draws_what_the_plain_chain_draws(
+    seed: int,
+    vocab: int,
+    coarse: bool,
+    spread: float,
+    num_left_out: int,
+    temperature: Any,
+    top_k: Any,
+    top_p: Any,
+    min_p: Any,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(4, vocab, generator=generator) * spread
+    if coarse:
+        scores = scores.bfloat16().float()
+    scores[:2, : min(num_left_out, vocab - 1)] = -INF
+    processors = chain(temperature, top_k, top_p, min_p)
+    head, tail = split_tail(processors)
+    assert head == []
+    uniforms = torch.rand(4, generator=generator, dtype=torch.float64)
+    tokens = draw(scores, uniforms) if tail is None else draw_from_tail(tail, scores, uniforms)
+    probabilities = processors(IDS, scores).softmax(dim=-1, dtype=torch.float64)
+    after = probabilities.cumsum(dim=-1).gather(1, tokens[:, None])[:, 0]
+    before = after - probabilities.gather(1, tokens[:, None])[:, 0]
+    assert bool((after > before).all())  # each is among those that are left
+    assert bool((before <= uniforms + 1e-6).all() and (after >= uniforms - 1e-6).all())
+
+
 def test_too_many_ties_are_left_to_the_plain_chain() -> None:
     scores = torch.zeros(1, 500)
     _, tail = split_tail(chain(top_k=5))
@@ -96,15 +137,16 @@ def test_only_a_known_end_is_fused() -> None:
     for processors in (
         LogitsProcessorList(),
         LogitsProcessorList([penalty]),
-        chain(temperature=0.7),
-        chain(0.7, None, 0.9),
-        chain(top_k=[0, 5]),
-        chain(top_k=5000),
         LogitsProcessorList([*known, typical]),
         LogitsProcessorList([TopKLogitsWarper(5, filter_value=-9.0)]),
-        LogitsProcessorList([TopPLogitsWarper(0.5), typical, TemperatureLogitsWarper(0.5)]),
     ):
         assert split_tail(processors) == (processors, None)
+    for processors in (chain(temperature=0.7), chain(0.7, None, 0.9), chain(top_k=[0, 5]), chain(top_k=5000)):
+        head, tail = split_tail(processors)
+        assert head == [] and tail is not None
+        assert not tail.can_be_ranked  # the plain chain, or the library, draws from what it leaves
+    head, tail = split_tail(LogitsProcessorList([TopPLogitsWarper(0.5), typical, TemperatureLogitsWarper(0.5)]))
+    assert (len(head), tail is not None and tail.top_p is None) == (2, True)
     head, tail = split_tail(LogitsProcessorList([TopPLogitsWarper(0.5), TopKLogitsWarper(5)]))
     assert (len(head), tail is not None and tail.top_p is None) == (1, True)
 

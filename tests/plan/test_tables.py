@@ -20,7 +20,15 @@ HOMES = (conflicts, methods, models, drafts, calls)
 FOUND = [value if isinstance(value, tuple) else (value,) for home in HOMES for value in vars(home).values()]
 METHODS = [one for value in FOUND for one in value if isinstance(one, Method)]
 LINES = [(method, pair) for method in [*METHODS, refuse_drafts()] for pair in method.pairs]
-GIVEN = {"drafter": "`a`", "guide": "B", "assistant": FakeModel().info, "relation": "same", "wish": "c", "origin": "d"}
+GIVEN = {
+    "drafter": "`a`",
+    "guide": "B",
+    "assistant": FakeModel().info,
+    "relation": "same",
+    "wish": "c",
+    "origin": "d",
+    "why_even": "the model takes no positions",
+}
 
 
 def test_the_tables_are_found() -> None:

@@ -7,6 +7,7 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 
+from unspool.api.again import describe_call, keep_run, start_again
 from unspool.api.calls import start
 from unspool.api.prefix import Prefix, make_conversation
 from unspool.api.prompt import PROMPT_NAMES, as_ids, read_encoding, refuse_chat
@@ -76,9 +77,7 @@ class Answer:
         self._prompt_ids, arguments = self._read_prompt(prompt, settings, chat, tools)
         if negative is not None:
             arguments |= self._read_negative(negative, settings, chat, tools)
-        self.run: Run = start(
-            lm, defaults=FRIENDLY_DEFAULTS, hides_padding=bool(self._prompt_ids), **arguments, **settings
-        )
+        self.run: Run = self._start(arguments, settings)
         self._added = list(self.run.added_texts)
         tokenizer, stops = lm.tokenizer, self.run.stop_strings
         rows = range(self.run.num_rows)
@@ -91,6 +90,21 @@ class Answer:
 
     def __reduce__(self) -> NoReturn:
         raise UnsupportedError("a running answer can't be copied or pickled; use what result() returns")
+
+    def _start(self, arguments: dict[str, Any], settings: dict[str, Any]) -> Run:
+        lm, rows = self._lm, self._prompt_ids
+        key = None
+        if rows and "attention_mask" not in arguments:  # none of the ids is padding
+            ids = arguments["input_ids"]
+            if len(arguments) == 1:
+                key = describe_call(lm.model, lm.tokenizer, settings, len(rows))
+                again = start_again(key, lm.model, lm.tokenizer, ids)
+                if again is not None:
+                    return again
+            arguments["attention_mask"] = torch.ones_like(ids)
+        run = start(lm, defaults=FRIENDLY_DEFAULTS, hides_padding=bool(rows), **arguments, **settings)
+        keep_run(key, lm.model, run)
+        return run
 
     @staticmethod
     def _follow_tools(
@@ -172,8 +186,7 @@ class Answer:
         is_right = self._lm.model.info.is_encoder_decoder
         longest = max(len(row) for row in rows)
         if min(len(row) for row in rows) == longest:
-            whole = as_ids(rows)
-            return {"input_ids": whole, "attention_mask": torch.ones_like(whole)}
+            return {"input_ids": as_ids(rows)}
         ids, mask = [], []
         for row in rows:
             fill = longest - len(row)

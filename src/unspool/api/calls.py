@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -34,11 +33,13 @@ from unspool.models.adapters import (
     find_preparing,
     find_settings,
     fold_settings,
+    has_own_loop,
     list_inputs,
     open_call,
     prepare_call,
     prepare_with,
     read_settings,
+    run_own_loop,
     runs_own_generate,
 )
 from unspool.outputs import Output
@@ -107,7 +108,7 @@ def generate(
     theirs = find_object(model)
     speech = _find_speech(model)
     preparing = None if theirs is None or speech is not None else find_preparing(theirs)
-    if preparing is not None:
+    if preparing is not None or (theirs is not None and has_own_loop(theirs)):
         told = {
             "generation_config": generation_config,
             "logits_processor": logits_processor,
@@ -120,6 +121,8 @@ def generate(
             "negative_prompt_attention_mask": negative_prompt_attention_mask,
             "use_model_defaults": use_model_defaults,
         }
+        if preparing is None:
+            return run_own_loop(theirs, inputs, told, kwargs)  # type: ignore[no-any-return]  # its own
         settings = {name: value for name, value in told.items() if value is not None} | kwargs
         first = [] if inputs is None else [inputs]
         return prepare_with(preparing, theirs, generate, *first, **settings)  # type: ignore[no-any-return]  # its own
@@ -159,9 +162,12 @@ def generate(
         **kwargs,
     )
     _use(streamer, run)
+    finish = run.model.finish if isinstance(run.model, ColumnModel) else None
     if not run.returns_output:
-        return run.sequences()
+        return run.sequences() if finish is None else finish(run.sequences())
     output = run.output()
+    if finish is not None:
+        output.sequences = finish(output.sequences)  # type: ignore[attr-defined]  # all outputs have them
     if find_object(model) is not None:
         return dress_output(output, run.model, run.prompt_mask)  # type: ignore[no-any-return]  # transformers' class
     return output
@@ -277,7 +283,7 @@ def start(
     if assistant is not None:
         follow_assistant(settings, origins, assistant_model)
     drafts = () if assistant is None else (assistant.model.info, assistant.relation)
-    prompts = replace(read_prompts(core, given, settings), hides_padding=hides_padding)
+    prompts = read_prompts(core, given, settings, hides_padding=hides_padding)
     sources = None if prompts.source is None else prompts.source.lengths
     cache = past_key_values
     if given.prepared is None:

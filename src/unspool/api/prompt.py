@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 
 from unspool.errors import InputError, SettingError
@@ -46,6 +48,8 @@ def read_encoding(encoding: Mapping[str, Any]) -> tuple[list[list[int]], dict[st
 def as_ids(rows: list[list[int]]) -> torch.Tensor:
     """Filled rows as a tensor (rows, width)."""
     try:
+        if len(rows) == 1:  # a quarter of the time
+            return torch.from_numpy(np.array(array("q", rows[0]))[None])
         return torch.tensor(rows, dtype=torch.int64)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InputError(f"a prompt holds what can't be a token id: {error}") from error

@@ -88,7 +88,7 @@ class Cache(ReferenceSurface, Savable):
             raise SettingError(f"counts {real} do not fit {rows} rows of {num_new} new positions")
         stop = max(starts) + num_new
         is_uniform = min(starts) == stop - num_new
-        self._open_rows(starts, [start + count for start, count in zip(starts, real, strict=True)], stop)
+        self._open_pass(starts, [start + count for start, count in zip(starts, real, strict=True)], stop)
         self.lengths = starts
         self._span = Span(starts, num_new, real, stop, is_uniform, device=device)
         self._begin(self._span)
@@ -321,6 +321,10 @@ class Cache(ReferenceSurface, Savable):
         if self._span is None:
             raise RuntimeError("write() and end() belong between begin() and end() of one forward pass")
         return self._span
+
+    def _open_pass(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:
+        """`_open_rows` for a pass that writes all positions from start to stop in every layer before it reads them."""
+        self._open_rows(starts, stops, stop)
 
     def _open_rows(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:
         self._check_rows(len(starts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,6 +49,12 @@ class EncoderDecoderCache(Cache):
         self._origins: Origins | None = None  # of the decoder's positions, once there are beams
         self._span = None
 
+    @property  # type: ignore[misc]  # type(pair) is the class
+    def __class__(self) -> type:
+        """What isinstance() asks beside the type: transformers' models tell the two parts apart for pairs of theirs."""
+        theirs = sys.modules.get("transformers.cache_utils")
+        return EncoderDecoderCache if theirs is None else getattr(theirs, "EncoderDecoderCache", EncoderDecoderCache)
+
     # The decoder's part moves, and answers for the pair; the encoder's is written once.
     lengths, room, is_endless = map(_value, ("lengths", "room", "is_endless"))
     is_trying, is_in_order, num_forks = map(_value, ("is_trying", "is_in_order", "num_forks"))
@@ -56,6 +63,8 @@ class EncoderDecoderCache(Cache):
     write, write_flat, begin_trial = map(_method, ("write", "write_flat", "begin_trial"))
     mask, key_positions, order_weights = map(_method, ("mask", "key_positions", "order_weights"))
     get_seq_length, get_max_cache_shape = map(_method, ("get_seq_length", "get_max_cache_shape"))
+    get_mask_sizes, get_query_offset = map(_method, ("get_mask_sizes", "get_query_offset"))
+    activate_past_recording = _method("activate_past_recording")
     _reserve = _method("_reserve")
 
     @property

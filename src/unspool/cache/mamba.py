@@ -9,13 +9,14 @@ from typing import Any, NoReturn
 import torch
 
 from unspool.cache.base import JOIN, RAGGED, SELECT_ROWS, TRIAL, UNDO
+from unspool.cache.mamba_surface import StateSurface
 from unspool.cache.older_names import takes_batch_size
 from unspool.cache.stored import FixedCache, StoredCache
 from unspool.cache.stores.states import Inputs, Replay, StateStore, refuse_keys
 from unspool.errors import SettingError, UnsupportedError
 
 
-class MambaCache(FixedCache):
+class MambaCache(StateSurface, FixedCache):
     """The states of a Mamba model: of one size however long the text gets, so nothing in them can be taken back.
 
     A row can go back to nothing, to where it was put aside, or to any length since `begin_trial`; all rows can go back
@@ -39,9 +40,10 @@ class MambaCache(FixedCache):
         if max_batch_size < 1:
             raise SettingError(f"a cache of states needs at least one row, not max_batch_size={max_batch_size}")
         self.max_batch_size, self.dtype = max_batch_size, dtype
-        self.num_layers, self.intermediate_size = int(config.num_hidden_layers), int(config.intermediate_size)
+        self.num_layers, self.intermediate_size = int(config.num_hidden_layers), _find_inner(config)
         self.ssm_state_size, self.conv_kernel_size = int(config.state_size), int(config.conv_kernel)
         self.conv_size = _find_conv_size(config)
+        self.has_heads = getattr(config, "model_type", "") == "mamba2"
         shape = (self.num_layers, max_batch_size, self.conv_kernel_size, self.conv_size)
         place = torch.device(device or "cpu")
         super().__init__(StateStore(shape, self.ssm_state_size, dtype, place, inner=self.intermediate_size))
@@ -154,7 +156,7 @@ class MambaCache(FixedCache):
             return "it holds states and no keys, and the model has attention; give it a DynamicCache"
         for name, mine, its in (
             ("layers", self.num_layers, shape.num_layers),
-            ("intermediate_size", self.intermediate_size, sizes.intermediate_size),
+            ("intermediate_size", self.intermediate_size, _find_inner(sizes)),
             ("channels of a convolution", self.conv_size, _find_conv_size(sizes)),
             ("state_size", self.ssm_state_size, sizes.state_size),
             ("conv_kernel", self.conv_kernel_size, sizes.conv_kernel),
@@ -168,10 +170,17 @@ class MambaCache(FixedCache):
         return None
 
     # --- the reference's surface ---------------------------------------------------------------------
-    def update_conv_state(
-        self, layer_idx: int, new_conv_state: torch.Tensor, cache_position: torch.Tensor
-    ) -> torch.Tensor:
-        """Append inputs (rows, intermediate_size, 1 to conv_kernel_size) to a layer's window; return the window."""
+    def update_conv_state(self, *given: Any, **named: Any) -> torch.Tensor:
+        """Append inputs to a layer's window, and return it: `(layer_idx, new_conv_state, cache_position)`.
+
+        The inputs are (rows, intermediate_size, 1 to conv_kernel_size). Called as `(conv_states, layer_idx)`, as
+        releases of transformers from 5.0 on do, it takes any number, and returns them behind the window.
+        """
+        if given and isinstance(given[0], torch.Tensor):
+            if not any(self.lengths):
+                self._open(given[0].shape[0])
+            return self._extend_window(given[0], named["layer_idx"] if len(given) == 1 else given[1])
+        layer_idx, new_conv_state, cache_position = _read_older(given, named)
         rows, num_new = self._check_state(layer_idx, new_conv_state, "conv_kernel_size", self.conv_kernel_size)
         self._store.can_undo, held = False, self._store.conv[layer_idx]
         held.copy_(torch.cat((held[:, num_new:], new_conv_state.transpose(1, 2).to(held)), dim=1))
@@ -206,12 +215,28 @@ class MambaCache(FixedCache):
         raise refuse_keys()
 
 
+def _read_older(given: tuple[Any, ...], named: dict[str, Any]) -> tuple[int, torch.Tensor, torch.Tensor]:
+    """The arguments of update_conv_state() as transformers had them before 5.0."""
+
+    def read(layer_idx: int, new_conv_state: torch.Tensor, cache_position: torch.Tensor) -> Any:
+        return layer_idx, new_conv_state, cache_position
+
+    layer, state, positions = read(*given, **named)
+    return layer, state, positions
+
+
+def _find_inner(config: Any) -> int:
+    """Channels of the recurrence; configs of Mamba-2 may give the factor alone."""
+    told = getattr(config, "intermediate_size", None)
+    return int(config.expand * config.hidden_size) if told is None else int(told)
+
+
 def _find_conv_size(config: Any) -> int:
     """Channels of the convolution: those of the recurrence and, in Mamba-2, those of every group's B and C."""
     told = getattr(config, "conv_size", None)
     if told is not None:
         return int(told)
-    inner = int(config.intermediate_size)
+    inner = _find_inner(config)
     if getattr(config, "model_type", "") != "mamba2":
         return inner
     return inner + 2 * int(config.n_groups) * int(config.state_size)

@@ -26,6 +26,7 @@ class ReferenceSurface(ABC):
     lengths: list[int]
     takes_positions: bool = False  # update() writes at `cache_position` if it is given
     _updated: tuple[list[int], list[int]] | None = None  # the lengths it holds for, positions held by each layer
+    _is_recording = False  # transformers decodes with drafts over it, whose crop(0) takes nothing away
 
     # --- what it stands on -----------------------------------------------------------------------------
     @abstractmethod
@@ -115,6 +116,24 @@ class ReferenceSurface(ABC):
         """Whether anything was written."""
         return self.get_seq_length() > 0
 
+    @property
+    def layers(self) -> Any:
+        """The layers, as transformers' models read keys from them that were written once."""
+        return [LayerView(self, layer) for layer in range(len(self))]
+
+    def activate_past_recording(self) -> None:
+        """Called by transformers before it decodes with drafts: what follows may be taken back by `crop`."""
+        if not hasattr(self, "crop"):
+            raise UnsupportedError(
+                f"a {type(self).__name__} can't take back what a drafter guessed wrong; use a DynamicCache, or leave "
+                "the drafter out"
+            )
+        self._is_recording = True
+
+    def is_recording_past(self, layer_idx: int = 0) -> bool:  # noqa: ARG002 - layers are alike
+        """Whether more than the last states is kept, for the layers of transformers that keep states."""
+        return False
+
     def get_max_length(self, layer_idx: int | None = None) -> int:  # noqa: ARG002 - layers are alike
         """The most positions this cache can hold; -1 if it grows."""
         limit = self.get_max_cache_shape()
@@ -173,6 +192,8 @@ class GrowingSurface(ReferenceSurface):
 
     def crop(self, max_length: int) -> None:
         """Keep the first `max_length` positions; a negative number removes as many from the end."""
+        if max_length == 0 and self._is_recording:
+            return
         held = self.get_seq_length()
         keep = max_length if max_length >= 0 else held + max_length
         if keep < 0:
@@ -219,6 +240,33 @@ class GrowingSurface(ReferenceSurface):
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep only the given rows."""
         self.select_rows([int(i) for i in indices])
+
+
+class LayerView:
+    """One layer of a cache: what it holds now."""
+
+    def __init__(self, cache: ReferenceSurface, layer: int) -> None:
+        self._cache = cache
+        self._layer = layer
+
+    @property
+    def keys(self) -> torch.Tensor:
+        """(rows, heads, positions, width)."""
+        return self._cache[self._layer][0]
+
+    @property
+    def values(self) -> torch.Tensor:
+        """The same of values."""
+        return self._cache[self._layer][1]
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether anything was written."""
+        return self._cache.get_seq_length(self._layer) > 0
+
+    def get_seq_length(self) -> int:
+        """Positions held."""
+        return self._cache.get_seq_length(self._layer)
 
 
 def count_queries(query_length: int | torch.Tensor) -> int:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from unspool.cache.base import JOIN, RAGGED, SELECT_ROWS, TRIAL
+from unspool.cache.reference import count_queries
 from unspool.cache.sink_surface import ShiftedLayers
 from unspool.cache.span import Mask, Span
 from unspool.cache.stored import StoredCache
@@ -275,6 +276,16 @@ class SinkCache(StoredCache):
         if self._shifted.num_layers:
             return self._shifted.count(layer_idx or 0)
         return min(max(self.lengths, default=0), self.window_length)
+
+    def get_query_offset(self, layer_idx: int | None = 0) -> int:
+        """The same, asked by releases of transformers whose models pass no angles to caches."""
+        self._shifted.hides_rotation = True
+        return self.get_seq_length(layer_idx)
+
+    def get_mask_sizes(self, query_length: int | torch.Tensor, layer_idx: int = 0) -> tuple[int, int]:
+        held, num_new = self.get_seq_length(layer_idx), count_queries(query_length)
+        num_gone = min(max(0, held + num_new - self.window_length), max(0, held - self.num_sink_tokens))
+        return held + num_new - num_gone, 0
 
     def get_max_cache_shape(self) -> int:
         return self.window_length

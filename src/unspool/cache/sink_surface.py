@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from unspool.errors import UnsupportedError
+
 
 class ShiftedLayers:
     """Keys and values of every layer, in which positions stay below the window: what is kept moves to the front."""
@@ -17,6 +19,7 @@ class ShiftedLayers:
         self.values: list[torch.Tensor] = []
         self._lasts: list[int] = []  # the position of each layer's newest key
         self.num_seen = 0
+        self.hides_rotation = False  # the caller is a release of transformers that passes no angles to caches
         self._cos: torch.Tensor | None = None  # (positions, width): the first ones that callers showed
         self._sin: torch.Tensor | None = None
 
@@ -58,6 +61,11 @@ class ShiftedLayers:
         num_ahead = self._lasts[layer] + 1 - held_keys.shape[-2]
         self._lasts[layer] = held_keys.shape[-2] + keys.shape[-2] - 1
         if num_gone > 0:
+            if self.hides_rotation and self._cos is None:
+                raise UnsupportedError(
+                    "the window of this SinkCache is full, and transformers' models show caches no `cos` and `sin` any "
+                    "more to move keys with; call unspool.generate(model, …) with it, or unspool.attach(model) first"
+                )
             first = self._num_sinks + num_gone
             kept = self._turn_back(held_keys[:, :, first:], num_ahead, given)
             held_keys = torch.cat((held_keys[:, :, : self._num_sinks], kept), dim=-2)

@@ -22,6 +22,7 @@ class CompileConfig:
     backend: str | Any = "inductor"
     mode: str = "reduce-overhead"
     options: dict[str, Any] | None = None
+    _compile_all_devices = False  # transformers' code asks for it: on a CPU nothing is compiled
 
     def to_dict(self) -> dict[str, Any]:
         """These arguments as a dict, ready for `torch.compile(**…)`."""

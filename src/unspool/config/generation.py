@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, overload
 
 from unspool.config.files import HUB_ID, HUB_OPTIONS, PUSH_OPTIONS, find_config_file, push_file
+from unspool.config.hosted import COUNTS_DEFAULT, FOREIGN, fill, is_hosted, note_length
 from unspool.config.modes import GenerationMode, choose_mode
 from unspool.config.parameters import PARAMETERS
 from unspool.config.rules import EXTRA_OUTPUTS, check_settings, find_unused
@@ -22,8 +23,15 @@ from unspool.errors import InputError, SettingError
 from unspool.small_files import make_folder, read_json_object, write_text
 
 FILE_NAME = "generation_config.json"
-METADATA = ("_from_model_config", "_commit_hash", "_original_object_hash", "_explicit", "transformers_version")
-_UNWRITTEN = ("_commit_hash", "_original_object_hash", "_explicit")
+METADATA = (
+    "_from_model_config",
+    "_commit_hash",
+    "_original_object_hash",
+    "_explicit",
+    "transformers_version",
+    COUNTS_DEFAULT,
+)
+_UNWRITTEN = ("_commit_hash", "_original_object_hash", "_explicit", COUNTS_DEFAULT)
 _MOST_NAMES = 4096  # that a dict may say were set
 _TEXT_PARTS = ("decoder", "generator", "text_config")
 
@@ -70,12 +78,14 @@ class GenerationConfig:
 
     def __getattr__(self, name: str) -> Any:
         # The attributes are those of PARAMETERS. One that is missing here was registered after this config was made.
+        if name in FOREIGN:
+            return None
         if name.startswith("_") or name not in PARAMETERS:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return PARAMETERS[name].copy_default()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if hasattr(type(self), name):
+        if hasattr(type(self), name) and not (callable(value) and is_hosted(self)):  # its code may exchange a method
             raise SettingError(f"`{name}` can't be a setting: GenerationConfig has a method of that name.")
         if name == "watermarking_config":
             value = _read_watermarks(value)
@@ -129,15 +139,25 @@ class GenerationConfig:
             details,
         )
 
-    def update(self, **kwargs: Any) -> dict[str, Any]:
-        """Set the settings that this config has, all or none of them, and return the others."""
+    def update(self, defaults_only: bool = False, allow_custom_entries: bool = False, **kwargs: Any) -> dict[str, Any]:
+        """Set the settings that this config has, all or none of them, and return the others.
+
+        With `defaults_only`, what was set stays; with `allow_custom_entries`, unknown names are set too, as
+        transformers' generate() has it.
+        """
+        if defaults_only:
+            return fill(self, kwargs, takes_new=allow_custom_entries)
         before = dict(self.__dict__)
         unused = {name: value for name, value in kwargs.items() if name not in before and name not in PARAMETERS}
+        if allow_custom_entries:
+            unused = {}
         try:
+            note_length(self, kwargs)
             for name, value in kwargs.items():
                 if name not in unused:
                     setattr(self, name, value)
-            self.validate()
+            if not is_hosted(self):
+                self.validate()
         except SettingError:
             self.__dict__.clear()
             self.__dict__.update(before)
@@ -239,6 +259,11 @@ class GenerationConfig:
         if name in PARAMETERS:
             return bool(value != PARAMETERS[name].default)
         return name not in ("_from_model_config", "transformers_version") or bool(value)
+
+    @staticmethod
+    def _get_default_generation_params() -> dict[str, Any]:
+        """What transformers' generate() asks of a model's settings: the values that count if nobody sets others."""
+        return {name: parameter.copy_default() for name, parameter in PARAMETERS.items() if not parameter.is_ours}
 
     def dict_torch_dtype_to_str(self, d: dict[str, Any]) -> None:
         """Replace torch dtypes in `d`, and in dicts inside it, by their names, in place."""

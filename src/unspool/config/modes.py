@@ -30,7 +30,10 @@ def choose_mode(config: GenerationConfig, has_assistant: bool) -> GenerationMode
     mode = _choose_base_mode(config)
     extensions = {
         GenerationMode.ASSISTED_GENERATION: (
-            has_assistant or config.prompt_lookup_num_tokens is not None or config.assistant_early_exit is not None
+            has_assistant
+            or config.prompt_lookup_num_tokens is not None
+            or config.assistant_early_exit is not None
+            or bool(config.use_mtp)  # of transformers', inside its own generate()
         ),
         GenerationMode.DOLA_GENERATION: config.dola_layers is not None,
     }

@@ -42,7 +42,10 @@ class Needs:
     longest: int  # the most positions of a row, candidates and drafts included
     own_cache: bool  # its cache is the caller's, is returned to the caller, or is of a kind that the caller chose
     reads_whole_prompts: bool  # something is made of every position of the prompts, so that all of them must be read
-    not_plain: str | None = None  # why its rows can't be stepped token by token among those of others
+    not_plain: str | None = None  # why its rows can't be stepped token by token among those of others, in blocks
+    joins: bool = (
+        False  # they can in a cache of the model's own kind, which takes in rows (an encoder-decoder's, states)
+    )
 
     @property
     def is_plain(self) -> bool:
@@ -74,18 +77,27 @@ def find_needs(run: Run) -> Needs:
         ),
         reads_whole_prompts=want.last_states or want.hidden_states or want.attentions or is_told,
     )
-    return replace(needs, not_plain=_explain_not_plain(run, needs))
+    not_stepped = _explain_not_stepped(run, needs)
+    not_plain = "its keys don't lie in the engine's blocks" if not_stepped is None and needs.own_cache else not_stepped
+    return replace(needs, not_plain=not_plain, joins=not_stepped is None and not _chose_cache(run))
 
 
-def _explain_not_plain(run: Run, needs: Needs) -> str | None:
+def _chose_cache(run: Run) -> bool:
+    """Whether the caller gave the cache, gets it, or said which kind it is."""
+    plan = run.parts.plan
+    is_given = run.parts.hooks.cache is not None or run.returns_output or bool(plan.cache_config)
+    return is_given or "cache_implementation" in plan.asked or plan.cache_kind not in ("dynamic", "mamba")
+
+
+def _explain_not_stepped(run: Run, needs: Needs) -> str | None:
     parts = run.parts
     plan, hooks, prompts = parts.plan, parts.hooks, parts.prompts
     if plan.strategy != "tokens" or plan.drafting is not None or not parts.readout.is_plain:
         return "it does more than choose one token per row from the logits of a pass"
     if hooks.processors or hooks.criteria or hooks.prefix_allowed_tokens_fn is not None:
         return "it runs code of the caller"
-    if needs.own_cache or plan.settings.use_cache is False:
-        return "its keys don't lie in the engine's blocks"
+    if plan.settings.use_cache is False:
+        return "it keeps no keys"
     if needs.reads_whole_prompts or parts.record.keeps_steps or parts.want != LAST:
         return "something is kept of every position"
     if not prompts.hides_padding and min(prompts.lengths) < prompts.width:

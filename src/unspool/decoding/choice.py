@@ -104,8 +104,8 @@ def make_turns(
     strategy: Strategy = made
     if can_run_ahead(scorer, strategy, rows, finish, rows_may_leave=rows_may_leave):
         return AheadTurns(rows, strategy, finish, record, rows_may_leave=rows_may_leave)
-    if strategy.takes_likeliest and can_stretch(scorer, rows):
-        return StretchTurns(rows, strategy, finish, record, rows_may_leave=rows_may_leave, reader=scorer.reader)
+    if isinstance(strategy, Sample) and can_stretch(scorer, rows):
+        return StretchTurns(rows, strategy, finish, record, rows_may_leave=rows_may_leave, scorer=scorer)
     return TokenTurns(rows, strategy, finish, record, rows_may_leave=rows_may_leave)
 
 

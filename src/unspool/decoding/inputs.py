@@ -39,13 +39,16 @@ class Inputs:
     prepared: PreparedRows | None = None  # what the model has made of inputs of its own, instead of all of these
 
 
-def read_prompts(model: Model, inputs: Inputs, settings: GenerationConfig) -> Prompts:
-    """Check the inputs against the model and free them of padding."""
-    prompts = _read_own(model, inputs, settings)
-    return replace(prompts, negative=_read_negative(model, inputs, settings, prompts.num_rows))
+def read_prompts(model: Model, inputs: Inputs, settings: GenerationConfig, *, hides_padding: bool = False) -> Prompts:
+    """Check the inputs against the model and free them of padding; `hides_padding` is told to the processors."""
+    prompts = _read_own(model, inputs, settings, hides_padding)
+    negative = _read_negative(model, inputs, settings, prompts.num_rows)
+    if negative is None and prompts.hides_padding == hides_padding:
+        return prompts
+    return replace(prompts, negative=negative, hides_padding=hides_padding)
 
 
-def _read_own(model: Model, inputs: Inputs, settings: GenerationConfig) -> Prompts:
+def _read_own(model: Model, inputs: Inputs, settings: GenerationConfig, hides_padding: bool) -> Prompts:
     if inputs.prepared is not None:
         return _take_prepared(inputs.prepared)
     if model.info.is_encoder_decoder:
@@ -58,14 +61,15 @@ def _read_own(model: Model, inputs: Inputs, settings: GenerationConfig) -> Promp
         return _read_embeds(model, inputs)
     if inputs.input_ids is None:
         return Prompts(_start_alone(inputs, settings, info).to(model.device), [1])
-    given = read_ids(inputs.input_ids, info.vocab_size)
-    ids = given.to(model.device)
+    ids = read_ids(inputs.input_ids, info.vocab_size)
     lengths, order = read_layout(
         inputs.attention_mask, (ids.shape[0], ids.shape[1]), ids=ids, pad_token_id=_telling_pad(settings, info)
     )
     if order is not None:
+        ids = ids.to(model.device)
         return Prompts(put_in_order(ids, order), lengths, shown=ids, order=order)
-    return Prompts(ids, lengths, on_host=given if given.device.type == "cpu" else None)
+    on_host = ids if ids.device.type == "cpu" else None
+    return Prompts(ids, lengths, on_host=on_host, hides_padding=hides_padding, device=model.device)
 
 
 def _take_prepared(rows: PreparedRows) -> Prompts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,14 +60,13 @@ def _describe_stops(plan: Plan, hooks: Hooks) -> StopContext:
 
 def describe_call(model: Model, prompts: Prompts, plan: Plan, hooks: Hooks) -> Context:
     """What the processors must know of a call."""
-    read = _find_read_ids(prompts, plan.pad_token_id)
     return Context(
         num_rows=prompts.num_rows * plan.copies,
         vocab_size=model.info.vocab_size,
         prompt_width=prompts.width - prompts.num_written,
         max_length=plan.max_length,
         eos_token_ids=plan.eos_token_ids,
-        encoder_input_ids=read if read is None or plan.copies == 1 else read.repeat_interleave(plan.copies, dim=0),
+        encoder_input_ids=partial(_copy_read_ids, prompts, plan) if _has_read_ids(prompts) else None,
         prefix_allowed_tokens_fn=hooks.prefix_allowed_tokens_fn,
         custom=tuple(hooks.processors),
         asked=plan.asked,
@@ -74,15 +74,23 @@ def describe_call(model: Model, prompts: Prompts, plan: Plan, hooks: Hooks) -> C
     )
 
 
-def _find_read_ids(prompts: Prompts, pad_token_id: int) -> torch.Tensor | None:
+def _has_read_ids(prompts: Prompts) -> bool:
+    return bool(prompts.width) if prompts.source is None else prompts.source.tokens is not None
+
+
+def _copy_read_ids(prompts: Prompts, plan: Plan) -> torch.Tensor:
+    """What the encoder reads, or the prompt, for each of the call's rows; made for the few processors that need it."""
+    read = _find_read_ids(prompts, plan.pad_token_id)
+    return read if plan.copies == 1 else read.repeat_interleave(plan.copies, dim=0)
+
+
+def _find_read_ids(prompts: Prompts, pad_token_id: int) -> torch.Tensor:
     """What the encoder reads, or the prompt, without what is no token of a row: (rows, length)."""
     source = prompts.source
     if source is not None and source.tokens is not None:
         column = torch.arange(source.tokens.shape[1], device=source.tokens.device)
         ends = torch.tensor(source.lengths, device=source.tokens.device)[:, None]
         return source.tokens.masked_fill(column >= ends, -1 if prompts.hides_padding else pad_token_id)
-    if source is not None or not prompts.width:
-        return None
     if not prompts.hides_padding or min(prompts.lengths) >= prompts.width:
         return prompts.ids[:, : prompts.width - prompts.num_written]
     column = torch.arange(prompts.width, device=prompts.ids.device)

@@ -40,15 +40,39 @@ class Prompts:
     on_host: torch.Tensor | None = None  # the ids as they came, if they were sent to a device
     hides_padding: bool = False  # whether processors are given what is padding; the reference counts it as tokens
     num_written: int = 0  # tokens at each row's end that were written before: processors count them as new
+    device: torch.device | None = None  # where the ids are to be; None: where they are
+
+    @property
+    def _shape(self) -> torch.Size:
+        ids: torch.Tensor = vars(self)["_ids"]
+        return ids.shape
 
     @property
     def num_rows(self) -> int:
-        return self.ids.shape[0]
+        return self._shape[0]
 
     @property
     def width(self) -> int:
         """Columns of the ids, padding included: what the reference counts lengths by."""
-        return self.ids.shape[1]
+        return self._shape[1]
+
+
+class _SentWhenRead:
+    """The field `ids`: sent to the prompts' `device` when it is first read, which an engine never does for most of its
+    requests."""
+
+    def __get__(self, prompts: Prompts, _: type[Prompts]) -> torch.Tensor:
+        held = vars(prompts)
+        ids: torch.Tensor = held["_ids"]
+        if prompts.device is not None and ids.device != prompts.device:
+            ids = held["_ids"] = ids.to(prompts.device)
+        return ids
+
+    def __set__(self, prompts: Prompts, ids: torch.Tensor) -> None:
+        vars(prompts)["_ids"] = ids
+
+
+Prompts.ids = _SentWhenRead()  # type: ignore[assignment]  # after the class, for which it would be a default
 
 
 def continue_prompts(prompts: Prompts, written: Sequence[int], vocab_size: int, max_new_tokens: int) -> Prompts:

@@ -26,6 +26,7 @@ from unspool.protocols import (
     LAST,
     Answer,
     Ask,
+    Choose,
     Encoded,
     Forward,
     Model,
@@ -288,9 +289,11 @@ class Reader:
             and self.want == LAST
         )
 
-    def stretch(self, rows: Rows, num_steps: int, ends: tuple[int, ...]) -> list[list[int]]:
-        """What up to `num_steps` greedy steps choose, as far as every row has a token to choose; the last is the first
-        in which a row gets one of the `ends`.
+    def stretch(
+        self, rows: Rows, num_steps: int, ends: tuple[int, ...], choose: Choose | None = None
+    ) -> list[list[int]]:
+        """What up to `num_steps` steps choose, greedily or by `choose`, as far as every row has a token to choose; the
+        last is the first in which a row gets one of the `ends`.
 
         A step counts once `accept_step` is called: until then the cache holds what it held, with keys past it.
         Empty if steps must be taken one by one.
@@ -300,7 +303,7 @@ class Reader:
             num_steps = min(num_steps, room - max(held))
         if num_steps < 1 or any(length != n + 1 for length, n in zip(rows.lengths, held, strict=True)):
             return []
-        stretch = cast(Stretching, self.model).take_steps(rows.last_tokens(), self.cache, num_steps, ends)
+        stretch = cast(Stretching, self.model).take_steps(rows.last_tokens(), self.cache, num_steps, ends, choose)
         if stretch is None:
             return []
         self._stretch_path = stretch.path

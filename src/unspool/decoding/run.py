@@ -91,7 +91,7 @@ class Run:
         self._want = find_want(plan)
         # Built now, so that what can't be raises before the first forward pass.
         self._criteria = build_criteria(plan, hooks)
-        self._processors = build_processors(settings, describe_call(model, prompts, plan, hooks))
+        self._processors = build_processors(settings, describe_call(model, prompts, plan, hooks), plan.derived)
         if plan.drafting is not None and plan.drafting.is_suggested and not self._takes_suggestion():
             plan = self._plan = replace(plan, drafting=None)
         if plan.drafting is not None:
@@ -355,6 +355,10 @@ class Run:
     @property
     def _divides_rows(self) -> bool:
         return bool(self._settings.low_memory) and self._plan.num_beams > 1
+
+    def make_cache(self) -> Cache:
+        """A cache as it would make for itself, with what its encoder reads: for an engine that steps its rows."""
+        return self._new_cache()
 
     def _new_cache(self) -> Cache:
         plan, prompts, settings = self._plan, self._prompts, self._settings

@@ -187,9 +187,14 @@ class Scorer:
         return self._tail
 
     @property
-    def is_plain(self) -> bool:
-        """Whether the scores are the model's logits, and nothing is kept of them."""
-        return not self.processors and not self.record.keeps_any
+    def can_choose(self) -> bool:
+        """Whether tokens can be chosen from a step's logits alone, before the step's turn comes: nothing is kept of it,
+        and no processor is a caller's own."""
+        return self._readout.is_plain and not self.record.keeps_any and not self._copies_logits
+
+    def divide(self, *, whole: bool) -> tuple[LogitsProcessorList, FusedTail | None]:
+        """The processors, and their end if it is left to the draw, which needs no scores of the `whole` vocabulary."""
+        return (self.processors, None) if whole or self._tail is None else (self._head, self._tail)
 
     @property
     def looks_back(self) -> bool:

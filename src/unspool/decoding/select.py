@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from unspool.kernels.draws import draw_rows, new_draws
 from unspool.kernels.presence import runs_kernels
 
 NO_TOKEN = -1  # what is chosen where nothing can be
@@ -32,6 +33,10 @@ def draw(scores: torch.Tensor, uniforms: torch.Tensor, tokens: torch.Tensor | No
         from unspool.kernels.gpu.sampling.row_draw import draw_row  # Triton is imported where a GPU is used
 
         return draw_row(scores, uniforms)
+    if tokens is None:
+        drawn = draw_rows(scores, new_draws(len(scores)), uniforms)
+        if drawn is not None:
+            return drawn
     return draw_plainly(scores, uniforms, tokens)
 
 

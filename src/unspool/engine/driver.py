@@ -6,15 +6,14 @@ import atexit
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 import torch
 
 from unspool.decoding.reader import between_passes
 from unspool.engine.flights import Landed, PlainRow
+from unspool.engine.inbox import Inbox
+from unspool.engine.joined import JoinedTask, read_together
 from unspool.engine.looks import take_look
 from unspool.engine.memory import EngineMemory
 from unspool.engine.passes import Job, Passes
@@ -28,8 +27,6 @@ from unspool.protocols import Ask, Model
 
 _SMALL: Final = 64  # tokens of an ask that joins the next pass whatever else there is
 _IDLE: Final = 0.001  # seconds to wait after a turn that had nothing to do
-_QUIET: Final = 0.0005  # seconds in which nobody submits after which an idle engine begins,
-_LONGEST_WAIT: Final = 0.03  # and after which it does so in any case
 
 
 _driving: weakref.WeakSet[Driver] = weakref.WeakSet()
@@ -50,57 +47,49 @@ class Driver:
         memory.on_release = self._release
         self.scheduler = Scheduler(limits, memory)
         self._passes = Passes(memory.pool, mixes=model.device.type == "cpu")
-        self._plain = None if memory.pool is None else PlainRows(model, memory.pool, self._keep_prefix)
+        self._plain = PlainRows(model, memory.pool, self._keep_prefix)
         self._tasks: dict[int, Task] = {}
         self._specials: dict[int, SpecialTask] = {}  # those that were admitted
         self.counters = Counters()
-        self._incoming: deque[Task] = deque()
-        self._cancelled: deque[int] = deque()
-        self._changed = threading.Condition()
-        self._is_closing = False
+        self.inbox = Inbox(limits.tokens_per_pass)
         self.death: EngineError | None = None
         self._thread: threading.Thread | None = None
         self._device = model.device
-        self._num_asking = 0  # threads that are about to submit
 
     # --- from any thread ---------------------------------------------------------------------------------------
     def submit(self, task: Task) -> None:
         """Put a task into the queue; raises if the queue is full or the engine is closed."""
-        with self._changed:
+        with self.inbox.changed:
             if self.death is not None:
                 raise self.death
-            if self._is_closing:
+            if self.inbox.is_closing:
                 raise EngineError("the engine is closed and takes no more requests; make another")
-            waiting, most = len(self._incoming) + self.scheduler.num_waiting, self.scheduler.limits.max_waiting
+            waiting, most = self.num_waiting, self.scheduler.limits.max_waiting
             if waiting >= most:
                 raise ResourceError(
                     f"{waiting} requests wait already, and the engine's queue has room for {most} (max_waiting); "
                     "submit it again when others are done"
                 )
             task.request.attach(self)
-            self._incoming.append(task)
+            self.inbox.put(task)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._drive, name="unspool engine", daemon=True)
                 self._thread.start()
                 _driving.add(self)
-            self._changed.notify()
 
     def cancel(self, request: Request) -> None:
         """End a request within a step."""
-        with self._changed:
-            self._cancelled.append(request.number)
-            self._changed.notify()
+        self.inbox.cancel(request.number)
 
     def listen(self) -> None:
         """Hand over each token of those whose readers wait for them."""
-        if self._plain is not None:
-            self._plain.listen()
+        self._plain.listen()
 
     def close(self) -> None:
         """End all requests, then the thread. Closing twice is fine."""
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify()
+        with self.inbox.changed:
+            self.inbox.is_closing = True
+            self.inbox.changed.notify()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
@@ -108,12 +97,12 @@ class Driver:
     @property
     def num_waiting(self) -> int:
         """Requests in the queue."""
-        return len(self._incoming) + self.scheduler.num_waiting
+        return len(self.inbox) + self.scheduler.num_waiting
 
     @property
     def is_closed(self) -> bool:
         """Whether it takes no more requests."""
-        return self._is_closing or self.death is not None
+        return self.inbox.is_closing or self.death is not None
 
     # --- the thread ----------------------------------------------------------------------------------------------
     def _drive(self) -> None:
@@ -122,58 +111,25 @@ class Driver:
             if self._device.type == "cuda" and self._device.index is not None:
                 torch.cuda.set_device(self._device)
             with torch.no_grad():
-                while self._wait():
+                while self.inbox.wait(is_busy=bool(self._tasks)):
                     with between_passes(self._model, len(self._tasks)):
                         self._turn()
         except BaseException as death:
             error = death
         self._end_all(error)
 
-    def _wait(self) -> bool:
-        """Wait until there is something to do; False when the engine is closed."""
-        with self._changed:
-            while not (self._is_closing or self._incoming or self._cancelled or self._tasks):
-                self._changed.wait()
-            if not self._tasks:
-                self._gather()
-            return not self._is_closing
-
-    def _gather(self) -> None:
-        """Let requests that come together be read together: a pass over a few tokens takes about as long as one over
-        many, and whoever submits the next would wait for it."""
-        until, most = time.monotonic() + _LONGEST_WAIT, self.scheduler.limits.tokens_per_pass
-        while not self._is_closing and (left := until - time.monotonic()) > 0:
-            count, num_asking = len(self._incoming), self._num_asking
-            if sum(task.needs.longest_prompt for task in self._incoming) >= most:
-                return  # a pass is full
-            self._changed.wait(left if num_asking else _QUIET)
-            if len(self._incoming) == count and not self._num_asking:
-                return
-
-    @contextmanager
-    def asking(self) -> Iterator[None]:
-        """Somebody is about to submit a request."""
-        with self._changed:
-            self._num_asking += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._num_asking -= 1
-                self._changed.notify()
-
     def _end_all(self, error: BaseException | None) -> None:
         """End every request: as cancelled, or with the error that ended the thread."""
-        with self._changed:
-            self._is_closing = True
+        self.inbox.let_in()
+        with self.inbox.changed:
+            self.inbox.is_closing = True
             if error is not None:
                 self.death = EngineError(
                     f"the engine's driving thread ended with {type(error).__name__}: {error}; its requests are lost"
                 )
                 self.death.__cause__ = error
-            tasks = [*self._tasks.values(), *self._incoming]
+            tasks = [*self._tasks.values(), *self.inbox.take_all()[0]]
             self._tasks = {task.entry.number: task for task in tasks}
-            self._incoming.clear()
         for task in tasks:
             try:
                 self._let_go(task)
@@ -186,45 +142,41 @@ class Driver:
                 self.counters.failed += self.death is not None
                 task.request.finish(self.death)
         self._tasks.clear()
-        if self._plain is not None:
-            self._plain.close()
+        self._plain.close()
         self._memory.close()
 
     # --- a turn --------------------------------------------------------------------------------------------------
     def _turn(self) -> None:
         self._take_in()
         self._memory.begin_turn()
-        if self._plain is not None and self._plain.runs_ahead and self.scheduler.is_short:
+        if self._plain.runs_ahead and self.scheduler.is_short:
             self._note(self._plain.land_all())  # rows that are sent back must know all their tokens
             self._memory.begin_turn()
         turn = self.scheduler.plan(time.monotonic())
         for number in turn.expired:
             self._stop(number, "deadline")
+        if turn.reads and self._plain.runs_ahead:
+            self.inbox.hold()
         for number in turn.admitted:
             self._open(number)
         jobs = self._list_jobs(turn) if turn.reads or self._specials else []
-        step = None if self._plain is None else self._plain.ask()
+        step = self._plain.ask()
         stepping = None if step is None else Job(step)
-        all_jobs = [job for _, job in jobs] if stepping is None else [stepping, *(job for _, job in jobs)]
+        asked = list(dict.fromkeys(job for _, job in jobs))  # several requests may read in one
+        all_jobs = asked if stepping is None else [stepping, *asked]
         self._memory.make_free(sum(map(self._count_blocks, all_jobs)))
         self._passes.run(all_jobs)
         if stepping is not None and stepping.forward is not None:
             self.scheduler.note_step()
         for number, job in jobs:
             self._take(number, job)
-        if self._plain is not None:
-            self._step(stepping)
-        if not all_jobs and not turn.admitted and not turn.expired and (self._plain is None or self._plain.is_idle):
+        self._step(stepping)
+        if not all_jobs and not turn.admitted and not turn.expired and self._plain.is_idle:
             time.sleep(_IDLE)
 
     def _take_in(self) -> None:
         """Enter new requests, and end those that were cancelled."""
-        if not (self._incoming or self._cancelled):
-            return
-        with self._changed:
-            incoming, cancelled = list(self._incoming), list(self._cancelled)
-            self._incoming.clear()
-            self._cancelled.clear()
+        incoming, cancelled = self.inbox.take_all()
         for task in incoming:
             self._tasks[task.entry.number] = task
             self.scheduler.add(task.entry)
@@ -253,9 +205,12 @@ class Driver:
 
     def _list_jobs(self, turn: Turn) -> list[tuple[int, Job]]:
         """What is read beside the plain rows' step."""
-        jobs: list[tuple[int, Job]] = []
+        jobs = self._join_reads(turn)
+        read = {number for number, _ in jobs}
         for number, columns in turn.reads.items():
             task = self._tasks.get(number)
+            if number in read:
+                continue
             if isinstance(task, PlainTask):
                 jobs.append((number, Job(task.next_ask(columns))))
             elif isinstance(task, SpecialTask) and task.entry.state is State.READING:
@@ -267,6 +222,29 @@ class Driver:
                 assert task.special is not None
                 jobs.append((number, Job(task.special.next_ask(task.special.num_columns))))
         return jobs
+
+    def _join_reads(self, turn: Turn) -> list[tuple[int, Job]]:
+        """Read the whole prompts of requests that have no blocks together."""
+        reads = ((self._tasks.get(number), columns) for number, columns in turn.reads.items())
+        tasks = [
+            task
+            for task, columns in reads
+            if isinstance(task, JoinedTask)
+            and task.cache is None
+            and not task.is_alone
+            and columns >= task.entry.unread
+        ]
+        if len(tasks) < 2:
+            return []
+        try:
+            job = read_together(tasks)
+        except Exception:
+            job = None  # one of them is at fault, or there is no memory for all at once
+        if job is None:
+            for task in tasks:
+                task.read_alone()
+            return []
+        return [(task.entry.number, job) for task in tasks]
 
     def _take(self, number: int, job: Job) -> None:
         """Give a task the answer to what it read."""
@@ -284,9 +262,12 @@ class Driver:
     def _take_plain(self, task: PlainTask, job: Job) -> None:
         if job.forward is None:
             assert job.error is not None
+            if isinstance(task, JoinedTask) and not task.is_alone:
+                task.read_alone()  # the error may be another's
+                return
             raise job.error
-        assert job.ask.tokens is not None and self._plain is not None
-        self.counters.prompt_tokens += _count_tokens(job.ask)
+        assert job.ask.tokens is not None
+        self.counters.prompt_tokens += task.count_read(job.ask)
         arrival = task.take(job.forward, job.ask, self._memory)
         self.scheduler.note_read(task.entry.number, min(job.ask.tokens.shape[1], task.entry.unread))
         if arrival is not None:
@@ -324,15 +305,16 @@ class Driver:
     # --- plain rows ------------------------------------------------------------------------------------------------
     def _step(self, stepping: Job | None) -> None:
         plain = self._plain
-        assert plain is not None
         if stepping is not None and stepping.forward is None:
             assert stepping.error is not None
+            self.inbox.let_in()
             self._note(plain.land_all())
             for task in [task for task in self._tasks.values() if isinstance(task, PlainTask)]:
                 if task.entry.state is State.RUNNING:
                     self._fail(task, stepping.error)
             return
         plain.launch(None if stepping is None else stepping.forward)
+        self.inbox.let_in()
         if plain.failed:
             failed, plain.failed = plain.failed, {}
             for task, error in failed.items():
@@ -365,7 +347,6 @@ class Driver:
                     if not task.rows and task.entry.number in self._tasks:
                         ended.append(task)
         if leaving:
-            assert self._plain is not None
             self._plain.remove(leaving)
         for task in ended:
             self._finish(task)
@@ -396,15 +377,14 @@ class Driver:
     def _release(self, number: int) -> None:
         """Take a plain task's blocks: it will read its text again."""
         task = self._tasks[number]
-        assert isinstance(task, PlainTask) and self._plain is not None
+        assert isinstance(task, PlainTask)
         self._plain.drop(task)
         task.reset()
 
     def _let_go(self, task: Task) -> None:
         """Give back all that a task holds."""
         if isinstance(task, PlainTask):
-            if self._plain is not None:
-                self._plain.drop(task)
+            self._plain.drop(task)
             task.close()
         elif isinstance(task, SpecialTask) and task.special is not None:
             task.special.stop()
@@ -444,7 +424,7 @@ class Driver:
         task = self._tasks.get(number)
         if task is None:
             return
-        if isinstance(task, PlainTask) and self._plain is not None:
+        if isinstance(task, PlainTask):
             self._note(self._plain.land_all())
             if number not in self._tasks:
                 return  # its last token was on its way

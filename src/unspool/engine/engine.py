@@ -24,6 +24,7 @@ from unspool.cache import BlockPool, find_kind
 from unspool.config import GenerationConfig
 from unspool.decoding.among import Needs, find_needs
 from unspool.engine.driver import Driver
+from unspool.engine.joined import JoinedTask
 from unspool.engine.memory import EngineMemory, count_blocks
 from unspool.engine.request import Request
 from unspool.engine.scheduler import HIGHEST, LOWEST, Entry, Limits
@@ -130,7 +131,7 @@ class Engine:
             raise SettingError("`tenant` is a name of at most 256 characters")
         if self._driver.is_closed:
             raise self._driver.death or EngineError("the engine is closed and takes no more requests; make another")
-        with self._driver.asking(), self._beside():
+        with self._driver.inbox.asking(), self._beside():
             return self._submit(prompt, priority, deadline, tenant, streamer, settings)
 
     def _beside(self) -> AbstractContextManager[Any]:
@@ -151,6 +152,7 @@ class Engine:
         number, now = next(self._numbers), time.monotonic()
         request = Request(answer, number, priority=priority, deadline=deadline)
         is_plain = needs.is_plain and self._memory.pool is not None
+        joins = needs.joins and self._memory.pool is None and answer.run.model is self._lm.model
         entry = self._make_entry(number, needs, is_plain)
         entry.priority, entry.arrived = priority, now
         entry.deadline = None if deadline is None else now + deadline
@@ -159,13 +161,15 @@ class Engine:
             raise ResourceError(
                 f"this request can't be: {refusal}. Make the engine larger, or ask for fewer rows or new tokens"
             )
-        if not is_plain:
+        if not is_plain and not joins:
             import_greenlet()
         feeding = None if streamer is None else _make_feeder(streamer, request)
         task: PlainTask | SpecialTask
         if is_plain:
             task = PlainTask(request, needs, entry, tenant)
             task.prepare(self._memory)
+        elif joins:
+            task = JoinedTask(request, needs, entry, tenant)
         else:
             task = SpecialTask(request, needs, entry, tenant)
         if self._stream is not None:

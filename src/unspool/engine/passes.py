@@ -14,7 +14,7 @@ from unspool.decoding.reader import answer_at_once
 from unspool.protocols import Ask, Forward
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Job:
     """One ask, and what came of it: an answer or an error."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import inf
 from typing import Any, Final
 
@@ -42,7 +43,7 @@ class Arrival:
     index: list[int]  # which row of the forward pass and of the cache each continues
     width: int  # columns that they would have alone
     forward: Forward
-    cache: PagedCache
+    cache: Any  # of blocks, or of the model's own kind
 
 
 @dataclass(slots=True)
@@ -54,10 +55,11 @@ class _Member:
 class PlainRows:
     """All rows that decode token by token, their keys, and the chains of processors that choose for them."""
 
-    def __init__(self, model: Model, pool: BlockPool, on_leave: OnLeave) -> None:
+    def __init__(self, model: Model, pool: BlockPool | None, on_leave: OnLeave) -> None:
         self._model = model
         self._on_leave = on_leave
-        self.cache = PagedCache(pool)
+        # Without a pool it is the first rows' own, which others join: an encoder-decoder's, or one of states.
+        self.cache: Any = None if pool is None else PagedCache(pool)
         self._rows: Rows | None = None
         self._members: list[_Member] = []
         self._chains: list[Chain] = []
@@ -234,11 +236,12 @@ class PlainRows:
         for chain in self._chains:
             chain.shift += shifts[0]
         at = first
+        for cache, held in groupby(arrivals, key=lambda arrival: arrival.cache):  # some were read together
+            index = [row for arrival in held for row in arrival.index]
+            if index != list(range(len(cache.lengths))):
+                cache.select_rows(index)
+            self._join(cache)
         for arrival in arrivals:
-            if arrival.index != list(range(len(arrival.cache.lengths))):
-                arrival.cache.select_rows(arrival.index)
-            self.cache.join(arrival.cache)
-            let_go(arrival.cache)
             self._members += [_Member(row, arrival.parts.num_top) for row in arrival.rows]
             for row in arrival.rows:
                 row.last_step = inf if row.num_left is None else self._num_steps + row.num_left
@@ -253,6 +256,13 @@ class PlainRows:
         self._follow_members()
         return list(numbers)
 
+    def _join(self, cache: Any) -> None:
+        if self.cache is None:
+            self.cache = cache
+            return
+        self.cache.join(cache)
+        _let_go(cache)
+
     def remove(self, rows: Sequence[PlainRow]) -> None:
         """Let rows go; the last ones take the places of those that leave, so that few move."""
         for row in rows:
@@ -260,8 +270,9 @@ class PlainRows:
         leaving = [place for place, member in enumerate(self._members) if member.row.has_left]
         if not leaving:
             return
-        for place in leaving:
-            self._on_leave(self._members[place].row, list_blocks(self.cache, place), self.cache.lengths[place])
+        if isinstance(self.cache, PagedCache):
+            for place in leaving:
+                self._on_leave(self._members[place].row, list_blocks(self.cache, place), self.cache.lengths[place])
         index = list(range(len(self._members)))
         num_staying = len(index) - len(leaving)
         staying_last = iter([place for place in index[num_staying:] if not self._members[place].row.has_left])
@@ -270,13 +281,17 @@ class PlainRows:
                 index[place] = next(staying_last)
         del index[num_staying:]
         self._members = [self._members[place] for place in index]
-        self.cache.select_rows(index)
+        if index or isinstance(self.cache, PagedCache):
+            self.cache.select_rows(index)
         moved = {old: new for new, old in enumerate(index)}
         self._chains = [chain for chain in self._chains if chain.keep(moved)]
         self._follow_members()
         if not index:
             self._rows = None
-            self.cache.lengths = []
+            if isinstance(self.cache, PagedCache):
+                self.cache.lengths = []
+            else:
+                self.cache = None
             return
         assert self._rows is not None
         self._rows.select(index)
@@ -285,7 +300,7 @@ class PlainRows:
         """Forget all rows of a request: those that run, those that wait for the next step."""
         for arrival in [one for one in self._arrivals if one.rows[0].owner is owner]:
             self._arrivals.remove(arrival)
-            let_go(arrival.cache)
+            _let_go(arrival.cache)
         rows = [member.row for member in self._members if member.row.owner is owner]
         if rows:
             self.remove(rows)
@@ -297,11 +312,17 @@ class PlainRows:
     def close(self) -> None:
         """Give all blocks back."""
         for arrival in self._arrivals:
-            let_go(arrival.cache)
+            _let_go(arrival.cache)
         self._arrivals, self._members, self._chains, self._rows = [], [], [], None
         self._follow_members()
         self._flights.clear()
-        let_go(self.cache)
+        _let_go(self.cache)
+
+
+def _let_go(cache: Any) -> None:
+    """Give back the blocks of a cache, if it has any."""
+    if isinstance(cache, PagedCache):
+        let_go(cache)
 
 
 def _pick_rows(arrival: Arrival) -> Forward:

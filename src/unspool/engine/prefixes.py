@@ -29,12 +29,15 @@ class BlockNames:
 
     def take(self, tokens: Sequence[int] | np.ndarray, count: int, size: int) -> list[bytes]:
         """The names of the first `count` blocks of `size` tokens; the text may have grown since the last call."""
-        for first in range(len(self._names) * size, count * size, size):
-            part = tokens[first : first + size]
+        names, first = self._names, len(self._names) * size
+        if count > len(names):
+            part = tokens[first : count * size]
             held = part.tobytes() if isinstance(part, np.ndarray) else array("q", part).tobytes()
-            self._last = blake2b(self._last + held, digest_size=_NAME_BYTES).digest()
-            self._names.append(self._last)
-        return self._names[:count]
+            num_bytes = size * array("q").itemsize
+            for at in range(0, len(held), num_bytes):
+                self._last = blake2b(self._last + held[at : at + num_bytes], digest_size=_NAME_BYTES).digest()
+                names.append(self._last)
+        return names[:count]
 
     def copy(self) -> BlockNames:
         """The names of a text that begins alike."""
@@ -55,9 +58,16 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def name(self, tokens: np.ndarray, names: BlockNames) -> None:
-        """Work out the names of a text's blocks before they are looked for: no other thread needs to wait for it."""
-        names.take(tokens, len(tokens) // self._pool.block_size, self._pool.block_size)
+    def name(self, tokens: np.ndarray, names: BlockNames) -> int:
+        """Work out the names of a text's blocks before they are looked for: no other thread needs to wait for it.
+
+        Returns how many tokens `find` would find now; by then there may be more or fewer.
+        """
+        size = self._pool.block_size
+        names.take(tokens, len(tokens) // size, size)
+        known = names.take(tokens, (len(tokens) - 1) // size, size)
+        missing = next((place for place, name in enumerate(known) if name not in self._blocks), len(known))
+        return missing * size
 
     def find(self, tokens: Sequence[int], names_of: BlockNames) -> list[int]:
         """The blocks that hold the beginning of a text; at least one token is left to be read."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,21 +75,21 @@ class PlainTask(Task):
         self._last_width = 0  # columns at which a length ends it
         self.rows: list[PlainRow] = []  # those that have not ended
         self._width = 0  # columns that they would have alone, if it has not one quick row
-        self.cache: PagedCache | None = None  # while it reads
+        self.cache: Any = None  # while it reads
         self._texts: list[list[int]] = []
         self._index: list[int] = []
         self._forward: Forward | None = None
 
     def prepare(self, memory: EngineMemory) -> None:
         """Do in the caller's thread what the driving thread need not."""
-        if memory.prefixes is not None:
-            for text, names in zip(self._arrays, self._names, strict=True):
-                memory.prefixes.name(text, names)
+        prefixes = memory.prefixes
+        if prefixes is not None:
+            texts = list(zip(self._arrays, self._names, strict=True))
+            # A guess: it is known when it is opened, after its first turn was planned.
+            self.entry.unread = max(len(text) - prefixes.name(text, names) for text, names in texts)
 
     def open(self, memory: EngineMemory) -> None:
         """Begin to read, for the first time or again, after what others have read already."""
-        pool = memory.pool
-        assert pool is not None
         if self._finish is None:
             parts, finish = self.parts, make_finish(self.run)
             self._finish = finish
@@ -122,6 +123,12 @@ class PlainTask(Task):
             for row, text in zip(self.rows, self._arrays, strict=True):
                 row.num_left, row.has_left, row.text = left, False, text
         self._forward = None
+        self._open_cache(memory)
+        self.note_blocks()
+
+    def _open_cache(self, memory: EngineMemory) -> None:
+        pool = memory.pool
+        assert pool is not None
         self.cache = PagedCache(pool)
         if memory.prefixes is not None:
             known = zip(self._texts, self._names, strict=True)
@@ -130,7 +137,6 @@ class PlainTask(Task):
                 self.run.stats.cached_tokens = sum(map(len, found)) * pool.block_size
             if any(found):
                 adopt_rows(self.cache, found)
-        self.note_blocks()
 
     def note_blocks(self) -> None:
         """Tell the scheduler what it is reading, and what it holds."""
@@ -138,11 +144,11 @@ class PlainTask(Task):
         entry.num_prompts, entry.num_rows = len(self._texts), len(self.rows)
         entry.length = max(map(len, self._texts))
         entry.unread = max(len(text) - n for text, n in zip(self._texts, held, strict=True))
-        entry.held = 0 if self.cache is None else count_held(self.cache)
+        entry.held = self.count_held()
         entry.is_spread = len(self._index) > len(self._texts)
 
     def _held(self) -> list[int]:
-        held = self.cache.lengths if self.cache is not None else []
+        held = self._read_lengths() if self.cache is not None else []
         return held or [0] * len(self._texts)
 
     @property
@@ -168,6 +174,11 @@ class PlainTask(Task):
         assert self.cache is not None
         return Ask(self.run.parts.model, self.cache, tokens, None if min(counts) == width else counts)
 
+    def count_read(self, ask: Ask) -> int:
+        """Tokens of its own that an answer to `next_ask` has read."""
+        assert ask.tokens is not None
+        return sum(ask.counts) if ask.counts is not None else ask.tokens.numel()
+
     def take(self, forward: Forward, ask: Ask, memory: EngineMemory) -> Arrival | None:
         """Take the answer to `next_ask`; with the last piece its rows can be stepped."""
         assert ask.tokens is not None and self.cache is not None
@@ -177,13 +188,18 @@ class PlainTask(Task):
         self.run.stats.forward_passes += 1
         self.run.stats.path, self.run.stats.path_reason = forward.path, forward.path_reason
         self._forward = forward
-        if any(len(text) > n for text, n in zip(self._texts, self.cache.lengths, strict=True)):
+        if any(len(text) > n for text, n in zip(self._texts, self._read_lengths(), strict=True)):
             return None
         if memory.prefixes is not None:
             for row, (text, names) in enumerate(zip(self._texts, self._names, strict=True)):
                 memory.prefixes.enter(text, list_blocks(self.cache, row), names)
         cache, self.cache, self._forward = self.cache, None, None
         return Arrival(self.parts, list(self.rows), self._index, self.width, forward, cache)
+
+    def _read_lengths(self) -> list[int]:
+        """Positions of each text that were read."""
+        assert self.cache is not None
+        return list(self.cache.lengths)
 
     def count_held(self) -> int:
         """Blocks that reading has taken."""
@@ -269,7 +285,8 @@ class PlainTask(Task):
         """Why a row has no token to choose from, found by reading its text again; what stands for it is taken off."""
         row.tokens.pop()
         model, tokens = self.run.parts.model, torch.tensor([row.tokens])
-        cache = model.new_cache("dynamic", 1, len(row.tokens))
+        cache = self.run.make_cache()
+        cache.select_rows([row.number // self.parts.copies])
         logits = answer_at_once(Ask(model, cache, tokens.to(model.device))).logits.float().cpu()
         uniforms = draw_uniform(torch.tensor([row.seed]), torch.tensor([len(row.tokens)]), 1)
         processors = self.parts.processors.select_rows(torch.tensor([row.number]))

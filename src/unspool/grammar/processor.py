@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from unspool.errors import SettingError
+from unspool.grammar.choosing import Chooser
 from unspool.grammar.compiling import Grammar, compile_grammar
 from unspool.grammar.masks import Foreseen, MaskMaker
 from unspool.grammar.sources import read_source
@@ -84,6 +85,13 @@ class GrammarLogitsProcessor(LogitsProcessor):
         if host_ids.shape[1] < self.first_column:
             return [None] * len(host_ids)
         return self._find_states(host_ids[:, self.first_column :])
+
+    def start_choosing(self, host_ids: torch.Tensor) -> Chooser:
+        """What chooses the next tokens of rows, greedily and step by step, after the tokens that they have."""
+        states = self._states.find_own(
+            self._spread(len(host_ids)), host_ids[:, self.first_column :].contiguous(), self.ends
+        )
+        return Chooser(states, self._masks, num_free=max(0, self.first_column - host_ids.shape[1]))
 
     def foresee(self, rows: Sequence[list[int]], drafts: Sequence[list[int]], device: torch.device) -> None:
         """Make the masks behind rows (their columns) and along what is drafted for them in one call; the calls for

@@ -52,6 +52,14 @@ class State:
             self.is_broken = num_taken < len(new)
             held += new[: num_taken + 1]
 
+    def take(self, token: int) -> bool:
+        """Read one token more, if the grammar allows it."""
+        if self.matcher.try_consume_tokens([token]) != 1:
+            return False
+        self.num_moves += 1
+        self.tokens.append(token)
+        return True
+
     def note(self, token: int, *, was_taken: bool) -> None:
         """Note the token that the matcher was given; one that is refused leaves it useless."""
         self.num_moves += 1
@@ -116,6 +124,15 @@ class _Seen:
             and torch.equal(self.text, text[:, :-1])
         )
 
+    def has_reached(self, rows: list[list[int]], grammars: list[Grammar | None]) -> bool:
+        """Whether the states stand behind these rows' tokens already, each behind one row's."""
+        present = [state for state in self.states if state is not None]
+        return (
+            grammars == self.grammars
+            and len(present) == len(rows) == len({id(state) for state in present})
+            and all(state.tokens == row for state, row in zip(present, rows, strict=True))
+        )
+
     def select(self, index: list[int]) -> _Seen:
         return _Seen(
             self.text[index],
@@ -138,7 +155,14 @@ class States:
         if self._seen is not None and self._seen.is_followed_by(text, grammars):
             states = _step(self._seen.states, text[:, -1].tolist(), ends)
         else:
-            states = self._search(grammars, text.tolist(), ends)
+            states = self._find_rows(grammars, text.tolist(), ends)
+        self._seen = _Seen.of(text, grammars, states)
+        return states
+
+    def find_own(self, grammars: list[Grammar | None], text: torch.Tensor, ends: Container[int]) -> list[State | None]:
+        """`find`, with a state of its own for every row."""
+        states = _set_apart(self.find(grammars, text, ends))
+        self._held.keep(states)
         self._seen = _Seen.of(text, grammars, states)
         return states
 
@@ -150,13 +174,7 @@ class States:
             found = self.find(grammars, torch.tensor(rows), ends)
         else:
             self._seen, found = None, self._search(grammars, rows, ends)
-        known: set[State] = set()
-        apart: list[State | None] = []
-        for state in found:
-            apart.append(state.copy() if state is not None and state in known else state)
-            if state is not None:
-                known.add(state)
-        return apart
+        return _set_apart(found)
 
     def select(self, index: Sequence[int]) -> States:
         """The states of the rows at `index`; states of all rows can be found from both."""
@@ -165,6 +183,14 @@ class States:
         if self._seen is not None and max(index, default=0) < len(self._seen.states):
             chosen._seen = self._seen.select(list(index))
         return chosen
+
+    def _find_rows(
+        self, grammars: list[Grammar | None], rows: list[list[int]], ends: Container[int]
+    ) -> list[State | None]:
+        """The states of rows that may have been followed token by token since they were seen."""
+        if self._seen is not None and self._seen.has_reached(rows, grammars):
+            return self._seen.states
+        return self._search(grammars, rows, ends)
 
     def _search(
         self, grammars: Sequence[Grammar | None], rows: Sequence[list[int]], ends: Container[int]
@@ -206,6 +232,17 @@ class States:
             del free[best]
             return best
         return best.copy()
+
+
+def _set_apart(found: Sequence[State | None]) -> list[State | None]:
+    """The states, with copies for all but the first row of those that several rows share."""
+    known: set[State] = set()
+    apart: list[State | None] = []
+    for state in found:
+        apart.append(state.copy() if state is not None and state in known else state)
+        if state is not None:
+            known.add(state)
+    return apart
 
 
 def _step(states: Sequence[State | None], tokens: Sequence[int], ends: Container[int]) -> list[State | None]:

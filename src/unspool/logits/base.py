@@ -189,7 +189,11 @@ def _as_groups(processors: LogitsProcessorList, count: int, shift: int) -> list[
 
 def _align(one: Sequence[Any], two: Sequence[Any]) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
     """Two lists in parts that follow each other: a processor of each, both of a class, or what only one has."""
-    matcher = SequenceMatcher(None, [type(each) for each in one], [type(each) for each in two], autojunk=False)
+    kinds, others = [type(each) for each in one], [type(each) for each in two]
+    if kinds == others:  # as among requests that differ in values alone
+        yield from ((one[place : place + 1], two[place : place + 1]) for place in range(len(kinds)))
+        return
+    matcher = SequenceMatcher(None, kinds, others, autojunk=False)
     for tag, first, last, other_first, other_last in matcher.get_opcodes():
         if tag == "equal":
             yield from (

@@ -22,7 +22,8 @@ class Context:
     prompt_width: int  # columns of the prompt, padding included
     max_length: int  # columns, prompt included
     eos_token_ids: tuple[int, ...] = ()
-    encoder_input_ids: torch.Tensor | None = None  # (rows, length): what is read; the prompt where nothing else is
+    # (rows, length): what is read, the prompt where nothing else is; or what makes it
+    encoder_input_ids: torch.Tensor | Callable[[], torch.Tensor] | None = None
     prefix_allowed_tokens_fn: Callable[[int, torch.Tensor], Sequence[int]] | None = None
     custom: tuple[LogitsProcessor, ...] = ()
     asked: frozenset[str] = frozenset()  # settings that the caller set, not the model's file
@@ -84,9 +85,10 @@ class Build:
     @property
     def read_ids(self) -> torch.Tensor:
         """What the encoder reads, or the prompt."""
-        if self.context.encoder_input_ids is None:
+        given = self.context.encoder_input_ids
+        if given is None:
             raise SettingError("it compares with tokens that were read, and there are none: pass input_ids")
-        return self.context.encoder_input_ids
+        return given if isinstance(given, torch.Tensor) else given()
 
     @property
     def fewest(self) -> int:

@@ -1,14 +1,16 @@
-"""The usual end of a sampling chain in one step: temperature, top-k, top-p and min-p on the candidates alone.
+"""The usual end of a sampling chain in one step: temperature, top-k, top-p and min-p, on the candidates alone.
 
 The plain chain of processors is the reference; this gives the tokens it leaves and their scores, and nothing else.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
+from unspool.kernels.cpu.library import Draws
+from unspool.kernels.draws import new_draws
 from unspool.logits.base import LogitsProcessorList
 from unspool.logits.highest import take_highest
 from unspool.logits.temperature import TemperatureLogitsWarper
@@ -17,24 +19,54 @@ from unspool.logits.truncation import MinPLogitsWarper, TopKLogitsWarper, TopPLo
 INF = float("inf")
 NO_IDS = torch.zeros(0, 0, dtype=torch.int64)
 MOST_CANDIDATES = 1_024
+MOST_DRAWN = (1 << 31) - 1
 ROOM_FOR_TIES = 32  # top-k keeps what ties with the k-th score, too
 
 
 @dataclass(frozen=True)
 class FusedTail:
-    """A recognised end of a chain."""
+    """A recognised end of a chain: one of these processors at least."""
 
-    top_k: TopKLogitsWarper
+    top_k: TopKLogitsWarper | None = None
     temperature: TemperatureLogitsWarper | None = None
     top_p: TopPLogitsWarper | None = None
     min_p: MinPLogitsWarper | None = None
+    _draws: dict[int, Draws] = field(default_factory=dict, compare=False, repr=False)  # by the number of rows
+
+    @property
+    def can_be_ranked(self) -> bool:
+        """Whether it leaves every row few candidates."""
+        top_k = self.top_k
+        return top_k is not None and not top_k.leaves_rows_whole and top_k.largest <= MOST_CANDIDATES
+
+    def list_draws(self, num_rows: int) -> Draws:
+        """The same for the CPU library; valid until the next call for so many rows."""
+        known = self._draws.get(num_rows)
+        if known is not None:
+            return known
+        draws = self._draws[num_rows] = new_draws(num_rows)
+        rows = torch.empty(num_rows, 1)
+        if self.temperature is not None:
+            draws["temperature"] = self.temperature.column(rows)[:, 0].numpy()
+        if self.top_k is not None:
+            draws["top_k"] = self.top_k.column(rows)[:, 0].clamp(max=MOST_DRAWN).numpy()
+        if self.top_p is not None:
+            draws["top_p"] = self.top_p.column(rows)[:, 0].numpy()
+            draws["fewest"] = min(self.top_p.min_tokens_to_keep, MOST_DRAWN)
+        if self.min_p is not None:
+            draws["below"] = self.min_p.column(rows)[:, 0].numpy()
+        return draws
 
     def find_candidates(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The tokens that may be drawn, rising, and their scores: (rows, candidates) each.
 
-        None if more scores tie with the k-th than there is room for: the plain chain must decide. That look at
-        the numbers is free on a CPU; on other devices, where it would make the host wait, the surplus is left out.
+        None if it can't be ranked, or if more scores tie with the k-th than there is room for: the plain chain must
+        decide. That look at the numbers is free on a CPU; on other devices, where it would make the host wait, the
+        surplus is left out.
         """
+        if not self.can_be_ranked:
+            return None
+        assert self.top_k is not None
         values, tokens = take_highest(scores, min(self.top_k.largest + ROOM_FOR_TIES, scores.shape[-1]))
         if self.temperature is not None:
             values = self.temperature(NO_IDS, values)
@@ -76,15 +108,15 @@ def split_tail(processors: LogitsProcessorList) -> tuple[LogitsProcessorList, Fu
         if num_before and type(processors[num_before - 1]) is kind:
             num_before -= 1
             found[kind] = processors[num_before]
-    top_k, min_p = found.get(TopKLogitsWarper), found.get(MinPLogitsWarper)
-    if not isinstance(top_k, TopKLogitsWarper) or top_k.leaves_rows_whole or top_k.largest > MOST_CANDIDATES:
+    min_p = found.get(MinPLogitsWarper)
+    if not found:
         return processors, None
     if isinstance(min_p, MinPLogitsWarper) and min_p.min_tokens_to_keep > 1:
         return processors, None
     if any(getattr(part, "filter_value", -INF) != -INF for part in found.values()):
         return processors, None
     tail = FusedTail(
-        top_k,
+        found.get(TopKLogitsWarper),  # type: ignore[arg-type]  # found by its type
         found.get(TemperatureLogitsWarper),  # type: ignore[arg-type]  # found by its type
         found.get(TopPLogitsWarper),  # type: ignore[arg-type]  # likewise
         min_p,  # type: ignore[arg-type]  # likewise

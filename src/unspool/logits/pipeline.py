@@ -9,7 +9,7 @@ from unspool.config import PARAMETERS, GenerationConfig
 from unspool.errors import SettingError
 from unspool.logits.base import LogitsProcessor, LogitsProcessorList
 from unspool.logits.building import Build, Context
-from unspool.logits.entry import ProcessorEntry, Stage
+from unspool.logits.entry import STAGES, ProcessorEntry, Stage
 from unspool.logits.order import PROCESSORS, list_stage
 from unspool.registry import resolve
 
@@ -17,19 +17,35 @@ GIVEN = frozenset({"uniforms", "logits", "current_tokens", "beam_group_idx"})
 """What decoding gives to processors that require it; `pads` only if there are any."""
 
 
-def build_processors(settings: GenerationConfig, context: Context) -> LogitsProcessorList:
-    """The processors of a call: control, the caller's own, sampling, and what comes last."""
+def build_processors(
+    settings: GenerationConfig, context: Context, known: dict[Any, Any] | None = None
+) -> LogitsProcessorList:
+    """The processors of a call: control, the caller's own, sampling, and what comes last.
+
+    `known` is what calls with equal settings have in common: which processors are on is looked up there.
+    """
     build = Build(settings, context)
-    processors = LogitsProcessorList(_replace_by_custom(_make_stage(build, "control"), context))
+    is_on = _find_on(build, {} if known is None else known)
+    processors = LogitsProcessorList(_replace_by_custom(_make_all(is_on["control"], build), context))
     if settings.do_sample:
-        processors.extend(processor for _, processor in _make_stage(build, "sampling"))
-    processors.extend(processor for _, processor in _make_stage(build, "last"))
+        processors.extend(processor for _, processor in _make_all(is_on["sampling"], build))
+    processors.extend(processor for _, processor in _make_all(is_on["last"], build))
     processors.check_arguments(GIVEN)
     return processors
 
 
-def _make_stage(build: Build, stage: Stage) -> list[tuple[ProcessorEntry, LogitsProcessor]]:
-    return [(entry, _make(entry, build)) for entry in list_stage(stage) if _is_on(entry, build)]
+def _find_on(build: Build, known: dict[Any, Any]) -> dict[Stage, list[ProcessorEntry]]:
+    context = build.context
+    # What decides beside the settings.
+    key = ("processors", context.encoder_input_ids is None, context.prefix_allowed_tokens_fn is None)
+    found: dict[Stage, list[ProcessorEntry]] | None = known.get(key)
+    if found is None:
+        found = known[key] = {stage: [one for one in list_stage(stage) if _is_on(one, build)] for stage in STAGES}
+    return found
+
+
+def _make_all(entries: list[ProcessorEntry], build: Build) -> list[tuple[ProcessorEntry, LogitsProcessor]]:
+    return [(entry, _make(entry, build)) for entry in entries]
 
 
 def _is_on(entry: ProcessorEntry, build: Build) -> bool:

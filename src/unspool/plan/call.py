@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unspool.config import GenerationConfig
 from unspool.config.compiling import Compiling
 from unspool.config.modes import find_num_candidates
 from unspool.plan.drafting import Drafting
-from unspool.plan.origins import Origin, find_asked
-from unspool.plan.strategies import find_strategy
+from unspool.plan.origins import Origin
 
 
 @dataclass(frozen=True)
@@ -36,6 +34,10 @@ class PromptShape:
         """Positions of the longest row that is read, guidance's other rows among them."""
         return max(self.longest, self.longest_negative)
 
+    def without_lengths(self) -> PromptShape:
+        """The shape of all prompts that differ from these in their lengths alone; no prompt still has no columns."""
+        return replace(self, width=min(self.width, 1), longest=1, longest_negative=0)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -43,6 +45,8 @@ class Plan:
 
     settings: GenerationConfig
     origins: Mapping[str, Origin]
+    asked: frozenset[str]  # the settings that the caller set, in the call or in a config given to it
+    strategy: str  # the name of the strategy that the settings ask for
     do_sample: bool
     max_length: int  # columns, as the reference counts: prompt, padding and new tokens
     eos_token_ids: tuple[int, ...]
@@ -56,6 +60,8 @@ class Plan:
     cache_config: Mapping[str, Any] = field(default_factory=dict)  # the kind's options, checked
     drafting: Drafting | None = None
     compiling: Compiling | None = None
+    derived: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What others work out of the settings alone: calls with equal settings have it in common."""
 
     @property
     def guidance_scale(self) -> float | None:
@@ -67,11 +73,6 @@ class Plan:
     def max_new_tokens(self) -> int:
         """The most tokens that a row can get."""
         return self.max_length - self.prompt_width
-
-    @property
-    def strategy(self) -> str:
-        """The name of the strategy that the settings ask for."""
-        return find_strategy(self.settings).name
 
     @property
     def num_candidates(self) -> int:
@@ -89,8 +90,3 @@ class Plan:
         as the reference does."""
         is_plain = self.strategy == "beams" and self.eos_token_ids and not self.pad_token_id
         return self.eos_token_ids[0] if is_plain else self.pad_token_id
-
-    @cached_property
-    def asked(self) -> frozenset[str]:
-        """The settings that the caller set, in the call or in a config given to it."""
-        return find_asked(self.origins)

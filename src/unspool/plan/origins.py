@@ -5,18 +5,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from copy import copy
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from unspool.config import PARAMETERS, GenerationConfig
 from unspool.config.rules import check_settings
 from unspool.errors import SettingError
-from unspool.registry.tables import count_changes
+from unspool.plan.memo import Memo, describe_values
 
 Origin = Literal["default", "model", "config", "call"]
 
-_PLAIN: Final = frozenset({str, int, float, bool, type(None)})
-_MOST_MERGED: Final = 64
-_merged: dict[tuple[Any, ...], tuple[GenerationConfig, dict[str, Origin]]] = {}
+_merged: Memo[tuple[GenerationConfig, dict[str, Origin]]] = Memo()
 
 SPOKEN: dict[str, str] = {
     "default": "by default",
@@ -45,31 +43,17 @@ def merge(
     checked of late is not merged again: a server's requests differ in little.
     """
     layers = (_explicit(model_config), _explicit(config), call, defaults or {})
-    key = _describe(layers)
-    if key is None:
-        return _merge(*layers)
-    found = _merged.get(key)
+    key = describe_values(*layers)
+    found = _merged.find(key)
     if found is None:
         found = _merge(*layers)
-        if len(_merged) >= _MOST_MERGED:
-            _merged.clear()
-        _merged[key] = found
+        if key is None:
+            return found
+        _merged.keep(key, found)
     merged = copy(found[0])
     values = vars(merged)
     values.update({name: copy(value) for name, value in values.items() if type(value) in (list, dict)})
     return merged, dict(found[1])
-
-
-def _describe(layers: Iterable[Mapping[str, Any]]) -> tuple[Any, ...] | None:
-    """What is merged, if all of it is plain values: those of equal descriptions are merged alike."""
-    described: list[Any] = [count_changes()]
-    for values in layers:
-        for name, value in values.items():
-            if type(value) not in _PLAIN:
-                return None
-            described.append((name, type(value), value))  # True is equal to 1, and may not be
-        described.append(None)
-    return tuple(described)
 
 
 def _merge(

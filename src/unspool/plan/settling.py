@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +17,13 @@ from unspool.plan.call import Plan, PromptShape
 from unspool.plan.contrastive import check_candidates
 from unspool.plan.drafting import Relation
 from unspool.plan.lengths import check_reachable, decide_length
+from unspool.plan.memo import Memo, describe_values
 from unspool.plan.memory import check_cache, name_cache
 from unspool.plan.origins import SPOKEN, Origin, find_asked
 from unspool.plan.pairs import Facts
 from unspool.plan.refusals import check_rows, refuse_unbuilt, refuse_unused
-from unspool.plan.speed import decide_compiling, decide_drafting
-from unspool.plan.strategies import check_strategy
+from unspool.plan.speed import check_assistant_room, decide_compiling, decide_drafting
+from unspool.plan.strategies import check_strategy, find_strategy
 from unspool.plan.tables.methods import (
     BEAMS,
     BEAMS_ALONE,
@@ -36,6 +38,8 @@ from unspool.plan.tables.methods import (
 from unspool.plan.tables.models import GIVEN_CACHE, LEGACY_CACHE, OF_MODEL
 from unspool.protocols import ModelInfo
 
+_known: Memo[Plan] = Memo()
+
 
 def settle(
     settings: GenerationConfig,
@@ -46,7 +50,49 @@ def settle(
     relation: Relation = "same",
 ) -> Plan:
     """Decide a call's merged settings for a model, its drafter and prompts, or raise the error that names what can't
-    be."""
+    be.
+
+    What does not depend on the prompts' lengths is decided once for all calls with equal settings.
+    """
+    kind = shape.without_lengths()
+    values = describe_values(vars(settings), origins) if assistant is None else None
+    key = None if values is None else (values, info, kind)
+    plan = _known.find(key)
+    if plan is None:
+        plan = _settle_kind(settings, origins, info, kind, assistant, relation)
+        if key is not None:
+            _known.keep(key, plan)
+    if plan.drafting is not None and assistant is not None:
+        check_assistant_room(assistant, shape, relation)
+    return settle_lengths(replace(plan, settings=settings, origins=origins), info, shape)
+
+
+def settle_lengths(plan: Plan, info: ModelInfo, shape: PromptShape) -> Plan:
+    """The plan of a call that differs from another's in the lengths of its prompts alone."""
+    settings, origins = plan.settings, plan.origins
+    is_endless = shape.is_endless if shape.has_cache else KINDS[plan.cache_kind].is_endless
+    max_length = decide_length(settings, origins, info, shape, is_endless)
+    num_new = max_length - shape.width
+    check_reachable(settings, origins, shape.width, max_length)
+    check_constraints(settings, vocab_size=info.vocab_size, end_ids=plan.eos_token_ids, max_new_tokens=num_new)
+    made = copy(plan)
+    vars(made).update(
+        max_length=max_length,
+        prompt_width=shape.width,
+        cache_config=check_cache(plan.cache_kind, settings, shape, num_new),
+    )
+    return made
+
+
+def _settle_kind(
+    settings: GenerationConfig,
+    origins: Mapping[str, Origin],
+    info: ModelInfo,
+    shape: PromptShape,
+    assistant: ModelInfo | None,
+    relation: Relation,
+) -> Plan:
+    """The plan of a call but for its lengths, which `shape` does not have."""
     refuse_unbuilt(settings, origins)
     refuse_unused(settings, origins)
     asked = find_asked(origins)
@@ -59,28 +105,23 @@ def settle(
     check_methods(facts, GUMBEL)
     eos = as_token_ids(settings.eos_token_id, "eos_token_id", info)
     cache_kind = name_cache(settings, origins, info, shape)
-    is_endless = shape.is_endless if shape.has_cache else KINDS[cache_kind].is_endless
-    max_length = decide_length(settings, origins, info, shape, is_endless)
-    check_reachable(settings, origins, shape.width, max_length)
-    check_constraints(settings, vocab_size=info.vocab_size, end_ids=eos, max_new_tokens=max_length - shape.width)
-    cache_config = check_cache(cache_kind, settings, shape, max_length - shape.width)
     check_methods(replace(facts, cache_kind=cache_kind), LEGACY_CACHE, GIVEN_CACHE)
-    drafting = decide_drafting(settings, origins, info, shape, assistant, relation)
     return Plan(
         settings=settings,
         origins=origins,
+        asked=asked,
+        strategy=find_strategy(settings).name,
         do_sample=bool(settings.do_sample),
-        max_length=max_length,
+        max_length=0,
         eos_token_ids=eos,
         pad_token_id=_decide_padding(settings, origins, eos, info),
         num_beams=settings.num_beams or 1,
         num_return_sequences=settings.num_return_sequences or 1,
         seeds=_decide_seeds(settings),
         cache_kind=cache_kind,
-        cache_config=cache_config,
-        prompt_width=shape.width,
+        prompt_width=0,
         dola_layers=_decide_layers(settings, info),
-        drafting=drafting,
+        drafting=decide_drafting(settings, origins, info, shape, assistant, relation),
         compiling=decide_compiling(settings, origins, info, shape, cache_kind),
     )
 

@@ -13,7 +13,7 @@ from unspool.plan.call import PromptShape
 from unspool.plan.drafting import Drafting, Relation, read_drafting
 from unspool.plan.origins import SPOKEN, Origin, find_asked
 from unspool.plan.pairs import Facts
-from unspool.plan.tables.drafts import ASSISTANT, DRAFTED_ROWS, DRAFTED_STATES
+from unspool.plan.tables.drafts import ASSISTANT, DRAFTED_ROWS, DRAFTED_SINGLY, DRAFTED_STATES, DRAFTED_UNEVENLY
 from unspool.plan.tables.models import COMPILABLE, COMPILED
 from unspool.protocols import ModelInfo
 
@@ -36,14 +36,20 @@ def decide_drafting(
     )
     if drafting is None:
         return None
-    given = {"assistant": assistant, "relation": relation}
-    check_methods(Facts(settings, info, shape, given=given), DRAFTED_ROWS, *DRAFTED_STATES, ASSISTANT)
-    if assistant is not None:
-        _check_room(assistant, shape, relation)
+    why_even = info.why_even or ("" if assistant is None else assistant.why_even)
+    facts = Facts(settings, info, shape, given={"assistant": assistant, "relation": relation, "why_even": why_even})
+    try:
+        check_methods(facts, DRAFTED_SINGLY, DRAFTED_UNEVENLY)
+    except SettingError:
+        if drafting.is_suggested:
+            return None
+        raise
+    check_methods(facts, DRAFTED_ROWS, *DRAFTED_STATES, ASSISTANT)
     return drafting
 
 
-def _check_room(assistant: ModelInfo, shape: PromptShape, relation: Relation) -> None:
+def check_assistant_room(assistant: ModelInfo, shape: PromptShape, relation: Relation) -> None:
+    """Raise if the prompt is too long for a draft model."""
     room, needed = assistant.max_context, shape.longest
     if relation != "other" and room is not None and needed >= room:  # in other tokens, the prompt has other lengths
         raise SettingError(

@@ -40,8 +40,7 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         # A decoder drops these before it looks at anything. Dropped here, the window is all text.
-        special_ids = getattr(tokenizer, "all_special_ids", None) if skip_special_tokens else None
-        self._dropped_ids = frozenset(int(token_id) for token_id in special_ids or ())
+        self._dropped_ids = _find_skipped(tokenizer) if skip_special_tokens else frozenset()
         self._window: list[int] = []
         self._num_old = 0  # ids of the window that were given with an earlier piece
         self._num_given = 0  # characters of the window's text that are out
@@ -116,3 +115,11 @@ class Detokenizer:
         del self._window[:start]
         self._num_old = 0
         self._num_given = num_given
+
+
+def _find_skipped(tokenizer: Any) -> frozenset[int]:
+    """The ids that a tokenizer, unspool's or anyone's, leaves out as special."""
+    skipped = getattr(tokenizer, "skipped_ids", None)
+    if isinstance(skipped, frozenset):
+        return skipped
+    return frozenset(int(token_id) for token_id in getattr(tokenizer, "all_special_ids", None) or ())

@@ -18,6 +18,7 @@ class SpecialTokens:
     def __init__(self, backend: tokenizers.Tokenizer, named: Mapping[str, str]) -> None:
         self._backend = backend
         self._named: dict[str, str] = {}
+        self._skipped: frozenset[int] | None = None
         for name, token in named.items():
             self.set(name, token)
 
@@ -30,6 +31,13 @@ class SpecialTokens:
         """Every token that is left out as special: the named ones, then the others in the order of their ids."""
         added = sorted(self._backend.get_added_tokens_decoder().items())
         return list(dict.fromkeys([*self._named.values(), *(token.content for _, token in added if token.special)]))
+
+    def list_skipped(self) -> frozenset[int]:
+        """The ids of all of them, looked up once: a text's decoder asks for every row."""
+        if self._skipped is None:
+            ids = map(self._backend.token_to_id, self.list_all())
+            self._skipped = frozenset(token_id for token_id in ids if token_id is not None)
+        return self._skipped
 
     def get(self, name: str) -> str | None:
         """The token of that name."""
@@ -44,6 +52,7 @@ class SpecialTokens:
         """Give the name to a token of the vocabulary, or to none."""
         if name not in NAMED_TOKENS:
             raise SettingError(f"{name!r} is no special token's name; these are: {', '.join(NAMED_TOKENS)}")
+        self._skipped = None
         if token is None:
             self._named.pop(name, None)
             return

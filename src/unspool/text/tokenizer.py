@@ -345,6 +345,11 @@ class Tokenizer:
         ids = map(self.backend_tokenizer.token_to_id, self.all_special_tokens)
         return [token_id for token_id in ids if token_id is not None]
 
+    @property
+    def skipped_ids(self) -> frozenset[int]:
+        """The same as a set, looked up once: changes made in `backend_tokenizer` itself are not noticed."""
+        return self.special_tokens.list_skipped()
+
     # --- chat -------------------------------------------------------------------------------------------
 
     def apply_chat_template(

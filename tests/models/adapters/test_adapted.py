@@ -402,3 +402,12 @@ def leave_out(forward: Callable[..., Any]) -> Callable[..., Any]:
         return forward(*args, **kwargs)
 
     return run
+
+
+def test_a_length_of_20_is_one_that_was_set() -> None:
+    """transformers' default has the same number, and counts new tokens."""
+    model, inputs = make_once("llama"), make_inputs()
+    theirs = transformers.GenerationConfig(max_length=20, eos_token_id=96)
+    assert unspool.generate(model, **inputs, generation_config=theirs).shape[1] == 20
+    theirs = transformers.GenerationConfig(eos_token_id=96)
+    assert unspool.generate(model, **inputs, generation_config=theirs).shape[1] == inputs["input_ids"].shape[1] + 20

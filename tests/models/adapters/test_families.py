@@ -11,7 +11,7 @@ from tests.models.adapters.tiny import DECODERS, PAIRS, make_inputs, make_once
 
 import unspool
 from unspool.api.core import as_model
-from unspool.errors import UnsupportedError
+from unspool.errors import SettingError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # GPTBigCode's own
 
@@ -68,7 +68,7 @@ def test_drafts_change_nothing(name: str) -> None:
     prompts = {**inputs, "input_ids": (inputs["input_ids"] % 4 + 3) * inputs["attention_mask"]}  # full of repetitions
     told = {"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 1, "return_dict_in_generate": True}
     if name in WITHOUT_POSITIONS:
-        with pytest.raises(UnsupportedError, match="takes no positions"):
+        with pytest.raises(SettingError, match="takes no positions"):
             unspool.generate(model, **prompts, **NEW, **told)
         prompts = {name: value[-1:] for name, value in prompts.items()}
     expected = unspool.generate(model, **prompts, **NEW)

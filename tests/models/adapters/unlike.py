@@ -237,6 +237,8 @@ def _make_musicgen() -> Any:
     config = transformers.MusicgenConfig(text_encoder=text, audio_encoder=sound, decoder=decoder)
     model = transformers.MusicgenForConditionalGeneration(config)
     model.generation_config.update(pad_token_id=32, bos_token_id=32, decoder_start_token_id=32, eos_token_id=None)
+    for layer in model.audio_encoder.quantizer.layers:  # or every code is the same sound
+        layer.codebook.embed.normal_()
     return model
 
 

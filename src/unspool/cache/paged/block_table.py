@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 
 import torch
 
@@ -81,10 +81,16 @@ class BlockTable:
                     shared.append((row, place))
         return MissingBlocks(missing, shared) if shared or any(missing) else None
 
-    def take_missing(self, missing: MissingBlocks) -> None:
-        """Give rows the blocks that they lack; the pool has that many free."""
+    def take_missing(self, missing: MissingBlocks, filled: Sequence[int] | None = None) -> None:
+        """Give rows the blocks that they lack; the pool has that many free. `filled` says up to where each row is
+        written at once: only blocks that this leaves partly empty are cleaned."""
         pool = self.pool
-        fresh = iter(pool.take(sum(missing.per_row)))
+        cleaned = None
+        if filled is not None:
+            lasts = accumulate(missing.per_row)
+            whole = zip(missing.per_row, filled, lasts, strict=True)
+            cleaned = [last - 1 for count, stop, last in whole if count and stop % pool.block_size]
+        fresh = iter(pool.take(sum(missing.per_row), cleaned=cleaned))
         for blocks, count in zip(self.rows, missing.per_row, strict=True):
             blocks += islice(fresh, count)
         if missing.shared:
@@ -179,10 +185,13 @@ def _flatten(rows: Iterable[Sequence[int]]) -> list[int]:
     return [block for row in rows for block in row if block != NOBODYS]
 
 
-def reserve_blocks(tables: Sequence[BlockTable], starts: Sequence[int], stops: Sequence[int]) -> None:
+def reserve_blocks(
+    tables: Sequence[BlockTable], starts: Sequence[int], stops: Sequence[int], *, is_filled: bool = False
+) -> None:
     """Give the rows of tables over one pool blocks of their own for positions from start to stop.
 
-    Raises and changes nothing if the pool has too few for all of them.
+    With `is_filled` all these positions are written before anything is read. Raises and changes nothing if the pool
+    has too few for all of them.
     """
     pool = tables[0].pool
     with pool.lock:
@@ -191,7 +200,7 @@ def reserve_blocks(tables: Sequence[BlockTable], starts: Sequence[int], stops: S
             pool.ensure(sum(each.count for each in missing if each is not None))
             for table, each in zip(tables, missing, strict=True):
                 if each is not None:
-                    table.take_missing(each)
+                    table.take_missing(each, stops if is_filled else None)
 
 
 def join_tables(mine: Sequence[BlockTable], others: Sequence[BlockTable], lengths: Sequence[int]) -> None:

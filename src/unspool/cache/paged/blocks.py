@@ -220,6 +220,11 @@ class BlockStore(PooledStore):
         self.catch_up(starts)
         reserve_blocks(self.tables, starts, stops)
 
+    def reserve_pass(self, starts: Sequence[int], stops: Sequence[int]) -> None:
+        """The same for a pass that writes all of it."""
+        self.catch_up(starts)
+        reserve_blocks(self.tables, starts, stops, is_filled=True)
+
     def begin(self, span: Span) -> None:  # noqa: ARG002 - worked out when a layer is written
         for group in self.groups:
             group.forget_pass()

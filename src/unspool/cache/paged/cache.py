@@ -104,6 +104,16 @@ class PagedCache(StoredCache):
         self._check_room(max(stops, default=0))
         self._store.reserve(starts, stops, max(stops, default=0))
 
+    def _open_pass(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:
+        store = self._store
+        if not isinstance(store, BlockStore):
+            super()._open_pass(starts, stops, stop)
+            return
+        if not self.lengths:
+            self._open(len(starts))
+        self._check_room(max(stops, default=0))
+        store.reserve_pass(starts, stops)
+
     def _check_room(self, stop: int) -> None:
         if self.max_cache_len is not None and stop > self.max_cache_len:
             raise SettingError(

@@ -10,7 +10,7 @@ import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
@@ -98,10 +98,11 @@ class BlockPool:
         return -(-length // self.block_size)
 
     # --- taking, sharing, giving back ----------------------------------------------------------------
-    def take(self, count: int, *, is_cleaned: bool = True) -> list[int]:
+    def take(self, count: int, *, cleaned: Collection[int] | None = None) -> list[int]:
         """So many blocks with one user each: all of them or, if a fixed pool has too few, none.
 
-        They hold zeros, whoever had them before, unless the caller says that it fills them at once.
+        They hold zeros, whoever had them before: what is masked may be read, and must be a number. If `cleaned` is
+        given, only those at these places of the list do: the caller fills the others at once.
         """
         with self.lock:
             self.ensure(count)
@@ -109,10 +110,10 @@ class BlockPool:
             taken = [heappop(self._free) for _ in range(count)]
             for block in taken:
                 self._users[block] = 1
-            worn = [block for block in taken if block in self._worn]
-            self._worn.difference_update(worn)
-            if worn and is_cleaned and self._is_cleaned:
-                self._move([NOBODYS] * len(worn), worn)
+            if self._is_cleaned:
+                places = range(count) if cleaned is None else cleaned
+                self._clean([taken[place] for place in places if taken[place] in self._worn])
+            self._worn.difference_update(taken)
             return taken
 
     def ensure(self, count: int) -> None:
@@ -138,6 +139,8 @@ class BlockPool:
 
     def give_back(self, blocks: Sequence[int]) -> None:
         """Count one user less of each; those without any are free."""
+        if not blocks:
+            return
         with self.lock:
             for block in blocks:
                 if block == NOBODYS or not self._users[block]:
@@ -164,7 +167,7 @@ class BlockPool:
     def copy(self, blocks: Sequence[int]) -> list[int]:
         """New blocks that hold what the given ones do; the caller gives those back."""
         with self.lock:
-            copies = self.take(len(blocks), is_cleaned=False)
+            copies = self.take(len(blocks), cleaned=())
             self._move(blocks, copies)
             return copies
 
@@ -177,7 +180,7 @@ class BlockPool:
         with self.lock:
             for number, held in enumerate(other.buffers):
                 self.open_buffer(number, tuple(held.shape[1:]), held.dtype, held.device)
-            copies = self.take(len(blocks), is_cleaned=False)
+            copies = self.take(len(blocks), cleaned=())
             for mine, theirs in zip(self.buffers, other.buffers, strict=True):
                 mine[copies] = theirs[list(blocks)]
             return copies
@@ -234,6 +237,15 @@ class BlockPool:
         heapify(self._free)
         self._users += [0] * more
 
+    def _clean(self, blocks: Sequence[int]) -> None:
+        """Let blocks hold zeros, in all layers."""
+        if self.buffers and self.buffers[0].is_cuda:
+            self._move([NOBODYS] * len(blocks), blocks)
+            return
+        for buffer in self.buffers:
+            for block in blocks:
+                buffer[block].zero_()  # a fifth of the time that indices take
+
     def _move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy blocks to others, in all layers."""
         if not self.buffers or not targets:
@@ -258,9 +270,11 @@ class BlockPool:
     def _note_return(self) -> None:
         if self.buffers and self.buffers[0].is_cuda and not torch.cuda.is_current_stream_capturing():
             stream = torch.cuda.current_stream(self.buffers[0].device)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
-            event.record(stream)
-            self._returns[stream.cuda_stream] = event
+            event = self._returns.get(stream.cuda_stream)
+            if event is None:
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
+                self._returns[stream.cuda_stream] = event
+            event.record(stream)  # anew: what waits for it waits for all that the stream has to do by then
 
     def _wait_for_others(self) -> None:
         if self._returns:

@@ -116,8 +116,8 @@ class SpeculativeTurns:
         if self.plain is None:
             sample = Sample(self.scorer, do_sample=self.do_sample)
             parts = (self.rows, sample, self.finish, self.scorer.record, False, self.reasons)
-            if not self.do_sample and can_stretch(self.scorer, self.rows):
-                self.plain = self.stretch = StretchTurns(*parts, reader=self.scorer.reader)
+            if can_stretch(self.scorer, self.rows):
+                self.plain = self.stretch = StretchTurns(*parts, scorer=self.scorer)
             else:
                 self.plain = TokenTurns(*parts)
         if self.stretch is not None:

@@ -33,11 +33,6 @@ class Strategy(Protocol):
         ...
 
     @property
-    def takes_likeliest(self) -> bool:
-        """Whether it takes the token of the highest score, so that a model can take several steps at once."""
-        ...
-
-    @property
     def can_forget(self) -> bool:
         """Whether `forget` can undo a step, and no step waits for the host."""
         ...

@@ -25,7 +25,6 @@ class ContrastiveSearch:
     """Reads every row's k likeliest continuations, and takes the best by (1 - α) · probability - α · likeness."""
 
     reads_choice = True
-    takes_likeliest = False
 
     def __init__(
         self, scorer: Scorer, candidates: Candidates, *, penalty_alpha: float, top_k: int | Sequence[int]

@@ -9,8 +9,10 @@ from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.select import draw, take_likeliest
 from unspool.decoding.strategies.base import Choice
+from unspool.decoding.strategies.choosing import LogitsChoice
 from unspool.decoding.tails import draw_from_tail
 from unspool.errors import NoTokenLeftError
+from unspool.protocols import Choose
 
 
 class Sample:
@@ -21,7 +23,6 @@ class Sample:
     def __init__(self, scorer: Scorer, *, do_sample: bool) -> None:
         self._scorer = scorer
         self._do_sample = do_sample
-        self.takes_likeliest = not do_sample
 
     def step(self, rows: Rows) -> Choice:
         """Choose every row's next token."""
@@ -34,6 +35,19 @@ class Sample:
         else:
             tokens = draw_from_tail(result.tail, result.scores, rows.uniforms())
         return Choice(tokens[:, None], result.logits)
+
+    def start_choosing(self, rows: Rows, num_steps: int) -> Choose | None:
+        """What chooses the tokens of up to `num_steps` steps from their logits; None: the likeliest ones."""
+        scorer = self._scorer
+        if not self._do_sample:
+            if not scorer.processors:
+                return None
+            first = scorer.processors[0]
+            if len(scorer.processors) == 1 and hasattr(first, "start_choosing"):  # a grammar's, which needs few masks
+                chooser: Choose = first.start_choosing(rows.read_history())
+                return chooser
+        processors, tail = scorer.divide(whole=not self._do_sample)
+        return LogitsChoice(processors, tail, rows, num_steps, do_sample=self._do_sample)
 
     @property
     def can_forget(self) -> bool:

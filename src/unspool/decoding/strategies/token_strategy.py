@@ -38,7 +38,6 @@ class TokenStrategy(ABC):
     """
 
     reads_choice = False  # the model reads its tokens at the next step
-    takes_likeliest = False
     can_forget = False  # its tokens may be chosen on the host, so no step is launched ahead
 
     def __init__(self, context: StrategyContext) -> None:

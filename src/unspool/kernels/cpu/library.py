@@ -7,17 +7,18 @@ import os
 import sys
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import torch
 
-from unspool.errors import SettingError
+from unspool.errors import ResourceError, SettingError
 from unspool.kernels import packing
 from unspool.kernels.cpu.blocks import BLOCK
 from unspool.kernels.cpu.marks import Marks
 from unspool.kernels.cpu.tiles import BYTES, TILE
 
-ABI: Final = 9
+ABI: Final = 11
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
@@ -224,6 +225,16 @@ def describe_packed(packed: packing.Packed, rows: int, heads: int) -> Packed:
     return Packed(*map(point, packed.tensors()))
 
 
+DRAW: Final = np.dtype(  # us_draw
+    [(name, np.float64) for name in ("temperature", "top_p", "below", "uniform")]
+    + [(name, np.int32) for name in ("top_k", "fewest")]
+)
+Draws = np.ndarray[Any, np.dtype[np.void]]
+"""How each of some rows is drawn from: an array of `DRAW`."""
+NO_DRAW: Final = -1
+UNSURE: Final = -2
+
+
 class Library:
     """The loaded library, and how many threads its calls use."""
 
@@ -250,9 +261,9 @@ class Library:
         at = ctypes.c_void_p
         handle.us_keep_allowed.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, ctypes.c_int64, at]
         handle.us_keep_allowed.restype = None
+        handle.us_draw_rows.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, at, ctypes.c_int32]
         self.threads = count_threads()
-        # Later than the rest: a library that was built before them has everything else.
-        self.marks = Marks(handle, self.threads) if hasattr(handle, "us_draw_keyed") else None
+        self.marks = Marks(handle, self.threads)
         self.run = handle.us_run
         self.run_steps = handle.us_run_steps
 
@@ -296,6 +307,19 @@ class Library:
         out = torch.empty(index.numel(), matrix.columns)
         self._handle.us_read_rows(ctypes.byref(matrix), point(index), index.numel(), point(out))
         return out
+
+    def draw_rows(self, scores: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """The tokens (rows,) int32 that are drawn from scores (rows, vocab) as `draws` (rows,) say; `NO_DRAW` where no
+        score is finite, or one is NaN or infinite, `UNSURE` where rounding decides what top-p leaves."""
+        given = scores.contiguous()
+        if given.dtype != torch.float32 or draws.dtype != DRAW or draws.shape != given.shape[:1]:
+            raise SettingError(f"{len(draws)} draws can't be made from scores {list(scores.shape)} of {scores.dtype}")
+        tokens = torch.full((len(given),), NO_DRAW, dtype=torch.int32)
+        if given.numel():
+            at, count = draws.ctypes.data, self.threads
+            if self._handle.us_draw_rows(point(given), *given.shape, at, point(tokens), count):
+                raise ResourceError("there is no memory for a draw from the scores")
+        return tokens
 
     def keep_allowed(self, scores: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
         """Scores (rows, vocab), -inf where a token's bit in (rows, words) is not set."""
@@ -345,7 +369,7 @@ def find_library() -> Library | None:
 
 
 def find_marks() -> Marks | None:
-    """The library's calls for watermarks, if it was built with them."""
+    """The library's calls for watermarks, if there is a library."""
     library = find_library()
     return None if library is None else library.marks
 

@@ -15,6 +15,7 @@ from unspool.models.adapters.door import (
     set_native,
 )
 from unspool.models.adapters.outputs import dress_output
+from unspool.models.adapters.own_loop import run_own_loop
 from unspool.models.adapters.preparing import find_preparing, prepare_with
 from unspool.models.adapters.settings import (
     convert_values,
@@ -46,6 +47,7 @@ __all__ = [
     "prepare_call",
     "prepare_with",
     "read_settings",
+    "run_own_loop",
     "runs_own_generate",
     "set_native",
 ]

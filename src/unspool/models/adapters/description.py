@@ -16,7 +16,8 @@ from unspool.protocols import FeatureShape, LayerKind, ModelInfo
 KIND_NAMES: Final[dict[str, LayerKind]] = {"full_attention": "full", "sliding_attention": "sliding"}
 _MASK_MAKER = "create_causal_mask"  # since 4.53; it passes a 4-D mask through unchanged
 _KEY_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer")
-_CONTEXTS = ("max_position_embeddings", "max_target_positions", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+# A decoder's own number stands before one that its encoder may have named.
+_CONTEXTS = ("max_target_positions", "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,8 @@ def _read_sizes(model: Any, config: Any) -> dict[str, Any]:
         "eos_token_id": _read_ids(config, "eos_token_id"),
         "pad_token_id": _read_id(config, "pad_token_id"),
         "decoder_start_token_id": _read_id(config, "decoder_start_token_id"),
+        # ProphetNet predicts several tokens ahead, from one at a time.
+        "why_single": f"{type(model).__name__} reads one token at a time" if hasattr(config, "ngram") else "",
     }
 
 
@@ -160,9 +163,7 @@ def _find_vocabulary(model: Any, config: Any) -> int:
 def refuse(model: Any, config: Any) -> None:
     """Raise for a model that no adapter can decode, with what to use instead."""
     kind, family = type(model).__name__, str(getattr(config, "model_type", "unknown"))
-    types = set(getattr(config, "layer_types", None) or ())
-    keeps_states = bool(types & {"linear_attention", "mamba", "mamba2", "recurrent"}) or _wants_other_layers(config)
-    if keeps_states or getattr(model, "_is_stateful", False) or "cache_params" in _find_arguments(model):
+    if keeps_states(model, config):
         instead = (
             "Save it with save_pretrained(folder) and load it natively: unspool.load(folder)"
             if family in ("mamba", "mamba2", "falcon_mamba")
@@ -184,6 +185,14 @@ def refuse(model: Any, config: Any) -> None:
         )
 
 
+def keeps_states(model: Any, config: Any) -> bool:
+    """Whether some layers of a model keep states, which nothing can be taken out of."""
+    if getattr(model, "_is_stateful", False) or "cache_params" in _find_arguments(model):
+        return True
+    types = set(getattr(config, "layer_types", None) or ())
+    return bool(types & {"linear_attention", "mamba", "mamba2", "recurrent"}) or _wants_other_layers(config)
+
+
 def _wants_other_layers(config: Any) -> bool:
     """Whether transformers' own cache for such a model has layers that hold more than keys and values."""
     from transformers.cache_utils import DynamicCache
@@ -200,9 +209,15 @@ def find_text_config(model: Any) -> Any:
     config = model.config
     if not hasattr(config, "get_text_config"):
         return config
-    if "decoder" in inspect.signature(config.get_text_config).parameters:
-        return config.get_text_config(decoder=True)  # a model may have a text encoder beside its decoder
-    return config.get_text_config()
+    try:
+        if "decoder" in inspect.signature(config.get_text_config).parameters:
+            return config.get_text_config(decoder=True)  # a model may have a text encoder beside its decoder
+        return config.get_text_config()
+    except ValueError as error:  # it has several, and says so
+        decoder = getattr(config, "decoder", None)
+        if decoder is None:
+            raise UnsupportedError(f"{type(model).__name__}: {error}") from error
+        return decoder
 
 
 def _find_arguments(model: Any) -> frozenset[str]:

@@ -11,7 +11,7 @@ import torch
 from unspool.cache import Cache
 from unspool.config import GenerationConfig
 from unspool.errors import MissingExtraError, UnsupportedError
-from unspool.models.adapters.columns import ColumnModel, prepare_call
+from unspool.models.adapters.columns import ColumnModel, has_codebooks, prepare_call, prepare_codebooks
 from unspool.models.adapters.decoder import AdaptedDecoder
 from unspool.models.adapters.description import describe, find_text_config
 from unspool.models.adapters.pair import AdaptedPair
@@ -114,6 +114,8 @@ def open_call(
     An object whose architecture has a native model runs natively on its own parameters, unless `native` is False; None
     means as it was attached.
     """
+    if has_codebooks(model):
+        return prepare_codebooks(model, inputs, given, settings)
     if has_own_loop(model):
         raise UnsupportedError(
             f"{type(model).__name__} has a decoding loop of its own, which chooses more than one token a step; use its "

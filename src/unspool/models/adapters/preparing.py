@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from unspool.errors import SettingError, UnsupportedError
+from unspool.models.adapters.columns import has_codebooks
 from unspool.models.adapters.door import find_mixin, runs_own_generate
 
 Generate = Callable[..., Any]
@@ -32,17 +33,23 @@ def find_preparing(model: Any) -> Generate | None:
     owner = next((kind for kind in type(model).__mro__ if "generate" in vars(kind)), None)
     if own is None or owner is find_mixin():
         return None
-    if runs_own_generate(model):
+    if runs_own_generate(model) or has_codebooks(model):
         return None
-    code = getattr(inspect.unwrap(own), "__code__", None)
-    names = set(code.co_names) if code is not None else set()
-    if names & _LOOPS:
+    names = _find_names(own)
+    helpers = [getattr(type(model), name, None) for name in names - {"generate"}]
+    if names & _LOOPS or any(_find_names(helper) & _LOOPS for helper in helpers if inspect.isfunction(helper)):
         raise UnsupportedError(
             f"{type(model).__name__} has a generate() with a decoding loop of its own; use that one: model.generate(…)"
         )
     if "generate" not in names:
         return None
     return own  # type: ignore[no-any-return]  # a method of a class that has no types
+
+
+def _find_names(function: Any) -> set[str]:
+    """The names that a function's code uses."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return set() if code is None else set(code.co_names)
 
 
 def prepare_with(own: Generate, model: Any, generate: Generate, *args: Any, **kwargs: Any) -> Any:

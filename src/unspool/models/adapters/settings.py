@@ -42,7 +42,12 @@ def convert_settings(config: Any) -> GenerationConfig:
     # A config may spell out what is the case anyway.
     usual: dict[str, Any] = getattr(config, "_get_default_generation_params", dict)()
     told = {name: getattr(config, name, value) for name, value in config.to_diff_dict().items()}
-    values = {name: value for name, value in told.items() if name not in usual or value != usual[name]}
+    # A length that is set counts the prompt's tokens, whatever it is; one that nobody set counts new ones.
+    values = {
+        name: value
+        for name, value in told.items()
+        if name not in usual or value != usual[name] or (name == "max_length" and value is not None)
+    }
     known = {name: value for name, value in values.items() if name in PARAMETERS or name in SPEECH_FIELDS}
     return GenerationConfig(**{name: convert_value(value) for name, value in known.items() if value is not None})
 

@@ -25,7 +25,7 @@ from unspool.models.paths.path import ClosedPath, Pass, Path, WithPaths, run_fir
 from unspool.models.paths.plain import PACKING_LIMIT, PlainPass
 from unspool.models.weights import AnyEmbedding, AnyLinear
 from unspool.outputs import Output
-from unspool.protocols import LAST, Encoded, Forward, Stretch, Want
+from unspool.protocols import LAST, Choose, Encoded, Forward, Stretch, Want
 from unspool.shortage import explain_shortage
 
 
@@ -162,12 +162,19 @@ class Decoder(WithPaths, NativeModel):
         cache.attach(self._views)
         return cache.begin(rows, num_new, counts, self.device)
 
-    def take_steps(self, tokens: Sequence[int], cache: Cache, num_steps: int, ends: tuple[int, ...]) -> Stretch | None:
+    def take_steps(
+        self,
+        tokens: Sequence[int],
+        cache: Cache,
+        num_steps: int,
+        ends: tuple[int, ...],
+        choose: Choose | None = None,
+    ) -> Stretch | None:
         """Several greedy steps in one call of the CPU library, which writes keys past the rows' lengths."""
         library = self.find_path("library")
         if not isinstance(library, LibraryPath):
             return None
-        return library.take_steps(tokens, cache, num_steps, ends, self._begin)
+        return library.take_steps(tokens, cache, num_steps, ends, self._begin, choose)
 
     # --- the reference's way of calling ---------------------------------------------------------------
     @torch.no_grad()

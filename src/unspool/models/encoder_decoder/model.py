@@ -29,7 +29,7 @@ from unspool.models.paths.library_model import explain_unread
 from unspool.models.paths.library_pair import DescribedPair, PairLibraryPath
 from unspool.models.paths.path import ClosedPath, Pass, Path, WithPaths, run_first
 from unspool.models.weights import AnyEmbedding, AnyLinear, Norm
-from unspool.protocols import LAST, Encoded, Forward, Stretch, Want
+from unspool.protocols import LAST, Choose, Encoded, Forward, Stretch, Want
 from unspool.shortage import explain_shortage
 
 
@@ -239,12 +239,19 @@ class EncoderDecoder(WithPaths, NativeModel):
         """Open a pass over a cache."""
         return cache.begin(rows, num_new, counts, self.device)
 
-    def take_steps(self, tokens: Sequence[int], cache: Cache, num_steps: int, ends: tuple[int, ...]) -> Stretch | None:
+    def take_steps(
+        self,
+        tokens: Sequence[int],
+        cache: Cache,
+        num_steps: int,
+        ends: tuple[int, ...],
+        choose: Choose | None = None,
+    ) -> Stretch | None:
         """Several greedy steps in one call of the CPU library, which writes keys past the rows' lengths."""
         library = self.find_path("library")
         if not isinstance(library, PairLibraryPath):
             return None
-        return library.take_steps(tokens, cache, num_steps, ends, self._begin)
+        return library.take_steps(tokens, cache, num_steps, ends, self._begin, choose)
 
     def run_decoder(self, new: Pass) -> tuple[torch.Tensor, Forward]:
         """Final states (rows, new, hidden), and a `Forward` that lacks only the logits: operator by operator."""

@@ -16,7 +16,7 @@ from unspool.models.paths.library_keys import LibraryKeys, find_keys
 from unspool.models.paths.library_model import DescribedModel
 from unspool.models.paths.path import ALL_LAYERS, EMBEDDINGS, Pass
 from unspool.models.weights import PackedLinear
-from unspool.protocols import Forward, Stretch
+from unspool.protocols import Choose, Forward, Stretch
 
 # Tokens of a pass; for many more of them torch's products of plain floats are as fast. Measured on Arm and AVX-512.
 _MOST_FLOAT: Final = {"neon_dot": CHUNK, "neon_i8mm": CHUNK, "avx512": CHUNK}
@@ -66,8 +66,9 @@ class LibraryPath:
         num_steps: int,
         ends: tuple[int, ...],
         open_span: Callable[[Cache, int, int, Sequence[int] | None], Span],
+        choose: Choose | None = None,
     ) -> Stretch | None:
-        """Several greedy steps in one call, whose keys lie past the rows' lengths; None if they can't be."""
+        """Several steps without operators between them, whose keys lie past the rows' ends; None if that can't be."""
         rows, own = len(tokens), self._own(cache)
         if rows > (self.most_tokens or CHUNK) or own.places(in_order=True) is None:
             return None
@@ -83,7 +84,7 @@ class LibraryPath:
                 keys = self._find_keys(cache, span)
                 if keys is None:
                     return None
-                return Stretch(self._calls.take_steps(tokens, span, keys, ends), path=self.name)
+                return Stretch(self._calls.take_steps(tokens, span, keys, ends, choose), path=self.name)
         finally:
             cache.end()
 

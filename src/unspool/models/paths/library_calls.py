@@ -16,7 +16,7 @@ from unspool.kernels.cpu.library import CHUNK, BufferAddresses, Job, Model, Pack
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.paths.library_keys import LibraryKeys
 from unspool.models.paths.library_model import DescribedModel
-from unspool.protocols import Forward, Want
+from unspool.protocols import Choose, Forward, Want
 
 _KEYS_AHEAD: Final = 1024  # positions by which working memory grows
 TokenRange = tuple[int, int, int]  # a row, and the first and the last (exclusive) of its tokens
@@ -33,7 +33,7 @@ class StretchCall:
 
     def __init__(self, num_rows: int, most_steps: int, vocab_size: int) -> None:
         self.num_rows, self.most_steps = num_rows, most_steps
-        self._logits = torch.empty(num_rows, vocab_size)  # every step's in turn
+        self.logits = torch.empty(num_rows, vocab_size)  # every step's in turn
         self._likeliest = (ctypes.c_int64 * num_rows)()
         self._chosen = (ctypes.c_int32 * (most_steps * num_rows))()
         self._numbers: list[Any] = [(ctypes.c_int32 * num_rows)() for _ in _NAMES]
@@ -47,7 +47,7 @@ class StretchCall:
         self.job = Job(
             *(num_rows, num_rows, 0, 0, *addresses[:_NUM_FIRST], None),
             *(BufferAddresses(), BufferAddresses(), PackingSchemes(), None),
-            *(self._logits.data_ptr(), ctypes.addressof(self._likeliest)),
+            *(self.logits.data_ptr(), ctypes.addressof(self._likeliest)),
         )
         self.job.sources, self.job.source_lengths = addresses[_NUM_FIRST:]
         self.steps = Steps(0, 0, None, *(addresses[place] for place in (0, 1, 3)), ctypes.addressof(self._chosen))
@@ -77,6 +77,12 @@ class StretchCall:
         self._tokens[:], self._positions[:] = tokens, span.starts
         self._own_places[:] = [start - shared for start, shared in zip(span.starts, keys.shared_counts, strict=True)]
         self.job.most_keys, self.job.scratch, self.steps.num_steps = span.stop, scratch, span.num_new
+
+    def go_on(self, tokens: Sequence[int]) -> None:
+        """Set the tokens that were chosen as the next step's input."""
+        self._tokens[:] = tokens
+        self._positions[:] = [place + 1 for place in self._positions]
+        self._own_places[:] = [place + 1 for place in self._own_places]
 
     def read(self) -> list[list[int]]:
         """The tokens of the steps that were taken, one list per row."""
@@ -130,9 +136,15 @@ class LibraryCalls:
         return made
 
     def take_steps(
-        self, tokens: Sequence[int], span: Span, keys: LibraryKeys, ends: tuple[int, ...]
+        self,
+        tokens: Sequence[int],
+        span: Span,
+        keys: LibraryKeys,
+        ends: tuple[int, ...],
+        choose: Choose | None = None,
     ) -> list[list[int]]:
-        """The most likely tokens of up to `span.num_new` steps, one list per row, from the rows' last tokens on."""
+        """The tokens of up to `span.num_new` steps, one list of all rows' per step, from the rows' last tokens on: the
+        likeliest ones, or what `choose` makes of them."""
         rows = len(tokens)
         with self._lock:
             model = self._described.reach(span.stop)
@@ -142,8 +154,18 @@ class LibraryCalls:
                 call = self._stretch = StretchCall(rows, span.num_new, self._spec.vocab_size)
             assert self._scratch is not None
             call.prepare(tokens, span, keys, self._scratch.data_ptr(), ends)
-            self._library.run_steps(ctypes.byref(model), call.job, call.steps, self._library.threads)
-            return call.read()
+            if choose is None:
+                self._library.run_steps(ctypes.byref(model), call.job, call.steps, self._library.threads)
+                return call.read()
+            call.steps.num_steps = 1
+            taken: list[list[int]] = []
+            while True:
+                self._library.run_steps(ctypes.byref(model), call.job, call.steps, self._library.threads)
+                chosen = choose(call.read()[0], call.logits)
+                taken.append(chosen)
+                if len(taken) == span.num_new or any(token < 0 or token in ends for token in chosen):
+                    return taken
+                call.go_on(chosen)
 
     def _fill_step(self, tokens: Any, starts: Sequence[int], keys: LibraryKeys) -> None:
         """Write the numbers of a step of all rows into the table."""

@@ -33,6 +33,19 @@ DRAFTED_ROWS = Method(
 )
 
 
+DRAFTED_SINGLY = Method(
+    lambda facts: bool(facts.info.why_single),
+    "{info.why_single}, so it can't check several tokens of a draft at once; decode without a drafter",
+    (Pair(lambda _: True, ""),),
+)
+DRAFTED_UNEVENLY = Method(
+    lambda facts: bool(facts.given["why_even"]),
+    "{why_even}, so drafts that one row of several refuses can't be left out; decode one prompt at a time, or "
+    "without a drafter",
+    (Pair(lambda facts: _count_rows(facts) > 1, ""),),
+)
+
+
 def _count_rows(facts: Facts) -> int:
     return facts.shape.num_rows * (facts.settings.num_return_sequences or 1)
 

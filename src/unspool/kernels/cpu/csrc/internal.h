@@ -21,6 +21,7 @@ typedef struct {
     us_task tournament; /* argument: us_tournament_task */
     us_task contexts;   /* argument: us_context_task */
     us_task draws;      /* argument: us_draw_task */
+    us_task row_draws;  /* argument: us_row_draw_task */
 } us_kernels;
 
 typedef struct {
@@ -82,6 +83,15 @@ typedef struct {
     const uint8_t *repeated; /* rows: nothing is drawn */
     int32_t *tokens;         /* rows; -1: none */
 } us_draw_task;
+
+typedef struct {
+    const float *scores; /* (rows, vocab) */
+    int64_t rows;
+    int32_t vocab;
+    const us_draw *draws; /* rows */
+    int32_t *tokens;      /* rows; -1: none; -2: not sure */
+    void *failed;         /* an atomic_int: no memory */
+} us_row_draw_task;
 
 /* The highest logit that a thread found, and its token; -1: none. */
 typedef struct {

@@ -211,6 +211,12 @@ void us_draw_keyed(const float *scores, int64_t rows, int32_t vocab, const int64
     do_rows(kernels()->draws, &(us_draw_task){scores, rows, vocab, states, repeated, tokens}, rows, threads);
 }
 
+int32_t us_draw_rows(const float *scores, int64_t rows, int32_t vocab, const us_draw *draws, int32_t *tokens, int32_t threads) {
+    atomic_int failed = 0;
+    do_rows(kernels()->row_draws, &(us_row_draw_task){scores, rows, vocab, draws, tokens, &failed}, rows, threads);
+    return -atomic_load(&failed);
+}
+
 #define FOUR_BITS(n) 1u << (n), 1u << ((n) + 1), 1u << ((n) + 2), 1u << ((n) + 3)
 
 /* A word's 32 scores, -inf without its bit; on the numbers' bits, which compilers make vectors of. */

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define US_ABI 9
+#define US_ABI 11
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
 #define US_PART 64     /* keys that attention reads at once: with their values they stay in the first-level cache */
@@ -172,6 +172,17 @@ void us_read_contexts(const int64_t *ids, const int64_t *pads, int64_t rows, int
                       int32_t width, int32_t first, uint64_t seed, int32_t mixes, int64_t *states, uint8_t *repeated);
 void us_draw_keyed(const float *scores, int64_t rows, int32_t vocab, const int64_t *states, const uint8_t *repeated,
                    int32_t *tokens, int32_t threads);
+
+/* How a row is drawn from: its scores are divided by the temperature, then all but these are left out: the top_k highest
+   (0: all) and what ties with the last; the fewest of them whose probability reaches top_p (1: all), at least `fewest`; those
+   whose value is no lower than the highest and `below`. */
+typedef struct {
+    double temperature, top_p, below, uniform; /* a number in [0, 1) that decides */
+    int32_t top_k, fewest;
+} us_draw;
+/* The token of each row at which its cumulated probability passes the uniform number; -1 where no score is finite, or one is
+   NaN or infinite; -2 where rounding decides what top-p leaves. Returns 0, or -1 where there is no memory. */
+int32_t us_draw_rows(const float *scores, int64_t rows, int32_t vocab, const us_draw *draws, int32_t *tokens, int32_t threads);
 
 /* out (rows, vocab) = scores, -inf where a token's bit is not set: token v of a row at bit v % 32 of word v / 32. */
 void us_keep_allowed(const float *scores, int64_t rows, int32_t vocab, const uint32_t *bits, int64_t words, float *out);

@@ -19,8 +19,9 @@ from unspool.cache import Cache
 from unspool.config import CompileConfig
 from unspool.errors import UnsupportedError
 from unspool.models.adapters.adapted import AdaptedModel, name_failures
+from unspool.models.adapters.columns.answers import join_passes, lighten, pack_columns
 from unspool.models.adapters.columns.state import ColumnCache, Columns
-from unspool.models.adapters.description import Description
+from unspool.models.adapters.description import Description, keeps_states
 from unspool.protocols import LAST, Encoded, Forward, PreparedRows, Want
 from unspool.shortage import explain_shortage
 
@@ -59,11 +60,16 @@ class ColumnModel(AdaptedModel):
         super().__init__(model, description)
         self.call = call
         self.is_pair = description.info.is_encoder_decoder
+        self.info = replace(self.info, why_even=self._explain_even())
 
     @property
     def prepared(self) -> PreparedRows:
         """The decoder's prompt, which transformers' code made of the caller's inputs."""
         return self.call.rows
+
+    def finish(self, sequences: torch.Tensor) -> torch.Tensor:
+        """What generate() returns for finished rows: their tokens, if a model makes nothing else of them."""
+        return sequences
 
     # --- the encoder ---------------------------------------------------------------------------------
     @explain_shortage("an encoder read its source")
@@ -95,6 +101,19 @@ class ColumnModel(AdaptedModel):
             tuple(weights) if want.attentions and weights is not None else None,
         )
 
+    def _explain_even(self) -> str:
+        """Why a batch's rows must grow alike; empty if they need not."""
+        kind, columns = type(self.inner).__name__, self.call.prompt
+        if keeps_states(self.inner, self.description.config):
+            return f"{kind} keeps states"
+        if self.call.inputs.get(self._name_past()) is None and "past_key_values" not in self.description.arguments:
+            cache = ColumnCache(self.inner, columns, dict(self.call.inputs), keeps_past=False, name="past_key_values")
+            cache.columns = columns
+            asked = self._make_inputs(cache, columns.width, is_first=True).get("input_ids")
+            if asked is not None and asked.shape[1] > columns.width:
+                return f"{kind} predicts at a column that it adds itself, once a pass"
+        return f"{kind} takes no positions" if columns.positions is None else ""
+
     # --- caches --------------------------------------------------------------------------------------
     def new_cache(
         self,
@@ -105,27 +124,32 @@ class ColumnModel(AdaptedModel):
         config: Mapping[str, Any] | None = None,
     ) -> ColumnCache:
         """A cache of transformers' own kind for this call."""
-        call = self.call
-        theirs, keeps_past = copy.copy(call.config), call.config.use_cache is not False
-        inputs = dict(call.inputs)
-        name = self._name_past()
-        if keeps_past and inputs.get(name) is None:
-            if kind not in _KINDS:
-                raise UnsupportedError(
-                    f"`cache_implementation`={kind!r} is a cache of unspool's, and {call.why}; leave it out, or use "
-                    "'dynamic' or 'static'"
-                )
-            theirs.cache_implementation = _KINDS[kind]
-            options = {key: value for key, value in (config or {}).items() if key != "max_cache_len"}
-            theirs.cache_config = options or None
-            room = max(call.prompt.width, 1) if capacity is None else capacity
-            longest = max(call.rows.lengths)
-            with name_failures(self.inner):
-                self._prepare_past(theirs, inputs, rows, call.prompt.width + max(room - longest, 1) - 1)
-        inputs["use_cache"] = keeps_past
-        return ColumnCache(
-            self.inner, call.prompt, inputs, keeps_past=keeps_past and inputs.get(name) is not None, name=name
-        )
+        call, name = self.call, self._name_past()
+        keeps_past = call.config.use_cache is not False
+        if keeps_past and call.inputs.get(name) is None and kind not in _KINDS:
+            raise UnsupportedError(
+                f"`cache_implementation`={kind!r} is a cache of unspool's, and {call.why}; leave it out, or use "
+                "'dynamic' or 'static'"
+            )
+        room = max(call.prompt.width, 1) if capacity is None else capacity
+        room = call.prompt.width + max(room - max(call.rows.lengths), 1) - 1
+        options = {key: value for key, value in (config or {}).items() if key != "max_cache_len"}
+
+        def begin(inputs: dict[str, Any], num_rows: int) -> dict[str, Any]:
+            made = {**inputs, "use_cache": keeps_past}
+            if keeps_past and made.get(name) is None:
+                theirs = copy.copy(call.config)
+                theirs.cache_implementation, theirs.cache_config = _KINDS[kind], options or None
+                with name_failures(self.inner):
+                    self._prepare_past(theirs, made, num_rows, room)
+            return made
+
+        inputs = begin(call.inputs, rows)
+        has_past = keeps_past and inputs.get(name) is not None
+        cache = ColumnCache(self.inner, call.prompt, inputs, keeps_past=has_past, name=name)
+        if call.inputs.get(name) is None:
+            cache.begin_inputs = begin
+        return cache
 
     def _name_past(self) -> str:
         return "cache_params" if "cache_params" in self.description.arguments else "past_key_values"
@@ -183,12 +207,28 @@ class ColumnModel(AdaptedModel):
             forward = self._read_prompt(cache, tokens, held, real, want)
         else:
             assert tokens is not None
-            assert cache.columns is not None
-            self._append(cache, tokens, real)
-            is_joint = num_new == 1 or not (cache.keeps_states or cache.answers_once)
-            run = self._run if is_joint else self._run_singly
-            forward = run(cache, num_new, want, is_first=False)
+            forward = self._read_on(cache, tokens, held, real, want)
         return forward
+
+    def _read_on(
+        self, cache: ColumnCache, tokens: torch.Tensor, held: list[int], real: list[int], want: Want
+    ) -> Forward:
+        """Read tokens behind the prompt.
+
+        Models that keep something of a prompt elsewhere than in the cache have it for as many rows as the prompt had.
+        They read the prompts of rows that were repeated once more.
+        """
+        was_repeated, cache.was_repeated = cache.was_repeated, False
+        num_new = tokens.shape[1]
+        is_joint = num_new == 1 or not (cache.keeps_states or cache.answers_once)
+        run = self._run if is_joint else self._run_singly
+        try:
+            self._append(cache, tokens, real)
+            return run(cache, num_new, want, is_first=False)
+        except UnsupportedError:
+            if not was_repeated or not cache.begin_again(held):
+                raise
+        return self._read_prompt(cache, tokens, held, real, want)
 
     def _read_prompt(
         self, cache: ColumnCache, tokens: torch.Tensor | None, held: list[int], real: list[int], want: Want
@@ -275,7 +315,7 @@ class ColumnModel(AdaptedModel):
             made = call(**inputs, return_dict=True)
         columns.num_read = columns.width if cache.keeps_past else 0
         forward = self._read(made, columns, last, num_new, want)
-        cache.output = _lighten(made)
+        cache.output = lighten(made)
         if cache.keeps_past or is_first:
             self._take_past(cache, made)
         return forward
@@ -288,11 +328,6 @@ class ColumnModel(AdaptedModel):
         columns = cache.columns
         assert columns is not None
         first = columns.num_read if cache.keeps_past else columns.width - num_new
-        if columns.mask.shape[0] > 1:
-            raise UnsupportedError(
-                f"{self.call.why}, and it can't leave out drafts that one row of several refuses; decode one prompt at "
-                "a time, or without a drafter"
-            )
         made = []
         for stop in range(first + 1, columns.width + 1):
             part = cache.columns = columns.copy()
@@ -301,7 +336,7 @@ class ColumnModel(AdaptedModel):
             made.append(self._run(cache, 1, replace(want, logits="all"), is_first=is_first))
         cache.columns = columns
         columns.num_read = columns.width if cache.keeps_past else 0
-        return _join(made[-num_new:], want)
+        return join_passes(made[-num_new:], want)
 
     def _make_inputs(self, cache: ColumnCache, num_asked: int, *, is_first: bool) -> dict[str, Any]:
         columns = cache.columns
@@ -361,7 +396,7 @@ class ColumnModel(AdaptedModel):
     def _read(self, made: Any, columns: Columns, last: torch.Tensor, num_new: int, want: Want) -> Forward:
         logits = made.logits
         if want.logits == "all":
-            logits = _pack(logits[:, -num_new:], columns.mask[:, -num_new:])
+            logits = pack_columns(logits[:, -num_new:], columns.mask[:, -num_new:])
         elif logits.shape[1] == 1:
             logits = logits[:, -1]
         else:
@@ -375,7 +410,7 @@ class ColumnModel(AdaptedModel):
         if want.hidden_states and states is not None:
             forward.hidden_states = states
         if want.last_states and states is not None:
-            forward.last_states = _pack(states[-1][:, -num_new:], columns.mask[:, -num_new:])
+            forward.last_states = pack_columns(states[-1][:, -num_new:], columns.mask[:, -num_new:])
         if want.early and states is not None:
             head, row = self.get_output_embeddings(), torch.arange(len(last), device=self.device)
             place = last - (columns.width - states[0].shape[1])
@@ -399,46 +434,12 @@ class ColumnModel(AdaptedModel):
         return made
 
 
-def _join(made: list[Forward], want: Want) -> Forward:
-    """Passes over one column each as one pass over all of them."""
-    forward = made[-1]
-    logits = [one.logits for one in made]
-    forward.logits = logits[-1][:, -1] if want.logits == "last" else torch.cat(logits, dim=1)
-    if forward.hidden_states is not None:
-        layers = zip(*(one.hidden_states or () for one in made), strict=True)
-        forward.hidden_states = tuple(torch.cat(layer, dim=-2) for layer in layers)
-    for name in ("attentions", "cross_attentions"):
-        if getattr(forward, name) is not None:
-            layers = zip(*(getattr(one, name) for one in made), strict=True)
-            setattr(forward, name, tuple(map(_join_weights, layers)))
-    if forward.last_states is not None:
-        forward.last_states = torch.cat([one.last_states for one in made if one.last_states is not None], dim=1)
-    return forward
-
-
-def _join_weights(weights: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    """Weights of single columns (rows, heads, 1, keys) as those of one pass: keys that came later have none."""
-    if weights[-1] is None:
-        return None
-    width = weights[-1].shape[-1]
-    padded = [torch.nn.functional.pad(part, (0, width - part.shape[-1])) for part in weights if part is not None]
-    return torch.cat(padded, dim=2)
-
-
 def _extend(name: str, value: Any, num_new: int) -> Any:
     """Inputs with a number per column, for columns that are read together with the prompt."""
     if name not in _TYPES or not isinstance(value, torch.Tensor):
         return value
     last = value[:, -1:] if name == "token_type_ids" else torch.zeros_like(value[:, -1:])
     return torch.cat((value, last.expand(-1, num_new)), dim=1)
-
-
-def _pack(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Columns (rows, new, …) right-filled: the real ones first."""
-    if bool(mask.all()):
-        return values
-    order = (~mask).long().argsort(dim=-1, stable=True).to(values.device)
-    return values[torch.arange(values.shape[0], device=values.device)[:, None], order]
 
 
 def _find_base(model: Any) -> Any:
@@ -455,11 +456,3 @@ def _find_encoding(model: Any) -> Any:
         if hasattr(model, name):
             return getattr(model, name)
     raise UnsupportedError("this release of transformers has no method to run an encoder with; use 5.0 or later")
-
-
-def _lighten(made: Any) -> Any:
-    """A pass's output without what is large and no later pass needs."""
-    for name in ("logits", "hidden_states", "decoder_hidden_states", "attentions", "decoder_attentions"):
-        if getattr(made, name, None) is not None:
-            setattr(made, name, None)
-    return made

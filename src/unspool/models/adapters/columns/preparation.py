@@ -43,14 +43,14 @@ def prepare_call(
     kwargs = {name: value for name, value in given.items() if value is not None}
     description = describe_loosely(model)
     is_pair = description.info.is_encoder_decoder
-    config = _make_config(settings)
+    config = make_config(settings)
     has_mask = "attention_mask" in kwargs
     for unread in ("logits_to_keep", "labels"):  # what is computed follows from what is asked
         kwargs.pop(unread, None)
     with name_failures(model):
         value, name, kwargs = model._prepare_model_inputs(inputs, _as_tensor(config.bos_token_id, model), kwargs)
         rows = value.shape[0]
-        _call_known(
+        call_known(
             model._prepare_special_tokens,
             config,
             kwargs_has_attention_mask=True,  # or it warns of what is found out below
@@ -65,7 +65,7 @@ def prepare_call(
             if "encoder_outputs" in kwargs:
                 kwargs["encoder_outputs"] = _as_output(kwargs["encoder_outputs"])
             given_mask = kwargs.get("decoder_attention_mask")
-            ids, kwargs = _call_known(
+            ids, kwargs = call_known(
                 model._prepare_decoder_input_ids_for_generation,
                 batch_size=rows,
                 model_input_name=name,
@@ -93,7 +93,10 @@ def _lay_out(
     embeds = None if is_pair else kwargs.get("inputs_embeds")
     width = ids.shape[1] if embeds is None else embeds.shape[1]
     if isinstance(mask, torch.Tensor) and mask.dim() == 2 and mask.shape[1] > width:
-        width = mask.shape[1]  # the mask is over what the cache holds too
+        if past is None:
+            mask = mask[:, -width:]  # of a longer text, whose end the tokens are
+        else:
+            width = mask.shape[1]  # the mask is over what the cache holds too
     elif held >= width:
         width = held + ids.shape[1]
     if mask is None or mask.dim() != 2 or mask.shape[1] != width:
@@ -115,7 +118,7 @@ def _lay_out(
     name = "decoder_position_ids" if is_pair else "position_ids"
     positions = kwargs.pop(name, None)
     if positions is None and not is_pair and "position_ids" in description.arguments:
-        positions = _call_known(model._prepare_position_ids_for_generation, ids, kwargs)
+        positions = call_known(model._prepare_position_ids_for_generation, ids, kwargs)
     if positions is not None and positions.dim() == 1:
         positions = positions[None]
     if positions is not None and positions.shape[-1] < width:  # the caller's, of the new columns alone
@@ -146,7 +149,7 @@ def _make_rows(
     )
 
 
-def _make_config(settings: GenerationConfig) -> Any:
+def make_config(settings: GenerationConfig) -> Any:
     """transformers' settings for what its methods look at."""
     from transformers import GenerationConfig as TheirConfig
 
@@ -188,7 +191,13 @@ def _as_output(made: Any) -> Any:
     return BaseModelOutput(last_hidden_state=states)  # type: ignore[arg-type]  # any kind of float
 
 
-def _call_known(function: Any, *args: Any, **kwargs: Any) -> Any:
+def call_known(function: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a method of transformers with those of the arguments that its release has."""
-    known = inspect.signature(function).parameters
+    owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+    known: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
+    for kind in type(owner).__mro__ if owner is not None else ():
+        if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values()) and name in vars(kind):
+            known = inspect.signature(
+                vars(kind)[name]
+            ).parameters  # it passes on what the method that it overrides takes
     return function(*args, **{name: value for name, value in kwargs.items() if name in known})

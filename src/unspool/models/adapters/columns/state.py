@@ -84,8 +84,10 @@ class ColumnCache(Cache):
         self.name = name  # of the argument that takes the cache
         self.answers_once = False  # the model predicts at a column that it adds itself, so once a pass
         self.output: Any = None  # of the last pass: transformers' code takes from it what the next pass needs
+        # Makes the inputs of so many rows that begin anew, with a cache of transformers' that holds nothing.
+        self.begin_inputs: Callable[[dict[str, Any], int], dict[str, Any]] | None = None
+        self.was_repeated = False  # rows were repeated since the last pass
         self._snapshot: tuple[Any, Columns, dict[str, Any], list[int]] | None = None
-        self._has_drafts = False  # what is truncated next may be drafts that some rows refuse
 
     # --- the past ------------------------------------------------------------------------------------
     @property
@@ -118,7 +120,6 @@ class ColumnCache(Cache):
     def truncate(self, lengths: Sequence[int]) -> None:
         """Roll every row back to the given length: what it loses is masked, and cut off if no row has it."""
         snapshot, self._snapshot = self._snapshot, None
-        has_drafts, self._has_drafts = self._has_drafts, False
         if list(lengths) == self.lengths:
             return
         self._check_lengths(lengths)
@@ -129,22 +130,10 @@ class ColumnCache(Cache):
             self._return_to(snapshot, lengths)
             return
         columns = self.columns
-        if has_drafts:
-            self._check_even(lengths)
         columns.mask = columns.mask & (columns.mask.long().cumsum(dim=-1) <= _column(lengths, columns.mask))
         if self.past is None or self._name_layers() <= _PLAIN_LAYERS:
             self._cut(columns, int(columns.find_last().max()) + 1)
         self.lengths = list(lengths)
-
-    def _check_even(self, lengths: Sequence[int]) -> None:
-        """Raise if rows lose different numbers of tokens and the model numbers columns: what is masked would count."""
-        assert self.columns is not None
-        lost = {held - new for held, new in zip(self.lengths, lengths, strict=True)}
-        if len(lost) > 1 and self.columns.positions is None:
-            raise UnsupportedError(
-                f"{type(self.model).__name__} takes no positions, so drafts that one row of several refuses can't be "
-                "left out; decode one prompt at a time, or without a drafter"
-            )
 
     def _cut(self, columns: Columns, width: int) -> None:
         width = max(width, self.prompt.width)
@@ -153,6 +142,15 @@ class ColumnCache(Cache):
             columns.num_read = width
         self.inputs = {name: _cut_columns(value, columns.width, width) for name, value in self.inputs.items()}
         columns.cut(width)
+
+    def begin_again(self, lengths: Sequence[int]) -> bool:
+        """Take a fresh cache of transformers', so that the next pass reads the prompt; False if it can't be had."""
+        if self.begin_inputs is None:
+            return False
+        self.inputs = self.begin_inputs(_without(self.first_inputs, self.name), len(lengths))
+        self.columns = self.output = None
+        self.lengths = list(lengths)
+        return True
 
     def _begin_again(self) -> None:
         """Hold nothing: the next pass reads the prompt."""
@@ -164,7 +162,6 @@ class ColumnCache(Cache):
 
     def begin_trial(self) -> None:
         """Keep what is needed to come back: a copy of the states, if positions can't be taken out of them."""
-        self._has_drafts = True
         if ROLL_BACK in self.can or self._snapshot is not None:
             return
         assert self.columns is not None
@@ -201,6 +198,7 @@ class ColumnCache(Cache):
         is_repeat = len(index) > rows and len(index) % rows == 0
         copies = len(index) // rows
         past = self.inputs.pop(self.name, None)
+        self.was_repeated |= is_repeat
         if is_repeat and index.tolist() == [row for row in range(rows) for _ in range(copies)]:
             self.inputs = _repeat(self.model, self.inputs, self.columns, copies)
             self.first_inputs = _repeat(self.model, _without(self.first_inputs, self.name), self.prompt, copies)
