@@ -16,9 +16,9 @@ import triton.language as tl
 
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
-CHANNELS: Final = 128  # per program
+CHANNELS: Final = 128  # per program of the first kernel
 FEW_CHANNELS: Final = 32  # per program of the second kernel, which holds their states
-SELECT_CHANNELS: Final = 64  # per program of the first kernel, if it multiplies
+MORE_CHANNELS: Final = 64  # the same if it adds up parts of a product, which every program reads
 _OUTPUTS: Final = 64  # of the small product, at a time
 _PARTS: Final = 8  # at a time
 
@@ -270,9 +270,9 @@ def convolve_step(
     )
 
 
-def count_parts(inner: int, channels: int = SELECT_CHANNELS) -> int:
+def count_parts(inner: int) -> int:
     """The parts of the small product's sums that `convolve_and_select` writes."""
-    return int(triton.cdiv(inner, channels))
+    return int(triton.cdiv(inner, CHANNELS))
 
 
 def convolve_and_select(
@@ -284,14 +284,12 @@ def convolve_and_select(
     u: torch.Tensor,  # (rows, inner) float32: written
     select: torch.Tensor,  # (time rank + 2 * states, inner)
     selected: torch.Tensor,  # (rows, parts, time rank + 2 * states) float32: written, parts of the sums
-    channels: int = SELECT_CHANNELS,
-    warps: int = 8,
 ) -> None:
     """`convolve_step`, and select @ u by parts of the channels."""
     rows, taps, inner = held.shape
     launch(
         _convolve_and_select,
-        (triton.cdiv(inner, channels), rows),
+        (count_parts(inner), rows),
         projected,
         held,
         kept,
@@ -305,9 +303,9 @@ def convolve_and_select(
         M=select.shape[0],
         TAPS=taps,
         HAS_BIAS=bias is not None,
-        BLOCK=channels,
+        BLOCK=CHANNELS,
         OUTPUTS=_OUTPUTS,
-        num_warps=warps,
+        num_warps=8,
         **launch_options(),
     )
 
@@ -366,14 +364,12 @@ def feed_selected(
     skip: torch.Tensor,  # (inner,) float32
     out: torch.Tensor,  # (rows, inner): written
     eps: float | None = None,
-    channels: int = FEW_CHANNELS,
-    warps: int = 4,
 ) -> None:
     """`feed_step` with the time steps' product."""
     rows, states, inner = state.shape
     launch(
         _feed_selected,
-        (triton.cdiv(inner, channels), rows),
+        (triton.cdiv(inner, MORE_CHANNELS), rows),
         projected,
         selected,
         time,
@@ -391,10 +387,10 @@ def feed_selected(
         STATES=triton.next_power_of_2(states),
         RANK=time.shape[1],
         RANKS=triton.next_power_of_2(time.shape[1]),
-        BLOCK=channels,
+        BLOCK=MORE_CHANNELS,
         SOME=_PARTS,
         NORMS=eps is not None,
-        num_warps=warps,
+        num_warps=8,
         **launch_options(),
     )
 
