@@ -62,6 +62,21 @@ def test_what_a_call_follows_from_is_looked_at_each_time() -> None:
         lm.generate("hello", eos_token_id=None, min_new_tokens=9)
 
 
+def test_lengths_and_seeds_may_differ() -> None:
+    lm = make_lm()
+    asked = [{"max_new_tokens": 3 + place % 4, "seed": place} for place in range(8)]
+    again._known.clear()
+    results = [lm.generate([3, 4], do_sample=True, eos_token_id=None, **one).token_ids for one in asked]
+    assert len(again._known.get(lm.model)._kept) == 1
+    for one, tokens in zip(asked, results, strict=True):
+        again._known.clear()
+        assert lm.generate([3, 4], do_sample=True, eos_token_id=None, **one).token_ids == tokens
+    assert len({tuple(tokens[0][:3]) for tokens in results}) > 1
+    for wrong in ({"seed": -1}, {"max_new_tokens": 0}, {"seed": 2**70}, {"max_new_tokens": True}):
+        with pytest.raises(SettingError, match=next(iter(wrong))):
+            lm.generate([3, 4], **{"do_sample": True, "eos_token_id": None, "max_new_tokens": 3, "seed": 3, **wrong})
+
+
 def test_lengths_are_checked_each_time() -> None:
     lm = make_lm(Fake(max_context=12))
     assert len(lm.generate([3, 4], max_new_tokens=8, eos_token_id=None).token_ids[0]) == 8

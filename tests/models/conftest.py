@@ -38,6 +38,7 @@ SIZES: dict[str, Any] = {
 }
 LLAMA = {**SIZES, "intermediate_size": 48, "num_key_value_heads": 2}
 GEMMA = {**LLAMA, "head_dim": 8, "query_pre_attn_scalar": 12}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10_000.0,
@@ -166,6 +167,70 @@ CASES: dict[str, Callable[[], Any]] = {
     "falcon-11b": _make("Falcon", **SIZES, new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1),
     "falcon-rw": _make(
         "Falcon", **SIZES, alibi=True, multi_query=False, parallel_attn=False, bias=True, activation="gelu"
+    ),
+    "mixtral": _make("Mixtral", **LLAMA, num_local_experts=5),
+    "mixtral-window": _make("Mixtral", **LLAMA, num_local_experts=4, num_experts_per_tok=3, sliding_window=5),
+    "qwen2_moe": _make(
+        "Qwen2Moe", **LLAMA, **EXPERTS, shared_expert_intermediate_size=40, mlp_only_layers=[1], decoder_sparse_step=1
+    ),
+    "qwen2_moe-window": _make(
+        "Qwen2Moe",
+        **LLAMA,
+        **EXPERTS,
+        shared_expert_intermediate_size=24,
+        norm_topk_prob=True,
+        use_sliding_window=True,
+        sliding_window=5,
+    ),
+    "qwen3_moe": _make("Qwen3Moe", **LLAMA, **EXPERTS, head_dim=16, norm_topk_prob=True),
+    "qwen3_moe-sparse": _make("Qwen3Moe", **LLAMA, **EXPERTS, head_dim=8, decoder_sparse_step=2),
+    "olmoe": _make("Olmoe", **LLAMA, num_experts=6, num_experts_per_tok=3),
+    "granitemoe": _make(
+        "GraniteMoe",
+        **LLAMA,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        embedding_multiplier=6.0,
+        residual_multiplier=0.22,
+        attention_multiplier=0.4,
+        logits_scaling=3.0,
+    ),
+    "gpt_oss": _make("GptOss", **LLAMA, head_dim=8, num_local_experts=5, num_experts_per_tok=2, sliding_window=5),
+    "flex_olmo": _make("FlexOlmo", **LLAMA, num_experts=6, num_experts_per_tok=3),
+    "ernie4_5_moe": _make(
+        "Ernie4_5_Moe",
+        **LLAMA,
+        head_dim=8,
+        moe_intermediate_size=24,
+        moe_num_experts=6,
+        moe_k=2,
+        moe_num_shared_experts=2,
+        moe_layer_start_index=1,
+    ),
+    "dots1": _make(
+        "Dots1",
+        **LLAMA,
+        head_dim=8,
+        moe_intermediate_size=24,
+        n_routed_experts=6,
+        num_experts_per_tok=3,
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+        routed_scaling_factor=1.4,
+        norm_topk_prob=True,
+    ),
+    "glm4_moe": _make(
+        "Glm4Moe",
+        **LLAMA,
+        head_dim=8,
+        moe_intermediate_size=24,
+        n_routed_experts=6,
+        num_experts_per_tok=3,
+        routed_scaling_factor=1.7,
+        first_k_dense_replace=1,
+        use_qk_norm=True,
+        attention_bias=True,
+        num_nextn_predict_layers=0,
     ),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import gguf
@@ -119,6 +120,58 @@ def test_logits_equal_those_of_the_same_weights_in_safetensors(pair_of: Callable
     assert model.num_parameters() == pair.native.num_parameters()
 
 
+EXPERTS = {
+    "mixtral": ("llama", {"feed_forward_length": 48}),
+    "qwen2_moe": ("qwen2moe", {}),
+    "qwen3_moe": ("qwen3moe", {"attention.key_length": 16, "attention.value_length": 16}),
+    "olmoe": ("olmoe", {}),
+}
+SHARED = {"gate_proj": "ffn_gate_shexp", "up_proj": "ffn_up_shexp", "down_proj": "ffn_down_shexp"}
+
+
+def convert_experts(pair: Any, arch: str) -> Weights:
+    """A mixture under GGUF's names: a tensor for each of the experts' three matrices."""
+    inner = pair.native.spec.mixture.ffn_size
+    converted, others = {}, {}
+    for name, weight in pair.reference.state_dict().items():
+        layer, _, part = name.removeprefix("model.layers.").partition(".mlp.")
+        if part == "experts.gate_up_proj":
+            converted[f"blk.{layer}.ffn_gate_exps.weight"] = weight[:, :inner].contiguous()
+            converted[f"blk.{layer}.ffn_up_exps.weight"] = weight[:, inner:].contiguous()
+        elif part == "experts.down_proj":
+            converted[f"blk.{layer}.ffn_down_exps.weight"] = weight
+        elif part == "gate.weight":
+            converted[f"blk.{layer}.ffn_gate_inp.weight"] = weight
+        elif part == "shared_expert_gate.weight":
+            converted[f"blk.{layer}.ffn_gate_inp_shexp.weight"] = weight[0]
+        elif part.startswith("shared_expert."):
+            converted[f"blk.{layer}.{SHARED[part.split('.')[1]]}.weight"] = weight
+        elif part:  # of a layer without experts, which llama.cpp's own converter does not expect here
+            converted[f"blk.{layer}.{SHARED[part.split('.')[0]].removesuffix('_shexp')}.weight"] = weight
+        else:
+            others[name] = weight
+    return converted | convert(replace(pair, weights=others), arch)
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts(pair_of: Callable[[str], Any], name: str) -> None:
+    pair, (arch, more) = pair_of(name), EXPERTS[name]
+    mixture = pair.native.spec.mixture
+    more = {
+        "expert_count": mixture.num_experts,
+        "expert_used_count": mixture.num_chosen,
+        "expert_feed_forward_length": mixture.ffn_size,
+        "attention.layer_norm_rms_epsilon": pair.native.spec.norm.eps,
+        "rope.freq_base": pair.config["rope_parameters"]["rope_theta"],
+        **more,
+    }
+    model = build_model(header(pair, arch, **more), MemorySource(convert_experts(pair, arch)), is_gguf=True)
+    tokens = torch.randint(3, 97, (2, 13), generator=torch.Generator().manual_seed(0))
+    assert model.spec.mixture == mixture
+    expected = pair.native(tokens).logits
+    assert float((model(tokens).logits - expected).abs().max()) < 1e-5 * float(expected.abs().max())
+
+
 @pytest.mark.parametrize("generation", [2, 3])
 def test_later_gemmas(pair_of: Callable[[str], Any], generation: int) -> None:
     pair = pair_of(f"gemma{generation}")
@@ -152,7 +205,8 @@ def test_what_a_header_may_not_say(pair_of: Callable[[str], Any]) -> None:
     pair = pair_of("llama")
     source = MemorySource(convert(pair, "llama"))
     for more, error, words in (
-        ({"expert_count": 8}, UnsupportedError, "experts"),
+        ({"expert_count": 8}, LoadError, "expert_used_count"),
+        ({"expert_count": 8, "expert_used_count": 9}, LoadError, "chooses 9"),
         ({"rope.scaling.type": "longrope"}, UnsupportedError, "longrope"),
         ({"attention.head_count_kv": [1, 2, 2]}, UnsupportedError, "head_count_kv"),
         ({"attention.value_length": 4}, UnsupportedError, "values"),

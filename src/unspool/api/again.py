@@ -1,4 +1,4 @@
-"""Calls that differ from an earlier one in their prompt's tokens alone, as most requests of a server do.
+"""Calls that differ from an earlier one in their prompt, length or seed alone, as most requests of a server do.
 
 Whatever a call decides from its settings and its model is taken from the earlier one. What depends on the prompt is
 checked anew: its tokens, and the lengths.
@@ -7,12 +7,15 @@ checked anew: its tokens, and the lengths.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import Any, NamedTuple
+from copy import copy
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 
 from unspool.config import PARAMETERS, GenerationConfig
+from unspool.config.values import check_value
 from unspool.decoding.preparation import Hooks
 from unspool.decoding.prompts import Prompts, read_ids
 from unspool.decoding.run import Run
@@ -29,6 +32,7 @@ class _Known(NamedTuple):
     hooks: Hooks
 
 
+_FREE: Final = ("max_new_tokens", "seed")  # settings that decide nothing but lengths and draws
 _known: WeakKeyDictionary[Model, Memo[_Known]] = WeakKeyDictionary()
 
 
@@ -40,11 +44,18 @@ def describe_call(model: Any, tokenizer: Any, settings: Mapping[str, Any], num_r
     if not isinstance(config, GenerationConfig | None):
         return None
     own = {} if config is None else {name: getattr(config, name) for name in config.explicit}
-    values = describe_values(own, settings)
-    return None if values is None else (id(tokenizer), num_rows, values)
+    free = _find_free(settings)
+    values = describe_values(own, {name: None if name in free else value for name, value in settings.items()})
+    return None if values is None else (id(tokenizer), num_rows, values, tuple(free))
 
 
-def start_again(key: Hashable | None, model: Any, tokenizer: Any, ids: torch.Tensor) -> Run | None:
+def _find_free(settings: Mapping[str, Any]) -> dict[str, int]:
+    return {name: settings[name] for name in _FREE if type(settings.get(name)) is int}
+
+
+def start_again(
+    key: Hashable | None, model: Any, tokenizer: Any, ids: torch.Tensor, settings: Mapping[str, Any]
+) -> Run | None:
     """A run over ids (rows, length) that are all real, like one that was kept under the key; None if there is none."""
     memo = None if key is None else _known.get(model)
     known = None if memo is None else memo.find(key)
@@ -52,9 +63,20 @@ def start_again(key: Hashable | None, model: Any, tokenizer: Any, ids: torch.Ten
         return None
     ids = read_ids(ids, model.info.vocab_size)
     rows, width = ids.shape
-    plan = settle_lengths(known.plan, model.info, PromptShape(rows, width, width))
+    plan = settle_lengths(_follow(known.plan, _find_free(settings)), model.info, PromptShape(rows, width, width))
     prompts = Prompts(ids, [width] * rows, on_host=ids, hides_padding=True, device=model.device)
     return Run(model, prompts, plan, known.hooks)
+
+
+def _follow(plan: Plan, free: Mapping[str, int]) -> Plan:
+    """The plan with other values of the settings that decide little."""
+    if all(getattr(plan.settings, name) == value for name, value in free.items()):
+        return plan
+    for name, value in free.items():
+        check_value(PARAMETERS[name], value)
+    settings = copy(plan.settings)
+    vars(settings).update(free)
+    return replace(plan, settings=settings, seeds=(free["seed"],) if "seed" in free else plan.seeds)
 
 
 def keep_run(key: Hashable | None, model: Any, run: Run) -> None:

@@ -33,7 +33,6 @@ from unspool.models.adapters import (
     find_preparing,
     find_settings,
     fold_settings,
-    has_own_loop,
     list_inputs,
     open_call,
     prepare_call,
@@ -41,6 +40,7 @@ from unspool.models.adapters import (
     read_settings,
     run_own_loop,
     runs_own_generate,
+    wants_own_loop,
 )
 from unspool.outputs import Output
 from unspool.plan import Plan, PromptShape, merge, settle
@@ -108,7 +108,7 @@ def generate(
     theirs = find_object(model)
     speech = _find_speech(model)
     preparing = None if theirs is None or speech is not None else find_preparing(theirs)
-    if preparing is not None or (theirs is not None and has_own_loop(theirs)):
+    if preparing is not None or (theirs is not None and wants_own_loop(theirs, generation_config, kwargs)):
         told = {
             "generation_config": generation_config,
             "logits_processor": logits_processor,

@@ -41,8 +41,18 @@ def _wait(device: torch.device) -> None:
 
 
 def count_step_bytes(model: Any, num_rows: int, context: int) -> int:
-    """Bytes that a step of a native model must read: every matrix once, and the keys of every row."""
+    """Bytes that a step of a native model must read: every matrix once, and the keys of every row.
+
+    Of experts those that rows choose, as many as they would choose at random.
+    """
     read = {tensor.data_ptr(): tensor.nbytes for tensor in iterate_tensors(model.weights)}
+    mixture = getattr(getattr(model, "spec", None), "mixture", None)
+    if mixture is not None:
+        share = 1.0 - (1.0 - mixture.num_chosen / mixture.num_experts) ** num_rows
+        for layer in model.weights.layers:
+            if layer.mixture is not None:
+                experts = [*iterate_tensors(layer.up), *iterate_tensors(layer.down)]
+                read |= {tensor.data_ptr(): int(share * tensor.nbytes) for tensor in experts}
     head = {tensor.data_ptr() for tensor in iterate_tensors(model.get_output_embeddings())}
     for tensor in iterate_tensors(model.get_input_embeddings()):
         if tensor.data_ptr() not in head:

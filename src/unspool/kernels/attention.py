@@ -17,12 +17,15 @@ def attend(
     mask: torch.Tensor | None = None,  # boolean (what may be seen) or additive, broadcast to (rows, heads, new, keys)
     is_causal: bool = False,  # queries and keys are the same positions
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,  # scores of a key without a value: broadcast to (rows, heads, new)
     want_weights: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The attention output (rows, heads, new, width), and the attention weights if they are wanted."""
     if want_weights or softcap is not None:
-        read, weights = _attend_explicitly(queries, keys, values, scale, mask, is_causal, softcap)
+        read, weights = _attend_explicitly(queries, keys, values, scale, mask, is_causal, softcap, sinks)
         return read, weights if want_weights else None
+    if sinks is not None:
+        return _attend_beside_sinks(queries, keys, values, sinks, scale=scale, mask=mask, is_causal=is_causal), None
     rows, heads, num_new, width = queries.shape
     kv_heads = keys.shape[1]
     if heads == kv_heads:
@@ -34,6 +37,36 @@ def attend(
         read = _attend_fused(grouped, keys, values, mask, scale=scale)
         return read.reshape(rows, heads, 1, width), None
     return _attend_fused(queries, keys, values, mask, scale=scale, is_causal=is_causal, enable_gqa=True), None
+
+
+def _attend_beside_sinks(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    sinks: torch.Tensor,
+    *,
+    scale: float,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+) -> torch.Tensor:
+    """torch's own attention with a first key that has no value, and whose score is a query's sink.
+
+    Queries get one more number, the sink, and keys one that only the first key has; numbers are added by the eight.
+    """
+    (rows, heads, num_new, width), num_keys = queries.shape, keys.shape[2]
+    if is_causal:
+        mask = torch.ones(num_new, num_keys, dtype=torch.bool, device=queries.device).tril()[None, None]
+    if mask is None:
+        mask = torch.zeros(1, 1, 1, num_keys, dtype=queries.dtype, device=queries.device)
+    elif mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=queries.dtype).masked_fill_(~mask, -torch.inf)
+    mask = F.pad(mask, (1, 0)).expand(-1, -1, num_new, -1)
+    score = (sinks.to(queries.dtype) / scale).expand(rows, heads, num_new)[..., None]
+    wide = torch.cat((queries, F.pad(score, (0, 7))), dim=-1)
+    longer = F.pad(keys, (0, 8, 1, 0))
+    longer[:, :, 0, width] = 1.0
+    read, _ = attend(wide, longer, F.pad(values, (0, 8, 1, 0)), scale=scale, mask=mask)
+    return read[..., :width]
 
 
 def _attend_fused(
@@ -61,6 +94,7 @@ def _attend_explicitly(
     mask: torch.Tensor | None,
     is_causal: bool,
     softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     rows, heads, num_new, width = queries.shape
     kv_heads, num_keys = keys.shape[1], keys.shape[2]
@@ -72,6 +106,14 @@ def _attend_explicitly(
         mask = torch.ones(num_new, num_keys, dtype=torch.bool, device=queries.device).tril()
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    weights = scores.softmax(-1).to(values.dtype)  # (rows, heads, new, keys)
+    weights = soften(scores, sinks).to(values.dtype)  # (rows, heads, new, keys)
     read = torch.matmul(weights.view(rows, kv_heads, -1, num_keys), values)
     return read.view(rows, heads, num_new, width), weights
+
+
+def soften(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """The softmax of scores (rows, heads, new, keys), of which sinks take a share."""
+    if sinks is None:
+        return scores.softmax(-1)
+    beside = sinks.to(scores.dtype).expand(scores.shape[:-1])[..., None]
+    return torch.cat((scores, beside), dim=-1).softmax(-1)[..., :-1]

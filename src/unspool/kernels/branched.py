@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from unspool.kernels.attention import attend
+from unspool.kernels.attention import attend, soften
 
 
 def attend_branches(
@@ -17,9 +17,10 @@ def attend_branches(
     scale: float,
     mask: torch.Tensor | None = None,  # over shared and own keys: (rows, heads or 1, new, shared + own)
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,  # (1, heads, 1)
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The attention output (rows, heads, new, width), and the weights over shared and own keys if they are computed."""
-    if mask is None and softcap is None and _can_merge(queries):
+    if mask is None and softcap is None and sinks is None and _can_merge(queries):
         return _merge_parts(queries, shared_keys, shared_values, own_keys, own_values, scale), None
     rows, heads, num_new, width = queries.shape
     prompts, kv_heads, num_shared = shared_keys.shape[:3]
@@ -35,7 +36,7 @@ def attend_branches(
         scores = torch.tanh(scores / softcap) * softcap
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    weights = scores.softmax(-1).to(own_values.dtype)
+    weights = soften(scores, sinks).to(own_values.dtype)
     from_shared, from_own = weights[..., :num_shared], weights[..., num_shared:]
     folded = from_shared.reshape(*by_prompt, num_shared).transpose(1, 2).reshape(prompts, kv_heads, -1, num_shared)
     read = torch.matmul(folded, shared_values).reshape(prompts, kv_heads, branches, -1, width).transpose(1, 2)

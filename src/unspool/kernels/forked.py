@@ -16,13 +16,16 @@ def attend_forked(
     scale: float,
     mask: torch.Tensor | None,  # additive, from `fold_mask`; or boolean (rows, 1, 1, keys), the same for all forks
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,  # (1, heads, 1)
     want_weights: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The attention output (rows * forks, heads, 1, width), and the weights over all keys if they are wanted."""
     kv_heads = keys.shape[1]
     folded = queries.reshape(keys.shape[0], num_forks, kv_heads, -1, queries.shape[-1]).transpose(1, 2).flatten(2, 3)
+    if sinks is not None:
+        sinks = sinks.view(1, kv_heads, 1, -1).expand(-1, -1, num_forks, -1).flatten(2)
     read, weights = attend(
-        folded, keys, values, scale=scale, mask=mask, softcap=softcap, want_weights=want_weights
+        folded, keys, values, scale=scale, mask=mask, softcap=softcap, sinks=sinks, want_weights=want_weights
     )  # (rows, kv_heads, forks * heads that share a key, width)
     unfolded = _unfold(read, num_forks)
     return unfolded, None if weights is None else _unfold(weights, num_forks)

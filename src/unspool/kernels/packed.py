@@ -62,15 +62,24 @@ def attend_packed(
     mask: torch.Tensor | None = None,  # additive, by position: (rows or 1, heads or 1, new or 1, stop)
     window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,  # (1, heads, 1)
     want_weights: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The attention output (rows, heads, new, width), and the weights by position if they are wanted.
 
     Queries see positions up to their own, as far back as the window goes. A mask replaces this, and may add a bias.
     """
-    if want_weights:
+    if want_weights or sinks is not None:
         return attend_plainly(
-            queries, keys, values, scale=scale, mask=mask, window=window, softcap=softcap, want_weights=True
+            queries,
+            keys,
+            values,
+            scale=scale,
+            mask=mask,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+            want_weights=want_weights,
         )
     if queries.device.type == "cuda" and has_triton():
         from unspool.kernels.gpu.attention import packed_reading
@@ -89,6 +98,7 @@ def attend_plainly(
     mask: torch.Tensor | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
     want_weights: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The reference: unpack everything, then attend."""
@@ -103,6 +113,7 @@ def attend_plainly(
         scale=scale,
         mask=mask,
         softcap=softcap,
+        sinks=sinks,
         want_weights=want_weights,
     )
 

@@ -10,12 +10,15 @@ from typing import Final, Literal
 import torch
 
 from unspool.errors import LoadError
+from unspool.kernels import mx
 from unspool.kernels.cpu import BLOCK, Blocks, Kind, join_blocks, quantise_rows
+from unspool.kernels.cpu.tiles import TILE
 from unspool.models.decoder.spec import NormSpec
 from unspool.models.sharing import SharedSource
 from unspool.models.weights import (
     AnyLinear,
     Linear,
+    MxLinear,
     Norm,
     PackedEmbedding,
     PackedLinear,
@@ -63,6 +66,11 @@ class Assembler:
     def has(self, name: str) -> bool:
         """Whether the source holds a tensor of that name."""
         return name in self.source or name.removeprefix(self._prefix) in self.source
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor; () if the source does not hold it."""
+        found = name if name in self.source else name.removeprefix(self._prefix)
+        return tuple(self.source.info(found).shape) if found in self.source else ()
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A new buffer."""
@@ -135,15 +143,24 @@ class Assembler:
             for name, size in zip(names, sizes, strict=True)
         ]
         has_own = self.packing == "file" and not is_transposed
+        return self._join(
+            found,
+            has_own,
+            fewest_bits,
+            lambda place, kind: self._quantise(found[place], sizes[place], inputs, is_transposed, kind),
+        )
+
+    def _join(
+        self, found: Sequence[str], has_own: bool, fewest_bits: Literal[4, 8], quantise: Callable[[int, Kind], Blocks]
+    ) -> Blocks:
+        """Tensors as blocks of one kind, one below the other: the file's own, or `quantise`'s of a place and a kind."""
         parts = [self.source.blocks(name) if has_own else None for name in found]
         kinds = {None if part is None else part.kind for part in parts}
         if len(kinds) > 1 or None in kinds:
             kind: Kind = "int4" if self.packing == "int4" and fewest_bits == 4 else "int8"
             parts = [
-                part
-                if part is not None and part.kind == kind
-                else self._quantise(name, size, inputs, is_transposed, kind)
-                for name, size, part in zip(found, sizes, parts, strict=True)
+                part if part is not None and part.kind == kind else quantise(place, kind)
+                for place, part in enumerate(parts)
             ]
         for name in found:
             self._account(name)
@@ -153,6 +170,31 @@ class Assembler:
         numbers = self.empty(size, inputs)
         self.source.copy_into(name, numbers, transpose=is_transposed)
         return quantise_rows(numbers, kind)
+
+    def stack(self, names: Sequence[str], count: int, rows: int, inputs: int) -> AnyLinear:
+        """Tensors (count, rows, inputs), each with a matrix of every expert, as one matrix: expert by expert, the
+        tensors' parts in order; quantised if that was asked for."""
+        found = [self.find(name, (count, rows, inputs)) for name in names]
+        if self.packs(inputs) and len(names) * rows % TILE == 0:
+
+            def quantise(place: int, kind: Kind) -> Blocks:
+                numbers = self.empty(count, rows, inputs)
+                self.source.copy_into(found[place], numbers)
+                return quantise_rows(numbers.view(-1, inputs), kind)
+
+            blocks = self._join(found, self.packing == "file", 4, quantise)
+            order = torch.arange(len(names) * count * rows, device=blocks.quants.device)
+            order = order.view(len(names), count, rows).transpose(0, 1).flatten()
+            return self.lay_out(blocks.select_rows(order) if len(names) > 1 else blocks)
+        if isinstance(self.source, SharedSource) and len(found) == 1:
+            shared = self.source.share(found[0], self.device, self.dtype)
+            if shared is not None:
+                self._account(found[0])
+                return Linear(shared.view(-1, inputs))
+        weight = self.empty(count, len(names) * rows, inputs)
+        for place, name in enumerate(found):
+            self.copy(name, weight[:, place * rows : (place + 1) * rows])
+        return Linear(weight.view(-1, inputs))
 
     def linear(
         self,
@@ -211,6 +253,18 @@ class Assembler:
         if self.device.type == "cpu":
             return PackedLinear.of(blocks, bias)
         return WordLinear.of(blocks, self.device, self.dtype, bias)
+
+    def lay_out_mx(self, blocks: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> AnyLinear:
+        """A matrix of 4-bit floats, kept exactly as it is unless another form was asked for."""
+        if self.packing in ("int8", "int4"):
+            return self.lay_out(quantise_rows(mx.dequantise(blocks, scales), self.packing), bias)
+        if self.device.type != "cpu":
+            words = mx.arrange(blocks, scales)
+            return MxLinear(words.words, words.scales, self.dtype, bias)
+        exact = mx.widen(blocks, scales)
+        if exact is None or self.dtype != torch.float32:
+            return Linear(mx.dequantise(blocks, scales).to(self.dtype), bias)
+        return PackedLinear.of(exact, bias)
 
     def lay_out_table(self, blocks: Blocks, scale: float) -> PackedEmbedding | WordEmbedding:
         """Embeddings in the layout of the device's lookups."""

@@ -15,6 +15,8 @@ MOST_INNER: Final = 1 << 22  # of the states between two projections
 MOST_TOKENS: Final = 1 << 24
 MOST_POSITIONS: Final = 1 << 30  # also of windows; they allocate nothing by themselves
 
+MOST_EXPERTS: Final = 1 << 16
+
 _LAYERS = (1, MOST_LAYERS)
 _HEADS = (1, MOST_HEADS)
 _WIDTH = (1, MOST_WIDTH)
@@ -42,6 +44,16 @@ INTEGERS: Final[dict[str, tuple[int, int]]] = {
     **dict.fromkeys(("n_layers", "no_rope_layer_interval"), _LAYERS),
     **dict.fromkeys(("n_heads", "n_groups"), _HEADS),
     **dict.fromkeys(("max_seq_len", "window_size"), _POSITIONS),
+    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), (1, MOST_EXPERTS)),
+    **dict.fromkeys(("num_experts_per_tok", "moe_k", "n_group", "topk_group"), (1, MOST_EXPERTS)),
+    **dict.fromkeys(("expert_count", "expert_used_count"), (0, MOST_EXPERTS)),
+    **dict.fromkeys(("n_shared_experts", "moe_num_shared_experts"), (0, MOST_EXPERTS)),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), _INNER),
+    **dict.fromkeys(("expert_feed_forward_length", "expert_shared_feed_forward_length"), _INNER),
+    **dict.fromkeys(("decoder_sparse_step", "moe_layer_interval"), _LAYERS),
+    "moe_layer_start_index": (0, MOST_LAYERS),
+    "moe_layer_end_index": (-1, MOST_LAYERS),
+    "first_k_dense_replace": (0, MOST_LAYERS),
     "num_mel_bins": (1, 1 << 16),
     "relative_attention_num_buckets": (4, 1 << 16),
     "sliding_window_pattern": _LAYERS,
@@ -50,7 +62,6 @@ INTEGERS: Final[dict[str, tuple[int, int]]] = {
     "conv_kernel": (2, 1_024),
     "ssm.conv_kernel": (2, 1_024),
     "expand": (1, 64),
-    "expert_count": (0, 1 << 16),
 }
 
 _EPSILON = (1e-30, 1.0)
@@ -60,6 +71,7 @@ _FACTOR = (1e-6, 1e6)
 NUMBERS: Final[dict[str, tuple[float, float]]] = {
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon"), _EPSILON),
     "mixer_rms_eps": _EPSILON,
+    **dict.fromkeys(("routed_scaling_factor", "swiglu_limit", "swiglu_alpha"), _FACTOR),
     **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier"), _FACTOR),
     **dict.fromkeys(("logits_scaling", "logit_scale", "softmax_scale"), _FACTOR),
     **dict.fromkeys(("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"), _EPSILON),

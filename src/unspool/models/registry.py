@@ -26,6 +26,7 @@ from unspool.models.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from unspool.models.families.llama_kin import LLAMA_KIN
 from unspool.models.families.mamba import MAMBA
 from unspool.models.families.mamba2 import MAMBA2
+from unspool.models.families.mixtures import MIXTURES
 from unspool.models.families.mpt import MPT
 from unspool.models.families.olmo import OLMO, OLMO2, OLMO3
 from unspool.models.families.opt import BIOGPT, OPT
@@ -42,6 +43,7 @@ from unspool.registry import Table
 _BUILT_IN: Final[tuple[FamilyEntry, ...]] = (
     *(LLAMA, MISTRAL, QWEN2, QWEN3, BAICHUAN),
     *LLAMA_KIN,
+    *MIXTURES,
     *(GEMMA, GEMMA2, GEMMA3, VAULTGEMMA),
     *(OLMO, OLMO2, OLMO3, COHERE, COHERE2, GLM, GLM4, PHI, PHI3, PERSIMMON),
     *(GPT2, GPT_BIGCODE, GPT_NEO, GPT_NEOX, GPTJ, CODEGEN, OPT, BIOGPT, BLOOM, MPT, FALCON),

@@ -15,6 +15,7 @@ from unspool.kernels.cpu import Blocks, Kind, find_library, pack_tiles, unpack_t
 from unspool.kernels.cpu.library import Matrix, describe_matrix
 from unspool.kernels.cpu.operators import multiply_packed, read_packed_rows
 from unspool.kernels.gpu.products.words import Words, lay_out_words
+from unspool.kernels.mx import MxWords
 from unspool.kernels.norms import layer_norm, rms_norm
 from unspool.kernels.presence import has_triton
 
@@ -94,6 +95,12 @@ class Linear:
     def operand(self) -> torch.Tensor:
         """What a product's kernel reads."""
         return self.weight
+
+    def part(self, place: int, count: int) -> Linear:
+        """One of `count` matrices of equal size that stand one below the other."""
+        rows = self.weight.shape[0] // count
+        mine = slice(place * rows, (place + 1) * rows)
+        return Linear(self.weight[mine], None if self.bias is None else self.bias[mine])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -176,6 +183,12 @@ class PackedRows:
 class PackedLinear(PackedRows):
     """A quantised matrix (out, in) and, if the model has one, a bias."""
 
+    def part(self, place: int, count: int) -> PackedLinear:
+        """One of `count` matrices of equal size, of whole tiles, that stand one below the other."""
+        tiles, rows = self.tiles.shape[0] // count, self.shape[0] // count
+        bias = None if self.bias is None else self.bias[place * rows : (place + 1) * rows]
+        return PackedLinear(self.tiles[place * tiles : (place + 1) * tiles], self.kind, (rows, self.shape[1]), bias)
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():
             product: torch.Tensor = multiply_packed(x, self.tiles, self.bias, self.kind, self.shape[0])
@@ -232,6 +245,13 @@ class WordRows:
 class WordLinear(WordRows):
     """A quantised matrix (out, in) on a GPU and, if the model has one, a bias."""
 
+    def part(self, place: int, count: int) -> WordLinear:
+        """One of `count` matrices of equal size that stand one below the other."""
+        rows = self.words.shape[0] // count
+        mine = slice(place * rows, (place + 1) * rows)
+        bias = None if self.bias is None else self.bias[mine]
+        return WordLinear(self.words[mine], self.factors[mine], self.kind, self.dtype, bias)
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if not x.is_cuda or not has_triton():
             return F.linear(x, self.weight.to(x.dtype), self.bias)
@@ -255,7 +275,37 @@ class WordEmbedding(WordRows):
         return found.view(*tokens.shape, -1)
 
 
-AnyLinear = Linear | PackedLinear | WordLinear
+@dataclass(slots=True)
+class MxLinear:
+    """Experts' matrices of 4-bit floats (out, in), kept as they are on a GPU, and their biases."""
+
+    words: torch.Tensor  # (out, in / 8) int32
+    scales: torch.Tensor  # (out, in / 32) uint8
+    dtype: torch.dtype  # that the model computes in
+    bias: torch.Tensor | None = None
+
+    @property
+    def operand(self) -> torch.Tensor:
+        """What a kernel of plain numbers reads."""
+        return self.weight
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The dequantised matrix: (out, in), computed at every call."""
+        return MxWords(self.words, self.scales).dequantise(self.dtype)
+
+    def part(self, place: int, count: int) -> MxLinear:
+        """One of `count` matrices of equal size that stand one below the other."""
+        rows = self.words.shape[0] // count
+        mine = slice(place * rows, (place + 1) * rows)
+        bias = None if self.bias is None else self.bias[mine]
+        return MxLinear(self.words[mine], self.scales[mine], self.dtype, bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight.to(x.dtype), self.bias)
+
+
+AnyLinear = Linear | PackedLinear | WordLinear | MxLinear
 AnyEmbedding = Embedding | PackedEmbedding | WordEmbedding
 
 

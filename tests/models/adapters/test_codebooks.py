@@ -29,7 +29,16 @@ def find_inputs() -> dict[str, torch.Tensor]:
     ids=str,
 )
 def test_sounds_are_the_references(settings: dict[str, Any]) -> None:
-    model = make_unlike("musicgen")
+    check_sounds("musicgen", settings)
+
+
+@pytest.mark.parametrize("name", ["musicgen_stereo", "musicgen_melody"])
+def test_two_channels_and_melodies(name: str) -> None:
+    check_sounds(name, {"max_new_tokens": 9, "guidance_scale": 3.0})
+
+
+def check_sounds(name: str, settings: dict[str, Any]) -> None:
+    model = make_unlike(name)
     asked = {**find_inputs(), **settings, "do_sample": False}
     expected = model.generate(**asked)
     found = unspool.generate(model, **asked)

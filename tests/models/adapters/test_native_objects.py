@@ -70,7 +70,7 @@ def test_what_changes_a_forward_runs_through_the_adapter() -> None:
     assert "model.layers.0.mlp has hooks" in generate(model, native=True).stats.path_reason
     handle.remove()
     assert "own forward" not in generate(model, native=True).stats.path_reason
-    assert "has no native model" in generate(make("mixtral"), native=True).stats.path_reason
+    assert "has no native model" in generate(make("deepseek_v3"), native=True).stats.path_reason
 
 
 def test_an_object_runs_natively_unless_told_otherwise() -> None:

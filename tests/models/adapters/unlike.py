@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -224,18 +224,37 @@ def _read_qwen2_vl() -> dict[str, torch.Tensor]:
     }
 
 
-def _make_musicgen() -> Any:
+SOUND: dict[str, Any] = {
+    "num_filters": 4,
+    "hidden_size": 16,
+    "codebook_size": 32,
+    "codebook_dim": 16,
+    "upsampling_ratios": [4, 2],
+    "num_lstm_layers": 1,
+    "target_bandwidths": [48.0],
+    "sampling_rate": 16_000,
+}
+CODES: dict[str, Any] = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "ffn_dim": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_codebooks": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 32,
+    "bos_token_id": 32,
+    "eos_token_id": None,
+}
+
+
+def _make_musicgen(kind: str = "Musicgen", **more: Any) -> Any:
     text = transformers.T5Config(vocab_size=60, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2)
-    sound = transformers.EncodecConfig(
-        num_filters=4, hidden_size=16, codebook_size=32, codebook_dim=16, upsampling_ratios=[4, 2], num_lstm_layers=1,
-        target_bandwidths=[48.0], sampling_rate=16_000,
-    )  # fmt: skip
-    decoder = transformers.MusicgenDecoderConfig(
-        vocab_size=32, hidden_size=16, ffn_dim=24, num_hidden_layers=2, num_attention_heads=2, num_codebooks=4,
-        max_position_embeddings=64, pad_token_id=32, bos_token_id=32, eos_token_id=None,
-    )  # fmt: skip
-    config = transformers.MusicgenConfig(text_encoder=text, audio_encoder=sound, decoder=decoder)
-    model = transformers.MusicgenForConditionalGeneration(config)
+    decoder = getattr(transformers, f"{kind}DecoderConfig")(**CODES, **more)
+    config = getattr(transformers, f"{kind}Config")(
+        text_encoder=text, audio_encoder=transformers.EncodecConfig(**SOUND), decoder=decoder
+    )
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
     model.generation_config.update(pad_token_id=32, bos_token_id=32, decoder_start_token_id=32, eos_token_id=None)
     for layer in model.audio_encoder.quantizer.layers:  # or every code is the same sound
         layer.codebook.embed.normal_()
@@ -264,6 +283,8 @@ FAMILIES: dict[str, Unlike] = {
     "llava": Unlike(_make_llava, _read_llava),
     "qwen2_vl": Unlike(_make_qwen2_vl, _read_qwen2_vl),
     "musicgen": Unlike(_make_musicgen, _read_tokens),
+    "musicgen_stereo": Unlike(partial(_make_musicgen, audio_channels=2), _read_tokens),
+    "musicgen_melody": Unlike(partial(_make_musicgen, "MusicgenMelody"), _read_tokens),
 }
 
 

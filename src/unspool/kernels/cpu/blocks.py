@@ -50,8 +50,11 @@ def read_blocks(raw: torch.Tensor, stored: str, shape: tuple[int, ...]) -> Block
     that have no such form.
 
     `raw` are the tensor's bytes. Q4_0 counts from -8, which is a minimum of -8 scales: exact in float16. Q5_0 counts
-    from -16 and fits 8 bits. Q6_K has two scales to a block, Q5_K and Q5_1 a minimum beside 5 bits.
+    from -16 and fits 8 bits. Q6_K has two scales to a block, Q5_K and Q5_1 a minimum beside 5 bits. Matrices that are
+    stored as one tensor of three dimensions stand one below the other.
     """
+    if len(shape) == 3:
+        shape = (shape[0] * shape[1], shape[2])
     if stored == "Q4_K" and len(shape) == 2 and shape[1] % K_VALUES == 0:
         return _read_q4_k(raw.view(-1, K_BYTES), shape)
     if len(shape) != 2 or stored not in _STORED_BYTES or shape[1] % BLOCK:

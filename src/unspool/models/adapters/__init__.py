@@ -15,7 +15,7 @@ from unspool.models.adapters.door import (
     set_native,
 )
 from unspool.models.adapters.outputs import dress_output
-from unspool.models.adapters.own_loop import run_own_loop
+from unspool.models.adapters.own_loop import run_own_loop, wants_own_loop
 from unspool.models.adapters.preparing import find_preparing, prepare_with
 from unspool.models.adapters.settings import (
     convert_values,
@@ -50,4 +50,5 @@ __all__ = [
     "run_own_loop",
     "runs_own_generate",
     "set_native",
+    "wants_own_loop",
 ]

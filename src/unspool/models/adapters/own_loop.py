@@ -1,6 +1,8 @@
-"""Models whose class has a decoding loop of its own (CSM, Higgs Audio v2): they choose several tokens a step.
+"""Decoding loops of transformers' that no strategy of unspool's can take the place of.
 
-No strategy of unspool's can take that loop's place. It is run as it is, over what the methods of its own class prepare.
+Some models have one in their class, which chooses several tokens a step (CSM, Higgs Audio v2). `use_mtp=True` drafts by
+heads for several tokens, which transformers alone reads from a checkpoint's further weights. The loop is run as it is,
+over what the methods of the model's class prepare.
 """
 
 from __future__ import annotations
@@ -15,8 +17,12 @@ from unspool.config import PARAMETERS
 from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.models.adapters.adapted import set_evaluating
 from unspool.models.adapters.columns.preparation import call_known
+from unspool.models.adapters.door import has_own_loop
 
-_LOOP = "_sample"
+
+def wants_own_loop(model: Any, config: Any, given: Mapping[str, Any]) -> bool:
+    """Whether a call is for a loop of transformers': the model's class has one, or `use_mtp` is on."""
+    return has_own_loop(model) or bool(given.get("use_mtp", getattr(config, "use_mtp", None)))
 
 
 @torch.no_grad()
@@ -32,8 +38,12 @@ def run_own_loop(model: Any, inputs: Any, arguments: Mapping[str, Any], given: M
         if name in PARAMETERS and name not in ("output_attentions", "output_hidden_states"):
             raise SettingError(f"`{name}` is not applied by the decoding loop of {kind}; leave it out")
     mode = config.get_generation_mode()
-    if mode not in ("greedy_search", "sample"):
-        raise UnsupportedError(f"{kind} has a decoding loop of its own, for greedy search and sampling, not {mode}")
+    has_heads = bool(getattr(config, "use_mtp", None))
+    if mode not in (("assisted_generation",) if has_heads else ("greedy_search", "sample")):
+        why = "`use_mtp` drafts" if has_heads else f"{kind} has a decoding loop of its own"
+        raise UnsupportedError(f"{why}, for greedy search and sampling alone; leave the settings of {mode} out")
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UnsupportedError(f"`use_mtp` is for decoders, and {kind} has an encoder; leave it out")
     model._validate_model_kwargs(dict(kwargs))
     has_mask = kwargs.get("attention_mask") is not None
     value, name, kwargs = model._prepare_model_inputs(inputs, config.bos_token_id, kwargs)
@@ -83,8 +93,11 @@ def run_own_loop(model: Any, inputs: Any, arguments: Mapping[str, Any], given: M
         stopping_criteria=_as_list(arguments.get("stopping_criteria"), "StoppingCriteriaList"),
         tokenizer=None,
     )
+    loop = model._sample
+    if has_heads:
+        loop, kwargs["inputs_tensor"] = model._assisted_decoding, value
     with set_evaluating(model):
-        return getattr(model, _LOOP)(
+        return loop(
             ids,
             logits_processor=processors,
             stopping_criteria=criteria,

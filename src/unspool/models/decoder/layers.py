@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from unspool.models.assembly import Assembler, Packing, Progress, QkvLayout, pair_neighbours_, split_groups_
+from unspool.models.decoder.mixture import Mixture, MixtureNames, assemble_experts, assemble_mixture
 from unspool.models.decoder.spec import DecoderSpec, NormSpec
 from unspool.models.sharing import SharedSource
 from unspool.models.weights import (
@@ -40,6 +41,7 @@ class WeightNames:
     post_ffn_norm: str = ""
     q_norm: str = ""  # `{h}` is the head, if each has a tensor of its own
     k_norm: str = ""
+    sinks: str = ""  # the whole name
     final_norm: str = ""
     head: str = "lm_head"
     positions: str = ""
@@ -47,13 +49,17 @@ class WeightNames:
     project_in: str = ""
     project_out: str = ""
     prefix: str = ""  # a prefix that older checkpoints leave out
+    mixture: MixtureNames | None = None
     qkv_layout: QkvLayout = "stacked"
     is_transposed: bool = False  # matrices are stored (in, out)
 
 
 @dataclass(slots=True)
 class Layer:
-    """One block's weights: q, k and v fused into one matrix, gate and up into another."""
+    """One block's weights: q, k and v fused into one matrix, gate and up into another.
+
+    In a mixture of experts `up` and `down` have the matrices of all experts, one below the other.
+    """
 
     attn_norm: Norm | None
     qkv: AnyLinear
@@ -65,6 +71,8 @@ class Layer:
     k_norm: Norm | None
     post_attn_norm: Norm | None
     post_ffn_norm: Norm | None
+    mixture: Mixture | None = None
+    sinks: torch.Tensor | None = None  # (heads,)
 
 
 @dataclass(slots=True)
@@ -175,26 +183,50 @@ def _assemble_layer(assembler: Assembler, spec: DecoderSpec, names: WeightNames,
 
     has_outer = spec.norm_placement in ("sandwich", "after")
     has_inner = spec.norm_placement != "after"
+    mixed = names.mixture if spec.mixture_of(index) is not None else None
+    attn_norm = norm(names.attn_norm, has_inner)
+    up, down = _assemble_feed(assembler, spec, names, index)
     layer = Layer(
-        attn_norm=norm(names.attn_norm, has_inner),
+        attn_norm=attn_norm,
         qkv=_assemble_qkv(assembler, spec, names, start),
         out=linear(names.out, spec.hidden_size, spec.num_heads * spec.head_dim, spec.has_out_bias),
         ffn_norm=norm(names.ffn_norm, spec.has_ffn_norm and has_inner),
-        up=assembler.product(
-            [start + name for name in names.up],
-            [spec.ffn_size * (1 + spec.is_gated) // len(names.up)] * len(names.up),
-            spec.hidden_size,
-            has_bias=spec.has_ffn_bias,
-            is_transposed=names.is_transposed,
-        ),
-        down=linear(names.down, spec.hidden_size, spec.ffn_size, spec.has_ffn_bias),
+        up=up,
+        down=down,
         q_norm=_assemble_head_norm(assembler, spec, start + names.q_norm, spec.num_heads),
         k_norm=_assemble_head_norm(assembler, spec, start + names.k_norm, spec.num_kv_heads),
         post_attn_norm=norm(names.post_attn_norm, has_outer),
         post_ffn_norm=norm(names.post_ffn_norm, has_outer),
+        mixture=assemble_mixture(assembler, spec, mixed, start) if mixed is not None else None,
+        sinks=assembler.take(start + names.sinks, spec.num_heads) if spec.has_sinks else None,
     )
     _pair_normed(layer, spec)
     return layer
+
+
+def _assemble_feed(
+    assembler: Assembler, spec: DecoderSpec, names: WeightNames, index: int
+) -> tuple[AnyLinear, AnyLinear]:
+    """The two products of a layer's feed-forward, or those of all of its experts."""
+    start = names.layer.format(i=index)
+    if spec.mixture_of(index) is not None:
+        assert names.mixture is not None
+        return assemble_experts(assembler, spec, names.mixture, start)
+    up = assembler.product(
+        [start + name for name in names.up],
+        [spec.ffn_size * (1 + spec.is_gated) // len(names.up)] * len(names.up),
+        spec.hidden_size,
+        has_bias=spec.has_ffn_bias,
+        is_transposed=names.is_transposed,
+    )
+    down = assembler.product(
+        [start + names.down],
+        [spec.hidden_size],
+        spec.ffn_size,
+        has_bias=spec.has_ffn_bias,
+        is_transposed=names.is_transposed,
+    )
+    return up, down
 
 
 def _assemble_head_norm(assembler: Assembler, spec: DecoderSpec, name: str, num_heads: int) -> Norm | None:

@@ -73,7 +73,7 @@ class Decoder(WithPaths, NativeModel):
         """The fast paths of a pass, in the order in which they are tried."""
         made = (self.spec, self.weights, self.device, self.dtype)
         if self.device.type != "cpu":
-            why = explain_no_capture(self.spec, self.device, self.dtype)
+            why = explain_no_capture(*made)
             return [CapturedSteps(*made) if why is None else ClosedPath("captured", why)]
         why = explain_no_library(*made)
         if why is not None:

@@ -20,8 +20,13 @@ def run_block(
     x: torch.Tensor,
     attend: Callable[[torch.Tensor], torch.Tensor],  # from a layer's queries, keys and values to the attention output
     activate: Activation,
+    feed_mixture: Callable[[torch.Tensor], torch.Tensor] | None = None,  # the feed-forward of experts, if it has one
 ) -> torch.Tensor:
     """The state after a layer, in the shape of the state before it (…, hidden)."""
+
+    def feed(given: torch.Tensor) -> torch.Tensor:
+        return _feed(spec, layer, given, activate) if feed_mixture is None else feed_mixture(given)
+
     is_post = spec.norm_placement == "post"
     normed = x if is_post or layer.attn_norm is None else layer.attn_norm(x)
     read = layer.out(attend(layer.qkv(normed)))
@@ -29,13 +34,13 @@ def run_block(
         read = layer.post_attn_norm(read)
     if spec.residual == "parallel":
         given = layer.ffn_norm(x) if layer.ffn_norm is not None else normed
-        return _feed(spec, layer, given, activate) + read + x
+        return feed(given) + read + x
     x = x + read
     if is_post:
         assert layer.attn_norm is not None and layer.ffn_norm is not None
         x = layer.attn_norm(x)
-        return layer.ffn_norm(_feed(spec, layer, x, activate) + x)
-    fed = _feed(spec, layer, x if layer.ffn_norm is None else layer.ffn_norm(x), activate)
+        return layer.ffn_norm(feed(x) + x)
+    fed = feed(x if layer.ffn_norm is None else layer.ffn_norm(x))
     return x + (layer.post_ffn_norm(fed) if layer.post_ffn_norm is not None else fed)
 
 

@@ -19,7 +19,7 @@ _LEAST_TOKENS: Final = 64  # fewer are a step, whose time does not depend on the
 
 def can_read_rows(cache: Cache, spec: DecoderSpec, window: int | None) -> bool:
     """Whether layers with this window can read rows one by one: keys are plain, at the index of their positions."""
-    return spec.alibi is None and not cache.sees_by_position and cache.stands_in_order(window)
+    return spec.alibi is None and not spec.has_sinks and not cache.sees_by_position and cache.stands_in_order(window)
 
 
 class Layout:

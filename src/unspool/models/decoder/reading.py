@@ -33,6 +33,7 @@ def read_keys(
     *,
     scale: float,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,  # (1, heads, 1): scores of a key without a value
     want_weights: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The attention output (rows, heads, new, width), and the attention weights if they are wanted."""
@@ -45,10 +46,13 @@ def read_keys(
             scale=scale,
             mask=view.mask,
             softcap=softcap,
+            sinks=sinks,
             want_weights=want_weights,
         )
     if not isinstance(keys, torch.Tensor):
-        return read_others(queries, keys, values, view, scale=scale, softcap=softcap, want_weights=want_weights)
+        return read_others(
+            queries, keys, values, view, scale=scale, softcap=softcap, sinks=sinks, want_weights=want_weights
+        )
     if view.first_key:
         keys, values = keys[:, :, view.first_key :], values[:, :, view.first_key :]
     return attend(
@@ -59,6 +63,7 @@ def read_keys(
         mask=view.mask,
         is_causal=view.is_causal,
         softcap=softcap,
+        sinks=sinks,
         want_weights=want_weights,
     )
 
@@ -72,6 +77,7 @@ def read_ragged(
     *,
     scale: float,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Write the keys of a pass of real tokens only, and attend to them: (tokens, heads, width)."""
     ragged = view.ragged
@@ -83,7 +89,8 @@ def read_ragged(
             keys, values = (part.transpose(1, 2) for part in cache.write(layer, ragged.fill(kv)))
         return attend_ragged(queries, keys, values, ragged, scale=scale, window=view.window, softcap=softcap)
     written = cache.write(layer, ragged.fill(kv))
-    read, _ = read_keys(ragged.fill(queries).transpose(1, 2), *written, view, scale=scale, softcap=softcap)
+    filled = ragged.fill(queries).transpose(1, 2)
+    read, _ = read_keys(filled, *written, view, scale=scale, softcap=softcap, sinks=sinks)
     return ragged.take(read.transpose(1, 2))
 
 
@@ -95,12 +102,21 @@ def read_others(
     *,
     scale: float,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,  # (1, heads, 1): scores of a key without a value
     want_weights: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The same, for keys that are not tensors."""
     if isinstance(keys, BranchedKeys):
         return attend_branches(
-            queries, keys.shared, values.shared, keys.own, values.own, scale=scale, mask=view.mask, softcap=softcap
+            queries,
+            keys.shared,
+            values.shared,
+            keys.own,
+            values.own,
+            scale=scale,
+            mask=view.mask,
+            softcap=softcap,
+            sinks=sinks,
         )
     if isinstance(keys, PackedKeys):
         return attend_packed(
@@ -111,6 +127,7 @@ def read_others(
             mask=view.mask,
             window=view.window,
             softcap=softcap,
+            sinks=sinks,
             want_weights=want_weights,
         )
     raise UnsupportedError(f"the cache returned {type(keys).__name__}, which native models can't read")

@@ -58,6 +58,28 @@ class AlibiSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class MixtureSpec:
+    """A feed-forward of experts, a few of which a router chooses for every token.
+
+    Experts are chosen by the highest scores; their outputs are weighted by these scores and added up.
+    """
+
+    num_experts: int
+    num_chosen: int  # per token
+    ffn_size: int  # of one expert
+    scoring: Literal["softmax", "sigmoid"] = "softmax"  # of the router's logits
+    is_normalised: bool = True  # the weights of the chosen experts are divided by their sum
+    weight_scale: float = 1.0
+    has_router_bias: bool = False
+    has_choice_bias: bool = False  # added to scores to choose by, not to weights
+    shared_size: int = 0  # of an expert that every token runs through; 0: there is none
+    is_shared_gated: bool = False
+    dense_layers: frozenset[int] = frozenset()  # layers with a plain feed-forward
+    gate_limit: float | None = None  # gpt-oss's gate, instead of the activation: both sides stay within this limit
+    gate_gain: float = 1.702
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderSpec:
     """One configurable decoder: sizes, norms, positions, attention, feed-forward, embeddings and head."""
 
@@ -91,12 +113,14 @@ class DecoderSpec:
     window: int | None = None
     qk_norm: NormSpec | None = None
     qk_norm_span: Literal["head", "each", "whole"] = "head"  # weights for all heads, one set per head, or over all
+    has_sinks: bool = False  # a head's attention has a key without a value, whose score is learned
     has_qkv_bias: bool = False
     has_out_bias: bool = False
 
     is_gated: bool = True
     activation: str = "silu"
     has_ffn_bias: bool = False
+    mixture: MixtureSpec | None = None  # of the layers that are not among its dense ones
 
     embedding_size: int | None = None  # if embeddings are narrower than hidden states (OPT-350m)
     embedding_scale: float = 1.0
@@ -116,6 +140,10 @@ class DecoderSpec:
     def kind_of(self, layer: int) -> LayerKind:
         """The layer's kind of attention."""
         return self.layer_kinds[layer] if self.layer_kinds else "full"
+
+    def mixture_of(self, layer: int) -> MixtureSpec | None:
+        """The layer's mixture of experts, if it has one."""
+        return self.mixture if self.mixture is not None and layer not in self.mixture.dense_layers else None
 
     @property
     def norms_heads_apart(self) -> bool:

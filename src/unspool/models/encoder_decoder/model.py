@@ -19,7 +19,7 @@ from unspool.models.decoder.layers import Layer
 from unspool.models.decoder.reading import read_keys
 from unspool.models.decoder.views import AttentionView, AttentionViews
 from unspool.models.encoder_decoder.call import call_pair, check_pair
-from unspool.models.encoder_decoder.layers import CrossAttention, EncoderDecoderWeights, Stack
+from unspool.models.encoder_decoder.layers import CrossAttention, EncoderDecoderWeights, Stack, take_decoder
 from unspool.models.encoder_decoder.positions import DistanceBiases, PositionTable
 from unspool.models.encoder_decoder.spec import EncoderDecoderSpec, StackSpec
 from unspool.models.native import ModelConfig, NativeModel, take_last
@@ -74,7 +74,7 @@ class EncoderDecoder(WithPaths, NativeModel):
         """The fast paths of a decoder's pass, in the order in which they are tried."""
         spec = self.spec
         if self.device.type != "cpu":
-            why = explain_no_capture(spec.describe_decoder(), self.device, self.dtype)
+            why = explain_no_capture(spec.describe_decoder(), take_decoder(self.weights), self.device, self.dtype)
             if why is not None:
                 return [ClosedPath("captured", why)]
             given = (spec, self.weights, self._decoder_positions, self._biases)

@@ -9,7 +9,8 @@ import torch
 from unspool.errors import LoadError, UnsupportedError
 from unspool.models.decoder.frequencies import make_rope, plain_frequencies, yarn_magnitude, yarn_rope
 from unspool.models.decoder.layers import WeightNames
-from unspool.models.decoder.spec import DecoderSpec, NormSpec, RopeSpec
+from unspool.models.decoder.mixture import MixtureNames
+from unspool.models.decoder.spec import DecoderSpec, MixtureSpec, NormSpec, RopeSpec
 from unspool.models.settings import Settings
 from unspool.models.weights import WeightSource
 
@@ -17,7 +18,7 @@ from unspool.models.weights import WeightSource
 def find_gguf_names(_header: Settings, source: WeightSource) -> WeightNames:
     """llama.cpp's names, which are the same for all architectures."""
     is_fused = "blk.0.attn_qkv.weight" in source
-    is_gated = "blk.0.ffn_gate.weight" in source
+    is_gated = "blk.0.ffn_gate.weight" in source or "blk.0.ffn_gate_inp.weight" in source  # experts are gated
     return WeightNames(
         embedding="token_embd",
         layer="blk.{i}.",
@@ -35,6 +36,16 @@ def find_gguf_names(_header: Settings, source: WeightSource) -> WeightNames:
         head="output",
         positions="position_embd",
         embedding_norm="token_embd_norm",
+        mixture=MixtureNames(
+            router="ffn_gate_inp",
+            up=("ffn_gate.{e}", "ffn_up.{e}"),  # of older files
+            down="ffn_down.{e}",
+            stacked_up=("ffn_gate_exps.weight", "ffn_up_exps.weight"),
+            stacked_down="ffn_down_exps.weight",
+            shared_up=("ffn_gate_shexp", "ffn_up_shexp"),
+            shared_down="ffn_down_shexp",
+            shared_gate="ffn_gate_inp_shexp",
+        ),
     )
 
 
@@ -47,10 +58,12 @@ def read_gguf_decoder(
     is_interleaved: bool = False,
     has_rope: bool = True,
     activation: str = "silu",
+    normalises: bool | None = None,  # the weights of chosen experts; None: the family has no experts
 ) -> DecoderSpec:
     """The decoder that a header describes; the tensors show which biases and norms there are."""
-    if header.has("expert_count") and header.integer("expert_count") > 0:
-        raise UnsupportedError(f"{header.where} describes a mixture of experts, which is not built")
+    has_experts = header.integer("expert_count", default=0) > 0
+    if has_experts and normalises is None:
+        raise UnsupportedError(f"{header.where} describes a mixture of experts, which {family} has none of")
     hidden_size, num_heads = header.integer("embedding_length"), _same(header, "attention.head_count")
     num_kv_heads = _same(header, "attention.head_count_kv", num_heads)
     if num_heads % num_kv_heads:
@@ -76,14 +89,38 @@ def read_gguf_decoder(
         qk_norm=NormSpec("rms", header.number(eps)) if "blk.0.attn_q_norm.weight" in source else None,
         has_qkv_bias="blk.0.attn_q.bias" in source or "blk.0.attn_qkv.bias" in source,
         has_out_bias="blk.0.attn_output.bias" in source,
-        is_gated="blk.0.ffn_gate.weight" in source,
+        is_gated="blk.0.ffn_gate.weight" in source or has_experts,
         activation=activation,
         has_ffn_bias="blk.0.ffn_up.bias" in source,
+        mixture=_read_mixture(header, source, bool(normalises)) if has_experts else None,
         is_head_tied="output.weight" not in source,
         has_head_bias="output.bias" in source,
         bos_token_id=tokenizer.token("bos_token_id"),
         eos_token_id=tokenizer.tokens("eos_token_id"),
         pad_token_id=tokenizer.token("padding_token_id"),
+    )
+
+
+def _read_mixture(header: Settings, source: WeightSource, is_normalised: bool) -> MixtureSpec:
+    """The experts of a header; the tensors show which layers have them."""
+    num_experts, num_chosen = header.integer("expert_count"), header.integer("expert_used_count")
+    if not 1 <= num_chosen <= num_experts:
+        raise LoadError(f"{header.where} has {num_experts} experts and chooses {num_chosen} of them for a token")
+    inner = header.integer("expert_feed_forward_length", default=_same(header, "feed_forward_length"))
+    shared = 0
+    layers = range(header.integer("block_count"))
+    for layer in layers:
+        if f"blk.{layer}.ffn_up_shexp.weight" in source:
+            shared = source.info(f"blk.{layer}.ffn_up_shexp.weight").shape[0]
+            break
+    return MixtureSpec(
+        num_experts,
+        num_chosen,
+        inner,
+        is_normalised=is_normalised,
+        shared_size=shared,
+        is_shared_gated=any(f"blk.{layer}.ffn_gate_inp_shexp.weight" in source for layer in layers),
+        dense_layers=frozenset(layer for layer in layers if f"blk.{layer}.ffn_gate_inp.weight" not in source),
     )
 
 

@@ -77,7 +77,7 @@ def _read_mistral_config(config: Settings) -> DecoderSpec:
     return with_window(spec, config, window, default)
 
 
-def _read_qwen2_config(config: Settings) -> DecoderSpec:
+def read_qwen2_config(config: Settings) -> DecoderSpec:
     """A Llama with biases on q, k and v, and a window in the upper layers if it is switched on."""
     spec = replace(read_llama_config(config, "qwen2"), has_qkv_bias=True, has_out_bias=False)
     return _with_upper_window(spec, config)
@@ -115,8 +115,8 @@ LLAMA = DecoderFamily(
     read_config=read_llama_config,
     find_names=fixed(NAMES),
     gguf=("llama",),
-    # llama.cpp's converter stores q and k of this architecture with the rope pairs as neighbours.
-    read_gguf=partial(read_gguf_decoder, family="llama", is_interleaved=True),
+    # llama.cpp's converter stores q and k of this architecture with the rope pairs as neighbours. Mixtral is one of it.
+    read_gguf=partial(read_gguf_decoder, family="llama", is_interleaved=True, normalises=True),
 )
 MISTRAL = DecoderFamily(
     name="mistral",
@@ -129,7 +129,7 @@ QWEN2 = DecoderFamily(
     name="qwen2",
     architectures=("Qwen2ForCausalLM",),
     model_types=("qwen2",),
-    read_config=_read_qwen2_config,
+    read_config=read_qwen2_config,
     find_names=fixed(NAMES),
     gguf=("qwen2",),
     read_gguf=partial(read_gguf_decoder, family="qwen2"),

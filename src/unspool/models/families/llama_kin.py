@@ -59,7 +59,7 @@ def _read_cwm(config: Settings) -> DecoderSpec:
     return with_window(spec, config, config.optional_integer("sliding_window", default=8192), default)
 
 
-def _read_granite(config: Settings) -> DecoderSpec:
+def read_granite_config(config: Settings) -> DecoderSpec:
     """Embeddings, scores, what residuals add, and logits have factors.
 
     A norm does not see the factor of all states, but for its epsilon. So states are kept divided by the residuals'
@@ -161,7 +161,7 @@ LLAMA_KIN = (
         replace(NAMES, post_attn_norm="post_attention_layernorm", post_ffn_norm="post_feedforward_layernorm"),
     ),
     _make("cwm", "Cwm", _read_cwm),
-    _make("granite", "Granite", _read_granite),
+    _make("granite", "Granite", read_granite_config),
     _make("helium", "Helium", _read_helium),
     _make("ernie4_5", "Ernie4_5", _read_ernie),
     _make("arcee", "Arcee", _read_arcee, UNGATED_NAMES),

@@ -30,7 +30,7 @@ from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.paths.captured_shape import PassShape
 from unspool.models.paths.path import ALL_LAYERS, EMBEDDINGS, Pass
-from unspool.models.weights import find_addresses, iterate_tensors
+from unspool.models.weights import WordLinear, find_addresses, iterate_tensors
 from unspool.protocols import Forward, Want
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ MOST_NEW: Final = 16  # tokens per row
 _MOST_KEPT: Final = 32  # steps kept for reuse
 _UNIT: Final = 8  # numbers: addresses are multiples of this
 _NOT_THERE: Final = -1
+_MOST_CHOSEN: Final = 16  # experts of a token
 
 
 class Sources(NamedTuple):
@@ -53,7 +54,9 @@ class Sources(NamedTuple):
     lengths: list[int]
 
 
-def explain_no_capture(spec: DecoderSpec, device: torch.device, dtype: torch.dtype) -> str | None:
+def explain_no_capture(
+    spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype
+) -> str | None:
     """Why a model's steps can't be captured; None if they can."""
     if device.type != "cuda":
         return f"the model is on a device of type {device.type}"
@@ -67,6 +70,13 @@ def explain_no_capture(spec: DecoderSpec, device: torch.device, dtype: torch.dty
         return f"{spec.family} rounds its position biases key by key"
     if spec.head_dim % _UNIT:
         return f"heads of {spec.head_dim} numbers are not aligned"
+    if spec.mixture is None:
+        return None
+    mixed = [(layer.up, layer.down) for layer in weights.layers if layer.mixture is not None]
+    if any(isinstance(part, WordLinear) for parts in mixed for part in parts):
+        return "experts of 8 or 4 bits are not read by number"
+    if spec.mixture.num_chosen > _MOST_CHOSEN:
+        return f"{spec.mixture.num_chosen} experts a token are more than kernels choose"
     return None
 
 

@@ -30,6 +30,7 @@ from unspool.models.decoder.layers import DecoderWeights, Layer, norm_heads
 from unspool.models.decoder.plain_block import embed as embed_plainly
 from unspool.models.decoder.plain_block import finish, run_block
 from unspool.models.decoder.spec import DecoderSpec, RopeSpec
+from unspool.models.paths.captured_mixture import MixtureStep
 from unspool.models.paths.captured_shape import PassShape
 from unspool.models.weights import AnyLinear, Norm, WordEmbedding
 
@@ -96,6 +97,7 @@ class Body(ABC):
             for kind, rope in (("full", spec.rope), ("sliding", self._local_rope))
             if rope is not None and kind in set(map(spec.kind_of, range(spec.num_layers)))
         }
+        self._mixture = MixtureStep(spec, num_tokens, device, dtype) if spec.mixture is not None else None
         self._slopes: torch.Tensor | None = None
         if spec.alibi is not None:
             self._slopes = (alibi_slopes(spec.num_heads) * spec.alibi.scale).to(device)
@@ -146,6 +148,7 @@ class Body(ABC):
             q_norm=None if spec.norms_heads_apart else _weight_of(layer.q_norm),
             k_norm=None if spec.norms_heads_apart else _weight_of(layer.k_norm),
             slopes=self._slopes,
+            sinks=layer.sinks,
             layout=replace(inputs.layout, is_away=True) if is_away else inputs.layout,
         )
         if self.carrier is not None and is_away:
@@ -189,6 +192,9 @@ class FusedBody(Body):
             self._keep_early(index, x)
             multiply(layer.qkv.operand, x, self._qkv, norm=_weight_of(layer.attn_norm), eps=eps, bias=layer.qkv.bias)
             self._add(layer.out, self._attend(index, layer, self._qkv, inputs), layer.post_attn_norm)
+            if layer.mixture is not None:
+                self._feed_mixture(layer, inputs)
+                continue
             multiply(
                 layer.up.operand,
                 x,
@@ -207,6 +213,17 @@ class FusedBody(Body):
         assert final is not None
         normalise(x, final, eps, self.states[: self._shape.num_tokens])
         multiply(weights.head.operand, self.states, logits, bias=weights.head.bias)
+
+    def _feed_mixture(self, layer: Layer, inputs: StepInputs) -> None:
+        """Add the experts' output to the state, normalised if the block has a norm there."""
+        assert self._mixture is not None
+        norm = layer.post_ffn_norm
+        if norm is None:
+            self._mixture.feed(layer, self._x, self._x, inputs.lengths, norm=layer.ffn_norm, adds=True)
+            return
+        assert norm.weight is not None
+        self._mixture.feed(layer, self._x, self._made, inputs.lengths, norm=layer.ffn_norm)
+        normalise(self._made, norm.weight, norm.eps, self._x, adds=True)
 
     def _add(self, linear: AnyLinear, y: torch.Tensor, norm: Norm | None) -> None:
         """Add a product to the state, normalised if the block has a norm there."""
@@ -239,9 +256,17 @@ class PlainBody(Body):
         for index, layer in enumerate(self._layers):
             self._keep_early(index, x)
             attend = partial(self._attend, index, layer, inputs=inputs)
-            x = run_block(self._spec, layer, x, attend, self._activate)
+            feed = partial(self._feed_mixture, layer, inputs) if layer.mixture is not None else None
+            x = run_block(self._spec, layer, x, attend, self._activate, feed)
         self.states[: shape.num_tokens].copy_(finish(weights, x))
         logits.copy_(weights.head(self.states))
+
+    def _feed_mixture(self, layer: Layer, inputs: StepInputs, x: torch.Tensor) -> torch.Tensor:
+        """The experts' output for normalised states."""
+        assert self._mixture is not None
+        made = torch.zeros_like(x)
+        self._mixture.feed(layer, x, made, inputs.lengths)
+        return made
 
 
 def _make_attention(form: PassShape, shape: HeadShape, device: torch.device) -> SplitAttention:

@@ -33,6 +33,8 @@ def explain_no_compile(spec: DecoderSpec, weights: DecoderWeights) -> str | None
     """Why a decoder's step can't be compiled; None if it can."""
     if isinstance(weights.embedding, WordRows) or isinstance(weights.layers[0].up, WordRows):
         return "these weights are quantised for our own kernels on a GPU (quantize=None keeps plain numbers)"
+    if spec.mixture is not None:
+        return f"{spec.family} chooses experts by the numbers it computes, which a compiled step can't follow"
     if spec.alibi is not None and spec.alibi.is_rounded:
         return f"{spec.family} rounds its position biases key by key, and a compiler leaves roundings out"
     return None

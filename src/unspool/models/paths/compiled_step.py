@@ -122,6 +122,7 @@ class StepFunction:
             scale=spec.scale_of(index),
             mask=mask,
             softcap=spec.attention_softcap,
+            sinks=None if layer.sinks is None else layer.sinks[None, :, None],
         )
         return read.transpose(1, 2).reshape(rows, num_new, heads * spec.head_dim)
 

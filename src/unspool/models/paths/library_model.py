@@ -51,6 +51,8 @@ def explain_no_library(
         return f"the CPU library has no block with the norms of {spec.family}"
     if spec.alibi is not None and spec.alibi.is_rounded:
         return f"{spec.family} rounds its position biases key by key"
+    if spec.mixture is not None:
+        return "the CPU library has no mixtures of experts"
     if weights.project_in is not None or weights.project_out is not None:
         return f"{spec.family} has embeddings of another width than its states"
     return None

@@ -18,6 +18,7 @@ from unspool.kernels.ragged import Ragged
 from unspool.kernels.rotary import rotate_
 from unspool.models.decoder.head import check_positions, read_out
 from unspool.models.decoder.layers import DecoderWeights, Layer, norm_heads
+from unspool.models.decoder.mixture import feed_experts
 from unspool.models.decoder.ragged import Layout
 from unspool.models.decoder.reading import read_keys, read_ragged
 from unspool.models.decoder.spec import DecoderSpec
@@ -44,10 +45,11 @@ class BatchLinear(Linear):
 
 
 def can_pack(weights: DecoderWeights, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a decoder's matrices can be packed for batches: float32 on a CPU, not quantised."""
+    """Whether a decoder's matrices can be packed for batches: float32 on a CPU, not quantised, no experts."""
     matrices = (weights.layers[0].qkv, weights.layers[0].up, weights.head)
     return (
         device.type == "cpu"
+        and all(layer.mixture is None for layer in weights.layers)
         and dtype == torch.float32
         and all(isinstance(matrix, Linear) for matrix in matrices)
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # torch may be built without oneDNN
@@ -245,8 +247,9 @@ class PlainPass:
             self._rotate(qkv[:, :, : heads + kv_heads], view.factors)
         kv = qkv[:, :, heads:].view(rows, num_new, 2, kv_heads, spec.head_dim)
         scale, softcap = spec.scale_of(index), spec.attention_softcap
+        sinks = None if layer.sinks is None else layer.sinks[None, :, None]
         if view.ragged is not None:
-            flat = read_ragged(qkv[0, :, :heads], kv[0], cache, index, view, scale=scale, softcap=softcap)
+            flat = read_ragged(qkv[0, :, :heads], kv[0], cache, index, view, scale=scale, softcap=softcap, sinks=sinks)
             return layer.out(flat.reshape(1, num_new, heads * spec.head_dim)), None
         keys, values = cache.write(index, kv)
         read, weights = read_keys(
@@ -256,6 +259,7 @@ class PlainPass:
             view,
             scale=scale,
             softcap=softcap,
+            sinks=sinks,
             want_weights=want_weights,
         )
         return layer.out(read.transpose(1, 2).reshape(rows, num_new, heads * spec.head_dim)), weights
@@ -269,6 +273,9 @@ class PlainPass:
             rotate_(heads, factors)
 
     def _feed(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
+        if layer.mixture is not None:
+            assert self._spec.mixture is not None
+            return feed_experts(self._spec.mixture, layer.mixture, layer.up, layer.down, x, self._activate)
         up = layer.up(x)
         if not self._spec.is_gated:
             return layer.down(self._activate(up))

@@ -102,7 +102,7 @@ def _take_turned(AT, NORM, cos, sin, is_number, eps, PAIRS: tl.constexpr, D: tl.
 
 @triton.jit(do_not_specialize=["layer", "num_layers", "window", "num_splits", "smallest_chunk"])
 def _attend(
-    QKV, OUT, BASE, BYTES, SCALES, TABLE, LENGTHS, TURNS, Q_NORM, K_NORM, SLOPES,
+    QKV, OUT, BASE, BYTES, SCALES, TABLE, LENGTHS, TURNS, Q_NORM, K_NORM, SLOPES, SINKS,
     PARTS, STATS, COUNTS,
     layer, num_layers, scale, softcap, eps, window, num_splits, smallest_chunk,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, GJ: tl.constexpr,
@@ -113,6 +113,7 @@ def _attend(
     VALUE_GROUP: tl.constexpr, VALUES_BY_CHANNEL: tl.constexpr,
     IN_HALVES: tl.constexpr, STAGES: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SLOPES: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     HAS_ASM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -216,6 +217,7 @@ def _attend(
         put_together(
             read, highest, total, OUT + row.to(tl.int64) * (HEADS * D) + head * G * D, PARTS, STATS, COUNTS,
             pair, split, used, num_splits, G, G, HEADS * D, D, GP, D, GJ, MOST_SPLITS,
+            SINKS + head * G, HAS_SINKS,
         )  # fmt: skip
 
 

@@ -69,17 +69,21 @@ def put_together(
     read, highest, total, OUT, PARTS, STATS, COUNTS, slot, split, used, num_splits,
     QUERIES: tl.constexpr, G: tl.constexpr, TOKEN: tl.constexpr, D: tl.constexpr,
     GP: tl.constexpr, DP: tl.constexpr, GJ: tl.constexpr, MOST_SPLITS: tl.constexpr,
+    SINKS, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Write the output of a key head's queries; if its keys are split, the program that ends last adds the parts up.
 
     Query `q` of `QUERIES` belongs to head `q % G` of token `q // G`; tokens have a stride of `TOKEN` numbers at `OUT`.
     A tile for the tensor cores is padded to GP queries: parts are added up over GJ, the smallest size that fits.
+    A head's sink is the score of a key without a value, which takes a share of the attention.
     """
     rg, rd = tl.arange(0, GP), tl.arange(0, DP)
     is_head = rg < QUERIES
     is_number = is_head[:, None] & (rd < D)[None, :]
     if used == 1:
         target = OUT + (rg // G * TOKEN + rg % G * D)[:, None] + rd[None, :]
+        if HAS_SINKS:
+            total += tl.exp(tl.load(SINKS + rg % G, mask=is_head, other=0.0).to(tl.float32) - highest)
         tl.store(target, (read / total[:, None]).to(OUT.dtype.element_ty), mask=is_number)
     else:
         part = (slot * num_splits + split) * GP
@@ -101,6 +105,8 @@ def put_together(
             sums = tl.load(STATS + 2 * place + 1, mask=is_part, other=0.0, cache_modifier=".cg")
             peak = tl.where(is_one, tl.max(tops, 0), 0.0)
             whole = tl.sum(sums * tl.exp(tops - peak[None, :]), 0)
+            if HAS_SINKS:
+                whole += tl.exp(tl.load(SINKS + rq % G, mask=is_one, other=0.0).to(tl.float32) - peak)
             joined = tl.full((GJ, DP), 0.0, tl.float32)
             for number in tl.range(0, used, loop_unroll_factor=8 if GJ * DP <= 1024 else 4):
                 one = (slot * num_splits + number) * GP + rq
@@ -158,6 +164,7 @@ class SplitAttention(ABC):
         q_norm: torch.Tensor | None = None,
         k_norm: torch.Tensor | None = None,
         slopes: torch.Tensor | None = None,  # (heads,) float32: ALiBi; or biases by distance (`StepAttention`)
+        sinks: torch.Tensor | None = None,  # (heads,): scores of a key without a value
         layout: KeyLayout = PLAIN,
     ) -> None:
         """Rotate queries and keys, write keys and values after each row's length, and attend."""
@@ -176,6 +183,7 @@ class SplitAttention(ABC):
             q_norm if q_norm is not None else qkv,
             k_norm if k_norm is not None else qkv,
             slopes if slopes is not None else unused,
+            sinks if sinks is not None else unused,
             self._parts,
             self._stats,
             self._counts,
@@ -199,6 +207,7 @@ class SplitAttention(ABC):
             HAS_NORM=q_norm is not None,
             HAS_CAP=shape.softcap is not None,
             HAS_WINDOW=is_windowed,
+            HAS_SINKS=sinks is not None,
             **{"HAS_SLOPES": slopes is not None, **started.constants},
             # A kernel that waits for a copy as well as for the product before it can't start early.
             **({"PDL": False} if layout.is_away else launch_options()),

@@ -39,13 +39,14 @@ def _turn(x, pair, token, TURNS, DP: tl.constexpr, PAIRS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["layer", "num_layers", "window", "num_splits", "smallest_chunk"])
 def _attend_wide(
-    QKV, OUT, BASE, TABLE, LENGTHS, TURNS, Q_NORM, K_NORM, SLOPES,
+    QKV, OUT, BASE, TABLE, LENGTHS, TURNS, Q_NORM, K_NORM, SLOPES, SINKS,
     PARTS, STATS, COUNTS,
     layer, num_layers, scale, softcap, eps, window, num_splits, smallest_chunk,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     G: tl.constexpr, GP: tl.constexpr, GJ: tl.constexpr, NEW: tl.constexpr, NP: tl.constexpr, PAIRS: tl.constexpr,
     BLOCK: tl.constexpr, UNIT: tl.constexpr, MOST_SPLITS: tl.constexpr, IS_FORKED: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SLOPES: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -147,6 +148,7 @@ def _attend_wide(
         put_together(
             read, highest, total, OUT + row.to(tl.int64) * (NEW * HEADS * D) + head * G * D, PARTS, STATS, COUNTS,
             row * KV_HEADS + head, split, used, num_splits, G * NEW, G, HEADS * D, D, GP, DP, GJ, MOST_SPLITS,
+            SINKS + head * G, HAS_SINKS,
         )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from unspool.kernels.gpu.products.word_parts import half_of, part_words
 
 
 @triton.jit
-def _join_halves(low, high, HAS_ASM: tl.constexpr):
+def join_halves(low, high, HAS_ASM: tl.constexpr):
     """Two float32 as the halves of a word."""
     if HAS_ASM:
         found = tl.inline_asm_elementwise(
@@ -130,6 +130,6 @@ def halve_input(xs, BW: tl.constexpr, HAS_ASM: tl.constexpr):
     spread = tl.reshape(tl.broadcast_to(inverse[:, None], (BLOCKS, 4)), (BW,))
     parted = ()
     for i in tl.static_range(4):
-        pairs = _join_halves(xs[i] * spread, xs[i + 4] * spread, HAS_ASM)
+        pairs = join_halves(xs[i] * spread, xs[i + 4] * spread, HAS_ASM)
         parted = parted + (part_words(pairs[None, :], 1, BLOCKS),)
     return parted, bits.to(tl.float32, bitcast=True), tl.sum(tl.reshape(whole, (BLOCKS, 4)), 1)
