@@ -175,7 +175,7 @@ def test_tokens_are_a_cpus(name: str, kind: str) -> None:
     if name == "whisper" and kind == "lookup":
         pytest.skip("there is no prompt to look anything up in")
     here, there = load(name, "cpu"), load(name, "cuda")
-    for rows, length in [(1, 7), (1, 40), (3, 9), (2, 17), (1, 7)]:
+    for rows, length in [(1, 7), (3, 9), (1, 40)]:
         source = draw_sources(name, rows, length)
         told = {"max_new_tokens": 14, "eos_token_id": None, "return_dict_in_generate": True, **SETTINGS[kind]}
         if length > 7 and kind != "lookup":
