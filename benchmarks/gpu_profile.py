@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import torch
 from gpu_step import make_config, make_weights  # benchmarks/gpu_step.py
@@ -12,9 +13,33 @@ from unspool.models.weights import MemorySource
 from unspool.protocols import Want
 
 
+def profile_step(model: Any, batch: int, context: int, new: int = 1, most: int = 14) -> None:
+    """Print a captured pass's time, and its kernels by the time that they take."""
+    cache = model.new_cache("dynamic", batch, context + 64 * new)
+    want = Want(logits="all" if new > 1 else "last")
+    model.forward(torch.randint(0, 1000, (batch, context), device="cuda"), cache)
+    tokens = torch.randint(0, 1000, (batch, new), device="cuda")
+    for _ in range(5):
+        path = model.forward(tokens, cache, want=want).path
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(20):
+        model.forward(tokens, cache, want=want)
+    end.record()
+    torch.cuda.synchronize()
+    print(f"{batch}x{context} x {new} {path}: {begin.elapsed_time(end) / 20:.3f} ms a forward pass")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(5):
+            model.forward(tokens, cache, want=want)
+        torch.cuda.synchronize()
+    for event in sorted(profile.key_averages(), key=lambda one: -one.device_time_total)[:most]:
+        total, count = event.device_time_total / 5, event.count / 5
+        print(f"{total:9.1f} us {count:6.1f} times {total / count:8.2f} us each  {event.key[:90]}")
+
+
 @torch.no_grad()
 def main() -> None:
-    """Print the kernels of one step by the time they take."""
+    """Profile one step of a shape of Llama's."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="1B")
     parser.add_argument("--run", default="1x256", help="batch x context")
@@ -25,26 +50,8 @@ def main() -> None:
     model = build_model(
         config, MemorySource(make_weights(config)), is_gguf=False, device=torch.device("cuda"), dtype=torch.bfloat16
     )
-    cache = model.new_cache("dynamic", batch, context + 64 * options.new)
-    want = Want(logits="all" if options.new > 1 else "last")
-    model.forward(torch.randint(0, 1000, (batch, context), device="cuda"), cache)
-    tokens = torch.randint(0, 1000, (batch, options.new), device="cuda")
-    for _ in range(5):
-        path = model.forward(tokens, cache, want=want).path
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    for _ in range(20):
-        model.forward(tokens, cache, want=want)
-    end.record()
-    torch.cuda.synchronize()
-    print(f"{options.shape} {options.run} x {options.new} {path}: {begin.elapsed_time(end) / 20:.3f} ms a forward pass")
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(5):
-            model.forward(tokens, cache, want=want)
-        torch.cuda.synchronize()
-    for event in sorted(profile.key_averages(), key=lambda one: -one.device_time_total)[:14]:
-        total, count = event.device_time_total / 5, event.count / 5
-        print(f"{total:9.1f} us {count:6.1f} times {total / count:8.2f} us each  {event.key[:90]}")
+    print(options.shape, end=" ")
+    profile_step(model, batch, context, options.new)
 
 
 if __name__ == "__main__":

@@ -29,12 +29,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(CASES))
-def test_a_family_on_a_gpu(name: str, tmp_path: Path) -> None:
+def make(name: str, folder: Path) -> Any:
     try:
-        pair = make_pair(CASES[name], tmp_path)
+        return make_pair(CASES[name], folder)
     except AttributeError as error:
         pytest.skip(f"this transformers does not have it: {error}")
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_a_family_on_a_gpu(name: str, tmp_path: Path) -> None:
+    pair = make(name, tmp_path)
     weights = MemorySource(dict(pair.weights))
     there = build_model(pair.config, weights, device="cuda", dtype=torch.float32)
     rounds = name == "falcon-rw"  # its position biases are rounded key by key, which no kernel does
@@ -47,3 +51,31 @@ def test_a_family_on_a_gpu(name: str, tmp_path: Path) -> None:
             assert made.sequences.tolist() == here.sequences.tolist(), settings
             if not settings:
                 assert rounds or made.stats.path == "captured"
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "falcon-rw"])
+def test_steps_are_as_near_as_torchs(name: str, tmp_path: Path) -> None:
+    """One, two and three rows run on different kernels: their errors beside those of torch's operators."""
+    pair = make(name, tmp_path)
+    ids = torch.randint(3, 90, (3, 20), generator=torch.Generator().manual_seed(0)).cuda()
+
+    def read(model: Any, rows: int, path: str) -> torch.Tensor:
+        cache = model.new_cache()
+        model.forward(ids[:rows, :-2], cache)
+        found = []
+        for at in (-2, -1):
+            with model.without_paths(*(["captured"] if path == "eager" else [])):
+                forward = model.forward(ids[:rows, at : ids.shape[1] + at + 1], cache)
+            assert forward.path == path
+            found.append(forward.logits.double())
+        return torch.stack(found)
+
+    for dtype, more in ((torch.float32, 5e-5), (torch.bfloat16, 2e-3)):
+        weights = MemorySource({name: tensor.to(dtype) for name, tensor in pair.weights.items()})
+        model, wide = (build_model(pair.config, weights, device="cuda", dtype=one) for one in (dtype, torch.float64))
+        for rows in (1, 2, 3):
+            exact = read(wide, rows, "eager")
+            captured, eager = (
+                float((read(model, rows, path) - exact).norm() / exact.norm()) for path in ("captured", "eager")
+            )
+            assert captured < 1.5 * eager + more, (rows, dtype)

@@ -17,7 +17,7 @@ from unspool.kernels.activations import find_activation
 from unspool.kernels.alibi import alibi_slopes
 from unspool.kernels.attention import attend
 from unspool.kernels.cpu.blocks import Kind
-from unspool.kernels.norms import rms_norm
+from unspool.kernels.norms import layer_norm, rms_norm
 from unspool.kernels.rotary import RotaryTable, rotate_
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
@@ -46,7 +46,7 @@ def check(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, *, la
     assert error < allowed, float(error)
 
 
-MANNERS = ["plain", "norm and bias", "gated", "adds"]
+MANNERS = ["plain", "norm and bias", "gated", "adds", "layer norm", "bare layer norm"]
 
 
 def surround(
@@ -61,7 +61,18 @@ def surround(
     if manner in ("norm and bias", "gated"):
         settings = {"norm": norm, "eps": 1e-5, "bias": bias}
         wide = rms_norm(wide, norm.double(), 1e-5)
+    if manner == "layer norm":
+        shift = random(x.shape[1], dtype=x.dtype)
+        settings = {"norm": norm, "shift": shift, "centres": True, "eps": 1e-5, "bias": bias}
+        settings["activation"] = CODES["gelu_new"]
+        wide = layer_norm(wide, norm.double(), shift.double(), 1e-5)
+    if manner == "bare layer norm":
+        x += 30.0  # far from its deviation
+        settings = {"centres": True, "eps": 1e-5}
+        wide = layer_norm(x.double(), None, None, 1e-5)
     expected = F.linear(wide, exact, bias.double() if "bias" in settings else None)
+    if manner == "layer norm":
+        expected = find_activation("gelu_new")(expected)
     if manner == "gated":
         settings |= {"activation": CODES["silu"], "is_gated": True}
         gate, value = expected.chunk(2, dim=1)
@@ -92,6 +103,85 @@ def test_products(dtype: torch.dtype, rows: int, outputs: int, inputs: int, mann
         multiply_row(weight, x, out, RowTiling(4, 256, 4), **settings)
     else:
         multiply(weight, x, out, **settings)  # cuBLAS, with kernels around it
+    check(out, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("inputs", [64, 200, 1100])
+@pytest.mark.parametrize("manner", ["norm and bias", "gated", "plain"])
+def test_a_product_adds_to_its_input(dtype: torch.dtype, inputs: int, manner: str) -> None:
+    """The sum is rounded as it is written, and the product is that of the rounded sum."""
+    from unspool.kernels.gpu.products.result import Addend
+    from unspool.kernels.gpu.products.row_product import RowTiling, multiply_row
+
+    weight = random(48 * (2 if manner == "gated" else 1), inputs, dtype=dtype)
+    x, made, norm = random(2, inputs, dtype=dtype), random(2, inputs, dtype=dtype), random(inputs, dtype=dtype)
+    into, out = torch.full_like(x, torch.nan), random(2, 48, dtype=dtype)
+    whole = x.double() + rms_norm(made.double(), norm.double(), 1e-3)
+    settings, expected = surround(manner, weight.double(), whole.to(dtype), out)
+    multiply_row(weight, x, out, RowTiling(4, 256, 4), addend=Addend(made, norm, 1e-3, into), **settings)
+    check(into, whole, dtype)
+    check(out, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("outputs", [(64, 96), (33, 50)], ids=["even", "odd"])
+@pytest.mark.parametrize("manner", ["norm", "layer norm", "bare layer norm"])
+@pytest.mark.parametrize("biases", [(True, True), (False, True)], ids=["biases", "one bias"])
+def test_two_products_of_one_row(
+    dtype: torch.dtype, outputs: tuple[int, int], manner: str, biases: tuple[bool, bool]
+) -> None:
+    from unspool.kernels.gpu.products.activations import CODES
+    from unspool.kernels.gpu.products.parallel_product import Branch, multiply_twins
+    from unspool.kernels.gpu.products.row_product import RowTiling
+
+    inputs = 600
+    x = random(1, inputs, dtype=dtype)
+    branches, expected = [], []
+    for count, has_bias, activation in zip(outputs, biases, ("", "gelu"), strict=True):
+        weight, bias = random(count, inputs, dtype=dtype), random(count, dtype=dtype) if has_bias else None
+        norm = random(inputs, dtype=dtype) if manner != "bare layer norm" else None
+        shift = random(inputs, dtype=dtype) if manner == "layer norm" else None
+        branches.append(Branch(weight, bias, norm, shift, CODES.get(activation, 0)))
+        scale, more = (part.double() if part is not None else None for part in (norm, shift))
+        wide = rms_norm(x.double(), scale, 1e-5) if manner == "norm" else layer_norm(x.double(), scale, more, 1e-5)
+        made = F.linear(wide, weight.double(), bias.double() if bias is not None else None)
+        expected.append(F.gelu(made) if activation else made)
+    outs = tuple(torch.full((1, count), torch.nan, device=DEVICE, dtype=dtype) for count in outputs)
+    multiply_twins(x, *branches, outs, RowTiling(4, 256, 4), eps=1e-5, centres=manner != "norm")
+    for out, wanted in zip(outs, expected, strict=True):
+        check(out, wanted, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("outputs", [64, 33])
+@pytest.mark.parametrize("biases", [(True, True), (False, True), (False, False)])
+def test_the_sum_of_two_products(dtype: torch.dtype, outputs: int, biases: tuple[bool, bool]) -> None:
+    from unspool.kernels.gpu.products.parallel_product import Branch, multiply_sum
+    from unspool.kernels.gpu.products.row_product import RowTiling
+
+    inputs, out = (600, 200), random(1, outputs, dtype=dtype)
+    expected, given = out.double(), []
+    for count, has_bias in zip(inputs, biases, strict=True):
+        weight, bias = random(outputs, count, dtype=dtype), random(outputs, dtype=dtype) if has_bias else None
+        x = random(1, count, dtype=dtype)
+        given += [Branch(weight, bias), x]
+        expected = expected + F.linear(x.double(), weight.double(), bias.double() if bias is not None else None)
+    multiply_sum(*given, out, RowTiling(4, 256, 4))
+    check(out, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("ahead", [2, 8])
+@pytest.mark.parametrize("manner", MANNERS)
+def test_loading_ahead_changes_nothing(dtype: torch.dtype, ahead: int, manner: str) -> None:
+    from unspool.kernels.gpu.products.row_product import RowTiling, multiply_row
+
+    outputs, inputs = 33, 700
+    weight = random(outputs * (2 if manner == "gated" else 1), inputs, dtype=dtype)
+    x, out = random(1, inputs, dtype=dtype), random(1, outputs, dtype=dtype)
+    settings, expected = surround(manner, weight.double(), x, out)
+    multiply_row(weight, x, out, RowTiling(4, 256, 4, ahead=ahead), **settings)
     check(out, expected, dtype)
 
 
@@ -251,6 +341,57 @@ def test_norms(dtype: torch.dtype, adds: bool) -> None:
     expected = rms_norm(x.double(), weight.double(), 1e-6) + (out.double() if adds else 0.0)
     normalise(x, weight, 1e-6, out, adds=adds)
     check(out, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("has_weights", [False, True])
+def test_layer_norms(dtype: torch.dtype, has_weights: bool) -> None:
+    """In place, and of numbers far from zero."""
+    from unspool.kernels.gpu.products.norms import normalise
+
+    x, weight, shift = random(3, 600, dtype=dtype) + 50.0, random(600, dtype=dtype), random(600, dtype=dtype)
+    weights = (weight, shift) if has_weights else (None, None)
+    expected = layer_norm(x.double(), *(part.double() if part is not None else None for part in weights), 1e-6)
+    normalise(x, weights[0], 1e-6, x, centres=True, shift=weights[1])
+    check(x, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("is_layer", [False, True], ids=["rms", "layer"])
+@pytest.mark.parametrize("span", ["head", "each", "whole"])
+def test_norms_of_heads(dtype: torch.dtype, is_layer: bool, span: Any) -> None:
+    from unspool.kernels.gpu.attention.head_norms import HeadNorm, norm_heads_
+
+    heads, kv_heads, width = 6, 2, 24
+    qkv = random(3, (heads + 2 * kv_heads) * width, dtype=dtype)
+    parts = qkv.double().split([heads * width, kv_heads * width, kv_heads * width], dim=1)
+    norms, expected = [], []
+    for part, count in zip(parts[:2], (heads, kv_heads), strict=True):
+        size = width if span == "head" else count * width
+        weight, shift = random(size, dtype=dtype), random(size, dtype=dtype) if is_layer else None
+        norms.append(HeadNorm(weight, shift, 1e-5, is_layer))
+        by_part = part.view(3, 1 if span == "whole" else count, -1)
+        normed = (
+            F.layer_norm(by_part, by_part.shape[-1:], eps=1e-5)
+            if is_layer
+            else rms_norm(by_part, torch.ones(by_part.shape[-1], dtype=torch.float64, device=DEVICE), 1e-5)
+        )
+        normed = normed * weight.double().view(-1, by_part.shape[-1])
+        expected.append((normed + (shift.double().view(-1, by_part.shape[-1]) if shift is not None else 0)).flatten(1))
+    norm_heads_(qkv, *norms, heads, kv_heads, width, span)
+    check(qkv, torch.cat((*expected, parts[2]), 1), dtype)
+
+
+@pytest.mark.parametrize("is_forked", [False, True])
+def test_learned_positions(is_forked: bool) -> None:
+    from unspool.kernels.gpu.sampling.tokens import LearnedPositions, embed
+
+    tokens, table, positions = torch.tensor([3, 9, 0, 5], device=DEVICE), random(10, 1200), random(20, 1200)
+    lengths, out = torch.tensor([16, 4], device=DEVICE, dtype=torch.int32), torch.full((4, 1200), torch.nan)
+    out = out.to(DEVICE)
+    embed(tokens, table, 2.0, out, LearnedPositions(positions, 2, lengths, is_forked))
+    places = [18, 18, 6, 6] if is_forked else [18, 19, 6, 7]
+    torch.testing.assert_close(out, 2.0 * table[tokens] + positions[places])
 
 
 @pytest.mark.parametrize("vocab", [50, 4096, 9000])

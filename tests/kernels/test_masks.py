@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from unspool.kernels.cpu.library import find_library
-from unspool.kernels.masks import keep_allowed, keep_allowed_plainly
+from unspool.kernels.masks import keep_allowed, keep_allowed_plainly, raise_listed, raise_listed_plainly
 
 
 @pytest.mark.parametrize("vocab", [1, 31, 32, 33, 160, 49_152])
@@ -23,4 +23,7 @@ def test_both_ways_leave_the_same_scores(vocab: int, dtype: torch.dtype) -> None
     expected = scores.masked_fill(~is_allowed, float("-inf"))
     for way in (keep_allowed, keep_allowed_plainly):
         assert torch.equal(way(scores, bits), expected)
+    raised = torch.where(is_allowed, scores + 1.5, scores)
+    for more in (raise_listed, raise_listed_plainly):
+        assert torch.equal(more(scores, bits, 1.5), raised)
     assert dtype != torch.float32 or find_library() is not None

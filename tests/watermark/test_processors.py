@@ -16,6 +16,7 @@ from unspool.watermark import (
     SynthIDTextWatermarkLogitsProcessor,
     WatermarkLogitsProcessor,
 )
+from unspool.watermark.green_list import GreenLists
 
 VOCAB = 211
 KEYS = [654, 400, 836, 123, 2**40 + 17]
@@ -63,11 +64,19 @@ def test_green_lists_are_the_reference_s(scheme: str, key: int, ratio: float, wi
 
 
 def test_cached_lists_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unspool.watermark.green_list.MOST_CACHED_BYTES", 9 * VOCAB)
-    mark = WatermarkLogitsProcessor(VOCAB, "cpu")
+    monkeypatch.setattr("unspool.watermark.green_list.MOST_CACHED_BYTES", 9 * (VOCAB // 8))
+    lists, all_of_them = GreenLists(VOCAB, 50), GreenLists(VOCAB, 50)
+    all_of_them._most = 100
     for seed in range(5):
-        mark(make_ids(8, 2, seed), make_scores(8))
-        assert len(mark._lists) <= 9
+        seeds = [(7 * seed + place) % 31 for place in range(8)] * 2
+        assert torch.equal(lists.find(seeds), all_of_them.find(seeds))
+        assert len(lists) <= 9
+
+
+def test_processors_of_one_size_share_their_lists() -> None:
+    one, two = WatermarkLogitsProcessor(VOCAB, "cpu"), WatermarkLogitsProcessor(VOCAB, "cpu", bias=5.0)
+    other = WatermarkLogitsProcessor(VOCAB, "cpu", greenlist_ratio=0.5)
+    assert one._lists is two._lists is not other._lists
 
 
 def test_short_texts_and_other_vocabularies() -> None:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from functools import lru_cache
+from threading import Lock
 from typing import Any
 
+import numpy as np
 import torch
 
 from unspool.config import WatermarkingConfig
 from unspool.errors import InputError
+from unspool.kernels.masks import raise_listed
 from unspool.kernels.presence import runs_kernels
 from unspool.logits.highest import is_wide, take_highest, take_highest_by_chunks
 from unspool.logits.watermark import WatermarkProcessor
@@ -21,7 +24,48 @@ from unspool.watermark.twister import SEED_BITS, are_first, find_first, permute
 
 NUM_CANDIDATES = 40  # of `selfhash`: the likeliest tokens, each asked for its own green list
 TABLE_SIZE = 1_000_003
-MOST_CACHED_BYTES = 1 << 26  # of green lists, by context
+MOST_CACHED_BYTES = 1 << 26  # of green lists of one size
+
+
+class GreenLists:
+    """The first `num_first` tokens of seeds' permutations as words of bits; those asked for last are kept."""
+
+    def __init__(self, vocab_size: int, num_first: int) -> None:
+        self._vocab_size, self._num_first = vocab_size, num_first
+        self._lists: OrderedDict[int, torch.Tensor] = OrderedDict()  # by seed: (words,) int32
+        self._most = max(8, MOST_CACHED_BYTES // max(1, vocab_size // 8))
+        self._lock = Lock()  # the requests of several threads share them
+
+    def __len__(self) -> int:
+        return len(self._lists)
+
+    def find(self, seeds: list[int]) -> torch.Tensor:
+        """The lists of these seeds: (seeds, words) int32."""
+        with self._lock:
+            missing = [seed for seed in dict.fromkeys(seeds) if seed not in self._lists]
+            if missing:
+                is_green = find_first(torch.tensor(missing), self._vocab_size, self._num_first)
+                self._lists.update(zip(missing, _pack(is_green), strict=True))
+            for seed in seeds:
+                self._lists.move_to_end(seed)
+            lists = [self._lists[seed] for seed in seeds]
+            while len(self._lists) > self._most:
+                self._lists.popitem(last=False)
+        return lists[0][None] if len(lists) == 1 else torch.stack(lists)
+
+
+def _pack(is_set: torch.Tensor) -> torch.Tensor:
+    """Bits (rows, count) in words of 32: (rows, words) int32."""
+    rows, count = is_set.shape
+    packed = np.zeros((rows, -(-count // 32) * 4), dtype=np.uint8)
+    packed[:, : -(-count // 8)] = np.packbits(is_set.numpy(), axis=1, bitorder="little")
+    return torch.from_numpy(packed.view("<i4").astype(np.int32))
+
+
+@lru_cache(maxsize=4)
+def _share_lists(vocab_size: int, num_first: int) -> GreenLists:
+    """The lists of all processors of one vocabulary and one size."""
+    return GreenLists(vocab_size, num_first)
 
 
 class WatermarkLogitsProcessor(WatermarkProcessor):
@@ -46,8 +90,7 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
         self._key = hashing_key
         self._seed_of_token = _list_seeds(hashing_key, vocab_size) if seeding_scheme == "lefthash" else None
         self._table = _permute_table(hashing_key) if seeding_scheme == "selfhash" else None
-        self._lists: OrderedDict[int, torch.Tensor] = OrderedDict()  # by seed, 0 or 1
-        self._num_cached = max(8, MOST_CACHED_BYTES // max(1, vocab_size))
+        self._lists = _share_lists(vocab_size, self.greenlist_size)
 
     @property
     def is_self_seeded(self) -> bool:
@@ -89,26 +132,8 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
             from unspool.kernels.gpu.marks.green_lists import raise_green  # Triton is imported where a GPU is used
 
             return raise_green(scores, seeds, self.greenlist_size, self.bias)
-        if scores.device.type != "cpu":
-            return scores.add(torch.stack(self._find_lists(seeds)), alpha=self.bias)
-        result = scores.clone()
-        for row, is_green in enumerate(self._find_lists(seeds)):
-            result[row].add_(is_green, alpha=self.bias)
-        return result
-
-    def _find_lists(self, seeds: torch.Tensor) -> list[torch.Tensor]:
-        """The green lists of seeds, as masks of 0 and 1 on the seeds' device."""
-        wanted = seeds.tolist()
-        missing = [seed for seed in dict.fromkeys(wanted) if seed not in self._lists]
-        if missing:
-            made = find_first(torch.tensor(missing), self.vocab_size, self.greenlist_size).view(torch.uint8)
-            self._lists.update(zip(missing, made.to(seeds.device), strict=True))
-        for seed in wanted:
-            self._lists.move_to_end(seed)
-        lists = [self._lists[seed].to(seeds.device) for seed in wanted]
-        while len(self._lists) > self._num_cached:
-            self._lists.popitem(last=False)
-        return lists
+        bits = self._lists.find(seeds.tolist())
+        return raise_listed(scores, bits.to(scores.device), self.bias)
 
     def _raise_candidates(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Each of the likeliest tokens is raised if it is on the list that it would itself help to choose."""

@@ -18,7 +18,7 @@ from unspool.kernels.cpu.blocks import BLOCK
 from unspool.kernels.cpu.marks import Marks
 from unspool.kernels.cpu.tiles import BYTES, TILE
 
-ABI: Final = 11
+ABI: Final = 12
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
@@ -261,6 +261,8 @@ class Library:
         at = ctypes.c_void_p
         handle.us_keep_allowed.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, ctypes.c_int64, at]
         handle.us_keep_allowed.restype = None
+        handle.us_raise_listed.argtypes = [*handle.us_keep_allowed.argtypes[:-1], ctypes.c_float, at]
+        handle.us_raise_listed.restype = None
         handle.us_draw_rows.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, at, ctypes.c_int32]
         self.threads = count_threads()
         self.marks = Marks(handle, self.threads)
@@ -323,14 +325,27 @@ class Library:
 
     def keep_allowed(self, scores: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
         """Scores (rows, vocab), -inf where a token's bit in (rows, words) is not set."""
-        given, words = scores.contiguous(), bits.contiguous()
-        rows, vocab = given.shape
-        if given.dtype != torch.float32 or words.dtype != torch.int32 or words.shape != (rows, (vocab + 31) // 32):
-            raise SettingError(f"masks {list(bits.shape)} of {bits.dtype} don't fit scores {list(scores.shape)}")
+        given, words = _check_bits(scores, bits)
         out = torch.empty_like(given)
         if out.numel():
-            self._handle.us_keep_allowed(point(given), rows, vocab, point(words), words.shape[1], point(out))
+            self._handle.us_keep_allowed(point(given), *given.shape, point(words), words.shape[1], point(out))
         return out
+
+    def raise_listed(self, scores: torch.Tensor, bits: torch.Tensor, bias: float) -> torch.Tensor:
+        """Scores (rows, vocab), more by `bias` where a token's bit in (rows, words) is set."""
+        given, words = _check_bits(scores, bits)
+        out = torch.empty_like(given)
+        if out.numel():
+            self._handle.us_raise_listed(point(given), *given.shape, point(words), words.shape[1], bias, point(out))
+        return out
+
+
+def _check_bits(scores: torch.Tensor, bits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores (rows, vocab) and words of 32 bits for them, as the library reads both."""
+    rows, vocab = scores.shape
+    if scores.dtype != torch.float32 or bits.dtype != torch.int32 or bits.shape != (rows, (vocab + 31) // 32):
+        raise SettingError(f"masks {list(bits.shape)} of {bits.dtype} don't fit scores {list(scores.shape)}")
+    return scores.contiguous(), bits.contiguous()
 
 
 def count_threads() -> int:

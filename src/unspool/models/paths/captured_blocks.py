@@ -1,4 +1,4 @@
-"""The work of a captured step: blocks of Llama's shape on fused kernels, all others on torch's operators.
+"""The work of a captured step: nearly all blocks on fused kernels, the rest on torch's operators.
 
 Both use the same attention kernel, which reads addresses and lengths on the device; nothing here may read a number on
 the host.
@@ -9,12 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
 from unspool.kernels.activations import find_activation
 from unspool.kernels.alibi import alibi_slopes
 from unspool.kernels.gpu.attention.carrying import Carrier
+from unspool.kernels.gpu.attention.head_norms import HeadNorm, norm_heads_
 from unspool.kernels.gpu.attention.packed_attention import NUM_TENSORS, PackedStepAttention
 from unspool.kernels.gpu.attention.split_attention import HeadShape, SplitAttention
 from unspool.kernels.gpu.attention.step_attention import StepAttention
@@ -22,17 +24,19 @@ from unspool.kernels.gpu.attention.turning import find_turns
 from unspool.kernels.gpu.attention.wide_attention import WideAttention
 from unspool.kernels.gpu.products.activations import CODES
 from unspool.kernels.gpu.products.norms import normalise
-from unspool.kernels.gpu.products.product import multiply
+from unspool.kernels.gpu.products.parallel_product import Branch
+from unspool.kernels.gpu.products.product import multiply, multiply_beside, multiply_both, takes_addends
+from unspool.kernels.gpu.products.result import Addend
 from unspool.kernels.gpu.products.words_product import unpack_words
-from unspool.kernels.gpu.sampling.tokens import embed
+from unspool.kernels.gpu.sampling.tokens import LearnedPositions, embed
 from unspool.kernels.key_layout import KeyLayout
-from unspool.models.decoder.layers import DecoderWeights, Layer, norm_heads
+from unspool.models.decoder.layers import DecoderWeights, Layer
 from unspool.models.decoder.plain_block import embed as embed_plainly
 from unspool.models.decoder.plain_block import finish, run_block
 from unspool.models.decoder.spec import DecoderSpec, RopeSpec
 from unspool.models.paths.captured_mixture import MixtureStep
 from unspool.models.paths.captured_shape import PassShape
-from unspool.models.weights import AnyLinear, Norm, WordEmbedding
+from unspool.models.weights import AnyLinear, Linear, Norm, WordEmbedding
 
 
 @dataclass(slots=True)
@@ -49,17 +53,18 @@ class StepInputs:
 
 
 def can_fuse(spec: DecoderSpec) -> bool:
-    """Whether a block is of Llama's shape, with or without Gemma's outer norms."""
+    """Whether a block is made of parts that the fused kernels know."""
+    if spec.mixture is not None and (
+        spec.norm.kind != "rms"
+        or spec.norm_placement == "after"
+        or spec.residual == "parallel"
+        or spec.norms_heads_apart
+    ):
+        return False  # such blocks with experts were not measured
     return (
-        spec.norm.kind == "rms"
-        and spec.norm_placement in ("pre", "sandwich")
-        and spec.residual == "sequential"
-        and spec.num_positions is None
-        and not spec.has_embedding_norm
+        (spec.norm_placement == "pre" or (spec.norm_placement != "post" and spec.residual == "sequential"))
         and spec.embedding_size in (None, spec.hidden_size)
-        and spec.has_final_norm
         and spec.activation in CODES
-        and not spec.norms_heads_apart
     )
 
 
@@ -130,7 +135,7 @@ class Body(ABC):
         """A layer's attention output (rows, heads * width), valid until the next layer's."""
         spec, kind = self._spec, self._spec.kind_of(index)
         if spec.norms_heads_apart:
-            qkv = self._norm_heads(layer, qkv)
+            self._norm_heads_(layer, qkv)
         is_away = index in self._shape.away
         if self.carrier is not None and is_away:
             self.carrier.hold_for(index)
@@ -155,12 +160,14 @@ class Body(ABC):
             self.carrier.go_on(inputs.base, inputs.counts)
         return self._read
 
-    def _norm_heads(self, layer: Layer, qkv: torch.Tensor) -> torch.Tensor:
-        """Queries, keys and values with norms that the attention kernel does not know."""
-        heads, kv_heads, width = self._spec.num_heads, self._spec.num_kv_heads, self._spec.head_dim
-        by_head = qkv.view(-1, heads + 2 * kv_heads, width)
-        queries, keys, values = torch.split(by_head, [heads, kv_heads, kv_heads], dim=1)
-        return torch.cat((*norm_heads(self._spec, layer, queries, keys), values), dim=1).view(qkv.shape)
+    def _norm_heads_(self, layer: Layer, qkv: torch.Tensor) -> None:
+        """Normalise queries and keys in ways that the attention kernels do not know."""
+        spec = self._spec
+        assert layer.q_norm is not None and layer.k_norm is not None
+        q_norm, k_norm = (
+            HeadNorm(norm.weight, norm.bias, norm.eps, norm.is_layer) for norm in (layer.q_norm, layer.k_norm)
+        )
+        norm_heads_(qkv, q_norm, k_norm, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.qk_norm_span)
 
 
 class FusedBody(Body):
@@ -176,63 +183,151 @@ class FusedBody(Body):
         def make(width: int) -> torch.Tensor:
             return torch.zeros(shape.num_tokens, width, dtype=dtype, device=device)
 
-        self._x = make(spec.hidden_size)
+        self._buffers = make(spec.hidden_size), make(spec.hidden_size)
+        self._x, self._spare = self._buffers
         self._qkv = make((spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim)
         self._inner = make(spec.ffn_size)
         self._made = make(spec.hidden_size)
+        self._pending: Norm | None = None  # the norm after which `_made` is still to be added to the state
 
     def run(self, inputs: StepInputs, logits: torch.Tensor) -> None:
-        spec, weights, x, eps = self._spec, self._weights, self._x, self._spec.norm.eps
+        weights, shape = self._weights, self._shape
+        self._x, self._spare = self._buffers
         self._begin(inputs)
-        if isinstance(weights.embedding, WordEmbedding):
-            unpack_words(weights.embedding.operand, x, rows=inputs.tokens, scale=self._scale)
-        else:
-            embed(inputs.tokens, weights.embedding.weight, self._scale, x)
+        self._embed(inputs)
         for index, layer in enumerate(self._layers):
-            self._keep_early(index, x)
-            multiply(layer.qkv.operand, x, self._qkv, norm=_weight_of(layer.attn_norm), eps=eps, bias=layer.qkv.bias)
-            self._add(layer.out, self._attend(index, layer, self._qkv, inputs), layer.post_attn_norm)
-            if layer.mixture is not None:
-                self._feed_mixture(layer, inputs)
-                continue
-            multiply(
-                layer.up.operand,
-                x,
-                self._inner,
-                norm=_weight_of(layer.ffn_norm),
-                eps=eps,
-                bias=layer.up.bias,
-                activation=self._code,
-                is_gated=spec.is_gated,
-            )
-            self._add(layer.down, self._inner, layer.post_ffn_norm)
-        final = _weight_of(weights.final_norm)
-        if not self._shape.early and not self._shape.wants_states:
-            multiply(weights.head.operand, x, logits, norm=final, eps=eps, bias=weights.head.bias)
+            if self._spec.residual == "parallel":
+                self._run_parallel(index, layer, inputs)
+            else:
+                self._run_sequential(index, layer, inputs)
+        if not shape.early and not shape.wants_states:
+            self._multiply_state(weights.head, weights.final_norm, logits)
             return
-        assert final is not None
-        normalise(x, final, eps, self.states[: self._shape.num_tokens])
+        self._settle()
+        states = self.states[: shape.num_tokens]
+        if weights.final_norm is None:
+            states.copy_(self._x)
+        else:
+            _normalise(weights.final_norm, self._x, states)
         multiply(weights.head.operand, self.states, logits, bias=weights.head.bias)
+
+    def _run_sequential(self, index: int, layer: Layer, inputs: StepInputs) -> None:
+        self._multiply_state(layer.qkv, layer.attn_norm, self._qkv)
+        self._keep_early(index, self._x)
+        self._add(layer.out, self._attend(index, layer, self._qkv, inputs), layer.post_attn_norm)
+        if layer.mixture is not None:
+            self._feed_mixture(layer, inputs)
+            return
+        self._feed(layer, layer.ffn_norm)
+        self._add(layer.down, self._inner, layer.post_ffn_norm)
+
+    def _run_parallel(self, index: int, layer: Layer, inputs: StepInputs) -> None:
+        """Three kernels if attention and the feed-forward share two of them."""
+        self._keep_early(index, self._x)
+        norm = layer.ffn_norm if layer.ffn_norm is not None else layer.attn_norm
+        pairs = self._pair(layer, norm) if self._shape.num_tokens == 1 else None
+        if pairs is None:
+            self._multiply_state(layer.qkv, layer.attn_norm, self._qkv)
+            read = self._attend(index, layer, self._qkv, inputs)
+            self._feed(layer, norm)
+            self._add(layer.out, read, None)
+            self._add(layer.down, self._inner, None)
+            return
+        qkv, up, out, down = pairs
+        is_layer = norm is not None and norm.is_layer
+        eps = norm.eps if norm is not None else 0.0
+        multiply_beside(self._x, qkv, up, (self._qkv, self._inner), eps=eps, centres=is_layer)
+        read = self._attend(index, layer, self._qkv, inputs)
+        multiply_both(down, self._inner, out, read, self._x)
+
+    def _pair(self, layer: Layer, norm: Norm | None) -> tuple[Branch, Branch, Branch, Branch] | None:
+        """The four products of a block as two pairs; None if they are too different."""
+        before, qkv, out, up, down = layer.attn_norm, layer.qkv, layer.out, layer.up, layer.down
+        if self._spec.is_gated or before is None or norm is None:
+            return None
+        if (before.eps, before.weight is None, before.bias is None) != (
+            norm.eps,
+            norm.weight is None,
+            norm.bias is None,
+        ):
+            return None
+        if not (
+            isinstance(qkv, Linear) and isinstance(out, Linear) and isinstance(up, Linear) and isinstance(down, Linear)
+        ):
+            return None
+        return (
+            Branch(qkv.weight, qkv.bias, before.weight, before.bias),
+            Branch(up.weight, up.bias, norm.weight, norm.bias, self._code),
+            Branch(out.weight, out.bias),
+            Branch(down.weight, down.bias),
+        )
+
+    def _embed(self, inputs: StepInputs) -> None:
+        """The first layer's input."""
+        spec, weights, x = self._spec, self._weights, self._x
+        if not isinstance(weights.embedding, WordEmbedding):
+            places = None
+            if weights.positions is not None:
+                places = LearnedPositions(
+                    weights.positions, spec.position_offset, inputs.lengths, self._shape.is_forked
+                )
+            embed(inputs.tokens, weights.embedding.weight, self._scale, x, places)
+        else:
+            unpack_words(weights.embedding.operand, x, rows=inputs.tokens, scale=self._scale)
+            if weights.positions is not None:
+                x.add_(weights.positions[self._find_places(inputs)])
+        if weights.embedding_norm is not None:
+            _normalise(weights.embedding_norm, x, x)
+
+    def _find_places(self, inputs: StepInputs) -> torch.Tensor:
+        """Rows of the table of positions; absent tokens may have any."""
+        assert self._weights.positions is not None
+        places = find_positions(self._shape, inputs) + self._spec.position_offset
+        return places.clamp(0, self._weights.positions.shape[0] - 1)
+
+    def _feed(self, layer: Layer, norm: Norm | None) -> None:
+        """The feed-forward's inner state."""
+        self._multiply_state(layer.up, norm, self._inner, activation=self._code, is_gated=self._spec.is_gated)
+
+    def _multiply_state(self, linear: AnyLinear, norm: Norm | None, out: torch.Tensor, **after: Any) -> None:
+        """A product of the state, after a norm."""
+        addend = None
+        if self._pending is not None and takes_addends(linear.operand, self._shape.num_tokens):
+            assert self._pending.weight is not None
+            addend = Addend(self._made, self._pending.weight, self._pending.eps, self._spare)
+            self._pending = None
+        self._settle()
+        before = _describe(norm) if norm is not None else {}
+        multiply(linear.operand, self._x, out, bias=linear.bias, addend=addend, **before, **after)
+        if addend is not None:
+            self._x, self._spare = self._spare, self._x
 
     def _feed_mixture(self, layer: Layer, inputs: StepInputs) -> None:
         """Add the experts' output to the state, normalised if the block has a norm there."""
         assert self._mixture is not None
-        norm = layer.post_ffn_norm
-        if norm is None:
+        self._settle()
+        if layer.post_ffn_norm is None:
             self._mixture.feed(layer, self._x, self._x, inputs.lengths, norm=layer.ffn_norm, adds=True)
             return
-        assert norm.weight is not None
         self._mixture.feed(layer, self._x, self._made, inputs.lengths, norm=layer.ffn_norm)
-        normalise(self._made, norm.weight, norm.eps, self._x, adds=True)
+        self._pending = layer.post_ffn_norm
 
     def _add(self, linear: AnyLinear, y: torch.Tensor, norm: Norm | None) -> None:
-        """Add a product to the state, normalised if the block has a norm there."""
+        """Add a product to the state, normalised if the block has a norm there: by the product that reads it next."""
+        self._settle()
         if norm is None:
             multiply(linear.operand, y, self._x, bias=linear.bias, adds=True)
             return
-        assert norm.weight is not None
         multiply(linear.operand, y, self._made, bias=linear.bias)
-        normalise(self._made, norm.weight, norm.eps, self._x, adds=True)
+        self._pending = norm
+        if norm.is_layer:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Add what is still to be added to the state."""
+        if self._pending is not None:
+            _normalise(self._pending, self._made, self._x, adds=True)
+            self._pending = None
 
 
 class PlainBody(Body):
@@ -242,16 +337,12 @@ class PlainBody(Body):
         self, spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype, shape: PassShape
     ) -> None:
         super().__init__(spec, weights, device, dtype, shape)
-        ahead = torch.arange(shape.num_new, device=device) * (0 if shape.is_forked else 1)
-        self._ahead = ahead.repeat(shape.rows)  # a token's offset from its row's end
         self._activate = find_activation(spec.activation)
 
     def run(self, inputs: StepInputs, logits: torch.Tensor) -> None:
         shape, weights = self._shape, self._weights
         self._begin(inputs)
-        places = inputs.lengths
-        if shape.num_new > 1:
-            places = places.repeat_interleave(shape.num_new, output_size=shape.num_tokens) + self._ahead
+        places = find_positions(shape, inputs)
         x = embed_plainly(self._spec, weights, inputs.tokens.clamp(min=0), places, self._dtype)
         for index, layer in enumerate(self._layers):
             self._keep_early(index, x)
@@ -293,6 +384,23 @@ def make_body(
 ) -> Body:
     """The fastest body that a model's blocks allow."""
     return (FusedBody if can_fuse(spec) else PlainBody)(spec, weights, device, dtype, shape)
+
+
+def find_positions(shape: PassShape, inputs: StepInputs) -> torch.Tensor:
+    """The position of each token of a pass: (tokens,)."""
+    if shape.num_new == 1:
+        return inputs.lengths
+    ahead = torch.arange(shape.num_new, device=inputs.lengths.device) * (0 if shape.is_forked else 1)
+    return (inputs.lengths[:, None] + ahead).flatten()
+
+
+def _describe(norm: Norm) -> dict[str, Any]:
+    """A norm as kernels take it."""
+    return {"norm": norm.weight, "eps": norm.eps, "centres": norm.is_layer, "shift": norm.bias}
+
+
+def _normalise(norm: Norm, x: torch.Tensor, out: torch.Tensor, *, adds: bool = False) -> None:
+    normalise(x, norm.weight, norm.eps, out, adds=adds, centres=norm.is_layer, shift=norm.bias)
 
 
 def _weight_of(norm: Norm | None) -> torch.Tensor | None:

@@ -192,6 +192,13 @@ static void check_masks(const char *set) {
             const float found = out[(size_t)row * vocab + v];
             expect(is_allowed ? found == scores[(size_t)row * vocab + v] : found == -INFINITY, "a mask", set);
         }
+    us_raise_listed(scores, rows, vocab, bits, words, 1.5f, out);
+    for (int32_t row = 0; row < rows; row++)
+        for (int32_t v = 0; v < vocab; v++) {
+            const int is_listed = bits[(size_t)row * words + v / 32] >> (v % 32) & 1;
+            const float given = scores[(size_t)row * vocab + v];
+            expect(out[(size_t)row * vocab + v] == (is_listed ? given + 1.5f : given), "a raised score", set);
+        }
 }
 
 static int compare_falling(const void *one, const void *two) {

@@ -240,6 +240,25 @@ void us_keep_allowed(const float *scores, int64_t rows, int32_t vocab, const uin
     }
 }
 
+/* A word's 32 scores, more by `bias` with its bit. */
+static void raise_word(const float *restrict scores, uint32_t word, float bias, float *restrict out) {
+    static const uint32_t bit_of[32] = {FOUR_BITS(0),  FOUR_BITS(4),  FOUR_BITS(8),  FOUR_BITS(12),
+                                        FOUR_BITS(16), FOUR_BITS(20), FOUR_BITS(24), FOUR_BITS(28)};
+    for (int i = 0; i < 32; i++) {
+        const float raised = scores[i] + bias;
+        out[i] = (word & bit_of[i]) == bit_of[i] ? raised : scores[i];
+    }
+}
+
+void us_raise_listed(const float *scores, int64_t rows, int32_t vocab, const uint32_t *bits, int64_t words, float bias,
+                     float *out) {
+    const int32_t whole = vocab / 32;
+    for (int64_t row = 0; row < rows; row++, scores += vocab, out += vocab, bits += words) {
+        for (int32_t w = 0; w < whole; w++) raise_word(scores + 32 * w, bits[w], bias, out + 32 * w);
+        for (int32_t v = 32 * whole; v < vocab; v++) out[v] = bits[whole] >> (v % 32) & 1u ? scores[v] + bias : scores[v];
+    }
+}
+
 static float half_at(const uint8_t *p) {
     uint16_t half;
     memcpy(&half, p, 2);

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define US_ABI 11
+#define US_ABI 12
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
 #define US_PART 64     /* keys that attention reads at once: with their values they stay in the first-level cache */
@@ -186,5 +186,8 @@ int32_t us_draw_rows(const float *scores, int64_t rows, int32_t vocab, const us_
 
 /* out (rows, vocab) = scores, -inf where a token's bit is not set: token v of a row at bit v % 32 of word v / 32. */
 void us_keep_allowed(const float *scores, int64_t rows, int32_t vocab, const uint32_t *bits, int64_t words, float *out);
+/* The same words: scores, more by `bias` where a token's bit is set. */
+void us_raise_listed(const float *scores, int64_t rows, int32_t vocab, const uint32_t *bits, int64_t words, float bias,
+                     float *out);
 
 #endif

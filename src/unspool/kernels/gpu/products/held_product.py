@@ -15,6 +15,7 @@ import triton.language as tl
 
 from unspool.kernels.gpu.launching import let_next_start, wait_for_input
 from unspool.kernels.gpu.products.activations import activate
+from unspool.kernels.gpu.products.norms import norm_row
 from unspool.kernels.gpu.products.result import Around, launch_product
 
 
@@ -29,10 +30,11 @@ class HeldTiling:
 
 @triton.jit
 def _multiply_held(
-    W, X, NORM, BIAS, Y, eps, N,
+    W, X, NORM, BIAS, Y, eps, N, SHIFT,
     R: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, TILES: tl.constexpr,
     ACT: tl.constexpr, IS_GATED: tl.constexpr, ADDS: tl.constexpr,
-    HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, PDL: tl.constexpr,
+    HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, IS_LAYER: tl.constexpr, HAS_SHIFT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * (BN * TILES)
     place, rk = tl.arange(0, BN), tl.arange(0, KP)
@@ -48,9 +50,9 @@ def _multiply_held(
     rows = ()
     for row in tl.static_range(R):
         x = tl.load(X + row * K + rk, mask=rk < K, other=0.0).to(tl.float32)
-        if HAS_NORM:
-            root = tl.rsqrt(tl.sum(x * x, 0) / K + eps)
-            x = x * root * tl.load(NORM + rk, mask=rk < K, other=0.0).to(tl.float32)
+        if HAS_NORM or IS_LAYER:
+            pivot = tl.load(X + row * K).to(tl.float32)
+            x = norm_row(x, pivot, NORM, SHIFT, rk, rk < K, eps, K, IS_LAYER, HAS_NORM, HAS_SHIFT)
         rows = rows + (x,)
     for tile in tl.static_range(TILES):
         w_now, v_now = w, v
@@ -83,7 +85,8 @@ def multiply_held(
     tiling: HeldTiling,
     **around: Unpack[Around],
 ) -> None:
-    """As `multiply_row`."""
+    """As `multiply_row`, without addends."""
+    shift = around.get("shift")
     launch_product(
         _multiply_held,
         (weight,),
@@ -92,9 +95,12 @@ def multiply_held(
         out,
         tiling.rows * tiling.tiles,
         around,
+        shift if shift is not None else x,
         R=x.shape[0],
         KP=triton.next_power_of_2(weight.shape[1]),
         BN=tiling.rows,
         TILES=tiling.tiles,
+        IS_LAYER=around.get("centres", False),
+        HAS_SHIFT=shift is not None,
         num_warps=tiling.warps,
     )

@@ -16,7 +16,7 @@ import triton.language as tl
 from unspool.kernels.gpu.launching import let_next_start, wait_for_input
 from unspool.kernels.gpu.products.byte_blocks import multiply_bytes, round_input
 from unspool.kernels.gpu.products.half_blocks import halve_input, multiply_halves
-from unspool.kernels.gpu.products.result import Around, launch_product, load_held, write_result
+from unspool.kernels.gpu.products.result import Around, launch_product, load_biases, load_held, write_result
 from unspool.kernels.gpu.products.word_parts import half_of, part_words
 from unspool.kernels.gpu.products.words import Words
 
@@ -107,6 +107,7 @@ def _multiply_nibbles(
         part = tl.zeros((BN, BLOCKS), tl.float32)
         other = part
         held = load_held(Y, 0, rn, rn < N, N, ADDS)
+        biases = load_biases(BIAS, rn, rn < N, N, IS_GATED, HAS_BIAS)
         is_more = (rn + BN < N) & (tile + 1 < num_tiles)
         step = (tile + 1) * BN
         so_far = (words, factors, others, other_factors)
@@ -126,9 +127,7 @@ def _multiply_nibbles(
                 f = tl.load(next_factors + factors_beside, mask=is_block, other=0, eviction_policy="evict_first")
                 other += _multiply_blocks(so_far[2][c], so_far[3][c], parted, power, sums, BN, BW, ROUNDS, HAS_ASM)
             others, other_factors = others + (w,), other_factors + (f,)
-        write_result(
-            part, other, squares, held, 0, rn, rn < N, BIAS, Y, eps, N, K, ACT, IS_GATED, ADDS, HAS_NORM, HAS_BIAS
-        )
+        write_result(part, other, squares, held, biases, 0, rn, rn < N, Y, eps, N, K, ACT, IS_GATED, ADDS, HAS_NORM)
         rn += BN
 
 

@@ -1,4 +1,4 @@
-"""Root-mean-square norms of a step's rows, with the residual added in the same pass (reference: `kernels.norms`)."""
+"""Norms of a step's rows: inside the kernel that reads them, or in one of their own (reference: `kernels.norms`)."""
 
 from __future__ import annotations
 
@@ -10,32 +10,90 @@ from unspool.kernels.gpu.launching import launch, launch_options, let_next_start
 
 
 @triton.jit
-def _normalise(X, WEIGHT, OUT, eps, N, BLOCK: tl.constexpr, ADDS: tl.constexpr, PDL: tl.constexpr):
+def _add_pairs(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
+def find_moments(sums, squares, pivot, eps, K):
+    """The mean of K numbers and the inverse of their deviation, from what they and their squares add up to.
+
+    The numbers are taken less a pivot, any one of them: then no mean is so large that squares cancel out, because a
+    number of K is at most sqrt(K) deviations away from their mean.
+    """
+    total, square = tl.reduce((sums, squares), 0, _add_pairs)
+    apart = total / K
+    return pivot + apart, tl.rsqrt(tl.maximum(square / K - apart * apart, 0.0) + eps)
+
+
+@triton.jit
+def norm_row(
+    x, pivot, WEIGHT, SHIFT, at, is_there, eps, K,
+    IS_LAYER: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_SHIFT: tl.constexpr,
+):  # fmt: skip
+    """A whole row (padded with zeros) after its norm."""
+    if IS_LAYER:
+        less = tl.where(is_there, x - pivot, 0.0)
+        mean, root = find_moments(less, less * less, pivot, eps, K)
+        x = (x - mean) * root
+    else:
+        x *= tl.rsqrt(tl.sum(x * x, 0) / K + eps)
+    if HAS_WEIGHT:
+        x *= tl.load(WEIGHT + at, mask=is_there, other=0.0).to(tl.float32)
+    if HAS_SHIFT:
+        x += tl.load(SHIFT + at, mask=is_there, other=0.0).to(tl.float32)
+    return x
+
+
+@triton.jit
+def _normalise(
+    X, WEIGHT, SHIFT, OUT, eps, N,
+    BLOCK: tl.constexpr, IS_LAYER: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_SHIFT: tl.constexpr,
+    ADDS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * N
     at = tl.arange(0, BLOCK)
-    weight = tl.load(WEIGHT + at, mask=at < N, other=0.0).to(tl.float32)
     let_next_start(PDL)
     wait_for_input(PDL)
     x = tl.load(X + row + at, mask=at < N, other=0.0).to(tl.float32)
-    y = x * tl.rsqrt(tl.sum(x * x, 0) / N + eps) * weight
+    pivot = 0.0
+    if IS_LAYER:
+        pivot = tl.load(X + row).to(tl.float32)
+    y = norm_row(x, pivot, WEIGHT, SHIFT, at, at < N, eps, N, IS_LAYER, HAS_WEIGHT, HAS_SHIFT)
     if ADDS:
         y += tl.load(OUT + row + at, mask=at < N, other=0.0).to(tl.float32)
     tl.store(OUT + row + at, y.to(OUT.dtype.element_ty), mask=at < N)
 
 
-def normalise(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, *, adds: bool = False) -> None:
-    """out = rms_norm(x), or out += rms_norm(x) if a block normalises what it adds: (rows, hidden)."""
+def normalise(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    out: torch.Tensor,
+    *,
+    adds: bool = False,
+    centres: bool = False,
+    shift: torch.Tensor | None = None,
+) -> None:
+    """out = norm(x), or out += norm(x) if a block normalises what it adds: (rows, hidden).
+
+    A norm of root mean squares, or a layer norm (`centres`) with or without a weight and a shift.
+    """
     rows, width = x.shape
     block = triton.next_power_of_2(width)
     launch(
         _normalise,
         (rows,),
         x,
-        weight,
+        weight if weight is not None else x,
+        shift if shift is not None else x,
         out,
         eps,
         width,
         BLOCK=block,
+        IS_LAYER=centres,
+        HAS_WEIGHT=weight is not None,
+        HAS_SHIFT=shift is not None,
         ADDS=adds,
         num_warps=8 if block >= 2048 else 4,
         **launch_options(),

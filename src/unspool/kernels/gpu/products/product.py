@@ -12,6 +12,8 @@ from unspool.kernels.gpu.products.gating import gate
 from unspool.kernels.gpu.products.held_product import multiply_held
 from unspool.kernels.gpu.products.nibble_product import multiply_nibbles
 from unspool.kernels.gpu.products.norms import normalise
+from unspool.kernels.gpu.products.parallel_product import Branch, multiply_sum, multiply_twins
+from unspool.kernels.gpu.products.result import Addend
 from unspool.kernels.gpu.products.row_product import multiply_row
 from unspool.kernels.gpu.products.tilings import (
     choose_held_tiling,
@@ -33,28 +35,39 @@ def multiply(
     *,
     norm: torch.Tensor | None = None,
     eps: float = 0.0,
+    centres: bool = False,
+    shift: torch.Tensor | None = None,
+    addend: Addend | None = None,
+    kept: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     activation: int = NONE,
     is_gated: bool = False,
     adds: bool = False,
 ) -> None:
-    """out = activation(weight @ norm(x) + bias), times the gated half; added to `out` if `adds`."""
+    """out = activation(weight @ norm(x + addend) + bias), times the gated half; added to `out` if `adds`.
+
+    The norm is one of root mean squares, or a layer norm (`centres`, with or without `norm` and `shift`). Addends are
+    for shapes that `takes_addends` names, and so is `kept`: what the layer norm makes of x is written there.
+    """
     around: dict[str, Any] = {"norm": norm, "eps": eps, "bias": bias, "activation": activation, "adds": adds}
     if isinstance(weight, Words):
+        if centres:
+            x = _norm_apart(x, norm, eps, centres=centres, shift=shift)
+            around["norm"] = None
         _multiply_words(weight, x, out, is_gated=is_gated, **around)
         return
+    before: dict[str, Any] = {"centres": centres, "shift": shift}
     held = choose_held_tiling(weight.shape[0], weight.shape[1], x.shape[0], weight.dtype, is_gated=is_gated)
     if held is not None:
-        multiply_held(weight, x, out, held, is_gated=is_gated, **around)
+        multiply_held(weight, x, out, held, is_gated=is_gated, **around, **before)
         return
     tiling = choose_tiling(weight.shape[0], weight.shape[1], x.shape[0], weight.dtype, is_gated=is_gated)
     if tiling is not None:
-        multiply_row(weight, x, out, tiling, is_gated=is_gated, **around)
+        multiply_row(weight, x, out, tiling, is_gated=is_gated, addend=addend, kept=kept, **around, **before)
         return
-    if norm is not None:
-        normed = torch.empty_like(x)
-        normalise(x, norm, eps, normed)
-        x = normed
+    assert addend is None and kept is None, "the input of a product of several rows is added up before"
+    if norm is not None or centres:
+        x = _norm_apart(x, norm, eps, centres=centres, shift=shift)
     if activation != NONE:
         gate(F.linear(x, weight, bias), activation, out)
     elif bias is None and out.dtype == x.dtype:
@@ -63,6 +76,43 @@ def multiply(
         out.copy_(F.linear(x, weight, bias))
     else:
         out.add_(F.linear(x, weight, bias))
+
+
+def multiply_beside(
+    x: torch.Tensor,  # (1, inputs)
+    first: Branch,
+    second: Branch,
+    outs: tuple[torch.Tensor, torch.Tensor],
+    *,
+    eps: float,
+    centres: bool,
+) -> None:
+    """Two products of one row, by the tiling for their matrices as one."""
+    outputs, inputs = first.weight.shape[0] + second.weight.shape[0], first.weight.shape[1]
+    tiling = choose_tiling(outputs, inputs, 1, first.weight.dtype)
+    assert tiling is not None
+    multiply_twins(x, first, second, outs, tiling, eps=eps, centres=centres)
+
+
+def multiply_both(first: Branch, x: torch.Tensor, second: Branch, y: torch.Tensor, out: torch.Tensor) -> None:
+    """Two products added to one row, by the tiling for their matrices side by side."""
+    outputs, inputs = first.weight.shape[0], first.weight.shape[1] + second.weight.shape[1]
+    tiling = choose_tiling(outputs, inputs, 1, first.weight.dtype)
+    assert tiling is not None
+    multiply_sum(first, x, second, y, out, tiling)
+
+
+def takes_addends(weight: torch.Tensor | Words, num_rows: int) -> bool:
+    """Whether a product of so many rows can add a normalised term to its input itself."""
+    return num_rows == 1 and not isinstance(weight, Words)
+
+
+def _norm_apart(
+    x: torch.Tensor, norm: torch.Tensor | None, eps: float, *, centres: bool, shift: torch.Tensor | None
+) -> torch.Tensor:
+    normed = torch.empty_like(x)
+    normalise(x, norm, eps, normed, centres=centres, shift=shift)
+    return normed
 
 
 def _multiply_words(weight: Words, x: torch.Tensor, out: torch.Tensor, *, is_gated: bool, **around: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import torch
@@ -12,12 +13,26 @@ from unspool.kernels.gpu.launching import launch, launch_options
 from unspool.kernels.gpu.products.activations import NONE, activate
 
 
+@dataclass(frozen=True, slots=True)
+class Addend:
+    """A normalised term of a product's input: x + rms_norm(made), which the product also writes to `into`."""
+
+    made: torch.Tensor  # (rows, inputs)
+    norm: torch.Tensor  # (inputs,)
+    eps: float
+    into: torch.Tensor  # (rows, inputs): other memory than x, because programs read x at different times
+
+
 class Around(TypedDict, total=False):
     """The operations around a product: out = activation(weight @ norm(x) + bias), times the gated half; added to `out`
     if `adds`."""
 
     norm: torch.Tensor | None  # x is normalised by its root mean square and scaled by this first
+    centres: bool  # a layer norm: the mean is subtracted, and the weight may be absent
+    shift: torch.Tensor | None  # a layer norm's bias
     eps: float
+    addend: Addend | None  # x is what it was plus this, before any norm
+    kept: torch.Tensor | None  # x after its layer norm is written here: other memory than x, for the same reason
     bias: torch.Tensor | None
     activation: int
     is_gated: bool  # gate above value in the matrix, so half as many outputs
@@ -34,26 +49,31 @@ def load_held(Y, row, rn, is_output, N, ADDS: tl.constexpr):
 
 
 @triton.jit
+def load_biases(BIAS, rn, is_output, N, IS_GATED: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """The biases of outputs `rn`, and those of the gated half: no kernel writes them, so they are loaded early."""
+    bias, beside = 0.0, 0.0
+    if HAS_BIAS:
+        bias = tl.load(BIAS + rn, mask=is_output, other=0.0).to(tl.float32)
+        if IS_GATED:
+            beside = tl.load(BIAS + N + rn, mask=is_output, other=0.0).to(tl.float32)
+    return bias, beside
+
+
+@triton.jit
 def write_result(
-    total, other, squares, held, row, rn, is_output, BIAS, Y, eps, N,
-    K: tl.constexpr, ACT: tl.constexpr, IS_GATED: tl.constexpr, ADDS: tl.constexpr,
-    HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr,
+    total, other, squares, held, biases, row, rn, is_output, Y, eps, N,
+    K: tl.constexpr, ACT: tl.constexpr, IS_GATED: tl.constexpr, ADDS: tl.constexpr, HAS_ROOT: tl.constexpr,
 ):  # fmt: skip
     """Write one row's outputs `rn` from its products (outputs, columns), those of the gated half, the input's squares,
-    and the result of `load_held`."""
+    and the results of `load_held` and `load_biases`."""
     y = tl.sum(total, 1)  # before the squares: fewer numbers are held at the same time
     root = 1.0
-    if HAS_NORM:
+    if HAS_ROOT:
         root = tl.rsqrt(tl.sum(squares, 0) / K + eps)
         y *= root
-    if HAS_BIAS:
-        y += tl.load(BIAS + rn, mask=is_output, other=0.0).to(tl.float32)
-    y = activate(y, ACT)
+    y = activate(y + biases[0], ACT)
     if IS_GATED:
-        z = tl.sum(other, 1) * root
-        if HAS_BIAS:
-            z += tl.load(BIAS + N + rn, mask=is_output, other=0.0).to(tl.float32)
-        y *= z
+        y *= tl.sum(other, 1) * root + biases[1]
     if ADDS:
         y += held
     tl.store(Y + row * N.to(tl.int64) + rn, y.to(Y.dtype.element_ty), mask=is_output)

@@ -7,6 +7,7 @@ cores only reached its times, one that holds whole rows of the matrix in registe
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -19,8 +20,6 @@ from unspool.kernels.gpu.products.nibble_product import MOST_CHUNKS, NibbleTilin
 from unspool.kernels.gpu.products.row_product import RowTiling
 from unspool.kernels.gpu.products.words_product import WordsTiling
 
-_USUAL: Final = RowTiling(4, 1024, 4)
-_USUAL_GATED: Final = RowTiling(4, 512, 2)
 _USUAL_OF_TWO: Final = RowTiling(4, 1024, 2)
 _USUAL_GATED_OF_TWO: Final = RowTiling(2, 2048, 4)
 _HELD: Final = HeldTiling(4, 8, 4)
@@ -31,8 +30,10 @@ MOST_ROWS: Final = 2
 MOST_NUMBERS_OF_TWO: Final = 34_000_000  # of a matrix that two rows multiply with our kernels
 MOST_BYTES: Final = 1 << 20  # of a file of measured tilings
 _WIDE: Final = 65_536  # outputs: a head
+_MANY: Final = 32_768  # outputs of a head for one row: more than a block's matrices have
+_LONG: Final = 6000  # inputs: from here on rows of the matrix are loaded part by part
 
-# (outputs, inputs): measured on an H200, 2026-11-15
+# (outputs, inputs): one row, measured on an H200, 2026-11-15
 _MEASURED: Final[dict[tuple[int, int], RowTiling]] = {
     (2048, 2048): RowTiling(4, 2048, 8),
     (3072, 2048): RowTiling(4, 1024, 4),
@@ -44,6 +45,23 @@ _MEASURED: Final[dict[tuple[int, int], RowTiling]] = {
     (28672, 4096): RowTiling(4, 1024, 4),
     (4096, 14336): RowTiling(8, 2048, 4),
     (128256, 4096): RowTiling(4, 2048, 8, starts_next_early=False),
+    # where the rule is more than 3 % slower; 2026-11-16
+    (22016, 4096): RowTiling(2, 1024, 4, ahead=4),
+    (4608, 3584): RowTiling(4, 512, 2),
+    (3584, 3584): RowTiling(16, 512, 4),
+    (37888, 3584): RowTiling(2, 512, 1, ahead=2),
+    (3584, 18944): RowTiling(2, 2048, 4, ahead=2),
+    (152064, 3584): RowTiling(16, 512, 4, starts_next_early=False),
+    (3072, 12288): RowTiling(2, 1024, 2, ahead=2),
+    (4096, 2304): RowTiling(16, 512, 4),
+    (2304, 2048): RowTiling(4, 1024, 4),
+    (2304, 9216): RowTiling(2, 2048, 4),
+    (1152, 6912): RowTiling(2, 2048, 4, ahead=2),
+    (1024, 1024): RowTiling(8, 1024, 8),
+    (1280, 1280): RowTiling(4, 2048, 8),
+    # in whole steps of a Mamba of 2.8B
+    (10240, 2560): RowTiling(4, 512, 2),
+    (2560, 5120): RowTiling(4, 1024, 4, ahead=3),
 }
 
 _MEASURED_OF_TWO: Final[dict[tuple[int, int], RowTiling]] = {
@@ -120,10 +138,32 @@ def choose_tiling(
         return None
     found = read_measured().get((outputs, inputs)) or _MEASURED.get((outputs, inputs))
     if found is None:
-        found = _USUAL_GATED if is_gated else _USUAL
+        found = _follow_rule(outputs, inputs, is_gated=is_gated)
     if dtype == torch.float32:  # twice the bytes per number: half the columns
-        return RowTiling(found.rows, max(256, found.columns // 2), found.warps, found.starts_next_early)
+        return replace(found, columns=max(256, found.columns // 2))
     return found
+
+
+def _follow_rule(outputs: int, inputs: int, *, is_gated: bool) -> RowTiling:
+    """The tiling for one row and a shape that was not measured: what was best for most of those that were.
+
+    Whole rows of the matrix are loaded before the input is there, if they fit into registers; columns are a multiple of
+    what a program takes at a time.
+    """
+    is_even = inputs % 1024 == 0
+    if is_gated:
+        return RowTiling(4, 1024, 4) if is_even and inputs >= 4096 else RowTiling(4, 512, 2)
+    if inputs >= _LONG:
+        return RowTiling(4, 1024, 4, ahead=3)
+    if outputs >= _MANY:
+        if not is_even:
+            return RowTiling(8, 512, 4, starts_next_early=False, ahead=5)
+        return RowTiling(4, *((2048, 8) if inputs >= 4096 else (1024, 4)), starts_next_early=False)
+    if is_even:
+        return RowTiling(4 if outputs > 1024 else 2, 1024, 4, ahead=4)
+    if outputs >= 6000:
+        return RowTiling(8, 512, 4, ahead=5)
+    return RowTiling(4 if outputs >= 4096 else 2, 512, 2, ahead=5)
 
 
 def find_table() -> Path:
@@ -142,7 +182,10 @@ def read_measured() -> dict[tuple[int, int], RowTiling]:
         if not path.is_file() or path.stat().st_size > MOST_BYTES:
             return {}
         entries = json.loads(path.read_text())
-        return {(int(n), int(k)): _check(RowTiling(int(r), int(c), int(w), bool(e))) for n, k, r, c, w, e in entries}
+        return {
+            (int(n), int(k)): _check(RowTiling(int(r), int(c), int(w), bool(e), int(a)))
+            for n, k, r, c, w, e, a in entries
+        }
     except (OSError, ValueError, TypeError):
         return {}
 
@@ -151,7 +194,7 @@ def _check(tiling: RowTiling) -> RowTiling:
     sizes = (tiling.rows, tiling.columns, tiling.warps)
     if any(size < 1 or size & (size - 1) for size in sizes) or tiling.rows * tiling.columns > 1 << 15:
         raise ValueError(f"no tiling: {tiling}")
-    if tiling.warps > 16:
+    if tiling.warps > 16 or not 1 <= tiling.ahead <= 64:
         raise ValueError(f"no tiling: {tiling}")
     return tiling
 
@@ -162,7 +205,10 @@ def write_measured(tilings: dict[tuple[int, int], RowTiling]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
         json.dumps(
-            [[*shape, one.rows, one.columns, one.warps, one.starts_next_early] for shape, one in tilings.items()]
+            [
+                [*shape, one.rows, one.columns, one.warps, one.starts_next_early, one.ahead]
+                for shape, one in tilings.items()
+            ]
         )
     )
     read_measured.cache_clear()

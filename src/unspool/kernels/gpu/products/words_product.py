@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
-from unspool.kernels.gpu.products.result import Around, launch_product, load_held, write_result
+from unspool.kernels.gpu.products.result import Around, launch_product, load_biases, load_held, write_result
 from unspool.kernels.gpu.products.words import Words
 
 MOST_ROWS: Final = 2  # at once: sums of all of them are held in registers
@@ -187,6 +187,7 @@ def _multiply_words(
     if IS_GATED:
         beside = at + N.to(tl.int64) * KW
         v = tl.load(beside, mask=is_output[:, None] & (word < KW)[None, :], other=0, eviction_policy="evict_first")
+    biases = load_biases(BIAS, rn, is_output, N, IS_GATED, HAS_BIAS)
     let_next_start(PDL)
     wait_for_input(PDL)
     nothing = tl.zeros((BW,), tl.float32)
@@ -252,8 +253,8 @@ def _multiply_words(
             others = others + (so_far[1][row] + part,)
     for row in tl.static_range(R):
         write_result(
-            parts[row], others[row], squares[row], held[row], row, rn, is_output, BIAS, Y, eps, N,
-            K, ACT, IS_GATED, ADDS, HAS_NORM, HAS_BIAS,
+            parts[row], others[row], squares[row], held[row], biases, row, rn, is_output, Y, eps, N,
+            K, ACT, IS_GATED, ADDS, HAS_NORM,
         )  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -13,28 +15,54 @@ TILE = 4096  # logits per program
 
 
 @triton.jit
-def _embed(TOKENS, TABLE, OUT, scale, N, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _embed(
+    TOKENS, TABLE, POSITIONS, LENGTHS, OUT, scale, N, offset, num_positions, new, ahead,
+    BLOCK: tl.constexpr, HAS_POSITIONS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     let_next_start(PDL)
     wait_for_input(PDL)
     token = tl.maximum(tl.load(TOKENS + row), 0)  # a row without a token has ended
-    x = tl.load(TABLE + token * N + at, mask=at < N, other=0.0).to(tl.float32)
-    tl.store(OUT + row * N + at, (x * scale).to(OUT.dtype.element_ty), mask=at < N)
+    x = tl.load(TABLE + token * N + at, mask=at < N, other=0.0).to(tl.float32) * scale
+    if HAS_POSITIONS:
+        position = tl.load(LENGTHS + row // new) + row % new * ahead + offset
+        position = tl.minimum(tl.maximum(position, 0), num_positions - 1)
+        x += tl.load(POSITIONS + position.to(tl.int64) * N + at, mask=at < N, other=0.0).to(tl.float32)
+    tl.store(OUT + row * N + at, x.to(OUT.dtype.element_ty), mask=at < N)
 
 
-def embed(tokens: torch.Tensor, table: torch.Tensor, scale: float, out: torch.Tensor) -> None:
-    """out (rows, hidden) = scale * table[tokens]."""
+@dataclass(frozen=True, slots=True)
+class LearnedPositions:
+    """A learned table of positions, and where a pass's tokens stand in it."""
+
+    table: torch.Tensor  # (positions, hidden)
+    offset: int  # row of position 0
+    lengths: torch.Tensor  # (rows,) int32: position of a row's first new token
+    is_forked: bool = False  # all new tokens of a row have the same position
+
+
+def embed(
+    tokens: torch.Tensor, table: torch.Tensor, scale: float, out: torch.Tensor, places: LearnedPositions | None = None
+) -> None:
+    """out (tokens, hidden) = scale * table[tokens], plus the rows of their positions if these are learned."""
     rows, width = out.shape
     launch(
         _embed,
         (rows, triton.cdiv(width, EMBED_BLOCK)),
         tokens,
         table,
+        places.table if places is not None else table,
+        places.lengths if places is not None else tokens,
         out,
         scale,
         width,
+        places.offset if places is not None else 0,
+        places.table.shape[0] if places is not None else 0,
+        rows // places.lengths.numel() if places is not None else 1,
+        0 if places is None or places.is_forked else 1,
         BLOCK=EMBED_BLOCK,
+        HAS_POSITIONS=places is not None,
         **launch_options(),
     )
 
