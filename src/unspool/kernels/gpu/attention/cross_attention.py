@@ -105,6 +105,7 @@ def _attend_across(
         put_together(
             read, highest, total, OUT + source.to(tl.int64) * (TOKENS * HEADS * D) + head * D, PARTS, STATS, COUNTS,
             source * HEADS + head, split, used, num_splits, TOKENS, 1, HEADS * D, D, GP, DP, GJ, MOST_SPLITS,
+            STATS, False,
         )  # fmt: skip
 
 
