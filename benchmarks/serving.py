@@ -2,6 +2,8 @@
 
     python benchmarks/serving.py --model smollm2-135m --streams 1 2 4 8 16          # our server, and the engine alone
     python benchmarks/serving.py --peer llama-server=http://127.0.0.1:8080          # and others with OpenAI's routes
+    python benchmarks/serving.py --model FOLDER --quantize none --peer vllm=http://127.0.0.1:8000#FOLDER  # by its name
+    python benchmarks/serving.py --draw results.json more.json docs/images/serving.svg   # what --json wrote, as a chart
 
 Every stream sends one completion after the other until the round is over. All servers are asked the same by the same
 client: prompts of different words, so that no cache helps, a fixed number of new tokens, the likeliest token.
@@ -21,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -153,16 +156,40 @@ def measure(asks: dict[str, Ask], arguments: argparse.Namespace) -> dict[str, di
     return found
 
 
-def start_server(model: str, rows: int) -> tuple[subprocess.Popen[bytes], str]:
+def start_server(model: str, rows: int, quantize: str) -> tuple[subprocess.Popen[bytes], str]:
     """`unspool serve` as a process of its own."""
     ready = Path(tempfile.mkdtemp()) / "ready"
     command = [sys.executable, "-m", "unspool", "serve", "--port", "0", "--ready-file", str(ready), "--log", "none"]
-    process = subprocess.Popen([*command, "--max-rows", str(rows), f"measured={model}"], stderr=subprocess.DEVNULL)
+    command += ["--max-rows", str(rows), "--quantize", quantize, f"measured={model}"]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     while not (ready.exists() and ready.read_text().endswith("\n")):
         if process.poll() is not None:
             raise SystemExit("the server did not start")
         time.sleep(0.05)
     return process, ready.read_text().strip()
+
+
+def draw_chart(found: dict[str, dict[str, dict[str, float]]]) -> str:
+    """Tokens per second of every server, one panel per number of streams, as SVG."""
+    from unspool.bench.chart import draw_style
+
+    counts = list(dict.fromkeys(count for rounds in found.values() for count in rounds))
+    parts, y = [], 40.0
+    for count in counts:
+        parts.append(f'<text class="title" x="24" y="{y}">{count} stream{"s" if int(count) > 1 else ""}</text>')
+        rates = {name: rounds[count]["tokens_per_second"] for name, rounds in found.items() if count in rounds}
+        for name, rate in rates.items():
+            y += 22
+            width, kind = 380 * rate / max(rates.values()), "own" if name.startswith("unspool") else "peer"
+            parts.append(f'<text class="name" x="170" y="{y}">{escape(name)}</text>')
+            parts.append(f'<rect class="{kind}" x="180" y="{y - 12}" width="{width:.1f}" height="15" rx="3"/>')
+            parts.append(f'<text class="soft" x="{188 + width:.1f}" y="{y}">{rate:,.0f} tokens/s</text>')
+        y += 36
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="bench" width="680" height="{y:.0f}" viewBox="0 0 680 {y:.0f}" '
+        f'role="img" aria-label="tokens per second by server and number of streams">{draw_style()}'
+        f'<rect class="back" width="680" height="{y:.0f}" rx="12"/>' + "".join(parts) + "</svg>\n"
+    )
 
 
 def main() -> None:
@@ -176,21 +203,41 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--no-engine", action="store_true", help="Measure servers alone.")
+    parser.add_argument(
+        "--quantize", default="auto", help="Of our own weights: int8, int4 or none. [as the file has them]"
+    )
+    parser.add_argument("--json", type=Path, help="Write what was measured to this file.")
+    parser.add_argument(
+        "--draw", type=Path, nargs="+", metavar="FILE", help="Draw files of --json; the last is the picture."
+    )
     arguments = parser.parse_args()
-    asks = {name: ask_server(url, "measured") for name, _, url in (one.partition("=") for one in arguments.peer)}
+    if arguments.draw:
+        *files, picture = arguments.draw
+        drawn: dict[str, dict[str, dict[str, float]]] = {}
+        for file in files:
+            drawn = {**json.loads(file.read_text()), **drawn}
+        picture.write_text(draw_chart(drawn))
+        return
+    asks = {}
+    for name, _, address in (one.partition("=") for one in arguments.peer):
+        url, _, model = address.partition("#")
+        asks[name] = ask_server(url, model or "measured")
     rows = max(arguments.streams)
     with contextlib.ExitStack() as stack:
         if not arguments.no_engine:
             import unspool
 
-            asks["engine"] = ask_engine(
-                stack.enter_context(unspool.Engine(unspool.load(arguments.model), max_rows=rows))
-            )
-        process, address = start_server(arguments.model, rows)
+            quantize = None if arguments.quantize == "none" else arguments.quantize
+            lm = unspool.load(arguments.model, quantize=quantize)
+            asks["engine"] = ask_engine(stack.enter_context(unspool.Engine(lm, max_rows=rows)))
+        process, address = start_server(arguments.model, rows, arguments.quantize)
         stack.callback(process.wait, 30)
         stack.callback(process.terminate)
         asks["server"] = ask_server(address, "measured")
         found = measure(asks, arguments)
+    if arguments.json:
+        kept = {{"server": f"unspool {arguments.quantize}"}.get(name, name): rounds for name, rounds in found.items()}
+        arguments.json.write_text(json.dumps(kept, indent=1))
     for name in [name for name in asks if name != "server"]:
         for streams in arguments.streams:
             ratio = found["server"][streams]["tokens_per_second"] / found[name][streams]["tokens_per_second"]

@@ -49,7 +49,7 @@ def as_ids(rows: list[list[int]]) -> torch.Tensor:
     """Filled rows as a tensor (rows, width)."""
     try:
         if len(rows) == 1:  # a quarter of the time
-            return torch.from_numpy(np.array(array("q", rows[0]))[None])
+            return torch.from_numpy(np.frombuffer(array("q", rows[0]), dtype=np.int64)[None])
         return torch.tensor(rows, dtype=torch.int64)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InputError(f"a prompt holds what can't be a token id: {error}") from error

@@ -31,9 +31,9 @@ class BlockNames:
         """The names of the first `count` blocks of `size` tokens; the text may have grown since the last call."""
         names, first = self._names, len(self._names) * size
         if count > len(names):
-            part = tokens[first : count * size]
-            held = part.tobytes() if isinstance(part, np.ndarray) else array("q", part).tobytes()
-            num_bytes = size * array("q").itemsize
+            part = tokens[first : count * size]  # as 32 bits: half as much to hash
+            held = (part.astype(np.int32) if isinstance(part, np.ndarray) else array("i", part)).tobytes()
+            num_bytes = size * np.dtype(np.int32).itemsize
             for at in range(0, len(held), num_bytes):
                 self._last = blake2b(self._last + held[at : at + num_bytes], digest_size=_NAME_BYTES).digest()
                 names.append(self._last)

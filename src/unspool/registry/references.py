@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -14,7 +15,8 @@ def resolve(reference: Any) -> Any:
     if not isinstance(reference, str):
         return reference
     module, _, name = reference.partition(":")
-    return getattr(import_module(module), name)
+    found = getattr(sys.modules.get(module), name, None)  # a module that another thread imports may lack it yet
+    return getattr(import_module(module), name) if found is None else found
 
 
 def find_name(reference: Reference) -> str:
