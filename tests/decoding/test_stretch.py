@@ -18,8 +18,9 @@ from unspool.api.calls import start
 from unspool.cache import Cache
 from unspool.decoding import choice
 from unspool.decoding.strategies import stretch
-from unspool.errors import NoTokenLeftError
+from unspool.errors import NoTokenLeftError, SettingError
 from unspool.kernels.cpu import find_library
+from unspool.logits import RepetitionPenaltyLogitsProcessor
 from unspool.protocols import Choose, Stretch
 from unspool.stopping import MaxTimeCriteria, StoppingCriteria
 
@@ -345,3 +346,20 @@ def test_a_drafter_that_rests_stretches() -> None:
     expected = unspool.generate(model, IDS[:1], **more)
     found = unspool.generate(model, IDS[:1], speculate="auto", return_dict_in_generate=True, **more)
     assert found.sequences.tolist() == expected.tolist() and found.stats.forward_passes <= 90
+
+
+@needs_library
+def test_what_was_chosen_before_a_failure_is_told_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, told = load_model("llama").model, []
+    process = RepetitionPenaltyLogitsProcessor.__call__
+
+    def fail(self: Any, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if input_ids.shape[1] >= 9:
+            raise SettingError("no more than nine")
+        return process(self, input_ids, scores)
+
+    monkeypatch.setattr(RepetitionPenaltyLogitsProcessor, "__call__", fail)
+    with pytest.raises(SettingError, match="no more than nine"):
+        for emitted in start(model, torch.tensor([[5, 17, 90]]), max_new_tokens=20, repetition_penalty=1.2):
+            told.append(emitted.tokens)
+    assert len(told) == 6

@@ -85,7 +85,7 @@ def test_a_step_equals_the_reference(name: str, rows: int, dtype: torch.dtype) -
         lengths = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
         lengths[-1] = -1 if rows > 2 else 0
         out = x.clone()
-        step = MixtureStep(make_spec(mixture), rows, DEVICE, dtype)
+        step = MixtureStep(make_spec(mixture), rows, DEVICE, dtype, has_fours=is_mx and rows < 9)
         step.feed(layer, x, out, lengths, norm=norm, adds=True)
         normed = norm(x)
         expected = feed_experts(mixture, layer.mixture, layer.up, layer.down, normed, find_activation("silu")) + x
@@ -95,7 +95,8 @@ def test_a_step_equals_the_reference(name: str, rows: int, dtype: torch.dtype) -
         assert found.values.tolist() == chosen[real].sort(-1).values.tolist()
         scores = step._routes.shares[real]
         made = scores / scores.sum(-1, keepdim=True) if mixture.is_normalised else scores
-        torch.testing.assert_close(made * mixture.weight_scale, shares[real], atol=1e-3, rtol=1e-3)
+        off = 1e-3 if dtype == torch.float32 else 0.06  # a logit's last bit
+        torch.testing.assert_close(made * mixture.weight_scale, shares[real], atol=off, rtol=off)
         size = float(expected[real].float().abs().max())
         most = (0.02 if dtype == torch.bfloat16 else 2e-3 if is_mx else 1e-5) * size
         assert float((out[real] - expected[real]).float().abs().max()) <= most

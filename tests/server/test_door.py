@@ -178,6 +178,7 @@ def test_prompts_of_different_keys_share_nothing(server: RunningServer) -> None:
     assert read(KEYS[1]) == whole
     assert read(KEYS[0], cache_salt="other") == whole
     assert read(KEYS[0], cache_prompt=False) == whole
+    assert read(KEYS[0], cache_prompt=False, cache_salt="other") == whole
 
 
 def test_other_routes(server: RunningServer) -> None:

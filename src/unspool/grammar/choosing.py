@@ -33,16 +33,16 @@ class Chooser:
             self._num_free -= 1
             return likeliest
         return [
-            token if state is None or token < 0 else self._choose(state, token, logits[row : row + 1])
+            token if state is None or token < 0 else self._choose(state, token, logits, row)
             for row, (state, token) in enumerate(zip(self._states, likeliest, strict=True))
         ]
 
-    def _choose(self, state: State, token: int, logits: torch.Tensor) -> int:
+    def _choose(self, state: State, token: int, logits: torch.Tensor, row: int) -> int:
         if state.is_broken:
             return _NONE
         if token not in self._by_mask and state.take(token):
             return token
-        kept = keep_allowed(logits, self._masks.make([state], pinned=False)).numpy()[0]
+        kept = keep_allowed(logits[row : row + 1], self._masks.make([state], pinned=False)).numpy()[0]
         best = int(np.argmax(kept))
         if not kept[best] > -np.inf:
             return _NONE

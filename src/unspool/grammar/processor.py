@@ -88,9 +88,7 @@ class GrammarLogitsProcessor(LogitsProcessor):
 
     def start_choosing(self, host_ids: torch.Tensor) -> Chooser:
         """What chooses the next tokens of rows, greedily and step by step, after the tokens that they have."""
-        states = self._states.find_own(
-            self._spread(len(host_ids)), host_ids[:, self.first_column :].contiguous(), self.ends
-        )
+        states = self._states.find_own(self._spread(len(host_ids)), host_ids[:, self.first_column :], self.ends)
         return Chooser(states, self._masks, num_free=max(0, self.first_column - host_ids.shape[1]))
 
     def foresee(self, rows: Sequence[list[int]], drafts: Sequence[list[int]], device: torch.device) -> None:

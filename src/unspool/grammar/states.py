@@ -155,13 +155,18 @@ class States:
         if self._seen is not None and self._seen.is_followed_by(text, grammars):
             states = _step(self._seen.states, text[:, -1].tolist(), ends)
         else:
-            states = self._find_rows(grammars, text.tolist(), ends)
+            rows, seen = text.tolist(), self._seen
+            is_there = seen is not None and seen.has_reached(rows, grammars)  # followed token by token since
+            states = seen.states if seen is not None and is_there else self._search(grammars, rows, ends)
         self._seen = _Seen.of(text, grammars, states)
         return states
 
     def find_own(self, grammars: list[Grammar | None], text: torch.Tensor, ends: Container[int]) -> list[State | None]:
         """`find`, with a state of its own for every row."""
-        states = _set_apart(self.find(grammars, text, ends))
+        rows = text.tolist()
+        if self._seen is not None and self._seen.has_reached(rows, grammars):
+            return self._seen.states
+        states = _set_apart(self._search(grammars, rows, ends))
         self._held.keep(states)
         self._seen = _Seen.of(text, grammars, states)
         return states
@@ -183,14 +188,6 @@ class States:
         if self._seen is not None and max(index, default=0) < len(self._seen.states):
             chosen._seen = self._seen.select(list(index))
         return chosen
-
-    def _find_rows(
-        self, grammars: list[Grammar | None], rows: list[list[int]], ends: Container[int]
-    ) -> list[State | None]:
-        """The states of rows that may have been followed token by token since they were seen."""
-        if self._seen is not None and self._seen.has_reached(rows, grammars):
-            return self._seen.states
-        return self._search(grammars, rows, ends)
 
     def _search(
         self, grammars: Sequence[Grammar | None], rows: Sequence[list[int]], ends: Container[int]

@@ -101,10 +101,10 @@ def make_order(found: Found, prompts: list[list[int]], target: Target, kind: str
             "priority", f"`priority`={priority} is above what this server lets clients ask: {limits.priority}"
         )
     options = _read_stream_options(values.pop("stream_options", {}))
-    shares = values.pop("cache_prompt", True)
-    salt = values.pop("cache_salt", "") if shares else uuid.uuid4().hex
+    shares, salt = values.pop("cache_prompt", True), values.pop("cache_salt", "")
     if len(salt) > 128:
         raise refuse_field("cache_salt", "`cache_salt` has at most 128 characters")
+    salt = salt if shares else uuid.uuid4().hex
     name = values.pop("request_id", None)
     order = Order(
         id=f"{kind}-{name[:64] if name else uuid.uuid4().hex}",

@@ -411,3 +411,5 @@ def test_a_length_of_20_is_one_that_was_set() -> None:
     assert unspool.generate(model, **inputs, generation_config=theirs).shape[1] == 20
     theirs = transformers.GenerationConfig(eos_token_id=96)
     assert unspool.generate(model, **inputs, generation_config=theirs).shape[1] == inputs["input_ids"].shape[1] + 20
+    theirs = transformers.GenerationConfig(eos_token_id=96, max_length=13, max_new_tokens=4)
+    assert unspool.generate(model, **inputs, generation_config=theirs).shape[1] == inputs["input_ids"].shape[1] + 4

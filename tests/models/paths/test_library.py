@@ -24,6 +24,8 @@ pytestmark = pytest.mark.skipif(find_library() is None, reason=f"no CPU library:
 WHOLE = [
     *("llama", "llama-tied-biased", "llama-llama3-rope", "llama-yarn", "mistral", "qwen2", "qwen2-window", "qwen3"),
     *("gemma", "gemma2", "gemma3", "gpt2", "gpt_neox", "gptj", "opt", "bloom", "phi"),
+    *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "glm4_moe", "gpt_oss"),
+    *("flex_olmo", "ernie4_5_moe"),
 ]
 
 

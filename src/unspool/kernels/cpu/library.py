@@ -18,7 +18,7 @@ from unspool.kernels.cpu.blocks import BLOCK
 from unspool.kernels.cpu.marks import Marks
 from unspool.kernels.cpu.tiles import BYTES, TILE
 
-ABI: Final = 12
+ABI: Final = 13
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
@@ -65,6 +65,10 @@ class Layer(ctypes.Structure):
         ("cross_q", Matrix),
         ("cross_out", Matrix),
         ("biases", ctypes.c_void_p),
+        ("sinks", ctypes.c_void_p),
+        *((name, ctypes.c_int32) for name in ("is_mixed", "unused2")),
+        *((name, Matrix) for name in ("router", "shared_up", "shared_down")),
+        *((name, ctypes.c_void_p) for name in ("shared_gate", "choice_bias")),
     ]
 
 
@@ -78,7 +82,10 @@ class Model(ctypes.Structure):
         ),
         *((name, ctypes.c_int32) for name in ("is_parallel", "is_gated", "activation", "has_embedding_norm")),
         *((name, ctypes.c_float) for name in ("embedding_scale", "attention_cap", "logit_cap", "head_scale")),
-        *((name, ctypes.c_int32) for name in ("is_post", "has_cross", "num_distances", "unused")),
+        *((name, ctypes.c_int32) for name in ("is_post", "has_cross", "num_distances")),
+        *((name, ctypes.c_int32) for name in ("num_experts", "num_chosen", "expert_ffn", "shared_ffn")),
+        *((name, ctypes.c_int32) for name in ("is_sigmoid", "is_normalised")),
+        *((name, ctypes.c_float) for name in ("weight_scale", "gate_gain", "gate_limit")),
         ("embedding", Matrix),
         ("head", Matrix),
         ("embedding_norm", Norm),

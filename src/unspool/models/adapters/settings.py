@@ -48,6 +48,8 @@ def convert_settings(config: Any) -> GenerationConfig:
         for name, value in told.items()
         if name not in usual or value != usual[name] or (name == "max_length" and value is not None)
     }
+    if values.get("max_new_tokens") is not None:  # it counts alone
+        values.pop("max_length", None)
     known = {name: value for name, value in values.items() if name in PARAMETERS or name in SPEECH_FIELDS}
     return GenerationConfig(**{name: convert_value(value) for name, value in known.items() if value is not None})
 

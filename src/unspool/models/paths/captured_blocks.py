@@ -36,7 +36,7 @@ from unspool.models.decoder.plain_block import finish, run_block
 from unspool.models.decoder.spec import DecoderSpec, RopeSpec
 from unspool.models.paths.captured_mixture import MixtureStep
 from unspool.models.paths.captured_shape import PassShape
-from unspool.models.weights import AnyLinear, Linear, Norm, WordEmbedding
+from unspool.models.weights import AnyLinear, Linear, MxLinear, Norm, WordEmbedding
 
 
 @dataclass(slots=True)
@@ -102,7 +102,10 @@ class Body(ABC):
             for kind, rope in (("full", spec.rope), ("sliding", self._local_rope))
             if rope is not None and kind in set(map(spec.kind_of, range(spec.num_layers)))
         }
-        self._mixture = MixtureStep(spec, num_tokens, device, dtype) if spec.mixture is not None else None
+        self._mixture: MixtureStep | None = None
+        if spec.mixture is not None:
+            has_fours = any(isinstance(layer.up, MxLinear) for layer in self._layers)
+            self._mixture = MixtureStep(spec, num_tokens, device, dtype, has_fours=has_fours)
         self._slopes: torch.Tensor | None = None
         if spec.alibi is not None:
             self._slopes = (alibi_slopes(spec.num_heads) * spec.alibi.scale).to(device)

@@ -21,16 +21,25 @@ from unspool.kernels.gpu.products.product import multiply
 from unspool.kernels.mx import MxWords
 from unspool.models.decoder.layers import Layer
 from unspool.models.decoder.mixture import Mixture
-from unspool.models.decoder.spec import DecoderSpec
+from unspool.models.decoder.spec import DecoderSpec, MixtureSpec
 from unspool.models.weights import MxLinear, Norm
 
+_MOST_OF_FOURS: Final = 24  # tokens, up to which unpacking 4-bit floats for each is faster than for tensor cores
 _MOST_REPEATED: Final = 1.15  # how often an expert may be read on average before its tokens are put together
 
 
 class MixtureStep:
     """Runs the mixtures of a decoder's layers for a fixed number of tokens."""
 
-    def __init__(self, spec: DecoderSpec, num_tokens: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        num_tokens: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        has_fours: bool = False,  # experts are of 4-bit floats
+    ) -> None:
         mixture = spec.mixture
         assert mixture is not None and num_tokens * mixture.num_chosen <= MOST_PAIRS
         self._mixture, self._code = mixture, CODES[spec.activation]
@@ -50,7 +59,7 @@ class MixtureStep:
         self._inner = torch.zeros(pairs, mixture.ffn_size, dtype=dtype, device=device)
         self._made = torch.zeros(pairs, spec.hidden_size, dtype=dtype, device=device)
         self._lists: Lists | None = None
-        if is_grouped(num_tokens, mixture.num_experts, mixture.num_chosen):
+        if is_grouped(num_tokens, mixture, _MOST_OF_FOURS if has_fours else 1):
             self._lists = Lists.make(mixture.num_experts, pairs, device)
         if mixture.shared_size:
             self._shared = torch.zeros(num_tokens, mixture.shared_size, dtype=dtype, device=device)
@@ -123,7 +132,7 @@ class MixtureStep:
         second: dict[str, Any] = {"share": 1, "bias": down.bias}
         if lists is None:
             multiply_experts(upper, routes.normed, routes, self._inner, FOURS_UP, **first)
-            multiply_experts(lower, self._inner, routes, self._made, FOURS_DOWN, **second)
+            multiply_experts(lower, self._inner, routes, self._made, FOURS_DOWN, is_routed=True, **second)
         else:
             list_pairs(routes, lengths, lists)
             num_tokens = self._num_tokens
@@ -141,7 +150,11 @@ class MixtureStep:
             multiply(weights.shared_down.operand, self._shared, out, adds=True)
 
 
-def is_grouped(num_tokens: int, num_experts: int, num_chosen: int) -> bool:
-    """Whether tokens of one expert are put together: if experts would be read several times otherwise."""
-    distinct = num_experts * (1.0 - (1.0 - num_chosen / num_experts) ** num_tokens)  # expected, chosen at random
-    return num_tokens * num_chosen > _MOST_REPEATED * distinct
+def is_grouped(num_tokens: int, mixture: MixtureSpec, most_apart: int) -> bool:
+    """Whether tokens of one expert are put together: if experts would be read several times otherwise, and there are
+    more tokens than `most_apart`."""
+    if num_tokens <= most_apart:
+        return False
+    share = mixture.num_chosen / mixture.num_experts
+    distinct = mixture.num_experts * (1.0 - (1.0 - share) ** num_tokens)  # expected, chosen at random
+    return num_tokens * mixture.num_chosen > _MOST_REPEATED * distinct

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from unspool.cache import Span
+from unspool.errors import UnspoolError
 from unspool.kernels.cpu import Library
 from unspool.kernels.cpu.library import CHUNK, BufferAddresses, Job, Model, PackingSchemes, Steps, point
 from unspool.models.decoder.spec import DecoderSpec
@@ -161,7 +162,12 @@ class LibraryCalls:
             taken: list[list[int]] = []
             while True:
                 self._library.run_steps(ctypes.byref(model), call.job, call.steps, self._library.threads)
-                chosen = choose(call.read()[0], call.logits)
+                try:
+                    chosen = choose(call.read()[0], call.logits)
+                except UnspoolError:
+                    if not taken:
+                        raise
+                    return taken  # what they chose is told first; the next step, taken again, says why it can't be
                 taken.append(chosen)
                 if len(taken) == span.num_new or any(token < 0 or token in ends for token in chosen):
                     return taken

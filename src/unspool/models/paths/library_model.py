@@ -15,7 +15,8 @@ from unspool.kernels.cpu.library import Matrix as CMatrix
 from unspool.kernels.cpu.library import Model, describe_matrix, point
 from unspool.kernels.cpu.library import Norm as CNorm
 from unspool.models.decoder.layers import DecoderWeights, Layer
-from unspool.models.decoder.spec import DecoderSpec
+from unspool.models.decoder.mixture import Mixture
+from unspool.models.decoder.spec import DecoderSpec, MixtureSpec
 from unspool.models.decoder.views import AttentionViews
 from unspool.models.weights import (
     AnyEmbedding,
@@ -35,6 +36,7 @@ _ACTIVATIONS: Final = {
     "relu": 3,
     "relu2": 4,
 }
+_CLAMPED: Final = 5  # US_CLAMPED: the gate of a mixture with a limit
 _WIDEST_HEAD: Final = 256
 _NO_NORM: Final = 2  # US_COPY
 _HEAD_NORMS: Final = {"head": 1, "each": 2, "whole": 3}
@@ -51,8 +53,8 @@ def explain_no_library(
         return f"the CPU library has no block with the norms of {spec.family}"
     if spec.alibi is not None and spec.alibi.is_rounded:
         return f"{spec.family} rounds its position biases key by key"
-    if spec.mixture is not None:
-        return "the CPU library has no mixtures of experts"
+    if spec.mixture is not None and spec.residual != "sequential":
+        return f"the CPU library has no experts beside the attention of {spec.family}"
     if weights.project_in is not None or weights.project_out is not None:
         return f"{spec.family} has embeddings of another width than its states"
     return None
@@ -96,6 +98,7 @@ class DescribedModel:
     def _describe(self) -> None:
         """Build the C structs with the addresses of the weights."""
         spec, weights = self._spec, self._weights
+        has_limit = spec.mixture is not None and spec.mixture.gate_limit is not None
         self._layers = (CLayer * spec.num_layers)(
             *(self._describe_layer(index, layer) for index, layer in enumerate(weights.layers))
         )
@@ -116,12 +119,13 @@ class DescribedModel:
             rope_width=spec.rope.width if spec.rope is not None else 0,
             is_parallel=spec.residual == "parallel",
             is_gated=spec.is_gated,
-            activation=_ACTIVATIONS[spec.activation],
+            activation=_CLAMPED if has_limit else _ACTIVATIONS[spec.activation],
             has_embedding_norm=weights.embedding_norm is not None,
             embedding_scale=weights.embedding.scale,
             attention_cap=spec.attention_softcap or 0.0,
             logit_cap=spec.logit_softcap or 0.0,
             head_scale=1.0,
+            **_describe_sizes(spec.mixture),
             embedding=describe_rows(weights.embedding),
             head=describe_rows(weights.head),
             embedding_norm=describe_norm(weights.embedding_norm),
@@ -149,6 +153,8 @@ class DescribedModel:
             up=describe_rows(layer.up),
             down=describe_rows(layer.down),
             scale=spec.scale_of(index),
+            sinks=point(layer.sinks),
+            **_describe_mixture(layer.mixture),
         )
 
     def _follow_moves(self) -> None:
@@ -188,6 +194,38 @@ class DescribedModel:
         self._tables_at = find_addresses(self._tables)
         if self._spec.rope is None:
             self._room = self._spec.max_context or (1 << 30)
+
+
+def _describe_sizes(mixture: MixtureSpec | None) -> dict[str, Any]:
+    """The fields of a model that has experts."""
+    if mixture is None:
+        return {}
+    return {
+        "num_experts": mixture.num_experts,
+        "num_chosen": mixture.num_chosen,
+        "expert_ffn": mixture.ffn_size,
+        "shared_ffn": mixture.shared_size,
+        "is_sigmoid": mixture.scoring == "sigmoid",
+        "is_normalised": mixture.is_normalised,
+        "weight_scale": mixture.weight_scale,
+        "gate_gain": mixture.gate_gain,
+        "gate_limit": mixture.gate_limit or 0.0,
+    }
+
+
+def _describe_mixture(mixture: Mixture | None) -> dict[str, Any]:
+    """The fields of a layer that has experts."""
+    if mixture is None:
+        return {}
+    described: dict[str, Any] = {
+        "is_mixed": True,
+        "router": describe_rows(mixture.router),
+        "choice_bias": point(mixture.choice_bias),
+        "shared_gate": point(mixture.shared_gate.weight) if mixture.shared_gate is not None else None,
+    }
+    if mixture.shared_up is not None and mixture.shared_down is not None:
+        described |= {"shared_up": describe_rows(mixture.shared_up), "shared_down": describe_rows(mixture.shared_down)}
+    return described
 
 
 def _describe_form(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -352,6 +352,22 @@ static void add_sources(const us_model *m, us_job *job) {
     job->source_lengths = counts;
 }
 
+/* Let a layer have experts. Which of them tokens choose must not depend on an instruction set's rounding, so biases of the
+ * choice lie far apart. */
+static void add_experts(const us_model *m, us_layer *y, int32_t kind, int32_t bias) {
+    float *choice = keep(floats((size_t)m->num_experts, 0.0f));
+    for (int32_t e = 0; e < m->num_experts; e++) choice[e] = (float)((e * 5 + below(2)) % 7) * 3.0f + 0.1f * (float)e;
+    y->is_mixed = 1;
+    y->choice_bias = choice;
+    y->router = random_matrix(US_F32, m->num_experts, m->hidden, bias);
+    y->up = random_matrix(kind, m->num_experts * 2 * m->expert_ffn, m->hidden, bias);
+    y->down = random_matrix(kind, m->num_experts * m->hidden, m->expert_ffn, bias);
+    if (!m->shared_ffn) return;
+    y->shared_up = random_matrix(kind, 2 * m->shared_ffn, m->hidden, bias);
+    y->shared_down = random_matrix(kind, m->hidden, m->shared_ffn, bias);
+    y->shared_gate = below(2) ? keep(floats((size_t)m->hidden, 0.3f)) : NULL;
+}
+
 static void check_run(void) {
     whole w = {.threads = 1 + below(3)};
     us_model *m = &w.model;
@@ -368,11 +384,22 @@ static void check_run(void) {
     m->rope_width = 2 * (1 + below(m->head_dim / 2));
     m->is_parallel = below(2);
     m->is_gated = below(2);
-    m->activation = below(5);
+    m->activation = below(6);
+    m->gate_gain = 1.7f, m->gate_limit = 0.5f;
     m->embedding_scale = 1.5f;
     m->head_scale = below(2) ? 1.0f : 0.5f;
     m->is_post = !m->is_parallel && below(2);
     m->has_cross = !m->is_parallel && below(2);
+    const int has_experts = !m->is_parallel && !m->is_post && below(2);
+    if (has_experts) {
+        m->is_gated = 1;
+        m->num_experts = 1 + below(6);
+        m->num_chosen = 1 + below(m->num_experts);
+        m->expert_ffn = 32 * (1 + below(3));
+        m->shared_ffn = below(2) ? 32 * (1 + below(3)) : 0;
+        m->is_sigmoid = below(2), m->is_normalised = below(2);
+        m->weight_scale = 1.3f;
+    }
     m->attention_cap = below(2) ? 20.0f : 0;
     m->logit_cap = below(2) ? 10.0f : 0;
     m->embedding = random_matrix(kind, m->vocab, m->hidden, 0);
@@ -408,6 +435,8 @@ static void check_run(void) {
         y->cross_q = random_matrix(kind, m->num_heads * m->head_dim, m->hidden, bias);
         y->cross_out = random_matrix(kind, m->hidden, m->num_heads * m->head_dim, bias);
         y->biases = below(2) ? keep(floats((size_t)m->num_heads * m->num_distances, 1.0f)) : NULL;
+        y->sinks = below(2) ? keep(floats((size_t)m->num_heads, 2.0f)) : NULL;
+        if (has_experts && below(3)) add_experts(m, y, kind, bias);
     }
     m->layers = layers;
     const size_t position = (size_t)2 * m->num_kv_heads * m->head_dim;

@@ -102,6 +102,11 @@ typedef struct {
 /* Where the numbers of one call lie in its scratch memory. */
 typedef struct {
     float *x, *qkv, *read, *side, *fed;      /* a token each: state, q k v, attention's result, a second state, feed-forward */
+    float *logits;                           /* (tokens, experts): scores of mixed layers */
+    int32_t *picked;                         /* (tokens, chosen): a token's experts */
+    float *choices;                          /* (tokens, chosen): what they were chosen by, then their weights */
+    int32_t *pair_tokens, *group_firsts;     /* tokens expert by expert, and where each expert's begin */
+    float *pair_shares;                      /* weights in the same order */
     float *parts;                            /* parts of attention that are joined later */
     float *tallies;                          /* (tokens, heads, 2): the largest score so far, and the sum of weights */
     float *tiles;                            /* (threads, 2, US_PART, width): packed keys and values as floats */

@@ -134,6 +134,8 @@ typedef struct {
     const float *extra;
     size_t extra_stride;
     int32_t adds;
+    const int32_t *rows; /* rows of y that results go to, if not their own; */
+    const float *shares; /* and by what they are multiplied before; or NULL */
 } output;
 
 #if defined(__aarch64__) || defined(US_AVX512)
@@ -234,10 +236,11 @@ static void multiply(const us_matrix *w, int32_t first, int32_t count, const inp
 }
 
 static void put(const us_matrix *w, int32_t first, int32_t count, const float *made, int32_t row, const output *to) {
-    float *y = to->y + row * to->stride + first;
+    float *y = to->y + (to->rows ? to->rows[row] : row) * to->stride + first;
     for (int32_t n = 0; n < count; n++) {
         float result = made[n];
         if (w->bias) result += w->bias[first + n];
+        if (to->shares) result *= to->shares[row];
         if (to->extra) result += to->extra[row * to->extra_stride + first + n];
         y[n] = to->adds ? y[n] + result : result;
     }
@@ -266,29 +269,38 @@ static void multiply_part(const us_matrix *w, int32_t num_rows, const input *in,
     }
 }
 
+/* gpt-oss's gate: both sides are kept within a limit, and the value counts from -1. */
+INLINE vec gate_clamped(const us_model *model, vec gate, vec value) {
+    const vec most = fill(model->gate_limit);
+    gate = -larger(-gate, -most);
+    value = larger(-larger(-value, -most), -most);
+    return gate * sigmoid(model->gate_gain * gate) * (value + 1.0f);
+}
+
 /* One thread's part of a feed-forward's first product, with its activation: gate rows come before the others. */
-static void feed_part(const us_model *model, const us_matrix *w, int32_t num_rows, const input *in, const output *to,
-                      int32_t thread, int32_t threads) {
+static void feed_part(const us_model *model, const us_matrix *w, int32_t ffn, int32_t num_rows, const input *in,
+                      const output *to, int32_t thread, int32_t threads) {
     int64_t first, last;
-    split((model->ffn + US_TILE - 1) / US_TILE, thread, threads, &first, &last);
+    split((ffn + US_TILE - 1) / US_TILE, thread, threads, &first, &last);
     float gates[MOST_M * OUTPUTS], values[MOST_M * OUTPUTS];
     for (int64_t tile = first; tile < last; tile += OUTPUTS / US_TILE) {
-        const int32_t begin = (int32_t)tile * US_TILE, count = count_outputs(tile, last, model->ffn);
+        const int32_t begin = (int32_t)tile * US_TILE, count = count_outputs(tile, last, ffn);
         for (int32_t row = 0; row < num_rows;) {
             const panel p = find_panel(w, row, num_rows);
             multiply(w, begin, count, in, p, gates);
-            if (model->is_gated) multiply(w, model->ffn + begin, count, in, p, values);
+            if (model->is_gated) multiply(w, ffn + begin, count, in, p, values);
             for (int m = 0; m < p.count; m++)
                 for (int32_t n = 0; n < count; n += LANES) {
                     const int some = count - n < LANES ? count - n : LANES;
                     vec gate = load_some(gates + OUTPUTS * m + n, some);
                     if (w->bias) gate += load_some(w->bias + begin + n, some);
-                    vec result = activate(model->activation, gate);
+                    vec value = fill(1);
                     if (model->is_gated) {
-                        vec value = load_some(values + OUTPUTS * m + n, some);
-                        if (w->bias) value += load_some(w->bias + model->ffn + begin + n, some);
-                        result *= value;
+                        value = load_some(values + OUTPUTS * m + n, some);
+                        if (w->bias) value += load_some(w->bias + ffn + begin + n, some);
                     }
+                    const vec result = model->activation == US_CLAMPED ? gate_clamped(model, gate, value)
+                                                                        : activate(model->activation, gate) * value;
                     store_some(to->y + (row + m) * to->stride + begin + n, result, some);
                 }
             row += p.count;
@@ -493,6 +505,11 @@ static void attend_kept(run *r, const us_layer *layer, int32_t l, int32_t token,
     }
 }
 
+/* The share of attention that a head's sink takes, beside weights relative to their largest score. */
+static float find_sink(const us_layer *layer, int32_t head, float most) {
+    return layer->sinks ? expf(layer->sinks[head] - most) : 0.0f;
+}
+
 #define MOST_RUN 16 /* tokens that read a part one after the other, while it is in the cache */
 
 /* Some key heads of a few tokens of one row. All heads read a part before any reads the next one: what lies side by side
@@ -523,7 +540,8 @@ static void attend_run(run *r, const us_layer *layer, int32_t l, int32_t token, 
                         tally[0] = -INFINITY, tally[1] = 0;
                     }
                     merge(&tally[0], &tally[1], read, got.most[g], got.total[g], got.read + (size_t)g * D, D);
-                    for (int32_t i = 0; i < D && part == last[t]; i++) read[i] /= tally[1];
+                    const float whole = tally[1] + find_sink(layer, g0 + g, tally[0]);
+                    for (int32_t i = 0; i < D && part == last[t]; i++) read[i] /= whole;
                 }
             }
         }
@@ -562,7 +580,7 @@ static void attend(run *r, const us_layer *layer, int32_t l) {
 }
 
 /* Merge the kept parts of a token's heads, from the first to the last, into `out` (heads, width). */
-static void join_parts(const run *r, int32_t token, int32_t first, int32_t last, float *out) {
+static void join_parts(const run *r, const us_layer *layer, int32_t token, int32_t first, int32_t last, float *out) {
     const int32_t D = r->model->head_dim, H = r->model->num_heads;
     for (int32_t h = 0; h < H; h++, out += D) {
         float most = -INFINITY, total = 0;
@@ -571,6 +589,7 @@ static void join_parts(const run *r, int32_t token, int32_t first, int32_t last,
             const float *kept = find_kept(r, token, part, h);
             merge(&most, &total, out, kept[0], kept[1], kept + 2, D);
         }
+        total += find_sink(layer, h, most);
         for (int32_t i = 0; i < D; i++) out[i] /= total;
     }
 }
@@ -607,10 +626,10 @@ static input prepare(run *r, const us_matrix *w, enum source source, const us_no
         if (source == READ && r->max_parts) {
             int32_t from, begin, end;
             find_parts(r, layer, (int32_t)row, &from, &begin, &end);
-            join_parts(r, (int32_t)row, begin, end, normed + row * K);
+            join_parts(r, layer, (int32_t)row, begin, end, normed + row * K);
         }
         if (source == CROSS_READ && r->max_parts)
-            join_parts(r, (int32_t)row, 0, (job->source_lengths[row] - 1) / US_PART, normed + row * K);
+            join_parts(r, layer, (int32_t)row, 0, (job->source_lengths[row] - 1) / US_PART, normed + row * K);
         if (w->kind != US_F32)
             quantise(in.x + row * K, K, (int32_t)row, find_panel(w, (int32_t)row, rows), quants, scales, sums);
     }
@@ -663,6 +682,8 @@ static void read_source(run *r, const us_layer *layer, int32_t l) {
     normalise_states(r, &layer->cross_norm);
 }
 
+#include "mixture.h"
+
 static void run_layer(run *r, int32_t l) {
     const us_model *m = r->model;
     const us_layer *layer = m->layers + l;
@@ -681,8 +702,12 @@ static void run_layer(run *r, int32_t l) {
     if (layer->has_post_norms) add_normed(r, &layer->post_attn_norm);
     normalise_states(r, &layer->attn_norm);
     if (m->has_cross) read_source(r, layer, l);
+    if (layer->is_mixed) {
+        feed_mixture(r, layer);
+        return;
+    }
     in = prepare(r, &layer->up, NORMED, find_norm(m, layer->has_ffn_norm ? &layer->ffn_norm : &layer->attn_norm), layer);
-    feed_part(m, &layer->up, rows, &in, &(output){.y = s->fed, .stride = (size_t)m->ffn}, r->thread, r->threads);
+    feed_part(m, &layer->up, m->ffn, rows, &in, &(output){.y = s->fed, .stride = (size_t)m->ffn}, r->thread, r->threads);
     us_meet(r->team);
     in = prepare(r, &layer->down, FED, NULL, layer);
     output to = {.y = s->x, .stride = hidden, .adds = 1};

@@ -113,9 +113,12 @@ us_scratch us_lay_out(const us_model *m, int32_t num_tokens, int32_t num_read, i
     const size_t heads = H * head, hidden = (size_t)m->hidden, ffn = (size_t)m->ffn;
     size_t widest = hidden > ffn ? hidden : ffn;
     widest = widest > heads ? widest : heads;
-    us_scratch s = {.quants_size = (rows * widest + 63) & ~(size_t)63,
-                    .normed_size = rows * widest,
-                    .scales_size = rows * (widest / US_BLOCK + 1)};
+    const size_t experts = (size_t)m->num_experts, inner = (size_t)m->expert_ffn, shared = (size_t)m->shared_ffn;
+    const size_t pairs = T * (size_t)m->num_chosen, spare = m->shared_ffn ? T : 0;
+    const size_t fed = pairs * inner + spare * shared, given = (pairs + spare) * hidden, most = fed > given ? fed : given;
+    us_scratch s = {.quants_size = ((rows * widest > most ? rows * widest : most) + 63) & ~(size_t)63,
+                    .normed_size = experts ? (rows * widest > T * hidden + most ? rows * widest : T * hidden + most) : rows * widest,
+                    .scales_size = rows * (widest / US_BLOCK + 1) + most / US_BLOCK};
     const size_t copies = us_is_private(num_tokens) ? (size_t)threads : 1;
     const size_t parts = (size_t)us_count_parts(num_tokens, m->num_kv_heads, threads, most_keys);
     size_t used = 0;
@@ -125,7 +128,13 @@ us_scratch us_lay_out(const us_model *m, int32_t num_tokens, int32_t num_read, i
     s.qkv = PLACE(float, T * (heads + 2 * KV * head));
     s.read = PLACE(float, T * heads);
     s.side = PLACE(float, T * hidden);
-    s.fed = PLACE(float, T * ffn);
+    s.fed = PLACE(float, T * ffn > fed ? T * ffn : fed);
+    s.logits = PLACE(float, T * experts);
+    s.picked = PLACE(int32_t, pairs);
+    s.choices = PLACE(float, pairs);
+    s.pair_tokens = PLACE(int32_t, pairs + spare);
+    s.pair_shares = PLACE(float, pairs + spare);
+    s.group_firsts = PLACE(int32_t, experts + 2);
     s.parts = PLACE(float, T * parts * H * (head + 2));
     s.tallies = PLACE(float, T * H * 2);
     s.tiles = PLACE(float, (size_t)threads * 2 * US_PART * head);

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define US_ABI 12
+#define US_ABI 13
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
 #define US_PART 64     /* keys that attention reads at once: with their values they stay in the first-level cache */
@@ -20,7 +20,7 @@ enum us_kind {
     US_Q8 = 1,  /* tiles of blocks: 8 float16 scales, then 8 groups of 4 columns of 8 rows, int8 */
     US_Q4 = 2,  /* tiles of blocks: 8 float16 scales, 8 float16 minimums, then 4 groups as above, two to a byte */
 };
-enum us_activation { US_SILU = 0, US_GELU_TANH = 1, US_GELU = 2, US_RELU = 3, US_RELU2 = 4 /* squared */ };
+enum us_activation { US_SILU = 0, US_GELU_TANH = 1, US_GELU = 2, US_RELU = 3, US_RELU2 = 4 /* squared */, US_CLAMPED = 5 /* gpt-oss's */ };
 enum us_norm_kind { US_RMS = 0, US_LAYER = 1, US_COPY = 2 /* no norm */ };
 /* Norms of queries and keys: none, one for all heads, weights for each, or one over all heads of a token. */
 enum us_head_norm { US_BARE = 0, US_SHARED = 1, US_EACH = 2, US_WHOLE = 3 };
@@ -48,6 +48,11 @@ typedef struct {
     us_norm cross_norm;
     us_matrix cross_q, cross_out; /* of models with an encoder */
     const float *biases; /* (heads, num_distances): of a key's score, by how far it lies behind; or NULL */
+    const float *sinks;  /* a score for each head that takes a share of attention and has no value; or NULL */
+    int32_t is_mixed, unused2; /* up and down are those of all experts, one below the other */
+    us_matrix router, shared_up, shared_down; /* of plain floats; of an expert that every token runs through */
+    const float *shared_gate; /* (hidden); or NULL */
+    const float *choice_bias; /* (experts): added to scores to choose by; or NULL */
 } us_layer;
 
 typedef struct {
@@ -55,7 +60,10 @@ typedef struct {
     int32_t is_parallel, is_gated, activation, has_embedding_norm;
     float embedding_scale, attention_cap, logit_cap, head_scale; /* caps 0: none; head_scale: of what the head reads */
     int32_t is_post, has_cross; /* norms follow the residual sums; layers read a source after the text */
-    int32_t num_distances, unused;
+    int32_t num_distances;
+    int32_t num_experts, num_chosen, expert_ffn, shared_ffn; /* of mixed layers: experts, those of a token, their widths */
+    int32_t is_sigmoid, is_normalised; /* scores are of one expert alone; weights of the chosen add up to weight_scale */
+    float weight_scale, gate_gain, gate_limit; /* the last two are of US_CLAMPED */
     us_matrix embedding, head;
     us_norm embedding_norm, final_norm;
     const float *positions; /* learned, already moved by their offset; or NULL */

@@ -170,7 +170,7 @@ def _multiply_experts(
     W, SCALES, X, CHOSEN, BIAS, Y, limit, gain, N,
     K: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, TILES: tl.constexpr, SHARE: tl.constexpr,
     ACT: tl.constexpr, IS_GATED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_LIMIT: tl.constexpr,
-    HAS_ASM: tl.constexpr, PDL: tl.constexpr,
+    IS_ROUTED: tl.constexpr, HAS_ASM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Outputs (pairs, N) of one pair of a token and an expert; input rows are a pair's number divided by SHARE."""
     BLOCKS: tl.constexpr = BW // 4
@@ -181,9 +181,11 @@ def _multiply_experts(
     place, word, block = tl.arange(0, BN), tl.arange(0, BW), tl.arange(0, BLOCKS)
     rn = tl.program_id(0) * (BN * TILES) + place
     column = word // 4 * 32 + word % 4  # of a word's first number; the next ones are 4 further each
-    wait_for_input(PDL)
+    if not IS_ROUTED:
+        wait_for_input(PDL)
     expert = tl.load(CHOSEN + pair).to(tl.int64)
-    let_next_start(PDL)
+    if not IS_ROUTED:
+        let_next_start(PDL)
     first = expert * N
     if IS_GATED:
         first = expert * (2 * N)
@@ -201,6 +203,9 @@ def _multiply_experts(
             w = tl.load(at + beside + c * BW, mask=is_word, other=0, eviction_policy="evict_first")
             f = tl.load(scales_at + scales_beside + c * BLOCKS, mask=is_block, other=0, eviction_policy="evict_first")
         others, other_scales = others + (w,), other_scales + (f,)
+    if IS_ROUTED:
+        let_next_start(PDL)
+        wait_for_input(PDL)
     inputs = ()
     for c in tl.static_range(CHUNKS):
         xs = ()
@@ -257,6 +262,7 @@ def multiply_experts(
     is_gated: bool = False,
     limit: float | None = None,
     gain: float = 1.0,
+    is_routed: bool = False,  # the kernel before this one has waited for the routes
 ) -> None:
     """Every pair's row times the matrix of its expert."""
     pairs, outputs = out.shape
@@ -281,6 +287,7 @@ def multiply_experts(
         IS_GATED=is_gated,
         HAS_BIAS=bias is not None,
         HAS_LIMIT=limit is not None,
+        IS_ROUTED=is_routed,
         HAS_ASM=x.is_cuda,
         num_warps=tiling.warps,
         **launch_options(),

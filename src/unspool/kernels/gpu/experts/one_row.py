@@ -15,7 +15,15 @@ import triton.language as tl
 
 from unspool.kernels.gpu.experts.gates import join_gate
 from unspool.kernels.gpu.experts.routing import Routes, find_factor
-from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.launching import (
+    LINE_BYTES,
+    ask_for,
+    can_overlap,
+    launch,
+    launch_options,
+    let_next_start,
+    wait_for_input,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,8 @@ class ExpertTiling:
     warps: int
 
 
+_MOST_ASKED: Final = 1 << 16  # bytes per program
+_LINE = tl.constexpr(LINE_BYTES)
 # Measured on an H200, 2026-11-16 (`benchmarks/gpu_mixtures.py --tilings 1`).
 USUAL_UP: Final = ExpertTiling(1, 2048, 4)
 USUAL_DOWN: Final = ExpertTiling(4, 1024, 4)
@@ -76,7 +86,7 @@ def _feed_down(
     W, BIAS, INNER, CHOSEN, SHARES, Y, scale, N,
     F: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     TOP: tl.constexpr, TP: tl.constexpr, NORMALISES: tl.constexpr,
-    ADDS: tl.constexpr, HAS_BIAS: tl.constexpr, IS_EVEN: tl.constexpr, PDL: tl.constexpr,
+    ADDS: tl.constexpr, HAS_BIAS: tl.constexpr, IS_EVEN: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     first, row = tl.program_id(0) * BN, tl.program_id(1)
     place, rk = tl.arange(0, BN), tl.arange(0, BK)
@@ -90,6 +100,12 @@ def _feed_down(
         w = tl.load(at, eviction_policy="evict_first")
     else:
         w = tl.load(at, mask=is_row[:, None] & (rk < F)[None, :], other=0.0, eviction_policy="evict_first")
+    if LINES > 0:  # what is read later, while the kernel before still runs
+        column = tl.arange(0, LINES) * (_LINE // (W.dtype.element_ty.primitive_bitwidth // 8))
+        for slot in tl.static_range(1, TOP):
+            later = tl.load(CHOSEN + row * TOP + slot).to(tl.int64)
+            lines = W + (later * N + first) * F + place[:, None] * F + column[None, :]
+            ask_for(lines, is_row[:, None] & (column < F)[None, :], PDL)
     let_next_start(PDL)
     wait_for_input(PDL)
     held = tl.zeros((BN,), tl.float32)
@@ -116,6 +132,14 @@ def _feed_down(
             total += w.to(tl.float32) * x[None, :]
     y = tl.sum(total, 1) + held
     tl.store(y_at, y.to(Y.dtype.element_ty), mask=is_row)
+
+
+def _count_lines(weight: torch.Tensor, routes: Routes, tiling: ExpertTiling) -> int:
+    """Cache lines of a matrix's row that are asked for ahead; 0 if a program reads so much that the cache overflows."""
+    row_bytes = weight.shape[1] * weight.element_size()
+    if not can_overlap() or row_bytes * tiling.rows * routes.chosen.shape[1] > _MOST_ASKED:
+        return 0
+    return int(triton.next_power_of_2(triton.cdiv(row_bytes, LINE_BYTES)))
 
 
 def feed_up(
@@ -187,6 +211,7 @@ def feed_down(
         ADDS=adds,
         HAS_BIAS=bias is not None,
         IS_EVEN=hidden % tiling.rows == 0,
+        LINES=_count_lines(weight, routes, tiling),
         num_warps=tiling.warps,
         **launch_options(),
     )
