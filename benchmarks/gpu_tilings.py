@@ -61,7 +61,9 @@ def list_row_tilings(manner: str, inputs: int) -> list[RowTiling]:
     ):
         each = rows * columns * (2 if manner == "gated" else 1) / (32 * warps)
         if 16 <= each <= 128 and columns <= inputs:
-            found.append(RowTiling(rows, columns, warps, early))
+            parts = -(-inputs // columns)
+            aheads = {1, parts} if each * parts <= 160 else {1}  # whole rows before the input is there, if they fit
+            found += [RowTiling(rows, columns, warps, early, ahead) for ahead in sorted(aheads)]
     return found
 
 

@@ -38,7 +38,8 @@ from unspool.kernels.key_layout import KeyLayout
 MOST_SPLITS: Final = 32
 ASKED: Final = 256  # keys: up to this many per program are prefetched before its queries are ready
 NARROW: Final = 64  # numbers per head
-WIDEST_EAGER: Final = 128  # numbers per head
+WIDEST: Final = 128  # numbers per head
+FEW_HEADS: Final = 16
 LARGEST_BLOCK_BYTES: Final = 32_768  # of keys; there are as many of values
 USUAL_SHARED_BYTES: Final = 98_304  # if the GPU does not report its limit per program
 
@@ -57,6 +58,7 @@ class AttentionTiling:
 # Measured inside whole passes (`benchmarks/gpu_attention.py`): a program that takes much shared memory keeps the next
 # kernel's out, which a measurement of attention alone doesn't show.
 ONE_ROW: Final = AttentionTiling(64, 64, 256, 4, 2)
+ONE_ROW_OF_FEW_HEADS: Final = AttentionTiling(128, 128, 256, 8, 1)  # Qwen3-0.6B: 5 to 11 % of a step
 SEVERAL_ROWS: Final = AttentionTiling(64, 128, 256, 4, 2)
 SEVERAL_ROWS_OF_NARROW_HEADS: Final = AttentionTiling(64, 64, 256, 4, 3)
 
@@ -273,7 +275,7 @@ class StepAttention(SplitAttention):
         Measured on an H200: 1 to 6 % of a step if every query head has keys of its own, nothing or less if heads share.
         """
         shape = self._shape
-        is_fit = shape.heads == shape.kv_heads and NARROW < self._width <= WIDEST_EAGER
+        is_fit = shape.heads == shape.kv_heads and NARROW < self._width <= WIDEST
         return is_fit and self._rows == 1 and not layout.branches and not layout.is_away
 
 
@@ -290,7 +292,8 @@ def pad_width(shape: HeadShape) -> int:
 def _choose_tiling(rows: int, shape: HeadShape) -> AttentionTiling:
     """The best tiling measured on an H200."""
     if rows == 1:
-        return ONE_ROW
+        is_few = shape.kv_heads < shape.heads <= FEW_HEADS and NARROW < shape.width <= WIDEST
+        return ONE_ROW_OF_FEW_HEADS if is_few else ONE_ROW
     return SEVERAL_ROWS if shape.width > NARROW else SEVERAL_ROWS_OF_NARROW_HEADS
 
 
