@@ -66,14 +66,14 @@ Ask = Callable[[str, int], Coroutine[Any, Any, list[float]]]
 
 async def run_round(ask: Ask, streams: int, requests: int, words: int, new_tokens: int, start: int) -> Measured:
     """So many requests over so many streams."""
-    made = Measured()
+    made, may_end = Measured(), getattr(ask, "may_end", False)
     places = iter(range(start, start + requests))
 
     async def stream() -> None:
         for place in places:
             began = time.perf_counter()
             times = await ask(make_prompt(place, words), new_tokens)
-            made.tokens += new_tokens
+            made.tokens += min(new_tokens, len(times)) if may_end else new_tokens
             made.firsts.append(times[0] - began)
             made.between += [after - before for before, after in itertools.pairwise(times)]
 
@@ -83,8 +83,9 @@ async def run_round(ask: Ask, streams: int, requests: int, words: int, new_token
     return made
 
 
-def ask_server(address: str, model: str) -> Ask:
-    """A raw client, which costs as little as it can."""
+def ask_server(address: str, model: str, *, may_end: bool = False) -> Ask:
+    """A raw client, which costs as little as it can. A server that knows no `ignore_eos` may end a text: its pieces are
+    counted then."""
     parts = urlsplit(address)
     host, port = parts.hostname or "127.0.0.1", parts.port or 80
 
@@ -96,7 +97,7 @@ def ask_server(address: str, model: str) -> Ask:
                 "max_tokens": new_tokens,
                 "temperature": 0,
                 "stream": True,
-                "ignore_eos": True,
+                **({} if may_end else {"ignore_eos": True}),
             }
         ).encode()
         reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
@@ -122,6 +123,7 @@ def ask_server(address: str, model: str) -> Ask:
         writer.close()
         return times
 
+    ask.may_end = may_end  # type: ignore[attr-defined]
     return ask
 
 
@@ -202,6 +204,7 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=48)
     parser.add_argument("--new-tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--may-end", nargs="*", default=[], metavar="NAME", help="Peers that know no `ignore_eos`.")
     parser.add_argument("--no-engine", action="store_true", help="Measure servers alone.")
     parser.add_argument(
         "--quantize", default="auto", help="Of our own weights: int8, int4 or none. [as the file has them]"
@@ -221,7 +224,7 @@ def main() -> None:
     asks = {}
     for name, _, address in (one.partition("=") for one in arguments.peer):
         url, _, model = address.partition("#")
-        asks[name] = ask_server(url, model or "measured")
+        asks[name] = ask_server(url, model or "measured", may_end=name in arguments.may_end)
     rows = max(arguments.streams)
     with contextlib.ExitStack() as stack:
         if not arguments.no_engine:

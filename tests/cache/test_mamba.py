@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unspool.cache import JOIN, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache, KeyShape, MambaCache, make_cache
+from unspool.cache import JOIN, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, UNDO, Cache, KeyShape, MambaCache, make_cache
 from unspool.errors import LoadError, SettingError, UnsupportedError
 
 LAYERS, INNER, WIDTH, KERNEL = 2, 3, 2, 4
@@ -103,6 +103,37 @@ def test_selected_rows_go_on(index: list[int]) -> None:
     plain.select(index)
     plain.read(1)
     plain.read(3)
+
+
+def test_the_last_step_is_undone_as_often_as_it_is_taken() -> None:
+    plain = Plain(new_cache(), 3)
+    plain.read(4, [2, 4, 3])
+    for _ in range(3):
+        plain.read(1)
+        plain.truncate([len(row) - 1 for row in plain.rows])
+    plain.read(1)
+    plain.select([2, 0])  # rows that leave take nothing away from it
+    plain.truncate([len(row) - 1 for row in plain.rows])
+    plain.read(3)
+
+
+@pytest.mark.parametrize("what", ["undone", "many", "ragged", "moved", "two"])
+def test_no_more_than_the_last_step_is_undone(what: str) -> None:
+    plain = Plain(new_cache(), 3)
+    plain.read(4)
+    if what == "many":
+        plain.read(2)
+    else:
+        plain.read(1)
+        plain.read(1, [1, 0, 1] if what == "ragged" else None)
+    if what == "undone":
+        plain.truncate([5, 5, 5])
+    if what == "moved":
+        plain.select([1, 0, 2])
+    back = 2 if what == "two" else 1
+    with pytest.raises(UnsupportedError, match="a state can't be taken apart"):
+        plain.cache.truncate([length - back for length in plain.cache.lengths])
+    plain.check()
 
 
 @st.composite
@@ -298,7 +329,7 @@ def test_what_does_not_fit_a_model_is_named() -> None:
 
 def test_capabilities_and_memory() -> None:
     cache = new_cache(2)
-    assert cache.can == {TRIAL, SELECT_ROWS, RAGGED, JOIN} and ROLL_BACK not in cache.can and cache.is_endless
+    assert cache.can == {TRIAL, UNDO, SELECT_ROWS, RAGGED, JOIN} and ROLL_BACK not in cache.can and cache.is_endless
     assert cache.conv_states.shape == (LAYERS, 2, INNER, KERNEL) and cache.ssm_states.shape == (LAYERS, 2, INNER, WIDTH)
     before = cache.nbytes
     assert before == 2 * 4 * LAYERS * 2 * INNER * (KERNEL + WIDTH)

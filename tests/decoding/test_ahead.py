@@ -88,6 +88,66 @@ def test_a_stream_that_is_closed_forgets_what_was_launched(ahead: list[AheadTurn
     assert cache.lengths == [IDS.shape[1] + 2] and not ahead[0].flights
 
 
+MAMBA_SETTINGS = [*SETTINGS, {"num_return_sequences": 2, "do_sample": True, "seed": 1, "eos_token_id": [9, 18, 27]}]
+
+
+@pytest.mark.parametrize("settings", MAMBA_SETTINGS, ids=str)
+@pytest.mark.parametrize("count", [1, 2, 17])
+def test_states_run_ahead_too(settings: dict[str, Any], count: int, request: Any) -> None:
+    model = load_model("mamba").model
+    expected = unspool.generate(model, IDS, max_new_tokens=count, pad_token_id=0, **settings)
+    made = request.getfixturevalue("ahead")
+    found = unspool.generate(model, IDS, max_new_tokens=count, pad_token_id=0, **settings)
+    assert found.tolist() == expected.tolist()
+    assert len(made) == 1 and not made[0].flights
+
+
+@pytest.mark.parametrize("ends", [None, list(range(0, 160, 3))], ids=["by length", "by an end"])
+def test_a_cache_of_states_is_left_as_steps_one_by_one_leave_it(ends: list[int] | None, request: Any) -> None:
+    model = load_model("mamba").model
+
+    def run() -> tuple[list[list[int]], list[int], torch.Tensor]:
+        cache = model.new_cache(rows=1)
+        told = {"max_new_tokens": 12, "eos_token_id": ends, "pad_token_id": 0, "past_key_values": cache}
+        made = unspool.generate(model, IDS[:1], **told)
+        return made.tolist(), list(cache.lengths), cache.ssm_states.clone()
+
+    tokens, lengths, states = run()
+    made = request.getfixturevalue("ahead")
+    again, new_lengths, new_states = run()
+    assert (again, new_lengths) == (tokens, lengths) and lengths == [len(tokens[0]) - 1]
+    assert torch.equal(new_states, states)
+    assert len(made) == 1
+
+
+def test_a_stream_of_states_that_is_closed_forgets_what_was_launched(ahead: list[AheadTurns]) -> None:
+    model = load_model("mamba").model
+    cache = model.new_cache(rows=1)
+    stream = unspool.stream(model, IDS[:1], max_new_tokens=9, eos_token_id=None, past_key_values=cache)
+    for _ in range(3):
+        next(stream)
+    stream.close()
+    assert cache.lengths == [IDS.shape[1] + 2] and not ahead[0].flights
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_no_token_left_of_states_is_explained_at_its_own_step(ahead: list[AheadTurns], first: int) -> None:
+    """A state can't go back two steps: the logits of the step in question are still there."""
+    model, place = load_model("mamba").model, IDS.shape[1] + first
+
+    class Silence(unspool.LogitsProcessor):
+        """Leaves no token from a place on."""
+
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            return torch.full_like(scores, -torch.inf) if input_ids.shape[1] >= place else scores
+
+    with pytest.raises(NoTokenLeftError, match=rf"row 0, at position {place}\b"):
+        unspool.generate(
+            model, IDS[:1], pad_token_id=0, eos_token_id=None, logits_processor=[Silence()], max_new_tokens=6
+        )
+    assert len(ahead) == 1
+
+
 def test_forward_passes_do_not_count_the_forgotten(ahead: list[AheadTurns]) -> None:
     output = generate(IDS[:1], max_new_tokens=6, eos_token_id=list(range(160)), return_dict_in_generate=True)
     assert output.stats.forward_passes == 1 and output.stats.new_tokens == 1

@@ -19,7 +19,8 @@ pytestmark = [
 ]
 RUNNING = [case for case in read_cases() if case.to_come is None and "sequences" in case.expected]
 GREEDY = [case for case in RUNNING if case.name == "greedy"]
-WITHOUT_CAPTURE = ("t5", "bart", "pegasus", "marian", "whisper", "mamba")  # test_state_step.py has mamba's
+# test_captured_pairs.py has encoder-decoders, test_state_step.py has Mamba
+WITHOUT_CAPTURE = ("t5", "bart", "pegasus", "marian", "whisper", "mamba")
 FAMILIES = [case.model for case in GREEDY if case.model not in WITHOUT_CAPTURE]
 
 

@@ -1,4 +1,4 @@
-"""Mamba's captured step beside the plain pass.
+"""The captured steps of Mamba, Falcon-Mamba and Mamba-2 beside the plain pass.
 
 The kernels run on a GPU, or slowly in Triton's interpreter: `TRITON_INTERPRET=1 pytest tests/gpu/test_state_step.py`.
 """
@@ -6,6 +6,7 @@ The kernels run on a GPU, or slowly in Triton's interpreter: `TRITON_INTERPRET=1
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 import torch
 
 import unspool
+from unspool.decoding import choice
 from unspool.models.mamba.model import Mamba
+from unspool.models.mamba.second import Mamba2
 from unspool.models.registry import build_model
 from unspool.models.weights import MemorySource
 
@@ -79,31 +82,112 @@ def make_model(dtype: torch.dtype = torch.float32, **changes: Any) -> Mamba:
     return model
 
 
-@pytest.mark.parametrize("changes", [{}, {"use_bias": True, "use_conv_bias": False}, {"residual_in_fp32": False}])
-@pytest.mark.parametrize("rows", [1, 3])
-def test_a_step_of_kernels_is_the_plain_pass(changes: dict[str, Any], rows: int) -> None:
-    from unspool.models.paths.captured_states import StateStep
+def make_second(dtype: torch.dtype = torch.float32, **changes: Any) -> Mamba2:
+    """A small Mamba-2 of random weights."""
+    heads, groups = changes.get("num_heads", 6), changes.get("n_groups", 2)
+    inner = 2 * HIDDEN
+    config: dict[str, Any] = {
+        "model_type": "mamba2",
+        "architectures": ["Mamba2ForCausalLM"],
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "state_size": STATES,
+        "conv_kernel": 4,
+        "expand": 2,
+        "num_heads": heads,
+        "head_dim": inner // heads,
+        "n_groups": groups,
+        "layer_norm_epsilon": 1e-5,
+        "hidden_act": "silu",
+        "use_bias": False,
+        "use_conv_bias": True,
+        "tie_word_embeddings": False,
+        **changes,
+    }
+    generator = torch.Generator().manual_seed(0)
+    channels, bias = inner + 2 * groups * STATES, config["use_bias"]
 
-    model = make_model(**changes)
+    def draw(*shape: int, scale: float = 0.2) -> torch.Tensor:
+        return scale * torch.randn(*shape, generator=generator)
+
+    weights = {
+        "backbone.embeddings.weight": draw(VOCAB, HIDDEN, scale=1.0),
+        "backbone.norm_f.weight": 1 + draw(HIDDEN),
+        "lm_head.weight": draw(VOCAB, HIDDEN),
+    }
+    for layer in range(LAYERS):
+        start = f"backbone.layers.{layer}."
+        weights |= {
+            f"{start}norm.weight": 1 + draw(HIDDEN),
+            f"{start}mixer.in_proj.weight": draw(inner + channels + heads, HIDDEN),
+            f"{start}mixer.conv1d.weight": draw(channels, 1, 4),
+            f"{start}mixer.dt_bias": draw(heads, scale=2.0),
+            f"{start}mixer.A_log": draw(heads),
+            f"{start}mixer.D": draw(heads),
+            f"{start}mixer.norm.weight": 1 + draw(inner),
+            f"{start}mixer.out_proj.weight": draw(HIDDEN, inner),
+        }
+        if bias:
+            weights |= {
+                f"{start}mixer.in_proj.bias": draw(inner + channels + heads),
+                f"{start}mixer.out_proj.bias": draw(HIDDEN),
+            }
+        if config["use_conv_bias"]:
+            weights[f"{start}mixer.conv1d.bias"] = draw(channels)
+    model = build_model(config, MemorySource(weights), is_gguf=False, device=DEVICE, dtype=dtype)
+    assert isinstance(model, Mamba2)
+    return model
+
+
+def make_falcon(dtype: torch.dtype = torch.float32, **changes: Any) -> Mamba:
+    """A small Falcon-Mamba of random weights."""
+    falcon = {"model_type": "falcon_mamba", "architectures": ["FalconMambaForCausalLM"], "mixer_rms_eps": 1e-6}
+    return make_model(dtype, **falcon, **changes)
+
+
+MAKERS: dict[str, Callable[..., Mamba]] = {"mamba": make_model, "falcon": make_falcon, "mamba2": make_second}
+CHANGES: list[tuple[str, dict[str, Any]]] = [
+    ("mamba", {}),
+    ("mamba", {"use_bias": True, "use_conv_bias": False}),
+    ("mamba", {"residual_in_fp32": False}),
+    ("falcon", {}),
+    ("mamba2", {}),
+    ("mamba2", {"use_bias": True, "use_conv_bias": False, "n_groups": 1}),
+    ("mamba2", {"num_heads": 12, "n_groups": 3, "time_step_limit": [0.05, 0.9]}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), CHANGES, ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 5])
+def test_a_step_of_kernels_is_the_plain_pass(name: str, changes: dict[str, Any], rows: int) -> None:
+    model = MAKERS[name](**changes)
     cache = model.new_cache(rows=rows)
     model._run(torch.randint(0, VOCAB, (rows, 5), device=DEVICE), cache, None, unspool.protocols.LAST, None)
     tokens = torch.randint(0, VOCAB, (rows, 1), device=DEVICE)
-    held = [one.clone() for one in cache.list_buffers()]
-    step = StateStep(model.spec, model.weights, (held[0], held[1], held[2], held[3]), torch.float32)
+    conv, next_conv, ssm, next_ssm = (one.clone() for one in cache.list_buffers())
+    buffers = (conv, next_conv, ssm, next_ssm)
+    step = model._captured._make_work(model.spec, model.weights, buffers, torch.float32)
     step.tokens.copy_(tokens[:, 0])
-    step.launch((held[0], held[1], held[2], held[3]))
+    for _ in range(2):  # running it again changes nothing
+        step.launch(buffers)
     states, _ = model._run(tokens, cache, None, unspool.protocols.LAST, None)
-    torch.testing.assert_close(step.logits, model.weights.head(states[:, 0]), atol=2e-4, rtol=1e-3)
-    conv, _, ssm, _ = cache.list_buffers()  # they have been swapped
-    torch.testing.assert_close(held[1], conv, atol=1e-4, rtol=1e-3)
-    torch.testing.assert_close(held[3], ssm, atol=1e-4, rtol=1e-3)
+    expected = model.weights.head(states[:, 0])
+    torch.testing.assert_close(step.logits, expected, atol=2e-4, rtol=1e-3)
+    assert torch.equal(step.likeliest, step.logits.argmax(1))
+    found_conv, _, found_ssm, _ = cache.list_buffers()  # they have been swapped
+    torch.testing.assert_close(next_conv, found_conv, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(next_ssm, found_ssm, atol=1e-4, rtol=1e-3)
 
 
 @needs_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("settings", [{}, {"num_beams": 3}, {"prompt_lookup_num_tokens": 3}], ids=str)
-def test_captured_steps_give_the_plain_tokens(dtype: torch.dtype, settings: dict[str, Any], monkeypatch: Any) -> None:
-    model = make_model(dtype)
+@pytest.mark.parametrize("name", list(MAKERS))
+def test_captured_steps_give_the_plain_tokens(
+    name: str, dtype: torch.dtype, settings: dict[str, Any], monkeypatch: Any
+) -> None:
+    model = MAKERS[name](dtype)
     prompt = torch.randint(3, VOCAB, (2, 9), generator=torch.Generator().manual_seed(1)).to(DEVICE)
     call: dict[str, Any] = {"max_new_tokens": 24, "eos_token_id": None, **settings}
     found = unspool.generate(model, prompt, **call)
@@ -115,6 +199,25 @@ def test_captured_steps_give_the_plain_tokens(dtype: torch.dtype, settings: dict
     plain = unspool.generate(model, prompt, **call)
     if dtype == torch.float32:
         assert torch.equal(found, plain)
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", list(MAKERS))
+def test_steps_run_ahead(name: str, monkeypatch: Any) -> None:
+    """Rows end at different steps, and a cache that is given holds what it holds without steps ahead."""
+    model = MAKERS[name]()
+    prompt = torch.randint(3, VOCAB, (4, 9), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    ends = list(range(0, VOCAB, 11))
+    cache, call = model.new_cache(rows=1), {"max_new_tokens": 24, "eos_token_id": ends, "pad_token_id": 0}
+    found = unspool.generate(model, prompt, **call)
+    one = unspool.generate(model, prompt[:1], **call, past_key_values=cache)
+    held, lengths = cache.ssm_states.clone(), list(cache.lengths)
+    monkeypatch.setattr(choice, "can_run_ahead", lambda *_, **__: False)
+    cache = model.new_cache(rows=1)
+    assert torch.equal(found, unspool.generate(model, prompt, **call))
+    assert torch.equal(one, unspool.generate(model, prompt[:1], **call, past_key_values=cache))
+    assert cache.lengths == lengths == [one.shape[1] - 1]
+    assert torch.equal(cache.ssm_states, held)
 
 
 @needs_gpu

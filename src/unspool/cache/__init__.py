@@ -13,6 +13,7 @@ from unspool.cache.base import (
     ROLL_BACK,
     SELECT_ROWS,
     TRIAL,
+    UNDO,
     Cache,
 )
 from unspool.cache.config import CacheConfig, StaticCacheConfig
@@ -53,6 +54,7 @@ __all__ = [
     "ROLL_BACK",
     "SELECT_ROWS",
     "TRIAL",
+    "UNDO",
     "BlockPool",
     "BranchedKeys",
     "BranchingCache",

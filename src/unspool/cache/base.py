@@ -34,6 +34,7 @@ from unspool.kernels.ragged import Ragged
 
 ROLL_BACK: Final = "roll_back"  # a row's length can be lowered
 TRIAL: Final = "try_tokens"  # a row's length can be lowered to where it was when a trial began
+UNDO: Final = "undo_step"  # the last pass can be taken back, if it read one token per row and nothing has moved since
 SELECT_ROWS: Final = "select_rows"  # rows can leave, be repeated and be reordered
 JOIN: Final = "join_rows"  # rows of another cache of the kind can be taken in, and rows handed out
 DIVIDE: Final = "divide_rows"  # a pass can run over some of the rows at a time

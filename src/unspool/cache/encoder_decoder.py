@@ -58,7 +58,8 @@ class EncoderDecoderCache(Cache):
     # The decoder's part moves, and answers for the pair; the encoder's is written once.
     lengths, room, is_endless = map(_value, ("lengths", "room", "is_endless"))
     is_trying, is_in_order, num_forks = map(_value, ("is_trying", "is_in_order", "num_forks"))
-    rolls_back_exactly = _value("rolls_back_exactly")
+    rolls_back_exactly, first_fork = map(_value, ("rolls_back_exactly", "first_fork"))
+    places, steady = map(_method, ("places", "steady"))
     write, write_flat, begin_trial = map(_method, ("write", "write_flat", "begin_trial"))
     mask, key_positions, order_weights = map(_method, ("mask", "key_positions", "order_weights"))
     get_seq_length, get_max_cache_shape = map(_method, ("get_seq_length", "get_max_cache_shape"))

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from unspool.cache.base import JOIN, RAGGED, SELECT_ROWS, TRIAL
+from unspool.cache.base import JOIN, RAGGED, SELECT_ROWS, TRIAL, UNDO
 from unspool.cache.mamba_surface import StateSurface
 from unspool.cache.older_names import takes_batch_size
 from unspool.cache.stored import FixedCache, StoredCache
@@ -19,10 +19,11 @@ from unspool.errors import SettingError, UnsupportedError
 class MambaCache(StateSurface, FixedCache):
     """The states of a Mamba model: of one size however long the text gets, so nothing in them can be taken back.
 
-    A row can go back to nothing, to where it was put aside, or to any length since `begin_trial`.
+    A row can go back to nothing, to where it was put aside, or to any length since `begin_trial`; all rows can go back
+    by the last pass, if it read one token of each.
     """
 
-    can = frozenset({TRIAL, SELECT_ROWS, RAGGED, JOIN})
+    can = frozenset({TRIAL, UNDO, SELECT_ROWS, RAGGED, JOIN})
     is_compileable = False
     is_endless = True
     max_batch_size: int
@@ -105,6 +106,13 @@ class MambaCache(StateSurface, FixedCache):
     def _check_rows(self, rows: int) -> None:
         """Rows that are selected or join bring their own memory."""
 
+    def truncate(self, lengths: Sequence[int]) -> None:
+        if self._store.can_undo and list(lengths) == [held - 1 for held in self.lengths]:
+            self._store.undo()
+            self.lengths = list(lengths)
+        else:
+            super().truncate(lengths)
+
     def put_aside(self, rows: Sequence[int]) -> None:
         self._store.put_aside(rows, self.lengths)
 
@@ -174,7 +182,7 @@ class MambaCache(StateSurface, FixedCache):
             return self._extend_window(given[0], named["layer_idx"] if len(given) == 1 else given[1])
         layer_idx, new_conv_state, cache_position = _read_older(given, named)
         rows, num_new = self._check_state(layer_idx, new_conv_state, "conv_kernel_size", self.conv_kernel_size)
-        held = self._store.conv[layer_idx]
+        self._store.can_undo, held = False, self._store.conv[layer_idx]
         held.copy_(torch.cat((held[:, num_new:], new_conv_state.transpose(1, 2).to(held)), dim=1))
         self.lengths = [int(cache_position.max()) + 1] * rows
         return self.conv_states[layer_idx]
@@ -182,6 +190,7 @@ class MambaCache(StateSurface, FixedCache):
     def update_ssm_state(self, layer_idx: int, new_ssm_state: torch.Tensor) -> torch.Tensor:
         """Replace a layer's recurrent state (rows, intermediate_size, state_size); return it."""
         self._check_state(layer_idx, new_ssm_state, "state_size", self.ssm_state_size)
+        self._store.can_undo = False
         self._store.ssm[layer_idx].copy_(new_ssm_state.transpose(1, 2))
         return self.ssm_states[layer_idx]
 

@@ -85,6 +85,7 @@ class StateSurface:
         return False
 
     def _count(self, num_new: int) -> None:
+        self._store.can_undo = False  # what follows is written over the states
         self.lengths = [length + num_new for length in self.lengths]
 
 

@@ -187,7 +187,7 @@ class Run:
             self.logprobs[row] += told
         for row, reason in emitted.finished.items():
             self.reasons[row] = reason
-        if emitted.finished and self._keeps_places():
+        if emitted.finished and self._keeps_places() and not all(map(bool, self.reasons)):
             assert self._cache is not None
             self._cache.put_aside(list(emitted.finished))
 

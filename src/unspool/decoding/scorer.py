@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from unspool.cache import Cache
+from unspool.cache import ROLL_BACK, Cache
 from unspool.decoding.forwards import take_first_rows, take_position
 from unspool.decoding.observer import Observer, ProcessorStep, Scored
 from unspool.decoding.reader import Reader
@@ -31,6 +31,7 @@ class Scorer:
         self._readout = reader.readout
         self._copies_logits = copies_logits  # a caller's own processor may write into what it is given
         self._given: torch.Tensor | None = None  # the last step's logits, as the processors were given them
+        self._before: torch.Tensor | None = None  # the step's before it, if the cache can't go back to that one
         self._follow_processors(processors)
 
     def next_logits(self, rows: Rows, *, whole: bool = True, normalise: bool = False) -> Scores:
@@ -107,8 +108,15 @@ class Scorer:
         if self.record.keeps_states:
             self._keep_states(forward, rows)
         result = self._readout.read(forward, rows, normalise=normalise)
+        if ROLL_BACK not in self.reader.cache.can:
+            self._before = self._given
         self._given = result.scores
         return result
+
+    def forget(self, num_steps: int) -> None:
+        """Undo the last steps, each of one token per row."""
+        self.reader.forget(num_steps)
+        self._given, self._before = self._before, None
 
     def _keep_states(self, forward: Forward, rows: Rows) -> None:
         starts, counts = self.reader.starts[: len(rows)], self.reader.counts[: len(rows)]

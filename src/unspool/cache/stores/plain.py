@@ -18,6 +18,7 @@ from unspool.kernels.sending import send
 
 if TYPE_CHECKING:
     from unspool.kernels.gpu.attention.forks import ForkKeeper
+    from unspool.kernels.gpu.attention.row_copies import RowMover
 
 
 class PlainStore(Store):
@@ -31,6 +32,7 @@ class PlainStore(Store):
         self.buffers: list[torch.Tensor] = []
         self._places: Places | None = None
         self._keeper: tuple[Places, ForkKeeper] | None = None  # for as long as the places are these
+        self._mover: tuple[Places, RowMover] | None = None  # likewise
 
     @property
     def num_layers(self) -> int:
@@ -58,7 +60,7 @@ class PlainStore(Store):
         """Make room for more positions."""
         # A part more than is needed: a text that grows for long is copied seldom, and little is left empty.
         held, room = self.room.positions, round_up(stop) + stop // 32 // CHUNK * CHUNK
-        self._places = None  # or it would keep the old ones
+        self._places = self._mover = None  # or they would keep the old ones
         try:
             for layer, buffer in enumerate(self.buffers):  # one layer at a time, so that only one is there twice
                 grown = self._take((buffer.shape[0], room, *buffer.shape[2:]), buffer.dtype, buffer.device)
@@ -91,7 +93,7 @@ class PlainStore(Store):
                 part = buffer.narrow(1, 0, held)
                 part[: len(index)] = part[chosen.to(buffer.device)]
             return
-        self._places = None  # or it would keep the old ones
+        self._places = self._mover = None  # or they would keep the old ones
         grows = len(index) > len(lengths)
         grown: list[torch.Tensor] = []
         for layer, buffer in enumerate(self.buffers):
@@ -109,7 +111,7 @@ class PlainStore(Store):
         old, held = len(mine), max(theirs)
         rows = slice(old, old + len(theirs))
         if not self.room.is_fixed:
-            self._places = None  # or it would keep the old ones
+            self._places = self._mover = None  # or they would keep the old ones
             longest = max(held, *mine) if mine else held
             self.reserve((), (), longest)
         for layer, given in enumerate(other.buffers):
@@ -128,6 +130,9 @@ class PlainStore(Store):
         moved = [row for row, source in enumerate(index) if row != source]
         if not moved or first >= held:
             return
+        if (mover := self._find_mover(len(moved))) is not None:
+            mover.move([index[row] for row in moved], moved, first, held)
+            return
         sent: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
         for buffer in self.buffers:
             if buffer.device not in sent:
@@ -135,6 +140,20 @@ class PlainStore(Store):
             into, source = sent[buffer.device]
             part = buffer.narrow(1, first, held - first)
             part.index_copy_(0, into, part.index_select(0, source))  # gathered before it is written
+
+    def _find_mover(self, num_moved: int) -> RowMover | None:
+        """What moves rows in all layers by one kernel; None if there is none for so many, or buffers are not alike."""
+        if not self.buffers[0].is_cuda or not has_triton():
+            return None
+        from unspool.kernels.gpu.attention.row_copies import MOST_ROWS, RowMover  # Triton is imported where needed
+
+        places, first = self.places(), self.buffers[0]
+        is_alike = all(buffer.is_cuda and buffer.stride() == first.stride() for buffer in self.buffers)
+        if places is None or num_moved > MOST_ROWS or not is_alike or not first[0].is_contiguous():
+            return None
+        if self._mover is None or self._mover[0] is not places:
+            self._mover = (places, RowMover(places.buffers))
+        return self._mover[1]
 
     def take_rows(self, index: Sequence[int]) -> Self:
         """Some rows in memory of their own, with as much room."""

@@ -2,7 +2,8 @@
 
 New states are written beside the old ones and take their place when a pass ends, so that a pass that fails changes
 nothing. A state can't be taken apart: a trial keeps the states that it began with and what its passes were given, and
-going back is reading the first part of them again.
+going back is reading the first part of them again. What a step of one token per row began with stays beside its result
+until the next pass, so that one step can be undone.
 """
 
 from __future__ import annotations
@@ -75,13 +76,16 @@ class StateStore(Store):
         self._take = take
         self.conv = take(conv_shape, dtype, device)
         self.ssm = take((layers, rows, width, channels if inner is None else inner), torch.float32, device)
+        self.can_undo = False  # the next states' memory holds those before the last pass, which read one token per row
         self._make_next()
         self._trial: _Trial | None = None
         self._pass: _Pass | None = None  # the one under way, if a trial is on
+        self._is_step = False  # the pass under way reads one token per row
         self._aside: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}  # by row: its length and states
 
     def _make_next(self) -> None:
         self.next_conv, self.next_ssm = torch.empty_like(self.conv), torch.empty_like(self.ssm)
+        self.can_undo = False
 
     @property
     def num_layers(self) -> int:
@@ -108,6 +112,7 @@ class StateStore(Store):
 
     def begin(self, span: Span) -> None:
         self._pass = None  # of a pass that failed
+        self.can_undo, self._is_step = False, span.num_new == 1 and min(span.counts) == 1
         if (trial := self._trial) is not None:
             if not trial.lengths:  # the trial began before the first pass
                 trial.lengths = [0] * len(span.starts)
@@ -138,9 +143,15 @@ class StateStore(Store):
 
     def end(self, lengths: Sequence[int]) -> None:  # noqa: ARG002 - states have none
         self._swap()
+        self.can_undo = self._is_step and self._trial is None
         if self._trial is not None and self._pass is not None:
             self._trial.passes.append(self._pass)
         self._pass = None
+
+    def undo(self) -> None:
+        """Return to the states before the last pass, which `can_undo` says are there."""
+        self._swap()
+        self.can_undo = False
 
     def _swap(self) -> None:
         self.conv, self.next_conv = self.next_conv, self.conv
@@ -155,6 +166,7 @@ class StateStore(Store):
     # --- rows ----------------------------------------------------------------------------------------
     def begin_trial(self, lengths: Sequence[int]) -> None:
         self._trial = _Trial(list(lengths), self.conv.clone(), self.ssm.clone())
+        self.can_undo = False
 
     def check_truncation(self, held: Sequence[int], lengths: Sequence[int]) -> None:
         trial, wanted = self._trial, list(lengths)
@@ -169,6 +181,7 @@ class StateStore(Store):
 
     def truncate(self, lengths: Sequence[int]) -> None:
         trial, self._trial = self._trial, None
+        self.can_undo = False
         if lengths and not any(lengths):
             self.conv.zero_()
             self.ssm.zero_()
@@ -197,6 +210,7 @@ class StateStore(Store):
     def take_back(self) -> dict[int, int]:
         """Return the rows that were put aside to where they were then; the lengths that they had, by row."""
         aside, self._aside = self._aside, {}
+        self.can_undo = self.can_undo and not aside
         for row, (_, conv, ssm) in aside.items():
             self.conv[:, row], self.ssm[:, row] = conv, ssm
         return {row: length for row, (length, _, _) in aside.items()}
@@ -208,9 +222,15 @@ class StateStore(Store):
             torch.index_select(self.conv, 1, where, out=self.next_conv)
             torch.index_select(self.ssm, 1, where, out=self.next_ssm)
             self._swap()
+            self.can_undo = False
         else:
             self.conv, self.ssm = self.conv.index_select(1, where), self.ssm.index_select(1, where)
-            self._make_next()
+            if self.can_undo:
+                self.next_conv, self.next_ssm = (
+                    state.index_select(1, where) for state in (self.next_conv, self.next_ssm)
+                )
+            else:
+                self._make_next()
         if (trial := self._trial) is not None:
             trial.lengths = [trial.lengths[row] for row in index]
             trial.conv, trial.ssm = trial.conv.index_select(1, where), trial.ssm.index_select(1, where)
@@ -226,7 +246,7 @@ class StateStore(Store):
         self._make_next()
 
     def clear(self) -> None:
-        self._trial, self._pass, self._aside = None, None, {}
+        self._trial, self._pass, self._aside, self.can_undo = None, None, {}, False
         self.conv.zero_()
         self.ssm.zero_()
 
@@ -244,6 +264,7 @@ class StateStore(Store):
 
     def fill(self, conv: torch.Tensor, ssm: torch.Tensor) -> None:
         """Take over states of the same shapes."""
+        self.can_undo = False
         self.conv.copy_(conv)
         self.ssm.copy_(ssm)
 

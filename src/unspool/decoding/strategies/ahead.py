@@ -93,9 +93,7 @@ class AheadTurns(TokenTurns):
         if row is None:
             return  # only rows that have ended
         self.close()
-        self.strategy.forget(1)
-        self.rows.drop(1)
-        self.strategy.step(self.rows)
+        self.strategy.retake(self.rows)
         raise self.strategy.explain_no_token(self.rows, self.rows.numbers.index(row))
 
 

@@ -41,6 +41,13 @@ class Strategy(Protocol):
         """Undo the last steps; the rows still have their tokens."""
         ...
 
+    def retake(self, rows: Rows) -> None:
+        """Take the last step again, whose tokens the rows still have, so that `explain_no_token` can say what it left.
+
+        Steps after it have been undone.
+        """
+        ...
+
     def keep_rows(self, index: list[int]) -> None:
         """Follow the rows that stay when others leave."""
         ...

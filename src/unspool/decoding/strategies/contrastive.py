@@ -67,6 +67,12 @@ class ContrastiveSearch:
         """Undo the last steps, at most two."""
         self._candidates.forget(num_steps)
 
+    def retake(self, rows: Rows) -> None:
+        """Take the last step again."""
+        self.forget(1)
+        rows.drop(1)
+        self.step(rows)
+
     def keep_rows(self, index: list[int]) -> None:
         """Let the cache, the processors and the past states follow rows that stay."""
         self._scorer.keep_rows(index)

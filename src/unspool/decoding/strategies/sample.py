@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from unspool.cache import ROLL_BACK, Cache
+from unspool.cache import ROLL_BACK, UNDO, Cache
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.select import draw, take_likeliest
@@ -51,12 +51,19 @@ class Sample:
 
     @property
     def can_forget(self) -> bool:
-        """Whether the cache can give up its last positions."""
-        return ROLL_BACK in self._scorer.reader.cache.can
+        """Whether the cache can give up its last positions, or at least the last one."""
+        return bool({ROLL_BACK, UNDO} & self._scorer.reader.cache.can)
 
     def forget(self, num_steps: int) -> None:
-        """Undo the last steps."""
-        self._scorer.reader.forget(num_steps)
+        """Undo the last steps; only one if the cache can't go back further."""
+        self._scorer.forget(num_steps)
+
+    def retake(self, rows: Rows) -> None:
+        """Take the last step again."""
+        rows.drop(1)
+        if ROLL_BACK in self._scorer.reader.cache.can:
+            self.forget(1)
+            self.step(rows)
 
     def keep_rows(self, index: list[int]) -> None:
         """Let cache and processors follow rows that stay."""

@@ -56,6 +56,10 @@ class TokenStrategy(ABC):
         """Undo the last steps, which no turn asks of it."""
         raise NotImplementedError
 
+    def retake(self, rows: Rows) -> None:
+        """Take the last step again, which no turn asks of it."""
+        raise NotImplementedError
+
     def keep_rows(self, index: list[int]) -> None:
         """Follow the rows that stay when others leave: row `i` is what row `index[i]` was."""
         self.scorer.keep_rows(index)

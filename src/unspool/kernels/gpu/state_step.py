@@ -1,8 +1,9 @@
-"""One position of a Mamba block, in two kernels around its small products.
+"""One position of a Mamba block, in two kernels between its large products.
 
-The first shifts the convolution's window and applies it; the second feeds the state and gates what is read from it.
-The references are `kernels.scan.convolve` and `kernels.scan.step`. States are read in one place and written in another,
-so that a step may be run again.
+The first shifts the convolution's window and applies it; the second feeds the state and gates what is read from it. For
+a few rows the two small products belong to them: the first kernel multiplies a part of the channels, the second adds
+the parts up. The references are `kernels.scan.convolve` and `kernels.scan.step`. States are read in one place and
+written in another, so that a step may be run again.
 """
 
 from __future__ import annotations
@@ -15,41 +16,121 @@ import triton.language as tl
 
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
-CHANNELS: Final = 128  # per program
+CHANNELS: Final = 128  # per program of the first kernel
 FEW_CHANNELS: Final = 32  # per program of the second kernel, which holds their states
+MORE_CHANNELS: Final = 64  # the same if it adds up parts of a product, which every program reads
+_OUTPUTS: Final = 64  # of the small product, at a time
+_PARTS: Final = 8  # at a time
 
 
 @triton.jit
-def _convolve(
-    PROJECTED, HELD, KEPT, KERNEL, BIAS, U, ROUNDED, N,
-    TAPS: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+def soften(time):
+    """log(1 + exp(time)), exact for small values too: what is lost of x in 1 + x is made good."""
+    grown = tl.exp(tl.minimum(time, 20.0))
+    above = 1.0 + grown
+    made = tl.where(above == 1.0, grown, tl.log(above) * (grown / tl.where(above == 1.0, 1.0, above - 1.0)))
+    return tl.where(time > 20.0, time, made)
+
+
+@triton.jit
+def begin_window(
+    HELD, KEPT, KERNEL, BIAS, row, at, is_there, N, TAPS: tl.constexpr, HAS_BIAS: tl.constexpr
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    is_there = at < N
-    let_next_start(PDL)
-    total = tl.zeros((BLOCK,), tl.float32)
+    """What a window's last inputs at channels `at` add to its convolution, and the weights of the new input.
+
+    The inputs are the last step's, so they may be read before the kernel just before has ended.
+    """
+    total = tl.zeros(at.shape, tl.float32)
     if HAS_BIAS:
         total = tl.load(BIAS + at, mask=is_there, other=0.0)
-    wait_for_input(PDL)
     HELD += row * TAPS * N
     KEPT += row * TAPS * N
     for tap in tl.static_range(TAPS - 1):
         held = tl.load(HELD + (tap + 1) * N + at, mask=is_there, other=0.0)
         total += held.to(tl.float32) * tl.load(KERNEL + tap * N + at, mask=is_there, other=0.0)
         tl.store(KEPT + tap * N + at, held, mask=is_there)
-    new = tl.load(PROJECTED + row * 2 * N + at, mask=is_there, other=0.0)
-    total += new.to(tl.float32) * tl.load(KERNEL + (TAPS - 1) * N + at, mask=is_there, other=0.0)
-    tl.store(KEPT + (TAPS - 1) * N + at, new.to(KEPT.dtype.element_ty), mask=is_there)
-    total = total * tl.sigmoid(total)
-    tl.store(U + row * N + at, total, mask=is_there)
-    tl.store(ROUNDED + row * N + at, total.to(ROUNDED.dtype.element_ty), mask=is_there)
+    return total, tl.load(KERNEL + (TAPS - 1) * N + at, mask=is_there, other=0.0)
+
+
+@triton.jit
+def end_window(PROJECTED, KEPT, total, weight, row, at, is_there, N, stride, TAPS: tl.constexpr):
+    """silu of the convolution with the new inputs, which join the window."""
+    new = tl.load(PROJECTED + row * stride + at, mask=is_there, other=0.0)
+    tl.store(KEPT + (row * TAPS + TAPS - 1) * N + at, new.to(KEPT.dtype.element_ty), mask=is_there)
+    total += new.to(tl.float32) * weight
+    return total * tl.sigmoid(total)
+
+
+@triton.jit
+def _convolve(
+    PROJECTED, HELD, KEPT, KERNEL, BIAS, U, ROUNDED, N, stride,
+    TAPS: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_there = at < N
+    let_next_start(PDL)
+    total, weight = begin_window(HELD, KEPT, KERNEL, BIAS, row, at, is_there, N, TAPS, HAS_BIAS)
+    wait_for_input(PDL)
+    u = end_window(PROJECTED, KEPT, total, weight, row, at, is_there, N, stride, TAPS)
+    tl.store(U + row * N + at, u, mask=is_there)
+    tl.store(ROUNDED + row * N + at, u.to(ROUNDED.dtype.element_ty), mask=is_there)
+
+
+@triton.jit
+def _multiply_part(w, u):
+    """Rows of a matrix (rows, channels) times the channels."""
+    return tl.sum(w.to(tl.float32) * u[None, :], 1)
+
+
+@triton.jit
+def _convolve_and_select(
+    PROJECTED, HELD, KEPT, KERNEL, BIAS, U, SELECT, SELECTED, N, stride,
+    M: tl.constexpr, TAPS: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr, OUTPUTS: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    at = part * BLOCK + tl.arange(0, BLOCK)
+    some = tl.arange(0, OUTPUTS)
+    is_there = at < N
+    weights = ()
+    for first in tl.static_range(0, M, OUTPUTS):
+        is_whole = (first + some < M)[:, None] & is_there[None, :]
+        w = tl.load(SELECT + (first + some).to(tl.int64)[:, None] * N + at[None, :], mask=is_whole, other=0.0)
+        weights = weights + (w,)
+    total, weight = begin_window(HELD, KEPT, KERNEL, BIAS, row, at, is_there, N, TAPS, HAS_BIAS)
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    u = end_window(PROJECTED, KEPT, total, weight, row, at, is_there, N, stride, TAPS)
+    tl.store(U + row * N + at, u, mask=is_there)
+    u = tl.where(is_there, u, 0.0).to(SELECT.dtype.element_ty).to(tl.float32)
+    into = SELECTED + (row * tl.num_programs(0) + part) * M
+    for number in tl.static_range((M + OUTPUTS - 1) // OUTPUTS):
+        at_output = number * OUTPUTS + some
+        tl.store(into + at_output, _multiply_part(weights[number], u), mask=at_output < M)
+
+
+@triton.jit
+def feed_state(
+    state, decay, dt, u, b, c, skip, gate, NEXT, places, is_whole,
+):  # fmt: skip
+    """The state (states, channels) one position on, written to `NEXT`, and what is read from it, gated (channels,)."""
+    state = tl.exp2(dt[None, :] * decay) * state + b[:, None] * (dt * u)[None, :]
+    tl.store(NEXT + places, state, mask=is_whole)
+    y = tl.sum(c[:, None] * state, 0) + u * skip
+    return y * (gate * tl.sigmoid(gate))
+
+
+@triton.jit
+def _find_scale(values, count, eps):
+    """1 over the root of the values' mean square."""
+    return tl.rsqrt(tl.sum(values * values, 0) / count + eps)
 
 
 @triton.jit
 def _feed(
-    PROJECTED, CHOSEN, TIMES, U, STATE, NEXT, DECAY, TIME_BIAS, SKIP, OUT, N, S, rank,
-    STATES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    PROJECTED, CHOSEN, TIMES, U, STATE, NEXT, DECAY, TIME_BIAS, SKIP, OUT, N, S, rank, eps,
+    STATES: tl.constexpr, RANK: tl.constexpr, BLOCK: tl.constexpr, NORMS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -61,39 +142,117 @@ def _feed(
     bias = tl.load(TIME_BIAS + at, mask=is_there, other=0.0)
     skip = tl.load(SKIP + at, mask=is_there, other=0.0)
     decay = tl.load(DECAY + places, mask=is_whole, other=0.0)
+    state = tl.load(STATE + row * S * N + places, mask=is_whole, other=0.0)  # the last step's
     wait_for_input(PDL)
-    state = tl.load(STATE + row * S * N + places, mask=is_whole, other=0.0)
-    time = tl.load(TIMES + row * N + at, mask=is_there, other=0.0).to(tl.float32) + bias
-    grown = tl.exp(tl.minimum(time, 20.0))
-    above = 1.0 + grown  # log(1 + x) is x where x is lost beside 1, and elsewhere that loss is made good
-    made = tl.where(above == 1.0, grown, tl.log(above) * (grown / tl.where(above == 1.0, 1.0, above - 1.0)))
-    dt = tl.where(time > 20.0, time, made)
+    time = tl.load(TIMES + row * N + at, mask=is_there, other=0.0).to(tl.float32)
+    chosen = CHOSEN + row * (rank + 2 * S)
+    b = tl.load(chosen + rank + one, mask=one < S, other=0.0).to(tl.float32)
+    c = tl.load(chosen + rank + S + one, mask=one < S, other=0.0).to(tl.float32)
+    if NORMS:  # the product of a scaled time is the scaled product
+        rk = tl.arange(0, RANK)
+        time *= _find_scale(tl.load(chosen + rk, mask=rk < rank, other=0.0).to(tl.float32), rank, eps)
+        b *= _find_scale(b, S, eps)
+        c *= _find_scale(c, S, eps)
     u = tl.load(U + row * N + at, mask=is_there, other=0.0)
-    chosen = CHOSEN + row * (rank + 2 * S) + rank
-    b = tl.load(chosen + one, mask=one < S, other=0.0).to(tl.float32)
-    c = tl.load(chosen + S + one, mask=one < S, other=0.0).to(tl.float32)
-    state = tl.exp2(dt[None, :] * decay) * state + b[:, None] * (dt * u)[None, :]
-    tl.store(NEXT + row * S * N + places, state, mask=is_whole)
-    y = tl.sum(c[:, None] * state, 0) + u * skip
     gate = tl.load(PROJECTED + row * 2 * N + N + at, mask=is_there, other=0.0).to(tl.float32)
-    y *= gate * tl.sigmoid(gate)
+    y = feed_state(state, decay, soften(time + bias), u, b, c, skip, gate, NEXT + row * S * N, places, is_whole)
     tl.store(OUT + row * N + at, y.to(OUT.dtype.element_ty), mask=is_there)
 
 
+@triton.jit
+def _add_parts(
+    PARTS, at, is_there, NUM_PARTS: tl.constexpr, M: tl.constexpr, COUNT: tl.constexpr, SOME: tl.constexpr
+):  # fmt: skip
+    """The sums of parts (NUM_PARTS, M) at columns `at`, of which there are COUNT: all loads are in flight at once."""
+    some = tl.arange(0, SOME)
+    total = tl.zeros((SOME, COUNT), tl.float32)
+    for first in tl.static_range(0, NUM_PARTS, SOME):
+        part = first + some
+        is_part = (part < NUM_PARTS)[:, None] & is_there[None, :]
+        total += tl.load(PARTS + part[:, None] * M + at[None, :], mask=is_part, other=0.0)
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def _feed_selected(
+    PROJECTED, SELECTED, TIME, U, STATE, NEXT, DECAY, TIME_BIAS, SKIP, OUT, N, eps,
+    NUM_PARTS: tl.constexpr, S: tl.constexpr, STATES: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr,
+    BLOCK: tl.constexpr, SOME: tl.constexpr, NORMS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    one, rk = tl.arange(0, STATES), tl.arange(0, RANKS)
+    is_there, is_rank = at < N, rk < RANK
+    is_whole = (one < S)[:, None] & is_there[None, :]
+    places = one[:, None] * N + at[None, :]
+    # Nothing here is written by the kernels just before: the state is the last step's.
+    w = tl.load(
+        TIME + at.to(tl.int64)[:, None] * RANK + rk[None, :], mask=is_there[:, None] & is_rank[None, :], other=0.0
+    )
+    bias = tl.load(TIME_BIAS + at, mask=is_there, other=0.0)
+    skip = tl.load(SKIP + at, mask=is_there, other=0.0)
+    decay = tl.load(DECAY + places, mask=is_whole, other=0.0)
+    state = tl.load(STATE + row * S * N + places, mask=is_whole, other=0.0)
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    M: tl.constexpr = RANK + 2 * S
+    parts = SELECTED + row * NUM_PARTS * M
+    kind = TIME.dtype.element_ty
+    u = tl.load(U + row * N + at, mask=is_there, other=0.0)
+    gate = tl.load(PROJECTED + row * 2 * N + N + at, mask=is_there, other=0.0).to(tl.float32)
+    time = _add_parts(parts, rk, is_rank, NUM_PARTS, M, RANKS, SOME).to(kind).to(tl.float32)
+    b = _add_parts(parts + RANK, one, one < S, NUM_PARTS, M, STATES, SOME).to(kind).to(tl.float32)
+    c = _add_parts(parts + RANK + S, one, one < S, NUM_PARTS, M, STATES, SOME).to(kind).to(tl.float32)
+    if NORMS:
+        time = (time * _find_scale(time, RANK, eps)).to(kind).to(tl.float32)
+        b *= _find_scale(b, S, eps)
+        c *= _find_scale(c, S, eps)
+    dt = soften(tl.sum(w.to(tl.float32) * time[None, :], 1) + bias)
+    y = feed_state(state, decay, dt, u, b, c, skip, gate, NEXT + row * S * N, places, is_whole)
+    tl.store(OUT + row * N + at, y.to(OUT.dtype.element_ty), mask=is_there)
+
+
+@triton.jit
+def _feed_heads(
+    PROJECTED, TIMES, MIXED, STATE, NEXT, DECAY, TIME_BIAS, SKIP, OUT, N, stride, channels, least, most,
+    S: tl.constexpr, STATES: tl.constexpr, SIZE: tl.constexpr, EACH: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(1).to(tl.int64)
+    first = tl.program_id(0) * BLOCK
+    at, one = first + tl.arange(0, BLOCK), tl.arange(0, STATES)
+    head, group = at // SIZE, first // (SIZE * EACH)  # a block's channels belong to one group
+    is_whole = (one < S)[:, None] & (at < N)[None, :]
+    places = one[:, None] * N + at[None, :]
+    bias, skip, decay = tl.load(TIME_BIAS + head), tl.load(SKIP + head), tl.load(DECAY + head)
+    state = tl.load(STATE + row * S * N + places, mask=is_whole, other=0.0)  # the last step's
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    time = tl.load(TIMES + row * stride + head).to(tl.float32)
+    gate = tl.load(PROJECTED + row * stride + at).to(tl.float32)
+    mixed = MIXED + row * channels
+    u = tl.load(mixed + at)
+    b = tl.load(mixed + N + group * S + one, mask=one < S, other=0.0)
+    c = tl.load(mixed + channels - N // (SIZE * EACH) * S + group * S + one, mask=one < S, other=0.0)
+    dt = tl.minimum(tl.maximum(soften(time + bias), least), most)
+    y = feed_state(state, decay[None, :], dt, u, b, c, skip, gate, NEXT + row * S * N, places, is_whole)
+    tl.store(OUT + row * N + at, y.to(OUT.dtype.element_ty))
+
+
 def convolve_step(
-    projected: torch.Tensor,  # (rows, 2 * inner): the convolution's inputs, and the gate
-    held: torch.Tensor,  # (rows, taps, inner): the last inputs
+    projected: torch.Tensor,  # (rows, channels or more): the convolution's inputs first
+    held: torch.Tensor,  # (rows, taps, channels): the last inputs
     kept: torch.Tensor,  # likewise, with the new ones: written
-    kernel: torch.Tensor,  # (taps, inner) float32
-    bias: torch.Tensor | None,  # (inner,) float32
-    u: torch.Tensor,  # (rows, inner) float32: written
-    rounded: torch.Tensor,  # (rows, inner): the same in the model's dtype
+    kernel: torch.Tensor,  # (taps, channels) float32
+    bias: torch.Tensor | None,  # (channels,) float32
+    u: torch.Tensor,  # (rows, channels) float32: written
+    rounded: torch.Tensor,  # (rows, channels): the same in the model's dtype
 ) -> None:
     """u = silu(convolution of the window), and the window moved on by one."""
-    rows, taps, inner = held.shape
+    rows, taps, channels = held.shape
     launch(
         _convolve,
-        (rows, triton.cdiv(inner, CHANNELS)),
+        (rows, triton.cdiv(channels, CHANNELS)),
         projected,
         held,
         kept,
@@ -101,11 +260,52 @@ def convolve_step(
         kernel if bias is None else bias,
         u,
         rounded,
-        inner,
+        channels,
+        projected.stride(0),
         TAPS=taps,
         HAS_BIAS=bias is not None,
         BLOCK=CHANNELS,
         num_warps=4,
+        **launch_options(),
+    )
+
+
+def count_parts(inner: int) -> int:
+    """The parts of the small product's sums that `convolve_and_select` writes."""
+    return int(triton.cdiv(inner, CHANNELS))
+
+
+def convolve_and_select(
+    projected: torch.Tensor,  # (rows, 2 * inner): the convolution's inputs, and the gate
+    held: torch.Tensor,  # (rows, taps, inner): the last inputs
+    kept: torch.Tensor,  # likewise, with the new ones: written
+    kernel: torch.Tensor,  # (taps, inner) float32
+    bias: torch.Tensor | None,  # (inner,) float32
+    u: torch.Tensor,  # (rows, inner) float32: written
+    select: torch.Tensor,  # (time rank + 2 * states, inner)
+    selected: torch.Tensor,  # (rows, parts, time rank + 2 * states) float32: written, parts of the sums
+) -> None:
+    """`convolve_step`, and select @ u by parts of the channels."""
+    rows, taps, inner = held.shape
+    launch(
+        _convolve_and_select,
+        (count_parts(inner), rows),
+        projected,
+        held,
+        kept,
+        kernel,
+        kernel if bias is None else bias,
+        u,
+        select,
+        selected,
+        inner,
+        projected.stride(0),
+        M=select.shape[0],
+        TAPS=taps,
+        HAS_BIAS=bias is not None,
+        BLOCK=CHANNELS,
+        OUTPUTS=_OUTPUTS,
+        num_warps=8,
         **launch_options(),
     )
 
@@ -121,9 +321,11 @@ def feed_step(
     time_bias: torch.Tensor,  # (inner,) float32
     skip: torch.Tensor,  # (inner,) float32
     out: torch.Tensor,  # (rows, inner): written
+    eps: float | None = None,  # the time's part, B and C are normalised (Falcon-Mamba)
 ) -> None:
     """The state one position on, and what is read from it with the skip connection, gated."""
     rows, states, inner = state.shape
+    rank = chosen.shape[1] - 2 * states
     launch(
         _feed,
         (rows, triton.cdiv(inner, FEW_CHANNELS)),
@@ -139,9 +341,100 @@ def feed_step(
         out,
         inner,
         states,
-        chosen.shape[1] - 2 * states,
+        rank,
+        eps or 0.0,
         STATES=triton.next_power_of_2(states),
+        RANK=triton.next_power_of_2(rank),
         BLOCK=FEW_CHANNELS,
+        NORMS=eps is not None,
+        num_warps=4,
+        **launch_options(),
+    )
+
+
+def feed_selected(
+    projected: torch.Tensor,  # (rows, 2 * inner)
+    selected: torch.Tensor,  # (rows, parts, time rank + 2 * states) float32: see `convolve_and_select`
+    time: torch.Tensor,  # (inner, time rank)
+    u: torch.Tensor,  # (rows, inner) float32
+    state: torch.Tensor,  # (rows, states, inner) float32
+    following: torch.Tensor,  # likewise: written
+    decay: torch.Tensor,  # (states, inner) float32, times log2(e)
+    time_bias: torch.Tensor,  # (inner,) float32
+    skip: torch.Tensor,  # (inner,) float32
+    out: torch.Tensor,  # (rows, inner): written
+    eps: float | None = None,
+) -> None:
+    """`feed_step` with the time steps' product."""
+    rows, states, inner = state.shape
+    launch(
+        _feed_selected,
+        (triton.cdiv(inner, MORE_CHANNELS), rows),
+        projected,
+        selected,
+        time,
+        u,
+        state,
+        following,
+        decay,
+        time_bias,
+        skip,
+        out,
+        inner,
+        eps or 0.0,
+        NUM_PARTS=selected.shape[1],
+        S=states,
+        STATES=triton.next_power_of_2(states),
+        RANK=time.shape[1],
+        RANKS=triton.next_power_of_2(time.shape[1]),
+        BLOCK=MORE_CHANNELS,
+        SOME=_PARTS,
+        NORMS=eps is not None,
+        num_warps=8,
+        **launch_options(),
+    )
+
+
+def feed_heads_step(
+    projected: torch.Tensor,  # (rows, width): the gate first
+    times: torch.Tensor,  # (rows, heads), a part of the same rows: time steps before their bias and softplus
+    mixed: torch.Tensor,  # (rows, inner + 2 * groups * states) float32: inputs, B, C after the convolution
+    state: torch.Tensor,  # (rows, states, inner) float32
+    following: torch.Tensor,  # likewise: written
+    decay: torch.Tensor,  # (heads,) float32, times log2(e)
+    time_bias: torch.Tensor,  # (heads,) float32
+    skip: torch.Tensor,  # (heads,) float32
+    out: torch.Tensor,  # (rows, inner): written
+    num_groups: int,
+    bounds: tuple[float, float],  # of a time step
+) -> None:
+    """Mamba-2's `feed_step`: one decay and one time step per head, B and C of its group."""
+    rows, states, inner = state.shape
+    heads = decay.shape[0]
+    size, each = inner // heads, heads // num_groups
+    block = min(FEW_CHANNELS, size * each & -(size * each))
+    launch(
+        _feed_heads,
+        (inner // block, rows),
+        projected,
+        times,
+        mixed,
+        state,
+        following,
+        decay,
+        time_bias,
+        skip,
+        out,
+        inner,
+        projected.stride(0),
+        mixed.shape[1],
+        bounds[0],
+        bounds[1],
+        S=states,
+        STATES=triton.next_power_of_2(states),
+        SIZE=size,
+        EACH=each,
+        BLOCK=block,
         num_warps=4,
         **launch_options(),
     )

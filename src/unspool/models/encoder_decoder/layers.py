@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from unspool.models.assembly import Assembler, Packing, Progress
-from unspool.models.decoder.layers import Layer
+from unspool.models.decoder.layers import DecoderWeights, Layer
 from unspool.models.encoder_decoder.spec import EncoderDecoderSpec, StackSpec
 from unspool.models.weights import (
     AnyEmbedding,
@@ -106,6 +106,22 @@ class EncoderDecoderWeights:
     encoder: Stack
     decoder: Stack
     head: AnyLinear
+
+
+def take_decoder(weights: EncoderDecoderWeights) -> DecoderWeights:
+    """The decoder's side as a decoder's weights; its positions and its cross-attention are left out."""
+    stack = weights.decoder
+    assert stack.embedding is not None
+    return DecoderWeights(
+        embedding=stack.embedding,
+        positions=None,
+        embedding_norm=stack.embedding_norm,
+        project_in=None,
+        layers=stack.layers,
+        final_norm=stack.final_norm,
+        project_out=None,
+        head=weights.head,
+    )
 
 
 def assemble_pair(

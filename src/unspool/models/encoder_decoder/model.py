@@ -19,10 +19,12 @@ from unspool.models.decoder.layers import Layer
 from unspool.models.decoder.reading import read_keys
 from unspool.models.decoder.views import AttentionView, AttentionViews
 from unspool.models.encoder_decoder.call import call_pair, check_pair
-from unspool.models.encoder_decoder.layers import CrossAttention, EncoderDecoderWeights, Stack
+from unspool.models.encoder_decoder.layers import CrossAttention, EncoderDecoderWeights, Stack, take_decoder
 from unspool.models.encoder_decoder.positions import DistanceBiases, PositionTable
 from unspool.models.encoder_decoder.spec import EncoderDecoderSpec, StackSpec
 from unspool.models.native import ModelConfig, NativeModel, take_last
+from unspool.models.paths.captured import explain_no_capture
+from unspool.models.paths.captured_pair import CapturedPairSteps
 from unspool.models.paths.library_model import explain_unread
 from unspool.models.paths.library_pair import DescribedPair, PairLibraryPath
 from unspool.models.paths.path import ClosedPath, Pass, Path, WithPaths, run_first
@@ -71,6 +73,12 @@ class EncoderDecoder(WithPaths, NativeModel):
     def _list_paths(self) -> list[Path]:
         """The fast paths of a decoder's pass, in the order in which they are tried."""
         spec = self.spec
+        if self.device.type != "cpu":
+            why = explain_no_capture(spec.describe_decoder(), take_decoder(self.weights), self.device, self.dtype)
+            if why is not None:
+                return [ClosedPath("captured", why)]
+            given = (spec, self.weights, self._decoder_positions, self._biases)
+            return [CapturedPairSteps(*given, self.device, self.dtype)]
         why = explain_unread(spec.describe_decoder(), self.device, self.dtype)
         if why is not None:
             return [ClosedPath("library", why)]

@@ -87,6 +87,12 @@ class DistanceBiases:
             self._behind = [table[buckets.to(table.device)].t().contiguous() for table in self._decoder]
         return self._behind
 
+    def tabulate(self) -> list[torch.Tensor]:
+        """The decoder's biases (heads, distances) in float32, the last of them for all greater distances."""
+        spec = self._spec
+        buckets = distance_buckets(spec.max_distance + 1, spec.num_buckets, spec.max_distance)
+        return [table[buckets.to(table.device)].t().float().contiguous() for table in self._decoder]
+
     def look_back(self, back: torch.Tensor, stop: int) -> list[torch.Tensor]:
         """The decoder's biases (rows, heads, new, keys) for distances (rows, new, keys); those ahead get some value."""
         near = back.clamp(min=0)

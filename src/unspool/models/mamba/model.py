@@ -17,7 +17,7 @@ from unspool.kernels.scan import convolve, scan, step
 from unspool.models.arrangement import read_mask
 from unspool.models.mamba.weights import MambaLayer, MambaSpec, MambaWeights
 from unspool.models.native import ModelConfig, NativeModel, take_last
-from unspool.models.paths.captured_states import CapturedStates
+from unspool.models.paths.captured_states import CapturedStates, MambaWork
 from unspool.models.weights import Embedding, Linear
 from unspool.outputs import Output
 from unspool.protocols import LAST, Encoded, Forward, ModelInfo, Want
@@ -62,18 +62,12 @@ class Mamba(NativeModel):
 
     def _refresh(self) -> None:
         self._activate = find_activation(self.spec.activation)
-        self._captured = CapturedStates(self.spec, self.weights, self.device, self.dtype)
+        self._captured = CapturedStates(self.spec, self.weights, self.device, self.dtype, MambaWork)
 
     @property
     def _layers(self) -> Sequence[Any]:
         """The blocks, as `_mix` takes them."""
         return self.weights.layers
-
-    def _explain_step(
-        self, tokens: torch.Tensor | None, cache: Cache, counts: Sequence[int] | None, want: Want
-    ) -> str | None:
-        """Why a pass can't be a captured step; None if it can."""
-        return self._captured.explain_refusal(tokens, cache, counts, want)
 
     def get_input_embeddings(self) -> Embedding:
         return self.weights.embedding
@@ -114,7 +108,7 @@ class Mamba(NativeModel):
         want: Want = LAST,
         embeds: torch.Tensor | None = None,
     ) -> Forward:
-        reason = self._explain_step(tokens, cache, counts, want)
+        reason = self._captured.explain_refusal(tokens, cache, counts, want)
         if reason is None and tokens is not None:
             return self._captured.run(tokens, self._check_cache(cache))
         states, hidden = self._run(tokens, cache, counts, want, embeds)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from unspool.cache import Cache, MambaCache
+from unspool.cache import MambaCache
 from unspool.kernels.activations import find_activation
 from unspool.kernels.head_scan import scan_heads
 from unspool.kernels.scan import convolve
@@ -20,8 +20,9 @@ from unspool.models.decoder.spec import NormSpec
 from unspool.models.mamba.model import Mamba, normalise, replay
 from unspool.models.mamba.weights import MambaSpec, StateSpace
 from unspool.models.native import ModelConfig
+from unspool.models.paths.captured_heads import HeadWork
+from unspool.models.paths.captured_states import CapturedStates
 from unspool.models.weights import Embedding, Linear, Norm, WeightSource
-from unspool.protocols import Want
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +80,11 @@ class Mamba2(Mamba):
 
     def _refresh(self) -> None:
         self._activate = find_activation(self.spec.activation)
+        self._captured = CapturedStates(self.spec, self.weights, self.device, self.dtype, HeadWork)
 
     @property
     def _layers(self) -> Sequence[Mamba2Layer]:
         return self.weights.layers
-
-    def _explain_step(
-        self,
-        tokens: torch.Tensor | None,  # noqa: ARG002 - no step is captured
-        cache: Cache,  # noqa: ARG002
-        counts: Sequence[int] | None,  # noqa: ARG002
-        want: Want,  # noqa: ARG002
-    ) -> str | None:
-        return "a Mamba-2 has no captured step"
 
     def _mix(
         self, index: int, layer: Any, x: torch.Tensor, cache: MambaCache, past_end: torch.Tensor | None

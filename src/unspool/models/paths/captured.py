@@ -13,13 +13,14 @@ from __future__ import annotations
 import importlib
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
+from unspool.cache import Cache
 from unspool.cache.places import Places
 from unspool.kernels.key_layout import KeyLayout
 from unspool.kernels.presence import SMALLEST_CAPABILITY, has_triton
@@ -44,6 +45,13 @@ _MOST_KEPT: Final = 32  # steps kept for reuse
 _UNIT: Final = 8  # numbers: addresses are multiples of this
 _NOT_THERE: Final = -1
 _MOST_CHOSEN: Final = 16  # experts of a token
+
+
+class Sources(NamedTuple):
+    """What an encoder's sources are to a pass: where their keys lie, and how many positions each has."""
+
+    places: Places
+    lengths: list[int]
 
 
 def explain_no_capture(
@@ -92,10 +100,16 @@ class CapturedSteps:
         self._spec, self._weights, self._device, self._dtype = spec, weights, device, dtype
         self._numbered = next(iterate_tensors(weights)).device  # the device with its number
         self._waiting: dict[tuple[PassShape, int, int], list[CapturedStep]] = {}  # by shape, stream and owner
-        self._kept = list(iterate_tensors(weights))
-        self._kept_at = find_addresses(self._kept)  # the addresses in the graphs
+        self._kept: list[torch.Tensor] = []
+        self._kept_at: list[int] = []  # the addresses in the graphs
         self._seen: weakref.ref[Places] | None = None  # the last pass's
         self._lock = threading.Lock()
+        self._follow(iterate_tensors(weights))
+
+    def _follow(self, weights: Iterable[torch.Tensor]) -> None:
+        """Watch weights whose addresses graphs will have."""
+        self._kept += weights
+        self._kept_at = find_addresses(self._kept)
 
     def _explain_refusal(self, new: Pass) -> str | None:
         """Why a pass can't be a captured step; None if it can."""
@@ -105,8 +119,7 @@ class CapturedSteps:
         rows, num_new = tokens.shape[0] // cache.num_forks, max(tokens.shape[1], cache.num_forks)
         if num_new == 1 and new.counts is not None and min(new.counts) < 1:
             return "some rows read nothing"
-        if self._weights.positions is not None:
-            check_positions(self._spec, self._weights, max(cache.lengths, default=0) + tokens.shape[1])
+        self._check_longest(max(cache.lengths, default=0) + tokens.shape[1])
         if cache.num_forks > 1:
             want = replace(want, logits="all")
         if want.hidden_states or want.attentions:
@@ -154,6 +167,14 @@ class CapturedSteps:
             return "the cache's rows lie between others"
         return None
 
+    def _check_longest(self, longest: int) -> None:
+        """Raise if a row would get more positions than the model has."""
+        check_positions(self._spec, self._weights, longest)
+
+    def _find_sources(self, cache: Cache) -> Sources | None:  # noqa: ARG002 - encoder-decoders have them
+        """What the rows read beside their own keys."""
+        return None
+
     def _fit_rooms(self, rooms: Sequence[int], length: int) -> bool:
         """Whether every layer finds what it sees in rings of these sizes."""
         seen = {"full": length, "sliding": min(length, self._spec.window or length)}
@@ -178,14 +199,17 @@ class CapturedSteps:
             assert places is not None
             if self._seen is None or self._seen() is not places:
                 self._follow_moves(places)
+            sources = self._find_sources(cache)
             shape = _shape_pass(places, want, rows, num_new, num_forks)
+            if sources is not None:
+                shape = replace(shape, rows_each=rows // len(sources.lengths))
             with nullcontext() if self._is_current_device() else torch.cuda.device(self._device):
                 # A step's inputs are written again for the next one, which only its own stream puts after this work.
                 # What a brief pass returns is overwritten by its step's next run, so that must be the same thread's.
                 owner = threading.get_ident() if want.is_brief else 0
                 key = (shape, torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()), owner)
                 step = self._borrow(key)
-                forward = step.run(tokens, starts, places, want)
+                forward = step.run(tokens, starts, places, want, sources)
         with self._lock:
             if sum(map(len, self._waiting.values())) >= _MOST_KEPT:
                 self._waiting.clear()
@@ -213,7 +237,15 @@ class CapturedSteps:
             waiting = self._waiting.get(key)
             if waiting:
                 return waiting.pop()
-        return CapturedStep(self._spec, self._weights, self._device, self._dtype, key[0])
+        with torch.inference_mode():
+            body = self._make_body(key[0])
+        return CapturedStep(self._spec, body, self._device, self._dtype, key[0])
+
+    def _make_body(self, shape: PassShape) -> Body:
+        """The work of a step."""
+        from unspool.models.paths.captured_blocks import make_body  # Triton is imported only if a GPU is used
+
+        return make_body(self._spec, self._weights, self._device, self._dtype, shape)
 
 
 def _shape_pass(places: Places, want: Want, rows: int, num_new: int, num_forks: int) -> PassShape:
@@ -239,7 +271,7 @@ class CapturedStep:
     def __init__(
         self,
         spec: DecoderSpec,
-        weights: DecoderWeights,
+        body: Body,
         device: torch.device,
         dtype: torch.dtype,
         shape: PassShape,
@@ -248,7 +280,7 @@ class CapturedStep:
             count_packed,  # Triton is imported only if a GPU is used
         )
         from unspool.kernels.gpu.sampling.tokens import count_tiles
-        from unspool.models.paths.captured_blocks import StepInputs, make_body
+        from unspool.models.paths.captured_blocks import StepInputs
 
         rows, num_logits = shape.rows, (1 + len(shape.early)) * shape.num_tokens
         size = shape.layout.count_entries(spec.num_layers, rows)
@@ -259,6 +291,7 @@ class CapturedStep:
         with torch.inference_mode():
             table = torch.zeros(size, dtype=torch.int64, device=device)
             lengths = torch.full((rows,), _NOT_THERE, dtype=torch.int32, device=device)
+            num_entries = spec.num_layers + 1 + rows if shape.rows_each else 0
             self._inputs = StepInputs(
                 tokens=torch.zeros(shape.num_tokens, dtype=torch.int64, device=device),
                 lengths=lengths,
@@ -266,6 +299,7 @@ class CapturedStep:
                 base=torch.zeros(_UNIT, dtype=dtype, device=device),
                 counts=table[-rows:] if shape.packing is not None else lengths,
                 layout=shape.layout,
+                sources=torch.zeros(num_entries, dtype=torch.int64, device=device),
             )
             self._logits = torch.empty(num_logits, spec.vocab_size, dtype=torch.float32, device=device)
             self._tops = torch.empty(rows, count_tiles(spec.vocab_size), dtype=torch.float32, device=device)
@@ -273,7 +307,7 @@ class CapturedStep:
             feeds = shape.num_new == 1 and shape.epilogue is None
             self._likeliest = self._inputs.tokens if feeds else torch.zeros(rows, dtype=torch.int64, device=device)
             self._fed: torch.Tensor | None = None  # those tokens, as they were handed out by the last run
-            self._body: Body = make_body(spec, weights, device, dtype, shape)
+            self._body = body
             self._epilogue: CapturedEpilogue | None = None
             if shape.epilogue is not None:
                 from unspool.kernels.gpu.sampling.epilogues import EpilogueSizes, make_epilogue
@@ -290,17 +324,25 @@ class CapturedStep:
         self._rows, self._shape, self._num_layers = rows, shape, spec.num_layers
         self._cap = spec.logit_softcap
         self._places: weakref.ref[Places] | None = None  # what is in the table; an unused step holds no keys
+        self._sources: tuple[weakref.ref[Places], list[int]] | None = None  # likewise
         self._lengths: list[int] = []  # the current lengths on the device
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def run(self, tokens: torch.Tensor, starts: Sequence[int], places: Places, want: Want) -> Forward:
+    def run(
+        self, tokens: torch.Tensor, starts: Sequence[int], places: Places, want: Want, sources: Sources | None = None
+    ) -> Forward:
         """The result of the pass: logits (tokens, vocab) in float32, and what else its shape contains."""
         shape, count = self._shape, len(starts) * self._shape.num_new
         is_known = self._places is not None and self._places() is places
-        if not (is_known and tokens is self._fed and self._lengths == starts and self._epilogue is None):
+        knows_sources = sources is None or self._has(sources)
+        is_same = is_known and knows_sources and self._lengths == starts
+        if not (is_same and tokens is self._fed and self._epilogue is None):
             with torch.inference_mode():
                 if not is_known:
                     self._send_places(places)
+                if not knows_sources:
+                    assert sources is not None
+                    self._send_sources(sources)
                 if self._lengths != starts:
                     self._send_lengths(starts)
                 if self._epilogue is not None:
@@ -330,6 +372,17 @@ class CapturedStep:
         if shape.wants_states:
             forward.last_states = self._body.states[:count].clone()
         return forward
+
+    def _has(self, sources: Sources) -> bool:
+        """Whether the device has the addresses of these sources."""
+        known = self._sources
+        return known is not None and known[0]() is sources.places and known[1] == sources.lengths
+
+    def _send_sources(self, sources: Sources) -> None:
+        entries = [*self._list_buffers(sources.places.buffers), *sources.lengths]
+        self._inputs.sources.zero_()  # absent ones have no positions
+        self._inputs.sources[: len(entries)].copy_(send(entries, self._inputs.sources.device))
+        self._sources = (weakref.ref(sources.places), list(sources.lengths))
 
     def _send_places(self, places: Places) -> None:
         landing = places.landing if self._shape.away else None

@@ -49,6 +49,7 @@ class StepInputs:
     base: torch.Tensor  # of the buffers' dtype
     counts: torch.Tensor  # (rows,): positions that may be offloaded: `lengths`, or the packed ones
     layout: KeyLayout
+    sources: torch.Tensor  # int64: addresses of the layers' source keys, positions of a row, the sources' lengths
 
 
 def can_fuse(spec: DecoderSpec) -> bool:

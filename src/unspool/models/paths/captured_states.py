@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import torch
 
 from unspool.cache import Cache, MambaCache
 from unspool.kernels.presence import runs_kernels
-from unspool.models.mamba.weights import MambaSpec, MambaWeights
-from unspool.models.weights import find_addresses, iterate_tensors
+from unspool.models.mamba.weights import MambaLayer, MambaSpec, MambaWeights
+from unspool.models.weights import Linear, Norm, find_addresses, iterate_tensors
 from unspool.protocols import Forward, Want
 
 MOST_ROWS: Final = 64
 _MOST_KEPT: Final = 8  # graphs
+_FEW_ROWS: Final = 4  # up to this many, the small products are part of the kernels around them
 _Buffers = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -31,8 +33,16 @@ class CapturedStates:
 
     name = "captured"
 
-    def __init__(self, spec: MambaSpec, weights: MambaWeights, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        spec: MambaSpec,
+        weights: Any,  # a Mamba's or a Mamba-2's, as `make_work` takes them
+        device: torch.device,
+        dtype: torch.dtype,
+        make_work: Callable[..., StateWork],
+    ) -> None:
         self._spec, self._weights, self._device, self._dtype = spec, weights, device, dtype
+        self._make_work = make_work
         self._steps: OrderedDict[tuple[int, ...], CapturedStep] = OrderedDict()
         self._addresses = find_addresses(iterate_tensors(weights))  # in the graphs
         self._seen: weakref.ref[MambaCache] | None = None  # the last pass's cache
@@ -48,8 +58,6 @@ class CapturedStates:
             return f"there are no kernels for {self._dtype}"
         if self._spec.activation not in ("silu", "swish"):
             return f"there is no kernel for {self._spec.activation}"
-        if self._spec.select_eps is not None:
-            return "there is no kernel for normalised time steps"
         if tokens is None or tokens.shape[1] != 1 or (counts is not None and min(counts) < 1):
             return "one token of every row is captured"
         if tokens.shape[0] > MOST_ROWS:
@@ -65,9 +73,9 @@ class CapturedStates:
         cache.begin(tokens.shape[0], 1, None, self._device)
         with torch.cuda.device(self._device), torch.inference_mode(), self._lock:
             self._follow_moves(cache)
-            logits = self._find_step(cache.list_buffers()).run(tokens)
+            logits, likeliest = self._find_step(cache.list_buffers()).run(tokens)
         cache.end()
-        return Forward(logits, path=self.name)
+        return Forward(logits, likeliest=likeliest, path=self.name)
 
     def _follow_moves(self, cache: MambaCache) -> None:
         """Drop all captured steps if weights have moved; checked once per cache, because it costs host time."""
@@ -84,94 +92,144 @@ class CapturedStates:
         key = (buffers[0].shape[1], stream, *(buffer.data_ptr() for buffer in buffers))
         step = self._steps.pop(key, None)
         if step is None:
-            step = CapturedStep(self._spec, self._weights, buffers, self._dtype)
+            step = CapturedStep(self._make_work(self._spec, self._weights, buffers, self._dtype), buffers)
         self._steps[key] = step
         while len(self._steps) > _MOST_KEPT:
             self._steps.popitem(last=False)
         return step
 
 
-class StateStep:
+class StateWork(ABC):
     """The work of a step for one number of rows and one set of buffers, whose memory stays the cache's."""
 
-    def __init__(self, spec: MambaSpec, weights: MambaWeights, buffers: _Buffers, dtype: torch.dtype) -> None:
-        rows, device = buffers[0].shape[1], buffers[0].device
+    def __init__(self, spec: MambaSpec, weights: Any, buffers: _Buffers, dtype: torch.dtype) -> None:
+        from unspool.kernels.gpu.sampling.tokens import count_tiles
+
+        self._rows, self._device, self._dtype = buffers[0].shape[1], buffers[0].device, dtype
         self._spec, self._weights = spec, weights
+        self.tokens = torch.zeros(self._rows, dtype=torch.int64, device=self._device)
+        self.likeliest = torch.zeros_like(self.tokens)
+        self.logits = self._make(spec.vocab_size, torch.float32)
+        self._lengths = torch.zeros(self._rows, dtype=torch.int32, device=self._device)  # counted, and read by nobody
+        self._tops = self._make(count_tiles(spec.vocab_size), torch.float32)
+        self._x = self._make(spec.hidden_size, torch.float32 if spec.is_residual_float32 else dtype)
+        self._normed = self._make(spec.hidden_size)
 
-        def make(width: int, kind: torch.dtype = dtype) -> torch.Tensor:
-            return torch.zeros(rows, width, dtype=kind, device=device)
-
-        self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.logits = make(spec.vocab_size, torch.float32)
-        self._x = make(spec.hidden_size, torch.float32 if spec.is_residual_float32 else dtype)
-        self._normed, self._projected = make(spec.hidden_size), make(2 * spec.inner_size)
-        self._u, self._rounded = make(spec.inner_size, torch.float32), make(spec.inner_size)
-        self._chosen = make(spec.time_rank + 2 * spec.state_size)
-        self._time, self._times = make(spec.time_rank), make(spec.inner_size)
-        self._read = make(spec.inner_size)
+    def _make(self, width: int, kind: torch.dtype | None = None) -> torch.Tensor:
+        """A workspace (rows, width)."""
+        return torch.zeros(self._rows, width, dtype=kind or self._dtype, device=self._device)
 
     def launch(self, buffers: _Buffers) -> None:
-        """Read `tokens`, write the next states and `logits`."""
+        """Read `tokens`, write the next states, `logits` and the likeliest tokens."""
+        from unspool.kernels.gpu.sampling.tokens import embed, take_highest
+
+        weights, x = self._weights, self._x
+        conv, next_conv, ssm, next_ssm = buffers
+        embed(self.tokens, weights.embedding.weight, 1.0, x)
+        for index, layer in enumerate(weights.layers):
+            self._mix(layer, (conv[index], next_conv[index], ssm[index], next_ssm[index]))
+        self._multiply_normed(weights.head, weights.final_norm, self.logits)
+        take_highest(self.logits, self._tops, self.likeliest, self._lengths, None)
+
+    def _multiply_normed(self, linear: Linear, norm: Norm, out: torch.Tensor) -> None:
+        """A product of the normalised residual."""
         from unspool.kernels.gpu.products.norms import normalise
+        from unspool.kernels.gpu.products.product import multiply
+
+        assert norm.weight is not None
+        if self._rows == 1:
+            multiply(linear.operand, self._x, out, norm=norm.weight, eps=norm.eps, bias=linear.bias)
+            return
+        normalise(self._x, norm.weight, norm.eps, self._normed)
+        multiply(linear.operand, self._normed, out, bias=linear.bias)
+
+    @abstractmethod
+    def _mix(self, layer: Any, states: _Buffers) -> None:
+        """Add what a block makes of the residual to it; `states` are the layer's: windows and states, old and next."""
+
+
+class MambaWork(StateWork):
+    """A Mamba's step: four kernels a layer for a few rows, else seven."""
+
+    def __init__(self, spec: MambaSpec, weights: MambaWeights, buffers: _Buffers, dtype: torch.dtype) -> None:
+        from unspool.kernels.gpu.state_step import count_parts
+
+        super().__init__(spec, weights, buffers, dtype)
+        num_chosen = spec.time_rank + 2 * spec.state_size
+        self._projected = self._make(2 * spec.inner_size)
+        self._u, self._read = self._make(spec.inner_size, torch.float32), self._make(spec.inner_size)
+        self._is_few = self._rows <= _FEW_ROWS
+        if self._is_few:
+            num_parts = count_parts(spec.inner_size)
+            self._selected = self._make(num_parts * num_chosen, torch.float32).view(-1, num_parts, num_chosen)
+        else:
+            self._rounded, self._chosen = self._make(spec.inner_size), self._make(num_chosen)
+            self._time, self._times = self._make(spec.time_rank), self._make(spec.inner_size)
+
+    def _mix(self, layer: MambaLayer, states: _Buffers) -> None:
+        from unspool.kernels.gpu.products.product import multiply
+
+        self._multiply_normed(layer.project_in, layer.norm, self._projected)
+        (self._feed_few if self._is_few else self._feed_many)(layer, *states)
+        multiply(layer.out.operand, self._read, self._x, bias=layer.out.bias, adds=True)
+
+    def _feed_few(
+        self,
+        layer: MambaLayer,
+        conv: torch.Tensor,
+        next_conv: torch.Tensor,
+        ssm: torch.Tensor,
+        next_ssm: torch.Tensor,
+    ) -> None:
+        from unspool.kernels.gpu.state_step import convolve_and_select, feed_selected
+
+        space, projected, u, selected = layer.space, self._projected, self._u, self._selected
+        convolve_and_select(
+            projected, conv, next_conv, space.conv, space.conv_bias, u, layer.select.operand, selected
+        )  # fmt: skip
+        feed_selected(
+            projected, selected, layer.time.operand, u, ssm, next_ssm,
+            space.decay, space.time_bias, space.skip, self._read, self._spec.select_eps,
+        )  # fmt: skip
+
+    def _feed_many(
+        self,
+        layer: MambaLayer,
+        conv: torch.Tensor,
+        next_conv: torch.Tensor,
+        ssm: torch.Tensor,
+        next_ssm: torch.Tensor,
+    ) -> None:
         from unspool.kernels.gpu.products.product import multiply
         from unspool.kernels.gpu.state_step import convolve_step, feed_step
 
-        spec, weights, x = self._spec, self._weights, self._x
-        conv, next_conv, ssm, next_ssm = buffers
-        x.copy_(weights.embedding(self.tokens))
-        for index, layer in enumerate(weights.layers):
-            space = layer.space
-            assert layer.norm.weight is not None
-            normalise(x, layer.norm.weight, layer.norm.eps, self._normed)
-            multiply(layer.project_in.operand, self._normed, self._projected, bias=layer.project_in.bias)
-            convolve_step(
-                self._projected,
-                conv[index],
-                next_conv[index],
-                space.conv,
-                space.conv_bias,
-                self._u,
-                self._rounded,
-            )
-            multiply(layer.select.operand, self._rounded, self._chosen)
-            time = self._chosen[:, : spec.time_rank]
-            if len(time) > 1:  # one row's numbers lie together as they are
-                time = self._time.copy_(time)
-            multiply(layer.time.operand, time, self._times)
-            feed_step(
-                self._projected,
-                self._chosen,
-                self._times,
-                self._u,
-                ssm[index],
-                next_ssm[index],
-                space.decay,
-                space.time_bias,
-                space.skip,
-                self._read,
-            )
-            multiply(layer.out.operand, self._read, x, bias=layer.out.bias, adds=True)
-        assert weights.final_norm.weight is not None
-        normalise(x, weights.final_norm.weight, weights.final_norm.eps, self._normed)
-        multiply(weights.head.operand, self._normed, self.logits, bias=weights.head.bias)
+        space, projected, u = layer.space, self._projected, self._u
+        convolve_step(projected, conv, next_conv, space.conv, space.conv_bias, u, self._rounded)
+        multiply(layer.select.operand, self._rounded, self._chosen)
+        self._time.copy_(self._chosen[:, : self._spec.time_rank])
+        multiply(layer.time.operand, self._time, self._times)
+        feed_step(
+            projected, self._chosen, self._times, u, ssm, next_ssm,
+            space.decay, space.time_bias, space.skip, self._read, self._spec.select_eps,
+        )  # fmt: skip
 
 
 class CapturedStep:
     """A step as a graph."""
 
-    def __init__(self, spec: MambaSpec, weights: MambaWeights, buffers: _Buffers, dtype: torch.dtype) -> None:
+    def __init__(self, work: StateWork, buffers: _Buffers) -> None:
         from unspool.kernels.gpu.launching import compile_ahead  # Triton is imported only if a GPU is used
 
-        self._step = StateStep(spec, weights, buffers, dtype)
+        self._work = work
         with compile_ahead():
-            self._step.launch(buffers)
-        self._step.launch(buffers)  # one-time setup of kernels and libraries must not be captured
+            work.launch(buffers)
+        work.launch(buffers)  # one-time setup of kernels and libraries must not be captured
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._step.launch(buffers)
+            work.launch(buffers)
 
-    def run(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits (rows, vocab) float32 after tokens (rows, 1)."""
-        self._step.tokens.copy_(tokens[:, 0])
+    def run(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits (rows, vocab) float32 after tokens (rows, 1), and the likeliest tokens (rows,)."""
+        self._work.tokens.copy_(tokens[:, 0])
         self._graph.replay()
-        return self._step.logits.clone()
+        return self._work.logits.clone(), self._work.likeliest.clone()

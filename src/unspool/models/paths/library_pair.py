@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from unspool.cache import Cache, Span
-from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.decoder.views import AttentionViews
 from unspool.models.encoder_decoder.call import check_pair
-from unspool.models.encoder_decoder.layers import EncoderDecoderWeights
+from unspool.models.encoder_decoder.layers import EncoderDecoderWeights, take_decoder
 from unspool.models.encoder_decoder.positions import DistanceBiases, PositionTable
 from unspool.models.encoder_decoder.spec import EncoderDecoderSpec
 from unspool.models.paths.library import LibraryPath
@@ -30,18 +29,7 @@ class DescribedPair(DescribedModel):
     ) -> None:
         self._pair, self._crosses = spec, weights.decoder.crosses
         self._position_table, self._biases = positions, biases
-        stack = weights.decoder
-        assert stack.embedding is not None
-        self.own = DecoderWeights(
-            embedding=stack.embedding,
-            positions=None,  # `_extend_tables` does them
-            embedding_norm=stack.embedding_norm,
-            project_in=None,
-            layers=stack.layers,
-            final_norm=stack.final_norm,
-            project_out=None,
-            head=weights.head,
-        )
+        self.own = take_decoder(weights)  # `_extend_tables` does the positions
         super().__init__(spec.describe_decoder(), self.own, views, beside=self._crosses)
 
     def _describe(self) -> None:

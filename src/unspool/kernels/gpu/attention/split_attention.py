@@ -163,7 +163,7 @@ class SplitAttention(ABC):
         is_windowed: bool = False,
         q_norm: torch.Tensor | None = None,
         k_norm: torch.Tensor | None = None,
-        slopes: torch.Tensor | None = None,  # (heads,) float32: ALiBi
+        slopes: torch.Tensor | None = None,  # (heads,) float32: ALiBi; or biases by distance (`StepAttention`)
         sinks: torch.Tensor | None = None,  # (heads,): scores of a key without a value
         layout: KeyLayout = PLAIN,
     ) -> None:
@@ -207,9 +207,8 @@ class SplitAttention(ABC):
             HAS_NORM=q_norm is not None,
             HAS_CAP=shape.softcap is not None,
             HAS_WINDOW=is_windowed,
-            HAS_SLOPES=slopes is not None,
             HAS_SINKS=sinks is not None,
-            **started.constants,
+            **{"HAS_SLOPES": slopes is not None, **started.constants},
             # A kernel that waits for a copy as well as for the product before it can't start early.
             **({"PDL": False} if layout.is_away else launch_options()),
         )

@@ -63,6 +63,13 @@ SEVERAL_ROWS: Final = AttentionTiling(64, 128, 256, 4, 2)
 SEVERAL_ROWS_OF_NARROW_HEADS: Final = AttentionTiling(64, 64, 256, 4, 3)
 
 
+@triton.jit
+def _load_biases(BIASES, head, is_head, back, is_key, DISTANCES: tl.constexpr):
+    """The biases (heads, keys) of distances `back`, of a table (heads, DISTANCES); the last is for all beyond."""
+    at = BIASES + head[:, None] * DISTANCES + tl.minimum(back, DISTANCES - 1)[None, :]
+    return tl.load(at, mask=is_head[:, None] & is_key[None, :], other=0.0)
+
+
 @triton.jit(do_not_specialize=["layer", "num_layers", "window", "num_splits", "smallest_chunk"])
 def _attend(
     QKV, OUT, BASE, TABLE, LENGTHS, TURNS, Q_NORM, K_NORM, SLOPES, SINKS,
@@ -73,7 +80,7 @@ def _attend(
     BLOCK: tl.constexpr, UNIT: tl.constexpr, MOST_SPLITS: tl.constexpr, ASKED: tl.constexpr, LINE_BYTES: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SLOPES: tl.constexpr,
     HAS_SINKS: tl.constexpr, BRANCHES: tl.constexpr, PAGE: tl.constexpr, IS_RING: tl.constexpr, IS_AWAY: tl.constexpr,
-    IS_EAGER: tl.constexpr, PDL: tl.constexpr,
+    IS_EAGER: tl.constexpr, DISTANCES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     POSITION: tl.constexpr = 2 * KV_HEADS * D  # numbers per position
@@ -171,6 +178,8 @@ def _attend(
             if HAS_WINDOW and PAGE > 0:
                 is_key = is_key & (place > length - window)
             scores = score_keys(query, k_first, place, slopes, scale, softcap, HAS_CAP, HAS_SLOPES)
+            if DISTANCES > 0:
+                scores += _load_biases(SLOPES, head * G + rg, is_head, length - place, is_key, DISTANCES)
             scores = tl.where(is_key[None, :], scores, float("-inf"))
             highest, total, read = read_values(scores, v_first, highest, total, read, True)
             begin += BLOCK
@@ -188,6 +197,8 @@ def _attend(
             if HAS_WINDOW and PAGE > 0:
                 is_key = is_key & (place > length - window)
             scores = score_keys(query, k, place, slopes, scale, softcap, HAS_CAP, HAS_SLOPES)
+            if DISTANCES > 0:
+                scores += _load_biases(SLOPES, head * G + rg, is_head, length - place, is_key, DISTANCES)
             scores = tl.where(is_key[None, :], scores, float("-inf"))
             highest, total, read = read_values(scores, v, highest, total, read, IS_EAGER or (HAS_WINDOW and PAGE > 0))
         # --- the new key, which the last part sees and writes
@@ -197,6 +208,8 @@ def _attend(
                 score = softcap * (2.0 * tl.sigmoid(2.0 * score / softcap) - 1.0)
             if HAS_SLOPES:
                 score += slopes * length.to(tl.float32)
+            if DISTANCES > 0:
+                score += tl.load(SLOPES + (head * G + rg) * DISTANCES, mask=is_head, other=0.0)
             higher = tl.maximum(highest, score)
             fade = tl.exp(highest - higher)
             weight = tl.exp(score - higher)
@@ -222,8 +235,16 @@ class StepAttention(SplitAttention):
     """The attention of captured steps: one new token per row."""
 
     def __init__(
-        self, rows: int, shape: HeadShape, device: torch.device, tiling: AttentionTiling | None = None
+        self,
+        rows: int,
+        shape: HeadShape,
+        device: torch.device,
+        tiling: AttentionTiling | None = None,
+        *,
+        distances: int = 0,
     ) -> None:
+        """With `distances`, `slopes` is a table (heads, distances) of biases; the last one is for all greater ones."""
+        self._distances = distances
         self._tiling = tiling or _choose_tiling(rows, shape)
         splits = count_splits(self._tiling.programs // (rows * shape.kv_heads))
         super().__init__(rows, shape.heads // shape.kv_heads, pad_width(shape), shape, device, splits)
@@ -240,9 +261,12 @@ class StepAttention(SplitAttention):
             "IS_RING": layout.is_ring,
             "IS_AWAY": layout.is_away,
             "IS_EAGER": self._is_eager(layout),
+            "DISTANCES": self._distances,
             "num_warps": self._tiling.warps,
             "num_stages": stages,
         }
+        if self._distances:
+            constants["HAS_SLOPES"] = False
         return Launch(_attend, self._tiling.chunk, constants)
 
     def _is_eager(self, layout: KeyLayout) -> bool:

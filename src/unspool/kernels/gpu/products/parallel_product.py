@@ -55,7 +55,7 @@ def _multiply_twins(
     if EARLY:
         let_next_start(PDL)
     wait_for_input(PDL)
-    xs = load_input(X, X, X, weights, eps, 0.0, 0, rk, K, BK, IS_LAYER, HAS_NORM, HAS_SHIFT, False)
+    xs = load_input(X, X, X, weights, eps, 0.0, 0, rk, K, BK, IS_LAYER, HAS_NORM, HAS_SHIFT, False, False)
     total = tl.zeros((BN, BK), tl.float32)
     squares = tl.zeros((BK,), tl.float32)
     for k in tl.static_range(0, K, BK):

@@ -38,6 +38,7 @@ def multiply(
     centres: bool = False,
     shift: torch.Tensor | None = None,
     addend: Addend | None = None,
+    kept: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     activation: int = NONE,
     is_gated: bool = False,
@@ -46,7 +47,7 @@ def multiply(
     """out = activation(weight @ norm(x + addend) + bias), times the gated half; added to `out` if `adds`.
 
     The norm is one of root mean squares, or a layer norm (`centres`, with or without `norm` and `shift`). Addends are
-    for shapes that `takes_addends` names.
+    for shapes that `takes_addends` names, and so is `kept`: what the layer norm makes of x is written there.
     """
     around: dict[str, Any] = {"norm": norm, "eps": eps, "bias": bias, "activation": activation, "adds": adds}
     if isinstance(weight, Words):
@@ -62,9 +63,9 @@ def multiply(
         return
     tiling = choose_tiling(weight.shape[0], weight.shape[1], x.shape[0], weight.dtype, is_gated=is_gated)
     if tiling is not None:
-        multiply_row(weight, x, out, tiling, is_gated=is_gated, addend=addend, **around, **before)
+        multiply_row(weight, x, out, tiling, is_gated=is_gated, addend=addend, kept=kept, **around, **before)
         return
-    assert addend is None, "the input of a product of several rows is added up before"
+    assert addend is None and kept is None, "the input of a product of several rows is added up before"
     if norm is not None or centres:
         x = _norm_apart(x, norm, eps, centres=centres, shift=shift)
     if activation != NONE:

@@ -32,6 +32,7 @@ class Around(TypedDict, total=False):
     shift: torch.Tensor | None  # a layer norm's bias
     eps: float
     addend: Addend | None  # x is what it was plus this, before any norm
+    kept: torch.Tensor | None  # x after its layer norm is written here: other memory than x, for the same reason
     bias: torch.Tensor | None
     activation: int
     is_gated: bool  # gate above value in the matrix, so half as many outputs

@@ -86,7 +86,7 @@ def load_weights(
 def load_input(
     X, MADE, INTO, weights, eps, post_eps, row, rk,
     K: tl.constexpr, BK: tl.constexpr, IS_LAYER: tl.constexpr, HAS_NORM: tl.constexpr, HAS_SHIFT: tl.constexpr,
-    HAS_ADDEND: tl.constexpr,
+    HAS_ADDEND: tl.constexpr, KEEPS: tl.constexpr,
 ):  # fmt: skip
     """A row of the input, in parts of BK numbers: with its addend, and after a layer norm."""
     xs = ()
@@ -127,6 +127,11 @@ def load_input(
                 x *= weights[0][k // BK].to(tl.float32)
             if HAS_SHIFT:
                 x += weights[1][k // BK].to(tl.float32)
+            if KEEPS:
+                rounded = x.to(INTO.dtype.element_ty)
+                if tl.program_id(0) == 0:
+                    tl.store(INTO + row * K + k + rk, rounded, mask=k + rk < K)
+                x = rounded.to(tl.float32)
             xs = xs + (x,)
     return xs
 
@@ -137,7 +142,8 @@ def _multiply_row(
     R: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     ACT: tl.constexpr, IS_GATED: tl.constexpr, ADDS: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, IS_LAYER: tl.constexpr, HAS_SHIFT: tl.constexpr,
-    HAS_ADDEND: tl.constexpr, IS_EVEN: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    HAS_ADDEND: tl.constexpr, KEEPS: tl.constexpr, IS_EVEN: tl.constexpr,
+    AHEAD: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     HAS_ROOT: tl.constexpr = HAS_NORM and not IS_LAYER
     IS_HELD: tl.constexpr = IS_LAYER or HAS_ADDEND  # the whole input is needed before the first product
@@ -160,7 +166,7 @@ def _multiply_row(
         totals, others, squares = totals + (nothing,), others + (nothing,), squares + (tl.zeros((BK,), tl.float32),)
         if IS_HELD:
             xs = load_input(
-                X, MADE, INTO, weights, eps, post_eps, row, rk, K, BK, IS_LAYER, HAS_NORM, HAS_SHIFT, HAS_ADDEND
+                X, MADE, INTO, weights, eps, post_eps, row, rk, K, BK, IS_LAYER, HAS_NORM, HAS_SHIFT, HAS_ADDEND, KEEPS
             )
             inputs = inputs + (xs,)
     for k in tl.static_range(0, K, BK):
@@ -203,7 +209,7 @@ def multiply_row(
     **around: Unpack[Around],
 ) -> None:
     """A product and the operations around it."""
-    shift, addend = around.get("shift"), around.get("addend")
+    shift, addend, kept = around.get("shift"), around.get("addend"), around.get("kept")
     launch_product(
         _multiply_row,
         (weight,),
@@ -215,7 +221,7 @@ def multiply_row(
         shift if shift is not None else x,
         addend.made if addend is not None else x,
         addend.norm if addend is not None else x,
-        addend.into if addend is not None else x,
+        addend.into if addend is not None else kept if kept is not None else x,
         addend.eps if addend is not None else 0.0,
         R=x.shape[0],
         BN=tiling.rows,
@@ -223,6 +229,7 @@ def multiply_row(
         IS_LAYER=around.get("centres", False),
         HAS_SHIFT=shift is not None,
         HAS_ADDEND=addend is not None,
+        KEEPS=kept is not None,
         IS_EVEN=count_outputs(weight.shape, around) % tiling.rows == 0,
         AHEAD=tiling.ahead,
         EARLY=tiling.starts_next_early,

@@ -1,0 +1,233 @@
+"""Encoder-decoders on a GPU beside transformers and the memory floor, in one run.
+
+    python benchmarks/gpu_pairs.py [--shapes bart-large whisper-large-v3 t5-large] [--rows 1 8] [--beams 1 4]
+        [--new 128] [--rounds 3] [--source 512] [--profile] [--no-reference]
+
+Weights are random and the same for both, in bfloat16. Greedy decoding (or beams) without an end token. A step's time is
+the difference between `--new` tokens and a quarter of them, over their number: the encoder and the first steps are left
+out on both sides. The floor is what a step must read (the decoder's matrices but for the sources' keys and values, the
+head, and the sources' keys) over the bandwidth of a large copy, measured first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from datetime import date
+from typing import Any
+
+import torch
+
+import unspool
+from unspool.models.registry import build_model
+from unspool.models.weights import MemorySource, iterate_tensors
+
+# name: the config's class, and its settings
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bart-large": (
+        "Bart",
+        {
+            "d_model": 1024,
+            "encoder_layers": 12,
+            "decoder_layers": 12,
+            "encoder_attention_heads": 16,
+            "decoder_attention_heads": 16,
+            "encoder_ffn_dim": 4096,
+            "decoder_ffn_dim": 4096,
+            "max_position_embeddings": 1024,
+            "vocab_size": 50265,
+        },
+    ),
+    "whisper-large-v3": (
+        "Whisper",
+        {
+            "d_model": 1280,
+            "encoder_layers": 32,
+            "decoder_layers": 32,
+            "encoder_attention_heads": 20,
+            "decoder_attention_heads": 20,
+            "encoder_ffn_dim": 5120,
+            "decoder_ffn_dim": 5120,
+            "num_mel_bins": 128,
+            "max_source_positions": 1500,
+            "max_target_positions": 448,
+            "vocab_size": 51866,
+        },
+    ),
+    "t5-large": (
+        "T5",
+        {
+            "d_model": 1024,
+            "d_kv": 64,
+            "d_ff": 2816,
+            "num_layers": 24,
+            "num_decoder_layers": 24,
+            "num_heads": 16,
+            "vocab_size": 32128,
+            "feed_forward_proj": "gated-gelu",
+            "decoder_start_token_id": 0,
+        },
+    ),
+}
+Run = Callable[[int], Any]  # of so many new tokens
+
+
+def make(name: str) -> tuple[Any, Any]:
+    """Our model and transformers', of the same weights."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    kind, sizes = SHAPES[name]
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        reference = getattr(transformers, f"{kind}ForConditionalGeneration")(config).to(torch.bfloat16).eval()
+    reference.generation_config.eos_token_id = reference.generation_config.forced_eos_token_id = None
+    settings = {**config.to_dict(), "architectures": [type(reference).__name__]}
+    source = MemorySource(reference.state_dict())
+    return build_model(settings, source, device=torch.device("cuda"), dtype=torch.bfloat16), reference
+
+
+def draw_source(model: Any, rows: int, length: int) -> dict[str, torch.Tensor]:
+    """Random tokens or features."""
+    shape = model.info.features
+    first = {"decoder_input_ids": torch.full((rows, 1), 7, device="cuda")}
+    if shape is not None:
+        return first | {"input_features": torch.randn(rows, shape.channels, shape.frames, device="cuda").bfloat16()}
+    return first | {"input_ids": torch.randint(5, 30_000, (rows, length), device="cuda")}
+
+
+def measure(run: Run, new: int, rounds: int) -> float:
+    """Milliseconds per token after the first quarter: the median of the rounds."""
+    times: dict[int, list[float]] = {new: [], new // 4: []}
+    for _ in range(rounds):
+        for count, spent in times.items():
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            run(count)
+            torch.cuda.synchronize()
+            spent.append(time.perf_counter() - begin)
+    whole, part = (statistics.median(times[count]) for count in (new, new // 4))
+    return 1e3 * (whole - part) / (new - new // 4)
+
+
+def measure_bandwidth() -> float:
+    """Bytes per second of a large copy, read and written."""
+    given = torch.empty(1 << 31, dtype=torch.uint8, device="cuda")
+    into = torch.empty_like(given)
+    into.copy_(given)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(10):
+        into.copy_(given)
+    end.record()
+    torch.cuda.synchronize()
+    return 10 * 2 * given.nbytes / (begin.elapsed_time(end) / 1e3)
+
+
+def count_bytes(model: Any, rows: int, source: int) -> int:
+    """What a step must read."""
+    stack, spec = model.weights.decoder, model.spec
+    crosses = [part for cross in stack.crosses for part in (cross.q, cross.out)]
+    read = [*stack.layers, *crosses, model.weights.head]
+    weights = sum(tensor.nbytes for tensor in iterate_tensors(read))
+    decoder = spec.decoder
+    return weights + rows * source * decoder.num_layers * 2 * decoder.num_heads * decoder.head_dim * 2
+
+
+def profile_step(model: Any, source: dict[str, torch.Tensor], rows: int, most: int = 16) -> None:
+    """Print a captured step's time, and its kernels by the time that they take."""
+    given = source.get("input_ids")
+    encoded = model.encode(given, embeds=source.get("input_features"))
+    cache = model.new_cache("static", rows, 400, encoded)
+    tokens = torch.randint(5, 30_000, (rows, 1), device="cuda")
+    for _ in range(40):
+        path = model.forward(tokens, cache).path
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(50):
+        model.forward(tokens, cache)
+    end.record()
+    torch.cuda.synchronize()
+    print(f"  {rows} rows, {path}: {begin.elapsed_time(end) / 50:.4f} ms a pass, launched back to back")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(5):
+            model.forward(tokens, cache)
+        torch.cuda.synchronize()
+    for event in sorted(profile.key_averages(), key=lambda one: -one.device_time_total)[:most]:
+        total, count = event.device_time_total / 5, event.count / 5
+        print(f"{total:9.1f} us {count:6.1f} times {total / count:8.2f} us each  {event.key[:80]}")
+
+
+@torch.no_grad()
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--rows", type=int, nargs="+", default=[1])
+    parser.add_argument("--beams", type=int, nargs="+", default=[1])
+    parser.add_argument("--new", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--source", type=int, default=512)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--no-reference", action="store_true")
+    options = parser.parse_args()
+    bandwidth = measure_bandwidth()
+    name = torch.cuda.get_device_name()
+    print(f"{date.today()} · {name} · torch {torch.__version__} · a copy moves {bandwidth / 1e12:.2f} TB/s")
+    for shape in options.shapes:
+        model, reference = make(shape)
+        if options.profile:
+            for rows in options.rows:
+                profile_step(model, draw_source(model, rows, options.source), rows)
+        for rows in options.rows:
+            for beams in options.beams:
+                source = draw_source(model, rows, options.source)
+                peer = None if options.no_reference else reference
+                measure_one(shape, model, peer, source, rows, beams, options, bandwidth)
+        del model, reference
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def measure_one(
+    shape: str,
+    model: Any,
+    reference: Any,
+    source: dict[str, torch.Tensor],
+    rows: int,
+    beams: int,
+    options: argparse.Namespace,
+    bandwidth: float,
+) -> None:
+    """One line of the table."""
+    asked = {"num_beams": beams, "eos_token_id": None, "do_sample": False}
+
+    def ours(count: int) -> None:
+        unspool.generate(model, **source, **asked, max_new_tokens=count)
+
+    def theirs(count: int) -> None:
+        told = {"max_new_tokens": count, "num_beams": beams, "do_sample": False}
+        from transformers.generation import GenerationMixin
+
+        GenerationMixin.generate(reference, **source, **told)  # Whisper's own would divide sounds into windows first
+
+    path = unspool.generate(model, **source, **asked, max_new_tokens=8, return_dict_in_generate=True).stats.path
+    ours(options.new // 2)
+    here = measure(ours, options.new, options.rounds)
+    length = model.info.features.positions if model.info.features is not None else options.source
+    floor = 1e3 * count_bytes(model, rows, length) / bandwidth
+    told = f"{shape:18} rows {rows:3} beams {beams}: {here:.4f} ms a step ({path}), "
+    told += f"{floor / here:.2f} of the floor {floor:.4f}"
+    if reference is not None:
+        theirs(8)
+        there = measure(theirs, min(options.new, 64), 1)
+        told += f"; transformers {there:.3f} ms, {there / here:.1f}x"
+    print(told, flush=True)
+
+
+if __name__ == "__main__":
+    main()

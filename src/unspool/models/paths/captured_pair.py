@@ -1,0 +1,95 @@
+"""An encoder-decoder's captured steps: its decoder's, and the keys of the sources."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from unspool.cache import Cache
+from unspool.models.decoder.layers import DecoderWeights
+from unspool.models.encoder_decoder.call import check_pair
+from unspool.models.encoder_decoder.layers import CrossAttention, EncoderDecoderWeights, take_decoder
+from unspool.models.encoder_decoder.positions import DistanceBiases, PositionTable
+from unspool.models.encoder_decoder.spec import EncoderDecoderSpec
+from unspool.models.paths.captured import CapturedSteps, Sources
+from unspool.models.paths.captured_shape import PassShape
+from unspool.models.paths.path import Pass
+from unspool.models.weights import iterate_tensors
+from unspool.protocols import Forward
+
+if TYPE_CHECKING:
+    from unspool.models.paths.captured_blocks import Body
+
+MOST_QUERIES: Final = 64  # of one source: its beams, and their new tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PairParts:
+    """What the work of an encoder-decoder's step is made of."""
+
+    spec: EncoderDecoderSpec
+    own: DecoderWeights  # the decoder's, without positions
+    crosses: list[CrossAttention]
+    positions: torch.Tensor | None  # (positions, hidden)
+    biases: list[torch.Tensor]  # by distance: (heads, distances) float32, one for all layers or one each
+
+
+class CapturedPairSteps(CapturedSteps):
+    """The captured steps of an encoder-decoder: one for each bucket of rows and number of rows that share a source."""
+
+    def __init__(
+        self,
+        spec: EncoderDecoderSpec,
+        weights: EncoderDecoderWeights,
+        positions: PositionTable,
+        biases: DistanceBiases | None,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__(spec.describe_decoder(), take_decoder(weights), device, dtype)
+        self._pair, self._crosses = spec, weights.decoder.crosses
+        self._position_table, self._distances = positions, biases
+        self._table: torch.Tensor | None = None  # of positions, as it is in the graphs
+        self._follow(iterate_tensors(self._crosses))
+
+    def run(self, new: Pass) -> Forward | str:
+        """Read tokens (rows, new), and advance the cache; or why this can't be a captured step."""
+        pair, tokens = check_pair(new.cache), new.tokens
+        cross = pair.cross_attention_cache.places()
+        if cross is None or not cross.is_plain or len(cross.buffers) != self._spec.num_layers:
+            return f"sources in a {type(pair.cross_attention_cache).__name__} are not read by address"
+        first = cross.buffers[0]
+        if first.device != self._numbered or first.dtype != self._dtype or not first.is_contiguous():
+            return f"the sources' keys are kept in {first.dtype} on {first.device}"
+        if tokens is None or tokens.shape[0] * tokens.shape[1] > MOST_QUERIES * len(pair.source_lengths):
+            return f"more than {MOST_QUERIES} tokens of one source are read"
+        if self._distances is not None and (max(tokens.shape[1], pair.num_forks) > 1 or not self._has_plain_keys(pair)):
+            return "biases by distance are captured for one token a row over keys that are not packed"
+        return super().run(new)
+
+    def _has_plain_keys(self, cache: Cache) -> bool:
+        places = cache.places()
+        return places is None or places.packed is None
+
+    def _check_longest(self, longest: int) -> None:
+        self._pair.check_length(longest)
+        table = self._position_table.reserve(longest)
+        if table is not self._table:  # it has grown, and graphs have the old one's address
+            with self._lock:
+                self._waiting.clear()
+                self._table = table
+
+    def _find_sources(self, cache: Cache) -> Sources | None:
+        pair = check_pair(cache)
+        places = pair.cross_attention_cache.places()
+        assert places is not None
+        return Sources(places, pair.source_lengths)
+
+    def _make_body(self, shape: PassShape) -> Body:
+        from unspool.models.paths.captured_pair_blocks import make_pair_body  # Triton is imported only if a GPU is used
+
+        biases = [] if self._distances is None else self._distances.tabulate()
+        parts = PairParts(self._pair, self._weights, self._crosses, self._table, biases)
+        return make_pair_body(parts, self._device, self._dtype, shape)

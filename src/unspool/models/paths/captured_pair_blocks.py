@@ -1,0 +1,199 @@
+"""The work of an encoder-decoder's captured step: of one or two tokens on fused kernels, of more on torch's operators.
+
+The attention kernels read addresses and lengths on the device; nothing here may read a number on the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+import triton
+
+from unspool.kernels.activations import find_activation
+from unspool.kernels.gpu.attention.cross_attention import CrossAttention as CrossKernel
+from unspool.kernels.gpu.attention.split_attention import HeadShape
+from unspool.kernels.gpu.attention.step_attention import StepAttention
+from unspool.kernels.gpu.products.activations import CODES
+from unspool.kernels.gpu.products.norms import normalise
+from unspool.kernels.gpu.products.product import multiply, takes_addends
+from unspool.kernels.gpu.sampling.tokens import LearnedPositions, embed
+from unspool.models.decoder.layers import Layer
+from unspool.models.paths.captured_blocks import Body, StepInputs
+from unspool.models.paths.captured_pair import PairParts
+from unspool.models.paths.captured_shape import PassShape
+from unspool.models.weights import AnyLinear, Embedding, Norm
+
+FEW: Final = 2  # tokens that our product kernels read a matrix for
+
+
+class PairBody(Body):
+    """A decoder's step with cross-attention, operator by operator as `EncoderDecoder` runs it."""
+
+    def __init__(self, parts: PairParts, device: torch.device, dtype: torch.dtype, form: PassShape) -> None:
+        spec = parts.spec.describe_decoder()
+        super().__init__(spec, parts.own, device, dtype, form)
+        self._parts, self._pair = parts, parts.spec
+        shape = HeadShape(heads=spec.num_heads, kv_heads=spec.num_heads, width=spec.head_dim)
+        if parts.biases:
+            self._attend_rows = StepAttention(form.rows, shape, device, distances=parts.biases[0].shape[1])
+        num_sources = triton.cdiv(form.rows, form.rows_each)
+        self._attend_sources = CrossKernel(num_sources, form.rows_each * form.num_new, shape, device)
+        self._across = torch.zeros(form.num_tokens, spec.num_heads * spec.head_dim, dtype=dtype, device=device)
+        ahead = torch.arange(form.num_new, device=device) * (0 if form.is_forked else 1)
+        self._ahead = ahead.repeat(form.rows)  # a token's offset from its row's end
+        self._activate = find_activation(spec.activation)
+
+    def run(self, inputs: StepInputs, logits: torch.Tensor) -> None:
+        shape, weights, parts = self._shape, self._weights, self._parts
+        self._begin(inputs)
+        x = self._embed(inputs)
+        for index, (layer, cross) in enumerate(zip(weights.layers, parts.crosses, strict=True)):
+            assert layer.attn_norm is not None and layer.ffn_norm is not None
+            read = self._attend_back(index, layer, layer.qkv(self._enter(layer.attn_norm, x)), inputs)
+            x = self._leave(layer.attn_norm, x, layer.out(read))
+            read = self._attend_across(index, cross.q(self._enter(cross.norm, x)), inputs)
+            x = self._leave(cross.norm, x, cross.out(read))
+            x = self._leave(layer.ffn_norm, x, self._feed(layer, self._enter(layer.ffn_norm, x)))
+        x = weights.final_norm(x) if weights.final_norm is not None else x
+        self.states[: shape.num_tokens].copy_(x)
+        scale = self._pair.head_scale
+        logits.copy_(weights.head(self.states if scale == 1.0 else self.states * scale))
+
+    def _embed(self, inputs: StepInputs) -> torch.Tensor:
+        shape, table, positions = self._shape, self._parts.positions, self._pair.decoder.positions
+        x = self._weights.embedding(inputs.tokens.clamp(min=0)).to(self._dtype)
+        if table is not None and positions is not None:
+            places = inputs.lengths
+            if shape.num_new > 1:
+                places = places.repeat_interleave(shape.num_new, output_size=shape.num_tokens) + self._ahead
+            x = x + table[(places + positions.offset).clamp(0, table.shape[0] - 1)]  # absent rows may have any
+        norm = self._weights.embedding_norm
+        return norm(x) if norm is not None else x
+
+    def _attend_back(self, index: int, layer: Layer, qkv: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
+        biases = self._parts.biases
+        self._slopes = biases[min(index, len(biases) - 1)] if biases else None
+        return self._attend(index, layer, qkv, inputs)
+
+    def _attend_across(self, index: int, queries: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
+        spec, scale = self._spec, self._pair.decoder.attention_scale
+        self._attend_sources(queries, self._across, inputs.base, inputs.sources, index, spec.num_layers, scale)
+        return self._across
+
+    def _enter(self, norm: Norm, x: torch.Tensor) -> torch.Tensor:
+        """What a part of a block reads."""
+        return norm(x) if self._pair.is_norm_first else x
+
+    def _leave(self, norm: Norm, x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+        """The states after a part of a block."""
+        return x + made if self._pair.is_norm_first else norm(x + made)
+
+    def _feed(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
+        up = layer.up(x)
+        if self._pair.is_gated:
+            gate, value = up.chunk(2, dim=-1)
+            return layer.down(self._activate(gate) * value)
+        return layer.down(self._activate(up))
+
+
+class FusedPairBody(PairBody):
+    """Eight kernels per layer for one token: norms, biases, activations and residuals are part of the products.
+
+    If norms come after the sums, a product that reads a sum normalises it and writes the result, to which the next
+    product adds: the two take turns in two buffers.
+    """
+
+    def __init__(self, parts: PairParts, device: torch.device, dtype: torch.dtype, form: PassShape) -> None:
+        super().__init__(parts, device, dtype, form)
+        spec = self._spec
+        self._code = CODES[spec.activation]
+        self._scale = float(torch.tensor(parts.own.embedding.scale, dtype=dtype))  # rounded as in `Embedding`
+
+        def make(width: int) -> torch.Tensor:
+            return torch.zeros(form.num_tokens, width, dtype=dtype, device=device)
+
+        self._buffers = make(spec.hidden_size), make(spec.hidden_size)
+        self._x, self._spare = self._buffers
+        self._queries = make(spec.num_heads * spec.head_dim)
+        self._qkv = make(3 * spec.num_heads * spec.head_dim)
+        self._inner = make(spec.ffn_size)
+        self._late: Norm | None = None  # the norm that the state has still to go through
+
+    def run(self, inputs: StepInputs, logits: torch.Tensor) -> None:
+        weights, parts = self._weights, self._parts
+        self._x, self._spare = self._buffers
+        self._late = None
+        self._begin(inputs)
+        self._embed_states(inputs)
+        for index, (layer, cross) in enumerate(zip(weights.layers, parts.crosses, strict=True)):
+            assert layer.attn_norm is not None and layer.ffn_norm is not None
+            self._multiply_state(layer.qkv, layer.attn_norm, self._qkv)
+            self._add(layer.out, layer.attn_norm, self._attend_back(index, layer, self._qkv, inputs))
+            self._multiply_state(cross.q, cross.norm, self._queries)
+            self._add(cross.out, cross.norm, self._attend_across(index, self._queries, inputs))
+            up = {"activation": self._code, "is_gated": self._pair.is_gated}
+            self._multiply_state(layer.up, layer.ffn_norm, self._inner, **up)
+            self._add(layer.down, layer.ffn_norm, self._inner)
+        final = self._late if self._late is not None else weights.final_norm
+        scale = self._pair.head_scale
+        if not self._shape.wants_states and scale == 1.0:
+            before = describe_norm(final) if final is not None else {}
+            multiply(weights.head.operand, self._x, logits, bias=weights.head.bias, **before)
+            return
+        if final is None:
+            self.states.copy_(self._x)
+        else:
+            normalise(self._x, final.weight, final.eps, self.states, centres=final.is_layer, shift=final.bias)
+        given = self.states if scale == 1.0 else self.states * scale
+        multiply(weights.head.operand, given, logits, bias=weights.head.bias)
+
+    def _embed_states(self, inputs: StepInputs) -> None:
+        weights, table, positions = self._weights, self._parts.positions, self._pair.decoder.positions
+        if not isinstance(weights.embedding, Embedding):
+            self._x.copy_(self._embed(inputs))
+            return
+        places = None
+        if table is not None and positions is not None:
+            places = LearnedPositions(table, positions.offset, inputs.lengths, self._shape.is_forked)
+        embed(inputs.tokens, weights.embedding.weight, self._scale, self._x, places)
+        norm = weights.embedding_norm
+        if norm is None:
+            return
+        if self._pair.is_norm_first:
+            normalise(self._x, norm.weight, norm.eps, self._x, centres=norm.is_layer, shift=norm.bias)
+        else:
+            self._late = norm
+
+    def _multiply_state(self, linear: AnyLinear, norm: Norm, out: torch.Tensor, **after: Any) -> None:
+        """A product of the state, after the norm that comes before it."""
+        if self._pair.is_norm_first:
+            multiply(linear.operand, self._x, out, bias=linear.bias, **describe_norm(norm), **after)
+            return
+        late, self._late = self._late, None
+        before = {"kept": self._spare, **describe_norm(late)} if late is not None else {}
+        multiply(linear.operand, self._x, out, bias=linear.bias, **before, **after)
+        if late is not None:
+            self._x, self._spare = self._spare, self._x
+
+    def _add(self, linear: AnyLinear, norm: Norm, y: torch.Tensor) -> None:
+        """Add a product to the state, which goes through a norm next if norms come after."""
+        multiply(linear.operand, y, self._x, bias=linear.bias, adds=True)
+        if not self._pair.is_norm_first:
+            self._late = norm
+
+
+def describe_norm(norm: Norm) -> dict[str, Any]:
+    """A norm as kernels take it."""
+    return {"norm": norm.weight, "eps": norm.eps, "centres": norm.is_layer, "shift": norm.bias}
+
+
+def make_pair_body(parts: PairParts, device: torch.device, dtype: torch.dtype, shape: PassShape) -> Body:
+    """The fastest body for a number of tokens."""
+    return (FusedPairBody if _can_fuse(parts, shape) else PairBody)(parts, device, dtype, shape)
+
+
+def _can_fuse(parts: PairParts, shape: PassShape) -> bool:
+    if shape.num_tokens > FEW or parts.spec.activation not in CODES:
+        return False
+    return parts.spec.is_norm_first or takes_addends(parts.own.layers[0].qkv.operand, shape.num_tokens)

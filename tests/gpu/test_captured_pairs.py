@@ -1,0 +1,258 @@
+"""Encoder-decoders' captured steps: their attention kernels beside torch's, and every family's tokens beside a CPU's.
+
+The kernels run on a GPU, or slowly in Triton's interpreter, with `TRITON_INTERPRET=1`.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import unspool
+from unspool.kernels.attention import attend
+from unspool.kernels.branched import attend_shared
+from unspool.models.registry import build_model
+from unspool.models.weights import MemorySource
+from unspool.protocols import Want
+
+HAS_GPU = torch.cuda.is_available()
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
+DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter counts with numpy
+    pytest.mark.skipif(not HAS_GPU and not IS_INTERPRETED, reason="needs a CUDA device or Triton's interpreter"),
+]
+needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
+DTYPES = [torch.float32, torch.bfloat16] if HAS_GPU else [torch.float32]
+SHAPES = {
+    "t5": {"feed_forward_proj": "relu"},
+    "t5-gated": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    "umt5": {},
+    "bart": {},
+    "bart-scaled-untied": {"scale_embedding": True, "tie_word_embeddings": False},
+    "mbart": {"scale_embedding": True, "activation_function": "relu"},
+    "pegasus": {"scale_embedding": True},
+    "marian": {"activation_function": "swish"},
+    "m2m_100": {},
+    "whisper": {},
+}
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, device=DEVICE).to(dtype)
+
+
+def check(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    error = (found.double() - expected).norm() / expected.norm()
+    assert error < (1e-5 if dtype == torch.float32 else 8e-3), float(error)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("lengths", [[5], [200, 0, 64], [1, 333]], ids=str)
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_cross_attention_is_the_plain_one(dtype: torch.dtype, lengths: list[int], tokens: int) -> None:
+    from unspool.kernels.gpu.attention.cross_attention import CrossAttention
+    from unspool.kernels.gpu.attention.split_attention import HeadShape
+
+    heads, width, layers, room = 3, 40, 2, max(lengths) + 3
+    buffers = [random(len(lengths), room, 2, heads, width, dtype=dtype) for _ in range(layers)]
+    base = torch.zeros(8, dtype=dtype, device=DEVICE)
+    unit = 8 * base.element_size()
+    places = [(buffer.data_ptr() - base.data_ptr()) // unit for buffer in buffers]
+    assert all((buffer.data_ptr() - base.data_ptr()) % unit == 0 for buffer in buffers)
+    table = torch.tensor([*places, room, *lengths], dtype=torch.int64, device=DEVICE)
+    kernel = CrossAttention(len(lengths), tokens, HeadShape(heads, heads, width), DEVICE)
+    for layer in range(layers):
+        queries = random(len(lengths) * tokens, heads * width, dtype=dtype)
+        out = torch.full_like(queries, torch.nan)
+        kernel(queries, out, base, table, layer, layers, 0.3)
+        for source, length in enumerate(lengths):
+            some = slice(source * tokens, (source + 1) * tokens)
+            if not length:
+                assert out[some].isnan().all()  # nobody reads it
+                continue
+            keys, values = buffers[layer][source : source + 1, :length].double().permute(2, 0, 3, 1, 4)
+            by_head = queries[some].double().view(tokens, heads, 1, width)
+            read, _ = attend_shared(by_head, keys, values, scale=0.3)
+            check(out[some], read.transpose(1, 2).flatten(1), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("lengths", [[0], [3, 250, 70]], ids=str)
+def test_biases_by_distance(dtype: torch.dtype, lengths: list[int]) -> None:
+    from unspool.kernels.gpu.attention.split_attention import HeadShape
+    from unspool.kernels.gpu.attention.step_attention import StepAttention
+
+    heads, width, room, distances, rows = 3, 32, 256, 17, len(lengths)
+    buffer = random(rows, room, 2, heads, width, dtype=dtype)
+    qkv, biases = random(rows, 3 * heads * width, dtype=dtype), random(heads, distances)
+    base = torch.zeros(8, dtype=dtype, device=DEVICE)
+    table = [(buffer.data_ptr() - base.data_ptr()) // (8 * base.element_size()), room]
+    kernel = StepAttention(rows, HeadShape(heads, heads, width), DEVICE, distances=distances)
+    out = torch.full((rows, heads * width), torch.nan, dtype=dtype, device=DEVICE)
+    kernel(
+        qkv,
+        out,
+        base,
+        torch.tensor(table, device=DEVICE),
+        torch.tensor(lengths, dtype=torch.int32, device=DEVICE),
+        0,
+        1,
+        scale=0.2,
+        slopes=biases,
+    )
+    for row, length in enumerate(lengths):
+        query, key, value = qkv[row].view(3, heads, width).unbind(0)
+        assert torch.equal(buffer[row, length], torch.stack((key, value)))
+        keys, values = buffer[row : row + 1, : length + 1].double().permute(2, 0, 3, 1, 4)
+        back = (length - torch.arange(length + 1, device=DEVICE)).clamp(max=distances - 1)
+        mask = biases[:, back].double()[None, :, None]
+        read, _ = attend(query.double()[None, :, None], keys, values, scale=0.2, mask=mask)
+        check(out[row], read.flatten(), dtype)
+
+
+@lru_cache(maxsize=32)
+def make(name: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """A small model of a family: its config and weights."""
+    transformers = pytest.importorskip("transformers")
+    from tests.models.conftest import make_pair
+    from tests.models.encoder_decoder.test_model import BART, MODELS, T5
+
+    kind = {"t5": "T5", "umt5": "UMT5", "mbart": "MBart", "m2m_100": "M2M100"}.get(name.split("-")[0])
+    kind = kind or name.split("-")[0].title()
+    settings = {**T5, "d_kv": 16} if "T5" in kind else {**BART, "d_model": 64}
+    if kind == "Whisper":
+        settings |= {"num_mel_bins": 16, "max_source_positions": 20, "max_target_positions": 48}
+
+    def build() -> Any:
+        config = getattr(transformers, f"{kind}Config")(**{**settings, **SHAPES[name]})
+        return getattr(transformers, MODELS.get(kind, f"{kind}ForConditionalGeneration"))(config)
+
+    with tempfile.TemporaryDirectory() as folder:
+        pair = make_pair(build, Path(folder))
+    return pair.config, pair.weights
+
+
+def load(name: str, device: str, dtype: torch.dtype = torch.float32) -> Any:
+    config, weights = make(name)
+    return build_model(config, MemorySource(weights), device=torch.device(device), dtype=dtype)
+
+
+def draw_sources(name: str, rows: int, length: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(rows + length)
+    first = {"decoder_input_ids": torch.zeros(rows, 1, dtype=torch.int64)}
+    if name == "whisper":
+        return first | {"input_features": torch.randn(rows, 16, 40, generator=generator)}
+    ids = torch.randint(4, 97, (rows, length), generator=generator)
+    mask = (torch.arange(length) <= torch.randint(1, length, (rows, 1), generator=generator)).long()
+    return first | {"input_ids": ids, "attention_mask": mask}
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampling": {"do_sample": True, "seed": 3, "temperature": 1.3, "top_k": 0},
+    "beams": {"num_beams": 3},
+    "beam samples": {"num_beams": 5, "num_return_sequences": 2, "do_sample": True, "seed": 5, "top_k": 0},
+    "groups": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.4},
+    "contrastive": {"penalty_alpha": 0.5, "top_k": 4},
+    "lookup": {"prompt_lookup_num_tokens": 3},
+}
+
+
+@needs_gpu
+@pytest.mark.parametrize("kind", list(SETTINGS))
+@pytest.mark.parametrize("name", list(SHAPES))
+def test_tokens_are_a_cpus(name: str, kind: str) -> None:
+    """Rows, lengths and buffers change between calls; nothing of an earlier call may be read."""
+    if name == "whisper" and kind == "lookup":
+        pytest.skip("there is no prompt to look anything up in")
+    here, there = load(name, "cpu"), load(name, "cuda")
+    for rows, length in [(1, 7), (3, 9), (1, 40)]:
+        source = draw_sources(name, rows, length)
+        told = {"max_new_tokens": 14, "eos_token_id": None, "return_dict_in_generate": True, **SETTINGS[kind]}
+        if length > 7 and kind != "lookup":
+            told["repetition_penalty"] = 3.0  # so that tokens differ
+        expected = unspool.generate(here, **source, **told)
+        found = unspool.generate(there, **{key: value.cuda() for key, value in source.items()}, **told)
+        if expected.sequences.tolist() != found.sequences.tolist() and "beams" in kind:
+            torch.testing.assert_close(found.sequences_scores.cpu(), expected.sequences_scores, atol=1e-3, rtol=0)
+        else:
+            assert found.sequences.tolist() == expected.sequences.tolist()
+        if kind in ("greedy", "sampling", "beams", "beam samples", "groups"):
+            assert found.stats.path == "captured", found.stats.path_reason
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", ["t5", "bart", "pegasus"])
+def test_rows_leave_and_steps_run_ahead(name: str) -> None:
+    here, there = load(name, "cpu"), load(name, "cuda")
+    source = draw_sources(name, 6, 12)
+    told: dict[str, Any] = {"max_new_tokens": 20, "repetition_penalty": 3.0, "pad_token_id": 1}
+    whole = unspool.generate(here, **source, **told, eos_token_id=None)
+    ends = sorted({int(whole[row, 4 + 2 * row]) for row in range(6)})  # rows end at different steps
+    told["eos_token_id"] = ends
+    expected = unspool.generate(here, **source, **told)
+    found = unspool.generate(there, **{key: value.cuda() for key, value in source.items()}, **told)
+    assert found.tolist() == expected.tolist()
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name", list(SHAPES))
+def test_captured_steps_are_as_near_as_torchs(name: str, rows: int, dtype: torch.dtype) -> None:
+    """A step's logits and states, captured and by operators, beside float64's."""
+    source = draw_sources(name, rows, 30)
+    ids = torch.randint(4, 97, (rows, 20), generator=torch.Generator().manual_seed(1)).cuda()
+
+    def read(kept_in: torch.dtype, path: str) -> torch.Tensor:
+        model = load(name, "cuda", kept_in)
+        if name == "whisper":
+            encoded = model.encode(None, embeds=source["input_features"].cuda())
+        else:
+            encoded = model.encode(source["input_ids"].cuda(), source["attention_mask"].sum(1).tolist())
+        cache = model.new_cache(rows=rows, encoded=encoded)
+        model.forward(ids[:, :-1], cache)
+        with model.without_paths(*(["captured"] if path == "eager" else [])):
+            forward = model.forward(ids[:, -1:], cache, want=Want(last_states=True))
+        assert forward.path == path
+        assert forward.last_states is not None and forward.last_states.shape[:2] == (rows, 1)
+        return torch.cat((forward.logits.double(), forward.last_states[:, 0].double()), dim=1)
+
+    exact = read(torch.float64, "eager")
+    captured, eager = (float((read(dtype, path) - exact).norm() / exact.norm()) for path in ("captured", "eager"))
+    assert captured < 1.5 * eager + {torch.float32: 5e-5, torch.bfloat16: 1e-3}[dtype]
+
+
+@needs_gpu
+def test_a_table_of_positions_that_grows() -> None:
+    """A text longer than the first table of sinusoids: graphs are made anew for the next one."""
+    here, there = load("m2m_100", "cpu"), load("m2m_100", "cuda")
+    source = draw_sources("m2m_100", 1, 9)
+    told = {"max_new_tokens": 560, "eos_token_id": None}
+    expected = unspool.generate(here, **source, **told)
+    found = unspool.generate(there, **{key: value.cuda() for key, value in source.items()}, **told)
+    assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("index", [[1, 0], [0, 0, 1, 2, 4], [4, 3, 2, 1, 0]], ids=str)
+def test_rows_change_places(dtype: torch.dtype, index: list[int]) -> None:
+    from unspool.kernels.gpu.attention.row_copies import RowMover
+
+    buffers = [random(len(index), 90, 2, 3, 8, dtype=dtype) for _ in range(3)]
+    expected = [buffer.clone() for buffer in buffers]
+    for buffer, old in zip(expected, buffers, strict=True):
+        buffer[:, 5:70] = old[index, 5:70]
+    moved = [row for row, source in enumerate(index) if row != source]
+    RowMover(buffers).move([index[row] for row in moved], moved, 5, 70)
+    for buffer, wanted in zip(buffers, expected, strict=True):
+        assert torch.equal(buffer, wanted)
