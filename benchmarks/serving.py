@@ -218,7 +218,7 @@ def main() -> None:
         *files, picture = arguments.draw
         drawn: dict[str, dict[str, dict[str, float]]] = {}
         for file in files:
-            drawn = {**json.loads(file.read_text()), **drawn}
+            drawn |= json.loads(file.read_text())
         picture.write_text(draw_chart(drawn))
         return
     asks = {}

@@ -49,6 +49,11 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
         items[:] = keep_share(items, shard)
 
 
+def pytest_runtest_logreport(report: Any) -> None:
+    if report.failed and os.environ.get(REPORT):  # a process that is stopped at the limit writes no summary
+        print(f"\nfailed: {report.nodeid}\n{report.longreprtext[-2000:]}", flush=True)
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if path := os.environ.get(REPORT):
         stats = terminalreporter.stats
