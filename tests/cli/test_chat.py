@@ -60,7 +60,7 @@ def test_what_fails_is_said_and_the_rest_goes_on(cli: Callable[..., Any], tiny: 
 
 def test_settings_are_checked_before_the_first_turn(cli: Callable[..., Any], tiny: str) -> None:
     for words, said in (
-        (("--temperature", "0.3"), "only read when sampling"),
+        (("--temperature", "0.3", "--no-do-sample"), "only read when sampling"),
         (("--logprobs", "2"), "`logprobs` has no place in a chat"),
         (("--num-return-sequences", "2"), "goes on from one answer"),
         (("--output-scores",), "returns tensors"),
@@ -131,10 +131,18 @@ def test_settings_are_set_listed_and_unset(session: Session, capsys: pytest.Capt
     assert "temperature" not in session.settings
 
 
+def test_what_sampling_reads_turns_it_on(session: Session) -> None:
+    execute_line(session, "/set temperature 0.3")
+    assert session.settings["temperature"] == 0.3 and session.settings["do_sample"] is True
+    execute_line(session, "/unset temperature")
+    execute_line(session, "/set do_sample false")
+    with pytest.raises(UnspoolError, match="Here that is: /set do_sample true"):
+        execute_line(session, "/set temperature 0.3")
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("/set temperature 0.3", "Here that is: /set do_sample true"),
         ("/set temprature 0.3", "did you mean temperature?"),
         ("/set top_k many", "`top_k` can't be read from 'many'"),
         ("/set top_k", "/set top_k needs a value"),

@@ -121,10 +121,22 @@ def test_stats_are_one_line_on_standard_error(cli: Callable[..., Any], tiny: str
     assert json.loads(cli("run", "Hello", "-m", tiny, *FEW, "--stats", "--json").out)["text"] + "\n" == plain.out
 
 
+def test_a_setting_that_sampling_reads_turns_it_on(cli: Callable[..., Any], tiny: str) -> None:
+    for words in (("--temperature", "0.7"), ("--top-p", "0.5"), ("--top-k", "3", "--min-p", "0.1")):
+        settings = json.loads(cli("run", "Hello", "-m", tiny, *FEW, "--seed", "1", *words, "--json").out)["settings"]
+        assert settings["do_sample"] is True
+    for words in (("--top-k", "3", "--penalty-alpha", "0.5"), ("--repetition-penalty", "1.2"), ("--top-p", "1.0")):
+        settings = json.loads(cli("run", "Hello", "-m", tiny, *FEW, *words, "--json").out)["settings"]
+        assert "do_sample" not in settings
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("Hello", "--temperature", "0.3"), "`temperature` is set to `0.3`, which is only read when sampling"),
+        (
+            ("Hello", "--temperature", "0.3", "--num-beams", "2"),
+            "`temperature` is set to `0.3`, which is only read when",
+        ),
         (("Hello", "--top-k", "a lot"), "--top-k"),
         (("Hello", "--penalty-alpha", "1.5"), "`penalty_alpha` must be at most 1"),
         (("Hello", "--max-new-tokens", "500"), "the model's context ends at 128; at most max_new_tokens="),

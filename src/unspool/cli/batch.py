@@ -13,7 +13,7 @@ from unspool.cli.model import add_model_options, list_options, load_model
 from unspool.cli.parser import Parser, UsageError
 from unspool.cli.ray import add_ray_options, read_ray_options
 from unspool.cli.serve import read_size
-from unspool.cli.settings import add_settings, collect_settings, refuse_tensors
+from unspool.cli.settings import add_settings, collect_settings, imply_sampling, refuse_tensors
 from unspool.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def build_parser() -> Parser:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Answer the file; 0 if every line was, 3 if some failed or are left."""
-    settings = collect_settings(arguments)
+    settings = imply_sampling(collect_settings(arguments))
     refuse_tensors(settings)
     seed = settings.pop("seed", 0)
     if not isinstance(seed, int):

@@ -13,7 +13,7 @@ from unspool.cli.model import add_model_options, load_model
 from unspool.cli.parser import Parser
 from unspool.cli.reading import check_text
 from unspool.cli.session import Session
-from unspool.cli.settings import add_settings, collect_settings, refuse_tensors
+from unspool.cli.settings import add_settings, collect_settings, imply_sampling, refuse_tensors
 from unspool.errors import UnspoolError
 
 
@@ -41,7 +41,7 @@ def build_parser() -> Parser:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Load, then take turns until the end of the input."""
-    settings = collect_settings(arguments)
+    settings = imply_sampling(collect_settings(arguments))
     refuse_tensors(settings)
     mark = read_watermark(arguments)
     system = None if arguments.system is None else check_text(arguments.system, "--system")

@@ -15,7 +15,7 @@ from unspool.cli.parser import suggest
 from unspool.cli.reading import check_text
 from unspool.cli.report import count, format_stats
 from unspool.cli.session import Session
-from unspool.cli.settings import find_setting, read_value
+from unspool.cli.settings import find_setting, imply_sampling, read_value
 from unspool.config.parameters import PARAMETERS
 from unspool.errors import InputError, SettingError, UnspoolError
 from unspool.small_files import write_text
@@ -62,7 +62,7 @@ def _set(session: Session, argument: str) -> None:
         return
     name, value = _split_setting(argument)
     parameter = find_setting(name)
-    changed = {**session.settings, parameter.name: read_value(parameter, value)}
+    changed = imply_sampling({**session.settings, parameter.name: read_value(parameter, value)})
     _change_settings(session, changed)
     say(f"{parameter.name} = {_show(changed[parameter.name])}", DIM)
 

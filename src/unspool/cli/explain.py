@@ -13,7 +13,7 @@ from unspool.cli.console import BOLD, CYAN, DIM, GREEN, paint, say
 from unspool.cli.model import add_model_options, load_model
 from unspool.cli.parser import Parser
 from unspool.cli.prompt import add_prompt_options, as_prompt, check_prompt, read_negative, read_prompt
-from unspool.cli.settings import FRIENDLY, add_settings, collect_settings, refuse_tensors
+from unspool.cli.settings import FRIENDLY, add_settings, collect_settings, imply_sampling, refuse_tensors
 from unspool.cli.targets import find_targets, write_target
 from unspool.errors import SettingError, UnsupportedError
 
@@ -54,7 +54,7 @@ def build_parser() -> Parser:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Search, draw, write."""
-    settings = _complete(collect_settings(arguments))
+    settings = _complete(imply_sampling(collect_settings(arguments)))
     check_prompt(arguments, settings)
     targets = find_targets(arguments, FILES)
     text = read_prompt(arguments)

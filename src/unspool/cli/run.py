@@ -15,7 +15,7 @@ from unspool.cli.parser import Parser, UsageError
 from unspool.cli.prompt import add_prompt_options, as_prompt, check_prompt, read_negative, read_prompt
 from unspool.cli.reading import check_text, read_prompts
 from unspool.cli.report import describe_generation, format_stats
-from unspool.cli.settings import add_settings, collect_settings, refuse_tensors
+from unspool.cli.settings import add_settings, collect_settings, imply_sampling, refuse_tensors
 from unspool.errors import SettingError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def build_parser() -> Parser:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Load, generate, print."""
-    settings = collect_settings(arguments)
+    settings = imply_sampling(collect_settings(arguments))
     _check(arguments, settings)
     mark = read_watermark(arguments)
     texts = _read_texts(arguments)

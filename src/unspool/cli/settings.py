@@ -29,7 +29,7 @@ FRIENDLY: dict[str, Any] = {"max_new_tokens": 256, "max_length": None, "strict_c
 _TITLES = {
     "length": "length",
     "strategy": "strategy",
-    "sampling": "sampling (with --do-sample)",
+    "sampling": "sampling (turned on by what it alone reads)",
     "control": "control",
     "output": "output",
     "special tokens": "special tokens",
@@ -172,6 +172,17 @@ def collect_settings(arguments: argparse.Namespace) -> dict[str, Any]:
         if key.startswith(_PREFIX):
             parameter = PARAMETERS[key.removeprefix(_PREFIX)]
             settings[parameter.name] = _flatten(value) if parameter.kind in _REPEATED else value
+    return settings
+
+
+def imply_sampling(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings, with sampling turned on if one is typed that it alone reads, and none that decides otherwise."""
+    if any(name in settings for name in ("do_sample", "num_beams")):
+        return settings
+    for name, value in settings.items():
+        needs, is_given = PARAMETERS[name].needs, value is not None and value != PARAMETERS[name].default
+        if is_given and "do_sample" in needs and not any(settings.get(other) for other in needs):
+            return {**settings, "do_sample": True}
     return settings
 
 
