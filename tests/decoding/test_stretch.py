@@ -161,7 +161,7 @@ def test_a_call_takes_as_many_steps_as_time_allows(monkeypatch: pytest.MonkeyPat
         {"num_beams": 2},
         {"guidance_scale": 1.5},
     ],
-    ids=str,
+    ids=" and ".join,
 )
 def test_what_must_be_seen_in_between_is(more: dict[str, Any]) -> None:
     model = Stretching()
