@@ -66,6 +66,7 @@ def test_a_pass_without_memory_ends_its_call_alone(
     with monkeypatch.context() as patched:
         patched.setattr(lm.model, "forward", run_short)
         told: dict[str, Any] = {"max_new_tokens": 20, "do_sample": True, "top_k": 1, "eos_token_id": None}
+        told["logits_processor"] = [lambda ids, scores: scores]  # a caller's own: steps are taken one by one
         with pytest.raises(ResourceError, match=r"memory ran out.*1 rows.*20 new tokens.*Give fewer"):
             unspool.generate(lm, ids, past_key_values=cache, **told)
         passes.clear()

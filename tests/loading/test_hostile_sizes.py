@@ -57,7 +57,11 @@ def test_numbers_that_can_not_be(tmp_path: Path, value: Any) -> None:
 
 def test_every_bound_is_a_range() -> None:
     for table in (INTEGERS, NUMBERS):
-        assert all(0 <= least < most for least, most in table.values())
+        assert all(-1 <= least < most for least, most in table.values())
+        assert [name for name, (least, _) in table.items() if least < 0] in (
+            [],
+            ["moe_layer_end_index"],
+        )  # -1: the last
 
 
 @pytest.mark.parametrize("told", [[-1], -1, [], [10**400], "x", 10**6])

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from unspool.cache import Cache
-from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.encoder_decoder.call import check_pair
-from unspool.models.encoder_decoder.layers import CrossAttention, EncoderDecoderWeights, take_decoder
+from unspool.models.encoder_decoder.layers import EncoderDecoderWeights, take_decoder
 from unspool.models.encoder_decoder.positions import DistanceBiases, PositionTable
 from unspool.models.encoder_decoder.spec import EncoderDecoderSpec
 from unspool.models.paths.captured import CapturedSteps, Sources
+from unspool.models.paths.captured_pair_parts import PairParts
 from unspool.models.paths.captured_shape import PassShape
 from unspool.models.paths.path import Pass
 from unspool.models.weights import iterate_tensors
@@ -23,17 +22,6 @@ if TYPE_CHECKING:
     from unspool.models.paths.captured_blocks import Body
 
 MOST_QUERIES: Final = 64  # of one source: its beams, and their new tokens
-
-
-@dataclass(frozen=True, slots=True)
-class PairParts:
-    """What the work of an encoder-decoder's step is made of."""
-
-    spec: EncoderDecoderSpec
-    own: DecoderWeights  # the decoder's, without positions
-    crosses: list[CrossAttention]
-    positions: torch.Tensor | None  # (positions, hidden)
-    biases: list[torch.Tensor]  # by distance: (heads, distances) float32, one for all layers or one each
 
 
 class CapturedPairSteps(CapturedSteps):
