@@ -124,11 +124,11 @@ class _Seen:
             and torch.equal(self.text, text[:, :-1])
         )
 
-    def has_reached(self, rows: list[list[int]], grammars: list[Grammar | None]) -> bool:
+    def has_reached(self, rows: Sequence[list[int]], grammars: Sequence[Grammar | None]) -> bool:
         """Whether the states stand behind these rows' tokens already, each behind one row's."""
         present = [state for state in self.states if state is not None]
         return (
-            grammars == self.grammars
+            list(grammars) == self.grammars
             and len(present) == len(rows) == len({id(state) for state in present})
             and all(state.tokens == row for state, row in zip(present, rows, strict=True))
         )
@@ -155,18 +155,13 @@ class States:
         if self._seen is not None and self._seen.is_followed_by(text, grammars):
             states = _step(self._seen.states, text[:, -1].tolist(), ends)
         else:
-            rows, seen = text.tolist(), self._seen
-            is_there = seen is not None and seen.has_reached(rows, grammars)  # followed token by token since
-            states = seen.states if seen is not None and is_there else self._search(grammars, rows, ends)
+            states = self._search(grammars, text.tolist(), ends)
         self._seen = _Seen.of(text, grammars, states)
         return states
 
     def find_own(self, grammars: list[Grammar | None], text: torch.Tensor, ends: Container[int]) -> list[State | None]:
         """`find`, with a state of its own for every row."""
-        rows = text.tolist()
-        if self._seen is not None and self._seen.has_reached(rows, grammars):
-            return self._seen.states
-        states = _set_apart(self._search(grammars, rows, ends))
+        states = _set_apart(self._search(grammars, text.tolist(), ends))
         self._held.keep(states)
         self._seen = _Seen.of(text, grammars, states)
         return states
@@ -192,7 +187,9 @@ class States:
     def _search(
         self, grammars: Sequence[Grammar | None], rows: Sequence[list[int]], ends: Container[int]
     ) -> list[State | None]:
-        """The states of rows that may be others than the last call's."""
+        """The states of rows that may be others than the last call's, or were followed token by token since."""
+        if self._seen is not None and self._seen.has_reached(rows, grammars):
+            return self._seen.states
         free = dict.fromkeys(self._held.states)
         found: list[State | None] = []
         used: dict[tuple[int, tuple[int, ...]], State] = {}

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from unspool.cache import ROLL_BACK, UNDO, Cache
 from unspool.decoding.rows import Rows
@@ -18,27 +15,6 @@ from unspool.errors import NoTokenLeftError
 from unspool.protocols import Choose
 
 
-@dataclass(slots=True)
-class _Led:
-    """A processor's chooser, and the rows that it has chosen for."""
-
-    processor: Any
-    chooser: Choose
-    numbers: list[int]
-    lengths: list[int]  # after what was chosen
-    tokens: list[int] | None = None  # chosen last
-
-    def __call__(self, likeliest: list[int], logits: torch.Tensor) -> list[int]:
-        self.tokens = self.chooser(likeliest, logits)
-        self.lengths = [length + 1 for length in self.lengths]
-        return self.tokens
-
-    def has_led(self, rows: Rows) -> bool:
-        """Whether these rows are the same, with all that was chosen for them and no more."""
-        is_same = rows.numbers == self.numbers and rows.lengths == self.lengths
-        return is_same and (self.tokens is None or rows.last_tokens() == self.tokens)
-
-
 class Sample:
     """Takes the likeliest token, or draws one from the processed distribution."""
 
@@ -47,7 +23,6 @@ class Sample:
     def __init__(self, scorer: Scorer, *, do_sample: bool) -> None:
         self._scorer = scorer
         self._do_sample = do_sample
-        self._last: _Led | None = None
 
     def step(self, rows: Rows) -> Choice:
         """Choose every row's next token."""
@@ -69,17 +44,10 @@ class Sample:
                 return None
             first = scorer.processors[0]
             if len(scorer.processors) == 1 and hasattr(first, "start_choosing"):  # a grammar's, which needs few masks
-                return self._go_on_choosing(first, rows)
+                chooser: Choose = first.start_choosing(rows.read_history())
+                return chooser
         processors, tail = scorer.divide(whole=not self._do_sample)
         return LogitsChoice(processors, tail, rows, num_steps, do_sample=self._do_sample)
-
-    def _go_on_choosing(self, processor: Any, rows: Rows) -> Choose:
-        """The processor's chooser: the last one, if the rows have got exactly what it chose, or a new one."""
-        last = self._last
-        if last is None or last.processor is not processor or not last.has_led(rows):
-            chooser = processor.start_choosing(rows.read_history())
-            last = self._last = _Led(processor, chooser, list(rows.numbers), list(rows.lengths))
-        return last
 
     @property
     def can_forget(self) -> bool:
