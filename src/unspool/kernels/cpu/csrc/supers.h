@@ -65,7 +65,7 @@ INLINE void read_super(const uint8_t *w, const int kind, super_scales *s) {
 #define JOINED(v, bits) vreinterpretq_s8_u8(vorrq_u8(vreinterpretq_u8_s8(v), bits))
 
 /* The codes of one side of a block: 8 groups of 4 columns for 4 rows. */
-INLINE void read_codes(const uint8_t *w, const int kind, const int side, int8x16_t *groups) {
+INLINE void split_codes(const uint8_t *w, const int kind, const int side, int8x16_t *groups) {
     UNROLLED for (int g = 0; g < 4; g++) {
         const uint8x16_t both = vld1q_u8(w + K_EXTRA(kind) + 16 * side + 32 * g);
         groups[g] = LOW(both);
@@ -108,7 +108,7 @@ INLINE void part_super(const uint8_t *w, int supers, activations a, const int M,
             UNROLLED for (int line = begin; line < 4; line += 3 - SIDES_AT_ONCE) __builtin_prefetch(ahead + 64 * line);
             UNROLLED for (int side = begin; side < begin + SIDES_AT_ONCE; side++) {
                 int8x16_t groups[8];
-                read_codes(w, kind, side, groups);
+                split_codes(w, kind, side, groups);
                 if (kind == US_K6) {
                     const float32x4_t d0 = vld1q_f32(s.scales[2 * b] + 4 * side), d1 = vld1q_f32(s.scales[2 * b + 1] + 4 * side);
                     UNROLLED for (int m = 0; m < M; m += TOGETHER) {
