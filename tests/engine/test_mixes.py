@@ -16,6 +16,7 @@ from tests.conformance.cases import GOLDENS, load_model
 from tests.engine.fakes import BLOCK_BYTES, Fake, FakePair, FakeWithLayers, make_lm
 from unspool.api import LanguageModel
 from unspool.engine.memory import Layout, count_position_bytes
+from unspool.kernels import sending
 
 REQUESTS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -241,6 +242,43 @@ def test_little_memory_in_blocks_of_other_kinds(kind: str, config: dict[str, Any
         assert engine.stats.preemptions > 0 and not engine.stats.blocks_used
     for result, (prompt, one) in zip(results, asked, strict=True):
         check(result, lm.generate(prompt, **one, **chosen))
+
+
+class Copy:
+    """A copy from a device that is never there at once."""
+
+    num_awaited = 0
+
+    def query(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        Copy.num_awaited += 1
+
+
+def test_requests_that_wait_for_copies_let_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = sending.Fetched.read
+
+    def read(fetched: sending.Fetched) -> Any:
+        wait = sending._waits.get()
+        if wait is not None:
+            wait(Copy())  # type: ignore[arg-type]  # as a GPU's event
+        return whole(fetched)
+
+    lm, common = make_lm(), {"max_new_tokens": 12, "eos_token_id": None}
+    asked = [REQUESTS[name] for name in ("beams", "contrastive", "guidance", "lookup", "output", "no cache")]
+    expected = [lm.generate([5, 6, 7], **common, **one) for one in asked]
+    monkeypatch.setattr(sending.Fetched, "read", read)
+    monkeypatch.setattr(Copy, "num_awaited", 0)
+    with unspool.Engine(lm, memory=BLOCK_BYTES * 200, block_size=16, max_rows=16) as engine:
+        requests = [engine.submit([5, 6, 7], **common, **one) for one in asked]
+        cancelled = engine.submit([5, 6, 7], max_new_tokens=500, eos_token_id=None, guidance_scale=1.5)
+        next(iter(cancelled))
+        cancelled.cancel()
+        for request, alone in zip(requests, expected, strict=True):
+            check(request.result(30), alone)
+        assert cancelled.result(30).finish_reasons == ["cancelled"]
+        assert not engine.stats.blocks_used and Copy.num_awaited > 4 * 12
 
 
 def test_requests_from_many_threads() -> None:

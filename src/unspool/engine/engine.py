@@ -69,9 +69,10 @@ class Engine:
 
     `max_rows` rows are decoded at once. `memory` is the number of bytes for their keys and values; without it a part of
     what is free. A pass reads at most `tokens_per_pass` tokens of prompts beside one token of each row that decodes. At
-    most `max_waiting` requests wait. Prompts that begin alike share blocks of keys (`share_prefixes`). The blocks are of
-    a kind: "paged" keeps every key, "paged_hybrid" lets those go that no window sees, and "paged_quantized" packs old
-    ones as `cache_config` says. Requests get what they would get alone in a cache of that kind.
+    most `max_waiting` requests wait. Prompts that begin alike share blocks of keys (`share_prefixes`).
+
+    Blocks of `cache_implementation` "paged" keep every key, those of "paged_hybrid" let keys go that no window sees,
+    and those of "paged_quantized" pack old ones as `cache_config` says.
     """
 
     def __init__(

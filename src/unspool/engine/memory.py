@@ -111,7 +111,7 @@ class Layout:
         if kind != "paged":
             refuse = find_kind(kind).refuse
             if shape is None or "state" in model.info.layer_kinds or (refuse is not None and refuse(model.info)):
-                raise UnsupportedError(f"a {model.info.family} model's keys can't lie in a {kind!r} cache; leave it out")
+                raise UnsupportedError(f"a {model.info.family} model can't have a {kind!r} cache; leave it out")
         self._shape = shape
         self.use = self._find_use()
 
