@@ -35,9 +35,7 @@ def read(cache: PagedCache) -> list[torch.Tensor]:
     found = []
     for layer in range(LAYERS):
         keys, values = cache._read(layer, len(cache.lengths), max(cache.lengths))
-        found += [
-            part[row, :, :length].clone() for part in (keys, values) for row, length in enumerate(cache.lengths)
-        ]
+        found += [part[row, :, :length].clone() for part in (keys, values) for row, length in enumerate(cache.lengths)]
     return found
 
 
