@@ -197,6 +197,21 @@ class Scorer:
         return (self.processors, None) if whole or self._tail is None else (self._head, self._tail)
 
     @property
+    def given(self) -> torch.Tensor | None:
+        """The last step's logits (rows, vocab), as the processors were given them."""
+        return self._given
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether scores are more than the model's logits."""
+        return bool(self.processors) or not self._readout.is_plain
+
+    @property
+    def reads_host(self) -> bool:
+        """Whether a processor reads the history on the host."""
+        return "host_ids" in self._takes
+
+    @property
     def looks_back(self) -> bool:
         """Whether a processor before the fused tail has to see the history, position by position."""
         return bool(self._head) if self._tail is not None else bool(self.processors)
@@ -211,12 +226,17 @@ class Scorer:
         assert self._given is not None
         return self.blame(rows, self._given, place)
 
-    def blame(self, rows: Rows, logits: torch.Tensor, place: int) -> NoTokenLeftError:
-        """Which processors left the row at `place` without a token, from logits (rows, vocab) of its next one."""
+    def blame(
+        self, rows: Rows, logits: torch.Tensor, place: int, history: torch.Tensor | None = None
+    ) -> NoTokenLeftError:
+        """Which processors left the row at `place` without a token, from logits (rows, vocab) of its next one.
+
+        `history` is what they saw, if rows have moved since.
+        """
         width = rows.ends[place]
         return explain_no_token(
             self.processors,
-            rows.history(width),
+            rows.history(width) if history is None else history,
             logits,
             self._find_extra(rows, width),
             place=place,

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from unspool.kernels.presence import takes_kernels
 from unspool.logits.base import Joining, LogitsProcessor
 from unspool.logits.penalties import is_real, read_encoder_ids
 from unspool.logits.rows import Numbers, RowTable, RowValues, TokenIds, as_positive_integer, in_range
@@ -31,6 +32,10 @@ class NoRepeatNGramLogitsProcessor(LogitsProcessor):
         """The scores with the repeating tokens at -inf."""
         if input_ids.shape[-1] < self.ngram_size:
             return scores
+        if takes_kernels(scores):
+            from unspool.kernels.gpu.sampling.seen import ban_repeated  # Triton is imported where a GPU is used
+
+            return ban_repeated(scores, input_ids, self.ngram_size, pads)
         is_match = _find_end(input_ids, input_ids, self.ngram_size)
         if pads is not None:
             is_match = is_match & is_real(is_match, 0, pads)

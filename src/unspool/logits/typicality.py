@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from unspool.kernels.presence import takes_kernels
 from unspool.logits.base import LogitsProcessor
 from unspool.logits.highest import take_highest
 from unspool.logits.rows import Numbers, RowValues, as_positive_integer, holds_rows, in_range
@@ -13,6 +14,7 @@ from unspool.logits.temperature import exact_dtype
 
 INF = float("inf")
 NEAREST = 8_192  # tokens that typical sampling sorts before it sorts all
+CutKind = Literal["epsilon", "eta"]
 TOP_H_TOKENS = 100  # among how many of the likeliest top-H chooses, as in the reference
 
 
@@ -39,6 +41,10 @@ class TypicalLogitsWarper(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores with all that is untypical set to `filter_value`."""
+        if self.min_tokens_to_keep == 1 and takes_kernels(scores):
+            from unspool.kernels.gpu.sampling.cuts import cut_beyond  # Triton is imported where a GPU is used
+
+            return cut_beyond(scores, self._mass.column(scores), self.filter_value, is_typical=True)
         logprobs = scores.log_softmax(dim=-1)  # (rows, vocab)
         probabilities = logprobs.exp()
         entropy = torch.special.entr(probabilities).sum(dim=-1, keepdim=True)  # (rows, 1)
@@ -67,6 +73,7 @@ class EpsilonLogitsWarper(LogitsProcessor):
     counts_columns = False
 
     _name = "epsilon_cutoff"
+    _kind: CutKind = "epsilon"
 
     def __init__(self, epsilon: Numbers, filter_value: float = -INF, min_tokens_to_keep: int = 1) -> None:
         self.filter_value = filter_value
@@ -83,6 +90,10 @@ class EpsilonLogitsWarper(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores with all that is too unlikely set to `filter_value`."""
+        if self.min_tokens_to_keep == 1 and takes_kernels(scores):
+            from unspool.kernels.gpu.sampling.cuts import cut_below  # Triton is imported where a GPU is used
+
+            return cut_below(scores, self._log.column(scores), self._kind, self.filter_value)
         exact = exact_dtype(scores)
         floor = self._find_floor(scores.to(exact))  # (rows, 1), as a log-probability
         threshold = floor + torch.logsumexp(scores.to(exact), dim=-1, keepdim=True)
@@ -101,6 +112,7 @@ class EtaLogitsWarper(EpsilonLogitsWarper):
     """
 
     _name = "eta_cutoff"
+    _kind = "eta"
 
     def __init__(
         self, epsilon: Numbers, filter_value: float = -INF, min_tokens_to_keep: int = 1, device: Any = "cpu"

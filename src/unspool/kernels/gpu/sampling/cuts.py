@@ -1,0 +1,484 @@
+"""Processors that cut a row of scores by its own distribution, without a sort.
+
+Rows are cut into tiles, one per program. `_sum_tiles` leaves what a row's highest score, log-sum-exp, entropy and
+deviation follow from; one more kernel compares every score with a floor that these give (`cut_below`).
+
+Typical sampling and top-p keep the tokens that are nearest to a score until they reach a probability. Where that is, is
+found by the weight within sixteen distances, then within sixteen between two of these (`_weigh`); what lies between the
+two that are left is gathered (`_gather`) and searched by one program per row (`_find`). If there is no room for it, that
+program searches the whole row: slower, with the same result.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+
+TILE: Final = 4_096  # scores per program
+SUMS: Final = 8  # numbers of a tile: see `_sum_tiles`
+FACTS: Final = 16  # numbers of a row that the kernels of `cut_beyond` pass on
+STEPS: Final = 16  # distances whose weight is found at once
+FAR: Final = 32.0  # the distances of the first sixteen end here, but for the last
+ROOM: Final = 4_096  # scores that are gathered
+CHUNK: Final = 4_096  # scores that the last program reads at once
+WARPS: Final = 8
+
+KINDS: Final = ("epsilon", "eta", "min_p", "top_a", "sigma")
+
+
+@triton.jit
+def _sum_tiles(SCORES, SUMS, V, row_stride, NUM: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr):
+    """Of every tile: highest and lowest score, the sums of exponentials and of products with them, the number of
+    possible scores, their sum and the sum of their squares; all but the first two relative to the highest."""
+    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = tile * TILE + tl.arange(0, TILE)
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
+    scores = tl.where(scores == scores, scores, float("inf"))
+    is_possible = scores > float("-inf")
+    highest = tl.max(scores, 0)
+    below = tl.where(is_possible, scores - highest, 0.0)
+    weights = tl.where(is_possible, tl.exp(below), 0.0)
+    sums = SUMS + (row * tl.num_programs(1) + tile) * NUM
+    tl.store(sums, highest)
+    tl.store(sums + 1, tl.min(tl.where(is_possible, scores, float("inf")), 0))
+    tl.store(sums + 2, tl.sum(weights, 0))
+    tl.store(sums + 3, tl.sum(weights * below, 0))
+    tl.store(sums + 4, tl.sum(is_possible.to(tl.float32), 0))
+    tl.store(sums + 5, tl.sum(below, 0))
+    tl.store(sums + 6, tl.sum(below * below, 0))
+
+
+@triton.jit
+def _join_sums(SUMS, row, num_tiles, NUM: tl.constexpr, TILES: tl.constexpr):
+    """A row's highest and lowest score, its log-sum-exp relative to the highest, its entropy, and its deviation."""
+    tiles = tl.arange(0, TILES)
+    sums = SUMS + (row * num_tiles + tiles) * NUM
+    is_there = tiles < num_tiles
+    tops = tl.load(sums, mask=is_there, other=float("-inf"))
+    lows = tl.load(sums + 1, mask=is_there, other=float("inf"))
+    highest = tl.max(tops, 0)
+    is_there = is_there & (tops > float("-inf"))
+    off = tl.where(is_there, tops - highest, 0.0).to(tl.float64)
+    scale = tl.where(is_there, tl.exp(off), 0.0)
+    weights = tl.load(sums + 2, mask=is_there, other=0.0).to(tl.float64)
+    products = tl.load(sums + 3, mask=is_there, other=0.0).to(tl.float64)
+    total = tl.sum(weights * scale, 0)
+    product = tl.sum((products + off * weights) * scale, 0)
+    whole = tl.log(total)
+    counts = tl.load(sums + 4, mask=is_there, other=0.0).to(tl.float64)
+    firsts = tl.load(sums + 5, mask=is_there, other=0.0).to(tl.float64)
+    squares = tl.load(sums + 6, mask=is_there, other=0.0).to(tl.float64)
+    count = tl.maximum(tl.sum(counts, 0), 1.0)
+    mean = tl.sum(firsts + off * counts, 0) / count
+    square = tl.sum(squares + 2.0 * off * firsts + off * off * counts, 0) / count
+    variance = tl.maximum(square - mean * mean, 0.0)
+    entropy = (whole - product / total).to(tl.float32)
+    return highest, tl.min(lows, 0), whole.to(tl.float32), entropy, tl.sqrt(variance).to(tl.float32), total
+
+
+@triton.jit
+def _cut_below(
+    SCORES, OUT, SUMS, VALUES, V, row_stride, values_stride, num_tiles, filler,
+    KIND: tl.constexpr, NUM: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = tile * TILE + tl.arange(0, TILE)
+    let_next_start(PDL)
+    value = tl.load(VALUES + row * values_stride)
+    wait_for_input(PDL)
+    scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
+    highest, _, whole, entropy, deviation, _ = _join_sums(SUMS, row, num_tiles, NUM, TILES)
+    if KIND == 0:  # in the order of KINDS
+        floor = tl.minimum(value + (highest + whole), highest)
+    elif KIND == 1:
+        floor = tl.minimum(tl.minimum(value, value / 2.0 - entropy) + (highest + whole), highest)
+    elif KIND == 2:
+        floor = highest + value
+    elif KIND == 3:
+        floor = highest - whole + value
+    else:
+        floor = tl.where(value == 0.0, float("-inf"), highest - value * deviation)
+    tl.store(OUT + row * V + token, tl.where(scores < floor, filler, scores), mask=token < V)
+
+
+def cut_below(scores: torch.Tensor, values: torch.Tensor, kind: str, filler: float) -> torch.Tensor:
+    """The scores (rows, vocab) float32 with those below the floor of their row at `filler`.
+
+    `values` (rows or 1, 1) float32 are the settings of a kind of KINDS; logarithms of all but "sigma".
+    """
+    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    rows, vocab = scores.shape
+    tiles = triton.cdiv(vocab, TILE)
+    out = torch.empty(rows, vocab, dtype=scores.dtype, device=scores.device)
+    sums = torch.empty(rows * tiles * SUMS, dtype=torch.float32, device=scores.device)
+    _sum(scores, sums, tiles)
+    launch(
+        _cut_below,
+        (rows, tiles),
+        scores,
+        out,
+        sums,
+        values,
+        vocab,
+        scores.stride(0),
+        0 if len(values) == 1 else 1,
+        tiles,
+        filler,
+        KIND=KINDS.index(kind),
+        NUM=SUMS,
+        TILE=TILE,
+        TILES=max(2, triton.next_power_of_2(tiles)),
+        num_warps=WARPS,
+        **launch_options(),
+    )
+    return out
+
+
+def _sum(scores: torch.Tensor, sums: torch.Tensor, tiles: int) -> None:
+    rows, vocab = scores.shape
+    launch(
+        _sum_tiles,
+        (rows, tiles),
+        scores,
+        sums,
+        vocab,
+        scores.stride(0),
+        NUM=SUMS,
+        TILE=TILE,
+        num_warps=WARPS,
+        **launch_options(),
+    )
+
+
+# --- the nearest scores up to a probability ------------------------------------------------------------
+
+
+@triton.jit
+def _measure(scores, highest, whole, entropy, IS_TYPICAL: tl.constexpr):
+    """The distances of scores; infinite for what is impossible."""
+    if IS_TYPICAL:
+        return tl.abs((whole - (scores - highest)) - entropy)
+    else:
+        return highest - scores
+
+
+@triton.jit
+def _find_bin(MASSES, row, num_tiles, low, width, last, base, wanted, STEPS: tl.constexpr, TILES: tl.constexpr):
+    """The bin of sixteen in which the weight passes `wanted` (sixteen: in none), its ends, and the weight before it."""
+    tiles, steps = tl.arange(0, TILES), tl.arange(0, STEPS)
+    at = (row * num_tiles + tiles)[:, None] * STEPS + steps[None, :]
+    masses = tl.load(MASSES + at, mask=(tiles < num_tiles)[:, None], other=0.0)
+    reached = base + tl.sum(masses.to(tl.float64), 0)
+    number = tl.min(tl.where((reached >= wanted) & (reached > 0.0), steps, STEPS), 0)  # one token is kept at least
+    before = tl.where(number == 0, base, tl.sum(tl.where(steps == number - 1, reached, 0.0), 0))
+    high = tl.where(number == STEPS - 1, last, low + width * (number + 1))
+    return number, low + width * number, high, before
+
+
+@triton.jit
+def _weigh(
+    SCORES, SUMS, WANTED, ROWS, MASSES, COUNTS, BEFORE, V, row_stride, wanted_stride, num_tiles, far,
+    IS_TYPICAL: tl.constexpr, IS_FIRST: tl.constexpr, NUM: tl.constexpr, FACTS: tl.constexpr, STEPS: tl.constexpr,
+    TILE: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The weight (and number) of a tile's scores within sixteen distances, counted from where the last ones end."""
+    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = tile * TILE + tl.arange(0, TILE)
+    ROWS += row * FACTS
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
+    if IS_FIRST:
+        highest, lowest, whole, entropy, _, total = _join_sums(SUMS, row, num_tiles, NUM, TILES)
+        low = tl.zeros((), tl.float32) - 1.0  # below every distance
+        last = tl.maximum(
+            _measure(highest, highest, whole, entropy, IS_TYPICAL),
+            _measure(lowest, highest, whole, entropy, IS_TYPICAL),
+        )
+        # On a grid, so that sums of it are exact, and every program finds the same ends of bins.
+        width = tl.ceil((tl.minimum(last, far) + 1.0) * (1024.0 / STEPS)) / 1024.0
+        if tile == 0:
+            tl.store(ROWS, highest.to(tl.float64))
+            tl.store(ROWS + 1, whole.to(tl.float64))
+            tl.store(ROWS + 2, entropy.to(tl.float64))
+            tl.store(ROWS + 3, tl.load(WANTED + row * wanted_stride).to(tl.float64) * total)
+            tl.store(ROWS + 4, last.to(tl.float64))
+            tl.store(ROWS + 5, width.to(tl.float64))
+    else:
+        highest, whole = tl.load(ROWS).to(tl.float32), tl.load(ROWS + 1).to(tl.float32)
+        entropy, wanted = tl.load(ROWS + 2).to(tl.float32), tl.load(ROWS + 3)
+        last, width = tl.load(ROWS + 4).to(tl.float32), tl.load(ROWS + 5).to(tl.float32)
+        number, low, last, before = _find_bin(
+            BEFORE, row, num_tiles, tl.zeros((), tl.float32) - 1.0, width, last, tl.zeros((), tl.float64), wanted,
+            STEPS, TILES,
+        )  # fmt: skip
+        width = width / STEPS
+        if tile == 0:
+            tl.store(ROWS + 6, tl.where(number < STEPS, low, float("inf")).to(tl.float64))
+            tl.store(ROWS + 7, last.to(tl.float64))
+            tl.store(ROWS + 8, before)
+    distance = _measure(scores, highest, whole, entropy, IS_TYPICAL)
+    is_there = (scores > float("-inf")) & (distance > low)
+    weights = tl.where(is_there, tl.exp(scores - highest), 0.0)
+    at = (row * num_tiles + tile) * STEPS
+    for step in range(STEPS):
+        limit = tl.where(step == STEPS - 1, last, low + width * (step + 1))
+        is_near = is_there & (distance <= limit)
+        tl.store(MASSES + at + step, tl.sum(tl.where(is_near, weights, 0.0), 0))
+        if not IS_FIRST:
+            tl.store(COUNTS + at + step, tl.sum(is_near.to(tl.int32), 0))
+
+
+@triton.jit
+def _gather(
+    SCORES, ROWS, MASSES, COUNTS, FOUND, TOKENS, V, row_stride, num_tiles,
+    IS_TYPICAL: tl.constexpr, FACTS: tl.constexpr, STEPS: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
+    ROOM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Write down the scores of the bin in which the weight is reached, in the order of their tokens."""
+    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    tiles, steps = tl.arange(0, TILES), tl.arange(0, STEPS)
+    token = tile * TILE + tl.arange(0, TILE)
+    ROWS += row * FACTS
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    highest, whole = tl.load(ROWS).to(tl.float32), tl.load(ROWS + 1).to(tl.float32)
+    entropy, wanted = tl.load(ROWS + 2).to(tl.float32), tl.load(ROWS + 3)
+    width, first_low = tl.load(ROWS + 5).to(tl.float32) / STEPS, tl.load(ROWS + 6).to(tl.float32)
+    last, base = tl.load(ROWS + 7).to(tl.float32), tl.load(ROWS + 8)
+    number, low, high, before = _find_bin(MASSES, row, num_tiles, first_low, width, last, base, wanted, STEPS, TILES)
+    at = (row * num_tiles + tiles)[:, None] * STEPS + steps[None, :]
+    counts = tl.load(COUNTS + at, mask=(tiles < num_tiles)[:, None], other=0)
+    is_last, is_before = (steps == number)[None, :], (steps == number - 1)[None, :]
+    own = tl.sum(tl.where(is_last, counts, tl.where(is_before, -counts, 0)), 1)  # (tiles,): members of the bin
+    first, num_found = tl.sum(tl.where(tiles < tile, own, 0), 0), tl.sum(own, 0)
+    is_reached = (first_low < float("inf")) & (number < STEPS)
+    if tile == 0:
+        tl.store(ROWS + 9, low.to(tl.float64))
+        tl.store(ROWS + 10, high.to(tl.float64))
+        tl.store(ROWS + 11, before)
+        tl.store(ROWS + 12, tl.where(is_reached, num_found, -1).to(tl.float64))
+    if is_reached & (num_found <= ROOM):
+        scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
+        distance = _measure(scores, highest, whole, entropy, IS_TYPICAL)
+        is_in = (scores > float("-inf")) & (distance > low) & (distance <= high)
+        place = first + tl.cumsum(is_in.to(tl.int32), 0) - 1
+        tl.store(FOUND + row * ROOM + place, scores, mask=is_in)
+        tl.store(TOKENS + row * ROOM + place, token, mask=is_in)
+
+
+@triton.jit
+def _weigh_chunk(
+    SCORES, first, count, highest, whole, entropy, low, IS_TYPICAL: tl.constexpr, CHUNK: tl.constexpr
+):  # fmt: skip
+    """Distances and weights of some of `count` scores; infinite and nothing if they are not beyond `low`."""
+    at = first + tl.arange(0, CHUNK)
+    scores = tl.load(SCORES + at, mask=at < count, other=float("-inf"))
+    distance = _measure(scores, highest, whole, entropy, IS_TYPICAL)
+    is_in = (scores > float("-inf")) & (distance > low)
+    weight = tl.where(is_in, tl.exp(scores - highest), 0.0).to(tl.float64)
+    return tl.where(is_in, distance, float("inf")), weight
+
+
+@triton.jit
+def _search(
+    SCORES, TOKENS, ROWS, CUT, LAST, count, IS_TYPICAL: tl.constexpr, IS_LISTED: tl.constexpr, CHUNK: tl.constexpr
+):  # fmt: skip
+    """The least distance within which scores reach a row's weight, by bisection; and the last token that is kept of
+    those at that distance. If they are listed, one chunk holds all of them."""
+    highest, whole = tl.load(ROWS).to(tl.float32), tl.load(ROWS + 1).to(tl.float32)
+    entropy, wanted = tl.load(ROWS + 2).to(tl.float32), tl.load(ROWS + 3)
+    low, high = tl.load(ROWS + 9).to(tl.float32), tl.load(ROWS + 10).to(tl.float32)
+    before = tl.load(ROWS + 11)
+    # Distances are at least 0: their bits have their order.
+    least = tl.where(low < 0.0, -1, tl.maximum(low, 0.0).to(tl.int32, bitcast=True))
+    most = tl.maximum(high, 0.0).to(tl.int32, bitcast=True)
+    if IS_LISTED:
+        distance, weight = _weigh_chunk(SCORES, 0, count, highest, whole, entropy, low, IS_TYPICAL, CHUNK)
+    while most - least > 1:
+        middle = least + (most - least) // 2
+        limit = middle.to(tl.float32, bitcast=True)
+        if IS_LISTED:
+            reached = tl.sum(tl.where(distance <= limit, weight, 0.0), 0)
+        else:
+            parts = tl.zeros((CHUNK,), tl.float64)
+            for first in range(0, count, CHUNK):
+                far, each = _weigh_chunk(SCORES, first, count, highest, whole, entropy, low, IS_TYPICAL, CHUNK)
+                parts += tl.where(far <= limit, each, 0.0)
+            reached = tl.sum(parts, 0)
+        reached += before
+        is_enough = (reached >= wanted) & (reached > 0.0)
+        most = tl.where(is_enough, middle, most)
+        least = tl.where(is_enough, least, middle)
+    cut = most.to(tl.float32, bitcast=True)
+    tl.store(CUT, cut)
+    if not IS_TYPICAL:  # of equal scores only as many are kept as are needed, the first ones
+        parts = tl.zeros((CHUNK,), tl.float64)
+        share = tl.zeros((), tl.float64)
+        for first in range(0, count, CHUNK):
+            far, each = _weigh_chunk(SCORES, first, count, highest, whole, entropy, low, IS_TYPICAL, CHUNK)
+            parts += tl.where(far < cut, each, 0.0)
+            share = tl.maximum(share, tl.max(tl.where(far == cut, each, 0.0), 0))
+        missing = wanted - before - tl.sum(parts, 0)
+        num_kept = tl.where(share > 0.0, tl.ceil(missing / share), 1.0)
+        num_kept = tl.maximum(num_kept, 1.0).to(tl.int32)
+        num_before, last = tl.zeros((), tl.int32), tl.zeros((), tl.int32)
+        for first in range(0, count, CHUNK):
+            far, _ = _weigh_chunk(SCORES, first, count, highest, whole, entropy, low, IS_TYPICAL, CHUNK)
+            at = first + tl.arange(0, CHUNK)
+            if IS_LISTED:
+                token = tl.load(TOKENS + at, mask=at < count, other=0)
+            else:
+                token = at
+            is_tie = (far == cut).to(tl.int32)
+            is_kept = (is_tie > 0) & (num_before + tl.cumsum(is_tie, 0) <= num_kept)
+            last = tl.maximum(last, tl.max(tl.where(is_kept, token, 0), 0))
+            num_before += tl.sum(is_tie, 0)
+        tl.store(LAST, last)
+
+
+@triton.jit
+def _find(
+    SCORES, FOUND, TOKENS, ROWS, CUTS, LASTS, V, row_stride,
+    IS_TYPICAL: tl.constexpr, FACTS: tl.constexpr, ROOM: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Where a row is cut: everything farther goes, and of what is as far, tokens after the last."""
+    row = tl.program_id(0).to(tl.int64)
+    ROWS += row * FACTS
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    num_found = tl.load(ROWS + 12).to(tl.int32)
+    if num_found < 0:
+        tl.store(CUTS + row, float("inf"))
+        tl.store(LASTS + row, V)
+    elif num_found <= ROOM:
+        _search(
+            FOUND + row * ROOM, TOKENS + row * ROOM, ROWS, CUTS + row, LASTS + row, num_found, IS_TYPICAL, True, ROOM
+        )
+    else:
+        _search(SCORES + row * row_stride, TOKENS, ROWS, CUTS + row, LASTS + row, V, IS_TYPICAL, False, CHUNK)
+
+
+@triton.jit
+def _cut_beyond(
+    SCORES, OUT, ROWS, CUTS, LASTS, V, row_stride, filler,
+    IS_TYPICAL: tl.constexpr, FACTS: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = tile * TILE + tl.arange(0, TILE)
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    ROWS += row * FACTS
+    highest, whole = tl.load(ROWS).to(tl.float32), tl.load(ROWS + 1).to(tl.float32)
+    entropy, cut = tl.load(ROWS + 2).to(tl.float32), tl.load(CUTS + row)
+    scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
+    distance = _measure(scores, highest, whole, entropy, IS_TYPICAL)
+    is_far = distance > cut
+    if not IS_TYPICAL:
+        is_far = is_far | ((distance == cut) & (token > tl.load(LASTS + row)))
+    tl.store(OUT + row * V + token, tl.where(is_far, filler, scores), mask=token < V)
+
+
+def cut_beyond(scores: torch.Tensor, mass: torch.Tensor, filler: float, *, is_typical: bool) -> torch.Tensor:
+    """The scores (rows, vocab) float32 with all but the nearest of each row, which reach `mass`, at `filler`.
+
+    The nearest are the likeliest, and the first of equals; or, if `is_typical`, those whose surprise is nearest to the
+    entropy. `mass` is (rows or 1, 1), float32 or float64; a row that does not reach it stays as it is.
+    """
+    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    rows, vocab = scores.shape
+    tiles, device = triton.cdiv(vocab, TILE), scores.device
+    out = torch.empty(rows, vocab, dtype=scores.dtype, device=device)
+    sizes = [rows * tiles * SUMS, rows * tiles * STEPS, rows * tiles * STEPS, rows * ROOM, rows]
+    sums, masses, finer, found, cuts = torch.empty(sum(sizes), dtype=torch.float32, device=device).split(sizes)
+    numbers = [rows * tiles * STEPS, rows * ROOM, rows]
+    counts, tokens, lasts = torch.empty(sum(numbers), dtype=torch.int32, device=device).split(numbers)
+    facts = torch.empty(rows * FACTS, dtype=torch.float64, device=device)
+    options = launch_options()
+    wide = {"TILE": TILE, "TILES": max(2, triton.next_power_of_2(tiles)), "num_warps": WARPS, **options}
+    _sum(scores, sums, tiles)
+    stride, mass_stride = scores.stride(0), 0 if len(mass) == 1 else 1
+    for is_first, into, before in ((True, masses, finer), (False, finer, masses)):
+        launch(
+            _weigh,
+            (rows, tiles),
+            scores,
+            sums,
+            mass,
+            facts,
+            into,
+            counts,
+            before,
+            vocab,
+            stride,
+            mass_stride,
+            tiles,
+            FAR,
+            IS_TYPICAL=is_typical,
+            IS_FIRST=is_first,
+            NUM=SUMS,
+            FACTS=FACTS,
+            STEPS=STEPS,
+            **wide,
+        )
+    launch(
+        _gather,
+        (rows, tiles),
+        scores,
+        facts,
+        finer,
+        counts,
+        found,
+        tokens,
+        vocab,
+        stride,
+        tiles,
+        IS_TYPICAL=is_typical,
+        FACTS=FACTS,
+        STEPS=STEPS,
+        ROOM=ROOM,
+        **wide,
+    )
+    launch(
+        _find,
+        (rows,),
+        scores,
+        found,
+        tokens,
+        facts,
+        cuts,
+        lasts,
+        vocab,
+        stride,
+        IS_TYPICAL=is_typical,
+        FACTS=FACTS,
+        ROOM=ROOM,
+        CHUNK=CHUNK,
+        num_warps=WARPS,
+        **options,
+    )
+    launch(
+        _cut_beyond,
+        (rows, tiles),
+        scores,
+        out,
+        facts,
+        cuts,
+        lasts,
+        vocab,
+        stride,
+        filler,
+        IS_TYPICAL=is_typical,
+        FACTS=FACTS,
+        TILE=TILE,
+        num_warps=WARPS,
+        **options,
+    )
+    return out
