@@ -86,9 +86,9 @@ def test_a_stream_emits_the_same_and_can_be_closed(request: Any) -> None:
     lm = load_model("llama")
     told: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 12, "eos_token_id": MANY_ENDS}
     model, ids = lm.model, torch.tensor(PROMPTS[:1])
-    expected = [emitted for emitted in unspool.stream(model, ids, **told)]
+    expected = list(unspool.stream(model, ids, **told))
     made = request.getfixturevalue("ahead")
-    assert [emitted for emitted in unspool.stream(model, ids, **told)] == expected
+    assert list(unspool.stream(model, ids, **told)) == expected
     stream = unspool.stream(model, ids, **told)
     next(stream)
     stream.close()

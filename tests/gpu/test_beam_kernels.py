@@ -101,3 +101,12 @@ def test_what_is_no_number_is_found_first(is_normalised: bool) -> None:
     _, beams, best = read_candidates(found.packed)
     assert beams[0] == [1] * 4 and all(one != one for one in best[0])
     assert not any(one != one for one in best[1])
+
+
+def test_infinite_scores_are_numbers() -> None:
+    settings = make_settings(2, 1)
+    scores = torch.randn(2, 300, generator=torch.Generator().manual_seed(1))
+    scores[1, 7] = INF  # as a bias makes them
+    found = choose(scores, torch.zeros(2), settings, is_normalised=True)
+    check(found, select_by_operators(scores, torch.zeros(2), torch.tensor([3]), settings))
+    assert read_candidates(found.packed)[2][0][0] == INF

@@ -22,6 +22,13 @@ MOST_RANKED: Final = 4_096  # candidates of all beams of a prompt
 
 
 @triton.jit
+def _tell(top, at):
+    """The number at an address that was found first: NaN and infinity are found alike."""
+    is_odd = top == float("inf")
+    return tl.where(is_odd, tl.load(at, mask=is_odd, other=0.0), top)
+
+
+@triton.jit
 def _rank_tiles(
     SCORES, PARTS, TOPS, TOKENS, V, row_stride,
     K: tl.constexpr, TILE: tl.constexpr, IS_NORMALISED: tl.constexpr, PDL: tl.constexpr,
@@ -42,7 +49,7 @@ def _rank_tiles(
         tl.store(PARTS + place * 2 + 1, tl.sum(tl.exp(scores - base), 0))
     for rank in range(K):
         top, found = tl.max(scores, 0, return_indices=True)
-        tl.store(TOPS + place * K + rank, top)
+        tl.store(TOPS + place * K + rank, _tell(top, SCORES + row * row_stride + tile * TILE + found))
         tl.store(TOKENS + place * K + rank, tile * TILE + found)
         scores = tl.where(at == found, float("-inf"), scores)
 
@@ -63,10 +70,10 @@ def _rank_rows(
     running = tl.load(RUNNING + row)
     first = row * num_tiles * K
     tops = tl.load(TOPS + first + at, mask=at < num_tiles * K, other=float("-inf"))
+    tops = tl.where(tops == tops, tops, float("inf"))
     for rank in range(K):
         top, place = tl.max(tops, 0, return_indices=True)
-        value = (top - total) + running
-        tl.store(VALUES + row * K + rank, tl.where(top < float("inf"), value, float("nan")))
+        tl.store(VALUES + row * K + rank, (_tell(top, TOPS + first + place) - total) + running)
         tl.store(FOUND + row * K + rank, tl.load(TOKENS + first + place))
         tops = tl.where(at == place, float("-inf"), tops)
 
@@ -89,7 +96,7 @@ def _choose(
     for rank in range(C):
         top, place = tl.max(values, 0, return_indices=True)
         is_this = order == rank
-        best = tl.where(is_this, tl.where(top < float("inf"), top, float("nan")), best)
+        best = tl.where(is_this, _tell(top, VALUES + first + place), best)
         token = tl.where(is_this, tl.load(FOUND + first + place), token)
         parent = tl.where(is_this, place // K, parent)
         values = tl.where(at == place, float("-inf"), values)

@@ -4,7 +4,7 @@ Rows are cut into tiles, one per program. `_sum_tiles` leaves what a row's highe
 deviation follow from; one more kernel compares every score with a floor that these give (`cut_below`).
 
 Typical sampling and top-p keep the tokens that are nearest to a score until they reach a probability. Where that is, is
-found by the weight within sixteen distances, then within sixteen between two of these (`_weigh`); what lies between the
+found by the weight within sixteen distances, then within sixteen between two of these (`_weigh`). What lies between the
 two that are left is gathered (`_gather`) and searched by one program per row (`_find`). If there is no room for it, that
 program searches the whole row: slower, with the same result.
 """
@@ -163,10 +163,10 @@ def _sum(scores: torch.Tensor, sums: torch.Tensor, tiles: int) -> None:
 @triton.jit
 def _measure(scores, highest, whole, entropy, IS_TYPICAL: tl.constexpr):
     """The distances of scores; infinite for what is impossible."""
+    distance = highest - scores
     if IS_TYPICAL:
-        return tl.abs((whole - (scores - highest)) - entropy)
-    else:
-        return highest - scores
+        distance = tl.abs((whole + distance) - entropy)
+    return distance
 
 
 @triton.jit
