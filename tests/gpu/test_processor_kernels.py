@@ -20,6 +20,7 @@ from unspool import (
     PresencePenaltyLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     TopALogitsWarper,
+    TopKLogitsWarper,
     TopNSigmaLogitsWarper,
     TopPLogitsWarper,
     TypicalLogitsWarper,
@@ -70,7 +71,7 @@ def test_typical(kind: str, vocab: int, mass: float) -> None:
     from unspool.kernels.gpu.sampling.cuts import cut_beyond
 
     scores = make_scores(kind, 2, vocab)
-    found = cut_beyond(scores.to(DEVICE), torch.full((1, 1), mass, device=DEVICE), -INF, is_typical=True).cpu()
+    found = cut_beyond(scores.to(DEVICE), torch.full((1, 1), mass, device=DEVICE), "typical", -INF).cpu()
     exact = scores.double()
     check_cut(found, scores, [TypicalLogitsWarper(mass * (1 + hair))(NO_IDS, exact) for hair in (-2e-6, 0.0, 2e-6)])
 
@@ -83,9 +84,21 @@ def test_top_p(kind: str, vocab: int, mass: float) -> None:
 
     scores = make_scores(kind, 2, vocab)
     given = torch.full((1, 1), mass, dtype=torch.float64, device=DEVICE)
-    found = cut_beyond(scores.to(DEVICE), given, -INF, is_typical=False).cpu()
+    found = cut_beyond(scores.to(DEVICE), given, "top_p", -INF).cpu()
     exact = scores.double()
     check_cut(found, scores, [TopPLogitsWarper(mass * (1 + hair))(NO_IDS, exact) for hair in (-2e-6, 0.0, 2e-6)])
+
+
+@pytest.mark.parametrize("k", [1, 7, 3_000])
+@pytest.mark.parametrize("vocab", VOCABS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_top_k(kind: str, vocab: int, k: int) -> None:
+    from unspool.kernels.gpu.sampling.cuts import cut_beyond
+
+    scores = make_scores(kind, 3, vocab)
+    counts = torch.tensor([[k], [2], [0]], device=DEVICE)
+    found = cut_beyond(scores.to(DEVICE), counts, "top_k", -INF).cpu()
+    assert torch.equal(found, TopKLogitsWarper([k, 2, 0])(NO_IDS, scores))
 
 
 def test_one_mass_per_row_and_rows_that_stay() -> None:
@@ -95,8 +108,8 @@ def test_one_mass_per_row_and_rows_that_stay() -> None:
     scores[2] = -INF
     scores[3, 7] = float("nan")
     mass = torch.tensor([[0.5], [2.0], [0.9], [0.9]], device=DEVICE)
-    for is_typical in (True, False):
-        found = cut_beyond(scores.to(DEVICE), mass, -INF, is_typical=is_typical).cpu()
+    for kind in ("typical", "top_p"):
+        found = cut_beyond(scores.to(DEVICE), mass, kind, -INF).cpu()
         assert 1 < int((found[0] > -INF).sum()) < 5_000
         assert torch.equal(found[1], scores[1]) and torch.equal(found[2], scores[2])
         assert torch.isnan(found[3, 7])

@@ -53,6 +53,10 @@ class TopKLogitsWarper(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores with all but the top k of each row set to `filter_value`."""
+        if takes_kernels(scores):
+            from unspool.kernels.gpu.sampling.cuts import cut_beyond  # Triton is imported where a GPU is used
+
+            return cut_beyond(scores, self.column(scores), "top_k", self.filter_value)
         highest, _ = take_highest(scores, min(max(self.largest, 1), scores.shape[-1]))  # (rows, largest k)
         return scores.masked_fill(scores < self.find_threshold(scores, highest), self.filter_value)
 
@@ -106,7 +110,7 @@ class TopPLogitsWarper(LogitsProcessor):
         if self.min_tokens_to_keep == 1 and takes_kernels(scores):
             from unspool.kernels.gpu.sampling.cuts import cut_beyond  # Triton is imported where a GPU is used
 
-            return cut_beyond(scores, self.column(scores), self.filter_value, is_typical=False)
+            return cut_beyond(scores, self.column(scores), "top_p", self.filter_value)
         return self._cut_sorted(scores)
 
     def _cut_sorted(self, scores: torch.Tensor) -> torch.Tensor:
@@ -238,11 +242,15 @@ class TopALogitsWarper(LogitsProcessor):
         """The scores with all that is too unlikely set to `filter_value`."""
         exact = exact_dtype(scores)
         if takes_kernels(scores):
-            return _cut_below(scores, self._below.column(scores, exact), "top_a", self.filter_value)
+            return _cut_below(scores, self.column(scores), "top_a", self.filter_value)
         highest = scores.amax(dim=-1, keepdim=True).to(exact)
         whole = torch.logsumexp(scores.to(exact), dim=-1, keepdim=True)
-        threshold = 2 * highest - whole + self._below.column(scores, exact)  # (rows, 1)
+        threshold = 2 * highest - whole + self.column(scores)  # (rows, 1)
         return scores.masked_fill(scores < threshold, self.filter_value)
+
+    def column(self, scores: torch.Tensor) -> torch.Tensor:
+        """The logarithm of the share: (rows, 1), or (1, 1) for all rows."""
+        return self._below.column(scores, exact_dtype(scores))
 
 
 class TopNSigmaLogitsWarper(LogitsProcessor):

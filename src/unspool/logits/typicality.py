@@ -44,7 +44,7 @@ class TypicalLogitsWarper(LogitsProcessor):
         if self.min_tokens_to_keep == 1 and takes_kernels(scores):
             from unspool.kernels.gpu.sampling.cuts import cut_beyond  # Triton is imported where a GPU is used
 
-            return cut_beyond(scores, self._mass.column(scores), self.filter_value, is_typical=True)
+            return cut_beyond(scores, self.column(scores), "typical", self.filter_value)
         logprobs = scores.log_softmax(dim=-1)  # (rows, vocab)
         probabilities = logprobs.exp()
         entropy = torch.special.entr(probabilities).sum(dim=-1, keepdim=True)  # (rows, 1)
@@ -62,6 +62,10 @@ class TypicalLogitsWarper(LogitsProcessor):
         if self.min_tokens_to_keep > 1:
             is_far = is_far.scatter(-1, order[:, : self.min_tokens_to_keep], False)
         return scores.masked_fill(is_far, self.filter_value)
+
+    def column(self, scores: torch.Tensor) -> torch.Tensor:
+        """What is to be reached, 2 if nothing is cut: (rows, 1), or (1, 1) for all rows."""
+        return self._mass.column(scores)
 
 
 class EpsilonLogitsWarper(LogitsProcessor):
@@ -93,7 +97,7 @@ class EpsilonLogitsWarper(LogitsProcessor):
         if self.min_tokens_to_keep == 1 and takes_kernels(scores):
             from unspool.kernels.gpu.sampling.cuts import cut_below  # Triton is imported where a GPU is used
 
-            return cut_below(scores, self._log.column(scores), self._kind, self.filter_value)
+            return cut_below(scores, self.column(scores), self._kind, self.filter_value)
         exact = exact_dtype(scores)
         floor = self._find_floor(scores.to(exact))  # (rows, 1), as a log-probability
         threshold = floor + torch.logsumexp(scores.to(exact), dim=-1, keepdim=True)
@@ -101,8 +105,12 @@ class EpsilonLogitsWarper(LogitsProcessor):
         highest = scores.amax(-1, keepdim=True) if few == 1 else torch.topk(scores, few).values[:, -1:]
         return scores.masked_fill(scores < torch.minimum(threshold, highest.to(exact)), self.filter_value)
 
-    def _find_floor(self, scores: torch.Tensor) -> torch.Tensor:
+    def column(self, scores: torch.Tensor) -> torch.Tensor:
+        """The logarithm of epsilon: (rows, 1), or (1, 1) for all rows."""
         return self._log.column(scores)
+
+    def _find_floor(self, scores: torch.Tensor) -> torch.Tensor:
+        return self.column(scores)
 
 
 class EtaLogitsWarper(EpsilonLogitsWarper):
@@ -122,7 +130,7 @@ class EtaLogitsWarper(EpsilonLogitsWarper):
 
     def _find_floor(self, scores: torch.Tensor) -> torch.Tensor:
         entropy = torch.special.entr(scores.softmax(dim=-1)).sum(dim=-1, keepdim=True)  # (rows, 1)
-        log = self._log.column(scores)
+        log = self.column(scores)
         return torch.minimum(log, log / 2 - entropy)
 
 

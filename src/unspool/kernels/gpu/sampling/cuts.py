@@ -3,10 +3,10 @@
 Rows are cut into tiles, one per program. `_sum_tiles` leaves what a row's highest score, log-sum-exp, entropy and
 deviation follow from; one more kernel compares every score with a floor that these give (`cut_below`).
 
-Typical sampling and top-p keep the tokens that are nearest to a score until they reach a probability. Where that is, is
-found by the weight within sixteen distances, then within sixteen between two of these (`_weigh`). What lies between the
-two that are left is gathered (`_gather`) and searched by one program per row (`_find`). If there is no room for it, that
-program searches the whole row: slower, with the same result.
+Typical sampling, top-p and top-k keep the tokens that are nearest to a score until they reach a probability, or a
+number (`cut_beyond`). Where that is, is found by the weight within sixteen distances, then within sixteen between two of
+these (`_weigh`). What lies between the two that are left is gathered (`_gather`) and searched by one program per row
+(`_find`). If there is no room for it, that program searches the whole row: slower, with the same result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ ROOM: Final = 4_096  # scores that are gathered
 CHUNK: Final = 4_096  # scores that the last program reads at once
 WARPS: Final = 8
 
-KINDS: Final = ("epsilon", "eta", "min_p", "top_a", "sigma")
+KINDS: Final = ("epsilon", "eta", "min_p", "top_a", "sigma")  # of `cut_below`
+NEAREST: Final = ("top_p", "typical", "top_k")  # of `cut_beyond`
 
 
 @triton.jit
@@ -161,12 +162,21 @@ def _sum(scores: torch.Tensor, sums: torch.Tensor, tiles: int) -> None:
 
 
 @triton.jit
-def _measure(scores, highest, whole, entropy, IS_TYPICAL: tl.constexpr):
+def _measure(scores, highest, whole, entropy, KIND: tl.constexpr):
     """The distances of scores; infinite for what is impossible."""
     distance = highest - scores
-    if IS_TYPICAL:
+    if KIND == 1:
         distance = tl.abs((whole + distance) - entropy)
     return distance
+
+
+@triton.jit
+def _weigh_scores(scores, highest, is_there, KIND: tl.constexpr):
+    """What scores count for: their exponential, or one."""
+    weights = tl.where(is_there, 1.0, 0.0)
+    if KIND < 2:
+        weights = tl.where(is_there, tl.exp(scores - highest), 0.0)
+    return weights
 
 
 @triton.jit
@@ -185,7 +195,7 @@ def _find_bin(MASSES, row, num_tiles, low, width, last, base, wanted, STEPS: tl.
 @triton.jit
 def _weigh(
     SCORES, SUMS, WANTED, ROWS, MASSES, COUNTS, BEFORE, V, row_stride, wanted_stride, num_tiles, far,
-    IS_TYPICAL: tl.constexpr, IS_FIRST: tl.constexpr, NUM: tl.constexpr, FACTS: tl.constexpr, STEPS: tl.constexpr,
+    KIND: tl.constexpr, IS_FIRST: tl.constexpr, NUM: tl.constexpr, FACTS: tl.constexpr, STEPS: tl.constexpr,
     TILE: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The weight (and number) of a tile's scores within sixteen distances, counted from where the last ones end."""
@@ -199,8 +209,8 @@ def _weigh(
         highest, lowest, whole, entropy, _, total = _join_sums(SUMS, row, num_tiles, NUM, TILES)
         low = tl.zeros((), tl.float32) - 1.0  # below every distance
         last = tl.maximum(
-            _measure(highest, highest, whole, entropy, IS_TYPICAL),
-            _measure(lowest, highest, whole, entropy, IS_TYPICAL),
+            _measure(highest, highest, whole, entropy, KIND),
+            _measure(lowest, highest, whole, entropy, KIND),
         )
         # On a grid, so that sums of it are exact, and every program finds the same ends of bins.
         width = tl.ceil((tl.minimum(last, far) + 1.0) * (1024.0 / STEPS)) / 1024.0
@@ -208,7 +218,12 @@ def _weigh(
             tl.store(ROWS, highest.to(tl.float64))
             tl.store(ROWS + 1, whole.to(tl.float64))
             tl.store(ROWS + 2, entropy.to(tl.float64))
-            tl.store(ROWS + 3, tl.load(WANTED + row * wanted_stride).to(tl.float64) * total)
+            wanted = tl.load(WANTED + row * wanted_stride).to(tl.float64)
+            if KIND == 2:
+                wanted = tl.where(wanted > 0.0, wanted, float("inf"))
+            else:
+                wanted = wanted * total
+            tl.store(ROWS + 3, wanted)
             tl.store(ROWS + 4, last.to(tl.float64))
             tl.store(ROWS + 5, width.to(tl.float64))
     else:
@@ -224,9 +239,9 @@ def _weigh(
             tl.store(ROWS + 6, tl.where(number < STEPS, low, float("inf")).to(tl.float64))
             tl.store(ROWS + 7, last.to(tl.float64))
             tl.store(ROWS + 8, before)
-    distance = _measure(scores, highest, whole, entropy, IS_TYPICAL)
+    distance = _measure(scores, highest, whole, entropy, KIND)
     is_there = (scores > float("-inf")) & (distance > low)
-    weights = tl.where(is_there, tl.exp(scores - highest), 0.0)
+    weights = _weigh_scores(scores, highest, is_there, KIND)
     at = (row * num_tiles + tile) * STEPS
     for step in range(STEPS):
         limit = tl.where(step == STEPS - 1, last, low + width * (step + 1))
@@ -239,7 +254,7 @@ def _weigh(
 @triton.jit
 def _gather(
     SCORES, ROWS, MASSES, COUNTS, FOUND, TOKENS, V, row_stride, num_tiles,
-    IS_TYPICAL: tl.constexpr, FACTS: tl.constexpr, STEPS: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
+    KIND: tl.constexpr, FACTS: tl.constexpr, STEPS: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
     ROOM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Write down the scores of the bin in which the weight is reached, in the order of their tokens."""
@@ -267,7 +282,7 @@ def _gather(
         tl.store(ROWS + 12, tl.where(is_reached, num_found, -1).to(tl.float64))
     if is_reached & (num_found <= ROOM):
         scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
-        distance = _measure(scores, highest, whole, entropy, IS_TYPICAL)
+        distance = _measure(scores, highest, whole, entropy, KIND)
         is_in = (scores > float("-inf")) & (distance > low) & (distance <= high)
         place = first + tl.cumsum(is_in.to(tl.int32), 0) - 1
         tl.store(FOUND + row * ROOM + place, scores, mask=is_in)
@@ -276,20 +291,20 @@ def _gather(
 
 @triton.jit
 def _weigh_chunk(
-    SCORES, first, count, highest, whole, entropy, low, IS_TYPICAL: tl.constexpr, CHUNK: tl.constexpr
+    SCORES, first, count, highest, whole, entropy, low, KIND: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip
     """Distances and weights of some of `count` scores; infinite and nothing if they are not beyond `low`."""
     at = first + tl.arange(0, CHUNK)
     scores = tl.load(SCORES + at, mask=at < count, other=float("-inf"))
-    distance = _measure(scores, highest, whole, entropy, IS_TYPICAL)
+    distance = _measure(scores, highest, whole, entropy, KIND)
     is_in = (scores > float("-inf")) & (distance > low)
-    weight = tl.where(is_in, tl.exp(scores - highest), 0.0).to(tl.float64)
+    weight = _weigh_scores(scores, highest, is_in, KIND).to(tl.float64)
     return tl.where(is_in, distance, float("inf")), weight
 
 
 @triton.jit
 def _search(
-    SCORES, TOKENS, ROWS, CUT, LAST, count, IS_TYPICAL: tl.constexpr, IS_LISTED: tl.constexpr, CHUNK: tl.constexpr
+    SCORES, TOKENS, ROWS, CUT, LAST, count, KIND: tl.constexpr, IS_LISTED: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip
     """The least distance within which scores reach a row's weight, by bisection; and the last token that is kept of
     those at that distance. If they are listed, one chunk holds all of them."""
@@ -301,7 +316,7 @@ def _search(
     least = tl.where(low < 0.0, -1, tl.maximum(low, 0.0).to(tl.int32, bitcast=True))
     most = tl.maximum(high, 0.0).to(tl.int32, bitcast=True)
     if IS_LISTED:
-        distance, weight = _weigh_chunk(SCORES, 0, count, highest, whole, entropy, low, IS_TYPICAL, CHUNK)
+        distance, weight = _weigh_chunk(SCORES, 0, count, highest, whole, entropy, low, KIND, CHUNK)
     while most - least > 1:
         middle = least + (most - least) // 2
         limit = middle.to(tl.float32, bitcast=True)
@@ -310,7 +325,7 @@ def _search(
         else:
             parts = tl.zeros((CHUNK,), tl.float64)
             for first in range(0, count, CHUNK):
-                far, each = _weigh_chunk(SCORES, first, count, highest, whole, entropy, low, IS_TYPICAL, CHUNK)
+                far, each = _weigh_chunk(SCORES, first, count, highest, whole, entropy, low, KIND, CHUNK)
                 parts += tl.where(far <= limit, each, 0.0)
             reached = tl.sum(parts, 0)
         reached += before
@@ -319,11 +334,11 @@ def _search(
         least = tl.where(is_enough, least, middle)
     cut = most.to(tl.float32, bitcast=True)
     tl.store(CUT, cut)
-    if not IS_TYPICAL:  # of equal scores only as many are kept as are needed, the first ones
+    if KIND == 0:  # of equal scores only as many are kept as are needed, the first ones
         parts = tl.zeros((CHUNK,), tl.float64)
         share = tl.zeros((), tl.float64)
         for first in range(0, count, CHUNK):
-            far, each = _weigh_chunk(SCORES, first, count, highest, whole, entropy, low, IS_TYPICAL, CHUNK)
+            far, each = _weigh_chunk(SCORES, first, count, highest, whole, entropy, low, KIND, CHUNK)
             parts += tl.where(far < cut, each, 0.0)
             share = tl.maximum(share, tl.max(tl.where(far == cut, each, 0.0), 0))
         missing = wanted - before - tl.sum(parts, 0)
@@ -331,7 +346,7 @@ def _search(
         num_kept = tl.maximum(num_kept, 1.0).to(tl.int32)
         num_before, last = tl.zeros((), tl.int32), tl.zeros((), tl.int32)
         for first in range(0, count, CHUNK):
-            far, _ = _weigh_chunk(SCORES, first, count, highest, whole, entropy, low, IS_TYPICAL, CHUNK)
+            far, _ = _weigh_chunk(SCORES, first, count, highest, whole, entropy, low, KIND, CHUNK)
             at = first + tl.arange(0, CHUNK)
             if IS_LISTED:
                 token = tl.load(TOKENS + at, mask=at < count, other=0)
@@ -347,7 +362,7 @@ def _search(
 @triton.jit
 def _find(
     SCORES, FOUND, TOKENS, ROWS, CUTS, LASTS, V, row_stride,
-    IS_TYPICAL: tl.constexpr, FACTS: tl.constexpr, ROOM: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
+    KIND: tl.constexpr, FACTS: tl.constexpr, ROOM: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Where a row is cut: everything farther goes, and of what is as far, tokens after the last."""
     row = tl.program_id(0).to(tl.int64)
@@ -360,16 +375,16 @@ def _find(
         tl.store(LASTS + row, V)
     elif num_found <= ROOM:
         _search(
-            FOUND + row * ROOM, TOKENS + row * ROOM, ROWS, CUTS + row, LASTS + row, num_found, IS_TYPICAL, True, ROOM
+            FOUND + row * ROOM, TOKENS + row * ROOM, ROWS, CUTS + row, LASTS + row, num_found, KIND, True, ROOM
         )
     else:
-        _search(SCORES + row * row_stride, TOKENS, ROWS, CUTS + row, LASTS + row, V, IS_TYPICAL, False, CHUNK)
+        _search(SCORES + row * row_stride, TOKENS, ROWS, CUTS + row, LASTS + row, V, KIND, False, CHUNK)
 
 
 @triton.jit
 def _cut_beyond(
     SCORES, OUT, ROWS, CUTS, LASTS, V, row_stride, filler,
-    IS_TYPICAL: tl.constexpr, FACTS: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
+    KIND: tl.constexpr, FACTS: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = tile * TILE + tl.arange(0, TILE)
@@ -379,18 +394,19 @@ def _cut_beyond(
     highest, whole = tl.load(ROWS).to(tl.float32), tl.load(ROWS + 1).to(tl.float32)
     entropy, cut = tl.load(ROWS + 2).to(tl.float32), tl.load(CUTS + row)
     scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
-    distance = _measure(scores, highest, whole, entropy, IS_TYPICAL)
+    distance = _measure(scores, highest, whole, entropy, KIND)
     is_far = distance > cut
-    if not IS_TYPICAL:
+    if KIND == 0:
         is_far = is_far | ((distance == cut) & (token > tl.load(LASTS + row)))
     tl.store(OUT + row * V + token, tl.where(is_far, filler, scores), mask=token < V)
 
 
-def cut_beyond(scores: torch.Tensor, mass: torch.Tensor, filler: float, *, is_typical: bool) -> torch.Tensor:
-    """The scores (rows, vocab) float32 with all but the nearest of each row, which reach `mass`, at `filler`.
+def cut_beyond(scores: torch.Tensor, wanted: torch.Tensor, kind: str, filler: float) -> torch.Tensor:
+    """The scores (rows, vocab) float32 with all but the nearest of each row at `filler`.
 
-    The nearest are the likeliest, and the first of equals; or, if `is_typical`, those whose surprise is nearest to the
-    entropy. `mass` is (rows or 1, 1), float32 or float64; a row that does not reach it stays as it is.
+    Nearest are the highest, until they reach a probability ("top_p", of equals the first ones) or a number ("top_k",
+    all equals, 0 for all scores); or those whose surprise is nearest to the entropy, until they reach a probability
+    ("typical"). `wanted` is (rows or 1, 1); a row that does not reach it stays as it is.
     """
     scores = scores if scores.stride(1) == 1 else scores.contiguous()
     rows, vocab = scores.shape
@@ -404,24 +420,24 @@ def cut_beyond(scores: torch.Tensor, mass: torch.Tensor, filler: float, *, is_ty
     options = launch_options()
     wide = {"TILE": TILE, "TILES": max(2, triton.next_power_of_2(tiles)), "num_warps": WARPS, **options}
     _sum(scores, sums, tiles)
-    stride, mass_stride = scores.stride(0), 0 if len(mass) == 1 else 1
+    stride, wanted_stride = scores.stride(0), 0 if len(wanted) == 1 else 1
     for is_first, into, before in ((True, masses, finer), (False, finer, masses)):
         launch(
             _weigh,
             (rows, tiles),
             scores,
             sums,
-            mass,
+            wanted,
             facts,
             into,
             counts,
             before,
             vocab,
             stride,
-            mass_stride,
+            wanted_stride,
             tiles,
             FAR,
-            IS_TYPICAL=is_typical,
+            KIND=NEAREST.index(kind),
             IS_FIRST=is_first,
             NUM=SUMS,
             FACTS=FACTS,
@@ -440,7 +456,7 @@ def cut_beyond(scores: torch.Tensor, mass: torch.Tensor, filler: float, *, is_ty
         vocab,
         stride,
         tiles,
-        IS_TYPICAL=is_typical,
+        KIND=NEAREST.index(kind),
         FACTS=FACTS,
         STEPS=STEPS,
         ROOM=ROOM,
@@ -457,7 +473,7 @@ def cut_beyond(scores: torch.Tensor, mass: torch.Tensor, filler: float, *, is_ty
         lasts,
         vocab,
         stride,
-        IS_TYPICAL=is_typical,
+        KIND=NEAREST.index(kind),
         FACTS=FACTS,
         ROOM=ROOM,
         CHUNK=CHUNK,
@@ -475,7 +491,7 @@ def cut_beyond(scores: torch.Tensor, mass: torch.Tensor, filler: float, *, is_ty
         vocab,
         stride,
         filler,
-        IS_TYPICAL=is_typical,
+        KIND=NEAREST.index(kind),
         FACTS=FACTS,
         TILE=TILE,
         num_warps=WARPS,

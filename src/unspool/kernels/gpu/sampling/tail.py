@@ -1,4 +1,4 @@
-"""A sampling tail in two kernels: temperature, top-k, top-p, min-p and the draw, without a sort.
+"""A sampling tail in two kernels: temperature, top-k, top-p, min-p, further cuts and the draw, without a sort.
 
 The reference is `decoding.tails.draw_by_operators`, some twenty operators. Here the first kernel finds the maxima of
 groups of scores. The k-th largest score is no lower than the k-th largest maximum, so the second one, one program per
@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.sampling.tail_cuts import cut_candidates
 
 FEWEST_GROUPS: Final = 1_024  # if the vocabulary has as many tokens
 LARGEST_GROUP: Final = 128
@@ -38,6 +39,11 @@ class TailSettings:
     top_p: torch.Tensor | None = None  # float64: a token is kept while the tokens above it sum to less
     fewest: int = 1  # the fewest tokens that top-p keeps
     min_p: torch.Tensor | None = None  # float32: logarithms
+    # Cut after these, in this order, float32: logarithms, but for `typical`, which is a probability.
+    top_a: torch.Tensor | None = None
+    typical: torch.Tensor | None = None
+    epsilon: torch.Tensor | None = None
+    eta: torch.Tensor | None = None
 
 
 @triton.jit
@@ -150,10 +156,41 @@ def _find_cut(
 
 
 @triton.jit
+def _sum_kept(
+    SCORES, GROUPS, V, G, num_chosen, temperature, highest, cut, num_equal, floor, center, limit,
+    STRIPS: tl.constexpr, RUN: tl.constexpr, COLUMNS: tl.constexpr, IS_TEMPERED: tl.constexpr,
+):  # fmt: skip
+    """Log-sum-exp, entropy and highest, relative to the highest of all, of a row's scores that are kept: those above
+    `cut` and `num_equal` of those at it, if they are at least `floor` and within `limit` of a center."""
+    weights, products = tl.zeros((COLUMNS,), tl.float64), tl.zeros((COLUMNS,), tl.float64)
+    tops = tl.full((COLUMNS,), float("-inf"), tl.float32)
+    for strip in range(STRIPS):
+        for first in range(0, num_chosen * RUN, COLUMNS):
+            column = first + tl.arange(0, COLUMNS)
+            value, _ = _load(SCORES, GROUPS, V, G, num_chosen, temperature, strip, column, RUN, IS_TEMPERED)
+            below = value - highest
+            is_in = (value > cut) & (value >= floor) & (tl.abs(center - below) <= limit)
+            weight = tl.where(is_in, tl.exp(below), 0.0).to(tl.float64)
+            weights += weight
+            products += weight * tl.where(is_in, below, 0.0)
+            tops = tl.maximum(tops, tl.where(is_in, below, float("-inf")))
+    below = cut - highest
+    is_in = (cut >= floor) & (cut > float("-inf")) & (num_equal > 0) & (tl.abs(center - below) <= limit)
+    weight = tl.where(is_in, tl.exp(below) * num_equal, 0.0).to(tl.float64)
+    total = tl.sum(weights, 0) + weight
+    product = tl.sum(products, 0) + weight * tl.where(is_in, below, 0.0)
+    whole = tl.log(total)
+    top = tl.maximum(tl.max(tops, 0), tl.where(is_in, below, float("-inf")))
+    return whole.to(tl.float32), (whole - product / total).to(tl.float32), top
+
+
+@triton.jit
 def _draw_slowly(
     SCORES, GROUPS, V, G, num_chosen, temperature, highest, bound, k, top_p, fewest, floor, uniform,
+    top_a, typical, epsilon, eta,
     STRIPS: tl.constexpr, RUN: tl.constexpr, COLUMNS: tl.constexpr, IS_TEMPERED: tl.constexpr,
-    HAS_TOP_P: tl.constexpr,
+    HAS_TOP_P: tl.constexpr, HAS_AFTER: tl.constexpr, HAS_TOP_A: tl.constexpr, HAS_TYPICAL: tl.constexpr,
+    HAS_EPSILON: tl.constexpr, HAS_ETA: tl.constexpr,
 ):  # fmt: skip
     """A row's token by passes over the chosen groups: bisection finds the thresholds, the first of ties are kept."""
     low = _find_cut(
@@ -180,6 +217,53 @@ def _draw_slowly(
             num_needed = tl.ceil((wanted - above) / tl.exp(cut - highest).to(tl.float64))
             num_needed = tl.where(wanted > above, num_needed, 0.0).to(tl.int32)
             num_ties = tl.maximum(num_needed, fewest - num_above)
+    center, limit = 0.0, float("inf")
+    if HAS_AFTER:
+        num_reaching, _ = _weigh(
+            SCORES, GROUPS, V, G, num_chosen, temperature, highest, cut, STRIPS, RUN, COLUMNS, IS_TEMPERED
+        )
+        num_above, _ = _weigh(
+            SCORES, GROUPS, V, G, num_chosen, temperature, highest, _unorder(low + 1),
+            STRIPS, RUN, COLUMNS, IS_TEMPERED,
+        )  # fmt: skip
+        num_equal = tl.minimum(num_ties, num_reaching - num_above)
+        if HAS_TOP_A:
+            whole, _, _ = _sum_kept(
+                SCORES, GROUPS, V, G, num_chosen, temperature, highest, cut, num_equal, floor, center, limit,
+                STRIPS, RUN, COLUMNS, IS_TEMPERED,
+            )  # fmt: skip
+            floor = tl.maximum(floor, highest + (top_a - whole))
+        if HAS_TYPICAL:
+            whole, entropy, _ = _sum_kept(
+                SCORES, GROUPS, V, G, num_chosen, temperature, highest, cut, num_equal, floor, center, limit,
+                STRIPS, RUN, COLUMNS, IS_TEMPERED,
+            )  # fmt: skip
+            center = whole - entropy
+            wanted = typical.to(tl.float64) * tl.exp(whole.to(tl.float64))
+            # Distances are at least 0: their bits have their order.
+            least, most = tl.full((), -1, tl.int32), tl.full((), 0x7F800000, tl.int32)
+            while most - least > 1:
+                middle = least + (most - least) // 2
+                reached, _, _ = _sum_kept(
+                    SCORES, GROUPS, V, G, num_chosen, temperature, highest, cut, num_equal, floor, center,
+                    middle.to(tl.float32, bitcast=True), STRIPS, RUN, COLUMNS, IS_TEMPERED,
+                )  # fmt: skip
+                is_enough = tl.exp(reached.to(tl.float64)) >= wanted
+                most = tl.where(is_enough, middle, most)
+                least = tl.where(is_enough, least, middle)
+            limit = most.to(tl.float32, bitcast=True)
+        if HAS_EPSILON:
+            whole, _, top = _sum_kept(
+                SCORES, GROUPS, V, G, num_chosen, temperature, highest, cut, num_equal, floor, center, limit,
+                STRIPS, RUN, COLUMNS, IS_TEMPERED,
+            )  # fmt: skip
+            floor = tl.maximum(floor, highest + tl.minimum(epsilon + whole, top))
+        if HAS_ETA:
+            whole, entropy, top = _sum_kept(
+                SCORES, GROUPS, V, G, num_chosen, temperature, highest, cut, num_equal, floor, center, limit,
+                STRIPS, RUN, COLUMNS, IS_TEMPERED,
+            )  # fmt: skip
+            floor = tl.maximum(floor, highest + tl.minimum(tl.minimum(eta, eta / 2.0 - entropy) + whole, top))
     total = tl.zeros((), tl.float64)
     chosen = tl.full((), -1, tl.int64)
     is_open = tl.full((), 1, tl.int32)
@@ -194,6 +278,8 @@ def _draw_slowly(
                 is_tie = (value == cut).to(tl.int32)
                 is_kept = (value > cut) | ((is_tie > 0) & (num_before + tl.cumsum(is_tie, 0) <= num_ties))
                 is_kept = is_kept & (value >= floor) & (value > float("-inf"))
+                if HAS_TYPICAL:
+                    is_kept = is_kept & (tl.abs(center + (highest - value)) <= limit)
                 share = tl.where(is_kept, tl.exp(value.to(tl.float64) - highest.to(tl.float64)), 0.0)
                 passed = reached + tl.cumsum(share, 0)
                 drawn = tl.min(tl.where((share > 0.0) & (passed > target), token, V), 0)
@@ -209,9 +295,11 @@ def _draw_slowly(
 
 @triton.jit
 def _draw(
-    SCORES, TOPS, GROUPS, VALUES, TOKENS, UNIFORMS, TEMPERATURE, TOP_K, TOP_P, MIN_P, OUT,
-    V, G, row_stride, temperature_stride, k_stride, p_stride, min_p_stride, fewest,
-    IS_TEMPERED: tl.constexpr, HAS_TOP_P: tl.constexpr, HAS_MIN_P: tl.constexpr,
+    SCORES, TOPS, GROUPS, VALUES, TOKENS, UNIFORMS, TEMPERATURE, TOP_K, TOP_P, MIN_P, TOP_A, TYPICAL, EPSILON, ETA,
+    OUT, V, G, row_stride, temperature_stride, k_stride, p_stride, min_p_stride,
+    a_stride, typical_stride, epsilon_stride, eta_stride, fewest,
+    IS_TEMPERED: tl.constexpr, HAS_TOP_P: tl.constexpr, HAS_MIN_P: tl.constexpr, HAS_AFTER: tl.constexpr,
+    HAS_TOP_A: tl.constexpr, HAS_TYPICAL: tl.constexpr, HAS_EPSILON: tl.constexpr, HAS_ETA: tl.constexpr,
     STRIPS: tl.constexpr, RUN: tl.constexpr, ALL: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr, TOGETHER: tl.constexpr, SLOW_COLUMNS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -228,6 +316,15 @@ def _draw(
     top_p = 2.0
     if HAS_TOP_P:
         top_p = tl.load(TOP_P + row * p_stride)
+    top_a, typical, epsilon, eta = 0.0, 0.0, 0.0, 0.0
+    if HAS_TOP_A:
+        top_a = tl.load(TOP_A + row * a_stride)
+    if HAS_TYPICAL:
+        typical = tl.load(TYPICAL + row * typical_stride)
+    if HAS_EPSILON:
+        epsilon = tl.load(EPSILON + row * epsilon_stride)
+    if HAS_ETA:
+        eta = tl.load(ETA + row * eta_stride)
     group = tl.arange(0, ALL)
     wait_for_input(PDL)
     uniform = tl.load(UNIFORMS + row)
@@ -279,6 +376,11 @@ def _draw(
                 whole = tl.sum(tl.where(is_kept, tl.exp(value - highest), 0.0).to(tl.float64), 0)
                 is_kept = is_kept & ((above < top_p * whole) | (rank < fewest))
             is_kept = is_kept & (value >= floor)
+            if HAS_AFTER:
+                is_kept = cut_candidates(
+                    VALUES, value, is_kept, num_found, highest, top_a, typical, epsilon, eta,
+                    HAS_TOP_A, HAS_TYPICAL, HAS_EPSILON, HAS_ETA, ROOM, BLOCK,
+                )  # fmt: skip
             share = tl.where(is_kept, tl.exp(value.to(tl.float64) - highest.to(tl.float64)), 0.0)
             passed = tl.cumsum(share, 0)
             target = uniform * tl.max(passed, 0)
@@ -288,7 +390,9 @@ def _draw(
         else:
             chosen = _draw_slowly(
                 SCORES, GROUPS, V, G, num_chosen, temperature, highest, bound, k, top_p, fewest, floor, uniform,
-                STRIPS, RUN, SLOW_COLUMNS, IS_TEMPERED, HAS_TOP_P,
+                top_a, typical, epsilon, eta,
+                STRIPS, RUN, SLOW_COLUMNS, IS_TEMPERED, HAS_TOP_P, HAS_AFTER, HAS_TOP_A, HAS_TYPICAL, HAS_EPSILON,
+                HAS_ETA,
             )  # fmt: skip
     tl.store(OUT + row, chosen)
 
@@ -309,6 +413,7 @@ def draw_tail(scores: torch.Tensor, uniforms: torch.Tensor, settings: TailSettin
     floats = torch.empty(rows * (num_groups + room), dtype=torch.float32, device=scores.device)
     numbers = torch.empty(rows * (num_groups + room), dtype=torch.int32, device=scores.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=scores.device)
+    after = (settings.top_a, settings.typical, settings.epsilon, settings.eta)
     options = launch_options()
     block = TILE // group
     launch(
@@ -337,6 +442,7 @@ def draw_tail(scores: torch.Tensor, uniforms: torch.Tensor, settings: TailSettin
         settings.top_k,
         uniforms if settings.top_p is None else settings.top_p,
         uniforms if settings.min_p is None else settings.min_p,
+        *(uniforms if one is None else one for one in after),
         tokens,
         vocab,
         num_groups,
@@ -345,10 +451,16 @@ def draw_tail(scores: torch.Tensor, uniforms: torch.Tensor, settings: TailSettin
         _find_stride(settings.top_k),
         _find_stride(settings.top_p),
         _find_stride(settings.min_p),
+        *map(_find_stride, after),
         settings.fewest,
         IS_TEMPERED=settings.temperature is not None,
         HAS_TOP_P=settings.top_p is not None,
         HAS_MIN_P=settings.min_p is not None,
+        HAS_AFTER=any(one is not None for one in after),
+        HAS_TOP_A=settings.top_a is not None,
+        HAS_TYPICAL=settings.typical is not None,
+        HAS_EPSILON=settings.epsilon is not None,
+        HAS_ETA=settings.eta is not None,
         STRIPS=group // run,
         RUN=run,
         ALL=triton.next_power_of_2(num_groups),
