@@ -13,8 +13,10 @@ import pytest
 import torch
 
 from unspool import (
+    DRYLogitsProcessor,
     EpsilonLogitsWarper,
     EtaLogitsWarper,
+    FrequencyPenaltyLogitsProcessor,
     MinPLogitsWarper,
     NoRepeatNGramLogitsProcessor,
     PresencePenaltyLogitsProcessor,
@@ -137,11 +139,18 @@ def test_floors(kind: str, vocab: int, name: str) -> None:
     check_cut(found, scores, [make(hair)(NO_IDS, scores.double()) for hair in (1 - 1e-4, 1.0, 1 + 1e-4)])
 
 
+PENALTIES: dict[str, Any] = {
+    "repetition": RepetitionPenaltyLogitsProcessor,
+    "presence": PresencePenaltyLogitsProcessor,
+    "frequency": FrequencyPenaltyLogitsProcessor,
+}
+
+
 @pytest.mark.parametrize("width", [3, 16, 300])
 @pytest.mark.parametrize("given", ["nothing", "pads", "starts"])
 @pytest.mark.parametrize("ignored", [None, 2])
-@pytest.mark.parametrize("is_added", [False, True])
-def test_penalties(width: int, given: str, ignored: int | None, is_added: bool) -> None:
+@pytest.mark.parametrize("kind", PENALTIES)
+def test_penalties(width: int, given: str, ignored: int | None, kind: str) -> None:
     from unspool.kernels.gpu.sampling.seen import penalise
 
     vocab, rows = 500, 3
@@ -150,8 +159,7 @@ def test_penalties(width: int, given: str, ignored: int | None, is_added: bool) 
     ids = torch.randint(0, vocab, (rows, width), generator=torch.Generator().manual_seed(width))
     pads = torch.tensor([1, 0, 2]) if given == "pads" else None
     starts = torch.tensor([0, 1, 2]) if given == "starts" else None
-    kind = PresencePenaltyLogitsProcessor if is_added else RepetitionPenaltyLogitsProcessor
-    processor = kind([1.3, 0.7, 2.0], ignored)
+    processor = PENALTIES[kind]([1.3, 0.7, 2.0], ignored)
     expected = processor(ids, scores, pads, starts)
     column = None if ignored is None else torch.full((1, 1), ignored, device=DEVICE)
     found = penalise(
@@ -161,9 +169,12 @@ def test_penalties(width: int, given: str, ignored: int | None, is_added: bool) 
         pads=None if pads is None else pads.to(DEVICE),
         starts=None if starts is None else starts.to(DEVICE),
         ignored=column,
-        is_added=is_added,
+        kind=kind,
     )
-    assert torch.equal(found.cpu(), expected)
+    if kind == "frequency":  # added up one by one
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-5)
+    else:
+        assert torch.equal(found.cpu(), expected)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 9])
@@ -179,6 +190,30 @@ def test_repeated_n_grams(size: int, has_pads: bool) -> None:
         expected = NoRepeatNGramLogitsProcessor(size)(ids, scores, pads)
         found = ban_repeated(scores.to(DEVICE), ids.to(DEVICE), size, None if pads is None else pads.to(DEVICE))
         assert torch.equal(found.cpu(), expected)
+
+
+@pytest.mark.parametrize("width", [2, 9, 300])
+@pytest.mark.parametrize("has_pads", [False, True])
+def test_repetitions_by_their_length(width: int, has_pads: bool) -> None:
+    from unspool.kernels.gpu.sampling.seen import penalise_repeats
+
+    rows, vocab = 3, 60
+    scores = make_scores("spread", rows, vocab)
+    ids = torch.randint(0, 3, (rows, width), generator=torch.Generator().manual_seed(width))
+    pads = torch.tensor([0, 1, 2]) if has_pads else None
+    processor = DRYLogitsProcessor([0.8, 0.0, 2.0], 1.6, 2, [2])
+    is_open = ~torch.isin(ids[:, -50:], torch.tensor([2]))
+    found = penalise_repeats(
+        scores.to(DEVICE),
+        ids.to(DEVICE),
+        is_open.to(DEVICE),
+        processor._multiplier.column(scores).to(DEVICE),
+        processor._base.column(scores).to(DEVICE),
+        allowed=2,
+        largest=1e30,
+        pads=None if pads is None else pads.to(DEVICE),
+    )
+    torch.testing.assert_close(found.cpu(), processor(ids, scores, pads), rtol=1e-5, atol=1e-5)
 
 
 def test_the_likeliest() -> None:

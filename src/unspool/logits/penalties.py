@@ -56,15 +56,14 @@ class SeenTokensProcessor(LogitsProcessor):
         pads: torch.Tensor | None,
         starts: torch.Tensor | None,
         penalty: torch.Tensor,
-        *,
-        is_added: bool,
+        kind: str,
     ) -> torch.Tensor:
-        """The scores with those of tokens that are looked at divided by a penalty, or with it taken away."""
+        """The scores with those of tokens that are looked at made smaller: see `kernels.gpu.sampling.seen`."""
         from unspool.kernels.gpu.sampling.seen import penalise  # Triton is imported where a GPU is used
 
         ignored = None if self._ignored is None else self._ignored.column(scores, torch.int64)
         told = {"pads": pads, "starts": starts, "ignored": ignored}
-        return penalise(scores, input_ids, penalty, **told, is_added=is_added)
+        return penalise(scores, input_ids, penalty, **told, kind=kind)
 
     def _find_seen(
         self, input_ids: torch.Tensor, pads: torch.Tensor | None, starts: torch.Tensor | None
@@ -107,7 +106,7 @@ class RepetitionPenaltyLogitsProcessor(SeenTokensProcessor):
         """The scores with those of every token seen so far made smaller."""
         penalty = self._values.column(scores, exact_dtype(scores))
         if takes_kernels(scores):
-            return self._penalise_by_kernel(input_ids, scores, pads, starts, penalty, is_added=False)
+            return self._penalise_by_kernel(input_ids, scores, pads, starts, penalty, "repetition")
         return self._change_seen(input_ids, scores, pads, starts, lambda seen: _penalise(seen, scores, penalty))
 
 
@@ -156,7 +155,7 @@ class PresencePenaltyLogitsProcessor(SeenTokensProcessor):
         """The scores with those of every token seen so far lowered once."""
         penalty = self._values.column(scores)
         if takes_kernels(scores):
-            return self._penalise_by_kernel(input_ids, scores, pads, starts, penalty, is_added=True)
+            return self._penalise_by_kernel(input_ids, scores, pads, starts, penalty, "presence")
 
         def lower(seen: torch.Tensor) -> torch.Tensor:
             return scores.scatter(-1, seen, scores.gather(-1, seen) - penalty)
@@ -179,6 +178,8 @@ class FrequencyPenaltyLogitsProcessor(SeenTokensProcessor):
         starts: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The scores with those of every token lowered by how often it was seen."""
+        if takes_kernels(scores):
+            return self._penalise_by_kernel(input_ids, scores, pads, starts, self._values.column(scores), "frequency")
         seen, is_seen = self._find_seen(input_ids, pads, starts)
         if seen.shape[-1] == 0:
             return scores

@@ -24,7 +24,8 @@ SUMS: Final = 8  # numbers of a tile: see `_sum_tiles`
 FACTS: Final = 16  # numbers of a row that the kernels of `cut_beyond` pass on
 STEPS: Final = 16  # distances whose weight is found at once
 FAR: Final = 32.0  # the distances of the first sixteen end here, but for the last
-ROOM: Final = 4_096  # scores that are gathered
+WEIGHED: Final = 256  # scores that a program compares with them at once
+SLOTS: Final = 128  # scores that are gathered per tile
 CHUNK: Final = 4_096  # scores that the last program reads at once
 WARPS: Final = 8
 
@@ -66,22 +67,23 @@ def _join_sums(SUMS, row, num_tiles, NUM: tl.constexpr, TILES: tl.constexpr):
     lows = tl.load(sums + 1, mask=is_there, other=float("inf"))
     highest = tl.max(tops, 0)
     is_there = is_there & (tops > float("-inf"))
-    off = tl.where(is_there, tops - highest, 0.0).to(tl.float64)
+    off = tl.where(is_there, tops - highest, 0.0)
     scale = tl.where(is_there, tl.exp(off), 0.0)
-    weights = tl.load(sums + 2, mask=is_there, other=0.0).to(tl.float64)
-    products = tl.load(sums + 3, mask=is_there, other=0.0).to(tl.float64)
-    total = tl.sum(weights * scale, 0)
-    product = tl.sum((products + off * weights) * scale, 0)
-    whole = tl.log(total)
+    weights = tl.load(sums + 2, mask=is_there, other=0.0)
+    products = tl.load(sums + 3, mask=is_there, other=0.0)
+    total = tl.sum((weights * scale).to(tl.float64), 0)
+    product = tl.sum(((products + off * weights) * scale).to(tl.float64), 0)
+    whole = tl.log(total.to(tl.float32))
     counts = tl.load(sums + 4, mask=is_there, other=0.0).to(tl.float64)
     firsts = tl.load(sums + 5, mask=is_there, other=0.0).to(tl.float64)
     squares = tl.load(sums + 6, mask=is_there, other=0.0).to(tl.float64)
+    off = off.to(tl.float64)
     count = tl.maximum(tl.sum(counts, 0), 1.0)
     mean = tl.sum(firsts + off * counts, 0) / count
     square = tl.sum(squares + 2.0 * off * firsts + off * off * counts, 0) / count
-    variance = tl.maximum(square - mean * mean, 0.0)
-    entropy = (whole - product / total).to(tl.float32)
-    return highest, tl.min(lows, 0), whole.to(tl.float32), entropy, tl.sqrt(variance).to(tl.float32), total
+    deviation = tl.sqrt(tl.maximum(square - mean * mean, 0.0).to(tl.float32))
+    entropy = whole - (product / total).to(tl.float32)
+    return highest, tl.min(lows, 0), whole, entropy, deviation, total
 
 
 @triton.jit
@@ -194,17 +196,16 @@ def _find_bin(MASSES, row, num_tiles, low, width, last, base, wanted, STEPS: tl.
 
 @triton.jit
 def _weigh(
-    SCORES, SUMS, WANTED, ROWS, MASSES, COUNTS, BEFORE, V, row_stride, wanted_stride, num_tiles, far,
+    SCORES, SUMS, WANTED, ROWS, MASSES, BEFORE, V, row_stride, wanted_stride, num_tiles, far,
     KIND: tl.constexpr, IS_FIRST: tl.constexpr, NUM: tl.constexpr, FACTS: tl.constexpr, STEPS: tl.constexpr,
-    TILE: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
+    CHUNK: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The weight (and number) of a tile's scores within sixteen distances, counted from where the last ones end."""
+    """The weight of a tile's scores within sixteen distances, counted from where the last ones end."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    token = tile * TILE + tl.arange(0, TILE)
     ROWS += row * FACTS
+    SCORES += row * row_stride
     let_next_start(PDL)
     wait_for_input(PDL)
-    scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
     if IS_FIRST:
         highest, lowest, whole, entropy, _, total = _join_sums(SUMS, row, num_tiles, NUM, TILES)
         low = tl.zeros((), tl.float32) - 1.0  # below every distance
@@ -239,63 +240,66 @@ def _weigh(
             tl.store(ROWS + 6, tl.where(number < STEPS, low, float("inf")).to(tl.float64))
             tl.store(ROWS + 7, last.to(tl.float64))
             tl.store(ROWS + 8, before)
-    distance = _measure(scores, highest, whole, entropy, KIND)
-    is_there = (scores > float("-inf")) & (distance > low)
-    weights = _weigh_scores(scores, highest, is_there, KIND)
-    at = (row * num_tiles + tile) * STEPS
-    for step in range(STEPS):
-        limit = tl.where(step == STEPS - 1, last, low + width * (step + 1))
-        is_near = is_there & (distance <= limit)
-        tl.store(MASSES + at + step, tl.sum(tl.where(is_near, weights, 0.0), 0))
-        if not IS_FIRST:
-            tl.store(COUNTS + at + step, tl.sum(is_near.to(tl.int32), 0))
+    steps = tl.arange(0, STEPS)
+    limits = tl.where(steps == STEPS - 1, last, low + width * (steps + 1))
+    masses = tl.zeros((CHUNK, STEPS), tl.float32)
+    for first in range(0, TILE, CHUNK):
+        token = tile * TILE + first + tl.arange(0, CHUNK)
+        scores = tl.load(SCORES + token, mask=token < V, other=float("-inf"))
+        distance = _measure(scores, highest, whole, entropy, KIND)
+        is_there = (scores > float("-inf")) & (distance > low)
+        weights = _weigh_scores(scores, highest, is_there, KIND)
+        masses += tl.where(distance[:, None] <= limits[None, :], weights[:, None], 0.0)
+    tl.store(MASSES + (row * num_tiles + tile) * STEPS + steps, tl.sum(masses, 0))
 
 
 @triton.jit
 def _gather(
     SCORES, ROWS, MASSES, COUNTS, FOUND, TOKENS, V, row_stride, num_tiles,
     KIND: tl.constexpr, FACTS: tl.constexpr, STEPS: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
-    ROOM: tl.constexpr, PDL: tl.constexpr,
+    SLOTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Write down the scores of the bin in which the weight is reached, in the order of their tokens."""
+    """Write down a tile's scores of the bin in which the weight is reached, in the order of their tokens, as far as
+    there are slots for them; and how many they are."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    tiles, steps = tl.arange(0, TILES), tl.arange(0, STEPS)
     token = tile * TILE + tl.arange(0, TILE)
     ROWS += row * FACTS
     let_next_start(PDL)
     wait_for_input(PDL)
+    scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
     highest, whole = tl.load(ROWS).to(tl.float32), tl.load(ROWS + 1).to(tl.float32)
     entropy, wanted = tl.load(ROWS + 2).to(tl.float32), tl.load(ROWS + 3)
     width, first_low = tl.load(ROWS + 5).to(tl.float32) / STEPS, tl.load(ROWS + 6).to(tl.float32)
     last, base = tl.load(ROWS + 7).to(tl.float32), tl.load(ROWS + 8)
     number, low, high, before = _find_bin(MASSES, row, num_tiles, first_low, width, last, base, wanted, STEPS, TILES)
-    at = (row * num_tiles + tiles)[:, None] * STEPS + steps[None, :]
-    counts = tl.load(COUNTS + at, mask=(tiles < num_tiles)[:, None], other=0)
-    is_last, is_before = (steps == number)[None, :], (steps == number - 1)[None, :]
-    own = tl.sum(tl.where(is_last, counts, tl.where(is_before, -counts, 0)), 1)  # (tiles,): members of the bin
-    first, num_found = tl.sum(tl.where(tiles < tile, own, 0), 0), tl.sum(own, 0)
-    is_reached = (first_low < float("inf")) & (number < STEPS)
     if tile == 0:
         tl.store(ROWS + 9, low.to(tl.float64))
         tl.store(ROWS + 10, high.to(tl.float64))
         tl.store(ROWS + 11, before)
-        tl.store(ROWS + 12, tl.where(is_reached, num_found, -1).to(tl.float64))
-    if is_reached & (num_found <= ROOM):
-        scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
-        distance = _measure(scores, highest, whole, entropy, KIND)
-        is_in = (scores > float("-inf")) & (distance > low) & (distance <= high)
-        place = first + tl.cumsum(is_in.to(tl.int32), 0) - 1
-        tl.store(FOUND + row * ROOM + place, scores, mask=is_in)
-        tl.store(TOKENS + row * ROOM + place, token, mask=is_in)
+        is_reached = (first_low < float("inf")) & (number < STEPS)
+        tl.store(ROWS + 12, tl.where(is_reached, 1.0, 0.0).to(tl.float64))
+    distance = _measure(scores, highest, whole, entropy, KIND)
+    is_in = (scores > float("-inf")) & (distance > low) & (distance <= high)
+    number = tl.cumsum(is_in.to(tl.int32), 0)
+    at = (row * num_tiles + tile) * SLOTS + number - 1
+    has_slot = is_in & (number <= SLOTS)
+    tl.store(FOUND + at, scores, mask=has_slot)
+    tl.store(TOKENS + at, token, mask=has_slot)
+    tl.store(COUNTS + row * num_tiles + tile, tl.sum(is_in.to(tl.int32), 0))
 
 
 @triton.jit
 def _weigh_chunk(
-    SCORES, first, count, highest, whole, entropy, low, KIND: tl.constexpr, CHUNK: tl.constexpr
+    SCORES, COUNTS, first, count, highest, whole, entropy, low,
+    KIND: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Distances and weights of some of `count` scores; infinite and nothing if they are not beyond `low`."""
+    """Distances and weights of some of `count` scores, which are slots if there are SLOTS; infinite and nothing if they
+    are not beyond `low`."""
     at = first + tl.arange(0, CHUNK)
-    scores = tl.load(SCORES + at, mask=at < count, other=float("-inf"))
+    is_there = at < count
+    if SLOTS > 0:
+        is_there = is_there & (at % SLOTS < tl.load(COUNTS + at // SLOTS, mask=is_there, other=0))
+    scores = tl.load(SCORES + at, mask=is_there, other=float("-inf"))
     distance = _measure(scores, highest, whole, entropy, KIND)
     is_in = (scores > float("-inf")) & (distance > low)
     weight = _weigh_scores(scores, highest, is_in, KIND).to(tl.float64)
@@ -304,10 +308,10 @@ def _weigh_chunk(
 
 @triton.jit
 def _search(
-    SCORES, TOKENS, ROWS, CUT, LAST, count, KIND: tl.constexpr, IS_LISTED: tl.constexpr, CHUNK: tl.constexpr
+    SCORES, TOKENS, COUNTS, ROWS, CUT, LAST, count, KIND: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip
     """The least distance within which scores reach a row's weight, by bisection; and the last token that is kept of
-    those at that distance. If they are listed, one chunk holds all of them."""
+    those at that distance. If they are in slots, one chunk holds all of them."""
     highest, whole = tl.load(ROWS).to(tl.float32), tl.load(ROWS + 1).to(tl.float32)
     entropy, wanted = tl.load(ROWS + 2).to(tl.float32), tl.load(ROWS + 3)
     low, high = tl.load(ROWS + 9).to(tl.float32), tl.load(ROWS + 10).to(tl.float32)
@@ -315,17 +319,21 @@ def _search(
     # Distances are at least 0: their bits have their order.
     least = tl.where(low < 0.0, -1, tl.maximum(low, 0.0).to(tl.int32, bitcast=True))
     most = tl.maximum(high, 0.0).to(tl.int32, bitcast=True)
-    if IS_LISTED:
-        distance, weight = _weigh_chunk(SCORES, 0, count, highest, whole, entropy, low, KIND, CHUNK)
+    if SLOTS > 0:
+        distance, weight = _weigh_chunk(
+            SCORES, COUNTS, 0, count, highest, whole, entropy, low, KIND, SLOTS, CHUNK
+        )
     while most - least > 1:
         middle = least + (most - least) // 2
         limit = middle.to(tl.float32, bitcast=True)
-        if IS_LISTED:
+        if SLOTS > 0:
             reached = tl.sum(tl.where(distance <= limit, weight, 0.0), 0)
         else:
             parts = tl.zeros((CHUNK,), tl.float64)
             for first in range(0, count, CHUNK):
-                far, each = _weigh_chunk(SCORES, first, count, highest, whole, entropy, low, KIND, CHUNK)
+                far, each = _weigh_chunk(
+                    SCORES, COUNTS, first, count, highest, whole, entropy, low, KIND, SLOTS, CHUNK
+                )
                 parts += tl.where(far <= limit, each, 0.0)
             reached = tl.sum(parts, 0)
         reached += before
@@ -338,7 +346,9 @@ def _search(
         parts = tl.zeros((CHUNK,), tl.float64)
         share = tl.zeros((), tl.float64)
         for first in range(0, count, CHUNK):
-            far, each = _weigh_chunk(SCORES, first, count, highest, whole, entropy, low, KIND, CHUNK)
+            far, each = _weigh_chunk(
+                    SCORES, COUNTS, first, count, highest, whole, entropy, low, KIND, SLOTS, CHUNK
+                )
             parts += tl.where(far < cut, each, 0.0)
             share = tl.maximum(share, tl.max(tl.where(far == cut, each, 0.0), 0))
         missing = wanted - before - tl.sum(parts, 0)
@@ -346,9 +356,11 @@ def _search(
         num_kept = tl.maximum(num_kept, 1.0).to(tl.int32)
         num_before, last = tl.zeros((), tl.int32), tl.zeros((), tl.int32)
         for first in range(0, count, CHUNK):
-            far, _ = _weigh_chunk(SCORES, first, count, highest, whole, entropy, low, KIND, CHUNK)
+            far, _ = _weigh_chunk(
+                    SCORES, COUNTS, first, count, highest, whole, entropy, low, KIND, SLOTS, CHUNK
+                )
             at = first + tl.arange(0, CHUNK)
-            if IS_LISTED:
+            if SLOTS > 0:
                 token = tl.load(TOKENS + at, mask=at < count, other=0)
             else:
                 token = at
@@ -361,24 +373,29 @@ def _search(
 
 @triton.jit
 def _find(
-    SCORES, FOUND, TOKENS, ROWS, CUTS, LASTS, V, row_stride,
-    KIND: tl.constexpr, FACTS: tl.constexpr, ROOM: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
+    SCORES, FOUND, TOKENS, COUNTS, ROWS, CUTS, LASTS, V, row_stride, num_tiles,
+    KIND: tl.constexpr, FACTS: tl.constexpr, SLOTS: tl.constexpr, TILES: tl.constexpr, CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Where a row is cut: everything farther goes, and of what is as far, tokens after the last."""
     row = tl.program_id(0).to(tl.int64)
+    tiles = tl.arange(0, TILES)
     ROWS += row * FACTS
+    COUNTS += row * num_tiles
     let_next_start(PDL)
     wait_for_input(PDL)
-    num_found = tl.load(ROWS + 12).to(tl.int32)
-    if num_found < 0:
+    most = tl.max(tl.load(COUNTS + tiles, mask=tiles < num_tiles, other=0), 0)
+    if tl.load(ROWS + 12) == 0.0:
         tl.store(CUTS + row, float("inf"))
         tl.store(LASTS + row, V)
-    elif num_found <= ROOM:
+    elif most <= SLOTS:
+        first = row * num_tiles * SLOTS
         _search(
-            FOUND + row * ROOM, TOKENS + row * ROOM, ROWS, CUTS + row, LASTS + row, num_found, KIND, True, ROOM
-        )
+            FOUND + first, TOKENS + first, COUNTS, ROWS, CUTS + row, LASTS + row, num_tiles * SLOTS,
+            KIND, SLOTS, TILES * SLOTS,
+        )  # fmt: skip
     else:
-        _search(SCORES + row * row_stride, TOKENS, ROWS, CUTS + row, LASTS + row, V, KIND, False, CHUNK)
+        _search(SCORES + row * row_stride, TOKENS, COUNTS, ROWS, CUTS + row, LASTS + row, V, KIND, 0, CHUNK)
 
 
 @triton.jit
@@ -412,9 +429,9 @@ def cut_beyond(scores: torch.Tensor, wanted: torch.Tensor, kind: str, filler: fl
     rows, vocab = scores.shape
     tiles, device = triton.cdiv(vocab, TILE), scores.device
     out = torch.empty(rows, vocab, dtype=scores.dtype, device=device)
-    sizes = [rows * tiles * SUMS, rows * tiles * STEPS, rows * tiles * STEPS, rows * ROOM, rows]
+    sizes = [rows * tiles * SUMS, rows * tiles * STEPS, rows * tiles * STEPS, rows * tiles * SLOTS, rows]
     sums, masses, finer, found, cuts = torch.empty(sum(sizes), dtype=torch.float32, device=device).split(sizes)
-    numbers = [rows * tiles * STEPS, rows * ROOM, rows]
+    numbers = [rows * tiles, rows * tiles * SLOTS, rows]
     counts, tokens, lasts = torch.empty(sum(numbers), dtype=torch.int32, device=device).split(numbers)
     facts = torch.empty(rows * FACTS, dtype=torch.float64, device=device)
     options = launch_options()
@@ -430,7 +447,6 @@ def cut_beyond(scores: torch.Tensor, wanted: torch.Tensor, kind: str, filler: fl
             wanted,
             facts,
             into,
-            counts,
             before,
             vocab,
             stride,
@@ -442,6 +458,7 @@ def cut_beyond(scores: torch.Tensor, wanted: torch.Tensor, kind: str, filler: fl
             NUM=SUMS,
             FACTS=FACTS,
             STEPS=STEPS,
+            CHUNK=WEIGHED,
             **wide,
         )
     launch(
@@ -459,7 +476,7 @@ def cut_beyond(scores: torch.Tensor, wanted: torch.Tensor, kind: str, filler: fl
         KIND=NEAREST.index(kind),
         FACTS=FACTS,
         STEPS=STEPS,
-        ROOM=ROOM,
+        SLOTS=SLOTS,
         **wide,
     )
     launch(
@@ -468,14 +485,17 @@ def cut_beyond(scores: torch.Tensor, wanted: torch.Tensor, kind: str, filler: fl
         scores,
         found,
         tokens,
+        counts,
         facts,
         cuts,
         lasts,
         vocab,
         stride,
+        tiles,
         KIND=NEAREST.index(kind),
         FACTS=FACTS,
-        ROOM=ROOM,
+        SLOTS=SLOTS,
+        TILES=wide["TILES"],
         CHUNK=CHUNK,
         num_warps=WARPS,
         **options,
