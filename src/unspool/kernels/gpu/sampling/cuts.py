@@ -320,9 +320,7 @@ def _search(
     least = tl.where(low < 0.0, -1, tl.maximum(low, 0.0).to(tl.int32, bitcast=True))
     most = tl.maximum(high, 0.0).to(tl.int32, bitcast=True)
     if SLOTS > 0:
-        distance, weight = _weigh_chunk(
-            SCORES, COUNTS, 0, count, highest, whole, entropy, low, KIND, SLOTS, CHUNK
-        )
+        distance, weight = _weigh_chunk(SCORES, COUNTS, 0, count, highest, whole, entropy, low, KIND, SLOTS, CHUNK)
     while most - least > 1:
         middle = least + (most - least) // 2
         limit = middle.to(tl.float32, bitcast=True)
@@ -331,9 +329,7 @@ def _search(
         else:
             parts = tl.zeros((CHUNK,), tl.float64)
             for first in range(0, count, CHUNK):
-                far, each = _weigh_chunk(
-                    SCORES, COUNTS, first, count, highest, whole, entropy, low, KIND, SLOTS, CHUNK
-                )
+                far, each = _weigh_chunk(SCORES, COUNTS, first, count, highest, whole, entropy, low, KIND, SLOTS, CHUNK)
                 parts += tl.where(far <= limit, each, 0.0)
             reached = tl.sum(parts, 0)
         reached += before
@@ -346,9 +342,7 @@ def _search(
         parts = tl.zeros((CHUNK,), tl.float64)
         share = tl.zeros((), tl.float64)
         for first in range(0, count, CHUNK):
-            far, each = _weigh_chunk(
-                    SCORES, COUNTS, first, count, highest, whole, entropy, low, KIND, SLOTS, CHUNK
-                )
+            far, each = _weigh_chunk(SCORES, COUNTS, first, count, highest, whole, entropy, low, KIND, SLOTS, CHUNK)
             parts += tl.where(far < cut, each, 0.0)
             share = tl.maximum(share, tl.max(tl.where(far == cut, each, 0.0), 0))
         missing = wanted - before - tl.sum(parts, 0)
@@ -356,9 +350,7 @@ def _search(
         num_kept = tl.maximum(num_kept, 1.0).to(tl.int32)
         num_before, last = tl.zeros((), tl.int32), tl.zeros((), tl.int32)
         for first in range(0, count, CHUNK):
-            far, _ = _weigh_chunk(
-                    SCORES, COUNTS, first, count, highest, whole, entropy, low, KIND, SLOTS, CHUNK
-                )
+            far, _ = _weigh_chunk(SCORES, COUNTS, first, count, highest, whole, entropy, low, KIND, SLOTS, CHUNK)
             at = first + tl.arange(0, CHUNK)
             if SLOTS > 0:
                 token = tl.load(TOKENS + at, mask=at < count, other=0)
