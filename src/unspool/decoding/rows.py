@@ -103,7 +103,7 @@ class Rows:
     def append_late(self, tokens: list[int]) -> None:
         """Add a token to each row, on the host: it is sent once somebody looks at it."""
         if self._view is not None:
-            self.append(torch.tensor(tokens, device=self.device)[:, None])
+            self.append(send(tokens, self.device)[:, None])
             return
         self._late.append(tokens)
         self.lengths = [length + 1 for length in self.lengths]
@@ -122,7 +122,7 @@ class Rows:
         if isinstance(late, _Moved):
             return late.tokens
         if isinstance(late, list):
-            late = self._late[place] = torch.tensor(late, device=self.device)[:, None]
+            late = self._late[place] = send(late, self.device)[:, None]
         return late  # (rows, 1)
 
     def _enter_late(self) -> None:
@@ -210,7 +210,7 @@ class Rows:
         shown = self._show()
         if min(ends) >= width:
             return shown[:, :width]
-        shift = torch.tensor([max(0, width - end) for end in ends], device=self.device)[:, None]
+        shift = send([max(0, width - end) for end in ends], self.device)[:, None]
         column = torch.arange(width, device=self.device) - shift
         return shown.gather(1, column.clamp(min=0)).masked_fill(column < 0, self.pad_token_id)
 
@@ -306,7 +306,7 @@ class Rows:
 
     def uniforms_from(self, first: Sequence[int], num_positions: int, stream: int = 0) -> torch.Tensor:
         """A number in [0, 1) for each of the positions from `first[row]` on: (rows, positions)."""
-        start = torch.tensor(list(first), device=self.device)[:, None]
+        start = send(first, self.device)[:, None]
         return draw_uniform(self.seeds[:, None], start + torch.arange(num_positions, device=self.device), stream)
 
     def positions(self) -> torch.Tensor:

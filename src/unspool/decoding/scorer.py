@@ -14,6 +14,7 @@ from unspool.decoding.readouts.base import Scores
 from unspool.decoding.record import Record
 from unspool.decoding.rows import Rows
 from unspool.errors import NoTokenLeftError
+from unspool.kernels.sending import send
 from unspool.logits import LogitsProcessorList
 from unspool.logits.blame import explain_no_token
 from unspool.logits.fused import FusedTail, split_tail
@@ -68,7 +69,7 @@ class Scorer:
         result, history = self._read(rows, normalise=True), rows.history()
         whole = torch.zeros_like(result.logits)
         for number, places in enumerate(groups):
-            index = torch.tensor(list(places), device=history.device)
+            index = send(places, history.device)
             extra = _pick(self._find_extra(rows), index, places)
             scores = self.processors.select_rows(index)(
                 history[index],
@@ -171,7 +172,7 @@ class Scorer:
             return self._process(processors, rows.history(ends[places[0]]), logits, given, extra, observer)
         scores = given.clone()
         for width, members in groups.items():
-            index = torch.tensor(members, device=logits.device)
+            index = send(members, logits.device)
             extra = self._find_extra(rows, width)
             if self._copies_logits:  # a caller's own processor may know rows by their place: it is shown all of them
                 scores[index] = processors(rows.history(width), given.clone(), **extra)[index]

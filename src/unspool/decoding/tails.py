@@ -24,7 +24,7 @@ def draw_from_tail(tail: FusedTail, scores: torch.Tensor, uniforms: torch.Tensor
 
 
 def draw_by_library(tail: FusedTail, scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """The same on a CPU; where rounding decides, without its library, or if something cuts after min-p, operators do."""
+    """The same on a CPU; if rounding decides, something cuts after min-p, or without its library, operators do."""
     if tail.after:
         return draw(tail.run_plainly(scores), uniforms)
     tokens = draw_rows(scores, tail.list_draws(len(scores)), uniforms)

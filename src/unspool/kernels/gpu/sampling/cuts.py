@@ -4,9 +4,9 @@ Rows are cut into tiles, one per program. `_sum_tiles` leaves what a row's highe
 deviation follow from; one more kernel compares every score with a floor that these give (`cut_below`).
 
 Typical sampling, top-p and top-k keep the tokens that are nearest to a score until they reach a probability, or a
-number (`cut_beyond`). Where that is, is found by the weight within sixteen distances, then within sixteen between two of
-these (`_weigh`). What lies between the two that are left is gathered (`_gather`) and searched by one program per row
-(`_find`). If there is no room for it, that program searches the whole row: slower, with the same result.
+number (`cut_beyond`). Where that is, is found by the weight within sixteen distances, then within sixteen more between
+two of these (`_weigh`). What lies between the two that are left is gathered (`_gather`) and searched by one program per
+row (`_find`). If there are no slots for all of it, that program searches the whole row: slower, with the same result.
 """
 
 from __future__ import annotations
