@@ -3,7 +3,6 @@
 `python benchmarks/gpu_tail.py` times tails alone: on the device (many of them in one CUDA graph), and what the host
 takes to launch one. `python benchmarks/gpu_tail.py --step 1B` measures whole steps besides: sampling, beams and chains
 of processors beside greedy steps; with `--profile` it prints what they launch, their kernels and the host's calls.
-`--processors 1024` times every processor by itself, with so long a history.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -67,52 +65,6 @@ def find_ways(scores: torch.Tensor) -> dict[str, Callable[[], Any]]:
         "the same by operators": lambda: draw_plainly(temperature(ids, scores), uniforms),
         "top-p without top-k": lambda: draw(head(ids, scores), uniforms),
     }
-
-
-def make_processors(width: int) -> dict[str, Any]:
-    """Every kind of processor that looks at a vocabulary's scores."""
-    return {
-        "repetition penalty": unspool.RepetitionPenaltyLogitsProcessor(1.2),
-        "presence penalty": unspool.PresencePenaltyLogitsProcessor(0.5),
-        "frequency penalty": unspool.FrequencyPenaltyLogitsProcessor(0.5),
-        "n-grams": unspool.NoRepeatNGramLogitsProcessor(3),
-        "DRY": unspool.DRYLogitsProcessor(0.8),
-        "bad words": unspool.NoBadWordsLogitsProcessor([[5], [6, 7], [8, 9, 10]]),
-        "logit bias": unspool.LogitBiasLogitsProcessor({5: 1.0, 9: -2.0}),
-        "suppressed tokens": unspool.SuppressTokensLogitsProcessor([5, 6]),
-        "fewest tokens": unspool.MinLengthLogitsProcessor(width + 1, 2),
-        "temperature": unspool.TemperatureLogitsWarper(0.8),
-        "dynamic temperature": unspool.DynamicTemperatureLogitsWarper(1.0, 0.5),
-        "top-k": unspool.TopKLogitsWarper(50),
-        "top-p": unspool.TopPLogitsWarper(0.9),
-        "min-p": unspool.MinPLogitsWarper(0.05),
-        "top-a": unspool.TopALogitsWarper(0.2),
-        "top-n-sigma": unspool.TopNSigmaLogitsWarper(1.0),
-        "top-h": unspool.TopHLogitsWarper(0.4),
-        "typical": unspool.TypicalLogitsWarper(0.9),
-        "epsilon": unspool.EpsilonLogitsWarper(3e-4),
-        "eta": unspool.EtaLogitsWarper(3e-4),
-        "XTC": unspool.XTCLogitsWarper(0.5),
-        "mirostat": unspool.MirostatLogitsWarper(),
-        "no NaN": unspool.InfNanRemoveLogitsProcessor(),
-        "normalisation": unspool.LogitNormalization(),
-    }
-
-
-def time_processors(rows: int, vocab: int, width: int) -> None:
-    """Print what each processor takes."""
-    scores = make_scores("spread", rows, vocab).bfloat16().float()  # as a model's: many tie
-    ids = torch.randint(0, 2000, (rows, width), device="cuda")
-    uniforms = draw_uniform(torch.arange(rows, device="cuda"), torch.arange(rows, device="cuda"))
-    print(f"\n{rows} rows, vocabulary {vocab}, history {width}: microseconds on the device, on the host", flush=True)
-    for name, processor in make_processors(width).items():
-        chain = unspool.LogitsProcessorList([processor])
-        call = partial(chain, ids, scores, uniforms=uniforms)
-        try:
-            print(f"{name:>26} {time_on_device(call):9.1f} {time_on_host(call):9.1f}", flush=True)
-        except Exception as error:  # one that can't be captured must not end the run
-            torch.cuda.synchronize()
-            print(f"{name:>26} {error!r:.120}", flush=True)
 
 
 def time_on_device(function: Callable[[], Any]) -> float:
@@ -240,17 +192,13 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=list(WAYS), help="what is measured of them")
     parser.add_argument("--profile", nargs="*", default=[], help="ways whose steps are looked into")
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--processors", nargs="*", type=int, default=[], help="histories that processors are timed at")
     options = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     for shape in options.step:
         model = make_model(shape)
         for run in options.run:
             count_step(model, shape, run, options.ways, options.profile, options.rounds)
-    for width in options.processors:
-        for rows in options.rows:
-            time_processors(rows, options.vocab, width)
-    if options.step or options.processors:
+    if options.step:
         return
     for rows in options.rows:
         for kind in options.kinds:

@@ -14,6 +14,7 @@ import torch
 
 from unspool import (
     DRYLogitsProcessor,
+    DynamicTemperatureLogitsWarper,
     EpsilonLogitsWarper,
     EtaLogitsWarper,
     FrequencyPenaltyLogitsProcessor,
@@ -26,6 +27,7 @@ from unspool import (
     TopNSigmaLogitsWarper,
     TopPLogitsWarper,
     TypicalLogitsWarper,
+    XTCLogitsWarper,
 )
 
 HAS_GPU = torch.cuda.is_available()
@@ -70,7 +72,7 @@ def check_cut(found: torch.Tensor, scores: torch.Tensor, near: list[torch.Tensor
 @pytest.mark.parametrize("vocab", VOCABS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_typical(kind: str, vocab: int, mass: float) -> None:
-    from unspool.kernels.gpu.sampling.cuts import cut_beyond
+    from unspool.kernels.gpu.sampling.nearest import cut_beyond
 
     scores = make_scores(kind, 2, vocab)
     found = cut_beyond(scores.to(DEVICE), torch.full((1, 1), mass, device=DEVICE), "typical", -INF).cpu()
@@ -82,7 +84,7 @@ def test_typical(kind: str, vocab: int, mass: float) -> None:
 @pytest.mark.parametrize("vocab", VOCABS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_top_p(kind: str, vocab: int, mass: float) -> None:
-    from unspool.kernels.gpu.sampling.cuts import cut_beyond
+    from unspool.kernels.gpu.sampling.nearest import cut_beyond
 
     scores = make_scores(kind, 2, vocab)
     given = torch.full((1, 1), mass, dtype=torch.float64, device=DEVICE)
@@ -95,7 +97,7 @@ def test_top_p(kind: str, vocab: int, mass: float) -> None:
 @pytest.mark.parametrize("vocab", VOCABS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_top_k(kind: str, vocab: int, k: int) -> None:
-    from unspool.kernels.gpu.sampling.cuts import cut_beyond
+    from unspool.kernels.gpu.sampling.nearest import cut_beyond
 
     scores = make_scores(kind, 3, vocab)
     counts = torch.tensor([[k], [2], [0]], device=DEVICE)
@@ -104,7 +106,7 @@ def test_top_k(kind: str, vocab: int, k: int) -> None:
 
 
 def test_one_mass_per_row_and_rows_that_stay() -> None:
-    from unspool.kernels.gpu.sampling.cuts import cut_beyond
+    from unspool.kernels.gpu.sampling.nearest import cut_beyond
 
     scores = make_scores("spread", 4, 5_000)
     scores[2] = -INF
@@ -190,6 +192,36 @@ def test_repeated_n_grams(size: int, has_pads: bool) -> None:
         expected = NoRepeatNGramLogitsProcessor(size)(ids, scores, pads)
         found = ban_repeated(scores.to(DEVICE), ids.to(DEVICE), size, None if pads is None else pads.to(DEVICE))
         assert torch.equal(found.cpu(), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_temperature_by_entropy(kind: str) -> None:
+    from unspool.kernels.gpu.sampling.cuts import temper
+
+    scores = make_scores(kind, 3, 5_000)
+    scores[2, 1:] = -INF  # one token is possible
+    processor = DynamicTemperatureLogitsWarper(1.1, [0.0, 0.5, 1.0], 1.3)
+    values = (processor._middle, processor._spread, processor._exponent)
+    found = temper(scores.to(DEVICE), *(one.column(scores).to(DEVICE) for one in values)).cpu()
+    torch.testing.assert_close(found, processor(NO_IDS, scores), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("threshold", [0.5, 0.05, 1e-4])
+def test_obvious_tokens_are_left_out(kind: str, threshold: float) -> None:
+    from unspool.kernels.gpu.sampling.cuts import exclude_top
+
+    scores = make_scores(kind, 3, 5_000)
+    uniforms = torch.tensor([0.1, 0.4, 0.9], dtype=torch.float64)
+    processor = XTCLogitsWarper([0.5, 0.3, 1.0], threshold)
+    found = exclude_top(
+        scores.to(DEVICE),
+        processor._threshold.column(scores).to(DEVICE),
+        processor._probability.column(scores, torch.float64).to(DEVICE),
+        uniforms.to(DEVICE),
+        -INF,
+    ).cpu()
+    assert torch.equal(found, processor(NO_IDS, scores, uniforms))
 
 
 @pytest.mark.parametrize("width", [2, 9, 300])

@@ -109,10 +109,8 @@ class FusedTail:
 
     def select_rows(self, index: torch.Tensor) -> FusedTail:
         """The tail for the rows at `index`."""
-        parts = (self.top_k, self.temperature, self.top_p, self.min_p)
-        parts += (self.top_a, self.typical, self.epsilon, self.eta)
-        chosen = (None if part is None else part.select_rows(index) for part in parts)
-        return FusedTail(*chosen)  # type: ignore[arg-type]  # each of the type it was
+        parts = {name: getattr(self, name) for name in _KINDS.values()}
+        return FusedTail(**{name: part.select_rows(index) for name, part in parts.items() if part is not None})
 
 
 _KINDS: dict[type[LogitsProcessor], str] = {  # in the order of a chain

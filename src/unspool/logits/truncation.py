@@ -54,7 +54,7 @@ class TopKLogitsWarper(LogitsProcessor):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores with all but the top k of each row set to `filter_value`."""
         if takes_kernels(scores):
-            from unspool.kernels.gpu.sampling.cuts import cut_beyond  # Triton is imported where a GPU is used
+            from unspool.kernels.gpu.sampling.nearest import cut_beyond  # Triton is imported where a GPU is used
 
             return cut_beyond(scores, self.column(scores), "top_k", self.filter_value)
         highest, _ = take_highest(scores, min(max(self.largest, 1), scores.shape[-1]))  # (rows, largest k)
@@ -108,7 +108,7 @@ class TopPLogitsWarper(LogitsProcessor):
         if scores.device.type == "cpu" and scores.dtype == torch.float32 and scores.shape[-1] >= 4 * HEAD:
             return self._cut_without_sorting(scores)
         if self.min_tokens_to_keep == 1 and takes_kernels(scores):
-            from unspool.kernels.gpu.sampling.cuts import cut_beyond  # Triton is imported where a GPU is used
+            from unspool.kernels.gpu.sampling.nearest import cut_beyond  # Triton is imported where a GPU is used
 
             return cut_beyond(scores, self.column(scores), "top_p", self.filter_value)
         return self._cut_sorted(scores)

@@ -42,7 +42,7 @@ class TypicalLogitsWarper(LogitsProcessor):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores with all that is untypical set to `filter_value`."""
         if self.min_tokens_to_keep == 1 and takes_kernels(scores):
-            from unspool.kernels.gpu.sampling.cuts import cut_beyond  # Triton is imported where a GPU is used
+            from unspool.kernels.gpu.sampling.nearest import cut_beyond  # Triton is imported where a GPU is used
 
             return cut_beyond(scores, self.column(scores), "typical", self.filter_value)
         logprobs = scores.log_softmax(dim=-1)  # (rows, vocab)

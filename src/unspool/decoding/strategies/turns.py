@@ -13,8 +13,7 @@ from unspool.decoding.record import Record, read_logprobs
 from unspool.decoding.rows import Rows
 from unspool.decoding.select import NO_TOKEN
 from unspool.decoding.strategies.base import Strategy
-from unspool.kernels.sending import send
-from unspool.kernels.sending import fetch
+from unspool.kernels.sending import fetch, send
 
 
 @dataclass(slots=True)

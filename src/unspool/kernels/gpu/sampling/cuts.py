@@ -1,12 +1,5 @@
-"""Processors that cut a row of scores by its own distribution, without a sort.
-
-Rows are cut into tiles, one per program. `_sum_tiles` leaves what a row's highest score, log-sum-exp, entropy and
-deviation follow from; one more kernel compares every score with a floor that these give (`cut_below`).
-
-Typical sampling, top-p and top-k keep the tokens that are nearest to a score until they reach a probability, or a
-number (`cut_beyond`). Where that is, is found by the weight within sixteen distances, then within sixteen more between
-two of these (`_weigh`). What lies between the two that are left is gathered (`_gather`) and searched by one program per
-row (`_find`). If there are no slots for all of it, that program searches the whole row: slower, with the same result.
+"""Processors that compare every score with what its row amounts to: cuts below a floor, XTC, a temperature that follows
+the entropy. Two kernels each, XTC three.
 """
 
 from __future__ import annotations
@@ -18,72 +11,9 @@ import triton
 import triton.language as tl
 
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
-
-TILE: Final = 4_096  # scores per program
-SUMS: Final = 8  # numbers of a tile: see `_sum_tiles`
-FACTS: Final = 16  # numbers of a row that the kernels of `cut_beyond` pass on
-STEPS: Final = 16  # distances whose weight is found at once
-FAR: Final = 32.0  # the distances of the first sixteen end here, but for the last
-WEIGHED: Final = 256  # scores that a program compares with them at once
-SLOTS: Final = 128  # scores that are gathered per tile
-CHUNK: Final = 4_096  # scores that the last program reads at once
-WARPS: Final = 8
+from unspool.kernels.gpu.sampling.row_sums import SUMS, TILE, WARPS, count_joined, join_sums, sum_rows
 
 KINDS: Final = ("epsilon", "eta", "min_p", "top_a", "sigma")  # of `cut_below`
-NEAREST: Final = ("top_p", "typical", "top_k")  # of `cut_beyond`
-
-
-@triton.jit
-def _sum_tiles(SCORES, SUMS, V, row_stride, NUM: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr):
-    """Of every tile: highest and lowest score, the sums of exponentials and of products with them, the number of
-    possible scores, their sum and the sum of their squares; all but the first two relative to the highest."""
-    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    token = tile * TILE + tl.arange(0, TILE)
-    let_next_start(PDL)
-    wait_for_input(PDL)
-    scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
-    scores = tl.where(scores == scores, scores, float("inf"))
-    is_possible = scores > float("-inf")
-    highest = tl.max(scores, 0)
-    below = tl.where(is_possible, scores - highest, 0.0)
-    weights = tl.where(is_possible, tl.exp(below), 0.0)
-    sums = SUMS + (row * tl.num_programs(1) + tile) * NUM
-    tl.store(sums, highest)
-    tl.store(sums + 1, tl.min(tl.where(is_possible, scores, float("inf")), 0))
-    tl.store(sums + 2, tl.sum(weights, 0))
-    tl.store(sums + 3, tl.sum(weights * below, 0))
-    tl.store(sums + 4, tl.sum(is_possible.to(tl.float32), 0))
-    tl.store(sums + 5, tl.sum(below, 0))
-    tl.store(sums + 6, tl.sum(below * below, 0))
-
-
-@triton.jit
-def _join_sums(SUMS, row, num_tiles, NUM: tl.constexpr, TILES: tl.constexpr):
-    """A row's highest and lowest score, its log-sum-exp relative to the highest, its entropy, and its deviation."""
-    tiles = tl.arange(0, TILES)
-    sums = SUMS + (row * num_tiles + tiles) * NUM
-    is_there = tiles < num_tiles
-    tops = tl.load(sums, mask=is_there, other=float("-inf"))
-    lows = tl.load(sums + 1, mask=is_there, other=float("inf"))
-    highest = tl.max(tops, 0)
-    is_there = is_there & (tops > float("-inf"))
-    off = tl.where(is_there, tops - highest, 0.0)
-    scale = tl.where(is_there, tl.exp(off), 0.0)
-    weights = tl.load(sums + 2, mask=is_there, other=0.0)
-    products = tl.load(sums + 3, mask=is_there, other=0.0)
-    total = tl.sum((weights * scale).to(tl.float64), 0)
-    product = tl.sum(((products + off * weights) * scale).to(tl.float64), 0)
-    whole = tl.log(total.to(tl.float32))
-    counts = tl.load(sums + 4, mask=is_there, other=0.0).to(tl.float64)
-    firsts = tl.load(sums + 5, mask=is_there, other=0.0).to(tl.float64)
-    squares = tl.load(sums + 6, mask=is_there, other=0.0).to(tl.float64)
-    off = off.to(tl.float64)
-    count = tl.maximum(tl.sum(counts, 0), 1.0)
-    mean = tl.sum(firsts + off * counts, 0) / count
-    square = tl.sum(squares + 2.0 * off * firsts + off * off * counts, 0) / count
-    deviation = tl.sqrt(tl.maximum(square - mean * mean, 0.0).to(tl.float32))
-    entropy = whole - (product / total).to(tl.float32)
-    return highest, tl.min(lows, 0), whole, entropy, deviation, total
 
 
 @triton.jit
@@ -97,7 +27,7 @@ def _cut_below(
     value = tl.load(VALUES + row * values_stride)
     wait_for_input(PDL)
     scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
-    highest, _, whole, entropy, deviation, _ = _join_sums(SUMS, row, num_tiles, NUM, TILES)
+    highest, _, whole, entropy, deviation, _, _ = join_sums(SUMS, row, num_tiles, NUM, TILES)
     if KIND == 0:  # in the order of KINDS
         floor = tl.minimum(value + (highest + whole), highest)
     elif KIND == 1:
@@ -118,10 +48,8 @@ def cut_below(scores: torch.Tensor, values: torch.Tensor, kind: str, filler: flo
     """
     scores = scores if scores.stride(1) == 1 else scores.contiguous()
     rows, vocab = scores.shape
-    tiles = triton.cdiv(vocab, TILE)
     out = torch.empty(rows, vocab, dtype=scores.dtype, device=scores.device)
-    sums = torch.empty(rows * tiles * SUMS, dtype=torch.float32, device=scores.device)
-    _sum(scores, sums, tiles)
+    sums, tiles = sum_rows(scores)
     launch(
         _cut_below,
         (rows, tiles),
@@ -137,376 +65,156 @@ def cut_below(scores: torch.Tensor, values: torch.Tensor, kind: str, filler: flo
         KIND=KINDS.index(kind),
         NUM=SUMS,
         TILE=TILE,
-        TILES=max(2, triton.next_power_of_2(tiles)),
+        TILES=count_joined(tiles),
         num_warps=WARPS,
         **launch_options(),
     )
     return out
 
 
-def _sum(scores: torch.Tensor, sums: torch.Tensor, tiles: int) -> None:
-    rows, vocab = scores.shape
-    launch(
-        _sum_tiles,
-        (rows, tiles),
-        scores,
-        sums,
-        vocab,
-        scores.stride(0),
-        NUM=SUMS,
-        TILE=TILE,
-        num_warps=WARPS,
-        **launch_options(),
-    )
-
-
-# --- the nearest scores up to a probability ------------------------------------------------------------
-
-
 @triton.jit
-def _measure(scores, highest, whole, entropy, KIND: tl.constexpr):
-    """The distances of scores; infinite for what is impossible."""
-    distance = highest - scores
-    if KIND == 1:
-        distance = tl.abs((whole + distance) - entropy)
-    return distance
-
-
-@triton.jit
-def _weigh_scores(scores, highest, is_there, KIND: tl.constexpr):
-    """What scores count for: their exponential, or one."""
-    weights = tl.where(is_there, 1.0, 0.0)
-    if KIND < 2:
-        weights = tl.where(is_there, tl.exp(scores - highest), 0.0)
-    return weights
-
-
-@triton.jit
-def _find_bin(MASSES, row, num_tiles, low, width, last, base, wanted, STEPS: tl.constexpr, TILES: tl.constexpr):
-    """The bin of sixteen in which the weight passes `wanted` (sixteen: in none), its ends, and the weight before it."""
-    tiles, steps = tl.arange(0, TILES), tl.arange(0, STEPS)
-    at = (row * num_tiles + tiles)[:, None] * STEPS + steps[None, :]
-    masses = tl.load(MASSES + at, mask=(tiles < num_tiles)[:, None], other=0.0)
-    reached = base + tl.sum(masses.to(tl.float64), 0)
-    number = tl.min(tl.where((reached >= wanted) & (reached > 0.0), steps, STEPS), 0)  # one token is kept at least
-    before = tl.where(number == 0, base, tl.sum(tl.where(steps == number - 1, reached, 0.0), 0))
-    high = tl.where(number == STEPS - 1, last, low + width * (number + 1))
-    return number, low + width * number, high, before
-
-
-@triton.jit
-def _weigh(
-    SCORES, SUMS, WANTED, ROWS, MASSES, BEFORE, V, row_stride, wanted_stride, num_tiles, far,
-    KIND: tl.constexpr, IS_FIRST: tl.constexpr, NUM: tl.constexpr, FACTS: tl.constexpr, STEPS: tl.constexpr,
-    CHUNK: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """The weight of a tile's scores within sixteen distances, counted from where the last ones end."""
-    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    ROWS += row * FACTS
-    SCORES += row * row_stride
-    let_next_start(PDL)
-    wait_for_input(PDL)
-    if IS_FIRST:
-        highest, lowest, whole, entropy, _, total = _join_sums(SUMS, row, num_tiles, NUM, TILES)
-        low = tl.zeros((), tl.float32) - 1.0  # below every distance
-        last = tl.maximum(
-            _measure(highest, highest, whole, entropy, KIND),
-            _measure(lowest, highest, whole, entropy, KIND),
-        )
-        # On a grid, so that sums of it are exact, and every program finds the same ends of bins.
-        width = tl.ceil((tl.minimum(last, far) + 1.0) * (1024.0 / STEPS)) / 1024.0
-        if tile == 0:
-            tl.store(ROWS, highest.to(tl.float64))
-            tl.store(ROWS + 1, whole.to(tl.float64))
-            tl.store(ROWS + 2, entropy.to(tl.float64))
-            wanted = tl.load(WANTED + row * wanted_stride).to(tl.float64)
-            if KIND == 2:
-                wanted = tl.where(wanted > 0.0, wanted, float("inf"))
-            else:
-                wanted = wanted * total
-            tl.store(ROWS + 3, wanted)
-            tl.store(ROWS + 4, last.to(tl.float64))
-            tl.store(ROWS + 5, width.to(tl.float64))
-    else:
-        highest, whole = tl.load(ROWS).to(tl.float32), tl.load(ROWS + 1).to(tl.float32)
-        entropy, wanted = tl.load(ROWS + 2).to(tl.float32), tl.load(ROWS + 3)
-        last, width = tl.load(ROWS + 4).to(tl.float32), tl.load(ROWS + 5).to(tl.float32)
-        number, low, last, before = _find_bin(
-            BEFORE, row, num_tiles, tl.zeros((), tl.float32) - 1.0, width, last, tl.zeros((), tl.float64), wanted,
-            STEPS, TILES,
-        )  # fmt: skip
-        width = width / STEPS
-        if tile == 0:
-            tl.store(ROWS + 6, tl.where(number < STEPS, low, float("inf")).to(tl.float64))
-            tl.store(ROWS + 7, last.to(tl.float64))
-            tl.store(ROWS + 8, before)
-    steps = tl.arange(0, STEPS)
-    limits = tl.where(steps == STEPS - 1, last, low + width * (steps + 1))
-    masses = tl.zeros((CHUNK, STEPS), tl.float32)
-    for first in range(0, TILE, CHUNK):
-        token = tile * TILE + first + tl.arange(0, CHUNK)
-        scores = tl.load(SCORES + token, mask=token < V, other=float("-inf"))
-        distance = _measure(scores, highest, whole, entropy, KIND)
-        is_there = (scores > float("-inf")) & (distance > low)
-        weights = _weigh_scores(scores, highest, is_there, KIND)
-        masses += tl.where(distance[:, None] <= limits[None, :], weights[:, None], 0.0)
-    tl.store(MASSES + (row * num_tiles + tile) * STEPS + steps, tl.sum(masses, 0))
-
-
-@triton.jit
-def _gather(
-    SCORES, ROWS, MASSES, COUNTS, FOUND, TOKENS, V, row_stride, num_tiles,
-    KIND: tl.constexpr, FACTS: tl.constexpr, STEPS: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
-    SLOTS: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Write down a tile's scores of the bin in which the weight is reached, in the order of their tokens, as far as
-    there are slots for them; and how many they are."""
-    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    token = tile * TILE + tl.arange(0, TILE)
-    ROWS += row * FACTS
-    let_next_start(PDL)
-    wait_for_input(PDL)
-    scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
-    highest, whole = tl.load(ROWS).to(tl.float32), tl.load(ROWS + 1).to(tl.float32)
-    entropy, wanted = tl.load(ROWS + 2).to(tl.float32), tl.load(ROWS + 3)
-    width, first_low = tl.load(ROWS + 5).to(tl.float32) / STEPS, tl.load(ROWS + 6).to(tl.float32)
-    last, base = tl.load(ROWS + 7).to(tl.float32), tl.load(ROWS + 8)
-    number, low, high, before = _find_bin(MASSES, row, num_tiles, first_low, width, last, base, wanted, STEPS, TILES)
-    if tile == 0:
-        tl.store(ROWS + 9, low.to(tl.float64))
-        tl.store(ROWS + 10, high.to(tl.float64))
-        tl.store(ROWS + 11, before)
-        is_reached = (first_low < float("inf")) & (number < STEPS)
-        tl.store(ROWS + 12, tl.where(is_reached, 1.0, 0.0).to(tl.float64))
-    distance = _measure(scores, highest, whole, entropy, KIND)
-    is_in = (scores > float("-inf")) & (distance > low) & (distance <= high)
-    number = tl.cumsum(is_in.to(tl.int32), 0)
-    at = (row * num_tiles + tile) * SLOTS + number - 1
-    has_slot = is_in & (number <= SLOTS)
-    tl.store(FOUND + at, scores, mask=has_slot)
-    tl.store(TOKENS + at, token, mask=has_slot)
-    tl.store(COUNTS + row * num_tiles + tile, tl.sum(is_in.to(tl.int32), 0))
-
-
-@triton.jit
-def _weigh_chunk(
-    SCORES, COUNTS, first, count, highest, whole, entropy, low,
-    KIND: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    """Distances and weights of some of `count` scores, which are slots if there are SLOTS; infinite and nothing if they
-    are not beyond `low`."""
-    at = first + tl.arange(0, CHUNK)
-    is_there = at < count
-    if SLOTS > 0:
-        is_there = is_there & (at % SLOTS < tl.load(COUNTS + at // SLOTS, mask=is_there, other=0))
-    scores = tl.load(SCORES + at, mask=is_there, other=float("-inf"))
-    distance = _measure(scores, highest, whole, entropy, KIND)
-    is_in = (scores > float("-inf")) & (distance > low)
-    weight = _weigh_scores(scores, highest, is_in, KIND).to(tl.float64)
-    return tl.where(is_in, distance, float("inf")), weight
-
-
-@triton.jit
-def _search(
-    SCORES, TOKENS, COUNTS, ROWS, CUT, LAST, count, KIND: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr
-):  # fmt: skip
-    """The least distance within which scores reach a row's weight, by bisection; and the last token that is kept of
-    those at that distance. If they are in slots, one chunk holds all of them."""
-    highest, whole = tl.load(ROWS).to(tl.float32), tl.load(ROWS + 1).to(tl.float32)
-    entropy, wanted = tl.load(ROWS + 2).to(tl.float32), tl.load(ROWS + 3)
-    low, high = tl.load(ROWS + 9).to(tl.float32), tl.load(ROWS + 10).to(tl.float32)
-    before = tl.load(ROWS + 11)
-    # Distances are at least 0: their bits have their order.
-    least = tl.where(low < 0.0, -1, tl.maximum(low, 0.0).to(tl.int32, bitcast=True))
-    most = tl.maximum(high, 0.0).to(tl.int32, bitcast=True)
-    if SLOTS > 0:
-        distance, weight = _weigh_chunk(SCORES, COUNTS, 0, count, highest, whole, entropy, low, KIND, SLOTS, CHUNK)
-    while most - least > 1:
-        middle = least + (most - least) // 2
-        limit = middle.to(tl.float32, bitcast=True)
-        if SLOTS > 0:
-            reached = tl.sum(tl.where(distance <= limit, weight, 0.0), 0)
-        else:
-            parts = tl.zeros((CHUNK,), tl.float64)
-            for first in range(0, count, CHUNK):
-                far, each = _weigh_chunk(SCORES, COUNTS, first, count, highest, whole, entropy, low, KIND, SLOTS, CHUNK)
-                parts += tl.where(far <= limit, each, 0.0)
-            reached = tl.sum(parts, 0)
-        reached += before
-        is_enough = (reached >= wanted) & (reached > 0.0)
-        most = tl.where(is_enough, middle, most)
-        least = tl.where(is_enough, least, middle)
-    cut = most.to(tl.float32, bitcast=True)
-    tl.store(CUT, cut)
-    if KIND == 0:  # of equal scores only as many are kept as are needed, the first ones
-        parts = tl.zeros((CHUNK,), tl.float64)
-        share = tl.zeros((), tl.float64)
-        for first in range(0, count, CHUNK):
-            far, each = _weigh_chunk(SCORES, COUNTS, first, count, highest, whole, entropy, low, KIND, SLOTS, CHUNK)
-            parts += tl.where(far < cut, each, 0.0)
-            share = tl.maximum(share, tl.max(tl.where(far == cut, each, 0.0), 0))
-        missing = wanted - before - tl.sum(parts, 0)
-        num_kept = tl.where(share > 0.0, tl.ceil(missing / share), 1.0)
-        num_kept = tl.maximum(num_kept, 1.0).to(tl.int32)
-        num_before, last = tl.zeros((), tl.int32), tl.zeros((), tl.int32)
-        for first in range(0, count, CHUNK):
-            far, _ = _weigh_chunk(SCORES, COUNTS, first, count, highest, whole, entropy, low, KIND, SLOTS, CHUNK)
-            at = first + tl.arange(0, CHUNK)
-            if SLOTS > 0:
-                token = tl.load(TOKENS + at, mask=at < count, other=0)
-            else:
-                token = at
-            is_tie = (far == cut).to(tl.int32)
-            is_kept = (is_tie > 0) & (num_before + tl.cumsum(is_tie, 0) <= num_kept)
-            last = tl.maximum(last, tl.max(tl.where(is_kept, token, 0), 0))
-            num_before += tl.sum(is_tie, 0)
-        tl.store(LAST, last)
-
-
-@triton.jit
-def _find(
-    SCORES, FOUND, TOKENS, COUNTS, ROWS, CUTS, LASTS, V, row_stride, num_tiles,
-    KIND: tl.constexpr, FACTS: tl.constexpr, SLOTS: tl.constexpr, TILES: tl.constexpr, CHUNK: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    """Where a row is cut: everything farther goes, and of what is as far, tokens after the last."""
-    row = tl.program_id(0).to(tl.int64)
-    tiles = tl.arange(0, TILES)
-    ROWS += row * FACTS
-    COUNTS += row * num_tiles
-    let_next_start(PDL)
-    wait_for_input(PDL)
-    most = tl.max(tl.load(COUNTS + tiles, mask=tiles < num_tiles, other=0), 0)
-    if tl.load(ROWS + 12) == 0.0:
-        tl.store(CUTS + row, float("inf"))
-        tl.store(LASTS + row, V)
-    elif most <= SLOTS:
-        first = row * num_tiles * SLOTS
-        _search(
-            FOUND + first, TOKENS + first, COUNTS, ROWS, CUTS + row, LASTS + row, num_tiles * SLOTS,
-            KIND, SLOTS, TILES * SLOTS,
-        )  # fmt: skip
-    else:
-        _search(SCORES + row * row_stride, TOKENS, COUNTS, ROWS, CUTS + row, LASTS + row, V, KIND, 0, CHUNK)
-
-
-@triton.jit
-def _cut_beyond(
-    SCORES, OUT, ROWS, CUTS, LASTS, V, row_stride, filler,
-    KIND: tl.constexpr, FACTS: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
+def _temper(
+    SCORES, OUT, SUMS, MIDDLE, SPREAD, EXPONENT, V, row_stride, middle_stride, spread_stride, exponent_stride,
+    num_tiles, NUM: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = tile * TILE + tl.arange(0, TILE)
     let_next_start(PDL)
+    middle, spread = tl.load(MIDDLE + row * middle_stride), tl.load(SPREAD + row * spread_stride)
+    exponent = tl.load(EXPONENT + row * exponent_stride)
     wait_for_input(PDL)
-    ROWS += row * FACTS
-    highest, whole = tl.load(ROWS).to(tl.float32), tl.load(ROWS + 1).to(tl.float32)
-    entropy, cut = tl.load(ROWS + 2).to(tl.float32), tl.load(CUTS + row)
     scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
-    distance = _measure(scores, highest, whole, entropy, KIND)
-    is_far = distance > cut
-    if KIND == 0:
-        is_far = is_far | ((distance == cut) & (token > tl.load(LASTS + row)))
-    tl.store(OUT + row * V + token, tl.where(is_far, filler, scores), mask=token < V)
+    _, _, _, entropy, _, _, count = join_sums(SUMS, row, num_tiles, NUM, TILES)
+    share = entropy / tl.maximum(tl.log(count.to(tl.float32)), 1e-9)
+    share = tl.where(count > 1.0, tl.minimum(tl.maximum(share, 0.0), 1.0), 0.0)
+    share = tl.where(share > 0.0, tl.exp2(exponent * tl.log2(share)), 0.0)
+    temperature = (middle - spread) + 2.0 * spread * share
+    tl.store(OUT + row * V + token, tl.div_rn(scores, tl.zeros_like(scores) + temperature), mask=token < V)
 
 
-def cut_beyond(scores: torch.Tensor, wanted: torch.Tensor, kind: str, filler: float) -> torch.Tensor:
-    """The scores (rows, vocab) float32 with all but the nearest of each row at `filler`.
-
-    Nearest are the highest, until they reach a probability ("top_p", of equals the first ones) or a number ("top_k",
-    all equals, 0 for all scores); or those whose surprise is nearest to the entropy, until they reach a probability
-    ("typical"). `wanted` is (rows or 1, 1); a row that does not reach it stays as it is.
-    """
+def temper(scores: torch.Tensor, middle: torch.Tensor, spread: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
+    """The scores (rows, vocab) float32 divided by a temperature from `middle - spread` to `middle + spread`, by the
+    entropy relative to the largest possible one, to the power of `exponent`; (rows or 1, 1) float32 each."""
     scores = scores if scores.stride(1) == 1 else scores.contiguous()
     rows, vocab = scores.shape
-    tiles, device = triton.cdiv(vocab, TILE), scores.device
-    out = torch.empty(rows, vocab, dtype=scores.dtype, device=device)
-    sizes = [rows * tiles * SUMS, rows * tiles * STEPS, rows * tiles * STEPS, rows * tiles * SLOTS, rows]
-    sums, masses, finer, found, cuts = torch.empty(sum(sizes), dtype=torch.float32, device=device).split(sizes)
-    numbers = [rows * tiles, rows * tiles * SLOTS, rows]
-    counts, tokens, lasts = torch.empty(sum(numbers), dtype=torch.int32, device=device).split(numbers)
-    facts = torch.empty(rows * FACTS, dtype=torch.float64, device=device)
-    options = launch_options()
-    wide = {"TILE": TILE, "TILES": max(2, triton.next_power_of_2(tiles)), "num_warps": WARPS, **options}
-    _sum(scores, sums, tiles)
-    stride, wanted_stride = scores.stride(0), 0 if len(wanted) == 1 else 1
-    for is_first, into, before in ((True, masses, finer), (False, finer, masses)):
-        launch(
-            _weigh,
-            (rows, tiles),
-            scores,
-            sums,
-            wanted,
-            facts,
-            into,
-            before,
-            vocab,
-            stride,
-            wanted_stride,
-            tiles,
-            FAR,
-            KIND=NEAREST.index(kind),
-            IS_FIRST=is_first,
-            NUM=SUMS,
-            FACTS=FACTS,
-            STEPS=STEPS,
-            CHUNK=WEIGHED,
-            **wide,
-        )
+    out = torch.empty(rows, vocab, dtype=scores.dtype, device=scores.device)
+    sums, tiles = sum_rows(scores)
     launch(
-        _gather,
-        (rows, tiles),
-        scores,
-        facts,
-        finer,
-        counts,
-        found,
-        tokens,
-        vocab,
-        stride,
-        tiles,
-        KIND=NEAREST.index(kind),
-        FACTS=FACTS,
-        STEPS=STEPS,
-        SLOTS=SLOTS,
-        **wide,
-    )
-    launch(
-        _find,
-        (rows,),
-        scores,
-        found,
-        tokens,
-        counts,
-        facts,
-        cuts,
-        lasts,
-        vocab,
-        stride,
-        tiles,
-        KIND=NEAREST.index(kind),
-        FACTS=FACTS,
-        SLOTS=SLOTS,
-        TILES=wide["TILES"],
-        CHUNK=CHUNK,
-        num_warps=WARPS,
-        **options,
-    )
-    launch(
-        _cut_beyond,
+        _temper,
         (rows, tiles),
         scores,
         out,
-        facts,
-        cuts,
-        lasts,
+        sums,
+        middle,
+        spread,
+        exponent,
         vocab,
-        stride,
-        filler,
-        KIND=NEAREST.index(kind),
-        FACTS=FACTS,
+        scores.stride(0),
+        *(0 if len(values) == 1 else 1 for values in (middle, spread, exponent)),
+        tiles,
+        NUM=SUMS,
         TILE=TILE,
+        TILES=count_joined(tiles),
         num_warps=WARPS,
-        **options,
+        **launch_options(),
+    )
+    return out
+
+
+@triton.jit
+def _find_least(
+    SCORES, SUMS, THRESHOLD, LEASTS, TOKENS, V, row_stride, threshold_stride, num_tiles,
+    NUM: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The lowest of a tile's scores that are likely, and its first token."""
+    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = tile * TILE + tl.arange(0, TILE)
+    let_next_start(PDL)
+    threshold = tl.load(THRESHOLD + row * threshold_stride)
+    wait_for_input(PDL)
+    scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
+    highest, _, whole, _, _, _, _ = join_sums(SUMS, row, num_tiles, NUM, TILES)
+    is_top = tl.exp((scores - highest) - whole) >= threshold
+    least = tl.min(tl.where(is_top, scores, float("inf")), 0)
+    place = row * num_tiles + tile
+    tl.store(LEASTS + place, least)
+    tl.store(TOKENS + place, tl.min(tl.where(is_top & (scores == least), token, V), 0))
+
+
+@triton.jit
+def _exclude(
+    SCORES, OUT, SUMS, THRESHOLD, PROBABILITY, UNIFORMS, LEASTS, TOKENS, V, row_stride, threshold_stride,
+    probability_stride, num_tiles, filler,
+    NUM: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    tiles = tl.arange(0, TILES)
+    token = tile * TILE + tl.arange(0, TILE)
+    let_next_start(PDL)
+    threshold = tl.load(THRESHOLD + row * threshold_stride)
+    probability = tl.load(PROBABILITY + row * probability_stride)
+    wait_for_input(PDL)
+    uniform = tl.load(UNIFORMS + row)
+    scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
+    highest, _, whole, _, _, _, _ = join_sums(SUMS, row, num_tiles, NUM, TILES)
+    leasts = tl.load(LEASTS + row * num_tiles + tiles, mask=tiles < num_tiles, other=float("inf"))
+    tokens = tl.load(TOKENS + row * num_tiles + tiles, mask=tiles < num_tiles, other=V)
+    least = tl.min(leasts, 0)
+    spared = tl.min(tl.where(leasts == least, tokens, V), 0)
+    is_top = tl.exp((scores - highest) - whole) >= threshold
+    spared = tl.where(uniform < probability, spared, -1)  # -1: the row is not cut
+    is_dropped = is_top & (token != spared) & (spared >= 0)
+    tl.store(OUT + row * V + token, tl.where(is_dropped, filler, scores), mask=token < V)
+
+
+def exclude_top(
+    scores: torch.Tensor,  # (rows, vocab) float32
+    threshold: torch.Tensor,  # (rows or 1, 1) float32
+    probability: torch.Tensor,  # (rows or 1, 1) float64
+    uniforms: torch.Tensor,  # (rows,) float64
+    filler: float,
+) -> torch.Tensor:
+    """The scores with those of tokens that reach a probability of `threshold` at `filler`, but for the first of the
+    least likely ones, in rows whose number lies below `probability` (XTC)."""
+    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    rows, vocab = scores.shape
+    out = torch.empty(rows, vocab, dtype=scores.dtype, device=scores.device)
+    sums, tiles = sum_rows(scores)
+    leasts = torch.empty(rows * tiles, dtype=torch.float32, device=scores.device)
+    tokens = torch.empty(rows * tiles, dtype=torch.int32, device=scores.device)
+    threshold_stride, probability_stride = (0 if len(values) == 1 else 1 for values in (threshold, probability))
+    wide = {"NUM": SUMS, "TILE": TILE, "TILES": count_joined(tiles), "num_warps": WARPS, **launch_options()}
+    launch(
+        _find_least,
+        (rows, tiles),
+        scores,
+        sums,
+        threshold,
+        leasts,
+        tokens,
+        vocab,
+        scores.stride(0),
+        threshold_stride,
+        tiles,
+        **wide,
+    )
+    launch(
+        _exclude,
+        (rows, tiles),
+        scores,
+        out,
+        sums,
+        threshold,
+        probability,
+        uniforms.contiguous(),
+        leasts,
+        tokens,
+        vocab,
+        scores.stride(0),
+        threshold_stride,
+        probability_stride,
+        tiles,
+        filler,
+        **wide,
     )
     return out

@@ -1,7 +1,6 @@
 """What a sampling tail may cut after top-k, top-p and min-p: top-a, typical, epsilon and eta, in this order.
 
-`cut_candidates` works on a row's candidates, as the usual case leaves them; `cut_slowly` by passes over the groups of
-scores that they are in, for rows of which too many tie. Both take scores relative to the row's highest.
+They look at a row's few candidates alone; `slow_tail.draw_slowly` does the same if too many tie.
 """
 
 from __future__ import annotations
