@@ -9,8 +9,7 @@ import torch
 
 import unspool
 from tests.conformance.cases import load_model
-from unspool.cache.base import Cache
-from unspool.cache.views.branching import BranchingCache
+from unspool.cache.stores.plain import PlainStore
 from unspool.decoding import choice
 from unspool.decoding.beams.ahead import AheadBeamTurns
 from unspool.decoding.beams.selection import Drawing, find_candidates, read_candidates, select_by_operators
@@ -19,19 +18,26 @@ from unspool.errors import NoTokenLeftError
 
 
 @pytest.fixture
-def ahead(monkeypatch: pytest.MonkeyPatch) -> list[AheadBeamTurns]:
+def ahead(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Searches run ahead from now on; the turns that were made for them."""
-    made: list[AheadBeamTurns] = []
+    made: list[Any] = []
     start = AheadBeamTurns.__init__
 
     def note(self: AheadBeamTurns, *args: Any, **kwargs: Any) -> None:
         start(self, *args, **kwargs)
         made.append(self)
 
+    launch = AheadBeamTurns._launch
+
+    def count(self: Any) -> None:
+        self.num_launched += 1
+        launch(self)
+
     monkeypatch.setattr(AheadBeamTurns, "__init__", note)
+    monkeypatch.setattr(AheadBeamTurns, "num_launched", 0, raising=False)
+    monkeypatch.setattr(AheadBeamTurns, "_launch", count)
     monkeypatch.setattr(choice, "can_search_ahead", lambda *_, **__: True)
-    for kind in (Cache, BranchingCache):
-        monkeypatch.setattr(kind, "can_follow", property(lambda cache: bool(cache.lengths)))
+    monkeypatch.setattr(PlainStore, "can_follow", lambda store, _: bool(store.buffers))
     return made
 
 
@@ -79,7 +85,7 @@ def test_scores_origins_and_cache_of_one_prompt(name: str, ends: list[int] | Non
         for layer in range(len(own)):
             for one, two in zip(held[layer], own[layer], strict=True):
                 torch.testing.assert_close(one, two)
-    assert len(made) == 1
+    assert len(made) == 1 and made[0].num_launched > 2
 
 
 def test_a_stream_emits_the_same_and_can_be_closed(request: Any) -> None:

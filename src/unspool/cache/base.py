@@ -244,7 +244,7 @@ class Cache(ReferenceSurface, Savable):
         return False
 
     def follow_rows(self, index: torch.Tensor) -> None:
-        """`select_rows` with as many rows as there are and an index (rows,) on the device."""
+        """`select_rows` for beams, which go on from others of their prompt: an index (rows,) on the device."""
         self.select_rows(index.tolist())
 
     def fork(self, forks: range) -> Cache:  # noqa: ARG002 - kinds that can, do

@@ -180,17 +180,17 @@ class BranchingCache(Cache):
 
     @property
     def can_follow(self) -> bool:
-        """Under captured steps: there keys stay where they are."""
-        return self._ancestry is not None
+        """Under captured steps, where keys stay where they are; else if a branch's own keys can be moved."""
+        return self._ancestry is not None or self._own.can_follow
 
     def follow_rows(self, index: torch.Tensor) -> None:
+        self._origins = None  # who wrote what is on the device alone from now on
         if self._ancestry is None:
-            super().follow_rows(index)
+            self._own.follow_rows(index)
             return
         held = max(self._own.lengths, default=0)
         known = self._ancestry[:, :held]
         known.copy_(known.index_select(0, index))
-        self._origins = None  # who wrote what is on the device alone from now on
 
     def _note_origins(self) -> None:
         if self._origins is not None:
