@@ -55,7 +55,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("count", [1, 2, 12])
+@pytest.mark.parametrize("count", [2, 12])
 def test_sequences_are_those_of_searches_step_by_step(settings: dict[str, Any], count: int, request: Any) -> None:
     lm = load_model("llama")
     expected = lm.generate(PROMPTS, max_new_tokens=count, **settings)
