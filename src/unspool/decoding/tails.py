@@ -24,7 +24,9 @@ def draw_from_tail(tail: FusedTail, scores: torch.Tensor, uniforms: torch.Tensor
 
 
 def draw_by_library(tail: FusedTail, scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """The same on a CPU; where rounding decides, or without its library, operators do."""
+    """The same on a CPU; if rounding decides, something cuts after min-p, or without its library, operators do."""
+    if tail.after:
+        return draw(tail.run_plainly(scores), uniforms)
     tokens = draw_rows(scores, tail.list_draws(len(scores)), uniforms)
     if tokens is None:
         return draw_by_operators(tail, scores, uniforms)
@@ -55,5 +57,9 @@ def draw_by_kernels(tail: FusedTail, scores: torch.Tensor, uniforms: torch.Tenso
         top_p=tail.top_p.column(scores) if tail.top_p is not None else None,
         fewest=tail.top_p.min_tokens_to_keep if tail.top_p is not None else 1,
         min_p=tail.min_p.column(scores) if tail.min_p is not None else None,
+        top_a=tail.top_a.column(scores) if tail.top_a is not None else None,
+        typical=tail.typical.column(scores) if tail.typical is not None else None,
+        epsilon=tail.epsilon.column(scores) if tail.epsilon is not None else None,
+        eta=tail.eta.column(scores) if tail.eta is not None else None,
     )
     return draw_tail(scores, uniforms, settings)
