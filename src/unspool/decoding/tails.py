@@ -10,6 +10,7 @@ from unspool.kernels.draws import draw_rows
 from unspool.kernels.presence import runs_kernels
 from unspool.logits.fused import FusedTail
 
+_prepared: set[tuple[torch.device, int, tuple[int, bool, bool, bool] | None]] = set()  # compiled in this process
 MOST_RANKED = 256  # candidates that kernels rank by comparing each with each: 1,000 take three times what a sort takes
 
 
@@ -17,10 +18,52 @@ def draw_from_tail(tail: FusedTail, scores: torch.Tensor, uniforms: torch.Tensor
     """The tokens (rows,) drawn from what the tail leaves of scores (rows, vocab)."""
     if scores.device.type == "cpu":
         return draw_by_library(tail, scores, uniforms)
-    is_ranked = tail.can_be_ranked and tail.top_k is not None and tail.top_k.largest <= MOST_RANKED
-    if is_ranked and scores.dtype == torch.float32 and runs_kernels(scores.device):
+    if _can_rank(tail) and scores.dtype == torch.float32 and runs_kernels(scores.device):
         return draw_by_kernels(tail, scores, uniforms)
     return draw_by_operators(tail, scores, uniforms)
+
+
+def _can_rank(tail: FusedTail) -> bool:
+    return tail.can_be_ranked and tail.top_k is not None and tail.top_k.largest <= MOST_RANKED
+
+
+def prepare_draws(tail: FusedTail | None, num_rows: int, vocab: int, device: torch.device) -> None:
+    """Start compiling the kernels of a call's draws, so that they are there once its prompts have been read."""
+    if not runs_kernels(device) or (tail is not None and not _can_rank(tail)):
+        return
+    key = (device, vocab, None if tail is None else _describe(tail))
+    if key in _prepared:
+        return
+    _prepared.add(key)
+    from unspool.kernels.gpu.launching import compile_beside  # Triton is imported where a GPU is used
+    from unspool.kernels.gpu.sampling.row_draw import draw_row
+    from unspool.kernels.gpu.sampling.tail import TailSettings, draw_tail
+
+    nowhere = torch.device("meta")  # kernels are compiled for dtypes and sizes
+    scores = torch.empty(num_rows, vocab, dtype=torch.float32, device=nowhere)
+    uniforms = torch.empty(num_rows, dtype=torch.float64, device=nowhere)
+    if tail is None:
+        compile_beside(lambda: draw_row(scores, uniforms))
+        return
+    largest_k, has_temperature, has_top_p, has_min_p = _describe(tail)
+
+    def find(is_there: bool, dtype: torch.dtype) -> torch.Tensor | None:
+        return torch.empty(1, 1, dtype=dtype, device=nowhere) if is_there else None
+
+    settings = TailSettings(
+        top_k=torch.empty(1, 1, dtype=torch.int64, device=nowhere),
+        largest_k=largest_k,
+        temperature=find(has_temperature, torch.float32),
+        top_p=find(has_top_p, torch.float64),
+        min_p=find(has_min_p, torch.float32),
+    )
+    compile_beside(lambda: draw_tail(scores, uniforms, settings))
+
+
+def _describe(tail: FusedTail) -> tuple[int, bool, bool, bool]:
+    """What the kernels of a tail are compiled for."""
+    assert tail.top_k is not None
+    return tail.top_k.largest, tail.temperature is not None, tail.top_p is not None, tail.min_p is not None
 
 
 def draw_by_library(tail: FusedTail, scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from unspool.kernels.cpu.blocks import BLOCK
 from unspool.kernels.cpu.marks import Marks
 from unspool.kernels.cpu.tiles import BYTES, TILE
 
-ABI: Final = 13
+ABI: Final = 14
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
@@ -60,7 +60,7 @@ class Layer(ctypes.Structure):
         *((name, Matrix) for name in ("qkv", "out", "up", "down")),
         ("rope", ctypes.c_void_p),
         ("scale", ctypes.c_float),
-        ("unused", ctypes.c_int32),
+        ("is_halved", ctypes.c_int32),
         ("cross_norm", Norm),
         ("cross_q", Matrix),
         ("cross_out", Matrix),

@@ -6,9 +6,9 @@ The overlap is programmatic dependent launch (PDL): a kernel may start before th
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, Final
 
@@ -21,6 +21,8 @@ HOPPER: Final = (9, 0)
 LINE_BYTES: Final = 128  # of a cache
 _MOST_COMPILERS: Final = 12  # threads
 _state = threading.local()
+_begun: dict[int, threading.Event] = {}  # kernels that another thread compiles, and what is set once it is done
+_compilers: set[threading.Thread] = set()
 
 
 @cache
@@ -36,10 +38,36 @@ def launch_options() -> dict[str, Any]:
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
     """Launch a kernel; inside `compile_ahead`, only compile it."""
-    if getattr(_state, "only_compiles", False):
+    done: threading.Event | None = getattr(_state, "done", None)
+    if done is not None:
+        _begun.setdefault(id(kernel), done)
         kernel.warmup(*args, grid=grid, **options)
-    else:
-        kernel[grid](*args, **options)
+        return
+    if _begun and (other := _begun.get(id(kernel))) is not None:
+        other.wait()  # compiling it here as well would take longer
+    kernel[grid](*args, **options)
+
+
+class _Compilers(ThreadPoolExecutor):
+    """Threads that compile a kernel and load it: the function that launches it is a C compiler's work of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(_MOST_COMPILERS, "unspool compiler")
+        self._device = torch.cuda.current_device()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        def work() -> Any:
+            kernel = fn(*args, **kwargs)
+            with suppress(Exception), torch.cuda.device(self._device):  # the first launch raises it again
+                _ = kernel.run
+            return kernel
+
+        return super().submit(work)
+
+
+def can_compile_ahead() -> bool:
+    """Whether this Triton compiles without launching, for a GPU that is there."""
+    return hasattr(triton, "AsyncCompileMode") and torch.cuda.is_available()
 
 
 @contextmanager
@@ -48,15 +76,43 @@ def compile_ahead() -> Iterator[None]:
 
     The first step on a machine would otherwise compile some ten kernels one after the other.
     """
-    if not hasattr(triton, "AsyncCompileMode") or not torch.cuda.is_available():
+    if not can_compile_ahead():
         yield
         return
-    _state.only_compiles = True
+    _state.done = done = threading.Event()
     try:
-        with ThreadPoolExecutor(_MOST_COMPILERS) as threads, triton.AsyncCompileMode(threads):
+        with _Compilers() as threads, triton.AsyncCompileMode(threads):
             yield
     finally:
-        _state.only_compiles = False
+        _state.done = None
+        for kernel in [kernel for kernel, event in list(_begun.items()) if event is done]:
+            del _begun[kernel]
+        done.set()
+
+
+def compile_beside(work: Callable[[], object]) -> None:
+    """Compile what `work` launches in another thread; an error there leaves kernels to those who launch them."""
+    if not can_compile_ahead():
+        return
+    device = torch.cuda.current_device()
+
+    def run() -> None:
+        try:
+            with suppress(Exception), torch.cuda.device(device), torch.inference_mode(), compile_ahead():
+                work()
+        finally:
+            _compilers.discard(thread)
+
+    thread = threading.Thread(target=run, name="unspool kernels", daemon=True)
+    _compilers.add(thread)
+    thread.start()
+
+
+def wait_for_compilers() -> None:
+    """Return once nothing is compiled beside."""
+    for thread in list(_compilers):
+        if thread is not threading.current_thread():
+            thread.join()
 
 
 @triton.jit

@@ -15,7 +15,9 @@ from unspool.models.decoder.model import Decoder
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.families.entry import FamilyEntry
 from unspool.models.families.gguf import find_gguf_names
+from unspool.models.paths.captured_ahead import META, prepare_decoder
 from unspool.models.settings import Settings
+from unspool.models.sharing import without_numbers
 from unspool.models.weights import WeightSource
 from unspool.protocols import LayerKind
 
@@ -49,6 +51,9 @@ class DecoderFamily(FamilyEntry):
         else:
             settings = Settings(config)
             spec, names = self.read_config(settings), self.find_names(settings, tensors)
+        if packing is None and device.type == "cuda":
+            source = without_numbers(tensors, dtype)
+            prepare_decoder(spec, device, dtype, lambda: assemble_decoder(spec, names, source, META, dtype))
         weights = assemble_decoder(spec, names, tensors, device, dtype, progress, packing)
         return Decoder(spec, weights, {} if is_gguf else config, device, dtype)
 

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define US_ABI 13
+#define US_ABI 14
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
 #define US_PART 64     /* keys that attention reads at once: with their values they stay in the first-level cache */
@@ -44,7 +44,7 @@ typedef struct {
     us_matrix qkv, out, up, down;
     const float *rope; /* (positions, pairs, 2): cosine and sine; or NULL */
     float scale;
-    int32_t unused;
+    int32_t is_halved; /* the product leaves rotary pairs of queries and keys as the two halves of a head */
     us_norm cross_norm;
     us_matrix cross_q, cross_out; /* of models with an encoder */
     const float *biases; /* (heads, num_distances): of a key's score, by how far it lies behind; or NULL */
