@@ -57,5 +57,5 @@ def rotate_(heads: torch.Tensor, factors: torch.Tensor, *, is_halved: bool = Fal
 def split_pairs(turned: torch.Tensor, *, is_halved: bool) -> torch.Tensor:
     """The pairs (…, pairs, 2) of what is rotated of heads (…, width): neighbours, or one number of each half."""
     if is_halved:
-        return turned.unflatten(-1, (2, -1)).transpose(-1, -2)
-    return turned.unflatten(-1, (-1, 2))
+        return turned.view(*turned.shape[:-1], 2, -1).transpose(-1, -2)
+    return turned.view(*turned.shape[:-1], -1, 2)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from unspool.models.decoder.layers import assemble_decoder
 from unspool.models.families.base import DecoderFamily
 from unspool.models.registry import find_family
 from unspool.models.settings import Settings
-from unspool.models.decoder.layers import assemble_decoder
 from unspool.models.sharing import SharedSource, without_numbers
 from unspool.models.weights import MemorySource, iterate_tensors
 
@@ -19,7 +19,7 @@ transformers = pytest.importorskip("transformers")
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 64,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0,
 }  # fmt: skip
 
 

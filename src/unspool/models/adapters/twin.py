@@ -46,6 +46,7 @@ def find_twin(model: Any) -> tuple[NativeModel | None, str]:
     return known.native, known.reason
 
 
+@torch.no_grad()  # parameters ask for gradients, which what is made of them must not carry
 def _build(model: Any) -> Twin:
     parameter = next(model.parameters())
     config = model.config.to_dict() | {"architectures": [type(model).__name__]}

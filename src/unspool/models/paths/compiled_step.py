@@ -112,7 +112,8 @@ class StepFunction:
         queries, new_keys, new_values = torch.split(by_head, [heads, kv_heads, kv_heads], dim=2)
         queries, new_keys = norm_heads(spec, layer, queries, new_keys)
         if turns is not None and index not in spec.unturned:
-            queries, new_keys = (_rotate(heads, *turns, is_halved=layer.is_halved) for heads in (queries, new_keys))
+            queries = _rotate(queries, *turns, is_halved=layer.is_halved)
+            new_keys = _rotate(new_keys, *turns, is_halved=layer.is_halved)
         own_rows = torch.arange(rows, device=qkv.device)[:, None]
         buffer[own_rows, positions] = torch.stack((new_keys, new_values), dim=2)  # (rows, new, 2, kv heads, width)
         held = buffer[:, : mask.shape[-1]]
