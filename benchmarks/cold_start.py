@@ -94,6 +94,10 @@ def measure(folder: Path, arguments: argparse.Namespace) -> None:
     if arguments.watch and device == "cuda":
         compiled = watch_compilers()
         marks.append(("triton imported", time.perf_counter()))
+        _ = unspool.load  # it is imported when it is asked for
+        marks.append(("loader imported", time.perf_counter()))
+        torch.zeros(1, device=device)
+        marks.append(("CUDA started", time.perf_counter()))
     model = unspool.load(str(folder), device=device, dtype="bfloat16", quantize=None).model
     marks.append(("loaded", time.perf_counter()))
     ids = torch.randint(3, 1000, (1, PROMPT), generator=torch.Generator().manual_seed(1)).to(device)

@@ -5,6 +5,7 @@ The overlap is programmatic dependent launch (PDL): a kernel may start before th
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,10 +20,13 @@ from triton.language.extra import cuda as tlx
 
 HOPPER: Final = (9, 0)
 LINE_BYTES: Final = 128  # of a cache
-_MOST_COMPILERS: Final = 12  # threads
+_MOST_COMPILERS: Final = 6  # threads: half of a kernel's compilation holds Python's lock
+_SHORT_TURN: Final = 2e-4  # seconds that a thread may keep Python's lock while others compile
 _state = threading.local()
-_begun: dict[int, threading.Event] = {}  # kernels that another thread compiles, and what is set once it is done
+_under_way: dict[int, dict[int, Any]] = {}  # kernels that are being compiled: what each of their variants will be
 _compilers: set[threading.Thread] = set()
+_usual: list[float] = []  # how long a turn was before it was made short
+_turns_lock = threading.Lock()
 
 
 @cache
@@ -38,13 +42,16 @@ def launch_options() -> dict[str, Any]:
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
     """Launch a kernel; inside `compile_ahead`, only compile it."""
-    done: threading.Event | None = getattr(_state, "done", None)
-    if done is not None:
-        _begun.setdefault(id(kernel), done)
-        kernel.warmup(*args, grid=grid, **options)
+    begun: set[int] | None = getattr(_state, "begun", None)
+    if begun is not None:
+        variant = kernel.warmup(*args, grid=grid, **options)
+        if hasattr(variant, "future"):
+            _under_way.setdefault(id(kernel), {})[id(variant)] = variant
+            begun.add(id(kernel))
         return
-    if _begun and (other := _begun.get(id(kernel))) is not None:
-        other.wait()  # compiling it here as well would take longer
+    if _under_way:
+        for variant in list(_under_way.get(id(kernel), {}).values()):  # compiling it here as well would take longer
+            variant.result(ignore_errors=True)
     kernel[grid](*args, **options)
 
 
@@ -79,15 +86,15 @@ def compile_ahead() -> Iterator[None]:
     if not can_compile_ahead():
         yield
         return
-    _state.done = done = threading.Event()
+    begun: set[int] = set()
+    _state.begun = begun
     try:
         with _Compilers() as threads, triton.AsyncCompileMode(threads):
             yield
     finally:
-        _state.done = None
-        for kernel in [kernel for kernel, event in list(_begun.items()) if event is done]:
-            del _begun[kernel]
-        done.set()
+        _state.begun = None
+        for kernel in begun:
+            _under_way.pop(kernel, None)
 
 
 def compile_beside(work: Callable[[], object]) -> None:
@@ -101,11 +108,23 @@ def compile_beside(work: Callable[[], object]) -> None:
             with suppress(Exception), torch.cuda.device(device), torch.inference_mode(), compile_ahead():
                 work()
         finally:
-            _compilers.discard(thread)
+            _leave()
 
     thread = threading.Thread(target=run, name="unspool kernels", daemon=True)
-    _compilers.add(thread)
+    with _turns_lock:
+        if not _compilers:  # a thread that does little between its waits, as one that reads weights, would wait long
+            _usual.append(sys.getswitchinterval())
+            sys.setswitchinterval(min(_SHORT_TURN, _usual[-1]))
+        _compilers.add(thread)
     thread.start()
+
+
+def _leave() -> None:
+    """The last thread that compiles beside others gives Python's lock its usual turns again."""
+    with _turns_lock:
+        _compilers.discard(threading.current_thread())
+        if not _compilers and _usual:
+            sys.setswitchinterval(_usual.pop())
 
 
 def wait_for_compilers() -> None:
