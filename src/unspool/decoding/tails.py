@@ -10,7 +10,7 @@ from unspool.kernels.draws import draw_rows
 from unspool.kernels.presence import runs_kernels
 from unspool.logits.fused import FusedTail
 
-_prepared: set[tuple[torch.device, int, tuple[int, bool, bool, bool] | None]] = set()  # compiled in this process
+_prepared: set[tuple[torch.device, int, tuple[int, ...] | None]] = set()  # compiled in this process
 MOST_RANKED = 256  # candidates that kernels rank by comparing each with each: 1,000 take three times what a sort takes
 
 
@@ -37,37 +37,27 @@ def prepare_draws(tail: FusedTail | None, num_rows: int, vocab: int, device: tor
     _prepared.add(key)
     from unspool.kernels.gpu.launching import compile_beside  # Triton is imported where a GPU is used
     from unspool.kernels.gpu.sampling.row_draw import draw_row
-    from unspool.kernels.gpu.sampling.tail import TailSettings, draw_tail
 
     nowhere = torch.device("meta")  # kernels are compiled for dtypes and sizes
     scores = torch.empty(num_rows, vocab, dtype=torch.float32, device=nowhere)
     uniforms = torch.empty(num_rows, dtype=torch.float64, device=nowhere)
     if tail is None:
         compile_beside(lambda: draw_row(scores, uniforms))
-        return
-    largest_k, has_temperature, has_top_p, has_min_p = _describe(tail)
-
-    def find(is_there: bool, dtype: torch.dtype) -> torch.Tensor | None:
-        return torch.empty(1, 1, dtype=dtype, device=nowhere) if is_there else None
-
-    settings = TailSettings(
-        top_k=torch.empty(1, 1, dtype=torch.int64, device=nowhere),
-        largest_k=largest_k,
-        temperature=find(has_temperature, torch.float32),
-        top_p=find(has_top_p, torch.float64),
-        min_p=find(has_min_p, torch.float32),
-    )
-    compile_beside(lambda: draw_tail(scores, uniforms, settings))
+    else:
+        compile_beside(lambda: draw_by_kernels(tail, scores, uniforms))
 
 
-def _describe(tail: FusedTail) -> tuple[int, bool, bool, bool]:
+def _describe(tail: FusedTail) -> tuple[int, ...]:
     """What the kernels of a tail are compiled for."""
     assert tail.top_k is not None
-    return tail.top_k.largest, tail.temperature is not None, tail.top_p is not None, tail.min_p is not None
+    others = (tail.temperature, tail.top_p, tail.min_p, tail.top_a, tail.typical, tail.epsilon, tail.eta)
+    return (tail.top_k.largest, *(other is not None for other in others))
 
 
 def draw_by_library(tail: FusedTail, scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """The same on a CPU; where rounding decides, or without its library, operators do."""
+    """The same on a CPU; if rounding decides, something cuts after min-p, or without its library, operators do."""
+    if tail.after:
+        return draw(tail.run_plainly(scores), uniforms)
     tokens = draw_rows(scores, tail.list_draws(len(scores)), uniforms)
     if tokens is None:
         return draw_by_operators(tail, scores, uniforms)
@@ -98,5 +88,9 @@ def draw_by_kernels(tail: FusedTail, scores: torch.Tensor, uniforms: torch.Tenso
         top_p=tail.top_p.column(scores) if tail.top_p is not None else None,
         fewest=tail.top_p.min_tokens_to_keep if tail.top_p is not None else 1,
         min_p=tail.min_p.column(scores) if tail.min_p is not None else None,
+        top_a=tail.top_a.column(scores) if tail.top_a is not None else None,
+        typical=tail.typical.column(scores) if tail.typical is not None else None,
+        epsilon=tail.epsilon.column(scores) if tail.epsilon is not None else None,
+        eta=tail.eta.column(scores) if tail.eta is not None else None,
     )
     return draw_tail(scores, uniforms, settings)
