@@ -161,6 +161,19 @@ class PlainStore(Store):
             part = buffer.narrow(1, first, held - first)
             part.index_copy_(0, into, part.index_select(0, source))  # gathered before it is written
 
+    def can_follow(self, rows: int) -> bool:
+        """Whether `follow` moves so many rows by one kernel."""
+        return bool(self.buffers) and self._find_mover(rows) is not None
+
+    def follow(self, index: torch.Tensor, held: int) -> None:
+        """Let every row become what the row `index[row]`, on the device, is in its first `held` positions."""
+        if (mover := self._find_mover(len(index))) is not None:
+            mover.follow(index, held)
+            return
+        for buffer in self.buffers:
+            part = buffer.narrow(1, 0, held)[: len(index)]
+            part.copy_(part.index_select(0, index.to(buffer.device)))
+
     def _find_mover(self, num_moved: int) -> RowMover | None:
         """What moves rows in all layers by one kernel; None if there is none for so many, or buffers are not alike."""
         if not self.buffers[0].is_cuda or not has_triton():

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define US_ABI 14
+#define US_ABI 15
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
 #define US_SUPER 256   /* columns of a super-block: blocks whose scales share a float16 */
@@ -22,7 +22,8 @@ enum us_kind {
     US_Q4 = 2,  /* tiles of blocks: 8 float16 scales, 8 float16 minimums, then 4 groups as above, two to a byte */
     US_K4 = 3,  /* tiles of super-blocks, as csrc/supers.h describes them: GGUF's Q4_K, */
     US_K5 = 4,  /* Q5_K */
-    US_K6 = 5,  /* and Q6_K */
+    US_K6 = 5,  /* and Q6_K; */
+    US_Q5 = 6,  /* tiles of blocks of 5 bits, described there too */
 };
 enum us_activation { US_SILU = 0, US_GELU_TANH = 1, US_GELU = 2, US_RELU = 3, US_RELU2 = 4 /* squared */, US_CLAMPED = 5 /* gpt-oss's */ };
 enum us_norm_kind { US_RMS = 0, US_LAYER = 1, US_COPY = 2 /* no norm */ };
@@ -50,7 +51,7 @@ typedef struct {
     us_matrix qkv, out, up, down;
     const float *rope; /* (positions, pairs, 2): cosine and sine; or NULL */
     float scale;
-    int32_t unused;
+    int32_t is_halved; /* the product leaves rotary pairs of queries and keys as the two halves of a head */
     us_norm cross_norm;
     us_matrix cross_q, cross_out; /* of models with an encoder */
     const float *biases; /* (heads, num_distances): of a key's score, by how far it lies behind; or NULL */
