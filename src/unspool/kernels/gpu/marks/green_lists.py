@@ -137,10 +137,15 @@ def _raise(SCORES, GREEN, OUT, bias, V, row_stride, TILE: tl.constexpr, PDL: tl.
 
 @triton.jit
 def _is_first(WORDS, RECIPROCALS, seed, at, V, num_first, LANES: tl.constexpr):
-    """Follow one token, at its own place at first, through a seed's shuffle."""
+    """Follow one token, at its own place at first, through a seed's shuffle.
+
+    A swap that reaches the token before its own place has its turn takes it to a final place. Threads note that for
+    themselves, and tell each other in the chunk of that turn, and now and then.
+    """
     lane = tl.arange(0, LANES)
     old, middle, young = _seed(WORDS, seed, lane)
     first = tl.zeros((), tl.int32)
+    is_taken = lane < 0
     while (first < num_first) & (at >= 0):  # below zero once it is in its final place
         place = first + lane
         is_there = (lane < 227) & (place < num_first)
@@ -148,14 +153,20 @@ def _is_first(WORDS, RECIPROCALS, seed, at, V, num_first, LANES: tl.constexpr):
         chunk = _turn(old, middle, young, lane)
         old, middle, young = middle, young, chunk
         swap = _find_swaps(chunk, reciprocals, place, V)
-        reached = tl.min(tl.where(is_there & ((place == at) | (swap == at)), place, V), 0)
-        while reached < V:
-            moved = tl.max(tl.where(place == reached, swap, -1), 0)
-            at = tl.where((reached != at) | (moved == at), -1, moved)
-            is_next = is_there & (place > reached) & ((place == at) | (swap == at))
-            reached = tl.min(tl.where(is_next, place, V), 0)
+        is_turn = (at >= first) & (at < first + 227)
+        is_taken = is_taken | (is_there & (swap == at) & (place < at))
+        if is_turn | (first % (8 * 227) == 0):
+            if tl.max(is_taken.to(tl.int32), 0) > 0:
+                at = tl.full((), -1, tl.int32)
+        if is_turn & (at >= 0):
+            reached = tl.min(tl.where(is_there & (place == at), place, V), 0)
+            while reached < V:
+                moved = tl.max(tl.where(place == reached, swap, -1), 0)
+                at = tl.where((reached != at) | (moved == at), -1, moved)
+                is_next = is_there & (place > reached) & ((place == at) | (swap == at))
+                reached = tl.min(tl.where(is_next, place, V), 0)
         first += 227
-    return at < 0
+    return (at < 0) | (tl.max(is_taken.to(tl.int32), 0) > 0)
 
 
 @triton.jit
