@@ -9,6 +9,7 @@
 #define WORD_ROUNDS 30 /* whose bits share a word */
 #define PATTERNS US_PATTERNS
 #define PARTS US_PARTS
+#define HALF 32 /* patterns of five bits */
 #define ONE_BY_ONE __asm__ volatile("") /* in loops that look numbers up: gathers of vectors are slower on many machines */
 
 typedef struct {
@@ -24,24 +25,41 @@ typedef struct {
     double total;
 } us_play;
 
-/* The masses of the patterns of some rounds' bits become what those rounds multiply each pattern's probability by, and
- * its logarithm: a round's factor is 1 - m for a zero and 2 - m for a one, m being the mass of the ones. */
-static void settle(double *masses, int32_t rounds, float *factors, float *logs) {
-    double product[PATTERNS], sum[PATTERNS];
-    product[0] = 1, sum[0] = 0;
-    for (int32_t round = 0; round < rounds; round++) {
-        const int32_t half = PATTERNS >> (round + 1), made = 1 << round;
+/* What ten rounds multiply the probability of a pattern of their bits by, and its logarithm. Both are put together from
+ * those of the lower and the upper five bits, which vectors of sixteen look up without memory. */
+typedef struct {
+    float factors[2][HALF], logs[2][HALF];
+#if !defined(US_AVX512)
+    float all_factors[PATTERNS], all_logs[PATTERNS];
+#endif
+} us_factors;
+
+/* The masses of the patterns become factors: a round's is 1 - m for a zero and 2 - m for a one, m being the mass of the
+ * ones. */
+static void settle(double *masses, int32_t rounds, us_factors *to) {
+    double product[2][HALF], sum[2][HALF];
+    for (int32_t i = 0; i < 2; i++) product[i][0] = 1, sum[i][0] = 0;
+    for (int32_t round = 0; round < ROUNDS; round++) {
+        const int32_t half = PATTERNS >> (round + 1), side = round / 5, made = 1 << round % 5, is_there = round < rounds;
         double mass = 0;
         for (int32_t i = 0; i < half; i++) mass += masses[2 * i + 1];
-        const double zero = 1 - mass > 0 ? 1 - mass : 0, one = 2 - mass;
+        const double zero = !is_there ? 1 : 1 - mass > 0 ? 1 - mass : 0, one = is_there ? 2 - mass : 1;
         for (int32_t i = 0; i < half; i++) masses[i] = zero * masses[2 * i] + one * masses[2 * i + 1];
         const double log_zero = log(zero), log_one = log(one);
         for (int32_t i = 0; i < made; i++) {
-            product[made + i] = product[i] * one, product[i] *= zero;
-            sum[made + i] = sum[i] + log_one, sum[i] += log_zero;
+            product[side][made + i] = product[side][i] * one, product[side][i] *= zero;
+            sum[side][made + i] = sum[side][i] + log_one, sum[side][i] += log_zero;
         }
     }
-    for (int32_t i = 0; i < 1 << rounds; i++) factors[i] = (float)product[i], logs[i] = (float)sum[i];
+    for (int32_t side = 0; side < 2; side++)
+        for (int32_t i = 0; i < HALF; i++)
+            to->factors[side][i] = (float)product[side][i], to->logs[side][i] = (float)sum[side][i];
+#if !defined(US_AVX512)
+    for (int32_t i = 0; i < PATTERNS; i++) {
+        to->all_factors[i] = to->factors[0][i % HALF] * to->factors[1][i / HALF];
+        to->all_logs[i] = to->logs[0][i % HALF] + to->logs[1][i / HALF];
+    }
+#endif
 }
 
 /* shares[i] = e to the (scores[i] - highest), added to what is there if it `adds`. */
@@ -84,47 +102,66 @@ static int32_t find_words(const us_play *play, int64_t row, int32_t word, int32_
 }
 
 /* The masses of rounds' patterns; in four tables, so that neighbours with one pattern do not wait for each other. */
-static void add_masses(const uint32_t *restrict words, int32_t count, const float *restrict shares, float (*restrict sums)[PATTERNS]) {
+static void add_masses(const uint32_t *restrict words, int32_t shift, int32_t count, const float *restrict shares,
+                       float (*restrict sums)[PATTERNS]) {
     int32_t c = 0;
     for (; c + 4 <= count; c += 4)
         UNROLLED for (int32_t i = 0; i < 4; i++) {
             ONE_BY_ONE;
-            sums[i][words[c + i] & (PATTERNS - 1)] += shares[c + i];
+            sums[i][words[c + i] >> shift & (PATTERNS - 1)] += shares[c + i];
         }
-    for (; c < count; c++) sums[0][words[c] & (PATTERNS - 1)] += shares[c];
+    for (; c < count; c++) sums[0][words[c] >> shift & (PATTERNS - 1)] += shares[c];
 }
 
-/* What rounds before leave of the shares, and the masses of the next ones' patterns. */
-static void scale_shares(const uint32_t *restrict words, int32_t shift, int32_t count, const float *restrict factors,
-                         float *restrict shares, float (*restrict sums)[PATTERNS]) {
+#if defined(US_AVX512)
+INLINE __m512 look_up(const float *table, __m512i place) { /* by its low five bits */
+    return _mm512_permutex2var_ps(_mm512_loadu_ps(table), place, _mm512_loadu_ps(table + 16));
+}
+#endif
+
+/* What ten rounds leave of the shares. */
+static void scale_shares(const uint32_t *restrict words, int32_t shift, int32_t count, const us_factors *restrict by, float *restrict shares) {
     int32_t c = 0;
-    for (; c + 4 <= count; c += 4)
-        UNROLLED for (int32_t i = 0; i < 4; i++) {
-            ONE_BY_ONE;
-            const uint32_t word = words[c + i] >> shift;
-            const float share = shares[c + i] * factors[word & (PATTERNS - 1)];
-            shares[c + i] = share;
-            sums[i][word >> ROUNDS & (PATTERNS - 1)] += share;
-        }
-    for (; c < count; c++) {
-        shares[c] *= factors[words[c] >> shift & (PATTERNS - 1)];
-        sums[0][words[c] >> shift >> ROUNDS & (PATTERNS - 1)] += shares[c];
+#if defined(US_AVX512)
+    for (; c + 16 <= count; c += 16) {
+        const __m512i word = _mm512_srl_epi32(_mm512_loadu_si512(words + c), _mm_cvtsi32_si128(shift));
+        const __m512 factor = _mm512_mul_ps(look_up(by->factors[0], word), look_up(by->factors[1], _mm512_srli_epi32(word, 5)));
+        _mm512_storeu_ps(shares + c, _mm512_mul_ps(_mm512_loadu_ps(shares + c), factor));
     }
+    for (; c < count; c++) shares[c] *= by->factors[0][words[c] >> shift & (HALF - 1)] * by->factors[1][words[c] >> shift >> 5 & (HALF - 1)];
+#else
+    for (; c < count; c++) {
+        ONE_BY_ONE;
+        shares[c] *= by->all_factors[words[c] >> shift & (PATTERNS - 1)];
+    }
+#endif
 }
 
 /* Adds the logarithms of all factors of a word's rounds. */
-static void add_logs(const uint32_t *restrict words, float (*restrict logs)[PATTERNS], int32_t count, float *restrict sums) {
-    for (int32_t c = 0; c < count; c++) {
+static void add_logs(const uint32_t *restrict words, const us_factors *restrict by, int32_t count, float *restrict sums) {
+    int32_t c = 0;
+#if defined(US_AVX512)
+    for (; c + 16 <= count; c += 16) {
+        __m512i word = _mm512_loadu_si512(words + c);
+        __m512 sum = _mm512_loadu_ps(sums + c);
+        UNROLLED for (int32_t i = 0; i < 6; i++, word = _mm512_srli_epi32(word, 5)) sum = _mm512_add_ps(sum, look_up(by[i / 2].logs[i % 2], word));
+        _mm512_storeu_ps(sums + c, sum);
+    }
+    for (; c < count; c++)
+        for (int32_t i = 0; i < 6; i++) sums[c] += by[i / 2].logs[i % 2][words[c] >> 5 * i & (HALF - 1)];
+#else
+    for (; c < count; c++) {
         ONE_BY_ONE;
         const uint32_t word = words[c];
-        sums[c] += logs[0][word & (PATTERNS - 1)] + logs[1][word >> ROUNDS & (PATTERNS - 1)] +
-                   logs[2][word >> 2 * ROUNDS & (PATTERNS - 1)];
+        sums[c] += by[0].all_logs[word & (PATTERNS - 1)] + by[1].all_logs[word >> ROUNDS & (PATTERNS - 1)] +
+                   by[2].all_logs[word >> 2 * ROUNDS & (PATTERNS - 1)];
     }
+#endif
 }
 
-/* One group of rounds: `factors` are those of the group before, then its own. */
-static void play_group(us_play *play, int64_t row, int32_t depth, int32_t group, float *factors, float *logs) {
-    const int32_t left = play->task->depth - depth - group * ROUNDS, turn = play->turn;
+/* One group of rounds, after the factors of the group before. */
+static void play_group(us_play *play, int64_t row, int32_t depth, int32_t group, us_factors *factors) {
+    const int32_t left = play->task->depth - depth - group * ROUNDS, turn = play->turn, shift = group * ROUNDS;
     float sums[4][PATTERNS];
     double masses[PATTERNS];
     for (int32_t part = play->first_part; part < play->last_part; part++) {
@@ -132,14 +169,13 @@ static void play_group(us_play *play, int64_t row, int32_t depth, int32_t group,
         const uint32_t *before, *after;
         const int32_t cut = find_words(play, row, depth / WORD_ROUNDS, first, count, &before, &after);
         float *shares = play->shares + first, *found = play->room->tallies[part].masses[turn];
-        memset(sums, 0, sizeof sums);
         if (group) {
-            scale_shares(before, (group - 1) * ROUNDS, cut, factors, shares, sums);
-            scale_shares(after, (group - 1) * ROUNDS, count - cut, factors, shares + cut, sums);
-        } else {
-            add_masses(before, cut, shares, sums);
-            add_masses(after, count - cut, shares + cut, sums);
+            scale_shares(before, shift - ROUNDS, cut, &factors[group - 1], shares);
+            scale_shares(after, shift - ROUNDS, count - cut, &factors[group - 1], shares + cut);
         }
+        memset(sums, 0, sizeof sums);
+        add_masses(before, shift, cut, shares, sums);
+        add_masses(after, shift, count - cut, shares + cut, sums);
         for (int32_t i = 0; i < PATTERNS; i++) found[i] = (sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
     }
     us_meet(play->team);
@@ -148,26 +184,25 @@ static void play_group(us_play *play, int64_t row, int32_t depth, int32_t group,
         for (int32_t part = 0; part < PARTS; part++) mass += (double)play->room->tallies[part].masses[turn][i];
         masses[i] = mass / play->total;
     }
-    settle(masses, left < ROUNDS ? left : ROUNDS, factors, logs);
+    settle(masses, left, &factors[group]);
     play->turn = 1 - turn;
 }
 
 /* The rounds whose bits share a word: their factors go into the sums of logarithms, and into the shares if rounds follow. */
 static void play_word(us_play *play, int64_t row, int32_t depth) {
     const int32_t is_last = play->task->depth <= depth + WORD_ROUNDS;
-    float factors[PATTERNS], logs[3][PATTERNS];
-    memset(logs, 0, sizeof logs);
-    for (int32_t group = 0; group < 3 && play->task->depth > depth + group * ROUNDS; group++)
-        play_group(play, row, depth, group, factors, logs[group]);
+    us_factors factors[3];
+    memset(factors, 0, sizeof factors); /* of rounds that there are not: their bits are zeros, and so are the logarithms */
+    for (int32_t group = 0; group < 3 && play->task->depth > depth + group * ROUNDS; group++) play_group(play, row, depth, group, factors);
     for (int32_t part = play->first_part; part < play->last_part; part++) {
         const int32_t first = begin_part(play, part), count = begin_part(play, part + 1) - first;
         const uint32_t *before, *after;
         const int32_t cut = find_words(play, row, depth / WORD_ROUNDS, first, count, &before, &after);
-        float *shares = play->shares + first;
-        add_logs(before, logs, cut, play->logs + first);
-        add_logs(after, logs, count - cut, play->logs + first + cut);
-        for (int32_t c = 0; c < count && !is_last; c++)
-            shares[c] *= factors[(c < cut ? before[c] : after[c - cut]) >> 2 * ROUNDS & (PATTERNS - 1)];
+        add_logs(before, factors, cut, play->logs + first);
+        add_logs(after, factors, count - cut, play->logs + first + cut);
+        if (is_last) continue;
+        scale_shares(before, 2 * ROUNDS, cut, &factors[2], play->shares + first);
+        scale_shares(after, 2 * ROUNDS, count - cut, &factors[2], play->shares + first + cut);
     }
 }
 
