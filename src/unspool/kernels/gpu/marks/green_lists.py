@@ -21,7 +21,6 @@ TILE: Final = 1_024  # scores per program
 CHAINS: Final = 256  # places that are followed at once
 STATE: Final = 1_024  # words of memory for a seed's state: 624, and those that are written while it is read
 LANES: Final = 256  # 227 of them work
-RING: Final = False
 WARPS: Final = 2  # of a program that follows one token
 
 
@@ -138,15 +137,10 @@ def _raise(SCORES, GREEN, OUT, bias, V, row_stride, TILE: tl.constexpr, PDL: tl.
 
 @triton.jit
 def _is_first(WORDS, RECIPROCALS, seed, at, V, num_first, LANES: tl.constexpr):
-    """Follow one token, at its own place at first, through a seed's shuffle.
-
-    A swap that reaches the token before its own place has its turn takes it to a final place. Threads note that for
-    themselves, and tell each other in the chunk of that turn, and now and then.
-    """
+    """Follow one token, at its own place at first, through a seed's shuffle."""
     lane = tl.arange(0, LANES)
     old, middle, young = _seed(WORDS, seed, lane)
     first = tl.zeros((), tl.int32)
-    is_taken = lane < 0
     while (first < num_first) & (at >= 0):  # below zero once it is in its final place
         place = first + lane
         is_there = (lane < 227) & (place < num_first)
@@ -154,58 +148,14 @@ def _is_first(WORDS, RECIPROCALS, seed, at, V, num_first, LANES: tl.constexpr):
         chunk = _turn(old, middle, young, lane)
         old, middle, young = middle, young, chunk
         swap = _find_swaps(chunk, reciprocals, place, V)
-        is_turn = (at >= first) & (at < first + 227)
-        is_taken = is_taken | (is_there & (swap == at) & (place < at))
-        if is_turn | (first % (8 * 227) == 0):
-            if tl.max(is_taken.to(tl.int32), 0) > 0:
-                at = tl.full((), -1, tl.int32)
-        if is_turn & (at >= 0):
-            reached = tl.min(tl.where(is_there & (place == at), place, V), 0)
-            while reached < V:
-                moved = tl.max(tl.where(place == reached, swap, -1), 0)
-                at = tl.where((reached != at) | (moved == at), -1, moved)
-                is_next = is_there & (place > reached) & ((place == at) | (swap == at))
-                reached = tl.min(tl.where(is_next, place, V), 0)
+        reached = tl.min(tl.where(is_there & ((place == at) | (swap == at)), place, V), 0)
+        while reached < V:
+            moved = tl.max(tl.where(place == reached, swap, -1), 0)
+            at = tl.where((reached != at) | (moved == at), -1, moved)
+            is_next = is_there & (place > reached) & ((place == at) | (swap == at))
+            reached = tl.min(tl.where(is_next, place, V), 0)
         first += 227
-    return (at < 0) | (tl.max(is_taken.to(tl.int32), 0) > 0)
-
-
-@triton.jit
-def _is_first_ring(WORDS, RECIPROCALS, seed, at, V, num_first, LANES: tl.constexpr):
-    """Follow one token, at its own place at first, through a seed's shuffle.
-
-    A swap that reaches the token before its own place has its turn takes it to a final place. Threads note that for
-    themselves, and tell each other in the chunk of that turn, and now and then.
-    """
-    lane = tl.arange(0, LANES)
-    _seed(WORDS, seed, lane)
-    first = tl.zeros((), tl.int32)
-    is_taken = lane < 0
-    while (first < num_first) & (at >= 0):  # below zero once it is in its final place
-        place = first + lane
-        is_there = (lane < 227) & (place < num_first)
-        reciprocals = tl.load(RECIPROCALS + place, mask=is_there, other=0)
-        high = tl.load(WORDS + (place & 1023), mask=lane < 227, other=0)
-        low = tl.load(WORDS + ((place + 1) & 1023), mask=lane < 227, other=0)
-        other = tl.load(WORDS + ((place + 397) & 1023), mask=lane < 227, other=0)
-        chunk = _twist(high, low, other)
-        tl.store(WORDS + ((place + 624) & 1023), chunk, mask=lane < 227)
-        tl.debug_barrier()  # the next words are computed from these
-        swap = _find_swaps(chunk, reciprocals, place, V)
-        is_turn = (at >= first) & (at < first + 227)
-        is_taken = is_taken | (is_there & (swap == at) & (place < at))
-        if is_turn | (first % (8 * 227) == 0):
-            if tl.max(is_taken.to(tl.int32), 0) > 0:
-                at = tl.full((), -1, tl.int32)
-        if is_turn & (at >= 0):
-            reached = tl.min(tl.where(is_there & (place == at), place, V), 0)
-            while reached < V:
-                moved = tl.max(tl.where(place == reached, swap, -1), 0)
-                at = tl.where((reached != at) | (moved == at), -1, moved)
-                is_next = is_there & (place > reached) & ((place == at) | (swap == at))
-                reached = tl.min(tl.where(is_next, place, V), 0)
-        first += 227
-    return (at < 0) | (tl.max(is_taken.to(tl.int32), 0) > 0)
+    return at < 0
 
 
 @triton.jit
@@ -226,7 +176,7 @@ def _are_first(
 def _raise_own(
     IDS, HIGHEST, CANDIDATES, TABLE, KEY, WORDS, RECIPROCALS, OUT, bias, V, num_first, ids_stride, columns, num_before,
     num_candidates, table_size,
-    RING: tl.constexpr, LANES: tl.constexpr, STATE: tl.constexpr, PDL: tl.constexpr,
+    LANES: tl.constexpr, STATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Raise one candidate if it is on the list that it helps to choose."""
     row, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -241,11 +191,7 @@ def _raise_own(
         held = tl.load(IDS + row * ids_stride + columns - num_before + before)
         least = tl.minimum(least, key * (tl.load(TABLE + held % table_size) + 1) * own)
     seed = tl.where(least < 0, least - 1, least)  # the low half is what `% (2**64 - 1)` leaves of it
-    if RING:
-        is_first = _is_first_ring(WORDS + place * STATE, RECIPROCALS, seed, token.to(tl.int32), V, num_first, LANES)
-    else:
-        is_first = _is_first(WORDS + place * STATE, RECIPROCALS, seed, token.to(tl.int32), V, num_first, LANES)
-    if is_first:
+    if _is_first(WORDS + place * STATE, RECIPROCALS, seed, token.to(tl.int32), V, num_first, LANES):
         highest = tl.load(HIGHEST + place)
         tl.store(OUT + row * V + token, (highest.to(tl.float32) + bias).to(highest.dtype))
 
@@ -344,7 +290,6 @@ def raise_own(
         lists.num_before,
         num_candidates,
         len(lists.table),
-        RING=RING,
         LANES=LANES,
         STATE=STATE,
         num_warps=WARPS,
