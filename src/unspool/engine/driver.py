@@ -6,7 +6,7 @@ import atexit
 import threading
 import time
 import weakref
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -58,6 +58,7 @@ class Driver:
         self.death: EngineError | None = None
         self._thread: threading.Thread | None = None
         self._device = model.device
+        self._reading: Any = None  # comes when a GPU has read the prompts that were launched in the last turn
 
     # --- from any thread ---------------------------------------------------------------------------------------
     def submit(self, task: Task) -> None:
@@ -115,6 +116,8 @@ class Driver:
                 torch.cuda.set_device(self._device)
             with torch.no_grad():
                 while self.inbox.wait(is_busy=bool(self._tasks)):
+                    if self._reading is not None and not self._reading.query():
+                        self.inbox.gather(self.scheduler.count_unread())
                     with between_passes(self._model, len(self._tasks)):
                         self._turn()
         except BaseException as death:
@@ -170,6 +173,8 @@ class Driver:
         all_jobs = asked if stepping is None else [stepping, *asked]
         self._memory.make_free(sum(map(self._count_blocks, all_jobs)))
         self._passes.run(all_jobs)
+        if self._plain.runs_ahead:
+            self._reading = _mark_stream() if turn.reads else None
         if stepping is not None and stepping.forward is not None:
             self.scheduler.note_step()
         specials = [(number, job) for number, job in jobs if number in self._specials]
@@ -471,6 +476,12 @@ class Driver:
     def look(self) -> EngineStats:
         """What it has done and is doing."""
         return take_look(self.counters, self._memory, self.scheduler, self.num_waiting, self._passes.num_passes)
+
+
+def _mark_stream() -> Any:
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
+    event.record()
+    return event
 
 
 def _count_tokens(ask: Ask) -> int:

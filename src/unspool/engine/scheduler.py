@@ -161,6 +161,12 @@ class Scheduler:
         """The entries that were admitted and are in a state."""
         return (entry for entry in self._active.values() if entry.state is state)
 
+    def count_unread(self) -> int:
+        """Tokens that the entries have to read; those that wait for room fill a pass."""
+        if self._waiting:
+            return self.limits.tokens_per_pass
+        return sum(entry.unread * entry.num_prompts for entry in self._others.values())
+
     def explain_refusal(self, entry: Entry) -> str | None:
         """Why an entry can never be admitted; None if it can."""
         if entry.num_rows > self.limits.max_rows:

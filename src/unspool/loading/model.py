@@ -34,6 +34,7 @@ _DTYPES = {
     "auto": None,
 }
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model", "spiece.model")
+_NO_TOKENIZER = ("none", "no_vocab")  # what tokenizer.ggml.model says of a file without one
 _STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -205,9 +206,10 @@ def _use_threads(threads: int | None) -> None:
 
 
 def _read_tokenizer(source: OpenedModel) -> Tokenizer | None:
-    """A folder need not have a tokenizer: its model is then prompted by token ids."""
+    """A folder or a GGUF need not have a tokenizer: its model is then prompted by token ids."""
     if source.kind == "gguf":
-        return tokenizer_from_gguf(source.config) if "tokenizer.ggml.model" in source.config else None
+        has_one = source.config.get("tokenizer.ggml.model", "none") not in _NO_TOKENIZER
+        return tokenizer_from_gguf(source.config) if has_one else None
     has_one = any((source.location / name).is_file() for name in _TOKENIZER_FILES)
     return open_tokenizer(source.location) if has_one else None
 

@@ -168,10 +168,14 @@ static inline int32_t us_count_parts(int32_t num_tokens, int32_t kv_heads, int32
     return threads > 1 && (int64_t)num_tokens * kv_heads < 4 * (int64_t)threads ? (most_keys + US_PART - 1) / US_PART : 0;
 }
 
-/* Bytes of one block of a tile: of 8 rows of 32 columns. A super-block has eight times as many. */
+/* Bytes of one block of a tile: of 8 rows of 32 columns. A super-block of 8 blocks has eight times as many. */
 static inline size_t us_block_bytes(int32_t kind) {
-    return kind == US_Q8 ? 16 + 256 : kind == US_Q4 ? 32 + 128 : kind == US_K4 ? 144 : kind == US_K5 ? 176 : 210;
+    static const size_t bytes[] = {0, 16 + 256, 32 + 128, 144, 176, 210, 32 + 32 + 128};
+    return bytes[kind];
 }
+
+/* Blocks that have a header of scales in common, in the kinds of supers.h. */
+static inline int32_t us_count_blocks(int32_t kind) { return kind == US_Q5 ? 1 : US_SUPER / US_BLOCK; }
 
 /* One row of a tile's super-block: codes, and what they are multiplied by. */
 typedef struct {

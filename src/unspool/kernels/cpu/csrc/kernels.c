@@ -139,7 +139,8 @@ static void multiply_super(int32_t kind, const uint8_t *tile, int supers, activa
     case M:                                                                         \
         if (kind == US_K4) tile_super(tile, supers, a, M, US_K4, is_pair, out);      \
         else if (kind == US_K5) tile_super(tile, supers, a, M, US_K5, is_pair, out); \
-        else tile_super(tile, supers, a, M, US_K6, is_pair, out);                   \
+        else if (kind == US_K6) tile_super(tile, supers, a, M, US_K6, is_pair, out); \
+        else tile_super(tile, supers, a, M, US_Q5, is_pair, out);                   \
         break;
     switch (num_rows) {
         SUPER(1) SUPER(2) SUPER(3) SUPER(4)
@@ -168,7 +169,7 @@ static void multiply(const us_matrix *w, int32_t first, int32_t count, const inp
                            in->quantised.offsets + 2 * at};
     const uint8_t *tile = (const uint8_t *)w->data + (size_t)(first / US_TILE) * blocks * us_block_bytes(w->kind);
     if (w->kind >= US_K4) {
-        multiply_super(w->kind, tile, (int)(blocks * US_BLOCK / US_SUPER), a, p.count, count > US_TILE, out);
+        multiply_super(w->kind, tile, (int)blocks / us_count_blocks(w->kind), a, p.count, count > US_TILE, out);
         return;
     }
 #define TILE(M, name)                                          \

@@ -22,7 +22,8 @@ enum us_kind {
     US_Q4 = 2,  /* tiles of blocks: 8 float16 scales, 8 float16 minimums, then 4 groups as above, two to a byte */
     US_K4 = 3,  /* tiles of super-blocks, as csrc/supers.h describes them: GGUF's Q4_K, */
     US_K5 = 4,  /* Q5_K */
-    US_K6 = 5,  /* and Q6_K */
+    US_K6 = 5,  /* and Q6_K; */
+    US_Q5 = 6,  /* tiles of blocks of 5 bits, described there too */
 };
 enum us_activation { US_SILU = 0, US_GELU_TANH = 1, US_GELU = 2, US_RELU = 3, US_RELU2 = 4 /* squared */, US_CLAMPED = 5 /* gpt-oss's */ };
 enum us_norm_kind { US_RMS = 0, US_LAYER = 1, US_COPY = 2 /* no norm */ };
