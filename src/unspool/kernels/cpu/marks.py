@@ -67,8 +67,8 @@ class Marks:
         return found
 
     def raise_own(self, scores: torch.Tensor, ids: torch.Tensor, lists: OwnLists, bias: float) -> torch.Tensor:
-        """Scores (rows, vocab) float32, more by `bias` for those of the likeliest tokens that are on the lists which they
-        choose with the last tokens of `ids` (rows, columns)."""
+        """Scores (rows, vocab) float32, more by `bias` for those of the likeliest tokens that are on the lists that
+        they choose with the last tokens of `ids` (rows, columns)."""
         scores, ids = scores.contiguous(), ids.to(torch.int64)
         ids = ids if ids.stride(1) == 1 else ids.contiguous()
         rows, vocab = scores.shape
@@ -181,7 +181,7 @@ class Marks:
 
 @lru_cache(maxsize=4)
 def _list_divisors(count: int, num_first: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint32]]:
-    """What tells whether a word is divisible by count - i: the inverse of the odd part, the powers of two, the limit."""
+    """What tells if a word is divisible by count - i: the inverse of the odd part, the powers of two, the limit."""
     divisors = count - np.arange(num_first, dtype=np.int64)
     powers = divisors & -divisors
     odd = (divisors // powers).astype(np.uint32)
