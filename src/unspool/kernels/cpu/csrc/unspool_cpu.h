@@ -51,7 +51,7 @@ typedef struct {
     us_matrix qkv, out, up, down;
     const float *rope; /* (positions, pairs, 2): cosine and sine; or NULL */
     float scale;
-    int32_t unused;
+    int32_t is_halved; /* the product leaves rotary pairs of queries and keys as the two halves of a head */
     us_norm cross_norm;
     us_matrix cross_q, cross_out; /* of models with an encoder */
     const float *biases; /* (heads, num_distances): of a key's score, by how far it lies behind; or NULL */
