@@ -25,7 +25,14 @@ from unspool.kernels.gpu.attention.wide_attention import WideAttention
 from unspool.kernels.gpu.products.activations import CODES
 from unspool.kernels.gpu.products.norms import normalise
 from unspool.kernels.gpu.products.parallel_product import Branch
-from unspool.kernels.gpu.products.product import multiply, multiply_beside, multiply_both, takes_addends
+from unspool.kernels.gpu.products.parts import add_parts
+from unspool.kernels.gpu.products.product import (
+    multiply,
+    multiply_beside,
+    multiply_both,
+    multiply_parts,
+    takes_addends,
+)
 from unspool.kernels.gpu.products.result import Addend
 from unspool.kernels.gpu.products.words_product import unpack_words
 from unspool.kernels.gpu.sampling.tokens import LearnedPositions, embed
@@ -192,6 +199,7 @@ class FusedBody(Body):
         self._inner = make(spec.ffn_size)
         self._made = make(spec.hidden_size)
         self._pending: Norm | None = None  # the norm after which `_made` is still to be added to the state
+        self._parts: tuple[torch.Tensor, torch.Tensor | None] | None = None  # of a product to be added, and its bias
 
     def run(self, inputs: StepInputs, logits: torch.Tensor) -> None:
         weights, shape = self._weights, self._shape
@@ -226,6 +234,8 @@ class FusedBody(Body):
 
     def _run_parallel(self, index: int, layer: Layer, inputs: StepInputs) -> None:
         """Three kernels if attention and the feed-forward share two of them."""
+        if index in self._shape.early:
+            self._settle()
         self._keep_early(index, self._x)
         norm = layer.ffn_norm if layer.ffn_norm is not None else layer.attn_norm
         pairs = self._pair(layer, norm) if self._shape.num_tokens == 1 else None
@@ -299,6 +309,12 @@ class FusedBody(Body):
             assert self._pending.weight is not None
             addend = Addend(self._made, self._pending.weight, self._pending.eps, self._spare)
             self._pending = None
+        if self._parts is not None and norm is not None:
+            parts, bias = self._parts
+            self._parts = None
+            add_parts(parts, self._x, bias=bias, adds=True, normed=self._spare, **_describe(norm))
+            multiply(linear.operand, self._spare, out, bias=linear.bias, **after)
+            return
         self._settle()
         before = _describe(norm) if norm is not None else {}
         multiply(linear.operand, self._x, out, bias=linear.bias, addend=addend, **before, **after)
@@ -319,7 +335,11 @@ class FusedBody(Body):
         """Add a product to the state, normalised if the block has a norm there: by the product that reads it next."""
         self._settle()
         if norm is None:
-            multiply(linear.operand, y, self._x, bias=linear.bias, adds=True)
+            parts = multiply_parts(linear.operand, y)
+            if parts is not None:
+                self._parts = parts, linear.bias
+            else:
+                multiply(linear.operand, y, self._x, bias=linear.bias, adds=True)
             return
         multiply(linear.operand, y, self._made, bias=linear.bias)
         self._pending = norm
@@ -328,6 +348,10 @@ class FusedBody(Body):
 
     def _settle(self) -> None:
         """Add what is still to be added to the state."""
+        if self._parts is not None:
+            parts, bias = self._parts
+            self._parts = None
+            add_parts(parts, self._x, bias=bias, adds=True)
         if self._pending is not None:
             _normalise(self._pending, self._made, self._x, adds=True)
             self._pending = None

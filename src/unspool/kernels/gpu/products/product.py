@@ -13,8 +13,12 @@ from unspool.kernels.gpu.products.held_product import multiply_held
 from unspool.kernels.gpu.products.nibble_product import multiply_nibbles
 from unspool.kernels.gpu.products.norms import normalise
 from unspool.kernels.gpu.products.parallel_product import Branch, multiply_sum, multiply_twins
+from unspool.kernels.gpu.products.parts import add_parts
 from unspool.kernels.gpu.products.result import Addend
 from unspool.kernels.gpu.products.row_product import multiply_row
+from unspool.kernels.gpu.products.rows_product import RowsTiling, multiply_rows
+from unspool.kernels.gpu.products.rows_tilings import MOST_ROWS as MOST_TILED
+from unspool.kernels.gpu.products.rows_tilings import choose_rows_tiling
 from unspool.kernels.gpu.products.tilings import (
     choose_held_tiling,
     choose_nibble_tiling,
@@ -24,8 +28,9 @@ from unspool.kernels.gpu.products.tilings import (
 from unspool.kernels.gpu.products.words import Words, rounds_inputs
 from unspool.kernels.gpu.products.words_product import MOST_ROWS, multiply_words, unpack_words
 
-FEW_ROWS: Final = 6  # up to this many, a quantised matrix is read again for every two rows
+FEW_ROWS: Final = 6  # up to this many in float32, a quantised matrix is read again for every two rows
 MOST_UNPACKED: Final = 1 << 26  # numbers at a time
+_WIDENS: Final = "dtype_out" in torch.ops.aten.mm.overloads()  # cuBLAS can write float32: from torch 2.8 on
 
 
 def multiply(
@@ -49,33 +54,27 @@ def multiply(
     The norm is one of root mean squares, or a layer norm (`centres`, with or without `norm` and `shift`). Addends are
     for shapes that `takes_addends` names, and so is `kept`: what the layer norm makes of x is written there.
     """
-    around: dict[str, Any] = {"norm": norm, "eps": eps, "bias": bias, "activation": activation, "adds": adds}
-    if isinstance(weight, Words):
-        if centres:
-            x = _norm_apart(x, norm, eps, centres=centres, shift=shift)
-            around["norm"] = None
-        _multiply_words(weight, x, out, is_gated=is_gated, **around)
-        return
-    before: dict[str, Any] = {"centres": centres, "shift": shift}
-    held = choose_held_tiling(weight.shape[0], weight.shape[1], x.shape[0], weight.dtype, is_gated=is_gated)
-    if held is not None:
-        multiply_held(weight, x, out, held, is_gated=is_gated, **around, **before)
-        return
-    tiling = choose_tiling(weight.shape[0], weight.shape[1], x.shape[0], weight.dtype, is_gated=is_gated)
-    if tiling is not None:
-        multiply_row(weight, x, out, tiling, is_gated=is_gated, addend=addend, kept=kept, **around, **before)
-        return
+    around: dict[str, Any] = {"bias": bias, "activation": activation, "is_gated": is_gated, "adds": adds}
+    before: dict[str, Any] = {"norm": norm, "eps": eps, "centres": centres, "shift": shift}
+    if not isinstance(weight, Words):
+        held = choose_held_tiling(weight.shape[0], weight.shape[1], x.shape[0], weight.dtype, is_gated=is_gated)
+        if held is not None:
+            multiply_held(weight, x, out, held, **around, **before)
+            return
+        tiling = choose_tiling(weight.shape[0], weight.shape[1], x.shape[0], weight.dtype, is_gated=is_gated)
+        if tiling is not None:
+            multiply_row(weight, x, out, tiling, addend=addend, kept=kept, **around, **before)
+            return
     assert addend is None and kept is None, "the input of a product of several rows is added up before"
-    if norm is not None or centres:
+    is_few = isinstance(weight, Words) and x.shape[0] <= _count_few(x.dtype)
+    if centres or (norm is not None and not is_few):
         x = _norm_apart(x, norm, eps, centres=centres, shift=shift)
-    if activation != NONE:
-        gate(F.linear(x, weight, bias), activation, out)
-    elif bias is None and out.dtype == x.dtype:
-        torch.addmm(out, x, weight.t(), beta=1.0 if adds else 0.0, out=out)
-    elif not adds:
-        out.copy_(F.linear(x, weight, bias))
+        norm = None
+    if is_few:
+        assert isinstance(weight, Words)
+        _multiply_few_words(weight, x, out, norm=norm, eps=eps, **around)
     else:
-        out.add_(F.linear(x, weight, bias))
+        _multiply_many(weight, x, out, **around)
 
 
 def multiply_beside(
@@ -115,8 +114,12 @@ def _norm_apart(
     return normed
 
 
-def _multiply_words(weight: Words, x: torch.Tensor, out: torch.Tensor, *, is_gated: bool, **around: Any) -> None:
-    """A few rows multiply the words directly; more multiply a temporary dequantised copy."""
+def _count_few(dtype: torch.dtype) -> int:
+    """Up to how many rows quantised numbers are multiplied one by one: the tensor cores have no exact float32."""
+    return FEW_ROWS if dtype == torch.float32 else 1
+
+
+def _multiply_few_words(weight: Words, x: torch.Tensor, out: torch.Tensor, *, is_gated: bool, **around: Any) -> None:
     outputs, inputs = weight.shape
     if x.shape[0] == 1 and weight.kind == "int4" and x.dtype != torch.float32:
         rounds = rounds_inputs()
@@ -124,14 +127,69 @@ def _multiply_words(weight: Words, x: torch.Tensor, out: torch.Tensor, *, is_gat
         if found is not None:
             multiply_nibbles(weight, x, out, found, rounds=rounds, is_gated=is_gated, **around)
             return
-    if x.shape[0] <= FEW_ROWS:
-        tiling = choose_words_tiling(outputs, weight.words.shape[1], weight.kind)
-        for first in range(0, x.shape[0], MOST_ROWS):
-            some = slice(first, first + MOST_ROWS)
-            multiply_words(weight, x[some], out[some], tiling, is_gated=is_gated, **around)
-        return
+    tiling = choose_words_tiling(outputs, weight.words.shape[1], weight.kind)
+    for first in range(0, x.shape[0], MOST_ROWS):
+        some = slice(first, first + MOST_ROWS)
+        multiply_words(weight, x[some], out[some], tiling, is_gated=is_gated, **around)
+
+
+def _multiply_many(
+    weight: torch.Tensor | Words,
+    x: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    bias: torch.Tensor | None,
+    activation: int,
+    is_gated: bool,
+    adds: bool,
+) -> None:
+    """A product of several rows: on the tensor cores by our kernel or by cuBLAS, with kernels around it."""
+    tiling = find_rows_tiling(weight, x, is_split=activation == NONE)
+    if tiling is not None and tiling.splits > 1:
+        parts = x.new_empty((tiling.splits, *out.shape), dtype=torch.float32)
+        multiply_rows(weight, x, parts, tiling)
+        add_parts(parts, out, bias=bias, adds=adds)
+    elif tiling is not None:
+        multiply_rows(weight, x, out, tiling, bias=bias, activation=activation, is_gated=is_gated, adds=adds)
+    elif isinstance(weight, Words):
+        _multiply_unpacked(weight, x, out, bias=bias, activation=activation, is_gated=is_gated, adds=adds)
+    elif activation != NONE:
+        gate(F.linear(x, weight, bias), activation, out)
+    elif bias is None and out.dtype == x.dtype:
+        torch.addmm(out, x, weight.t(), beta=1.0 if adds else 0.0, out=out)
+    elif bias is None and not adds and out.dtype == torch.float32 and _WIDENS:  # logits
+        torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
+    elif not adds:
+        out.copy_(F.linear(x, weight, bias))
+    else:
+        out.add_(F.linear(x, weight, bias))
+
+
+def find_rows_tiling(weight: torch.Tensor | Words, x: torch.Tensor, *, is_split: bool) -> RowsTiling | None:
+    """The tiling of our kernel for several rows, with its columns split or not; None if it is not used."""
+    is_plain = not isinstance(weight, Words)
+    if x.dtype == torch.float32 or x.shape[0] > MOST_TILED or (is_plain and weight.dtype != x.dtype):
+        return None
+    kind = None if is_plain else weight.kind
+    return choose_rows_tiling(*weight.shape, x.shape[0], kind, is_split=is_split)
+
+
+def multiply_parts(weight: torch.Tensor | Words, x: torch.Tensor) -> torch.Tensor | None:
+    """The parts of a product of several rows, which `add_parts` adds up; None if its columns are not split."""
+    tiling = find_rows_tiling(weight, x, is_split=True) if x.shape[0] > 1 else None
+    if tiling is None or tiling.splits == 1:
+        return None
+    parts = x.new_empty((tiling.splits, x.shape[0], weight.shape[0]), dtype=torch.float32)
+    multiply_rows(weight, x, parts, tiling)
+    return parts
+
+
+def _multiply_unpacked(
+    weight: Words, x: torch.Tensor, out: torch.Tensor, *, bias: torch.Tensor | None, is_gated: bool, **around: Any
+) -> None:
+    """A product with a temporary dequantised copy."""
+    outputs, inputs = weight.shape
     step = outputs if is_gated else max(1, MOST_UNPACKED // inputs)  # a head is unpacked part by part
-    bias = around.pop("bias")
     for first in range(0, outputs, step):
         part = weight.narrow(first, min(step, outputs - first))
         numbers = unpack_words(part, torch.empty(part.shape, dtype=x.dtype, device=x.device))
