@@ -167,11 +167,13 @@ def _multiply_many(
 
 def find_rows_tiling(weight: torch.Tensor | Words, x: torch.Tensor, *, is_split: bool) -> RowsTiling | None:
     """The tiling of our kernel for several rows, with its columns split or not; None if it is not used."""
-    is_plain = not isinstance(weight, Words)
-    if x.dtype == torch.float32 or x.shape[0] > MOST_TILED or (is_plain and weight.dtype != x.dtype):
+    if x.dtype == torch.float32 or x.shape[0] > MOST_TILED:
         return None
-    kind = None if is_plain else weight.kind
-    return choose_rows_tiling(*weight.shape, x.shape[0], kind, is_split=is_split)
+    if not isinstance(weight, Words) and weight.dtype != x.dtype:
+        return None
+    kind = weight.kind if isinstance(weight, Words) else None
+    outputs, inputs = weight.shape
+    return choose_rows_tiling(outputs, inputs, x.shape[0], kind, is_split=is_split)
 
 
 def multiply_parts(weight: torch.Tensor | Words, x: torch.Tensor) -> torch.Tensor | None:
