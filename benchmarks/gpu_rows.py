@@ -19,6 +19,7 @@ from gpu_tilings import PRODUCTS, time_graph  # benchmarks/gpu_tilings.py
 
 from unspool.kernels.gpu import launching
 from unspool.kernels.gpu.products.activations import CODES
+from unspool.kernels.gpu.products.arranging import arrange
 from unspool.kernels.gpu.products.gating import gate
 from unspool.kernels.gpu.products.norms import normalise
 from unspool.kernels.gpu.products.parts import add_parts
@@ -28,6 +29,7 @@ from unspool.kernels.gpu.products.words import Words
 
 BITS = {"plain": 16, "int4": 5, "int8": 8.5}
 BANDWIDTH = 4.2e6  # bytes per microsecond
+MOST_TOGETHER = 128  # rows of a program
 SHARES = (1, 2)  # programs per multiprocessor that splits aim at
 
 # outputs, columns (or words), warps, stages
@@ -51,8 +53,8 @@ def list_shapes(kind: str, num_rows: int) -> list[tuple[int, int, int, int]]:
 
 
 def pad_rows(num_rows: int) -> int:
-    """Rows that a program takes."""
-    return min(128, max(8, 1 << (num_rows - 1).bit_length()))
+    """Rows, as many as programs can take together."""
+    return max(8, 1 << (num_rows - 1).bit_length())
 
 
 def make_weight(outputs: int, inputs: int, kind: str) -> Any:
@@ -75,10 +77,12 @@ def check(kind: str, manner: str, num_rows: int, shape: tuple[int, int, int, int
     weight = make_weight(outputs * (2 if is_gated else 1), inputs, kind)
     x = torch.randn(num_rows, inputs, device="cuda", dtype=torch.bfloat16)
     splits = 1 if is_gated else 3
-    tiling = RowsTiling(pad_rows(num_rows), shape[0], shape[1], splits, *shape[2:])
+    tiling = RowsTiling(min(pad_rows(num_rows), MOST_TOGETHER), shape[0], shape[1], splits, *shape[2:])
     out = torch.full((num_rows, outputs), torch.nan, device="cuda", dtype=torch.bfloat16)
     exact = weight.double() if kind == "plain" else weight.dequantise(torch.float64)
     expected = F.linear(x.double(), exact)
+    if kind != "plain":
+        x = arrange(x, weight.bits)
     if is_gated:
         multiply_rows(weight, x, out, tiling, activation=CODES["silu"], is_gated=True)
         expected = F.silu(expected[:, :outputs]) * expected[:, outputs:]
@@ -182,7 +186,7 @@ def measure(name: str, kind: str, all_rows: list[int], most: int) -> None:
         found = []
         for shape in list_shapes(kind, num_rows):
             for splits in list_splits(manner, narrow, width, shape):
-                tiling = RowsTiling(pad_rows(num_rows), shape[0], shape[1], splits, *shape[2:])
+                tiling = RowsTiling(min(pad_rows(num_rows), MOST_TOGETHER), shape[0], shape[1], splits, *shape[2:])
                 try:
                     took = time_graph(partial(run_all, run_rows, weights, x, manner, buffers, tiling), 3)
                     found.append((took / count, tiling))

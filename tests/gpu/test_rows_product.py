@@ -42,6 +42,13 @@ def make_matrix(kind: str, outputs: int, inputs: int, dtype: torch.dtype) -> tup
     return lay_out_words(blocks, DEVICE), blocks.dequantise().to(DEVICE).double()
 
 
+def arrange_for(weight: Any, x: torch.Tensor) -> torch.Tensor:
+    """The rows in the order in which a product with the matrix reads them."""
+    from unspool.kernels.gpu.products.arranging import arrange
+
+    return x if isinstance(weight, torch.Tensor) else arrange(x, weight.bits)
+
+
 def find_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected).norm() / expected.norm())
 
@@ -80,7 +87,7 @@ def test_products_of_several_rows(
         expected = expected + out.double()
     if manner != "adds":
         out.fill_(torch.nan)  # every number must be written
-    multiply_rows(weight, x, out, RowsTiling(*tiling), **settings)
+    multiply_rows(weight, arrange_for(weight, x), out, RowsTiling(*tiling), **settings)
     assert find_error(out, expected) < 6e-3
 
 
@@ -95,7 +102,7 @@ def test_parts_add_up(kind: str, splits: int) -> None:
     weight, exact = make_matrix(kind, 48, 32 * 67, dtype)
     x, bias = torch.randn(3, 32 * 67, device=DEVICE).to(dtype), torch.randn(48, device=DEVICE).to(dtype)
     parts = torch.full((splits, 3, 48), torch.nan, device=DEVICE)
-    multiply_rows(weight, x, parts, RowsTiling(8, 64, 32, splits, 4, 3))
+    multiply_rows(weight, arrange_for(weight, x), parts, RowsTiling(8, 64, 32, splits, 4, 3))
     expected = F.linear(x.double(), exact)
     assert find_error(parts.double().sum(0), expected) < 3e-3
     out = torch.randn(3, 48, device=DEVICE).to(dtype)
@@ -135,7 +142,60 @@ def test_a_row_without_a_number_spoils_no_other(kind: str) -> None:
     weight, exact = make_matrix(kind, 64, 256, dtype)
     x, out = torch.randn(4, 256, device=DEVICE).to(dtype), torch.empty(4, 64, device=DEVICE)
     x[2, 77] = torch.nan
-    multiply_rows(weight, x, out, RowsTiling(8, 64, 32, 1, 4, 3))
+    multiply_rows(weight, arrange_for(weight, x), out, RowsTiling(8, 64, 32, 1, 4, 3))
     assert out[2].isnan().all()
     kept = [0, 1, 3]
     assert find_error(out[kept], F.linear(x[kept].double(), exact)) < 6e-3
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_arranged_rows(bits: int) -> None:
+    """By themselves, after a norm, after a sum of parts, and as a product's output."""
+    from unspool.kernels.gpu.products.arranging import arrange, arrange_plainly
+    from unspool.kernels.gpu.products.norms import normalise
+    from unspool.kernels.gpu.products.parts import add_parts
+    from unspool.kernels.gpu.products.rows_product import RowsTiling, multiply_rows
+
+    dtype, width = DTYPES[-1], 32 * 67
+    x, norm = (torch.randn(rows, width, device=DEVICE).to(dtype) for rows in (3, 1))
+    expected = arrange_plainly(x, bits)
+    assert torch.equal(arrange(x, bits), expected)
+    plain, arranged = torch.empty_like(x), torch.full_like(x, torch.nan)
+    normalise(x, norm[0], 1e-5, plain)
+    normalise(x, norm[0], 1e-5, arranged, order=bits)
+    assert torch.equal(arranged, arrange_plainly(plain, bits))
+    arranged.fill_(torch.nan)
+    add_parts(x.float()[None], torch.empty_like(x), normed=arranged, norm=norm[0], eps=1e-5, order=bits)
+    assert torch.equal(arranged, arrange_plainly(plain, bits))
+    weight = torch.randn(width, 64, device=DEVICE).to(dtype)
+    given, arranged = x[:, :64].contiguous(), arranged.fill_(torch.nan)
+    multiply_rows(weight, given, plain, RowsTiling(8, 64, 32, 1, 4, 2))
+    multiply_rows(weight, given, arranged, RowsTiling(8, 64, 32, 1, 4, 2), order=bits)
+    assert torch.equal(arranged, arrange_plainly(plain, bits))
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8"])
+@pytest.mark.parametrize("rows", [2, 40])
+@pytest.mark.parametrize("manner", ["norm", "gated", "adds"])
+def test_quantised_products_as_a_step_takes_them(kind: str, rows: int, manner: str) -> None:
+    """Through `multiply` rows are given and written as they are, unless arranged ones are asked for."""
+    from unspool.kernels.gpu.products.activations import CODES
+    from unspool.kernels.gpu.products.arranging import arrange_plainly
+    from unspool.kernels.gpu.products.product import find_order, multiply
+
+    dtype, outputs, inputs = DTYPES[-1], 96, 32 * 9
+    weight, exact = make_matrix(kind, outputs * (2 if manner == "gated" else 1), inputs, dtype)
+    x, norm = (torch.randn(count, inputs, device=DEVICE).to(dtype) for count in (rows, 1))
+    assert find_order(weight, x) == weight.bits
+    out = torch.randn(rows, outputs, device=DEVICE).to(dtype)
+    expected, settings = F.linear(x.double(), exact), {}
+    if manner == "norm":
+        settings = {"norm": norm[0], "eps": 1e-5}
+        expected = F.linear(rms_norm(x.double(), norm[0].double(), 1e-5), exact)
+    elif manner == "gated":
+        settings = {"activation": CODES["silu"], "is_gated": True, "order": weight.bits}
+        expected = arrange_plainly(F.silu(expected[:, :outputs]) * expected[:, outputs:], weight.bits)
+    else:
+        settings, expected = {"adds": True}, expected + out.double()
+    multiply(weight, x, out, **settings)
+    assert find_error(out, expected) < 6e-3

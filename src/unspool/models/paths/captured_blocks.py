@@ -27,6 +27,7 @@ from unspool.kernels.gpu.products.norms import normalise
 from unspool.kernels.gpu.products.parallel_product import Branch
 from unspool.kernels.gpu.products.parts import add_parts
 from unspool.kernels.gpu.products.product import (
+    find_order,
     multiply,
     multiply_beside,
     multiply_both,
@@ -230,7 +231,7 @@ class FusedBody(Body):
             self._feed_mixture(layer, inputs)
             return
         self._feed(layer, layer.ffn_norm)
-        self._add(layer.down, self._inner, layer.post_ffn_norm)
+        self._add(layer.down, self._inner, layer.post_ffn_norm, is_arranged=self._find_inner_order(layer) > 0)
 
     def _run_parallel(self, index: int, layer: Layer, inputs: StepInputs) -> None:
         """Three kernels if attention and the feed-forward share two of them."""
@@ -244,7 +245,7 @@ class FusedBody(Body):
             read = self._attend(index, layer, self._qkv, inputs)
             self._feed(layer, norm)
             self._add(layer.out, read, None)
-            self._add(layer.down, self._inner, None)
+            self._add(layer.down, self._inner, None, is_arranged=self._find_inner_order(layer) > 0)
             return
         qkv, up, out, down = pairs
         is_layer = norm is not None and norm.is_layer
@@ -299,8 +300,15 @@ class FusedBody(Body):
         return places.clamp(0, self._weights.positions.shape[0] - 1)
 
     def _feed(self, layer: Layer, norm: Norm | None) -> None:
-        """The feed-forward's inner state."""
-        self._multiply_state(layer.up, norm, self._inner, activation=self._code, is_gated=self._spec.is_gated)
+        """The feed-forward's inner state, in the order in which `down` reads it."""
+        order = self._find_inner_order(layer)
+        self._multiply_state(
+            layer.up, norm, self._inner, activation=self._code, is_gated=self._spec.is_gated, order=order
+        )
+
+    def _find_inner_order(self, layer: Layer) -> int:
+        """The order of the inner state, if the product that writes it can arrange it."""
+        return find_order(layer.down.operand, self._inner) if find_order(layer.up.operand, self._x) else 0
 
     def _multiply_state(self, linear: AnyLinear, norm: Norm | None, out: torch.Tensor, **after: Any) -> None:
         """A product of the state, after a norm."""
@@ -312,8 +320,9 @@ class FusedBody(Body):
         if self._parts is not None and norm is not None:
             parts, bias = self._parts
             self._parts = None
-            add_parts(parts, self._x, bias=bias, adds=True, normed=self._spare, **_describe(norm))
-            multiply(linear.operand, self._spare, out, bias=linear.bias, **after)
+            order = find_order(linear.operand, self._x)
+            add_parts(parts, self._x, bias=bias, adds=True, normed=self._spare, order=order, **_describe(norm))
+            multiply(linear.operand, self._spare, out, bias=linear.bias, is_arranged=True, **after)
             return
         self._settle()
         before = _describe(norm) if norm is not None else {}
@@ -331,17 +340,17 @@ class FusedBody(Body):
         self._mixture.feed(layer, self._x, self._made, inputs.lengths, norm=layer.ffn_norm)
         self._pending = layer.post_ffn_norm
 
-    def _add(self, linear: AnyLinear, y: torch.Tensor, norm: Norm | None) -> None:
+    def _add(self, linear: AnyLinear, y: torch.Tensor, norm: Norm | None, *, is_arranged: bool = False) -> None:
         """Add a product to the state, normalised if the block has a norm there: by the product that reads it next."""
         self._settle()
         if norm is None:
-            parts = multiply_parts(linear.operand, y)
+            parts = multiply_parts(linear.operand, y, is_arranged=is_arranged)
             if parts is not None:
                 self._parts = parts, linear.bias
             else:
-                multiply(linear.operand, y, self._x, bias=linear.bias, adds=True)
+                multiply(linear.operand, y, self._x, bias=linear.bias, adds=True, is_arranged=is_arranged)
             return
-        multiply(linear.operand, y, self._made, bias=linear.bias)
+        multiply(linear.operand, y, self._made, bias=linear.bias, is_arranged=is_arranged)
         self._pending = norm
         if norm.is_layer:
             self._settle()

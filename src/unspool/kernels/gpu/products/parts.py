@@ -8,6 +8,7 @@ import triton.language as tl
 
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.products.norms import norm_row
+from unspool.kernels.gpu.products.word_parts import find_place
 
 
 @triton.jit(do_not_specialize=["R"])
@@ -15,7 +16,7 @@ def _add_parts(
     PARTS, BIAS, Y, WEIGHT, SHIFT, NORMED, eps, R, N,
     SPLITS: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr,
     HAS_NORM: tl.constexpr, IS_LAYER: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_SHIFT: tl.constexpr,
-    PDL: tl.constexpr,
+    ORDER: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * N
     at = tl.arange(0, BLOCK)
@@ -36,7 +37,7 @@ def _add_parts(
         if IS_LAYER:  # any number of the row
             pivot = tl.sum(tl.where(at == 0, y.to(tl.float32), 0.0), 0)
         x = norm_row(y.to(tl.float32), pivot, WEIGHT, SHIFT, at, is_there, eps, N, IS_LAYER, HAS_WEIGHT, HAS_SHIFT)
-        tl.store(NORMED + row + at, x.to(NORMED.dtype.element_ty), mask=is_there)
+        tl.store(NORMED + row + find_place(at, N, ORDER), x.to(NORMED.dtype.element_ty), mask=is_there)
 
 
 def add_parts(
@@ -50,8 +51,9 @@ def add_parts(
     eps: float = 0.0,
     centres: bool = False,
     shift: torch.Tensor | None = None,
+    order: int = 0,
 ) -> None:
-    """out = the sum of the parts + bias, added to `out` if `adds`; and its norm, as `norms.normalise` has it."""
+    """out = the sum of the parts + bias, added to `out` if `adds`; and its norm, as `norms.normalise` writes it."""
     splits, rows, width = parts.shape
     block = triton.next_power_of_2(width)
     launch(
@@ -74,6 +76,7 @@ def add_parts(
         IS_LAYER=centres,
         HAS_WEIGHT=norm is not None,
         HAS_SHIFT=shift is not None,
+        ORDER=order,
         num_warps=8 if block >= 2048 else 4,
         **launch_options(),
     )

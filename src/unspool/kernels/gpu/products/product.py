@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from unspool.kernels.gpu.products.activations import NONE
+from unspool.kernels.gpu.products.arranging import arrange
 from unspool.kernels.gpu.products.gating import gate
 from unspool.kernels.gpu.products.held_product import multiply_held
 from unspool.kernels.gpu.products.nibble_product import multiply_nibbles
@@ -30,6 +31,7 @@ from unspool.kernels.gpu.products.words_product import MOST_ROWS, multiply_words
 
 FEW_ROWS: Final = 6  # up to this many in float32, a quantised matrix is read again for every two rows
 MOST_UNPACKED: Final = 1 << 26  # numbers at a time
+_FEW_OUTPUTS: Final = 2048  # with more, a product is whole before a sum of parts would have started
 _WIDENS: Final = "dtype_out" in torch.ops.aten.mm.overloads()  # cuBLAS can write float32: from torch 2.8 on
 
 
@@ -48,11 +50,15 @@ def multiply(
     activation: int = NONE,
     is_gated: bool = False,
     adds: bool = False,
+    is_arranged: bool = False,
+    order: int = 0,
 ) -> None:
     """out = activation(weight @ norm(x + addend) + bias), times the gated half; added to `out` if `adds`.
 
     The norm is one of root mean squares, or a layer norm (`centres`, with or without `norm` and `shift`). Addends are
-    for shapes that `takes_addends` names, and so is `kept`: what the layer norm makes of x is written there.
+    for shapes that `takes_addends` names, and so is `kept`: what the layer norm makes of x is written there. If
+    `is_arranged`, x has the order that `find_order` says; with an `order` the output is arranged, for products that
+    `find_order` says anything of.
     """
     around: dict[str, Any] = {"bias": bias, "activation": activation, "is_gated": is_gated, "adds": adds}
     before: dict[str, Any] = {"norm": norm, "eps": eps, "centres": centres, "shift": shift}
@@ -66,15 +72,18 @@ def multiply(
             multiply_row(weight, x, out, tiling, addend=addend, kept=kept, **around, **before)
             return
     assert addend is None and kept is None, "the input of a product of several rows is added up before"
-    is_few = isinstance(weight, Words) and x.shape[0] <= _count_few(x.dtype)
-    if centres or (norm is not None and not is_few):
-        x = _norm_apart(x, norm, eps, centres=centres, shift=shift)
-        norm = None
-    if is_few:
-        assert isinstance(weight, Words)
+    if isinstance(weight, Words) and x.shape[0] <= _count_few(x.dtype):
+        if centres:
+            x = _norm_apart(x, norm, eps, centres=centres, shift=shift)
+            norm = None
         _multiply_few_words(weight, x, out, norm=norm, eps=eps, **around)
-    else:
-        _multiply_many(weight, x, out, **around)
+        return
+    wanted = 0 if is_arranged else find_order(weight, x)
+    if norm is not None or centres:
+        x = _norm_apart(x, norm, eps, centres=centres, shift=shift, order=wanted)
+    elif wanted:
+        x = arrange(x, wanted)
+    _multiply_many(weight, x, out, order=order, **around)
 
 
 def multiply_beside(
@@ -106,11 +115,24 @@ def takes_addends(weight: torch.Tensor | Words, num_rows: int) -> bool:
     return num_rows == 1 and not isinstance(weight, Words)
 
 
+def find_order(weight: torch.Tensor | Words, x: torch.Tensor) -> int:
+    """The order in which a product reads the rows of its input: bits of words (`arranging`), 0: as they are."""
+    if not isinstance(weight, Words) or x.shape[0] <= _count_few(x.dtype):
+        return 0
+    return weight.bits if find_rows_tiling(weight, x, is_split=False) is not None else 0
+
+
 def _norm_apart(
-    x: torch.Tensor, norm: torch.Tensor | None, eps: float, *, centres: bool, shift: torch.Tensor | None
+    x: torch.Tensor,
+    norm: torch.Tensor | None,
+    eps: float,
+    *,
+    centres: bool,
+    shift: torch.Tensor | None,
+    order: int = 0,
 ) -> torch.Tensor:
     normed = torch.empty_like(x)
-    normalise(x, norm, eps, normed, centres=centres, shift=shift)
+    normalise(x, norm, eps, normed, centres=centres, shift=shift, order=order)
     return normed
 
 
@@ -142,15 +164,19 @@ def _multiply_many(
     activation: int,
     is_gated: bool,
     adds: bool,
+    order: int,
 ) -> None:
     """A product of several rows: on the tensor cores by our kernel or by cuBLAS, with kernels around it."""
-    tiling = find_rows_tiling(weight, x, is_split=activation == NONE)
+    is_split = activation == NONE and order == 0 and weight.shape[0] <= _FEW_OUTPUTS
+    tiling = find_rows_tiling(weight, x, is_split=is_split)
+    assert tiling is not None or order == 0, "only our kernels write arranged rows"
     if tiling is not None and tiling.splits > 1:
         parts = x.new_empty((tiling.splits, *out.shape), dtype=torch.float32)
         multiply_rows(weight, x, parts, tiling)
         add_parts(parts, out, bias=bias, adds=adds)
     elif tiling is not None:
-        multiply_rows(weight, x, out, tiling, bias=bias, activation=activation, is_gated=is_gated, adds=adds)
+        around: dict[str, Any] = {"activation": activation, "is_gated": is_gated, "adds": adds, "order": order}
+        multiply_rows(weight, x, out, tiling, bias=bias, **around)
     elif isinstance(weight, Words):
         _multiply_unpacked(weight, x, out, bias=bias, activation=activation, is_gated=is_gated, adds=adds)
     elif activation != NONE:
@@ -176,13 +202,17 @@ def find_rows_tiling(weight: torch.Tensor | Words, x: torch.Tensor, *, is_split:
     return choose_rows_tiling(outputs, inputs, x.shape[0], kind, is_split=is_split)
 
 
-def multiply_parts(weight: torch.Tensor | Words, x: torch.Tensor) -> torch.Tensor | None:
+def multiply_parts(weight: torch.Tensor | Words, x: torch.Tensor, *, is_arranged: bool = False) -> torch.Tensor | None:
     """The parts of a product of several rows, which `add_parts` adds up; None if its columns are not split."""
-    tiling = find_rows_tiling(weight, x, is_split=True) if x.shape[0] > 1 else None
+    rows, (outputs, inputs) = x.shape[0], weight.shape
+    if rows == 1 or (not isinstance(weight, Words) and choose_tiling(outputs, inputs, rows, weight.dtype) is not None):
+        return None
+    tiling = find_rows_tiling(weight, x, is_split=True)
     if tiling is None or tiling.splits == 1:
         return None
+    wanted = 0 if is_arranged else find_order(weight, x)
     parts = x.new_empty((tiling.splits, x.shape[0], weight.shape[0]), dtype=torch.float32)
-    multiply_rows(weight, x, parts, tiling)
+    multiply_rows(weight, arrange(x, wanted) if wanted else x, parts, tiling)
     return parts
 
 

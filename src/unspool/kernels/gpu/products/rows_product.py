@@ -4,14 +4,13 @@ The reference is `Words.dequantise` and `F.linear`. A program computes some outp
 outputs the columns are split among programs, each of which writes what its columns add up to; `parts.add_parts` adds
 these, with the residual and the norm that the next product needs anyway.
 
-A word's numbers lie some columns apart. So each place in the words makes a product of its own, with the columns of the
-input that belong to it, and nothing is put into another order.
+A word's numbers lie some columns apart. So each pair of places in the words makes a product of its own, with the
+columns of the input that belong to it: the rows have been arranged for that (`arranging`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 import triton
@@ -19,10 +18,8 @@ import triton.language as tl
 
 from unspool.kernels.gpu.launching import LINE_BYTES, ask_for, launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.products.activations import NONE, activate
-from unspool.kernels.gpu.products.word_parts import choose_byte, half_of
+from unspool.kernels.gpu.products.word_parts import choose_byte, find_place, half_of
 from unspool.kernels.gpu.products.words import Words
-
-_BITS: Final = {"int4": 4, "int8": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,25 +107,35 @@ def _read_factors(
 
 
 @triton.jit
-def _unpack(words, factors, PLACE: tl.constexpr, BITS: tl.constexpr, IS_HALF: tl.constexpr, HAS_ASM: tl.constexpr):
-    """Two numbers of every word: those at PLACE, and those half a word further."""
+def _unpack(
+    words, factors, PLACE: tl.constexpr,
+    BN: tl.constexpr, BW: tl.constexpr, BITS: tl.constexpr, IS_HALF: tl.constexpr, HAS_ASM: tl.constexpr,
+):  # fmt: skip
+    """Two numbers of every word, those at PLACE and those half a word further, side by side: (BN, 2 * BW)."""
     if BITS == 4:
         if HAS_ASM:
             pairs = _scale_nibbles(words >> (4 * PLACE), factors[0], factors[1], IS_HALF)
             low, high = pairs.to(tl.int16), (pairs >> 16).to(tl.int16)
             if IS_HALF:
-                numbers = (low.to(tl.float16, bitcast=True), high.to(tl.float16, bitcast=True))
+                low, high = low.to(tl.float16, bitcast=True), high.to(tl.float16, bitcast=True)
             else:
-                numbers = (low.to(tl.bfloat16, bitcast=True), high.to(tl.bfloat16, bitcast=True))
+                low, high = low.to(tl.bfloat16, bitcast=True), high.to(tl.bfloat16, bitcast=True)
         else:
-            low = ((words >> (4 * PLACE)) & 15).to(tl.float32) - 8.0
-            high = ((words >> (4 * PLACE + 16)) & 15).to(tl.float32) - 8.0
-            numbers = (low * factors[0] + factors[1], high * factors[0] + factors[1])
+            low = (((words >> (4 * PLACE)) & 15).to(tl.float32) - 8.0) * factors[0] + factors[1]
+            high = (((words >> (4 * PLACE + 16)) & 15).to(tl.float32) - 8.0) * factors[0] + factors[1]
     else:
         low = (choose_byte(words, PLACE, HAS_ASM) - 32896.0) * factors[0]
         high = (choose_byte(words, PLACE + 2, HAS_ASM) - 32896.0) * factors[0]
-        numbers = (low, high)
-    return numbers
+    return tl.reshape(tl.join(low, high), (BN, 2 * BW))
+
+
+@triton.jit
+def _load(at, is_there, IS_EVEN: tl.constexpr):
+    if IS_EVEN:
+        found = tl.load(at)
+    else:
+        found = tl.load(at, mask=is_there, other=0)
+    return found
 
 
 @triton.jit(do_not_specialize=["R", "per_split"])
@@ -136,7 +143,7 @@ def _multiply_rows(
     W, FACTORS, X, BIAS, OUT, R, N, K, KW, KB, per_split,
     BITS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, ACT: tl.constexpr,
     IS_GATED: tl.constexpr, ADDS: tl.constexpr, HAS_BIAS: tl.constexpr, IS_PART: tl.constexpr, IS_EVEN: tl.constexpr,
-    LINES: tl.constexpr, LINE_BYTES: tl.constexpr, HAS_ASM: tl.constexpr, PDL: tl.constexpr,
+    ORDER: tl.constexpr, LINES: tl.constexpr, LINE_BYTES: tl.constexpr, HAS_ASM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Outputs (rows, N), or a part's share of them: (parts, rows, N)."""
     IS_PACKED: tl.constexpr = BITS < 16
@@ -163,58 +170,41 @@ def _multiply_rows(
     wait_for_input(PDL)
     at += word[None, :]
     factors_at, factors_beside = FACTORS + output * KB + block[None, :], N.to(tl.int64) * KB
-    column = word
-    if IS_PACKED:  # of a word's first number; the next ones are BITS further each
-        column = word // BITS * 32 + word % BITS
-    x_at = X + row * K + column[None, :]
+    WIDTH: tl.constexpr = 2 * BW if IS_PACKED else BW  # columns of one product
+    number = tl.arange(0, WIDTH)
+    x_at = X + row * K + number[None, :]
     total = tl.zeros((BN, BM), tl.float32)
     other = tl.zeros((BN, BM), tl.float32)
     for start in tl.range(first, last, BW):
         is_word = ((start + word) < last)[None, :]
         is_block = (start // BITS + block < KB)[None, :]
-        if IS_EVEN:
-            w = tl.load(at + start)
-        else:
-            w = tl.load(at + start, mask=is_word, other=0)
+        w = _load(at + start, is_word, IS_EVEN)
         v = w
         if IS_GATED:
-            if IS_EVEN:
-                v = tl.load(at + beside + start)
-            else:
-                v = tl.load(at + beside + start, mask=is_word, other=0)
+            v = _load(at + beside + start, is_word, IS_EVEN)
         if IS_PACKED:
-            if IS_EVEN:
-                f = tl.load(factors_at + start // BITS)
-            else:
-                f = tl.load(factors_at + start // BITS, mask=is_block, other=0)
+            f = _load(factors_at + start // BITS, is_block, IS_EVEN)
             factors = _read_factors(f, BN, BW, BITS, IS_HALF, HAS_ASM)
             factors_of_value = factors
             if IS_GATED:
-                if IS_EVEN:
-                    g = tl.load(factors_at + factors_beside + start // BITS)
-                else:
-                    g = tl.load(factors_at + factors_beside + start // BITS, mask=is_block, other=0)
+                g = _load(factors_at + factors_beside + start // BITS, is_block, IS_EVEN)
                 factors_of_value = _read_factors(g, BN, BW, BITS, IS_HALF, HAS_ASM)
         for place in tl.static_range(PLACES):
-            numbers, values = (w, w), (v, v)
+            numbers, values = w, v
+            here = x_at + start
+            is_number = (start + number < last)[None, :]
             if IS_PACKED:
-                numbers = _unpack(w, factors, place, BITS, IS_HALF, HAS_ASM)
+                here = x_at + place * (2 * KW) + 2 * start
+                is_number = (2 * start + number < 2 * last)[None, :]
+                numbers = _unpack(w, factors, place, BN, BW, BITS, IS_HALF, HAS_ASM)
                 if IS_GATED:
-                    values = _unpack(v, factors_of_value, place, BITS, IS_HALF, HAS_ASM)
-            for half in tl.static_range(2 if IS_PACKED else 1):
-                here = x_at + start * NUMBERS + (place + half * PLACES) * BITS
-                if not IS_PACKED:
-                    here = x_at + start
-                if IS_EVEN:
-                    x = tl.load(here)
-                else:
-                    x = tl.load(here, mask=is_word, other=0.0)
-                x = tl.trans(x)
-                total = tl.dot(numbers[half].to(X.dtype.element_ty), x, total)
-                if IS_GATED:
-                    other = tl.dot(values[half].to(X.dtype.element_ty), x, other)
+                    values = _unpack(v, factors_of_value, place, BN, BW, BITS, IS_HALF, HAS_ASM)
+            x = tl.trans(_load(here, is_number, IS_EVEN))
+            total = tl.dot(numbers.to(X.dtype.element_ty), x, total)
+            if IS_GATED:
+                other = tl.dot(values.to(X.dtype.element_ty), x, other)
     is_there = (rn < N)[:, None] & (rm < R)[None, :]
-    into = OUT + rm.to(tl.int64)[None, :] * N + rn[:, None]
+    into = OUT + rm.to(tl.int64)[None, :] * N + find_place(rn, N, ORDER)[:, None]
     y = total
     if IS_PART:
         into += split.to(tl.int64) * R * N
@@ -233,7 +223,7 @@ def _multiply_rows(
 
 def multiply_rows(
     weight: torch.Tensor | Words,  # (outputs, inputs); gate above value if gated
-    x: torch.Tensor,  # (rows, inputs), 16-bit floats
+    x: torch.Tensor,  # (rows, inputs), 16-bit floats; arranged for words
     out: torch.Tensor,  # (rows, outputs), half as many if gated; (splits, rows, outputs) float32 for parts
     tiling: RowsTiling,
     *,
@@ -241,10 +231,11 @@ def multiply_rows(
     activation: int = NONE,
     is_gated: bool = False,
     adds: bool = False,
+    order: int = 0,
 ) -> None:
     """out = activation(weight @ x + bias), times the gated half; added to `out` if `adds`.
 
-    With splits `out` gets the parts of weight @ x, for `add_parts`.
+    With splits `out` gets the parts of weight @ x, for `add_parts`. With an `order` of 4 or 8 bits `out` is arranged.
     """
     matrix, factors = (weight.words, weight.factors) if isinstance(weight, Words) else (weight, weight)
     (_, inputs), outputs, width = weight.shape, out.shape[-1], matrix.shape[1]
@@ -264,7 +255,7 @@ def multiply_rows(
         width,
         factors.shape[1],
         per_split,
-        BITS=_BITS[weight.kind] if isinstance(weight, Words) else 16,
+        BITS=weight.bits if isinstance(weight, Words) else 16,
         BM=tiling.rows,
         BN=tiling.outputs,
         BW=columns,
@@ -274,6 +265,7 @@ def multiply_rows(
         HAS_BIAS=bias is not None,
         IS_PART=out.dim() == 3,
         IS_EVEN=width % columns == 0,
+        ORDER=order,
         LINES=tiling.ahead,
         LINE_BYTES=LINE_BYTES,
         HAS_ASM=x.is_cuda,

@@ -11,27 +11,35 @@ from unspool.kernels.cpu.blocks import Kind
 from unspool.kernels.gpu.products.rows_product import RowsTiling
 
 MOST_ROWS: Final = 256  # more rows than this multiply an unpacked copy of the matrix
-_MOST_SPLITS: Final = 16
+_MOST_PLAIN: Final = 64  # rows: with more of them cuBLAS is faster
+_MOST_TOGETHER: Final = 64  # rows of a program
+_FEW: Final = 16  # rows
+_MOST_SPLITS: Final = 8
 _USUAL_PROCESSORS: Final = 132
+
+# outputs, columns (or words), warps, stages, cache lines ahead; for few rows and for many
+_TILES: Final[dict[Kind | None, tuple[tuple[int, ...], tuple[int, ...]]]] = {
+    None: ((64, 128, 4, 4, 8), (64, 64, 4, 5, 8)),
+    "int4": ((64, 64, 4, 3, 4), (64, 32, 4, 2, 4)),
+    "int8": ((64, 64, 4, 3, 4), (128, 32, 8, 3, 4)),
+}
 
 
 def choose_rows_tiling(
     outputs: int, inputs: int, num_rows: int, kind: Kind | None, *, is_split: bool
 ) -> RowsTiling | None:
     """The tiling for a matrix (outputs, inputs), whose columns may be split or not; None if cuBLAS is faster."""
-    if kind is None:
+    if kind is None and num_rows > _MOST_PLAIN:
         return None
-    rows = min(64, max(8, 1 << (num_rows - 1).bit_length()))
-    if rows <= 16:
-        tile, columns, warps, stages = 64, 32, 4, 4
-    else:
-        tile, columns, warps, stages = 128, 32, 8, 3
-    steps = inputs // (8 if kind == "int4" else 4) // columns
+    rows = min(_MOST_TOGETHER, max(8, 1 << (num_rows - 1).bit_length()))
+    tile, columns, warps, stages, ahead = _TILES[kind][rows > _FEW]
     splits = 1
     if is_split:
-        wanted = 2 * _count_processors() // (-(-outputs // tile) * -(-num_rows // rows))
-        splits = max(1, min(_MOST_SPLITS, steps // 2, wanted))
-    return RowsTiling(rows, tile, columns, splits, warps, stages)
+        steps = inputs // {None: 1, "int8": 4, "int4": 8}[kind] // columns
+        programs = -(-outputs // tile) * -(-num_rows // rows)
+        wanted = max(1, min(_MOST_SPLITS, steps // 2, 3 * _count_processors() // (2 * programs)))
+        splits = 1 << (wanted.bit_length() - 1)  # a power of two: few variants of the kernel that adds them up
+    return RowsTiling(rows, tile, columns, splits, warps, stages, ahead)
 
 
 @cache

@@ -36,3 +36,14 @@ def choose_byte(words, BYTE: tl.constexpr, HAS_ASM: tl.constexpr):
     else:
         found = (((words >> (8 * BYTE)) & 255) << 8) | 0x47000000
     return found.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def find_place(column, K, BITS: tl.constexpr):
+    """Where an arranged row of K numbers (`arranging`) has a column; with 0 bits rows are as they are."""
+    place = column
+    if BITS > 0:
+        inside = column % 32
+        word = column // 32 * BITS + inside % BITS
+        place = inside % 16 // BITS * (K * BITS // 16) + 2 * word + inside // 16
+    return place
