@@ -12,6 +12,7 @@ from unspool.kernels.gpu.products.rows_product import RowsTiling
 
 MOST_ROWS: Final = 256  # more rows than this multiply an unpacked copy of the matrix
 _MOST_PLAIN: Final = 64  # rows: with more of them cuBLAS is faster
+_FEWEST_OUTPUTS, _FEWEST_INPUTS, _PLAIN_COLUMNS = 2048, 1024, 128  # of plain matrices; others were not measured
 _MOST_TOGETHER: Final = 64  # rows of a program
 _FEW: Final = 16  # rows
 _MOST_SPLITS: Final = 8
@@ -29,7 +30,9 @@ def choose_rows_tiling(
     outputs: int, inputs: int, num_rows: int, kind: Kind | None, *, is_split: bool
 ) -> RowsTiling | None:
     """The tiling for a matrix (outputs, inputs), whose columns may be split or not; None if cuBLAS is faster."""
-    if kind is None and num_rows > _MOST_PLAIN:
+    if kind is None and (
+        num_rows > _MOST_PLAIN or outputs < _FEWEST_OUTPUTS or inputs < _FEWEST_INPUTS or inputs % _PLAIN_COLUMNS
+    ):
         return None
     rows = min(_MOST_TOGETHER, max(8, 1 << (num_rows - 1).bit_length()))
     tile, columns, warps, stages, ahead = _TILES[kind][rows > _FEW]
