@@ -20,6 +20,8 @@ from datetime import date
 from typing import Any
 
 import torch
+from gpu_profile import profile_passes  # benchmarks/gpu_profile.py
+from gpu_step import measure_bandwidth  # benchmarks/gpu_step.py
 
 import unspool
 from unspool.models.registry import build_model
@@ -114,20 +116,6 @@ def measure(run: Run, new: int, rounds: int) -> float:
     return 1e3 * (whole - part) / (new - new // 4)
 
 
-def measure_bandwidth() -> float:
-    """Bytes per second of a large copy, read and written."""
-    given = torch.empty(1 << 31, dtype=torch.uint8, device="cuda")
-    into = torch.empty_like(given)
-    into.copy_(given)
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    for _ in range(10):
-        into.copy_(given)
-    end.record()
-    torch.cuda.synchronize()
-    return 10 * 2 * given.nbytes / (begin.elapsed_time(end) / 1e3)
-
-
 def count_bytes(model: Any, rows: int, source: int) -> int:
     """What a step must read."""
     stack, spec = model.weights.decoder, model.spec
@@ -138,28 +126,13 @@ def count_bytes(model: Any, rows: int, source: int) -> int:
     return weights + rows * source * decoder.num_layers * 2 * decoder.num_heads * decoder.head_dim * 2
 
 
-def profile_step(model: Any, source: dict[str, torch.Tensor], rows: int, most: int = 16) -> None:
-    """Print a captured step's time, and its kernels by the time that they take."""
-    given = source.get("input_ids")
-    encoded = model.encode(given, embeds=source.get("input_features"))
+def profile_step(model: Any, source: dict[str, torch.Tensor], rows: int) -> None:
+    """Print a captured step's time, and its kernels."""
+    encoded = model.encode(source.get("input_ids"), embeds=source.get("input_features"))
     cache = model.new_cache("static", rows, 400, encoded)
     tokens = torch.randint(5, 30_000, (rows, 1), device="cuda")
-    for _ in range(40):
-        path = model.forward(tokens, cache).path
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    for _ in range(50):
-        model.forward(tokens, cache)
-    end.record()
-    torch.cuda.synchronize()
-    print(f"  {rows} rows, {path}: {begin.elapsed_time(end) / 50:.4f} ms a pass, launched back to back")
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(5):
-            model.forward(tokens, cache)
-        torch.cuda.synchronize()
-    for event in sorted(profile.key_averages(), key=lambda one: -one.device_time_total)[:most]:
-        total, count = event.device_time_total / 5, event.count / 5
-        print(f"{total:9.1f} us {count:6.1f} times {total / count:8.2f} us each  {event.key[:80]}")
+    model.forward(tokens.expand(rows, 32), cache)
+    profile_passes(lambda: model.forward(tokens, cache), f"  {rows} rows", 16)
 
 
 @torch.no_grad()

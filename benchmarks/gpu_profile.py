@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from gpu_step import make_config, make_weights  # benchmarks/gpu_step.py
 
 from unspool.models.registry import build_model
 from unspool.models.weights import MemorySource
-from unspool.protocols import Want
+from unspool.protocols import Forward, Want
 
 
 def profile_step(model: Any, batch: int, context: int, new: int = 1, most: int = 14) -> None:
@@ -19,18 +20,23 @@ def profile_step(model: Any, batch: int, context: int, new: int = 1, most: int =
     want = Want(logits="all" if new > 1 else "last")
     model.forward(torch.randint(0, 1000, (batch, context), device="cuda"), cache)
     tokens = torch.randint(0, 1000, (batch, new), device="cuda")
+    profile_passes(lambda: model.forward(tokens, cache, want=want), f"{batch}x{context} x {new}", most)
+
+
+def profile_passes(run: Callable[[], Forward], name: str, most: int) -> None:
+    """Print what a pass takes if it is run again and again, and its kernels by the time that they take."""
     for _ in range(5):
-        path = model.forward(tokens, cache, want=want).path
+        path = run().path
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     for _ in range(20):
-        model.forward(tokens, cache, want=want)
+        run()
     end.record()
     torch.cuda.synchronize()
-    print(f"{batch}x{context} x {new} {path}: {begin.elapsed_time(end) / 20:.3f} ms a forward pass")
+    print(f"{name} {path}: {begin.elapsed_time(end) / 20:.4f} ms a forward pass")
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(5):
-            model.forward(tokens, cache, want=want)
+            run()
         torch.cuda.synchronize()
     for event in sorted(profile.key_averages(), key=lambda one: -one.device_time_total)[:most]:
         total, count = event.device_time_total / 5, event.count / 5

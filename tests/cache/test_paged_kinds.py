@@ -181,7 +181,7 @@ def test_rows_of_several_caches_are_read_together(kind: str) -> None:
     caches = [first, first.new_empty(), first.new_empty()]
     plains = [Plain(cache, [[] for _ in range(rows)]) for cache, rows in zip(caches, (1, 2, 1), strict=True)]
     plains[1].read(7, [7, 3])
-    joint = JointRows(first.pool, first)
+    joint = JointRows(first.new_empty())
     for num_new, counts in ((40, [40, 20, 3, 0]), (1, None), (1, None), (17, [2, 17, 17, 17]), (1, None)):
         whole = Plain(joint.begin(caches, [1, 2, 1]), [row for plain in plains for row in plain.rows], 4000)
         whole.written += max(plain.written for plain in plains)

@@ -15,6 +15,8 @@ import unspool
 from tests.conformance.cases import GOLDENS, load_model
 from tests.engine.fakes import BLOCK_BYTES, Fake, FakePair, FakeWithLayers, make_lm
 from unspool.api import LanguageModel
+from unspool.engine.memory import Layout, count_position_bytes
+from unspool.kernels import sending
 
 REQUESTS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -72,25 +74,38 @@ def check(one: Any, other: Any) -> None:
 
 
 @st.composite
-def requests(draw: st.DrawFn, kinds: dict[str, dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
+def requests(draw: st.DrawFn, kinds: dict[str, dict[str, Any]], longest: int) -> tuple[Any, dict[str, Any]]:
     asked = {"max_new_tokens": draw(st.integers(1, 20)), **kinds[draw(st.sampled_from(sorted(kinds)))]}
     row = st.lists(st.integers(3, 22), min_size=1, max_size=40)
+    if longest > 40:  # lists of so many numbers take hypothesis long
+        text = [3 + (7 * place) % 20 for place in range(longest)]
+        row = st.tuples(st.integers(1, 8), st.integers(9, longest)).map(lambda ends: text[ends[0] : ends[1]])
     prompt = draw(row) if draw(st.integers(0, 3)) else draw(st.lists(row, min_size=1, max_size=3))
     return prompt, asked
 
 
-def run_mix(data: st.DataObject, lm: LanguageModel, kinds: dict[str, dict[str, Any]], num_blocks: int) -> None:
+def run_mix(
+    data: st.DataObject,
+    lm: LanguageModel,
+    kinds: dict[str, dict[str, Any]],
+    num_blocks: int,
+    *,
+    memory: int | None = None,
+    longest: int = 40,
+    **options: Any,
+) -> None:
+    """Run random requests at once in an engine of so many blocks; with `options`, of a kind that calls get too."""
+    chosen = {name: options[name] for name in ("cache_implementation", "cache_config") if name in options}
     count = data.draw(st.integers(1, 8))
-    asked = [data.draw(requests(kinds)) for _ in range(count)]
+    asked = [data.draw(requests(kinds, longest)) for _ in range(count)]
     cancelled = {place for place in range(count) if data.draw(st.integers(0, 7)) == 0}
     order = random.Random(data.draw(st.integers(0, 99)))
     engine = unspool.Engine(
         lm,
-        memory=BLOCK_BYTES * num_blocks,
-        block_size=16,
+        memory=BLOCK_BYTES * num_blocks if memory is None else memory,
         max_rows=data.draw(st.sampled_from([12, 16])),
         tokens_per_pass=data.draw(st.sampled_from([7, 64, 512])),
-        share_prefixes=data.draw(st.booleans()),
+        **{"block_size": 16, "share_prefixes": None if options else data.draw(st.booleans()), **options},
     )
     with engine:
         made = []
@@ -99,7 +114,7 @@ def run_mix(data: st.DataObject, lm: LanguageModel, kinds: dict[str, dict[str, A
             if isinstance(request, unspool.ResourceError):
                 continue  # it could never fit
             if isinstance(request, Exception):
-                check(request, try_call(lm.generate, prompt, **settings))
+                check(request, try_call(lm.generate, prompt, **{**chosen, **settings}))
                 continue
             made.append((place, request))
             if order.random() < 0.5:
@@ -108,7 +123,8 @@ def run_mix(data: st.DataObject, lm: LanguageModel, kinds: dict[str, dict[str, A
                 request.cancel()
         for place, request in made:
             prompt, settings = asked[place]
-            result, alone = try_call(request.result, 30), try_call(lm.generate, prompt, **settings)
+            alone = try_call(lm.generate, prompt, **{**chosen, **settings})
+            result = try_call(request.result, 30)
             if place in cancelled and not isinstance(result, Exception) and not isinstance(alone, Exception):
                 for got, whole in zip(result.token_ids, alone.token_ids, strict=True):
                     assert got == whole[: len(got)]
@@ -116,8 +132,9 @@ def run_mix(data: st.DataObject, lm: LanguageModel, kinds: dict[str, dict[str, A
                 check(result, alone)
         stats = engine.stats
         assert stats.requests_done + stats.requests_cancelled + stats.requests_failed == len(made)
-        assert not stats.rows_running and not stats.blocks_used
-    assert engine._memory.pool is None or engine._memory.pool.num_free == num_blocks
+        assert not stats.rows_running and not stats.blocks_used and not stats.blocks_moved
+    pools = [engine._memory.pool, engine._memory.counted]
+    assert all(pool is None or pool.num_free == pool.num_blocks for pool in pools)
 
 
 @settings(max_examples=40, deadline=None)
@@ -153,6 +170,115 @@ def test_little_memory_preempts_and_gives_the_same_tokens() -> None:
         assert engine.stats.preemptions > 0
     for prompt, result in zip(prompts, results, strict=True):
         check(result, lm.generate(prompt, max_new_tokens=60, eos_token_id=None))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"num_beams": 3},
+        {"num_beams": 2, "low_memory": True},
+        {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.7},
+        {"penalty_alpha": 0.6, "top_k": 4},
+        {"guidance_scale": 1.7},
+        {"prompt_lookup_num_tokens": 3},
+    ],
+)
+def test_little_memory_moves_what_is_not_plain(asked: dict[str, Any]) -> None:
+    """Requests that can't be read again are moved to other memory, wherever they are, and go on from there."""
+    lm, common = make_lm(Fake()), {"max_new_tokens": 60, "eos_token_id": None}
+    prompts = [[3 + place, *range(4, 16)] for place in range(4)]
+    with unspool.Engine(lm, memory=BLOCK_BYTES * 21, block_size=16, max_rows=16) as engine:
+        requests = [engine.submit(prompt, **common, **asked) for prompt in prompts]
+        plain = engine.submit([5, 6], **common)
+        results = [request.result(60) for request in requests]
+        assert engine.stats.preemptions > 0
+        check(plain.result(60), lm.generate([5, 6], **common))
+        assert not engine.stats.blocks_moved
+    for prompt, result in zip(prompts, results, strict=True):
+        check(result, lm.generate(prompt, **common, **asked))
+
+
+OUTSIDE = ("forced words", "static", "low memory", "no cache")
+IN_BLOCKS = {name: one for name, one in REQUESTS.items() if name not in OUTSIDE}
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.data())
+def test_layers_with_windows_in_blocks(data: st.DataObject) -> None:
+    memory = data.draw(st.sampled_from([30_000, 200_000]))
+    run_mix(data, load_model("gemma2"), IN_BLOCKS, 0, memory=memory, cache_implementation="paged_hybrid")
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.data())
+def test_packed_keys_in_blocks(data: st.DataObject) -> None:
+    lm, shape = load_quantised(), load_quantised().model.key_shape
+    config = {"nbits": data.draw(st.sampled_from([4, 8])), "residual_length": data.draw(st.sampled_from([0, 16]))}
+    plain = 2 * 4 * 64 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+    memory = (16 * 3 + data.draw(st.sampled_from([3, 40]))) * plain
+    options = {"block_size": 64, "cache_implementation": "paged_quantized", "cache_config": config}
+    run_mix(data, lm, IN_BLOCKS, 0, memory=memory, longest=86, **options)
+
+
+@pytest.mark.parametrize(("kind", "config"), [("paged_hybrid", None), ("paged_quantized", {"residual_length": 0})])
+def test_little_memory_in_blocks_of_other_kinds(kind: str, config: dict[str, Any] | None) -> None:
+    """Rows are sent back or moved, and come back to the same bits."""
+    lm, size = (load_model("gemma2"), 16) if kind == "paged_hybrid" else (load_quantised(), 64)
+    layout = Layout(lm.model, kind, config, size)
+    blocks = 22 if kind == "paged_hybrid" else 4
+    memory = layout.count_block_bytes() * blocks + layout.num_apart * 8 * size * count_position_bytes(lm.model)
+    chosen = {"cache_implementation": kind, **({} if config is None else {"cache_config": config})}
+    common = {"max_new_tokens": 48 if kind == "paged_hybrid" else 100, "eos_token_id": None}
+    ways: list[dict[str, Any]] = [
+        {},
+        {"do_sample": True, "seed": 3, "num_return_sequences": 2},
+        {"num_beams": 2, "max_new_tokens": 80},
+        {"repetition_penalty": 1.2},
+    ]
+    asked = [([5 + place, *range(6, 30)], {**common, **one}) for place, one in enumerate(ways)]
+    with unspool.Engine(lm, memory=memory, block_size=size, max_rows=8, **chosen) as engine:
+        requests = [engine.submit(prompt, **one) for prompt, one in asked]
+        results = [request.result(60) for request in requests]
+        assert engine.stats.preemptions > 0 and not engine.stats.blocks_used
+    for result, (prompt, one) in zip(results, asked, strict=True):
+        check(result, lm.generate(prompt, **one, **chosen))
+
+
+class Copy:
+    """A copy from a device that is never there at once."""
+
+    num_awaited = 0
+
+    def query(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        Copy.num_awaited += 1
+
+
+def test_requests_that_wait_for_copies_let_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = sending.Fetched.read
+
+    def read(fetched: sending.Fetched) -> Any:
+        wait = sending._waits.get()
+        if wait is not None:
+            wait(Copy())  # type: ignore[arg-type]  # as a GPU's event
+        return whole(fetched)
+
+    lm, common = make_lm(), {"max_new_tokens": 12, "eos_token_id": None}
+    asked = [REQUESTS[name] for name in ("beams", "contrastive", "guidance", "lookup", "output", "no cache")]
+    expected = [lm.generate([5, 6, 7], **common, **one) for one in asked]
+    monkeypatch.setattr(sending.Fetched, "read", read)
+    monkeypatch.setattr(Copy, "num_awaited", 0)
+    with unspool.Engine(lm, memory=BLOCK_BYTES * 200, block_size=16, max_rows=16) as engine:
+        requests = [engine.submit([5, 6, 7], **common, **one) for one in asked]
+        cancelled = engine.submit([5, 6, 7], max_new_tokens=500, eos_token_id=None, guidance_scale=1.5)
+        next(iter(cancelled))
+        cancelled.cancel()
+        for request, alone in zip(requests, expected, strict=True):
+            check(request.result(30), alone)
+        assert cancelled.result(30).finish_reasons == ["cancelled"]
+        assert not engine.stats.blocks_used and Copy.num_awaited > 4 * 12
 
 
 def test_requests_from_many_threads() -> None:

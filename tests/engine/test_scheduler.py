@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unspool.engine.scheduler import PATIENCE, Entry, Limits, Scheduler, State, Turn
+from unspool.engine.scheduler import PATIENCE, BlockUse, Entry, Limits, Scheduler, State, Turn
 
 BLOCK = 4
 
@@ -32,10 +32,17 @@ class Blocks:
         self.scheduler[number].held = self.held[number]
 
     def release(self, number: int) -> None:
-        self.held.pop(number, None)
-        entry = self.scheduler[number]
-        entry.unread = entry.length = self.texts[number]
+        entry, held = self.scheduler[number], self.held.pop(number, 0)
+        if entry.can_move:
+            entry.moved = held
+        else:
+            entry.unread = entry.length = self.texts[number]
         entry.held = 0
+
+    def bring_back(self, number: int) -> None:
+        entry = self.scheduler[number]
+        moved, entry.moved = entry.moved, 0
+        self.take(number, moved)
 
 
 def make(total: int, *, max_rows: int = 8, budget: int = 16, max_waiting: int = 100) -> tuple[Scheduler, Blocks]:
@@ -64,6 +71,7 @@ class Simulation:
         self.scheduler, self.blocks = make(total, max_rows=max_rows, budget=budget)
         self.works: dict[int, Work] = {}
         self.ended: list[int] = []
+        self.begun: set[int] = set()
         self.now = 0.0
 
     def add(self, work: Work) -> bool:
@@ -71,6 +79,7 @@ class Simulation:
         entry.arrived = self.now
         total = entry.num_rows * count(entry.length + work.num_new)
         entry.reserve = total
+        self.note_wanted(entry)
         if self.scheduler.explain_refusal(entry) is not None:
             return False
         self.works[entry.number] = work
@@ -85,11 +94,23 @@ class Simulation:
         self.ended.append(number)
         del self.works[number]
 
+    def note_wanted(self, entry: Entry) -> None:
+        """A movable entry's next pass, at most: what it has to read, or a step of every row."""
+        entry.wanted = (entry.num_prompts * (2 + entry.unread // BLOCK)) if entry.unread else 2 * entry.num_rows
+
     def turn(self) -> Turn:
         self.now += 1.0
         turn = self.scheduler.plan(self.now)
         for number in turn.expired:
             self.end(number)
+        for number in turn.admitted:
+            entry = self.scheduler[number]
+            if entry.can_move and number in self.begun:
+                self.blocks.bring_back(number)
+                if not entry.unread:
+                    entry.state = State.RUNNING
+                    turn.reads.pop(number, None)
+            self.begun.add(number)
         running = list(self.scheduler.find(State.RUNNING))
         read = sum(columns * self.scheduler[number].num_prompts for number, columns in turn.reads.items())
         limit, num_running = self.scheduler.limits.tokens_per_pass, sum(entry.num_rows for entry in running)
@@ -110,6 +131,7 @@ class Simulation:
         self.blocks.take(number, entry.num_prompts * (count(before + columns) - count(before)))
         entry.is_spread = entry.num_rows > entry.num_prompts
         self.scheduler.note_read(number, columns)
+        self.note_wanted(entry)
 
     def step(self, entry: Entry, is_spread: bool) -> None:
         work = self.works[entry.number]
@@ -122,6 +144,7 @@ class Simulation:
             self.blocks.take(entry.number, entry.num_rows)
         if not entry.is_plain:
             entry.length, entry.is_spread = entry.length + 1, False
+            self.note_wanted(entry)
         self.blocks.texts[entry.number] = length + 1
         work.done += 1
         if work.done >= work.num_new:
@@ -133,7 +156,7 @@ def works(draw: st.DrawFn, number: int) -> Work:
     prompts = draw(st.sampled_from([1, 1, 1, 2]))
     rows = prompts * draw(st.sampled_from([1, 1, 2, 3]))
     length = draw(st.integers(1, 30))
-    is_plain = draw(st.booleans())
+    is_plain, can_move = draw(st.sampled_from([(True, False), (False, False), (False, True)]))
     deadline = draw(st.none() | st.integers(1, 60).map(float))
     entry = Entry(
         number,
@@ -142,6 +165,7 @@ def works(draw: st.DrawFn, number: int) -> Work:
         unread=length,
         length=length,
         is_plain=is_plain,
+        can_move=can_move,
         priority=draw(st.integers(-2, 2)),
         deadline=deadline,
     )
@@ -196,6 +220,17 @@ def test_the_last_in_order_is_preempted_and_comes_back() -> None:
     assert simulation.scheduler.num_preemptions == len(preempted)
 
 
+def test_what_is_not_plain_is_moved_and_comes_back() -> None:
+    simulation = Simulation(total=8, max_rows=6, budget=64)
+    for number in range(3):
+        simulation.add(Work(Entry(number, 2, unread=4, length=4, is_plain=False, can_move=True), 10))
+    turns = [simulation.turn() for _ in range(80)]
+    assert [number for turn in turns for number in turn.admitted][:2] == [0, 1]  # 8 blocks may do for both at first
+    preempted = [number for turn in turns for number in turn.preempted]
+    assert preempted and 0 not in preempted and simulation.ended == [0, 1, 2]
+    assert simulation.scheduler.num_moved == 0
+
+
 def test_what_was_promised_is_kept() -> None:
     simulation = Simulation(total=10, max_rows=8, budget=64)
     simulation.add(Work(Entry(0, 3, unread=4, length=4, is_plain=False), 8))  # 3 rows of 12 positions: 9 blocks
@@ -215,6 +250,31 @@ def test_prompts_are_cut_only_if_they_must_be() -> None:
     scheduler.note_read(1, 12)
     scheduler.note_read(2, 3)
     assert scheduler.plan(0).reads == {2: 14}
+
+
+def test_what_may_not_be_cut_is_read_whole() -> None:
+    scheduler, _ = make(100, budget=16)
+    for number, unread in enumerate((10, 40, 3)):
+        scheduler.add(Entry(number, 1, unread=unread, length=unread, is_whole=True))
+    assert scheduler.plan(0).reads == {0: 10}
+    scheduler.note_read(0, 10)
+    assert scheduler.plan(0).reads == {1: 40}
+    scheduler.note_read(1, 40)
+    assert scheduler.plan(0).reads == {2: 3}
+
+
+@pytest.mark.parametrize(
+    ("use", "length", "num_read", "expected"),
+    [
+        (BlockUse(), 9, 9, 3),
+        (BlockUse(num_full=2, num_sliding=3, window=4), 40, 8, 2 * 10 + 3 * 4),
+        (BlockUse(num_full=0, num_sliding=1, window=8), 6, 6, 2),
+        (BlockUse(lag=7), 5, 5, 0),
+        (BlockUse(lag=7), 16, 16, 3),
+    ],
+)
+def test_blocks_of_rows(use: BlockUse, length: int, num_read: int, expected: int) -> None:
+    assert use.count(length, num_read, BLOCK) == expected
 
 
 def test_deadlines_end_entries_wherever_they_are() -> None:

@@ -68,3 +68,37 @@ def test_a_stream_beside_others() -> None:
         assert tokens == lm.generate(PROMPTS[7], max_new_tokens=40, eos_token_id=None).token_ids[0]
         late = [token for piece in others[2] for token in piece.token_ids]
         assert late == lm.generate(PROMPTS[2], max_new_tokens=60, eos_token_id=None).token_ids[0]
+
+
+@pytest.mark.parametrize(
+    "asked", [{"num_beams": 3}, {"penalty_alpha": 0.6, "top_k": 4}, {"prompt_lookup_num_tokens": 3}]
+)
+def test_little_memory_moves_what_is_not_plain(asked: dict[str, Any]) -> None:
+    pytest.importorskip("greenlet")
+    lm, shape = load(), load().model.key_shape
+    block = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * 4 * 16
+    asked = {"max_new_tokens": 60, "eos_token_id": None, **asked}
+    with unspool.Engine(lm, memory=24 * block, block_size=16, max_rows=16) as engine:
+        requests = [engine.submit(prompt, **asked) for prompt in PROMPTS[:5]]
+        found = [request.result(60).token_ids for request in requests]
+        assert engine.stats.preemptions > 0 and not engine.stats.blocks_used
+    assert found == [lm.generate(prompt, **asked).token_ids for prompt in PROMPTS[:5]]
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("gemma2", {"cache_implementation": "paged_hybrid"}),
+        ("llama", {"cache_implementation": "paged_quantized", "cache_config": {"nbits": 4, "residual_length": 64}}),
+        ("llama", {"cache_implementation": "paged_quantized", "cache_config": {"nbits": 8, "residual_length": 0}}),
+    ],
+)
+def test_blocks_of_other_kinds(family: str, options: dict[str, Any]) -> None:
+    lm = unspool.load(GOLDENS / "models" / family, device="cuda", dtype=torch.float32)
+    asked = [{"max_new_tokens": 30 + 7 * place, **ASKED[place % 4]} for place in range(8)]
+    with unspool.Engine(lm, max_rows=16, **options) as engine:
+        requests = [engine.submit(prompt, **one) for prompt, one in zip(PROMPTS[8:], asked, strict=False)]
+        found = [request.result(60).token_ids for request in requests]
+        assert not engine.stats.blocks_used
+    alone = [lm.generate(prompt, **one, **options).token_ids for prompt, one in zip(PROMPTS[8:], asked, strict=False)]
+    assert sum(one == two for one, two in zip(found, alone, strict=True)) >= len(found) - 1  # up to rounding

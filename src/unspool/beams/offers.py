@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from unspool.errors import InputError
+from unspool.kernels.sending import fetch, send
 
 Ids: TypeAlias = int | Sequence[int] | torch.Tensor
 Ancestry: TypeAlias = Sequence[Sequence[int]]
@@ -70,7 +71,7 @@ class BeamOffers:
         device = self.input_ids.device
         return UserDict(
             {
-                f"next_beam_{name}": torch.tensor(values, dtype=like.dtype, device=device)  # (batch * group,)
+                f"next_beam_{name}": send(values, device, like.dtype)  # (batch * group,)
                 for name, values, like in zip(
                     ("scores", "tokens", "indices"), (scores, tokens, beams), self.like, strict=True
                 )
@@ -104,7 +105,9 @@ def read_offers(
             f"but are of {sorted(shapes)}."
         )
     candidates = []
-    per_row = zip(next_tokens.tolist(), next_scores.tolist(), next_indices.tolist(), strict=True)
+    # Begun together, so that the device is waited for once.
+    fetched = [fetch(part) for part in (next_tokens, next_scores, next_indices)]
+    per_row = zip(*(part.read().tolist() for part in fetched), strict=True)
     for row, (tokens, scores, beams) in enumerate(per_row):
         if beams and not 0 <= min(beams) <= max(beams) < group_size:
             raise InputError(f"`next_indices` names beams outside of the {group_size} of a row: {beams!r:.200}.")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
+from unspool.cache import find_kind
 from unspool.decoding.finish import Finish
 from unspool.decoding.preparation import build_late_criteria, make_seeds
 from unspool.decoding.run import Run
@@ -37,6 +39,7 @@ class Needs:
 
     num_prompts: int  # rows that it reads
     num_rows: int  # that it decodes in
+    num_read_rows: int  # rows of its cache while it reads its prompts
     num_cache_rows: int  # the most rows that its cache gets
     longest_prompt: int
     longest: int  # the most positions of a row, candidates and drafts included
@@ -53,26 +56,25 @@ class Needs:
         return self.not_plain is None
 
 
-def find_needs(run: Run) -> Needs:
-    """What a run may take, known before its first pass."""
+def find_needs(run: Run, kind: str = "paged", config: Mapping[str, Any] | None = None) -> Needs:
+    """What a run may take, known before its first pass, if its keys are to lie in blocks of a kind of cache."""
     parts = run.parts
     plan, prompts, want, settings = parts.plan, parts.prompts, parts.want, parts.plan.settings
     num_rows = prompts.num_rows * plan.copies
-    forks = "forks" in parts.model.info.can and not settings.low_memory
+    forks = "forks" in parts.model.info.can and find_kind(kind).forks and not settings.low_memory
     longest = parts.readout.longest_prompt(prompts.lengths)
-    usual = ("paged",) if "cache_implementation" in plan.asked else ("dynamic", "paged")
     is_told = settings.prompt_logprobs is not None or prompts.embeds is not None
     needs = Needs(
         num_prompts=prompts.num_rows,
         num_rows=num_rows,
+        num_read_rows=prompts.num_rows * parts.readout.num_sets,
         num_cache_rows=num_rows * parts.readout.num_sets * (1 if forks else max(1, plan.num_candidates)),
         longest_prompt=longest,
         longest=longest + plan.max_new_tokens + plan.num_candidates + (_MOST_DRAFTS if plan.drafting else 0),
         own_cache=(
             parts.hooks.cache is not None
             or run.returns_output
-            or plan.cache_kind not in usual
-            or bool(plan.cache_config)
+            or not _lies_in_blocks(run, kind, dict(config or {}))
             or prompts.source is not None
         ),
         reads_whole_prompts=want.last_states or want.hidden_states or want.attentions or is_told,
@@ -80,6 +82,13 @@ def find_needs(run: Run) -> Needs:
     not_stepped = _explain_not_stepped(run, needs)
     not_plain = "its keys don't lie in the engine's blocks" if not_stepped is None and needs.own_cache else not_stepped
     return replace(needs, not_plain=not_plain, joins=not_stepped is None and not _chose_cache(run))
+
+
+def _lies_in_blocks(run: Run, kind: str, config: dict[str, Any]) -> bool:
+    """Whether the caller chose blocks of that kind, or did not choose."""
+    plan = run.parts.plan
+    kinds = (kind,) if "cache_implementation" in plan.asked else ("dynamic", kind)
+    return plan.cache_kind in kinds and dict(plan.cache_config or {}) == config
 
 
 def _chose_cache(run: Run) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from unspool.decoding.observer import Observer
+from unspool.kernels.sending import Fetched, fetch
 from unspool.outputs import StepLayers, StepTensors, TokenLogprob
 from unspool.protocols import Forward
 
@@ -129,20 +131,34 @@ class Record:
         return tuple(self._cross) if self._attentions is not None and self._cross else None
 
 
+@dataclass(frozen=True, slots=True)
+class PendingLogprobs:
+    """Log-probabilities on their way to the host."""
+
+    _values: Fetched  # (n, 2 + 2 * top), float64: tokens, their own, the likeliest tokens, theirs
+
+    def read(self) -> list[TokenLogprob]:
+        """The log-probabilities, once they are there."""
+        told = []
+        for token, value, *top in self._values.read().tolist():
+            half = len(top) // 2
+            told.append(TokenLogprob(int(token), value, tuple(zip(map(int, top[:half]), top[half:], strict=True))))
+        return told
+
+
+def fetch_logprobs(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> PendingLogprobs:
+    """Begin to copy what `read_logprobs` returns."""
+    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    parts = [tokens[:, None], logprobs.gather(1, tokens[:, None])]
+    if num_top:
+        top = logprobs.topk(min(num_top, logprobs.shape[-1]), dim=-1)
+        parts += [top.indices, top.values]
+    return PendingLogprobs(fetch(torch.cat([part.double() for part in parts], dim=1)))  # exact, in one copy
+
+
 def read_logprobs(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> list[TokenLogprob]:
     """Log-probabilities of the given tokens (n,) and of the likeliest ones under logits (n, vocab)."""
-    logprobs = torch.log_softmax(logits.float(), dim=-1)
-    chosen = logprobs.gather(1, tokens[:, None]).squeeze(1).tolist()
-    ids = tokens.tolist()
-    if num_top == 0:
-        return [TokenLogprob(token, value) for token, value in zip(ids, chosen, strict=True)]
-    top = logprobs.topk(min(num_top, logprobs.shape[-1]), dim=-1)
-    return [
-        TokenLogprob(token, value, tuple(zip(top_ids, top_values, strict=True)))
-        for token, value, top_ids, top_values in zip(
-            ids, chosen, top.indices.tolist(), top.values.tolist(), strict=True
-        )
-    ]
+    return fetch_logprobs(logits, tokens, num_top).read()
 
 
 def _align(values: torch.Tensor, counts: Sequence[int], size: int, dim: int) -> torch.Tensor:

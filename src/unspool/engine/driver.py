@@ -6,7 +6,7 @@ import atexit
 import threading
 import time
 import weakref
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -20,6 +20,7 @@ from unspool.engine.passes import Job, Passes
 from unspool.engine.plain import PlainRows
 from unspool.engine.request import Request
 from unspool.engine.scheduler import Limits, Scheduler, State, Turn
+from unspool.engine.special import count_wanted
 from unspool.engine.stats import Counters, EngineStats
 from unspool.engine.tasks import PlainTask, SpecialTask, Task
 from unspool.errors import EngineError, ResourceError
@@ -45,16 +46,19 @@ class Driver:
     def __init__(self, model: Model, limits: Limits, memory: EngineMemory) -> None:
         self._model, self._memory = model, memory
         memory.on_release = self._release
-        self.scheduler = Scheduler(limits, memory)
-        self._passes = Passes(memory.pool, mixes=model.device.type == "cpu")
-        self._plain = PlainRows(model, memory.pool, self._keep_prefix)
+        self.scheduler = Scheduler(limits, memory, memory.use)
+        self._passes = Passes(memory, mixes=model.device.type == "cpu")
+        cache = None if memory.pool is None else memory.new_cache()
+        self._plain = PlainRows(model, cache, None if memory.prefixes is None else self._keep_prefix)
         self._tasks: dict[int, Task] = {}
         self._specials: dict[int, SpecialTask] = {}  # those that were admitted
+        self._awaited: list[SpecialTask] = []  # those of them that wait for copies from the device
         self.counters = Counters()
         self.inbox = Inbox(limits.tokens_per_pass)
         self.death: EngineError | None = None
         self._thread: threading.Thread | None = None
         self._device = model.device
+        self._reading: Any = None  # comes when a GPU has read the prompts that were launched in the last turn
 
     # --- from any thread ---------------------------------------------------------------------------------------
     def submit(self, task: Task) -> None:
@@ -112,6 +116,8 @@ class Driver:
                 torch.cuda.set_device(self._device)
             with torch.no_grad():
                 while self.inbox.wait(is_busy=bool(self._tasks)):
+                    if self._reading is not None and not self._reading.query():
+                        self.inbox.gather(self.scheduler.count_unread())
                     with between_passes(self._model, len(self._tasks)):
                         self._turn()
         except BaseException as death:
@@ -159,6 +165,7 @@ class Driver:
             self.inbox.hold()
         for number in turn.admitted:
             self._open(number)
+        self._await_copies()
         jobs = self._list_jobs(turn) if turn.reads or self._specials else []
         step = self._plain.ask()
         stepping = None if step is None else Job(step)
@@ -166,11 +173,19 @@ class Driver:
         all_jobs = asked if stepping is None else [stepping, *asked]
         self._memory.make_free(sum(map(self._count_blocks, all_jobs)))
         self._passes.run(all_jobs)
+        if self._plain.runs_ahead:
+            self._reading = _mark_stream() if turn.reads else None
         if stepping is not None and stepping.forward is not None:
             self.scheduler.note_step()
+        specials = [(number, job) for number, job in jobs if number in self._specials]
         for number, job in jobs:
-            self._take(number, job)
+            if number not in self._specials:
+                self._take(number, job)
         self._step(stepping)
+        for number, job in specials:  # they wait for the device, which has the plain rows' tokens to choose meanwhile
+            self._take(number, job)
+        self._await_copies()
+        self._note(self._plain.land())
         if not all_jobs and not turn.admitted and not turn.expired and self._plain.is_idle:
             time.sleep(_IDLE)
 
@@ -185,14 +200,12 @@ class Driver:
 
     def _count_blocks(self, job: Job) -> int:
         """The most blocks that a job takes."""
-        given = job.ask.tokens if job.ask.tokens is not None else job.ask.embeds
-        assert given is not None
-        num_new = max(given.shape[1], job.ask.cache.num_forks)
-        return given.shape[0] * (2 + num_new // self._memory.block_size)
+        return self._memory.use.num_tables * count_wanted(job.ask, self._memory.block_size)
 
     def _open(self, number: int) -> None:
         task = self._tasks[number]
         try:
+            self._memory.make_free(task.entry.moved)
             if isinstance(task, PlainTask):
                 task.open(self._memory)
             else:
@@ -292,18 +305,38 @@ class Driver:
         """See what a special task waits for now, if it has not ended."""
         special, entry = task.special, task.entry
         assert special is not None
+        if special.waits:
+            self._awaited.append(task)
+            return
         if special.is_done:
             self._finish(task)
             return
         entry.held = special.count_held()
+        entry.wanted = self._memory.use.num_tables * special.count_wanted(self._memory.block_size)
         entry.num_prompts = special.num_rows
         if special.num_columns * special.num_rows > _SMALL:
             self.scheduler.note_ask(entry.number, special.num_columns)
         else:
             entry.unread, entry.state = 0, State.RUNNING
 
+    def _await_copies(self) -> None:
+        """Let special tasks go on that wait for copies, until all of them ask again: by the time the first one's copy
+        is there, all have launched what they need."""
+        while self._awaited:
+            awaited, self._awaited = self._awaited, []
+            for task in awaited:
+                special = task.special
+                if special is None or not special.waits:  # it was ended
+                    continue
+                try:
+                    special.go_on()
+                    self._follow(task)
+                except Exception as error:
+                    self._fail(task, error)
+
     # --- plain rows ------------------------------------------------------------------------------------------------
     def _step(self, stepping: Job | None) -> None:
+        """Choose the plain rows' tokens from the pass over them."""
         plain = self._plain
         if stepping is not None and stepping.forward is None:
             assert stepping.error is not None
@@ -319,7 +352,6 @@ class Driver:
             failed, plain.failed = plain.failed, {}
             for task, error in failed.items():
                 self._fail(task, error)
-        self._note(plain.land())
 
     def _note(self, landed: list[Landed]) -> None:
         """Hand out the tokens of steps; rows that have ended leave."""
@@ -370,16 +402,23 @@ class Driver:
     def _keep_prefix(self, row: PlainRow, blocks: list[int], num_held: int) -> None:
         """Let later requests find what a row has read and written, as a chat's next turn does."""
         prefixes = self._memory.prefixes
-        if prefixes is not None and isinstance(row.owner, PlainTask):
+        if prefixes is not None:
             prefixes.enter(row.tokens[:num_held], blocks, row.names)
 
     # --- tasks end ---------------------------------------------------------------------------------------------------
     def _release(self, number: int) -> None:
-        """Take a plain task's blocks: it will read its text again."""
+        """Take a task's blocks. A plain one will read its text again; what others hold, or is packed, is moved."""
         task = self._tasks[number]
+        if isinstance(task, SpecialTask):
+            self._specials.pop(number, None)
+            task.move_out()
+            return
         assert isinstance(task, PlainTask)
-        self._plain.drop(task)
-        task.reset()
+        if self._memory.is_packed:
+            task.move_out(self._plain.take_out(task))
+        else:
+            self._plain.drop(task)
+            task.reset()
 
     def _let_go(self, task: Task) -> None:
         """Give back all that a task holds."""
@@ -437,6 +476,12 @@ class Driver:
     def look(self) -> EngineStats:
         """What it has done and is doing."""
         return take_look(self.counters, self._memory, self.scheduler, self.num_waiting, self._passes.num_passes)
+
+
+def _mark_stream() -> Any:
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
+    event.record()
+    return event
 
 
 def _count_tokens(ask: Ask) -> int:

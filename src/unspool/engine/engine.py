@@ -20,12 +20,12 @@ import torch
 from unspool.api import LanguageModel
 from unspool.api.calls import feed
 from unspool.api.core import as_model
-from unspool.cache import BlockPool, find_kind
+from unspool.cache import find_kind
 from unspool.config import GenerationConfig
 from unspool.decoding.among import Needs, find_needs
 from unspool.engine.driver import Driver
 from unspool.engine.joined import JoinedTask
-from unspool.engine.memory import EngineMemory, count_blocks
+from unspool.engine.memory import EngineMemory, Layout
 from unspool.engine.request import Request
 from unspool.engine.scheduler import HIGHEST, LOWEST, Entry, Limits
 from unspool.engine.special import import_greenlet
@@ -70,6 +70,9 @@ class Engine:
     `max_rows` rows are decoded at once. `memory` is the number of bytes for their keys and values; without it a part of
     what is free. A pass reads at most `tokens_per_pass` tokens of prompts beside one token of each row that decodes. At
     most `max_waiting` requests wait. Prompts that begin alike share blocks of keys (`share_prefixes`).
+
+    Blocks of `cache_implementation` "paged" keep every key, those of "paged_hybrid" let keys go that no window sees,
+    and those of "paged_quantized" pack old ones as `cache_config` says.
     """
 
     def __init__(
@@ -80,8 +83,10 @@ class Engine:
         memory: int | None = None,
         tokens_per_pass: int | None = None,
         max_waiting: int = _WAITING,
-        share_prefixes: bool = True,
+        share_prefixes: bool | None = None,
         block_size: int = BLOCK_SIZE,
+        cache_implementation: str = "paged",
+        cache_config: Any = None,
         batch_invariant: bool = False,
     ) -> None:
         self._lm = lm if isinstance(lm, LanguageModel) else _as_language_model(lm)
@@ -95,13 +100,13 @@ class Engine:
         waiting = _read_count("max_waiting", max_waiting, _WAITING, _MOST_WAITING)
         if batch_invariant:
             _check_invariance(model)
-        num_blocks = count_blocks(model, block_size, memory, rows)
+        layout = Layout(model, cache_implementation, cache_config, block_size)
+        num_blocks = layout.count_blocks(memory, rows)
         info = model.info
         has_keys = not info.is_encoder_decoder and "state" not in info.layer_kinds
         refuse = find_kind("paged").refuse
         is_paged = has_keys and (refuse is None or refuse(info) is None)
-        pool = BlockPool(block_size, num_blocks) if is_paged else None
-        self._memory = EngineMemory(pool, num_blocks, block_size, shares_prefixes=bool(share_prefixes))
+        self._memory = EngineMemory(layout, num_blocks, rows, has_blocks=is_paged, shares_prefixes=share_prefixes)
         limits = Limits(rows, num_blocks, tokens, waiting)
         self._driver = Driver(model, limits, self._memory)
         self._numbers = itertools.count()
@@ -147,8 +152,9 @@ class Engine:
         streamer: Any,
         settings: dict[str, Any],
     ) -> Request:
-        answer = self._lm.start(prompt, **settings)
-        needs = find_needs(answer.run)
+        memory = self._memory
+        answer = self._lm.start(prompt, **self._choose_cache(settings))
+        needs = find_needs(answer.run, memory.kind, memory.config)
         number, now = next(self._numbers), time.monotonic()
         request = Request(answer, number, priority=priority, deadline=deadline)
         is_plain = needs.is_plain and self._memory.pool is not None
@@ -179,10 +185,25 @@ class Engine:
             feeding.start()
         return request
 
+    def _choose_cache(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """The settings of a request that says nothing of its cache, if the engine's blocks are not the usual ones."""
+        memory, config = self._memory, settings.get("generation_config")
+        if memory.kind == "paged":
+            return settings
+        told = set(settings) | set(config.explicit if isinstance(config, GenerationConfig) else ())
+        if told & {"cache_implementation", "cache_config", "past_key_values", "use_cache"}:
+            return settings
+        chosen: dict[str, Any] = {"cache_implementation": memory.kind}
+        return {**settings, **chosen, **({"cache_config": dict(memory.config)} if memory.config else {})}
+
     def _make_entry(self, number: int, needs: Needs, is_plain: bool) -> Entry:
-        size = self._memory.block_size
-        takes_blocks = is_plain or self._memory.pool is None or not needs.own_cache
+        memory, size = self._memory, self._memory.block_size
+        takes_blocks = is_plain or memory.pool is None or not needs.own_cache
+        can_move = takes_blocks and not is_plain and memory.pool is not None
         rows = needs.num_rows if is_plain else needs.num_cache_rows
+        num_read = needs.longest_prompt
+        if is_plain and not memory.is_packed:
+            num_read = min(num_read, self._driver.scheduler.limits.tokens_per_pass)
         return Entry(
             number,
             needs.num_rows,
@@ -190,7 +211,10 @@ class Engine:
             unread=needs.longest_prompt,
             length=needs.longest_prompt if takes_blocks else 0,
             is_plain=is_plain,
-            reserve=rows * -(-needs.longest // size) if takes_blocks else 0,
+            reserve=rows * memory.use.count(needs.longest, num_read, size) if takes_blocks else 0,
+            can_move=can_move,
+            is_whole=is_plain and memory.is_packed,
+            wanted=needs.num_read_rows * memory.use.num_tables * (2 + needs.longest_prompt // size) if can_move else 0,
         )
 
     # --- many prompts --------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from unspool.decoding.record import PendingLogprobs
 from unspool.decoding.select import NO_TOKEN
 from unspool.engine.prefixes import BlockNames
 from unspool.outputs import TokenLogprob
@@ -93,13 +94,14 @@ class Flight:
     edges: list[int]
     arrived: Any = None
     memory: torch.Tensor | None = None  # the pinned memory
-    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by place
+    told: list[tuple[list[int], PendingLogprobs]] = field(default_factory=list)  # of the rows at these places
 
     def land(self) -> Landed:
         """The tokens, once they are there."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        return Landed(self.lineup, self.tokens.tolist(), self.edges, self.logprobs)
+        logprobs = {place: one for places, told in self.told for place, one in zip(places, told.read(), strict=True)}
+        return Landed(self.lineup, self.tokens.tolist(), self.edges, logprobs)
 
 
 class Runway:

@@ -79,16 +79,23 @@ class Inbox:
             while not (self.is_closing or self.has_mail or is_busy):
                 self.changed.wait()
             if not is_busy:
-                self._gather()
+                self._gather(0)
             return not self.is_closing
 
-    def _gather(self) -> None:
+    def gather(self, num_unread: int) -> None:
+        """Wait for those who are submitting, while a device is busy anyway; so many tokens are to be read already."""
+        with self.changed:
+            if self._num_asking or self._incoming:
+                self._gather(num_unread)
+
+    def _gather(self, num_unread: int) -> None:
         """Let requests that come together be read together: a pass over a few tokens takes about as long as one over
         many, and whoever submits the next would wait for it."""
         until, count = time.monotonic() + _LONGEST_WAIT, -1
+        most = self._most - num_unread
         self._is_gathering = True
         try:
-            while not self.is_closing and self._num_tokens < self._most and time.monotonic() < until:
+            while not self.is_closing and self._num_tokens < most and time.monotonic() < until:
                 if len(self._incoming) == count and not self._num_asking:
                     return  # nobody has come for a while, and nobody is about to
                 count = len(self._incoming)

@@ -11,7 +11,7 @@ def take_look(
     counters: Counters, memory: EngineMemory, scheduler: Scheduler, num_waiting: int, num_passes: int
 ) -> EngineStats:
     """What an engine has done and is doing."""
-    pool, prefixes = memory.pool, memory.prefixes
+    pool, prefixes = memory.counted, memory.prefixes
     used = shared = kept = 0
     if pool is not None:
         with pool.lock:
@@ -37,6 +37,7 @@ def take_look(
         blocks_used=used,
         blocks_shared=shared,
         blocks_kept=kept,
+        blocks_moved=scheduler.num_moved,
         prefix_hit_rate=prefixes.num_found / asked if prefixes is not None and asked else 0.0,
         first_token_seconds=find_median(list(counters.firsts)),
         token_seconds=find_median(list(counters.between)),

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
-from unspool.cache import BlockPool
 from unspool.cache.paged.joint import JointRows, shares_pool
 from unspool.decoding.reader import answer_at_once
+from unspool.engine.memory import EngineMemory
 from unspool.protocols import Ask, Forward
 
 
@@ -33,10 +33,11 @@ class Job:
 class Passes:
     """Runs jobs; those over the pool that want the same join one pass."""
 
-    def __init__(self, pool: BlockPool | None, *, mixes: bool) -> None:
-        self._pool = pool
+    def __init__(self, memory: EngineMemory, *, mixes: bool) -> None:
+        self._memory, self._pool = memory, memory.pool
         # Whether prompts and steps are read in one pass. Not on a GPU: there a step of one token is a captured graph.
-        self._mixes = mixes
+        # And not if keys are packed: then how a pass reads depends on what all its rows hold.
+        self._mixes = mixes and not memory.is_packed
         self._joint: dict[Hashable, JointRows] = {}
         self.num_passes = 0
 
@@ -74,16 +75,18 @@ class Passes:
         want = ask.want
         if self._pool is None or ask.tokens is None or want.hidden_states or want.attentions:
             return None
-        if not shares_pool(ask.cache, self._pool):
-            return None
+        if not shares_pool(ask.cache, self._pool) or ask.cache.is_trying:
+            return None  # what is tried keeps what it may have to go back to
         is_step = ask.tokens.shape[1] == 1
+        if self._memory.is_packed and not is_step:
+            return None
         kind = (want.logits, want.last_states, want.early, want.exit_layer)
         return (id(ask.model), kind, self._mixes or is_step)
 
     def _run_joint(self, key: Hashable, jobs: Sequence[Job]) -> None:
-        pool = self._pool
-        assert pool is not None
-        joint = self._joint.setdefault(key, JointRows(pool))
+        joint = self._joint.get(key)
+        if joint is None:
+            joint = self._joint[key] = JointRows(self._memory.new_cache())
         first = jobs[0].ask
         caches = [job.ask.cache for job in jobs]
         cache = joint.begin(caches, [job.num_rows for job in jobs])  # type: ignore[arg-type]  # _find_key checked it

@@ -16,11 +16,11 @@ from typing import Any, Final
 
 import torch
 
-from unspool.cache import BlockPool, PagedCache
+from unspool.cache import PagedCache
 from unspool.cache.paged.joint import let_go, list_blocks
 from unspool.decoding.among import PlainParts
 from unspool.decoding.prompts import Prompts
-from unspool.decoding.record import read_logprobs
+from unspool.decoding.record import fetch_logprobs
 from unspool.decoding.rows import Rows
 from unspool.engine.chains import Chain, Step
 from unspool.engine.flights import Flight, Landed, Lineup, PlainRow, Runway
@@ -55,11 +55,11 @@ class _Member:
 class PlainRows:
     """All rows that decode token by token, their keys, and the chains of processors that choose for them."""
 
-    def __init__(self, model: Model, pool: BlockPool | None, on_leave: OnLeave) -> None:
+    def __init__(self, model: Model, cache: PagedCache | None, on_leave: OnLeave | None) -> None:
         self._model = model
         self._on_leave = on_leave
-        # Without a pool it is the first rows' own, which others join: an encoder-decoder's, or one of states.
-        self.cache: Any = None if pool is None else PagedCache(pool)
+        # Without one it is the first rows' own, which others join: an encoder-decoder's, or one of states.
+        self.cache: Any = cache
         self._rows: Rows | None = None
         self._members: list[_Member] = []
         self._chains: list[Chain] = []
@@ -140,7 +140,7 @@ class PlainRows:
             ending, edges = [rows[place] for place in at_end], edges + at_end
         flight = self._runway.launch(self._lineup, tokens, edges)
         if self._num_told:
-            self._read_logprobs(step.logits, tokens, flight, self._members)
+            self._fetch_logprobs(step.logits, tokens, flight)
         self._flights.append(flight)
         if ending:
             self.remove(ending)
@@ -209,17 +209,15 @@ class PlainRows:
             except Exception as own_error:
                 self.failed[owner] = own_error
 
-    def _read_logprobs(
-        self, logits: torch.Tensor, tokens: torch.Tensor, flight: Flight, members: Sequence[_Member]
-    ) -> None:
+    def _fetch_logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, flight: Flight) -> None:
         wanted: dict[int, list[int]] = {}
-        for place, member in enumerate(members):
+        for place, member in enumerate(self._members):
             if member.num_top is not None:
                 wanted.setdefault(member.num_top, []).append(place)
         for num_top, places in wanted.items():
             index = send(places, logits.device)
-            told = read_logprobs(logits.index_select(0, index), tokens.index_select(0, index).clamp(min=0), num_top)
-            flight.logprobs |= dict(zip(places, told, strict=True))
+            chosen = tokens.index_select(0, index).clamp(min=0)
+            flight.told.append((places, fetch_logprobs(logits.index_select(0, index), chosen, num_top)))
 
     # --- rows come and go ------------------------------------------------------------------------------------
     def _enter_arrivals(self) -> list[int]:
@@ -270,7 +268,7 @@ class PlainRows:
         leaving = [place for place, member in enumerate(self._members) if member.row.has_left]
         if not leaving:
             return
-        if isinstance(self.cache, PagedCache):
+        if self._on_leave is not None:
             for place in leaving:
                 self._on_leave(self._members[place].row, list_blocks(self.cache, place), self.cache.lengths[place])
         index = list(range(len(self._members)))
@@ -304,6 +302,16 @@ class PlainRows:
         rows = [member.row for member in self._members if member.row.owner is owner]
         if rows:
             self.remove(rows)
+
+    def take_out(self, owner: Any) -> PagedCache | None:
+        """Let all rows of a request go, and return what they hold; None if it has no rows that were stepped."""
+        places = sorted(self.find_places(owner), key=lambda place: self._members[place].row.number)
+        if not places or not isinstance(self.cache, PagedCache):
+            self.drop(owner)
+            return None
+        taken = self.cache.take_rows(places)
+        self.remove([self._members[place].row for place in places])
+        return taken
 
     def find_places(self, owner: Any) -> list[int]:
         """Where a request's rows stand."""

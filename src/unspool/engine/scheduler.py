@@ -1,9 +1,10 @@
 """Who decodes when: plain data, no tensors.
 
 Entries wait in one queue, are admitted while rows and blocks last, read their prompts in pieces under a budget of
-tokens per pass, and decode until they end. Blocks that an entry may still take are promised to it, so that an entry
-that was admitted can go on. Entries that decode token by token (`is_plain`) are promised only their next position; when
-blocks run out, the last of them in the order go back to the queue, and read their text again later.
+tokens per pass, and decode until they end. Blocks that an entry takes with its next pass are promised to it, so that an
+entry that was admitted can go on. When blocks run out, the last entries in the order go back to the queue. What they
+held is read again later, or it was moved to other memory and is brought back. Entries that can do neither are promised
+all that they may ever take.
 
 Plain entries that run are stepped together, so they are counted together: by the step at which their rows take their
 next block. A turn in which nobody waits or reads costs the same however many run.
@@ -32,6 +33,26 @@ class State(Enum):
     RUNNING = "running"
 
 
+@dataclass(frozen=True, slots=True)
+class BlockUse:
+    """How many blocks of a pool a row takes."""
+
+    num_full: int = 1  # tables of blocks that a row keeps
+    num_sliding: int = 0  # tables whose blocks it gives back when they are out of a window's view
+    window: int = 0
+    lag: int = 0  # the last positions, which lie elsewhere
+
+    @property
+    def num_tables(self) -> int:
+        """Blocks that a row takes at a time."""
+        return self.num_full + self.num_sliding
+
+    def count(self, length: int, num_read: int, size: int) -> int:
+        """The most blocks of a row of that length, if a pass reads at most `num_read` of its positions."""
+        seen = min(length, self.window + max(1, num_read) + size)  # a block is let go when all of it is out of view
+        return self.num_full * max(0, -(-(length - self.lag) // size)) + self.num_sliding * -(-seen // size)
+
+
 @dataclass(slots=True)
 class Entry:
     """One request, as the scheduler sees it."""
@@ -41,8 +62,12 @@ class Entry:
     num_prompts: int = 1  # rows that it reads
     unread: int = 0  # columns that it has to read before it goes on
     length: int = 0  # positions per row, unread ones included; of a plain entry that runs: when it began to
-    is_plain: bool = True  # it decodes token by token, and can be stopped and read again at any moment
-    reserve: int = 0  # blocks that it may take in all, if it is not plain; promised on admission
+    is_plain: bool = True  # it decodes token by token, and can be stopped at any moment
+    reserve: int = 0  # blocks that it may take in all, if it is not plain
+    can_move: bool = False  # it can be stopped too: what it holds is moved away and brought back. Else all is promised
+    is_whole: bool = False  # what it reads is not cut
+    wanted: int = 0  # the most blocks that what it waits for takes, if it can move
+    moved: int = 0  # blocks that it needs to come back
     priority: int = 0
     arrived: float = 0.0
     deadline: float | None = None  # on the same clock as `arrived`
@@ -67,7 +92,7 @@ class Memory(Protocol):
         ...
 
     def release(self, number: int) -> None:
-        """Give back what an entry holds: it will read its text again. Sets its `unread`, `length` and `held`."""
+        """Give back what an entry holds. Sets its `unread`, `length` and `held`, or `held` and `moved`."""
         ...
 
 
@@ -94,8 +119,8 @@ class Limits:
 class Scheduler:
     """Entries, and the decisions about them."""
 
-    def __init__(self, limits: Limits, memory: Memory) -> None:
-        self.limits, self._memory = limits, memory
+    def __init__(self, limits: Limits, memory: Memory, use: BlockUse | None = None) -> None:
+        self.limits, self._memory, self._use = limits, memory, use or BlockUse()
         self._entries: dict[int, Entry] = {}
         self._active: dict[int, Entry] = {}  # those that were admitted
         self._waiting: list[Entry] = []  # by order
@@ -127,9 +152,20 @@ class Scheduler:
         """Rows of the entries that were admitted."""
         return sum(entry.num_rows for entry in self._active.values())
 
+    @property
+    def num_moved(self) -> int:
+        """Blocks that waiting entries need to come back."""
+        return sum(entry.moved for entry in list(self._waiting))
+
     def find(self, state: State) -> Iterator[Entry]:
         """The entries that were admitted and are in a state."""
         return (entry for entry in self._active.values() if entry.state is state)
+
+    def count_unread(self) -> int:
+        """Tokens that the entries have to read; those that wait for room fill a pass."""
+        if self._waiting:
+            return self.limits.tokens_per_pass
+        return sum(entry.unread * entry.num_prompts for entry in self._others.values())
 
     def explain_refusal(self, entry: Entry) -> str | None:
         """Why an entry can never be admitted; None if it can."""
@@ -197,12 +233,12 @@ class Scheduler:
         return turn
 
     def _make_room(self, turn: Turn) -> None:
-        """Preempt plain entries, the last in the order first, until all others can take their next step."""
+        """Preempt entries, the last in the order first, until all others can take their next step."""
         if self._memory.has(self._count_promised()):
             return
-        plain = sorted((entry for entry in self._active.values() if entry.is_plain), key=_by_order)
-        while plain and not self._memory.has(self._count_promised()):
-            last = plain.pop()
+        found = sorted((entry for entry in self._active.values() if entry.is_plain or entry.can_move), key=_by_order)
+        while found and not self._memory.has(self._count_promised()):
+            last = found.pop()
             self._leave_steps(last.number)
             self._memory.release(last.number)
             last.num_preemptions += 1
@@ -218,7 +254,9 @@ class Scheduler:
         while self._waiting:
             entry = self._waiting[0]
             # One block more than it needs at once, if others run: or it would be the first to go back.
-            needed = self._promise(entry) + (1 if entry.is_plain and is_busy else 0)
+            needed = self._promise(entry)
+            if is_busy and (entry.is_plain or entry.can_move):
+                needed += self._use.num_tables
             if rows + entry.num_rows > self.limits.max_rows or not self._memory.has(promised + needed):
                 return
             self._waiting.pop(0)
@@ -239,9 +277,10 @@ class Scheduler:
         left = max(1, budget - sum(entry.num_rows for entry in self.find(State.RUNNING)))
         for entry in sorted(reading, key=_by_order):
             wanted = entry.unread * entry.num_prompts
-            if left <= 0 or (turn.reads and (left < entry.num_prompts or left < wanted <= budget)):
+            is_cut = left < wanted and (entry.is_whole or wanted <= budget)
+            if left <= 0 or (turn.reads and (left < entry.num_prompts or is_cut)):
                 break
-            columns = min(entry.unread, max(1, left // entry.num_prompts))
+            columns = entry.unread if entry.is_whole else min(entry.unread, max(1, left // entry.num_prompts))
             turn.reads[entry.number] = columns
             left -= columns * entry.num_prompts
 
@@ -277,38 +316,41 @@ class Scheduler:
         entry.num_rows = num_rows
         if number in self._phases:
             phase, before = self._phases[number]
-            self._due[phase] += num_rows - before
+            self._due[phase] += (num_rows - before) * self._use.num_tables
             self._phases[number] = phase, num_rows
 
     def _enter_steps(self, entry: Entry) -> None:
         if entry.is_spread:
             self._spread[entry.number] = entry
             return
-        phase = (self._num_steps - entry.length) % self._memory.block_size
+        phase = (self._num_steps - entry.length + self._use.lag) % self._memory.block_size
         self._phases[entry.number] = phase, entry.num_rows
-        self._due[phase] += entry.num_rows
+        self._due[phase] += entry.num_rows * self._use.num_tables
 
     def _leave_steps(self, number: int) -> None:
         self._spread.pop(number, None)
         if number in self._phases:
             phase, num_rows = self._phases.pop(number)
-            self._due[phase] -= num_rows
+            self._due[phase] -= num_rows * self._use.num_tables
 
     # --- blocks ------------------------------------------------------------------------------------------
     def _count_blocks(self, entry: Entry) -> int:
         """Blocks for all positions of an entry's rows and one more."""
-        return entry.num_rows * -(-(entry.length + 1) // self._memory.block_size)
+        num_read = entry.unread if entry.is_whole else min(entry.unread, self.limits.tokens_per_pass)
+        return entry.num_rows * self._use.count(entry.length + 1, num_read, self._memory.block_size)
 
     def _promise(self, entry: Entry) -> int:
         """Blocks that an entry may take without asking again, if it is not plain or does not run."""
-        if not entry.is_plain:
-            return max(0, entry.reserve - entry.held)
-        return max(0, self._count_blocks(entry) - entry.held)
+        if entry.is_plain:
+            return max(entry.moved, self._count_blocks(entry) - entry.held)
+        held = entry.held + entry.moved
+        left = max(0, entry.reserve - held)
+        return entry.moved + (min(left, entry.wanted) if entry.can_move else left)
 
     def _count_promised(self) -> int:
         total = self._due[self._num_steps % len(self._due)]
         if self._spread:
-            total += sum(entry.num_rows for entry in self._spread.values())
+            total += self._use.num_tables * sum(entry.num_rows for entry in self._spread.values())
         if self._others:
             total += sum(map(self._promise, self._others.values()))
         return total

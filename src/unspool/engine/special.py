@@ -1,7 +1,8 @@
 """Requests that do more than choose one token per row: each runs in a greenlet, which is suspended where it asks.
 
 `Run.answer` is replaced by a switch to the engine. So beams, contrastive search, DoLa, guidance, speculation and
-whatever a plug-in adds run as they do alone, and their asks join the passes of everybody else.
+whatever a plug-in adds run as they do alone, and their asks join the passes of everybody else. Where a run waits for a
+copy from a GPU (`kernels/sending.py`), it switches too: what others launch meanwhile is not waited for.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from unspool.cache import Cache, PagedCache
-from unspool.cache.paged.joint import count_held, let_go
+from unspool.cache.paged.joint import count_held, find_counted, let_go
+from unspool.cache.paged.moving import MovedRows
 from unspool.decoding.forwards import join_chunks
 from unspool.decoding.loop import Emitted
 from unspool.decoding.reader import answer_at_once
 from unspool.decoding.run import Run
 from unspool.errors import MissingExtraError
+from unspool.kernels.sending import wait_by
 from unspool.protocols import Ask, Forward
 
 if TYPE_CHECKING:
@@ -43,11 +46,20 @@ def import_greenlet() -> Any:
 class SpecialRun:
     """A run in a greenlet, what it waits for, and the cache that it was given."""
 
-    def __init__(self, run: Run, deliver: Callable[[Emitted], None], open_cache: Callable[[], Cache] | None) -> None:
-        self._run, self._deliver, self._open = run, deliver, open_cache
+    def __init__(
+        self,
+        run: Run,
+        deliver: Callable[[Emitted], None],
+        open_cache: Callable[[], Cache] | None,
+        *,
+        reads_whole: bool = False,
+    ) -> None:
+        self._run, self._deliver, self._open, self._reads_whole = run, deliver, open_cache, reads_whole
         self._let: Any = None
+        self._moved: MovedRows | None = None  # what the cache holds, while others have its blocks
         self._cache: PagedCache | None = None
         self._ask: Ask | None = None
+        self._copy: torch.cuda.Event | None = None  # what it waits for, if it is no ask
         self._num_read = 0  # columns of the ask that were read
         self._piece: Forward | None = None  # what they gave
         run.answer = self._answer
@@ -56,6 +68,7 @@ class SpecialRun:
 
     # --- in its greenlet ---------------------------------------------------------------------------------
     def _drive(self) -> None:
+        wait_by(self._wait)  # in this greenlet alone
         for emitted in self._run:
             self._deliver(emitted)
 
@@ -64,6 +77,12 @@ class SpecialRun:
             return answer_at_once(ask)
         answer: Forward = self._let.parent.switch(ask)
         return answer
+
+    def _wait(self, copy: torch.cuda.Event) -> None:
+        if import_greenlet().getcurrent() is not self._let:
+            copy.synchronize()
+        elif not copy.query():  # type: ignore[no-untyped-call]  # torch gives it no types
+            self._let.parent.switch(copy)
 
     def _open_cache(self) -> Cache:
         assert self._open is not None
@@ -74,17 +93,30 @@ class SpecialRun:
 
     # --- in the engine's -----------------------------------------------------------------------------------
     def start(self) -> None:
-        """Run until it first asks, or ends."""
+        """Run until it first asks, waits, or ends."""
         self._let = import_greenlet().greenlet(self._drive)
         self._enter(self._let.switch())
 
-    def _enter(self, ask: Ask | None) -> None:
-        self._ask, self._num_read, self._piece = ask, 0, None
+    def _enter(self, asked: Ask | torch.cuda.Event | None) -> None:
+        self._num_read, self._piece = 0, None
+        self._ask = asked if isinstance(asked, Ask) else None
+        self._copy = None if isinstance(asked, Ask) else asked
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for a copy."""
+        return self._copy is not None
+
+    def go_on(self) -> None:
+        """Go on once the copy is there, until it asks, waits again, or ends."""
+        assert self._copy is not None
+        self._copy.synchronize()
+        self._enter(self._let.switch())
 
     @property
     def is_done(self) -> bool:
         """Whether it has ended."""
-        return self._ask is None
+        return self._ask is None and self._copy is None
 
     @property
     def num_columns(self) -> int:
@@ -99,13 +131,18 @@ class SpecialRun:
         assert ask is not None
         want = ask.want
         keeps = want.hidden_states or want.attentions or want.last_states or want.logits == "all"
-        return ask.tokens is not None and not keeps and ask.cache.longest_pass is None
+        return ask.tokens is not None and not keeps and ask.cache.longest_pass is None and not self._reads_whole
 
     @property
     def num_rows(self) -> int:
         """Rows of its ask."""
         assert self._ask is not None
         return _find_given(self._ask).shape[0]
+
+    def count_wanted(self, block_size: int) -> int:
+        """The most blocks that what it waits for takes from each table."""
+        assert self._ask is not None
+        return 0 if self._cache is None else count_wanted(self._ask, block_size, self.num_columns)
 
     @property
     def cache(self) -> PagedCache | None:
@@ -150,18 +187,43 @@ class SpecialRun:
                 break
             with suppress(BaseException):  # what a run says when it is stopped concerns nobody
                 self._let.throw(Stopped())  # it returns if the run asks for another pass on its way out
-        self._ask = None
+        self._ask = self._copy = None
         self.release()
 
     def count_held(self) -> int:
         """Blocks that it holds."""
         return 0 if self._cache is None else count_held(self._cache)
 
+    def move_out(self) -> int:
+        """Let others have its blocks while it waits; how many it needs to come back."""
+        cache = self._cache
+        if cache is None:
+            return 0
+        self._moved = MovedRows(cache)
+        return self._moved.count_blocks(find_counted(cache))
+
+    def move_in(self) -> None:
+        """Take its blocks again."""
+        if self._moved is not None:
+            self._moved.bring_back()
+            self._moved = None
+
     def release(self) -> None:
         """Give back the blocks of the cache that it was given."""
         cache, self._cache = self._cache, None
+        self._moved = None
         if cache is not None:
             let_go(cache)
+
+
+def count_wanted(ask: Ask, block_size: int, columns: int | None = None) -> int:
+    """The most blocks that the answer to an ask takes from each table, or to its next columns."""
+    given, cache = _find_given(ask), ask.cache
+    if cache.num_forks > 1 or cache.first_fork is not None:
+        rows, num_new = given.shape[0] // cache.num_forks, (cache.first_fork or 0) + cache.num_forks
+    else:
+        rows, num_new = given.shape[0], given.shape[1] if columns is None else columns
+    return rows * (2 + num_new // block_size)
 
 
 def _find_given(ask: Ask) -> torch.Tensor:

@@ -32,6 +32,7 @@ class EngineStats:
     blocks_used: int  # by rows, each once
     blocks_shared: int  # of those, by more than one row
     blocks_kept: int  # that only the index of prefixes holds
+    blocks_moved: int  # of requests that wait, in the host's memory
     prefix_hit_rate: float  # tokens of prompts that were found, of all that were looked for
     first_token_seconds: float  # median of the last requests
     token_seconds: float  # median time between tokens of a request

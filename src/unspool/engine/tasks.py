@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from unspool.cache import Cache, PagedCache
-from unspool.cache.paged.joint import adopt_rows, count_held, let_go, list_blocks
+from unspool.cache.paged.joint import adopt_rows, count_held, find_counted, let_go, list_blocks
+from unspool.cache.paged.moving import MovedRows
 from unspool.decoding.among import Needs, make_finish, take_apart
 from unspool.decoding.finish import Finish
 from unspool.decoding.forwards import join_chunks
@@ -79,6 +80,7 @@ class PlainTask(Task):
         self._texts: list[list[int]] = []
         self._index: list[int] = []
         self._forward: Forward | None = None
+        self._moved: MovedRows | None = None  # what its cache holds, while others have its blocks
 
     def prepare(self, memory: EngineMemory) -> None:
         """Do in the caller's thread what the driving thread need not."""
@@ -89,7 +91,12 @@ class PlainTask(Task):
             self.entry.unread = max(len(text) - prefixes.name(text, names) for text, names in texts)
 
     def open(self, memory: EngineMemory) -> None:
-        """Begin to read, for the first time or again, after what others have read already."""
+        """Begin to read, for the first time or again, after what others have read already; or go on."""
+        if self._moved is not None:
+            self._moved.bring_back()
+            self._moved, self.entry.moved = None, 0
+            self.note_blocks()
+            return
         if self._finish is None:
             parts, finish = self.parts, make_finish(self.run)
             self._finish = finish
@@ -115,21 +122,26 @@ class PlainTask(Task):
             ]
             self._lone = self.rows[0] if self.quick_ends is not None else None
         else:
-            self._texts = [list(row.tokens) for row in self.rows]
-            self._index = list(range(len(self.rows)))
-            self._names = [row.names for row in self.rows]
-            self._arrays = [np.array(text, dtype=np.int64) for text in self._texts]
-            left = self._finish.count_left(self.width)
-            for row, text in zip(self.rows, self._arrays, strict=True):
-                row.num_left, row.has_left, row.text = left, False, text
+            self._follow_rows()
         self._forward = None
         self._open_cache(memory)
         self.note_blocks()
 
+    def _follow_rows(self) -> None:
+        """Let what is to be read be all that the rows have."""
+        assert self._finish is not None
+        self._texts = [list(row.tokens) for row in self.rows]
+        self._index = list(range(len(self.rows)))
+        self._names = [row.names for row in self.rows]
+        self._arrays = [np.array(text, dtype=np.int64) for text in self._texts]
+        left = self._finish.count_left(self.width)
+        for row, text in zip(self.rows, self._arrays, strict=True):
+            row.num_left, row.has_left, row.text = left, False, text
+
     def _open_cache(self, memory: EngineMemory) -> None:
         pool = memory.pool
         assert pool is not None
-        self.cache = PagedCache(pool)
+        self.cache = memory.new_cache()
         if memory.prefixes is not None:
             known = zip(self._texts, self._names, strict=True)
             found = [memory.prefixes.find(text, names) for text, names in known]
@@ -212,9 +224,24 @@ class PlainTask(Task):
         self._index = list(range(len(self.rows)))
         self.note_blocks()
 
+    def move_out(self, cache: PagedCache | None) -> None:
+        """Let others have its blocks: those of the rows that were stepped, or, without, those that it has read into.
+
+        Rows that were stepped have one token that was not read: with that they go on.
+        """
+        if cache is not None:
+            self.cache, self._forward = cache, None
+            self._follow_rows()
+        if self.cache is None:
+            self.reset()
+            return
+        self._moved = MovedRows(self.cache)
+        self.note_blocks()
+        self.entry.moved = self._moved.count_blocks(find_counted(self.cache))
+
     def close(self) -> None:
         """Give back what reading has taken."""
-        cache, self.cache, self._forward = self.cache, None, None
+        cache, self.cache, self._forward, self._moved = self.cache, None, None, None
         if cache is not None:
             let_go(cache)
 
@@ -305,15 +332,29 @@ class SpecialTask(Task):
         self._names: list[BlockNames] = []  # of those blocks, if they were looked for
 
     def open(self, memory: EngineMemory) -> None:
-        """Begin: run until it first asks."""
+        """Begin, and run until it first asks; or go on."""
         shares = memory.pool is not None and not self.needs.own_cache
-        self.special = SpecialRun(self.run, self.deliver, (lambda: self._open_cache(memory)) if shares else None)
+        if self.special is not None:  # it was stopped, and goes on
+            self.special.move_in()
+            self.entry.moved = 0
+            return
+        self.special = SpecialRun(
+            self.run,
+            self.deliver,
+            (lambda: self._open_cache(memory)) if shares else None,
+            reads_whole=shares and memory.is_packed,
+        )
         self.special.start()
+
+    def move_out(self) -> None:
+        """Let others have its blocks."""
+        assert self.special is not None
+        self.entry.moved, self.entry.held = self.special.move_out(), 0
 
     def _open_cache(self, memory: EngineMemory) -> Cache:
         pool = memory.pool
         assert pool is not None
-        cache = PagedCache(pool)
+        cache = memory.new_cache()
         if memory.prefixes is not None and not self.needs.reads_whole_prompts:
             texts = self.run.prompt_token_ids()
             self._names = [BlockNames(self.tenant) for _ in texts]

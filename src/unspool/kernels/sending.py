@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
+from typing import Final
 
 import torch
+
+Wait = Callable[[torch.cuda.Event], None]
+"""Returns once an event has come."""
+
+_waits: Final[ContextVar[Wait | None]] = ContextVar("_waits", default=None)
 
 
 def send(numbers: Sequence[float], device: torch.device, dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -48,8 +55,17 @@ class Fetched:
     def read(self) -> torch.Tensor:
         """The tensor, once it is there; work launched after `fetch` is not waited for."""
         if self._arrived is not None:
-            self._arrived.synchronize()
+            wait = _waits.get()
+            if wait is None:
+                self._arrived.synchronize()
+            else:
+                wait(self._arrived)
         return self._values
+
+
+def wait_by(wait: Wait) -> None:
+    """Let what runs in this context wait for its copies by a function: one that lets others run meanwhile."""
+    _waits.set(wait)
 
 
 def fetch(values: torch.Tensor) -> Fetched:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from unspool.errors import LoadError, UnsupportedError
-from unspool.kernels.cpu.blocks import read_k_scales
+from unspool.kernels.cpu.supers import SUPER, SUPER_BYTES, SUPER_KINDS, read_supers
 
 CHUNK_BYTES = 8 << 20  # the size of a chunk of rows in float32
 
@@ -72,28 +72,13 @@ def _unpack_q5_1(blocks: torch.Tensor) -> torch.Tensor:
     return values.mul_(_half(blocks, 0)).add_(_half(blocks, 2))
 
 
-def _unpack_q4_k(blocks: torch.Tensor) -> torch.Tensor:
-    scales, mins = read_k_scales(blocks)
-    values = _nibbles(blocks[:, 16:], 32).flatten(1, 2).float()  # (blocks, 8, 32)
-    return values.mul_(scales[..., None]).sub_(mins[..., None]).flatten(1)
+def _unpack_supers(stored: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    def unpack(blocks: torch.Tensor) -> torch.Tensor:
+        found = read_supers(blocks, stored, (blocks.shape[0], SUPER))
+        assert found is not None
+        return found.dequantise()
 
-
-def _unpack_q5_k(blocks: torch.Tensor) -> torch.Tensor:
-    scales, mins = read_k_scales(blocks)
-    shifts = torch.arange(8, dtype=torch.uint8).unsqueeze(1)
-    high = ((blocks[:, 16:48].unsqueeze(1) >> shifts) & 1) << 4  # (blocks, 8, 32): bit i belongs to group i
-    values = _nibbles(blocks[:, 48:], 32).flatten(1, 2).bitwise_or_(high).float()
-    return values.mul_(scales[..., None]).sub_(mins[..., None]).flatten(1)
-
-
-def _unpack_q6_k(blocks: torch.Tensor) -> torch.Tensor:
-    # A half block (128 values) is 64 bytes of nibbles and 32 bytes that hold four pairs of high bits each.
-    low = _nibbles(blocks[:, :128], 64).reshape(-1, 2, 4, 32)  # (blocks, 2, 4, 32)
-    shifts = torch.arange(0, 8, 2, dtype=torch.uint8).unsqueeze(1)
-    high = ((blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts) & 3) << 4  # (blocks, 2, 4, 32)
-    values = low.bitwise_or_(high).reshape(-1, 16, 16).float()
-    scales = blocks[:, 192:208].view(torch.int8).float().mul_(_half(blocks, 208))  # (blocks, 16)
-    return values.sub_(32).mul_(scales.unsqueeze(2)).flatten(1)
+    return unpack
 
 
 STORED_TYPES: dict[str, StoredType] = {
@@ -114,9 +99,10 @@ STORED_TYPES: dict[str, StoredType] = {
         StoredType("Q4_1", 32, 20, unpack=_unpack_q4_1),
         StoredType("Q5_0", 32, 22, unpack=_unpack_q5_0),
         StoredType("Q5_1", 32, 24, unpack=_unpack_q5_1),
-        StoredType("Q4_K", 256, 144, unpack=_unpack_q4_k),
-        StoredType("Q5_K", 256, 176, unpack=_unpack_q5_k),
-        StoredType("Q6_K", 256, 210, unpack=_unpack_q6_k),
+        *(
+            StoredType(name, SUPER, SUPER_BYTES[kind], unpack=_unpack_supers(name))
+            for name, kind in SUPER_KINDS.items()
+        ),
     )
 }
 

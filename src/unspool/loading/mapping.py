@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from unspool.errors import LoadError, UnspoolError
-from unspool.kernels.cpu import Blocks, read_blocks
+from unspool.kernels.cpu import AnyBlocks, read_blocks, read_supers
 from unspool.loading.dequantize import STORED_TYPES, StoredType, iterate_rows
 from unspool.loading.tensors import TensorInfo
 from unspool.small_files import open_regular
@@ -161,14 +161,12 @@ class MappedTensors:
                 "diverged training run. Download or convert it again"
             )
 
-    def blocks(self, name: str) -> Blocks | None:
-        """A quantised tensor's own blocks, if they have the form that products read; NaN is refused."""
-        info = self.info(name)
-        found = read_blocks(self.raw(name), info.stored, info.shape)
-        if found is not None:
-            for halves in (found.scales, found.minimums):
-                if halves is not None:
-                    self._check_numbers(name, halves)
+    def blocks(self, name: str) -> AnyBlocks | None:
+        """A quantised tensor's own blocks, if they have a form that products read; NaN is refused."""
+        info, raw = self.info(name), self.raw(name)
+        found = read_supers(raw, info.stored, info.shape) or read_blocks(raw, info.stored, info.shape)
+        for halves in found.halves if found is not None else ():
+            self._check_numbers(name, halves)
         return found
 
     def release(self, name: str) -> None:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from unspool.kernels.cpu import Blocks
+from unspool.kernels.cpu import AnyBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class TensorFile(Protocol):
         """Convert the tensor into `out`, a few megabytes at a time; a wrong shape and NaN are refused."""
         ...
 
-    def blocks(self, name: str) -> Blocks | None:
+    def blocks(self, name: str) -> AnyBlocks | None:
         """A quantised tensor's own blocks, if they have the form that products read; NaN is refused."""
         ...
 

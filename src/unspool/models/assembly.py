@@ -11,7 +11,7 @@ import torch
 
 from unspool.errors import LoadError
 from unspool.kernels import mx
-from unspool.kernels.cpu import BLOCK, Blocks, Kind, join_blocks, quantise_rows
+from unspool.kernels.cpu import BLOCK, AnyBlocks, Blocks, Kind, SuperBlocks, join_blocks, quantise_rows
 from unspool.kernels.cpu.tiles import TILE
 from unspool.models.decoder.spec import NormSpec
 from unspool.models.sharing import SharedSource
@@ -136,35 +136,61 @@ class Assembler:
         *,
         is_transposed: bool = False,
         fewest_bits: Literal[4, 8] = 4,  # of what is quantised here
-    ) -> Blocks:
-        """Stacked matrices as blocks: the file's own if all are of one kind, otherwise quantised here."""
+    ) -> AnyBlocks:
+        """Stacked matrices as blocks of one kind: the file's own if they are, otherwise quantised here."""
+        return join_blocks(self._pack_each(names, sizes, inputs, is_transposed, fewest_bits, may_differ=False))
+
+    def _pack_each(
+        self,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        inputs: int,
+        is_transposed: bool,
+        fewest_bits: Literal[4, 8],
+        *,
+        may_differ: bool,
+    ) -> list[AnyBlocks]:
+        """Matrices as blocks, all of one kind unless they `may_differ`."""
         found = [
             self.find(name, (inputs, size) if is_transposed else (size, inputs))
             for name, size in zip(names, sizes, strict=True)
         ]
         has_own = self.packing == "file" and not is_transposed
-        return self._join(
+        return self._find_blocks(
             found,
             has_own,
             fewest_bits,
             lambda place, kind: self._quantise(found[place], sizes[place], inputs, is_transposed, kind),
+            may_differ=may_differ,
         )
 
-    def _join(
-        self, found: Sequence[str], has_own: bool, fewest_bits: Literal[4, 8], quantise: Callable[[int, Kind], Blocks]
-    ) -> Blocks:
-        """Tensors as blocks of one kind, one below the other: the file's own, or `quantise`'s of a place and a kind."""
-        parts = [self.source.blocks(name) if has_own else None for name in found]
-        kinds = {None if part is None else part.kind for part in parts}
-        if len(kinds) > 1 or None in kinds:
-            kind: Kind = "int4" if self.packing == "int4" and fewest_bits == 4 else "int8"
-            parts = [
-                part if part is not None and part.kind == kind else quantise(place, kind)
-                for place, part in enumerate(parts)
-            ]
+    def _find_blocks(
+        self,
+        found: Sequence[str],
+        has_own: bool,
+        fewest_bits: Literal[4, 8],
+        quantise: Callable[[int, Kind], Blocks],
+        *,
+        may_differ: bool,
+    ) -> list[AnyBlocks]:
+        """Tensors as blocks, all of one kind unless they `may_differ`: the file's own, or `quantise`'s of a place and a
+        kind."""
+        own = [self._find_own(name) if has_own else None for name in found]
+        kinds = {None if part is None else part.kind for part in own}
+        kind: Kind = "int4" if self.packing == "int4" and fewest_bits == 4 else "int8"
+        keeps_all = may_differ or (len(kinds) == 1 and None not in kinds)
+        parts = [
+            part if part is not None and (keeps_all or part.kind == kind) else quantise(place, kind)
+            for place, part in enumerate(own)
+        ]
         for name in found:
             self._account(name)
-        return join_blocks([part for part in parts if part is not None])
+        return parts
+
+    def _find_own(self, name: str) -> AnyBlocks | None:
+        """The file's blocks of a tensor, in a form that the device's products read."""
+        found = self.source.blocks(name)
+        return found.simplify() if isinstance(found, SuperBlocks) and self.device.type != "cpu" else found
 
     def _quantise(self, name: str, size: int, inputs: int, is_transposed: bool, kind: Kind) -> Blocks:
         numbers = self.empty(size, inputs)
@@ -182,8 +208,8 @@ class Assembler:
                 self.source.copy_into(found[place], numbers)
                 return quantise_rows(numbers.view(-1, inputs), kind)
 
-            blocks = self._join(found, self.packing == "file", 4, quantise)
-            order = torch.arange(len(names) * count * rows, device=blocks.quants.device)
+            blocks = join_blocks(self._find_blocks(found, self.packing == "file", 4, quantise, may_differ=False))
+            order = torch.arange(len(names) * count * rows)
             order = order.view(len(names), count, rows).transpose(0, 1).flatten()
             return self.lay_out(blocks.select_rows(order) if len(names) > 1 else blocks)
         if isinstance(self.source, SharedSource) and len(found) == 1:
@@ -241,17 +267,29 @@ class Assembler:
             return self.linear(
                 names, sizes, inputs, has_bias=has_bias, is_transposed=is_transposed, is_changed=is_changed
             )
-        blocks = self.pack([f"{name}.weight" for name in names], sizes, inputs, is_transposed=is_transposed)
+        parts = self._pack_each(
+            [f"{name}.weight" for name in names],
+            sizes,
+            inputs,
+            is_transposed,
+            4,
+            may_differ=self.device.type == "cpu" and _can_stand_apart(sizes, order),
+        )
         bias = self.biases(names, sizes) if has_bias else None
+        if len({part.kind for part in parts}) == 1:
+            parts = [join_blocks(parts)]
         if order is not None:
-            order = order.to(blocks.quants.device)
-            blocks, bias = blocks.select_rows(order), bias[order] if bias is not None else None
-        return self.lay_out(blocks, bias)
+            parts = _order_parts(parts, order)
+            bias = bias[order.to(bias.device)] if bias is not None else None
+        if len(parts) > 1:
+            return PackedLinear.of(*parts, bias=bias)
+        return self.lay_out(parts[0], bias)
 
-    def lay_out(self, blocks: Blocks, bias: torch.Tensor | None = None) -> PackedLinear | WordLinear:
+    def lay_out(self, blocks: AnyBlocks, bias: torch.Tensor | None = None) -> PackedLinear | WordLinear:
         """Blocks in the layout that the device's products read."""
         if self.device.type == "cpu":
-            return PackedLinear.of(blocks, bias)
+            return PackedLinear.of(blocks, bias=bias)
+        assert isinstance(blocks, Blocks)
         return WordLinear.of(blocks, self.device, self.dtype, bias)
 
     def lay_out_mx(self, blocks: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> AnyLinear:
@@ -264,14 +302,15 @@ class Assembler:
         exact = mx.widen(blocks, scales)
         if exact is None or self.dtype != torch.float32:
             return Linear(mx.dequantise(blocks, scales).to(self.dtype), bias)
-        return PackedLinear.of(exact, bias)
+        return PackedLinear.of(exact, bias=bias)
 
-    def lay_out_table(self, blocks: Blocks, scale: float) -> PackedEmbedding | WordEmbedding:
+    def lay_out_table(self, blocks: AnyBlocks, scale: float) -> PackedEmbedding | WordEmbedding:
         """Embeddings in the layout of the device's lookups."""
         table: PackedEmbedding | WordEmbedding
         if self.device.type == "cpu":
             table = PackedEmbedding.of(blocks)
         else:
+            assert isinstance(blocks, Blocks)
             table = WordEmbedding.of(blocks, self.device, self.dtype)
         table.scale = scale
         return table
@@ -308,6 +347,26 @@ class Assembler:
                 f"the weights hold {len(left)} tensors that this architecture has no place for ({shown}): "
                 "leaving them out would compute something else"
             )
+
+
+def _can_stand_apart(sizes: Sequence[int], order: torch.Tensor | None) -> bool:
+    """Whether matrices of these rows are whole tiles, and `order` moves no row from one to another."""
+    first, is_whole = 0, True
+    for size in sizes:
+        mine = order[first : first + size] if order is not None else None
+        is_whole &= mine is None or bool(((mine >= first) & (mine < first + size)).all())
+        first += size
+    return is_whole and not any(size % TILE for size in sizes[:-1])
+
+
+def _order_parts(parts: Sequence[AnyBlocks], order: torch.Tensor) -> list[AnyBlocks]:
+    """The rows of matrices that stand one below the other in another order; each keeps its own."""
+    ordered: list[AnyBlocks] = []
+    first = 0
+    for part in parts:
+        ordered.append(part.select_rows(order[first : first + part.shape[0]] - first))
+        first += part.shape[0]
+    return ordered
 
 
 QkvLayout = Literal["stacked", "grouped", "codegen"]

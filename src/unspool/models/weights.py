@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol, Self
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from unspool.errors import LoadError
-from unspool.kernels.cpu import Blocks, Kind, find_library, pack_tiles, unpack_tiles
+from unspool.kernels.cpu import AnyBlocks, AnyKind, Blocks, Kind, find_library, pack_tiles, unpack_tiles
 from unspool.kernels.cpu.library import Matrix, describe_matrix
 from unspool.kernels.cpu.operators import multiply_packed, read_packed_rows
 from unspool.kernels.gpu.products.words import Words, lay_out_words
@@ -40,7 +41,7 @@ class WeightSource(Protocol):
 
     def copy_into(self, name: str, out: torch.Tensor, *, transpose: bool = False) -> None: ...
 
-    def blocks(self, name: str) -> Blocks | None: ...
+    def blocks(self, name: str) -> AnyBlocks | None: ...
 
     def release(self, name: str) -> None: ...
 
@@ -76,7 +77,7 @@ class MemorySource:
             raise LoadError(f"tensor {name!r} has shape {list(tensor.shape)}, not {list(out.shape)}")
         out.copy_(tensor)
 
-    def blocks(self, name: str) -> Blocks | None:  # noqa: ARG002 - the protocol's argument
+    def blocks(self, name: str) -> AnyBlocks | None:  # noqa: ARG002 - the protocol's argument
         """None: these tensors are not quantised."""
         return None
 
@@ -140,22 +141,25 @@ class PackedRows:
     """A quantised matrix in the layout of the CPU library, and its C struct."""
 
     tiles: torch.Tensor  # (tiles, blocks, bytes) uint8
-    kind: Kind
+    kind: AnyKind
     shape: tuple[int, int]
     bias: torch.Tensor | None = None
+    rest: PackedRows | None = None  # the last rows, if they are of another kind
     _matrix: Matrix | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def matrix(self) -> Matrix:
         """The matrix's C struct; rebuilt if the bytes or the bias have moved in memory."""
         known, bias = self._matrix, self.bias
+        rest = self.rest.matrix if self.rest is not None else None
         is_current = (
             known is not None
             and known.data == self.tiles.data_ptr()
             and known.bias == (None if bias is None else bias.data_ptr())
+            and known.rest == (None if rest is None else ctypes.addressof(rest))
         )
         if known is None or not is_current:
-            known = self._matrix = describe_matrix(self.tiles, bias, self.kind, *self.shape)
+            known = self._matrix = describe_matrix(self.tiles, bias, self.kind, *self.shape, rest)
         return known
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -166,7 +170,10 @@ class PackedRows:
     @property
     def weight(self) -> torch.Tensor:
         """The dequantised matrix: (out, in) float32, computed at every call."""
-        return unpack_tiles(self.tiles, self.kind, self.shape[0]).dequantise()
+        rest = self.rest
+        own = self.shape[0] - (rest.shape[0] if rest is not None else 0)
+        numbers = unpack_tiles(self.tiles, self.kind, own).dequantise()
+        return numbers if rest is None else torch.cat((numbers, rest.weight))
 
     @property
     def operand(self) -> torch.Tensor:
@@ -174,29 +181,43 @@ class PackedRows:
         return self.weight
 
     @classmethod
-    def of(cls, blocks: Blocks, bias: torch.Tensor | None = None) -> Self:
-        """Blocks, laid out."""
-        rows, columns = blocks.quants.shape
-        return cls(pack_tiles(blocks), blocks.kind, (rows, columns), bias)
+    def of(cls, *parts: AnyBlocks, bias: torch.Tensor | None = None) -> Self:
+        """Blocks, laid out; those of several kinds one below the other, all but the last of whole tiles."""
+        first, *others = parts
+        rest = PackedRows.of(*others) if others else None
+        rows = first.shape[0] + (rest.shape[0] if rest is not None else 0)
+        return cls(pack_tiles(first), first.kind, (rows, first.shape[1]), bias, rest)
 
 
 class PackedLinear(PackedRows):
     """A quantised matrix (out, in) and, if the model has one, a bias."""
 
     def part(self, place: int, count: int) -> PackedLinear:
-        """One of `count` matrices of equal size, of whole tiles, that stand one below the other."""
+        """One of `count` matrices of equal size and one kind, of whole tiles, that stand one below the other."""
+        assert self.rest is None
         tiles, rows = self.tiles.shape[0] // count, self.shape[0] // count
         bias = None if self.bias is None else self.bias[place * rows : (place + 1) * rows]
         return PackedLinear(self.tiles[place * tiles : (place + 1) * tiles], self.kind, (rows, self.shape[1]), bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():
-            product: torch.Tensor = multiply_packed(x, self.tiles, self.bias, self.kind, self.shape[0])
-            return product
+            return self._multiply_traced(x)
         library = find_library()
         if library is None:
             return F.linear(x, self.weight, self.bias)
         return library.multiply(self.matrix, x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], self.shape[0])
+
+    def _multiply_traced(self, x: torch.Tensor) -> torch.Tensor:
+        parts: list[torch.Tensor] = []
+        part: PackedRows | None = self
+        while part is not None:
+            own = part.shape[0] - (part.rest.shape[0] if part.rest is not None else 0)
+            parts.append(multiply_packed(x, part.tiles, None if self.rest is not None else self.bias, part.kind, own))
+            part = part.rest
+        if len(parts) == 1:
+            return parts[0]
+        product = torch.cat(parts, dim=-1)
+        return product if self.bias is None else product + self.bias
 
 
 @dataclass(slots=True)

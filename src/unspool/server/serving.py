@@ -17,7 +17,16 @@ from unspool.errors import MissingExtraError, ResourceError, SettingError
 from unspool.loading.catalogue import CATALOGUE, DEFAULT_MODEL
 from unspool.server.options import ServerOptions
 
-_ENGINE_OPTIONS = ("max_rows", "memory", "tokens_per_pass", "share_prefixes", "block_size", "batch_invariant")
+_ENGINE_OPTIONS = (
+    "max_rows",
+    "memory",
+    "tokens_per_pass",
+    "share_prefixes",
+    "block_size",
+    "cache_implementation",
+    "cache_config",
+    "batch_invariant",
+)
 _LOAD_OPTIONS = ("device", "dtype", "quantize", "threads", "revision", "offline", "progress", "native")
 _WAITING = 1 << 16  # the server bounds what waits itself, and answers 429
 

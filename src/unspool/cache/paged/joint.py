@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 from unspool.cache.paged.cache import PagedCache
+from unspool.cache.paged.packed_blocks import PackedBlockStore
 from unspool.cache.paged.pool import BlockPool
 
 
@@ -17,12 +18,12 @@ def shares_pool(cache: Any, pool: BlockPool) -> TypeGuard[PagedCache]:
 class JointRows:
     """A cache whose rows are those of others: what a pass takes, copies and writes for them is theirs.
 
-    It is kept from pass to pass, so that a device is sent what has changed and nothing else. Caches with windows or
-    packed blocks are joined in one that is made like them.
+    It is kept from pass to pass, so that a device is sent what has changed and nothing else.
     """
 
-    def __init__(self, pool: BlockPool, like: PagedCache | None = None) -> None:
-        self.cache = PagedCache(pool) if like is None else like.new_empty()
+    def __init__(self, cache: PagedCache) -> None:
+        """`cache` is one of the same kind without rows."""
+        self.cache = cache
         self._caches: list[PagedCache] = []
 
     def begin(self, caches: Sequence[PagedCache], counts: Sequence[int]) -> PagedCache:
@@ -71,9 +72,21 @@ def list_blocks(cache: PagedCache, row: int) -> list[int]:
     return table.rows[row]
 
 
+def find_counted(cache: PagedCache) -> BlockPool:
+    """The pool whose blocks rows take with every `block_size` positions: where keys are packed, that of packed ones."""
+    store = cache._store
+    return store.packed_pool if isinstance(store, PackedBlockStore) else store.pool
+
+
+def list_windows(cache: PagedCache) -> list[int | None]:
+    """The window of each group of layers that has a table of its own; None: its rows keep every block."""
+    return [group.window for group in cache._plain.groups]
+
+
 def count_held(cache: PagedCache) -> int:
-    """Blocks of the pool that a cache's rows hold, each once."""
-    return sum(len(table.find_held()) for table in cache._store.tables if table.pool is cache.pool)
+    """Blocks of the counted pool that a cache's rows hold, each once."""
+    pool = find_counted(cache)
+    return sum(len(table.find_held()) for table in cache._store.tables if table.pool is pool)
 
 
 def let_go(cache: PagedCache) -> None:

@@ -17,6 +17,7 @@ from unspool.decoding.finish import Finish
 from unspool.decoding.loop import LiveBeam, Result
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
+from unspool.kernels.sending import send
 
 
 class ScoredBeams:
@@ -165,6 +166,7 @@ class GroupBeams(ScoredBeams):
             [prompt * num_beams + beam for prompt in range(self._num_prompts) for beam in range(first, first + size)]
             for first in range(0, num_beams, size)
         ]
+        self._places = [send(group, self._rows.device) for group in self._groups]
 
     def choose(self) -> tuple[list[int], torch.Tensor]:
         """Every group's choice in turn."""
@@ -174,7 +176,7 @@ class GroupBeams(ScoredBeams):
         history = rows.history()
         before = list(self._origins)
         for number, scores in enumerate(self._scorer.next_groups(rows, self._groups, current)):
-            places = torch.tensor(self._groups[number], device=rows.device)
+            places = self._places[number]
             best, tokens, beams = self._take_best(scores + self._scores[places, None], self._size)
             if self._notes is not None:
                 self._notes.look(number)

@@ -7,23 +7,24 @@ import os
 import sys
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
 
 from unspool.errors import ResourceError, SettingError
 from unspool.kernels import packing
-from unspool.kernels.cpu.blocks import BLOCK
 from unspool.kernels.cpu.marks import Marks
-from unspool.kernels.cpu.tiles import BYTES, TILE
+from unspool.kernels.cpu.supers import AnyKind
+from unspool.kernels.cpu.tiles import TILE, count_tile_bytes
 
-ABI: Final = 13
+ABI: Final = 14
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
 SWITCH: Final = "UNSPOOL_CPU_KERNELS"  # "off" or the name of an instruction set
-_KINDS: Final = {"float32": 0, "int8": 1, "int4": 2}
+_KINDS: Final = {"float32": 0, "int8": 1, "int4": 2, "q4_k": 3, "q5_k": 4, "q6_k": 5}
+_NAMES: Final = {number: name for name, number in _KINDS.items()}
 _SCALES: Final = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 
 
@@ -34,9 +35,10 @@ class Matrix(ctypes.Structure):
         ("kind", ctypes.c_int32),
         ("rows", ctypes.c_int32),
         ("columns", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
+        ("own", ctypes.c_int32),
         ("data", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
+        ("rest", ctypes.c_void_p),
     ]
 
 
@@ -193,15 +195,32 @@ def point(tensor: torch.Tensor | None) -> int | None:
     return tensor.data_ptr()
 
 
-def describe_matrix(data: torch.Tensor, bias: torch.Tensor | None, kind: str, rows: int, columns: int) -> Matrix:
-    """The C struct of a matrix; its size in bytes must match its shape exactly."""
-    tiles = -(-rows // TILE)
-    expected = 4 * rows * columns if kind == "float32" else tiles * (columns // BLOCK) * BYTES[kind]  # type: ignore[index]
-    if rows < 1 or columns < 1 or (kind != "float32" and columns % BLOCK) or data.nbytes != expected:
-        raise SettingError(f"{data.nbytes} bytes are no {kind} matrix of {rows} rows and {columns} columns")
+def describe_matrix(
+    data: torch.Tensor,
+    bias: torch.Tensor | None,
+    kind: AnyKind | Literal["float32"],
+    rows: int,
+    columns: int,
+    rest: Matrix | None = None,
+) -> Matrix:
+    """The C struct of a matrix; its size in bytes must match its shape exactly.
+
+    The last of the rows may be `rest`'s: of another quantised kind, and kept alive by the caller.
+    """
+    own = rows - (rest.rows if rest is not None else 0)
+    expected = 4 * rows * columns if kind == "float32" else count_tile_bytes(kind, own, columns)
+    if own < 1 or columns < 1 or data.nbytes != expected:
+        raise SettingError(f"{data.nbytes} bytes are no {kind} matrix of {own} rows and {columns} columns")
     if bias is not None and (bias.dtype != torch.float32 or bias.numel() != rows):
         raise SettingError(f"a bias of {bias.numel()} numbers does not fit {rows} rows")
-    return Matrix(_KINDS[kind], rows, columns, 0, point(data), point(bias))
+    if rest is None:
+        return Matrix(_KINDS[kind], rows, columns, own, point(data), point(bias), None)
+    if own % TILE or rest.columns != columns or rest.bias or "float32" in (kind, _NAMES[rest.kind]):
+        raise SettingError(
+            f"a {_NAMES[rest.kind]} matrix of {rest.columns} columns can't follow {own} rows of a {kind} matrix of "
+            f"{columns} columns"
+        )
+    return Matrix(_KINDS[kind], rows, columns, own, point(data), point(bias), ctypes.addressof(rest))
 
 
 def describe_scheme(scheme: packing.Scheme) -> Scheme:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from unspool.kernels.cpu.blocks import Kind
 from unspool.kernels.cpu.library import describe_matrix, find_library
+from unspool.kernels.cpu.supers import AnyKind
 from unspool.kernels.cpu.tiles import unpack_tiles
 
 
@@ -15,7 +15,7 @@ from unspool.kernels.cpu.tiles import unpack_tiles
     schema="(Tensor x, Tensor tiles, Tensor? bias, str kind, int num_rows) -> Tensor",
 )
 def multiply_packed(
-    x: torch.Tensor, tiles: torch.Tensor, bias: torch.Tensor | None, kind: Kind, num_rows: int
+    x: torch.Tensor, tiles: torch.Tensor, bias: torch.Tensor | None, kind: AnyKind, num_rows: int
 ) -> torch.Tensor:
     """x (…, columns) times a quantised matrix: (…, num_rows)."""
     library = find_library()
@@ -30,7 +30,7 @@ def _(
     x: torch.Tensor,
     tiles: torch.Tensor,  # noqa: ARG001 - the operator's arguments
     bias: torch.Tensor | None,  # noqa: ARG001
-    kind: Kind,  # noqa: ARG001
+    kind: AnyKind,  # noqa: ARG001
     num_rows: int,
 ) -> torch.Tensor:
     return x.new_empty(*x.shape[:-1], num_rows)
@@ -42,7 +42,7 @@ def _(
     schema="(Tensor index, Tensor tiles, str kind, int num_rows, int num_columns) -> Tensor",
 )
 def read_packed_rows(
-    index: torch.Tensor, tiles: torch.Tensor, kind: Kind, num_rows: int, num_columns: int
+    index: torch.Tensor, tiles: torch.Tensor, kind: AnyKind, num_rows: int, num_columns: int
 ) -> torch.Tensor:
     """Rows of a quantised matrix as numbers: index (…) to (…, num_columns)."""
     library, flat = find_library(), index.reshape(-1)
@@ -57,7 +57,7 @@ def read_packed_rows(
 def _(
     index: torch.Tensor,
     tiles: torch.Tensor,  # noqa: ARG001 - the operator's arguments
-    kind: Kind,  # noqa: ARG001
+    kind: AnyKind,  # noqa: ARG001
     num_rows: int,  # noqa: ARG001
     num_columns: int,
 ) -> torch.Tensor:

@@ -7,14 +7,23 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 
-from unspool.kernels.cpu.blocks import BLOCK, Blocks, Kind
+from unspool.kernels.cpu.blocks import BLOCK, Blocks
+from unspool.kernels.cpu.supers import SUPER, SUPER_BYTES, AnyBlocks, AnyKind, SuperBlocks, pack_supers, unpack_supers
 
 TILE: Final = 8  # rows that are multiplied together
-BYTES: Final[dict[Kind, int]] = {"int8": 16 + 256, "int4": 32 + 128}  # of one block of one tile
+_BYTES: Final[dict[str, int]] = {"int8": 16 + 256, "int4": 32 + 128}  # of one block of one tile
 
 
-def pack_tiles(blocks: Blocks) -> torch.Tensor:
+def count_tile_bytes(kind: AnyKind, rows: int, columns: int) -> int | None:
+    """The bytes of a matrix of that shape; None if its columns are not whole blocks."""
+    width, size = (BLOCK, _BYTES[kind]) if kind in _BYTES else (SUPER, TILE * SUPER_BYTES[kind])  # type: ignore[index]
+    return None if columns % width else -(-rows // TILE) * (columns // width) * size
+
+
+def pack_tiles(blocks: AnyBlocks) -> torch.Tensor:
     """The bytes of a matrix as the library reads it: (tiles, blocks, bytes) uint8; rows are padded with zeros."""
+    if isinstance(blocks, SuperBlocks):
+        return pack_supers(blocks)
     quants, missing = blocks.quants, -blocks.quants.shape[0] % TILE
     if missing:
         quants = F.pad(quants, (0, 0, 0, missing))
@@ -36,8 +45,10 @@ def _pack_halves(values: torch.Tensor, missing: int) -> torch.Tensor:
     return filled.view(-1, TILE, filled.shape[1]).transpose(1, 2).contiguous().view(torch.uint8)
 
 
-def unpack_tiles(packed: torch.Tensor, kind: Kind, num_rows: int) -> Blocks:
+def unpack_tiles(packed: torch.Tensor, kind: AnyKind, num_rows: int) -> AnyBlocks:
     """The blocks that were packed: the inverse of `pack_tiles`."""
+    if kind != "int8" and kind != "int4":
+        return unpack_supers(packed, kind, num_rows)
     num_tiles, num_blocks, _ = packed.shape
     scales = _unpack_halves(packed[:, :, :16])[:num_rows]
     if kind == "int8":

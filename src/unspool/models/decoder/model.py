@@ -19,13 +19,13 @@ from unspool.models.decoder.views import AttentionViews
 from unspool.models.native import ModelConfig, NativeModel
 from unspool.models.paths.captured import CapturedSteps, explain_no_capture
 from unspool.models.paths.compiled import UNREAD, CompiledSteps, explain_no_compile
-from unspool.models.paths.library import LibraryPath
+from unspool.models.paths.library import LibraryPath, WithLibrary
 from unspool.models.paths.library_model import DescribedModel, explain_no_library
-from unspool.models.paths.path import ClosedPath, Pass, Path, WithPaths, run_first
+from unspool.models.paths.path import ClosedPath, Pass, Path, run_first
 from unspool.models.paths.plain import PACKING_LIMIT, PlainPass
 from unspool.models.weights import AnyEmbedding, AnyLinear
 from unspool.outputs import Output
-from unspool.protocols import LAST, Choose, Encoded, Forward, Stretch, Want
+from unspool.protocols import LAST, Encoded, Forward, Want
 from unspool.shortage import explain_shortage
 
 
@@ -39,7 +39,7 @@ class CausalOutput(Output):
     attentions: tuple[torch.Tensor, ...] | None = None  # one per layer: (rows, heads, columns, all columns)
 
 
-class Decoder(WithPaths, NativeModel):
+class Decoder(WithLibrary, NativeModel):
     """A decoder-only model built from a description of its block and the weights for it."""
 
     weights: DecoderWeights
@@ -161,20 +161,6 @@ class Decoder(WithPaths, NativeModel):
         cache.check_pass(num_new)
         cache.attach(self._views)
         return cache.begin(rows, num_new, counts, self.device)
-
-    def take_steps(
-        self,
-        tokens: Sequence[int],
-        cache: Cache,
-        num_steps: int,
-        ends: tuple[int, ...],
-        choose: Choose | None = None,
-    ) -> Stretch | None:
-        """Several greedy steps in one call of the CPU library, which writes keys past the rows' lengths."""
-        library = self.find_path("library")
-        if not isinstance(library, LibraryPath):
-            return None
-        return library.take_steps(tokens, cache, num_steps, ends, self._begin, choose)
 
     # --- the reference's way of calling ---------------------------------------------------------------
     @torch.no_grad()

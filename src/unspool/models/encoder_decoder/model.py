@@ -25,15 +25,16 @@ from unspool.models.encoder_decoder.spec import EncoderDecoderSpec, StackSpec
 from unspool.models.native import ModelConfig, NativeModel, take_last
 from unspool.models.paths.captured import explain_no_capture
 from unspool.models.paths.captured_pair import CapturedPairSteps
+from unspool.models.paths.library import WithLibrary
 from unspool.models.paths.library_model import explain_unread
 from unspool.models.paths.library_pair import DescribedPair, PairLibraryPath
-from unspool.models.paths.path import ClosedPath, Pass, Path, WithPaths, run_first
+from unspool.models.paths.path import ClosedPath, Pass, Path, run_first
 from unspool.models.weights import AnyEmbedding, AnyLinear, Norm
-from unspool.protocols import LAST, Choose, Encoded, Forward, Stretch, Want
+from unspool.protocols import LAST, Encoded, Forward, Want
 from unspool.shortage import explain_shortage
 
 
-class EncoderDecoder(WithPaths, NativeModel):
+class EncoderDecoder(WithLibrary, NativeModel):
     """An encoder-decoder built from a description of its blocks and the weights for them.
 
     A model that reads sound (Whisper) has `info.features`. Its encoder takes log-mel features, a float tensor
@@ -238,20 +239,6 @@ class EncoderDecoder(WithPaths, NativeModel):
     def _begin(self, cache: Cache, rows: int, num_new: int, counts: Sequence[int] | None) -> Span:
         """Open a pass over a cache."""
         return cache.begin(rows, num_new, counts, self.device)
-
-    def take_steps(
-        self,
-        tokens: Sequence[int],
-        cache: Cache,
-        num_steps: int,
-        ends: tuple[int, ...],
-        choose: Choose | None = None,
-    ) -> Stretch | None:
-        """Several greedy steps in one call of the CPU library, which writes keys past the rows' lengths."""
-        library = self.find_path("library")
-        if not isinstance(library, PairLibraryPath):
-            return None
-        return library.take_steps(tokens, cache, num_steps, ends, self._begin, choose)
 
     def run_decoder(self, new: Pass) -> tuple[torch.Tensor, Forward]:
         """Final states (rows, new, hidden), and a `Forward` that lacks only the logits: operator by operator."""

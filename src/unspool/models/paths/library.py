@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -14,7 +15,7 @@ from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.paths.library_calls import LibraryCalls
 from unspool.models.paths.library_keys import LibraryKeys, find_keys
 from unspool.models.paths.library_model import DescribedModel
-from unspool.models.paths.path import ALL_LAYERS, EMBEDDINGS, Pass
+from unspool.models.paths.path import ALL_LAYERS, EMBEDDINGS, Pass, WithPaths
 from unspool.models.weights import PackedLinear
 from unspool.protocols import Choose, Forward, Stretch
 
@@ -99,3 +100,25 @@ class LibraryPath:
     def _check_longest(self, longest: int) -> None:
         """Raise if a row would get more positions than the model has."""
         check_positions(self._spec, self._weights, longest)
+
+
+class WithLibrary(WithPaths):
+    """What models share whose passes the CPU library may run."""
+
+    @abstractmethod
+    def _begin(self, cache: Cache, rows: int, num_new: int, counts: Sequence[int] | None) -> Span:
+        """Open a pass over a cache."""
+
+    def take_steps(
+        self,
+        tokens: Sequence[int],
+        cache: Cache,
+        num_steps: int,
+        ends: tuple[int, ...],
+        choose: Choose | None = None,
+    ) -> Stretch | None:
+        """Several greedy steps in one call of the CPU library, which writes keys past the rows' lengths."""
+        library = self.find_path("library")
+        if not isinstance(library, LibraryPath):
+            return None
+        return library.take_steps(tokens, cache, num_steps, ends, self._begin, choose)

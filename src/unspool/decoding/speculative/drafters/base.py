@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from unspool.decoding.rows import Rows
+from unspool.kernels.sending import send
 
 # Independent numbers for one position, beside those that plain decoding takes (0: the draw, 1: the processors).
 ACCEPT_STREAM = 2
@@ -29,9 +30,10 @@ class Draft:
         """A draft from lists of tokens, one per row."""
         counts = [len(guess) for guess in guesses]
         width = max(counts, default=0)
-        filled = [[*guess, *[0] * (width - len(guess))] for guess in guesses]
-        tokens = torch.tensor(filled, dtype=torch.int64, device=device).reshape(len(counts), width)
-        return cls(tokens, counts)
+        if not width:
+            return cls(torch.empty(len(counts), 0, dtype=torch.int64, device=device), counts)
+        filled = [token for guess in guesses for token in (*guess, *[0] * (width - len(guess)))]
+        return cls(send(filled, device).view(len(counts), width), counts)
 
     @classmethod
     def empty(cls, rows: Rows) -> Draft:

@@ -112,6 +112,9 @@ INLINE void weigh(float *read, const int32_t G, const int32_t D, segment s, floa
     case 1128: CALL(1, 128); break;        \
     case 4128: CALL(4, 128); break;        \
     case 8128: CALL(8, 128); break;        \
+    case 1256: CALL(1, 256); break;        \
+    case 2256: CALL(2, 256); break;        \
+    case 4256: CALL(4, 256); break;        \
     default: CALL(G, D);                   \
     }
 
@@ -127,8 +130,8 @@ static void weight_scores(const us_model *model, const score_terms *terms, int32
                           float (*scores)[US_PART], reading *r) {
     const float cap = model->attention_cap;
     for (int g = 0; g < G; g++) {
-        if (cap > 0)
-            for (int32_t j = 0; j < n; j++) scores[g][j] = cap * tanhf(scores[g][j] / cap);
+        if (cap > 0) /* what lies behind the last one is written below */
+            for (int32_t j = 0; j < n; j += LANES) store(&scores[g][j], cap * tangent(load(&scores[g][j]) / cap));
         if (terms->slopes)
             for (int32_t j = 0; j < n; j++) scores[g][j] += terms->slopes[g] * (float)(position + j);
         if (terms->biases)

@@ -112,7 +112,8 @@ typedef struct {
     float *tiles;                            /* (threads, 2, US_PART, width): packed keys and values as floats */
     us_top *tops;                            /* (threads, rows that the head reads) */
     int8_t *quants;                          /* activations as int8, */
-    float *normed, *scales, *sums;           /* as floats, their scales and scaled sums: one set for all, */
+    float *normed, *scales, *sums;           /* as floats, their scales and scaled sums, */
+    int32_t *offsets;                        /* and two numbers to a scale (tiles.h): one set for all, */
     size_t quants_size, normed_size, scales_size; /* or one a thread, this far apart (elements) */
     size_t bytes;
 } us_scratch;
@@ -127,6 +128,20 @@ static inline int32_t us_is_private(int32_t num_tokens) { return num_tokens <= 2
 static inline int32_t us_count_parts(int32_t num_tokens, int32_t kv_heads, int32_t threads, int32_t most_keys) {
     return threads > 1 && (int64_t)num_tokens * kv_heads < 4 * (int64_t)threads ? (most_keys + US_PART - 1) / US_PART : 0;
 }
+
+/* Bytes of one block of a tile: of 8 rows of 32 columns. A super-block has eight times as many. */
+static inline size_t us_block_bytes(int32_t kind) {
+    return kind == US_Q8 ? 16 + 256 : kind == US_Q4 ? 32 + 128 : kind == US_K4 ? 144 : kind == US_K5 ? 176 : 210;
+}
+
+/* One row of a tile's super-block: codes, and what they are multiplied by. */
+typedef struct {
+    int8_t codes[US_SUPER];
+    float scales[16];  /* of 8 blocks; with 6 bits of 16 halves of blocks */
+    float minimums[8]; /* not with 6 bits */
+} us_super_row;
+
+void us_read_super(const uint8_t *tile, int32_t kind, int32_t row, us_super_row *out);
 
 struct us_team {
     int32_t size;

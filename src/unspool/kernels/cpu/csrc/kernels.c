@@ -1,6 +1,7 @@
 /* The step itself. Compiled once for every instruction set: US_NAME is the set's table, US_AVX2 and such its vectors. */
 #include "internal.h"
 #include "packed.h"
+#include "supers.h"
 
 #define JOIN(a, b) a##b
 #define NAMED(a, b) JOIN(a, b)
@@ -78,45 +79,39 @@ INLINE void store_some(float *p, vec v, int n) {
     memcpy(p, some, sizeof(float) * (size_t)n);
 }
 
-#define FLOAT_M 4 /* rows of floats that are multiplied together */
-
-/* Rows that take their turn with a tile of weights: near-even parts of all rows, of at most MOST_M. */
-typedef struct {
-    int32_t first, count;
-} panel;
-
-static panel find_panel(const us_matrix *w, int32_t row, int32_t num_rows) {
-    const int32_t most = w->kind == US_F32 ? FLOAT_M : MOST_M, parts = (num_rows + most - 1) / most, joined = MOST_M / most;
-    const int32_t begin = ((row + 1) * parts - 1) / num_rows / joined * joined;
-    const int32_t end = begin + joined < parts ? begin + joined : parts, first = num_rows * begin / parts;
-    return (panel){first, num_rows * end / parts - first};
-}
+#include "floats.h"
 
 /* One row of `columns` numbers as int8, to its place in its panel. */
-static void quantise(const float *x, int32_t columns, int32_t row, panel p, int8_t *quants, float *scales, float *sums) {
-    enum { VECTORS = US_BLOCK / LANES };
+static void quantise(const float *x, int32_t columns, int32_t row, panel p, int8_t *quants, float *scales, float *sums,
+                     int32_t *offsets) {
+    enum { VECTORS = US_BLOCK / LANES, HALF = US_BLOCK / 2 };
     const size_t blocks = (size_t)(columns / US_BLOCK), at = (size_t)p.first * blocks + (size_t)(row - p.first);
     quants += at * US_BLOCK;
     scales += at;
     sums += at;
-    for (size_t b = 0; b < blocks; b++, x += US_BLOCK, quants += US_BLOCK * p.count, scales += p.count, sums += p.count) {
+    offsets += 2 * at;
+    for (size_t b = 0; b < blocks;
+         b++, x += US_BLOCK, quants += US_BLOCK * p.count, scales += p.count, sums += p.count, offsets += 2 * p.count) {
         vec v[VECTORS], most[2] = {fill(0), fill(0)};
         UNROLLED for (int i = 0; i < VECTORS; i++) {
             v[i] = load(x + i * LANES);
             most[i % 2] = larger(most[i % 2], magnitude(v[i]));
         }
         const float size = largest(larger(most[0], most[1])), inverse = size > 0 ? 127.0f / size : 0;
-        int32_t whole[US_BLOCK], total = 0;
+        int32_t whole[US_BLOCK], lower = 0, upper = 0;
         UNROLLED for (int i = 0; i < VECTORS; i++) {
             const veci q = nearest(v[i] * inverse);
             memcpy(whole + i * LANES, &q, sizeof q);
         }
-        for (int i = 0; i < US_BLOCK; i++) {
-            quants[i] = (int8_t)whole[i];
-            total += whole[i];
+        for (int i = 0; i < US_BLOCK; i++) quants[i] = (int8_t)whole[i];
+        for (int i = 0; i < HALF; i++) {
+            lower += whole[i];
+            upper += whole[HALF + i];
         }
         *scales = size / 127.0f;
-        *sums = *scales * (float)total;
+        *sums = *scales * (float)(lower + upper);
+        offsets[0] = -32 * lower;
+        offsets[1] = -32 * upper;
     }
 }
 
@@ -138,84 +133,44 @@ typedef struct {
     const float *shares; /* and by what they are multiplied before; or NULL */
 } output;
 
-#if defined(__aarch64__) || defined(US_AVX512)
-#define FLOAT_N 3 /* rows of weights that are multiplied together: with 4 of activations their sums fit 32 registers */
-#else
-#define FLOAT_N 1
+static void multiply_super(int32_t kind, const uint8_t *tile, int supers, activations a, int32_t num_rows, int is_pair,
+                           float *out) {
+#define SUPER(M)                                                                    \
+    case M:                                                                         \
+        if (kind == US_K4) tile_super(tile, supers, a, M, US_K4, is_pair, out);      \
+        else if (kind == US_K5) tile_super(tile, supers, a, M, US_K5, is_pair, out); \
+        else tile_super(tile, supers, a, M, US_K6, is_pair, out);                   \
+        break;
+    switch (num_rows) {
+        SUPER(1) SUPER(2) SUPER(3) SUPER(4)
+#if MOST_M == 8
+        SUPER(5) SUPER(6) SUPER(7) SUPER(8)
 #endif
-
-/* N rows of weights times M of activations. Every pair has two running sums, whatever N and M are, so that a row has the
- * same bits alone and in a batch. One row of activations reads weights as fast as memory gives them, in one stream.
- * Several are bound by instructions, and each of `turns` groups of them brings its share of the weights that come next
- * into the second-level cache meanwhile: the first level is full of activations. */
-INLINE void rows_f32(const float *w, int32_t columns, const float *x, size_t stride, const int N, const int M, int32_t turn,
-                     int32_t turns, float *out) {
-    vec even[FLOAT_N][FLOAT_M], odd[FLOAT_N][FLOAT_M];
-    const size_t share = (size_t)N * 2 * LANES / (size_t)turns;
-    const float *ahead = w + (size_t)FLOAT_N * (size_t)columns + 1024 + (size_t)turn * share * ((size_t)columns / (2 * LANES));
-    UNROLLED for (int n = 0; n < N; n++) EACH_ROW even[n][m] = odd[n][m] = fill(0);
-    int32_t k = 0;
-    for (; k + 2 * LANES <= columns; k += 2 * LANES) {
-        vec first[FLOAT_N], second[FLOAT_N];
-        if (M == 1) __builtin_prefetch(w + k + 256);
-        else __builtin_prefetch(ahead, 0, 2);
-        ahead += share;
-        UNROLLED for (int n = 0; n < N; n++) {
-            first[n] = load(w + (size_t)n * columns + k);
-            second[n] = load(w + (size_t)n * columns + k + LANES);
-        }
-        EACH_ROW {
-            const vec left = load(x + m * stride + k), right = load(x + m * stride + k + LANES);
-            UNROLLED for (int n = 0; n < N; n++) even[n][m] += first[n] * left;
-            UNROLLED for (int n = 0; n < N; n++) odd[n][m] += second[n] * right;
-        }
-    }
-    UNROLLED for (int n = 0; n < N; n++) {
-        vec both[FLOAT_M];
-        UNROLLED for (int m = 0; m < FLOAT_M; m++) both[m] = m < M ? even[n][m] + odd[n][m] : fill(0);
-        const quad results = sums(both);
-        EACH_ROW {
-            float result = results[m];
-            for (int32_t i = k; i < columns; i++) result += w[(size_t)n * columns + i] * x[m * stride + i];
-            out[OUTPUTS * m + n] = result;
-        }
-    }
-}
-
-/* Up to OUTPUTS rows of plain floats times the rows of a panel: out[row][n]. */
-static void multiply_f32(const float *w, int32_t columns, int32_t count, const float *x, size_t stride, int32_t num_rows,
-                         float *out) {
-    const int32_t turns = (num_rows + FLOAT_M - 1) / FLOAT_M;
-    for (int32_t n = 0, N; n < count; n += N, w += (size_t)N * columns) {
-        N = num_rows == 1 ? 1 : count - n < FLOAT_N ? count - n : FLOAT_N;
-        for (int32_t turn = 0; turn < turns; turn++) {
-            const int32_t row = num_rows * turn / turns, M = num_rows * (turn + 1) / turns - row;
-            const float *from = x + (size_t)row * stride;
-            float *to = out + OUTPUTS * row + n;
-#define ROWS(N, M) case 8 * N + M: rows_f32(w, columns, from, stride, N, M, turn, turns, to); break
-#define ROWS_OF(N) ROWS(N, 1); ROWS(N, 2); ROWS(N, 3); ROWS(N, 4)
-            switch (8 * N + M) {
-                ROWS_OF(1);
-#if FLOAT_N == 3
-                ROWS_OF(2);
-                ROWS_OF(3);
-#endif
-            }
-        }
     }
 }
 
 /* Up to OUTPUTS output rows from `first`, for a panel of activations: out[row][OUTPUTS]. */
 static void multiply(const us_matrix *w, int32_t first, int32_t count, const input *in, panel p, float *out) {
+    if (w->rest) { /* tiles of two kinds may be made together */
+        const int32_t left = w->own - first;
+        if (count > left) multiply(w->rest, left > 0 ? 0 : -left, left > 0 ? count - left : count, in, p, left > 0 ? out + left : out);
+        if (left <= 0) return;
+        count = count < left ? count : left;
+    }
     const size_t blocks = (size_t)(w->columns / US_BLOCK), at = (size_t)p.first * blocks;
     if (w->kind == US_F32) {
         multiply_f32((const float *)w->data + (size_t)first * w->columns, w->columns, count, in->x + (size_t)p.first * in->stride,
-                     in->stride, p.count, out);
+                     in->stride, p, out);
         return;
     }
     const int is_q8 = w->kind == US_Q8;
-    const activations a = {in->quantised.quants + at * US_BLOCK, in->quantised.scales + at, in->quantised.sums + at};
-    const uint8_t *tile = (const uint8_t *)w->data + (size_t)(first / US_TILE) * blocks * (is_q8 ? Q8_BYTES : Q4_BYTES);
+    const activations a = {in->quantised.quants + at * US_BLOCK, in->quantised.scales + at, in->quantised.sums + at,
+                           in->quantised.offsets + 2 * at};
+    const uint8_t *tile = (const uint8_t *)w->data + (size_t)(first / US_TILE) * blocks * us_block_bytes(w->kind);
+    if (w->kind >= US_K4) {
+        multiply_super(w->kind, tile, (int)(blocks * US_BLOCK / US_SUPER), a, p.count, count > US_TILE, out);
+        return;
+    }
 #define TILE(M, name)                                          \
     case M:                                                    \
         if (is_q8) name##_q8(tile, (int)blocks, a, M, out);     \
@@ -237,12 +192,14 @@ static void multiply(const us_matrix *w, int32_t first, int32_t count, const inp
 
 static void put(const us_matrix *w, int32_t first, int32_t count, const float *made, int32_t row, const output *to) {
     float *y = to->y + (to->rows ? to->rows[row] : row) * to->stride + first;
-    for (int32_t n = 0; n < count; n++) {
-        float result = made[n];
-        if (w->bias) result += w->bias[first + n];
+    for (int32_t n = 0; n < count; n += LANES) {
+        const int some = count - n < LANES ? count - n : LANES;
+        vec result = load_some(made + n, some);
+        if (w->bias) result += load_some(w->bias + first + n, some);
         if (to->shares) result *= to->shares[row];
-        if (to->extra) result += to->extra[row * to->extra_stride + first + n];
-        y[n] = to->adds ? y[n] + result : result;
+        if (to->extra) result += load_some(to->extra + row * to->extra_stride + first + n, some);
+        if (to->adds) result += load_some(y + n, some);
+        store_some(y + n, result, some);
     }
 }
 
@@ -609,8 +566,9 @@ static input prepare(run *r, const us_matrix *w, enum source source, const us_no
     const size_t at = r->is_private ? (size_t)r->thread : 0;
     float *normed = s->normed + at * s->normed_size, *scales = s->scales + at * s->scales_size;
     float *sums = s->sums + at * s->scales_size;
+    int32_t *offsets = s->offsets + 2 * at * s->scales_size;
     int8_t *quants = s->quants + at * s->quants_size;
-    input in = {.stride = (size_t)K, .x = normed, .quantised = {quants, scales, sums}};
+    input in = {.stride = (size_t)K, .x = normed, .quantised = {quants, scales, sums, offsets}};
     int64_t first = 0, last = rows;
     if (!r->is_private) split(rows, r->thread, r->threads, &first, &last);
     if (source == FED) in.x = s->fed;
@@ -631,7 +589,7 @@ static input prepare(run *r, const us_matrix *w, enum source source, const us_no
         if (source == CROSS_READ && r->max_parts)
             join_parts(r, layer, (int32_t)row, 0, (job->source_lengths[row] - 1) / US_PART, normed + row * K);
         if (w->kind != US_F32)
-            quantise(in.x + row * K, K, (int32_t)row, find_panel(w, (int32_t)row, rows), quants, scales, sums);
+            quantise(in.x + row * K, K, (int32_t)row, find_panel(w, (int32_t)row, rows), quants, scales, sums, offsets);
     }
     if (!r->is_private) us_meet(r->team);
     return in;
@@ -786,8 +744,10 @@ static void finish(run *r) {
     last = last * US_TILE < m->vocab ? last * US_TILE : m->vocab;
     for (int32_t row = 0; row < job->num_wanted; row++) {
         float *logits = job->logits + (size_t)row * m->vocab;
-        if (m->logit_cap > 0)
-            for (int64_t i = first; i < last; i++) logits[i] = m->logit_cap * tanhf(logits[i] / m->logit_cap);
+        for (int64_t i = first; i < last && m->logit_cap > 0; i += LANES) {
+            const int some = last - i < LANES ? (int)(last - i) : LANES;
+            store_some(logits + i, m->logit_cap * tangent(load_some(logits + i, some) / m->logit_cap), some);
+        }
         if (job->likeliest)
             r->scratch.tops[r->thread * job->num_wanted + row] = find_top(logits, (int32_t)first, (int32_t)last);
     }
@@ -876,14 +836,15 @@ static void run_product(const void *argument, int32_t thread, us_team *team) {
     const int32_t K = w->columns, blocks = K / US_BLOCK, rows = task->num_rows;
     int8_t *quants = task->scratch;
     float *scales = (float *)(quants + (((size_t)rows * K + 63) & ~(size_t)63)), *sums = scales + (size_t)rows * blocks;
+    int32_t *offsets = (int32_t *)(sums + (size_t)rows * blocks);
     int64_t first, last;
     if (w->kind != US_F32) {
         split(rows, thread, team->size, &first, &last);
         for (int64_t row = first; row < last; row++)
-            quantise(task->x + row * K, K, (int32_t)row, find_panel(w, (int32_t)row, rows), quants, scales, sums);
+            quantise(task->x + row * K, K, (int32_t)row, find_panel(w, (int32_t)row, rows), quants, scales, sums, offsets);
         us_meet(team);
     }
-    input in = {.stride = (size_t)K, .x = task->x, .quantised = {quants, scales, sums}};
+    input in = {.stride = (size_t)K, .x = task->x, .quantised = {quants, scales, sums, offsets}};
     multiply_part(w, rows, &in, &(output){.y = task->y, .stride = (size_t)w->rows}, thread, team->size);
 }
 

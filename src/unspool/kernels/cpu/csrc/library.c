@@ -142,6 +142,7 @@ us_scratch us_lay_out(const us_model *m, int32_t num_tokens, int32_t num_read, i
     s.normed = PLACE(float, copies * s.normed_size);
     s.scales = PLACE(float, copies * s.scales_size);
     s.sums = PLACE(float, copies * s.scales_size);
+    s.offsets = PLACE(int32_t, 2 * copies * s.scales_size);
     s.quants = PLACE(int8_t, copies * s.quants_size);
     s.bytes = used;
     return s;
@@ -158,7 +159,7 @@ int64_t us_scratch_bytes(const us_model *model, int32_t num_tokens, int32_t num_
 
 int64_t us_product_bytes(const us_matrix *matrix, int32_t num_rows) {
     const int64_t columns = matrix->columns, blocks = columns / US_BLOCK;
-    return ((num_rows * columns + 63) & ~(int64_t)63) + 2 * num_rows * blocks * (int64_t)sizeof(float);
+    return ((num_rows * columns + 63) & ~(int64_t)63) + num_rows * blocks * (int64_t)(2 * sizeof(float) + 2 * sizeof(int32_t));
 }
 
 /* --- calls ------------------------------------------------------------------------------------------------------- */
@@ -227,11 +228,11 @@ int32_t us_draw_rows(const float *scores, int64_t rows, int32_t vocab, const us_
 }
 
 #define FOUR_BITS(n) 1u << (n), 1u << ((n) + 1), 1u << ((n) + 2), 1u << ((n) + 3)
+static const uint32_t bit_of[32] = {FOUR_BITS(0),  FOUR_BITS(4),  FOUR_BITS(8),  FOUR_BITS(12),
+                                    FOUR_BITS(16), FOUR_BITS(20), FOUR_BITS(24), FOUR_BITS(28)};
 
 /* A word's 32 scores, -inf without its bit; on the numbers' bits, which compilers make vectors of. */
 static void keep_word(const float *restrict scores, uint32_t word, float *restrict out) {
-    static const uint32_t bit_of[32] = {FOUR_BITS(0),  FOUR_BITS(4),  FOUR_BITS(8),  FOUR_BITS(12),
-                                        FOUR_BITS(16), FOUR_BITS(20), FOUR_BITS(24), FOUR_BITS(28)};
     const uint32_t minus_infinity = 0xff800000u;
     for (int i = 0; i < 32; i++) {
         uint32_t score;
@@ -251,8 +252,6 @@ void us_keep_allowed(const float *scores, int64_t rows, int32_t vocab, const uin
 
 /* A word's 32 scores, more by `bias` with its bit. */
 static void raise_word(const float *restrict scores, uint32_t word, float bias, float *restrict out) {
-    static const uint32_t bit_of[32] = {FOUR_BITS(0),  FOUR_BITS(4),  FOUR_BITS(8),  FOUR_BITS(12),
-                                        FOUR_BITS(16), FOUR_BITS(20), FOUR_BITS(24), FOUR_BITS(28)};
     for (int i = 0; i < 32; i++) {
         const float raised = scores[i] + bias;
         out[i] = (word & bit_of[i]) == bit_of[i] ? raised : scores[i];
@@ -274,16 +273,58 @@ static float half_at(const uint8_t *p) {
     return half_to_float(half);
 }
 
+void us_read_super(const uint8_t *tile, int32_t kind, int32_t row, us_super_row *out) {
+    const uint8_t *packed = tile + (kind == US_K6 ? 16 : 32) + row; /* of scales: this row's are 8 bytes apart */
+    const float scale = half_at(tile + 2 * row), least = half_at(tile + 16 + 2 * row);
+    for (int i = 0; i < 16 && kind == US_K6; i++) out->scales[i] = scale * (float)(int8_t)packed[8 * i];
+    for (int i = 0; i < 4 && kind != US_K6; i++) {
+        const uint8_t first = packed[8 * i], second = packed[8 * (4 + i)], third = packed[8 * (8 + i)];
+        out->scales[i] = scale * (float)(first & 63);
+        out->minimums[i] = least * (float)(second & 63);
+        out->scales[4 + i] = scale * (float)((third & 15) | (first >> 6) << 4);
+        out->minimums[4 + i] = least * (float)(third >> 4 | (second >> 6) << 4);
+    }
+    const uint8_t *block = tile + (kind == US_K6 ? 16 + 128 : 128);
+    const int32_t extra = kind == US_K6 ? 64 : kind == US_K5 ? 32 : 0; /* bytes before the codes */
+    for (int b = 0; b < US_SUPER / US_BLOCK; b++, block += extra + 128)
+        for (int k = 0; k < US_BLOCK; k++) {
+            const int group = k / 4, at = 4 * row + k % 4;
+            int code = block[extra + 32 * (group % 4) + at] >> (group < 4 ? 0 : 4) & 15;
+            if (kind == US_K5) code |= (block[at] >> group & 1) << 4;
+            if (kind == US_K6) code = (code | (block[32 * (group % 4 / 2) + at] >> (2 * (group % 2) + group / 4 * 4) & 3) << 4) - 32;
+            out->codes[US_BLOCK * b + k] = (int8_t)code;
+        }
+}
+
+/* One row of a tile of super-blocks as numbers. Products of codes and scales are exact but with 6 bits, whose one rounding
+ * nothing follows: so these are the numbers that the file stands for, to the bit. */
+static void read_super_row(const us_matrix *matrix, int32_t row, float *out) {
+    const int32_t supers = matrix->columns / US_SUPER;
+    const size_t bytes = 8 * us_block_bytes(matrix->kind);
+    const uint8_t *tile = (const uint8_t *)matrix->data + (size_t)(row / US_TILE) * (size_t)supers * bytes;
+    for (int32_t s = 0; s < supers; s++, tile += bytes, out += US_SUPER) {
+        us_super_row found;
+        us_read_super(tile, matrix->kind, row % US_TILE, &found);
+        for (int k = 0; k < US_SUPER; k++)
+            out[k] = matrix->kind == US_K6 ? (float)found.codes[k] * found.scales[k / 16]
+                                           : (float)found.codes[k] * found.scales[k / 32] - found.minimums[k / 32];
+    }
+}
+
 void us_read_rows(const us_matrix *matrix, const int32_t *rows, int32_t count, float *out) {
     const int32_t columns = matrix->columns, blocks = columns / US_BLOCK;
     for (int32_t i = 0; i < count; i++, out += columns) {
         const int32_t row = rows[i], tile = row / US_TILE, r = row % US_TILE;
+        if (matrix->kind >= US_K4) {
+            read_super_row(matrix, row, out);
+            continue;
+        }
         if (matrix->kind == US_F32) {
             memcpy(out, (const float *)matrix->data + (size_t)row * columns, sizeof(float) * (size_t)columns);
             continue;
         }
         const int is_q8 = matrix->kind == US_Q8;
-        const size_t bytes = is_q8 ? 16 + 256 : 32 + 128;
+        const size_t bytes = us_block_bytes(matrix->kind);
         const uint8_t *block = (const uint8_t *)matrix->data + (size_t)tile * blocks * bytes;
         for (int32_t b = 0; b < blocks; b++, block += bytes) {
             const float scale = half_at(block + 2 * r);

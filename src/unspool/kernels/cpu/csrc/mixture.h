@@ -20,9 +20,7 @@ static us_matrix find_expert(const us_matrix *w, int32_t expert, int32_t experts
     us_matrix one = *w;
     one.rows = w->rows / experts;
     const size_t numbers = (size_t)expert * (size_t)one.rows * (size_t)w->columns;
-    const size_t bytes = w->kind == US_F32  ? numbers * sizeof(float)
-                         : w->kind == US_Q8 ? numbers / (US_TILE * US_BLOCK) * Q8_BYTES
-                                            : numbers / (US_TILE * US_BLOCK) * Q4_BYTES;
+    const size_t bytes = w->kind == US_F32 ? numbers * sizeof(float) : numbers / (US_TILE * US_BLOCK) * us_block_bytes(w->kind);
     one.data = (const uint8_t *)w->data + bytes;
     if (w->bias) one.bias = w->bias + (size_t)expert * (size_t)one.rows;
     return one;
@@ -103,6 +101,7 @@ static void choose_experts(run *r, const us_layer *layer, const float *normed) {
 /* The memory in which this thread, or all of them together, prepare inputs. */
 typedef struct {
     float *normed, *given, *scales, *sums;
+    int32_t *offsets;
     int8_t *quants;
 } workbench;
 
@@ -111,13 +110,13 @@ static workbench find_bench(const run *r) {
     const size_t at = r->is_private ? (size_t)r->thread : 0;
     float *normed = s->normed + at * s->normed_size;
     return (workbench){normed, normed + (size_t)r->job->num_tokens * (size_t)r->model->hidden, s->scales + at * s->scales_size,
-                       s->sums + at * s->scales_size, s->quants + at * s->quants_size};
+                       s->sums + at * s->scales_size, s->offsets + 2 * at * s->scales_size, s->quants + at * s->quants_size};
 }
 
 /* The input of a group's product: rows of floats, or quantised ones. */
 static input find_input(const workbench *b, const us_matrix *w, const float *x, size_t at) {
     return (input){.stride = (size_t)w->columns, .x = x + at,
-                   .quantised = {b->quants + at, b->scales + at / US_BLOCK, b->sums + at / US_BLOCK}};
+                   .quantised = {b->quants + at, b->scales + at / US_BLOCK, b->sums + at / US_BLOCK, b->offsets + at / (US_BLOCK / 2)}};
 }
 
 /* Lay out the rows that the groups' first products (`is_first`) or second ones multiply. */
@@ -136,7 +135,8 @@ static void lay_rows(run *r, const us_layer *layer, const workbench *b, int is_f
             const float *x = is_first ? b->normed + (size_t)s->pair_tokens[g.first + row] * H : s->fed + g.fed + (size_t)row * (size_t)g.ffn;
             const size_t at = is_first ? g.given : g.fed;
             if (w->kind != US_F32)
-                quantise(x, w->columns, row, find_panel(w, row, g.count), b->quants + at, b->scales + at / US_BLOCK, b->sums + at / US_BLOCK);
+                quantise(x, w->columns, row, find_panel(w, row, g.count), b->quants + at, b->scales + at / US_BLOCK, b->sums + at / US_BLOCK,
+                         b->offsets + at / (US_BLOCK / 2));
             else if (is_first)
                 memcpy(b->given + at + (size_t)row * H, x, sizeof(float) * H);
         }

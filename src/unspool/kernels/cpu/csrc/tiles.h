@@ -16,10 +16,12 @@
 
 #define EACH_ROW UNROLLED for (int m = 0; m < M; m++)
 
-/* A panel of M rows of activations, block after block: 32 int8 of each row; their scales; and scale times the block's sum. */
+/* A panel of M rows of activations, block after block: 32 int8 of each row; their scales; scale times the block's sum; and
+ * -32 times the sums of each half's int8, which codes that count from -32 add to their products. */
 typedef struct {
     const int8_t *quants;       /* (blocks, M, 32) */
     const float *scales, *sums; /* (blocks, M) */
+    const int32_t *offsets;     /* (blocks, M, 2) */
 } activations;
 
 /* Rows of a panel: unpacked weights serve them all, as long as their sums fit the registers. */
@@ -52,9 +54,10 @@ INLINE float32x4_t end_dot(int32x4_t dot) { return vsubq_f32(vreinterpretq_f32_s
 #if defined(US_NEON_I8MM)
 /* Sums of 4 rows of weights and two of activations, 8 columns at a time. `groups` holds 8 vectors: groups of 4
  * columns for 4 rows; x0 and x1 are rows of 32 activations. */
-INLINE void add_pairs(const int8x16_t *groups, const int8_t *x0, const int8_t *x1, int32x4_t *first, int32x4_t *second) {
+INLINE void add_pairs(const int8x16_t *groups, const int8_t *x0, const int8_t *x1, const int begin, const int end,
+                      int32x4_t *first, int32x4_t *second) {
     int32x4_t upper = begin_dot(), lower = upper;
-    for (int j = 0; j < 4; j++) {
+    for (int j = 2 * begin; j < 2 * end; j++) {
         int32x4_t a = vreinterpretq_s32_s8(groups[2 * j]), b = vreinterpretq_s32_s8(groups[2 * j + 1]);
         int8x16_t x = vcombine_s8(vld1_s8(x0 + 8 * j), vld1_s8(x1 + 8 * j));
         upper = vmmlaq_s32(upper, vreinterpretq_s8_s32(vzip1q_s32(a, b)), x);
@@ -64,12 +67,13 @@ INLINE void add_pairs(const int8x16_t *groups, const int8_t *x0, const int8_t *x
     *second = vuzp2q_s32(upper, lower);
 }
 
-/* Sums of one block: 4 rows of weights, `count` of activations. A lone last row stands in for its neighbour too. */
-INLINE void dot_rows(const int8x16_t *groups, const int8_t *x, const int count, int32x4_t *dot) {
+/* Sums of one block's halves from `begin` to `end`: 4 rows of weights, `count` of activations. A lone last row stands in for
+ * its neighbour too. */
+INLINE void dot_rows(const int8x16_t *groups, const int8_t *x, const int count, const int begin, const int end, int32x4_t *dot) {
     UNROLLED for (int r = 0; r < count; r += 2) {
         const int next = r + 1 < count;
         int32x4_t unwanted;
-        add_pairs(groups, x + 32 * r, x + 32 * (r + next), &dot[r], next ? &dot[r + 1] : &unwanted);
+        add_pairs(groups, x + 32 * r, x + 32 * (r + next), begin, end, &dot[r], next ? &dot[r + 1] : &unwanted);
     }
 }
 #else
@@ -82,10 +86,10 @@ static const int32_t beginning[4] __attribute__((aligned(16))) = {0x4b400000, 0x
                          : "+w"(dot[r])                        \
                          : "w"(groups[4 * half + lane]), "w"(v[r]))
 
-INLINE void dot_rows(const int8x16_t *groups, const int8_t *x, const int count, int32x4_t *dot) {
+INLINE void dot_rows(const int8x16_t *groups, const int8_t *x, const int count, const int begin, const int end, int32x4_t *dot) {
     int8x16_t v[TOGETHER];
     UNROLLED for (int r = 0; r < count; r++) __asm__ volatile("ldr %q0, %1" : "=w"(dot[r]) : "m"(beginning));
-    UNROLLED for (int half = 0; half < 2; half++) {
+    UNROLLED for (int half = begin; half < end; half++) {
         UNROLLED for (int r = 0; r < count; r++) v[r] = vld1q_s8(x + 32 * r + 16 * half);
         DOT_LANE(0);
         DOT_LANE(1);
@@ -115,7 +119,7 @@ INLINE void part_q8(const uint8_t *w, int blocks, activations a, const int M, co
             UNROLLED for (int m = 0; m < M; m += TOGETHER) {
                 const int count = M - m < TOGETHER ? M - m : TOGETHER;
                 int32x4_t dot[TOGETHER];
-                dot_rows(groups, a.quants + 32 * m, count, dot);
+                dot_rows(groups, a.quants + 32 * m, count, 0, 2, dot);
                 UNROLLED for (int r = m; r < m + count; r++)
                     total[side][r] = vfmaq_f32(total[side][r], end_dot(dot[r - m]), vmulq_n_f32(d, a.scales[r]));
             }
@@ -142,7 +146,7 @@ INLINE void part_q4(const uint8_t *w, int blocks, activations a, const int M, co
             UNROLLED for (int m = 0; m < M; m += TOGETHER) {
                 const int count = M - m < TOGETHER ? M - m : TOGETHER;
                 int32x4_t dot[TOGETHER];
-                dot_rows(groups, a.quants + 32 * m, count, dot);
+                dot_rows(groups, a.quants + 32 * m, count, 0, 2, dot);
                 UNROLLED for (int r = m; r < m + count; r++) {
                     total[side][r] = vfmaq_f32(total[side][r], end_dot(dot[r - m]), vmulq_n_f32(d, a.scales[r]));
                     total[side][r] = vfmaq_n_f32(total[side][r], least, a.sums[r]);

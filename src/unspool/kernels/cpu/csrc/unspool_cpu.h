@@ -8,9 +8,10 @@
 
 #include <stdint.h>
 
-#define US_ABI 13
+#define US_ABI 14
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
+#define US_SUPER 256   /* columns of a super-block: blocks whose scales share a float16 */
 #define US_PART 64     /* keys that attention reads at once: with their values they stay in the first-level cache */
 #define US_WIDEST_HEAD 256
 #define US_CHUNK 64    /* most tokens of one call: their activations stay in the second-level cache */
@@ -19,16 +20,21 @@ enum us_kind {
     US_F32 = 0, /* plain rows */
     US_Q8 = 1,  /* tiles of blocks: 8 float16 scales, then 8 groups of 4 columns of 8 rows, int8 */
     US_Q4 = 2,  /* tiles of blocks: 8 float16 scales, 8 float16 minimums, then 4 groups as above, two to a byte */
+    US_K4 = 3,  /* tiles of super-blocks, as csrc/supers.h describes them: GGUF's Q4_K, */
+    US_K5 = 4,  /* Q5_K */
+    US_K6 = 5,  /* and Q6_K */
 };
 enum us_activation { US_SILU = 0, US_GELU_TANH = 1, US_GELU = 2, US_RELU = 3, US_RELU2 = 4 /* squared */, US_CLAMPED = 5 /* gpt-oss's */ };
 enum us_norm_kind { US_RMS = 0, US_LAYER = 1, US_COPY = 2 /* no norm */ };
 /* Norms of queries and keys: none, one for all heads, weights for each, or one over all heads of a token. */
 enum us_head_norm { US_BARE = 0, US_SHARED = 1, US_EACH = 2, US_WHOLE = 3 };
 
-typedef struct {
-    int32_t kind, rows, columns, unused;
+typedef struct us_matrix {
+    int32_t kind, rows, columns;
+    int32_t own; /* rows that `data` has, whole tiles; those after them are `rest`'s. Not read without a rest */
     const void *data;
-    const float *bias; /* or NULL */
+    const float *bias;            /* of all rows; or NULL */
+    const struct us_matrix *rest; /* of another quantised kind, and without a bias; or NULL */
 } us_matrix;
 
 typedef struct {
