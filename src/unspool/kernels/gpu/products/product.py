@@ -119,7 +119,7 @@ def find_order(weight: torch.Tensor | Words, x: torch.Tensor) -> int:
     """The order in which a product reads the rows of its input: bits of words (`arranging`), 0: as they are."""
     if not isinstance(weight, Words) or x.shape[0] <= _count_few(x.dtype):
         return 0
-    return weight.bits if find_rows_tiling(weight, x, is_split=False) is not None else 0
+    return weight.bits if find_rows_tiling(weight, x) is not None else 0
 
 
 def _norm_apart(
@@ -168,7 +168,7 @@ def _multiply_many(
 ) -> None:
     """A product of several rows: on the tensor cores by our kernel or by cuBLAS, with kernels around it."""
     is_split = activation == NONE and order == 0 and weight.shape[0] <= _FEW_OUTPUTS
-    tiling = find_rows_tiling(weight, x, is_split=is_split)
+    tiling = find_rows_tiling(weight, x, is_gated=is_gated, is_split=is_split)
     assert tiling is not None or order == 0, "only our kernels write arranged rows"
     if tiling is not None and tiling.splits > 1:
         parts = x.new_empty((tiling.splits, *out.shape), dtype=torch.float32)
@@ -183,7 +183,7 @@ def _multiply_many(
         gate(F.linear(x, weight, bias), activation, out)
     elif bias is None and out.dtype == x.dtype:
         torch.addmm(out, x, weight.t(), beta=1.0 if adds else 0.0, out=out)
-    elif bias is None and not adds and out.dtype == torch.float32 and _WIDENS:  # logits
+    elif bias is None and not adds and out.dtype == torch.float32 and _WIDENS and x.is_cuda:  # logits
         torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
     elif not adds:
         out.copy_(F.linear(x, weight, bias))
@@ -191,7 +191,9 @@ def _multiply_many(
         out.add_(F.linear(x, weight, bias))
 
 
-def find_rows_tiling(weight: torch.Tensor | Words, x: torch.Tensor, *, is_split: bool) -> RowsTiling | None:
+def find_rows_tiling(
+    weight: torch.Tensor | Words, x: torch.Tensor, *, is_gated: bool = False, is_split: bool = False
+) -> RowsTiling | None:
     """The tiling of our kernel for several rows, with its columns split or not; None if it is not used."""
     if x.dtype == torch.float32 or x.shape[0] > MOST_TILED:
         return None
@@ -199,7 +201,7 @@ def find_rows_tiling(weight: torch.Tensor | Words, x: torch.Tensor, *, is_split:
         return None
     kind = weight.kind if isinstance(weight, Words) else None
     outputs, inputs = weight.shape
-    return choose_rows_tiling(outputs, inputs, x.shape[0], kind, is_split=is_split)
+    return choose_rows_tiling(outputs, inputs, x.shape[0], kind, is_gated=is_gated, is_split=is_split)
 
 
 def multiply_parts(weight: torch.Tensor | Words, x: torch.Tensor, *, is_arranged: bool = False) -> torch.Tensor | None:
