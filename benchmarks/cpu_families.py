@@ -61,6 +61,12 @@ def draw_weights(family: str, sizes: dict[str, Any]) -> tuple[dict[str, Any], di
     return config.to_dict(), tensors
 
 
+def cut(family: str, sizes: dict[str, Any], layers: int | None) -> tuple[str, dict[str, Any]]:
+    """The same shape with fewer layers, if that is asked for."""
+    name = "n_layer" if "n_layer" in sizes else "num_hidden_layers"
+    return family, sizes | ({name: layers} if layers else {})
+
+
 def count_read(model: Any) -> int:
     """The bytes of weights that a step reads: all but an embedding that is not the head too."""
     weights, head = model.weights, {tensor.data_ptr() for tensor in iterate_tensors(model.weights.head)}
@@ -70,16 +76,13 @@ def count_read(model: Any) -> int:
     return int(model.weights_bytes - sum(tensor.nbytes for tensor in unread))
 
 
-def time_step(call: Callable[[int], object], few: int, many: int, rounds: int, clock: Callable[[], float]) -> float:
-    """Seconds of a step: the least of some rounds."""
-    found = []
-    for _ in range(rounds):
-        times = [clock()]
-        for count in (few, many):
-            call(count)
-            times.append(clock())
-        found.append((times[2] - 2 * times[1] + times[0]) / (many - few))
-    return min(found)
+def time_step(call: Callable[[int], object], few: int, many: int, clock: Callable[[], float]) -> float:
+    """Seconds of a step."""
+    times = [clock()]
+    for count in (few, many):
+        call(count)
+        times.append(clock())
+    return (times[2] - 2 * times[1] + times[0]) / (many - few)
 
 
 @torch.no_grad()
@@ -92,34 +95,38 @@ def main() -> None:
     parser.add_argument("--few", type=int, default=4)
     parser.add_argument("--many", type=int, default=28)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--layers", type=int, help="so many only")
     parser.add_argument("--wall", action="store_true")
     options = parser.parse_args()
     clock = time.perf_counter if options.wall else time.process_time
     columns = ("form", "MB read", "ms/step", "ns/kB", "of Llama")
     print(f"{'model':>12}" + "".join(f"{name:>10}" for name in columns) + "   path")
-    llama: dict[str, float] = {}
-    for name in options.models:
-        family, sizes = SHAPES[name]
-        config, tensors = draw_weights(family, sizes)
-        for form in options.forms:
-            packing: Any = None if form == "float32" else form
-            model = build_model(config, MemorySource(tensors), dtype=torch.float32, packing=packing)
-            ids = torch.randint(1, 1000, (options.batch, options.context), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(1, 1000, (options.batch, options.context), generator=torch.Generator().manual_seed(1))
 
-            def run(count: int, ids: torch.Tensor = ids, model: Any = model) -> Any:
-                return unspool.generate(
-                    model, ids, max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0,
-                    return_dict_in_generate=True,
-                )  # fmt: skip
+    def run(model: Any, count: int) -> Any:
+        common: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        return unspool.generate(model, ids, max_new_tokens=count, return_dict_in_generate=True, **common)
 
-            path = run(2).stats.path
-            read, took = count_read(model), time_step(run, options.few, options.many, options.rounds, clock)
-            share = took / read
-            if name.startswith("Llama"):
-                llama[form] = share
-            cells = (form, f"{read / 1e6:.1f}", f"{took * 1e3:.3f}", f"{share * 1e12:.1f}")
-            cells += (f"{share / llama[form]:.2f}" if form in llama else "",)
-            print(f"{name:>12}" + "".join(f"{cell:>10}" for cell in cells) + f"   {path}", flush=True)
+    for form in options.forms:
+        packing: Any = None if form == "float32" else form
+        models: dict[str, Any] = {}
+        for name in options.models:
+            config, tensors = draw_weights(*cut(*SHAPES[name], options.layers))
+            models[name] = build_model(config, MemorySource(tensors), dtype=torch.float32, packing=packing)
+        paths = {name: run(model, 2).stats.path for name, model in models.items()}
+        took = dict.fromkeys(models, float("inf"))
+        for _ in range(options.rounds):  # they take turns, so that what else the machine does meets all of them
+            for name, model in models.items():
+                found = time_step(lambda count, model=model: run(model, count), options.few, options.many, clock)
+                took[name] = min(took[name], found)
+        llama = 0.0
+        for name, model in models.items():
+            read = count_read(model)
+            share = took[name] / read
+            llama = share if name.startswith("Llama") else llama
+            cells = (form, f"{read / 1e6:.1f}", f"{took[name] * 1e3:.3f}", f"{share * 1e12:.1f}")
+            cells += (f"{share / llama:.2f}" if llama else "",)
+            print(f"{name:>12}" + "".join(f"{cell:>10}" for cell in cells) + f"   {paths[name]}", flush=True)
 
 
 if __name__ == "__main__":

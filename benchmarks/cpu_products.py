@@ -16,16 +16,16 @@ import torch
 
 from unspool.kernels.cpu import find_library, pack_tiles, quantise_rows, read_supers
 from unspool.kernels.cpu.library import describe_matrix
-from unspool.kernels.cpu.supers import SUPER_BYTES, SUPER_KINDS
+from unspool.kernels.cpu.supers import SUPER_BYTES, SUPER_KINDS, count_columns
 
-STORED = {kind: name for name, kind in SUPER_KINDS.items()}
+STORED = {kind: name for name, kind in SUPER_KINDS.items()} | {"q5": "Q5_1"}
 
 
 def make_tiles(kind: str, outputs: int, inputs: int, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     if kind in STORED:
-        size = SUPER_BYTES[kind]  # type: ignore[index]
-        raw = torch.randint(0, 256, (outputs * inputs // 256, size), generator=generator, dtype=torch.uint8)
+        size, width = SUPER_BYTES[kind], count_columns(kind)  # type: ignore[index, arg-type]
+        raw = torch.randint(0, 256, (outputs * inputs // width, size), generator=generator, dtype=torch.uint8)
         for at in (208,) if kind == "q6_k" else (0, 2):
             raw[:, at : at + 2] = torch.tensor([1e-4]).half().view(torch.uint8)
         blocks = read_supers(raw.flatten(), STORED[kind], (outputs, inputs))

@@ -1,4 +1,4 @@
-"""GGUFs of super-blocks (Q4_K, Q5_K, Q6_K, and files that mix them), from the file to its logits."""
+"""GGUFs of super-blocks (Q4_K, Q5_K, Q6_K), of 5 bits, and of several kinds, from the file to its logits."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ METADATA = {
     "llama.attention.head_count": 4,
     "llama.attention.head_count_kv": 2,
     "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "tokenizer.ggml.model": "none",
 }
 SHAPES = {
     "attn_q": (SIZE, SIZE),
@@ -34,13 +35,14 @@ SHAPES = {
     "ffn_up": (SIZE, FFN),
     "ffn_down": (FFN, SIZE),
 }  # as a file has them: columns first
-TYPES = {"Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "Q8_0": 8}
-BYTES = {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210, "Q8_0": 272}  # of 256 numbers
+TYPES = {"Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "Q8_0": 8, "Q5_1": 7}
+BYTES = {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210, "Q8_0": 272, "Q5_1": 192}  # of 256 numbers
 MIXES = {
     "Q4_K": {},
     "Q5_K": {},
     "Q6_K": {},
     "Q4_K_M": {"attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q6_K"},
+    "Q5_1": {"attn_v": "Q8_0"},  # what llama.cpp makes of rows that are no multiple of 256
     "Q5_K_M": {"attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q8_0", "ffn_up": "Q4_K"},
 }
 
@@ -54,6 +56,8 @@ def make_matrix(generator: np.random.Generator, stored: str, shape: tuple[int, i
         raw[:, 208:] = np.array([6e-5], dtype=np.float16).view(np.uint8)
     elif stored == "Q8_0":
         raw.reshape(-1, 34)[:, :2] = np.array([6e-4], dtype=np.float16).view(np.uint8)
+    elif stored == "Q5_1":
+        raw.reshape(-1, 24)[:, :4] = np.array([5e-3, -8e-2], dtype=np.float16).view(np.uint8)
     else:
         raw[:, :4] = np.array([1e-4, 7e-4 if stored == "Q4_K" else 1.4e-3], dtype=np.float16).view(np.uint8)
     return raw.tobytes()

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+# Log-probabilities below it are taken for it: numbers too small for float32's full precision take a CPU a hundred times
+# as long, and no sum over a vocabulary shows them.
+_LEAST = -80.0
 RELATIVE_TOP = 0.1  # tokens less likely than this fraction of the most likely one are left out
 
 
@@ -77,8 +80,8 @@ class Contrast:
 
         They are those of the middle from both, averaged over the vocabulary: the reference's order of arguments.
         """
-        middle = (mature.exp() + premature.exp()) / 2
-        return (torch.xlogy(middle, middle) - middle * (mature + premature) / 2).mean(dim=-1)
+        middle = (mature.clamp(min=_LEAST).exp() + premature.clamp(min=_LEAST).exp()) / 2
+        return (middle * middle.log() - middle * (mature + premature) / 2).mean(dim=-1)
 
     def _find_farthest(self, mature: torch.Tensor, premature: torch.Tensor) -> torch.Tensor:
         num_layers, num_rows, _ = premature.shape

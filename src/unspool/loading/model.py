@@ -22,6 +22,7 @@ from unspool.models.adapters import Adapted
 from unspool.models.adapters.folder import load_adapted
 from unspool.models.assembly import Packing
 from unspool.models.native import NativeModel
+from unspool.models.paths.captured_ahead import start_triton
 from unspool.models.registry import build_model, can_pack, find_family, name_architecture
 from unspool.shortage import is_out_of_memory
 from unspool.text import Tokenizer, open_tokenizer, tokenizer_from_gguf
@@ -34,6 +35,7 @@ _DTYPES = {
     "auto": None,
 }
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model", "spiece.model")
+_NO_TOKENIZER = ("none", "no_vocab")  # what tokenizer.ggml.model says of a file without one
 _STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -87,6 +89,7 @@ def load_parts(
     """Open a model's files and read its weights once, into the form they are kept in."""
     where = _choose_device(device)
     asked = _read_dtype(dtype)
+    start_triton(where)
     try:
         return _load_parts(name, where, asked, quantize, threads, revision, offline, progress, native, hub)
     except (MemoryError, RuntimeError, OSError) as error:
@@ -205,9 +208,10 @@ def _use_threads(threads: int | None) -> None:
 
 
 def _read_tokenizer(source: OpenedModel) -> Tokenizer | None:
-    """A folder need not have a tokenizer: its model is then prompted by token ids."""
+    """A folder or a GGUF need not have a tokenizer: its model is then prompted by token ids."""
     if source.kind == "gguf":
-        return tokenizer_from_gguf(source.config) if "tokenizer.ggml.model" in source.config else None
+        has_one = source.config.get("tokenizer.ggml.model", "none") not in _NO_TOKENIZER
+        return tokenizer_from_gguf(source.config) if has_one else None
     has_one = any((source.location / name).is_file() for name in _TOKENIZER_FILES)
     return open_tokenizer(source.location) if has_one else None
 

@@ -22,17 +22,18 @@ from unspool.kernels.cpu import (
     unpack_tiles,
 )
 from unspool.kernels.cpu.library import Matrix, describe_matrix
-from unspool.kernels.cpu.supers import SUPER, SUPER_BYTES, SUPER_KINDS
+from unspool.kernels.cpu.supers import SUPER, SUPER_BYTES
 
-STORED = tuple(SUPER_KINDS)
-HALVES = {"Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}  # where the float16 are
+SIZES = {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210, "Q5_0": 22, "Q5_1": 24}  # bytes in a file
+STORED = tuple(SIZES)
+HALVES = {"Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "Q5_0": [0], "Q5_1": [0, 2]}  # where the float16 are
 
 
 def make_raw(stored: str, rows: int, columns: int, seed: int, scale: float = 3e-3) -> torch.Tensor:
     """Random bytes with sound scales: (bytes,) uint8."""
     generator = torch.Generator().manual_seed(seed)
-    count = rows * columns // SUPER
-    raw = torch.randint(0, 256, (count, SUPER_BYTES[SUPER_KINDS[stored]]), generator=generator, dtype=torch.uint8)
+    count = rows * columns // (SUPER if stored.endswith("_K") else BLOCK)
+    raw = torch.randint(0, 256, (count, SIZES[stored]), generator=generator, dtype=torch.uint8)
     for at in HALVES[stored]:
         sizes = scale * (0.5 + torch.rand(count, 1, generator=generator))
         raw[:, at : at + 2] = sizes.half().view(torch.uint8)
@@ -66,7 +67,8 @@ def test_numbers_are_the_files_to_the_bit(library: Library, stored: str, scale: 
 def test_tiles_hold_what_was_packed_and_no_more(rows: int, supers: int, stored: str, seed: int) -> None:
     made = make(stored, rows, supers * SUPER, seed)
     tiles = pack_tiles(made)
-    assert tiles.numel() == -(-rows // 8) * 8 * supers * SUPER_BYTES[made.kind]
+    assert tiles.numel() == -(-rows // 8) * 8 * made.headers.shape[1] * SUPER_BYTES[made.kind]
+    assert SUPER_BYTES[made.kind] == SIZES[stored] or stored == "Q5_0"
     back = unpack_tiles(tiles, made.kind, rows)
     assert isinstance(back, SuperBlocks)
     assert torch.equal(back.codes, made.codes) and torch.equal(back.headers, made.headers)
@@ -137,7 +139,7 @@ def make_mixed(kinds: tuple[str, ...], rows: tuple[int, ...], columns: int) -> t
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(
-    "kinds", [("Q4_K",), ("Q5_K",), ("Q6_K",), ("Q4_K", "int8", "Q6_K"), ("Q6_K", "Q5_K"), ("int4", "int8")]
+    "kinds", [("Q4_K",), ("Q5_K",), ("Q6_K",), ("Q4_K", "int8", "Q6_K"), ("Q6_K", "Q5_1"), ("int4", "int8")]
 )
 def test_a_row_alone_is_a_row_in_a_batch(library: Library, kinds: tuple[str, ...], threads: int) -> None:
     """To the bit, whatever the number of rows makes of panels, where kinds meet, and at a matrix's uneven end."""
@@ -165,7 +167,14 @@ def test_q4_k_simplified_keeps_its_codes_and_rounds_its_scales(scale: float) -> 
 
 def test_what_can_not_be_simplified() -> None:
     assert make("Q4_K", 2, 256, 0, 5e3).simplify() is None  # its scales overflow
-    assert make("Q5_K", 2, 256, 0).simplify() is None and make("Q6_K", 2, 256, 0).simplify() is None
+    assert all(make(stored, 2, 256, 0).simplify() is None for stored in ("Q5_K", "Q6_K", "Q5_1"))
+
+
+def test_q5_0_simplified_is_exact() -> None:
+    made = make("Q5_0", 4, 64, 0)
+    blocks = made.simplify()
+    assert blocks is not None and blocks.kind == "int8" and torch.equal(blocks.dequantise(), made.dequantise())
+    assert read_supers(make_raw("Q5_0", 4, 64, 0, 2e4), "Q5_0", (4, 64)) is None  # its minimums overflow
 
 
 def test_other_formats_have_no_supers() -> None:

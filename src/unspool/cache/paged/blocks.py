@@ -340,14 +340,13 @@ class BlockStore(PooledStore):
                 self._keeper = (places, ForkKeeper(places.buffers, places.block_table))
             self._keeper[1].keep(chosen, list(lengths))
             return
-        ends = torch.tensor(lengths, device=chosen.device)[:, None]  # (rows, 1)
-        for layer in range(self.num_layers):
-            group, number = self._find(layer)
-            index, size = group.table.put_on(chosen.device), self.pool.block_size
-            source = index.find_slots(ends + chosen[:, None], size)[:, 0]
-            target = index.find_slots(ends, size)[:, 0]
-            flat = self.pool.buffers[number].flatten(0, 1)
-            flat[target] = flat[source]
+        ends, size = torch.tensor(lengths, device=chosen.device)[:, None], self.pool.block_size  # (rows, 1)
+        index = self.tables[0].put_on(chosen.device)  # one for all layers: what lets blocks go has no forks
+        source = index.find_slots(ends + chosen[:, None], size)[:, 0]
+        target = index.find_slots(ends, size)[:, 0]
+        for buffer in self.held():
+            flat = buffer.flatten(0, 1)
+            flat.index_copy_(0, target, flat.index_select(0, source))
 
     # --- memory --------------------------------------------------------------------------------------
     def held(self) -> list[torch.Tensor]:

@@ -18,12 +18,12 @@ from unspool.kernels.cpu.marks import Marks
 from unspool.kernels.cpu.supers import AnyKind
 from unspool.kernels.cpu.tiles import TILE, count_tile_bytes
 
-ABI: Final = 14
+ABI: Final = 15
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
 SWITCH: Final = "UNSPOOL_CPU_KERNELS"  # "off" or the name of an instruction set
-_KINDS: Final = {"float32": 0, "int8": 1, "int4": 2, "q4_k": 3, "q5_k": 4, "q6_k": 5}
+_KINDS: Final = {"float32": 0, "int8": 1, "int4": 2, "q4_k": 3, "q5_k": 4, "q6_k": 5, "q5": 6}
 _NAMES: Final = {number: name for name, number in _KINDS.items()}
 _SCALES: Final = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 
@@ -62,7 +62,7 @@ class Layer(ctypes.Structure):
         *((name, Matrix) for name in ("qkv", "out", "up", "down")),
         ("rope", ctypes.c_void_p),
         ("scale", ctypes.c_float),
-        ("unused", ctypes.c_int32),
+        ("is_halved", ctypes.c_int32),
         ("cross_norm", Norm),
         ("cross_q", Matrix),
         ("cross_out", Matrix),

@@ -1,4 +1,7 @@
-"""GGUF's Q4_K, Q5_K and Q6_K as rows of super-blocks: 256 columns, whose scales are few bits times a float16."""
+"""GGUF's Q4_K, Q5_K and Q6_K as rows of super-blocks: 256 columns, whose scales are few bits times a float16.
+
+Q5_0 and Q5_1, blocks of 32 columns and 5 bits, are of this form too: super-blocks of one block, with its own scale.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,26 @@ from unspool.errors import LoadError
 from unspool.kernels.cpu.blocks import BLOCK, Blocks, Kind, read_halves
 
 SUPER: Final = 256  # columns of a super-block
-SuperKind = Literal["q4_k", "q5_k", "q6_k"]
+SuperKind = Literal["q4_k", "q5_k", "q6_k", "q5"]
 SUPER_KINDS: Final[dict[str, SuperKind]] = {"Q4_K": "q4_k", "Q5_K": "q5_k", "Q6_K": "q6_k"}
-SUPER_BYTES: Final[dict[SuperKind, int]] = {"q4_k": 144, "q5_k": 176, "q6_k": 210}  # of one, in a file and in memory
+SUPER_BYTES: Final[dict[SuperKind, int]] = {"q4_k": 144, "q5_k": 176, "q6_k": 210, "q5": 24}  # of one, in memory
 _TILE: Final = 8  # rows of a tile
 _HEADERS: Final[dict[SuperKind, slice]] = {"q4_k": slice(0, 16), "q5_k": slice(0, 16), "q6_k": slice(192, 210)}
+_FIVES: Final = {"Q5_0": 22, "Q5_1": 24}  # bytes of a block in a file
+
+
+def count_columns(kind: SuperKind) -> int:
+    """Columns of a super-block."""
+    return BLOCK if kind == "q5" else SUPER
 
 
 @dataclass(slots=True)
 class SuperBlocks:
-    """A matrix (rows, columns) as a file has it: `code * scale - minimum`; with 6 bits `(code - 32) * scale`."""
+    """A matrix (rows, columns) as a file has it: `code * scale - minimum`; with 6 bits `(code - 32) * scale`, and as
+    "q5" `code * scale + minimum`."""
 
     codes: torch.Tensor  # (rows, columns) uint8, below 2 to the number of bits
-    headers: torch.Tensor  # (rows, supers, bytes) uint8: the file's bytes that scales are made of
+    headers: torch.Tensor  # (rows, supers, bytes) uint8: the file's bytes that scales are made of; Q5_0 gets a minimum
     kind: SuperKind
 
     @property
@@ -50,12 +60,20 @@ class SuperBlocks:
         if self.kind == "q6_k":
             scales = headers[:, :16].view(torch.int8).float().mul_(read_halves(headers[:, None], 16).float())
             return self.codes.view(-1, 16, 16).float().sub_(32).mul_(scales[..., None]).view(self.shape)
+        if self.kind == "q5":
+            scales, minimums = (half.float().view(-1, 1) for half in self.halves)
+            return self.codes.view(-1, BLOCK).float().mul_(scales).add_(minimums).view(self.shape)
         scales, mins = read_super_scales(headers)
         return self.codes.view(-1, 8, BLOCK).float().mul_(scales[..., None]).sub_(mins[..., None]).view(self.shape)
 
     def simplify(self) -> Blocks | None:
-        """Plain blocks of 4 bits, whose scales and minimums are rounded to float16, by 1/2048 at most (a float16's last
-        bit is 2^-24, and so is theirs: small ones lose nothing). None with more bits, or if one overflows."""
+        """Plain blocks: Q5_0's exactly, in 8 bits; Q4_K's with scales and minimums rounded to float16, by 1/2048 at
+        most (a float16's last bit is 2^-24, and so is theirs: small ones lose nothing). None for others, or if one
+        overflows."""
+        if self.kind == "q5":
+            scale, minimum = self.halves
+            is_centred = torch.equal(minimum.float(), -16 * scale.float())
+            return Blocks(self.codes.view(torch.int8) - 16, scale, None) if is_centred else None
         if self.kind != "q4_k":
             return None
         scales, mins = read_super_scales(self.headers.view(-1, self.headers.shape[2]))
@@ -86,6 +104,8 @@ def read_supers(raw: torch.Tensor, stored: str, shape: tuple[int, ...]) -> Super
     """
     if len(shape) == 3:
         shape = (shape[0] * shape[1], shape[2])
+    if stored in _FIVES and len(shape) == 2 and shape[1] % BLOCK == 0:
+        return _read_fives(raw.view(shape[0], -1, _FIVES[stored]), stored)
     kind = SUPER_KINDS.get(stored)
     if kind is None or len(shape) != 2 or shape[1] % SUPER:
         return None
@@ -93,6 +113,20 @@ def read_supers(raw: torch.Tensor, stored: str, shape: tuple[int, ...]) -> Super
     return SuperBlocks(
         _read_codes(supers.flatten(0, 1), kind).view(shape), supers[:, :, _HEADERS[kind]].contiguous(), kind
     )
+
+
+def _read_fives(blocks: torch.Tensor, stored: str) -> SuperBlocks | None:
+    """Blocks of Q5_0 or Q5_1 (rows, blocks, bytes). Q5_0 counts from -16, which is a minimum of -16 scales: exact in
+    float16; None if one overflows."""
+    scales = read_halves(blocks, 0)
+    minimums = read_halves(blocks, 2) if stored == "Q5_1" else scales * -16
+    if bool((minimums.isinf() & scales.isfinite()).any()):
+        return None
+    bits = blocks[:, :, -20:-16, None] >> torch.arange(8, dtype=torch.uint8)  # (rows, blocks, 4, 8): the fifth ones
+    packed = blocks[:, :, -16:]
+    codes = torch.cat((packed & 15, packed >> 4), dim=2).bitwise_or_((bits & 1).flatten(2) << 4)
+    headers = torch.stack((scales, minimums), dim=2).view(torch.uint8)  # (rows, blocks, 4)
+    return SuperBlocks(codes.flatten(1), headers, "q5")
 
 
 def _read_codes(supers: torch.Tensor, kind: SuperKind) -> torch.Tensor:
@@ -103,7 +137,7 @@ def _read_codes(supers: torch.Tensor, kind: SuperKind) -> torch.Tensor:
         high = ((supers[:, 128:192].reshape(-1, 2, 1, 32) >> shifts) & 3) << 4  # (supers, 2, 4, 32)
         return low.bitwise_or_(high).view(-1, SUPER)
     codes = _split_nibbles(supers[:, -128:], 32).view(-1, 8, 32)
-    if kind == "q5_k":
+    if kind in ("q5_k", "q5"):
         shifts = torch.arange(8, dtype=torch.uint8)[:, None]
         codes |= ((supers[:, None, 16:48] >> shifts) & 1) << 4  # (supers, 8, 32): bit i belongs to block i
     return codes.view(-1, SUPER)
@@ -146,10 +180,10 @@ def pack_supers(blocks: SuperBlocks) -> torch.Tensor:
         codes, headers = F.pad(codes, (0, 0, 0, missing)), F.pad(headers, (0, 0, 0, 0, 0, missing))
     tiles, supers = codes.shape[0] // _TILE, headers.shape[1]
     # (tiles, rows, supers, blocks, groups of columns, columns) to one group of all rows after the other
-    grouped = codes.view(tiles, _TILE, supers, 8, 8, 4).permute(0, 2, 3, 4, 1, 5).reshape(tiles, supers, 8, 8, 32)
+    grouped = codes.view(tiles, _TILE, supers, -1, 8, 4).permute(0, 2, 3, 4, 1, 5).reshape(tiles, supers, -1, 8, 32)
     nibbles = grouped & 15
     parts = [(nibbles[:, :, :, :4] | (nibbles[:, :, :, 4:] << 4)).flatten(3)]  # (tiles, supers, blocks, 128)
-    if blocks.kind == "q5_k":
+    if blocks.kind in ("q5_k", "q5"):
         shifts = torch.arange(8, dtype=torch.uint8)[:, None]
         parts.insert(0, ((grouped >> 4) << shifts).sum(3, dtype=torch.uint8))
     if blocks.kind == "q6_k":
@@ -168,21 +202,21 @@ def pack_supers(blocks: SuperBlocks) -> torch.Tensor:
 def unpack_supers(packed: torch.Tensor, kind: SuperKind, num_rows: int) -> SuperBlocks:
     """The super-blocks that were packed: the inverse of `pack_supers`."""
     tiles, supers, _ = packed.shape
-    num_halves, num_scales = (1, 16) if kind == "q6_k" else (2, 12)
+    num_halves, num_scales = (1, 16) if kind == "q6_k" else (2, 0 if kind == "q5" else 12)
     at, to = 16 * num_halves, 16 * num_halves + 8 * num_scales
     numbers, scales, rest = packed[:, :, :at], packed[:, :, at:to], packed[:, :, to:]
     halves = numbers.reshape(tiles, supers, num_halves, _TILE, 2).permute(0, 3, 1, 2, 4).flatten(3)
     by_row = scales.reshape(tiles, supers, num_scales, _TILE).permute(0, 3, 1, 2)
     headers = torch.cat((by_row, halves) if kind == "q6_k" else (halves, by_row), dim=3).flatten(0, 1)
-    blocks = rest.reshape(tiles, supers, 8, -1)
-    nibbles = blocks[..., -128:].reshape(tiles, supers, 8, 4, 32)
+    blocks = rest.reshape(tiles, supers, count_columns(kind) // BLOCK, -1)
+    nibbles = blocks[..., -128:].reshape(tiles, supers, -1, 4, 32)
     grouped = torch.cat((nibbles & 15, nibbles >> 4), dim=3)  # (tiles, supers, blocks, groups, 32)
-    if kind == "q5_k":
+    if kind in ("q5_k", "q5"):
         shifts = torch.arange(8, dtype=torch.uint8)[:, None]
         grouped |= ((blocks[:, :, :, None, :32] >> shifts) & 1) << 4
     if kind == "q6_k":
         shifts = torch.tensor([[0, 2], [4, 6]], dtype=torch.uint8)[..., None]
         pairs = (blocks[..., :64].reshape(tiles, supers, 8, 2, 1, 1, 32) >> shifts) & 3  # (…, parts, halves, pairs, 32)
         grouped |= pairs.transpose(3, 4).reshape(tiles, supers, 8, 8, 32) << 4
-    codes = grouped.view(tiles, supers, 8, 8, _TILE, 4).permute(0, 4, 1, 2, 3, 5)
+    codes = grouped.view(tiles, supers, -1, 8, _TILE, 4).permute(0, 4, 1, 2, 3, 5)
     return SuperBlocks(codes.reshape(tiles * _TILE, -1)[:num_rows], headers[:num_rows].contiguous(), kind)

@@ -8,7 +8,15 @@ import torch
 import torch.nn.functional as F
 
 from unspool.kernels.cpu.blocks import BLOCK, Blocks
-from unspool.kernels.cpu.supers import SUPER, SUPER_BYTES, AnyBlocks, AnyKind, SuperBlocks, pack_supers, unpack_supers
+from unspool.kernels.cpu.supers import (
+    SUPER_BYTES,
+    AnyBlocks,
+    AnyKind,
+    SuperBlocks,
+    count_columns,
+    pack_supers,
+    unpack_supers,
+)
 
 TILE: Final = 8  # rows that are multiplied together
 _BYTES: Final[dict[str, int]] = {"int8": 16 + 256, "int4": 32 + 128}  # of one block of one tile
@@ -16,7 +24,10 @@ _BYTES: Final[dict[str, int]] = {"int8": 16 + 256, "int4": 32 + 128}  # of one b
 
 def count_tile_bytes(kind: AnyKind, rows: int, columns: int) -> int | None:
     """The bytes of a matrix of that shape; None if its columns are not whole blocks."""
-    width, size = (BLOCK, _BYTES[kind]) if kind in _BYTES else (SUPER, TILE * SUPER_BYTES[kind])  # type: ignore[index]
+    if kind == "int8" or kind == "int4":
+        width, size = BLOCK, _BYTES[kind]
+    else:
+        width, size = count_columns(kind), TILE * SUPER_BYTES[kind]
     return None if columns % width else -(-rows // TILE) * (columns // width) * size
 
 

@@ -165,6 +165,7 @@ class Body(ABC):
             k_norm=None if spec.norms_heads_apart else _weight_of(layer.k_norm),
             slopes=self._slopes,
             sinks=layer.sinks,
+            is_halved=layer.is_halved,
             layout=replace(inputs.layout, is_away=True) if is_away else inputs.layout,
         )
         if self.carrier is not None and is_away:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import math
+import threading
 from collections.abc import Sequence
 from threading import Lock
 from typing import Any, Final
@@ -109,6 +111,7 @@ class LibraryCalls:
             0,
         )  # tokens, rows of the head, keys and threads that it has room for
         self._stretch: StretchCall | None = None
+        self._briefs = threading.local()
 
     def forward(self, tokens: torch.Tensor, span: Span, keys: LibraryKeys, want: Want) -> Forward:
         """Read the tokens (rows, new), and write their keys where they belong; rows may have none of them."""
@@ -117,7 +120,7 @@ class LibraryCalls:
         shape = (rows, num_new, spec.vocab_size) if wants_all else (rows, spec.vocab_size)
         # What is wanted lies in order, unless rows have fewer tokens than others, or none.
         is_whole = min(span.counts) == num_new if wants_all else min(span.counts) > 0
-        logits = torch.empty(shape) if is_whole else torch.zeros(shape)
+        logits = (self._find_brief(shape) if want.is_brief else torch.empty(shape)) if is_whole else torch.zeros(shape)
         made = Forward(logits, path="library")
         if want.last_states:
             made.last_states = torch.empty(rows, num_new, spec.hidden_size)
@@ -135,6 +138,14 @@ class LibraryCalls:
                 outputs = self._fill(ranges, tokens, span, keys, wants_all)
                 self._run(model, ranges, outputs, span, keys, made, want.early if outputs else ())
         return made
+
+    def _find_brief(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Memory for logits that this thread's next pass may overwrite: the system need not hand out pages anew."""
+        count, held = math.prod(shape), getattr(self._briefs, "logits", None)
+        if held is None or held.numel() < count:
+            held = self._briefs.logits = torch.empty(count)
+        brief: torch.Tensor = held[:count].view(shape)
+        return brief
 
     def take_steps(
         self,

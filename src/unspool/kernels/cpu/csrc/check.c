@@ -42,23 +42,23 @@ static void let_go(void) {
     while (num_kept) free(kept[--num_kept]);
 }
 
-static int32_t count_columns(int32_t kind) { return kind == US_F32 ? 1 : kind >= US_K4 ? US_SUPER : US_BLOCK; }
+static int is_super(int32_t kind) { return kind == US_K4 || kind == US_K5 || kind == US_K6; }
+static int32_t count_columns(int32_t kind) { return kind == US_F32 ? 1 : is_super(kind) ? US_SUPER : US_BLOCK; }
 
 static us_matrix random_matrix(int32_t kind, int32_t rows, int32_t columns, int has_bias) {
     us_matrix m = {.kind = kind, .rows = rows, .columns = columns};
     const float scale = 1.0f / sqrtf((float)columns);
     if (kind == US_F32) m.data = keep(floats((size_t)rows * columns, scale));
     else {
-        static const size_t sizes[] = {0, 272, 160, 8 * 144, 8 * 176, 8 * 210};
+        static const size_t sizes[] = {0, 272, 160, 8 * 144, 8 * 176, 8 * 210, 192};
         const size_t bytes = sizes[kind], blocks = (size_t)((rows + US_TILE - 1) / US_TILE) * (columns / count_columns(kind));
         uint8_t *p = keep(get(blocks * bytes));
         m.data = p;
         for (size_t i = 0; i < blocks * bytes; i++) p[i] = (uint8_t)next();
         for (size_t b = 0; b < blocks; b++)
             for (int r = 0; r < 8; r++) { /* scales, and minimums: 1e-3, -4e-3; those that are multiplied again 3e-5, 1e-4 */
-                const int is_super = kind >= US_K4;
-                const uint16_t scale = (uint16_t)((is_super ? 0x0200 : 0x1400) + below(512));
-                const uint16_t lowest = (uint16_t)((is_super ? 0x0600 : 0x9c00) + below(1024));
+                const uint16_t scale = (uint16_t)((is_super(kind) ? 0x0200 : 0x1400) + below(512));
+                const uint16_t lowest = (uint16_t)((is_super(kind) ? 0x0600 : 0x9c00) + below(1024));
                 memcpy(p + b * bytes + 2 * r, &scale, 2);
                 if (kind != US_Q8 && kind != US_K6) memcpy(p + b * bytes + 16 + 2 * r, &lowest, 2);
             }
@@ -74,9 +74,10 @@ static us_matrix random_matrix(int32_t kind, int32_t rows, int32_t columns, int 
 /* Let the last rows of a quantised matrix be of another kind. */
 static us_matrix random_mixture(int32_t kind, int32_t rows, int32_t columns, int has_bias) {
     if (kind == US_F32 || rows <= US_TILE || below(2)) return random_matrix(kind, rows, columns, has_bias);
+    static const int32_t kinds[] = {US_Q8, US_Q4, US_Q5, US_K4, US_K5, US_K6};
     const int32_t own = US_TILE * (1 + below((rows - 1) / US_TILE));
     us_matrix m = random_matrix(kind, own, columns, 0), *rest = keep(get(sizeof *rest));
-    *rest = random_matrix(US_Q8 + below(columns % US_SUPER ? 2 : 5), rows - own, columns, 0);
+    *rest = random_matrix(kinds[below(columns % US_SUPER ? 3 : 6)], rows - own, columns, 0);
     m.rows = rows;
     m.own = own;
     m.rest = rest;
@@ -141,7 +142,7 @@ static void multiply(void *argument, const char *set, float *y) {
 
 static void check_product(void) {
     product p = {.num_rows = 1 + below(9), .threads = 1 + below(3)};
-    const int32_t kind = below(6), columns = kind == US_F32 ? 1 + below(200) : count_columns(kind) * (1 + below(kind < US_K4 ? 6 : 2));
+    const int32_t kind = below(7), columns = kind == US_F32 ? 1 + below(200) : count_columns(kind) * (1 + below(is_super(kind) ? 2 : 6));
     p.matrix = random_mixture(kind, 1 + below(50), columns, below(2));
     p.x = keep(floats((size_t)p.num_rows * columns, 1.0f));
     for_each_set(multiply, &p, "a product", (size_t)p.num_rows * p.matrix.rows, 1e-5f);
@@ -391,18 +392,18 @@ static void check_run(void) {
     us_model *m = &w.model;
     us_job *job = &w.job;
     const int32_t group = 1 + below(9), widths[] = {8, 16, 64, 80};
-    const int32_t kind = below(6), norm = below(2), bias = below(2), width = kind >= US_K4 ? US_SUPER : 32;
+    const int32_t kind = below(7), norm = below(2), bias = below(2), width = is_super(kind) ? US_SUPER : 32;
     m->num_layers = 1 + below(2);
     m->num_kv_heads = 1 + below(3);
     m->num_heads = m->num_kv_heads * group;
     m->head_dim = kind == US_F32 ? widths[below(4)] : 32 * (1 + below(2));
-    if (kind >= US_K4) {
+    if (is_super(kind)) {
         m->num_kv_heads = 1 << below(3);
         m->num_heads = 8;
         m->head_dim = 32;
     }
-    m->hidden = kind >= US_K4 ? US_SUPER : 32 * (1 + below(3));
-    m->ffn = kind >= US_K4 ? US_SUPER * (1 + below(2)) : 32 * (1 + below(4));
+    m->hidden = is_super(kind) ? US_SUPER : 32 * (1 + below(3));
+    m->ffn = is_super(kind) ? US_SUPER * (1 + below(2)) : 32 * (1 + below(4));
     m->vocab = 8 + below(90);
     m->rope_width = 2 * (1 + below(m->head_dim / 2));
     m->is_parallel = below(2);
@@ -454,6 +455,7 @@ static void check_run(void) {
         y->down = random_matrix(kind, m->hidden, m->ffn, bias);
         y->rope = below(2) ? keep(floats((size_t)longest * m->rope_width, 1.0f)) : NULL;
         y->scale = 1.0f / sqrtf((float)m->head_dim);
+        y->is_halved = below(2);
         y->cross_norm = random_norm(norm, m->hidden);
         y->cross_q = random_matrix(kind, m->num_heads * m->head_dim, m->hidden, bias);
         y->cross_out = random_matrix(kind, m->hidden, m->num_heads * m->head_dim, bias);

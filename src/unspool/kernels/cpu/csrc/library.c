@@ -1,5 +1,6 @@
 /* The library's surface: which instruction set runs, how scratch memory is laid out, and the calls themselves. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "internal.h"
@@ -201,12 +202,31 @@ int32_t us_find_first(const uint32_t *seeds, int64_t count, int32_t vocab, int32
     return us_are_first(seeds, NULL, count, vocab, num_first, out, threads);
 }
 
+int32_t us_raise_own(const float *scores, float *out, int64_t rows, int32_t vocab, int32_t num_first, int32_t num_candidates,
+                     const int64_t *ids, int64_t stride, int32_t width, const int64_t *table, int64_t table_size, int64_t key,
+                     const uint32_t *divisors, float bias, int32_t threads) {
+    us_candidate *rooms = malloc(2 * sizeof *rooms * (size_t)vocab * (size_t)(threads > 1 ? threads : 1));
+    int32_t *tokens = malloc(sizeof(int32_t) * (size_t)(rows * num_candidates));
+    if (rooms && tokens) {
+        us_gather(threads);
+        us_do(kernels()->own_lists, &(us_own_task){scores, out, rows, vocab, num_first, num_candidates, ids, stride, width, table,
+                                                   table_size, (uint64_t)key, divisors, bias, tokens, rooms});
+    }
+    const int32_t failed = !rooms || !tokens;
+    free(rooms);
+    free(tokens);
+    return -failed;
+}
+
 int32_t us_play_tournament(const float *scores, float *out, int64_t rows, int32_t vocab, int32_t depth, const uint32_t *words,
-                           uint32_t size, uint32_t step, const uint32_t *starts, const uint8_t *repeated, int32_t threads) {
-    atomic_int failed = 0;
-    const us_tournament_task task = {scores, out, rows, vocab, depth, words, size, step, starts, repeated, &failed};
-    do_rows(kernels()->tournament, &task, rows, threads);
-    return -atomic_load(&failed);
+                           uint32_t size, const int64_t *states, uint32_t shift, const uint8_t *repeated, int32_t threads) {
+    const size_t room_size = (sizeof(us_play_room) + 2 * sizeof(float) * (size_t)vocab + 63) & ~(size_t)63;
+    void *rooms = malloc(room_size * (size_t)(threads > 1 ? threads : 1));
+    if (!rooms) return -1;
+    us_gather(threads);
+    us_do(kernels()->tournament, &(us_tournament_task){scores, out, rows, vocab, depth, words, size, states, shift, repeated, rooms, room_size});
+    free(rooms);
+    return 0;
 }
 
 void us_read_contexts(const int64_t *ids, const int64_t *pads, int64_t rows, int64_t stride, int32_t start, int32_t num_tokens,
@@ -277,20 +297,22 @@ void us_read_super(const uint8_t *tile, int32_t kind, int32_t row, us_super_row 
     const uint8_t *packed = tile + (kind == US_K6 ? 16 : 32) + row; /* of scales: this row's are 8 bytes apart */
     const float scale = half_at(tile + 2 * row), least = half_at(tile + 16 + 2 * row);
     for (int i = 0; i < 16 && kind == US_K6; i++) out->scales[i] = scale * (float)(int8_t)packed[8 * i];
-    for (int i = 0; i < 4 && kind != US_K6; i++) {
+    out->minimums[0] = -least; /* of US_Q5, like its scale */
+    if (kind == US_Q5) out->scales[0] = scale;
+    for (int i = 0; i < 4 && kind != US_K6 && kind != US_Q5; i++) {
         const uint8_t first = packed[8 * i], second = packed[8 * (4 + i)], third = packed[8 * (8 + i)];
         out->scales[i] = scale * (float)(first & 63);
         out->minimums[i] = least * (float)(second & 63);
         out->scales[4 + i] = scale * (float)((third & 15) | (first >> 6) << 4);
         out->minimums[4 + i] = least * (float)(third >> 4 | (second >> 6) << 4);
     }
-    const uint8_t *block = tile + (kind == US_K6 ? 16 + 128 : 128);
-    const int32_t extra = kind == US_K6 ? 64 : kind == US_K5 ? 32 : 0; /* bytes before the codes */
-    for (int b = 0; b < US_SUPER / US_BLOCK; b++, block += extra + 128)
+    const uint8_t *block = tile + (kind == US_K6 ? 16 + 128 : kind == US_Q5 ? 32 : 128);
+    const int32_t extra = kind == US_K6 ? 64 : kind == US_K4 ? 0 : 32; /* bytes before the codes */
+    for (int b = 0; b < us_count_blocks(kind); b++, block += extra + 128)
         for (int k = 0; k < US_BLOCK; k++) {
             const int group = k / 4, at = 4 * row + k % 4;
             int code = block[extra + 32 * (group % 4) + at] >> (group < 4 ? 0 : 4) & 15;
-            if (kind == US_K5) code |= (block[at] >> group & 1) << 4;
+            if (kind == US_K5 || kind == US_Q5) code |= (block[at] >> group & 1) << 4;
             if (kind == US_K6) code = (code | (block[32 * (group % 4 / 2) + at] >> (2 * (group % 2) + group / 4 * 4) & 3) << 4) - 32;
             out->codes[US_BLOCK * b + k] = (int8_t)code;
         }
@@ -299,13 +321,13 @@ void us_read_super(const uint8_t *tile, int32_t kind, int32_t row, us_super_row 
 /* One row of a tile of super-blocks as numbers. Products of codes and scales are exact but with 6 bits, whose one rounding
  * nothing follows: so these are the numbers that the file stands for, to the bit. */
 static void read_super_row(const us_matrix *matrix, int32_t row, float *out) {
-    const int32_t supers = matrix->columns / US_SUPER;
-    const size_t bytes = 8 * us_block_bytes(matrix->kind);
+    const int32_t width = US_BLOCK * us_count_blocks(matrix->kind), supers = matrix->columns / width;
+    const size_t bytes = (size_t)us_count_blocks(matrix->kind) * us_block_bytes(matrix->kind);
     const uint8_t *tile = (const uint8_t *)matrix->data + (size_t)(row / US_TILE) * (size_t)supers * bytes;
-    for (int32_t s = 0; s < supers; s++, tile += bytes, out += US_SUPER) {
+    for (int32_t s = 0; s < supers; s++, tile += bytes, out += width) {
         us_super_row found;
         us_read_super(tile, matrix->kind, row % US_TILE, &found);
-        for (int k = 0; k < US_SUPER; k++)
+        for (int k = 0; k < width; k++)
             out[k] = matrix->kind == US_K6 ? (float)found.codes[k] * found.scales[k / 16]
                                            : (float)found.codes[k] * found.scales[k / 32] - found.minimums[k / 32];
     }

@@ -1,4 +1,5 @@
-/* Products of one tile of super-blocks: GGUF's Q4_K, Q5_K and Q6_K, 8 output rows of them put together.
+/* Products of one tile of super-blocks: GGUF's Q4_K, Q5_K and Q6_K, 8 output rows of them put together; and of blocks of 5
+ * bits, GGUF's Q5_0 and Q5_1, which are super-blocks of one block here.
  *
  * A super-block is 256 columns: 8 blocks of 32, whose scales are few bits times a float16 of the super-block. A tile's bytes
  * are those of its 8 rows, as many as in the file, in this order:
@@ -6,6 +7,7 @@
  *   4 and 5 bits: 8 float16 (of scales), 8 float16 (of minimums), 12 x 8 bytes (the file's twelve of packed scales and
  *                 minimums, byte by byte, all rows of each), then block after block: (5 bits: 32 bytes of fifth bits,) codes
  *   6 bits:       8 float16, 16 x 8 int8 (scales of 16 columns each), then block after block: 64 bytes of top bits, codes
+ *   US_Q5:        8 float16 (scales), 8 float16 (minimums, which are added), 32 bytes of fifth bits, codes
  *
  * Codes are the 128 bytes of a block of 4 bits in tiles.h: 4 columns of all rows side by side, group g in the low halves of
  * part g, group g + 4 in the high ones. Bit i of a byte of fifth bits belongs to group i. Top bits are two times 32 bytes;
@@ -18,10 +20,12 @@
 #include "internal.h"
 #include "tiles.h"
 
-#define K_HEADER(kind) ((kind) == US_K6 ? 16 + 128 : 128)
-#define K_BLOCK(kind) ((kind) == US_K6 ? 64 + 128 : (kind) == US_K5 ? 32 + 128 : 128)
-#define K_EXTRA(kind) (K_BLOCK(kind) - 128) /* bits before the codes */
-#define K_BYTES(kind) (K_HEADER(kind) + 8 * K_BLOCK(kind))
+#define HAS_FIFTHS(kind) ((kind) == US_K5 || (kind) == US_Q5)
+#define K_HEADER(kind) ((kind) == US_K6 ? 16 + 128 : (kind) == US_Q5 ? 32 : 128)
+#define K_EXTRA(kind) ((kind) == US_K6 ? 64 : HAS_FIFTHS(kind) ? 32 : 0) /* bytes of bits before the codes */
+#define K_BLOCK(kind) (K_EXTRA(kind) + 128)
+#define K_BLOCKS(kind) ((kind) == US_Q5 ? 1 : 8)
+#define K_BYTES(kind) (K_HEADER(kind) + K_BLOCKS(kind) * K_BLOCK(kind))
 
 /* The scales of a tile's super-block as floats: of 8 blocks, or of 16 halves of blocks; and its minimums. */
 typedef struct {
@@ -50,6 +54,13 @@ INLINE void read_super(const uint8_t *w, const int kind, super_scales *s) {
         return;
     }
     const float32x4_t least[2] = {halves(w + 16), halves(w + 24)};
+    if (kind == US_Q5) {
+        UNROLLED for (int side = 0; side < 2; side++) {
+            vst1q_f32(s->scales[0] + 4 * side, d[side]);
+            vst1q_f32(s->minimums[0] + 4 * side, vnegq_f32(least[side]));
+        }
+        return;
+    }
     const uint8x16_t six = vdupq_n_u8(63), low = vdupq_n_u8(15), top = vdupq_n_u8(0x30);
     for (int i = 0; i < 2; i++) { /* two blocks each of the first four and of the last four */
         const uint8x16_t first = vld1q_u8(w + 32 + 16 * i), second = vld1q_u8(w + 64 + 16 * i), third = vld1q_u8(w + 96 + 16 * i);
@@ -61,7 +72,7 @@ INLINE void read_super(const uint8_t *w, const int kind, super_scales *s) {
 }
 
 /* Bits of every byte, moved so that bit `from` of a byte comes to bit 4, and none but those of `mask`. */
-#define MOVED(v, from, mask) vandq_u8((from) > 4 ? vshrq_n_u8(v, (from) > 4 ? (from) - 4 : 1) : (from) < 4 ? vshlq_n_u8(v, (from) < 4 ? 4 - (from) : 0) : (v), vdupq_n_u8(mask))
+#define FROM_BIT(v, from, mask) vandq_u8((from) > 4 ? vshrq_n_u8(v, (from) > 4 ? (from) - 4 : 1) : (from) < 4 ? vshlq_n_u8(v, (from) < 4 ? 4 - (from) : 0) : (v), vdupq_n_u8(mask))
 #define JOINED(v, bits) vreinterpretq_s8_u8(vorrq_u8(vreinterpretq_u8_s8(v), bits))
 
 /* The codes of one side of a block: 8 groups of 4 columns for 4 rows. */
@@ -71,40 +82,40 @@ INLINE void split_codes(const uint8_t *w, const int kind, const int side, int8x1
         groups[g] = LOW(both);
         groups[4 + g] = HIGH(both);
     }
-    if (kind == US_K5) {
+    if (HAS_FIFTHS(kind)) {
         const uint8x16_t fifth = vld1q_u8(w + 16 * side);
-        groups[0] = JOINED(groups[0], MOVED(fifth, 0, 16));
-        groups[1] = JOINED(groups[1], MOVED(fifth, 1, 16));
-        groups[2] = JOINED(groups[2], MOVED(fifth, 2, 16));
-        groups[3] = JOINED(groups[3], MOVED(fifth, 3, 16));
-        groups[4] = JOINED(groups[4], MOVED(fifth, 4, 16));
-        groups[5] = JOINED(groups[5], MOVED(fifth, 5, 16));
-        groups[6] = JOINED(groups[6], MOVED(fifth, 6, 16));
-        groups[7] = JOINED(groups[7], MOVED(fifth, 7, 16));
+        groups[0] = JOINED(groups[0], FROM_BIT(fifth, 0, 16));
+        groups[1] = JOINED(groups[1], FROM_BIT(fifth, 1, 16));
+        groups[2] = JOINED(groups[2], FROM_BIT(fifth, 2, 16));
+        groups[3] = JOINED(groups[3], FROM_BIT(fifth, 3, 16));
+        groups[4] = JOINED(groups[4], FROM_BIT(fifth, 4, 16));
+        groups[5] = JOINED(groups[5], FROM_BIT(fifth, 5, 16));
+        groups[6] = JOINED(groups[6], FROM_BIT(fifth, 6, 16));
+        groups[7] = JOINED(groups[7], FROM_BIT(fifth, 7, 16));
     }
     if (kind == US_K6) {
         const uint8x16_t first = vld1q_u8(w + 16 * side), second = vld1q_u8(w + 32 + 16 * side);
-        groups[0] = JOINED(groups[0], MOVED(first, 0, 0x30));
-        groups[1] = JOINED(groups[1], MOVED(first, 2, 0x30));
-        groups[4] = JOINED(groups[4], MOVED(first, 4, 0x30));
-        groups[5] = JOINED(groups[5], MOVED(first, 6, 0x30));
-        groups[2] = JOINED(groups[2], MOVED(second, 0, 0x30));
-        groups[3] = JOINED(groups[3], MOVED(second, 2, 0x30));
-        groups[6] = JOINED(groups[6], MOVED(second, 4, 0x30));
-        groups[7] = JOINED(groups[7], MOVED(second, 6, 0x30));
+        groups[0] = JOINED(groups[0], FROM_BIT(first, 0, 0x30));
+        groups[1] = JOINED(groups[1], FROM_BIT(first, 2, 0x30));
+        groups[4] = JOINED(groups[4], FROM_BIT(first, 4, 0x30));
+        groups[5] = JOINED(groups[5], FROM_BIT(first, 6, 0x30));
+        groups[2] = JOINED(groups[2], FROM_BIT(second, 0, 0x30));
+        groups[3] = JOINED(groups[3], FROM_BIT(second, 2, 0x30));
+        groups[6] = JOINED(groups[6], FROM_BIT(second, 4, 0x30));
+        groups[7] = JOINED(groups[7], FROM_BIT(second, 6, 0x30));
         UNROLLED for (int g = 0; g < 8; g++) groups[g] = vsubq_s8(groups[g], vdupq_n_s8(32));
     }
 }
 
 INLINE void part_super(const uint8_t *w, int supers, activations a, const int M, const int kind, const int begin, float *out) {
-    const uint8_t *ahead = w + (M > 2 ? supers : 1) * K_BYTES(kind);
+    const uint8_t *ahead = w + (M > 2 ? supers * K_BYTES(kind) : 1024);
     float32x4_t total[2][MOST_M];
     super_scales s;
     EACH_ROW total[0][m] = total[1][m] = vdupq_n_f32(0);
     for (int i = 0; i < supers; i++) {
         read_super(w, kind, &s);
         w += K_HEADER(kind);
-        for (int b = 0; b < 8; b++, w += K_BLOCK(kind), ahead += K_BYTES(kind) / 8, a.quants += 32 * M, a.scales += M, a.sums += M) {
+        for (int b = 0; b < K_BLOCKS(kind); b++, w += K_BLOCK(kind), ahead += K_BYTES(kind) / K_BLOCKS(kind), a.quants += 32 * M, a.scales += M, a.sums += M) {
             UNROLLED for (int line = begin; line < 4; line += 3 - SIDES_AT_ONCE) __builtin_prefetch(ahead + 64 * line);
             UNROLLED for (int side = begin; side < begin + SIDES_AT_ONCE; side++) {
                 int8x16_t groups[8];
@@ -207,6 +218,11 @@ INLINE void read_super(const uint8_t *w, const uint8_t *second, const int kind, 
         return;
     }
     const numbers least = load_halves(w + 16, second + 16);
+    if (kind == US_Q5) {
+        SIMD(storeu_ps)(s->scales[0], d);
+        SIMD(storeu_ps)(s->minimums[0], SIMD(sub_ps)(SIMD(setzero_ps)(), least));
+        return;
+    }
     const codes first = in_order(load_codes(w + 32, second + 32)), middle = in_order(load_codes(w + 64, second + 64));
     const codes last = in_order(load_codes(w + 96, second + 96));
     const codes six = SIMD(set1_epi8)(63), low = SIMD(set1_epi8)(15), top = SIMD(set1_epi8)(0x30);
@@ -231,9 +247,10 @@ INLINE void tile_super(const uint8_t *w, int supers, activations a, const int M,
         read_super(w, second, kind, &s);
         w += K_HEADER(kind);
         second += K_HEADER(kind);
-        for (int b = 0; b < 8; b++, w += K_BLOCK(kind), second += K_BLOCK(kind), a.quants += 32 * M, a.scales += M, a.sums += M, a.offsets += 2 * M) {
+        for (int b = 0; b < K_BLOCKS(kind); b++, w += K_BLOCK(kind), second += K_BLOCK(kind), a.quants += 32 * M, a.scales += M, a.sums += M, a.offsets += 2 * M) {
             codes extra[2], dot[2][MOST_M];
-            UNROLLED for (int e = 0; e < K_EXTRA(kind) / 32; e++) extra[e] = load_codes(w + 32 * e, second + 32 * e);
+            if (K_EXTRA(kind)) extra[0] = load_codes(w, second);
+            if (K_EXTRA(kind) > 32) extra[1] = load_codes(w + 32, second + 32);
             if (kind == US_K6) EACH_ROW {
                 dot[0][m] = SIMD(set1_epi32)(a.offsets[2 * m]);
                 dot[1][m] = SIMD(set1_epi32)(a.offsets[2 * m + 1]);
@@ -242,7 +259,7 @@ INLINE void tile_super(const uint8_t *w, int supers, activations a, const int M,
             UNROLLED for (int g = 0; g < 4; g++) {
                 const codes v = load_codes(w + K_EXTRA(kind) + 32 * g, second + K_EXTRA(kind) + 32 * g);
                 codes l = AND(v, low), h = AND(moved_right(v, 4), low);
-                if (kind == US_K5) {
+                if (HAS_FIFTHS(kind)) {
                     l = OR(l, AND(moved(extra[0], g, 4), SIMD(set1_epi8)(16)));
                     h = OR(h, AND(moved(extra[0], 4 + g, 4), SIMD(set1_epi8)(16)));
                 }
@@ -286,11 +303,12 @@ INLINE void tile_super(const uint8_t *w, int supers, activations a, const int M,
 INLINE void tile_super(const uint8_t *w, int supers, activations a, const int M, const int kind, int is_pair, float *out) {
     (void)is_pair;
     memset(out, 0, sizeof(float) * 8 * (size_t)M);
-    for (int i = 0; i < supers; i++, w += K_BYTES(kind), a.quants += 256 * M, a.scales += 8 * M, a.sums += 8 * M)
+    const int blocks = K_BLOCKS(kind);
+    for (int i = 0; i < supers; i++, w += K_BYTES(kind), a.quants += 32 * blocks * M, a.scales += blocks * M, a.sums += blocks * M)
         for (int r = 0; r < 8; r++) {
             us_super_row row;
             us_read_super(w, kind, r, &row);
-            for (int b = 0; b < 8; b++)
+            for (int b = 0; b < blocks; b++)
                 for (int m = 0; m < M; m++) {
                     const int8_t *x = a.quants + 32 * (b * M + m), *q = row.codes + 32 * b;
                     const float by = a.scales[b * M + m];
