@@ -1,12 +1,16 @@
 """The cost of sampling after the logits, and the launches of a sampling step compared with a greedy one.
 
 `python benchmarks/gpu_tail.py` times tails alone: on the device (many of them in one CUDA graph), and what the host
-takes to launch one. `python benchmarks/gpu_tail.py --step 1B` counts kernels and operators of whole steps besides.
+takes to launch one. `python benchmarks/gpu_tail.py --step 1B` measures whole steps besides: sampling, beams and chains
+of processors beside greedy steps; with `--profile` it prints what they launch, their kernels and the host's calls.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
+import io
+import pstats
 import statistics
 import time
 from collections import Counter
@@ -106,43 +110,74 @@ def time_tails(rows: int, vocab: int, kind: str) -> None:
             print(f"{name:>26} {error!r:.120}", flush=True)
 
 
-def count_step(shape: str, run: str) -> None:
-    """Print what a step launches, greedy and sampling, and what both take in one run of alternating rounds."""
-    config = make_config(shape)
-    model = build_model(
-        config, MemorySource(make_weights(config)), is_gguf=False, device=torch.device("cuda"), dtype=torch.bfloat16
-    )
+CHAIN = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "typical_p": 0.9, "min_p": 0.05}
+DRAWN = {"do_sample": True, "top_k": 0, "seed": 1}
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampling": SAMPLING,
+    "temperature": {**DRAWN, "temperature": 0.8},
+    "top-p": {**DRAWN, "temperature": 0.8, "top_p": 0.9},
+    "penalty": {"repetition_penalty": 1.2},
+    "n-grams": {"no_repeat_ngram_size": 3},
+    "typical": {**DRAWN, "typical_p": 0.9},
+    "min-p": {**DRAWN, "min_p": 0.05},
+    "eta": {**DRAWN, "eta_cutoff": 3e-4},
+    "epsilon": {**DRAWN, "epsilon_cutoff": 3e-4},
+    "chain": {**DRAWN, **CHAIN},
+    "chain, top-k 50": {**DRAWN, **CHAIN, "top_k": 50},
+    "beams": {"num_beams": 4},
+    "beams, penalty": {"num_beams": 4, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3},
+    "beam samples": {"num_beams": 4, **DRAWN, "top_k": 50},
+}
+
+
+def make_model(shape: str) -> Any:
+    """A shape of Llama's with random weights."""
+    config, device = make_config(shape), torch.device("cuda")
+    return build_model(config, MemorySource(make_weights(config)), is_gguf=False, device=device, dtype=torch.bfloat16)
+
+
+def count_step(model: Any, title: str, run: str, names: list[str], profiled: list[str], rounds: int) -> None:
+    """Print what steps take in alternating rounds, and what those that are `profiled` launch."""
     batch, context = map(int, run.split("x"))
     ids = torch.randint(1, 1000, (batch, context), device="cuda")
-    ways: dict[str, dict[str, Any]] = {
-        "greedy": {},
-        "sampling": SAMPLING,
-        "temperature alone": {"do_sample": True, "temperature": 0.8, "top_k": 0, "seed": 1},
-        "top-p without top-k": {"do_sample": True, "temperature": 0.8, "top_k": 0, "top_p": 0.9, "seed": 1},
-    }
 
     def generate(count: int, more: dict[str, Any]) -> None:
         unspool.generate(model, ids, max_new_tokens=count, **{**COMMON, **more})
 
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(4):
-        for name, more in ways.items():
-            times[name].append(time_step(lambda count, more=more: generate(count, more), 16, 144, rounds=2))
-    print(f"\n{shape} {run}: ms a step, the least and the median of four rounds; greedy over it")
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(rounds):
+        for name in names:
+            times[name].append(time_step(lambda count, more=WAYS[name]: generate(count, more), 16, 144, rounds=2))
+    print(f"\n{title} {run}: ms a step, the least and the median of {rounds} rounds; over greedy steps", flush=True)
     best = {name: (min(taken), statistics.median(taken)) for name, taken in times.items()}
+    least_of_all, middle_of_all = best.get("greedy", (float("nan"), float("nan")))
     for name, (least, middle) in best.items():
-        ratios = (best["greedy"][0] / least, best["greedy"][1] / middle)
-        print(f"{name:>26} {least:7.3f} {middle:7.3f}   {ratios[0]:.3f} {ratios[1]:.3f}", flush=True)
-    for name in ("greedy", "sampling"):
-        counts: list[Counter[str]] = []
-        for count in (20, 52):
-            with torch.profiler.profile() as profile:
-                generate(count, ways[name])
-                torch.cuda.synchronize()
-            counts.append(Counter({one.key: one.count for one in profile.key_averages()}))
-        counts[1].subtract(counts[0])
-        rest = [f"{key[:60]} {number / 32:.2f}" for key, number in counts[1].most_common() if number >= 4]
-        print(f"{name}, a step: " + "; ".join(rest), flush=True)
+        ratios = f"{least / least_of_all:.3f} {middle / middle_of_all:.3f}"
+        print(f"{name:>26} {least:7.3f} {middle:7.3f}   {ratios}", flush=True)
+    for name in profiled:
+        profile_step(name, lambda count, more=WAYS[name]: generate(count, more))
+
+
+def profile_step(name: str, generate: Callable[[int], None]) -> None:
+    """Print what a step launches, its kernels by their time, and the host's calls."""
+    found: list[tuple[Counter[str], Counter[str]]] = []
+    for count in (20, 52):
+        with torch.profiler.profile() as profile:
+            generate(count)
+            torch.cuda.synchronize()
+        events = profile.key_averages()
+        on_device = {one.key: one.self_device_time_total for one in events if one.self_device_time_total}
+        found.append((Counter({one.key: one.count for one in events}), Counter(on_device)))
+    counts, spent = (Counter({key: many[key] - few[key] for key in many}) for few, many in zip(*found, strict=True))
+    rest = [f"{key[:60]} {number / 32:.2f}" for key, number in counts.most_common() if number >= 4]
+    print(f"\n{name}, a step: " + "; ".join(rest), flush=True)
+    for key, taken in spent.most_common(24):
+        print(f"{taken / 32:9.2f} us {counts[key] / 32:6.1f} times  {key[:90]}", flush=True)
+    host, text = cProfile.Profile(), io.StringIO()
+    host.runcall(generate, 112)
+    pstats.Stats(host, stream=text).sort_stats("tottime").print_stats(24)
+    print(text.getvalue()[:4_000], flush=True)
 
 
 @torch.no_grad()
@@ -153,9 +188,18 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=128_256)
     parser.add_argument("--kinds", nargs="+", default=["spread", "sure", "ties"])
     parser.add_argument("--step", nargs="*", default=[], help="shapes whose whole steps are measured and counted")
-    parser.add_argument("--run", default="1x256", help="batch x context of these")
+    parser.add_argument("--run", nargs="+", default=["1x256"], help="batch x context of these")
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), help="what is measured of them")
+    parser.add_argument("--profile", nargs="*", default=[], help="ways whose steps are looked into")
+    parser.add_argument("--rounds", type=int, default=4)
     options = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    for shape in options.step:
+        model = make_model(shape)
+        for run in options.run:
+            count_step(model, shape, run, options.ways, options.profile, options.rounds)
+    if options.step:
+        return
     for rows in options.rows:
         for kind in options.kinds:
             time_tails(rows, options.vocab, kind)
@@ -166,8 +210,6 @@ def main() -> None:
     table, seeds = Uniforms(), torch.arange(1, device="cuda")
     positions = iter(range(10**9))
     print(f"\na step's number: {time_on_host(lambda: table.take(seeds, [next(positions)])):.1f} us on the host")
-    for shape in options.step:
-        count_step(shape, options.run)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ They run on a GPU, or slowly in Triton's interpreter: `TRITON_INTERPRET=1 pytest
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,11 +14,15 @@ import pytest
 import torch
 
 from unspool import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
     LogitsProcessorList,
     MinPLogitsWarper,
     TemperatureLogitsWarper,
+    TopALogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 from unspool.decoding.randomness import draw_uniform
 from unspool.decoding.select import NO_TOKEN, draw, draw_plainly
@@ -104,6 +109,42 @@ def test_tokens_are_the_plain_chains(name: str, kind: str, vocab: int) -> None:
     for seed in range(8 if HAS_GPU else 1):
         scores, uniforms = make_scores(kind, rows, vocab, seed), make_uniforms(rows, seed)
         check(draw_here(make_tail(*CHAINS[name]), scores, uniforms), CHAINS[name], scores, uniforms)
+
+
+# top_a, typical, epsilon, eta
+AFTER: dict[str, tuple[float | None, ...]] = {
+    "typical": (None, 0.7, None, None),
+    "top-a": (0.2, None, None, None),
+    "epsilon": (None, None, 0.02, None),
+    "eta": (None, None, None, 0.05),
+    "all of them": (0.05, 0.8, 0.01, 0.02),
+}
+
+
+def add_cuts(tail: FusedTail, name: str, hair: float = 0.0) -> FusedTail:
+    """A tail that cuts more, at places a hair away."""
+    kinds = {"top_a": TopALogitsWarper, "typical": TypicalLogitsWarper}
+    kinds |= {"epsilon": EpsilonLogitsWarper, "eta": EtaLogitsWarper}
+    values = zip(kinds.items(), AFTER[name], strict=True)
+    return replace(tail, **{part: kind(value * (1 + hair)) for (part, kind), value in values if value is not None})
+
+
+@pytest.mark.parametrize("kind", [*SCORES, "whole numbers"])  # the last: more tie than there is room for
+@pytest.mark.parametrize("name", AFTER)
+@pytest.mark.parametrize("top_p", [None, 0.9])
+def test_cuts_after_min_p(name: str, kind: str, top_p: float | None) -> None:
+    rows, vocab = (16, 20_003) if HAS_GPU else (2, 1_801)
+    plain = make_tail(0.8, 60, top_p, 0.003)
+    for seed in range(3 if HAS_GPU else 1):
+        scores, uniforms = make_scores(kind, rows, vocab, seed), make_uniforms(rows, seed)
+        scores = scores.round() if kind == "whole numbers" else scores
+        found = draw_here(add_cuts(plain, name), scores, uniforms)
+        exact = run_chain(add_cuts(plain, name), scores, uniforms)
+        is_right = found == exact
+        for hair in (-1e-5, 1e-5):
+            is_right |= found == run_chain(add_cuts(plain, name, hair), scores, uniforms)
+        assert bool(is_right.all()), (found.tolist(), exact.tolist())
+        assert int((found != exact).sum()) <= max(1, rows // 50)
 
 
 @pytest.mark.parametrize("vocab", [32_000, 128_256, 262_144])

@@ -10,10 +10,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from unspool import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
     LogitsProcessorList,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
+    TopALogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
     TypicalLogitsWarper,
@@ -137,7 +140,8 @@ def test_only_a_known_end_is_fused() -> None:
     for processors in (
         LogitsProcessorList(),
         LogitsProcessorList([penalty]),
-        LogitsProcessorList([*known, typical]),
+        LogitsProcessorList([*known, TypicalLogitsWarper(0.5, min_tokens_to_keep=2)]),
+        LogitsProcessorList([*known, penalty]),
         LogitsProcessorList([TopKLogitsWarper(5, filter_value=-9.0)]),
     ):
         assert split_tail(processors) == (processors, None)
@@ -149,6 +153,24 @@ def test_only_a_known_end_is_fused() -> None:
     assert (len(head), tail is not None and tail.top_p is None) == (2, True)
     head, tail = split_tail(LogitsProcessorList([TopPLogitsWarper(0.5), TopKLogitsWarper(5)]))
     assert (len(head), tail is not None and tail.top_p is None) == (1, True)
+
+
+def test_cuts_after_min_p_are_of_the_candidates() -> None:
+    cuts = [TopALogitsWarper(0.05), TypicalLogitsWarper([0.5, 0.7, 0.9, 1.0])]
+    cuts += [EpsilonLogitsWarper(0.01), EtaLogitsWarper(0.02)]
+    processors = LogitsProcessorList([*chain(1.3, 40, 0.95, 0.01), *cuts])
+    head, tail = split_tail(processors)
+    assert head == [] and tail is not None and tail.after == tuple(cuts)
+    scores = torch.randn(4, 3_000, generator=torch.Generator().manual_seed(4)) * 3
+    expected = processors(IDS, scores)
+    assert torch.equal(tail.run_plainly(scores), expected)
+    found = tail.find_candidates(scores)
+    assert found is not None
+    assert torch.equal(torch.full_like(scores, -INF).scatter(1, *found), expected)
+    uniforms = torch.tensor([0.1, 0.4, 0.7, 0.95], dtype=torch.float64)
+    assert torch.equal(draw_from_tail(tail, scores, uniforms), draw(expected, uniforms))
+    index = torch.tensor([3, 1])
+    assert torch.equal(tail.select_rows(index).run_plainly(scores[index]), expected[index])
 
 
 @pytest.mark.parametrize("scores", [torch.full((1, 60), -INF), torch.full((1, 60), float("nan"))])

@@ -238,6 +238,15 @@ class Cache(ReferenceSurface, Savable):
         self._select(torch.tensor(list(index), dtype=torch.int64))
         self.lengths = [self.lengths[i] for i in index]
 
+    @property
+    def can_follow(self) -> bool:
+        """Whether `follow_rows` moves rows without a look at the index, which is on the device."""
+        return False
+
+    def follow_rows(self, index: torch.Tensor) -> None:
+        """`select_rows` for beams, which go on from others of their prompt: an index (rows,) on the device."""
+        self.select_rows(index.tolist())
+
     def fork(self, forks: range) -> Cache:  # noqa: ARG002 - kinds that can, do
         """A view for one pass in which every row is followed by `len(forks)` tokens, each seeing the row and itself.
 

@@ -58,7 +58,7 @@ class EncoderDecoderCache(Cache):
     # The decoder's part moves, and answers for the pair; the encoder's is written once.
     lengths, room, is_endless = map(_value, ("lengths", "room", "is_endless"))
     is_trying, is_in_order, num_forks = map(_value, ("is_trying", "is_in_order", "num_forks"))
-    rolls_back_exactly, first_fork = map(_value, ("rolls_back_exactly", "first_fork"))
+    rolls_back_exactly, first_fork, can_follow = map(_value, ("rolls_back_exactly", "first_fork", "can_follow"))
     places, steady = map(_method, ("places", "steady"))
     write, write_flat, begin_trial = map(_method, ("write", "write_flat", "begin_trial"))
     mask, key_positions, order_weights = map(_method, ("mask", "key_positions", "order_weights"))
@@ -155,6 +155,11 @@ class EncoderDecoderCache(Cache):
         if origins is not None:
             origins.select(index)
         self.cross_attention_cache.select_rows(sources)
+
+    def follow_rows(self, index: torch.Tensor) -> None:
+        """Let beams go on from others of their source, which stays where it is."""
+        self._origins = None  # who wrote what is on the device alone from now on
+        self.self_attention_cache.follow_rows(index)
 
     def branch(self, num_branches: int) -> EncoderDecoderCache:
         """Continue every row in `num_branches` rows, which read one copy of its cross-attention keys."""

@@ -37,6 +37,15 @@ class RowCache(StoredCache):
             self._store.copy_rows(index, first, max(self.lengths))
             self.lengths = [self.lengths[row] for row in index]
 
+    @property
+    def can_follow(self) -> bool:
+        """On a GPU, if rows are few."""
+        return bool(self.lengths) and self._store.can_follow(len(self.lengths))
+
+    def follow_rows(self, index: torch.Tensor) -> None:
+        """Beams go on from others of their prompt, which are as long."""
+        self._store.follow(index, max(self.lengths))
+
     def divide(self, num_parts: int, num_new: int) -> list[Cache]:
         self.require(DIVIDE)
         rows, held = len(self.lengths), max(self.lengths, default=0)

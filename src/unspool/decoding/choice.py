@@ -7,6 +7,7 @@ from functools import partial
 from unspool.beams import BeamSearchScorer
 from unspool.beams.punctual import PunctualScorer
 from unspool.beams.rules import prepare_constraints
+from unspool.decoding.beams.ahead import AheadBeamTurns, can_search_ahead
 from unspool.decoding.beams.plain import PlainBeams
 from unspool.decoding.beams.scored import ConstrainedBeams, GroupBeams
 from unspool.decoding.beams.search import Beams, BeamTurns
@@ -132,9 +133,13 @@ def make_beam_search(context: StrategyContext) -> Turns:
     rows_may_leave = (
         context.rows_may_leave and context.rows.device.type == "cpu" and not context.plan.settings.low_memory
     )
-    beams = PlainBeams(
-        context.scorer, context.rows, context.finish, settings, trace=trace, rows_may_leave=rows_may_leave
-    )
+    scorer, rows, finish = context.scorer, context.rows, context.finish
+    beams = PlainBeams(scorer, rows, finish, settings, trace=trace, rows_may_leave=rows_may_leave)
+    num_prompts = len(rows) // settings.num_beams
+    if can_search_ahead(scorer, rows, finish, rows_may_leave=context.rows_may_leave, num_prompts=num_prompts):
+        return AheadBeamTurns(
+            beams, scorer, rows, finish, settings, num_prompts=num_prompts, shows_table=context.shows_table
+        )
     return _turn_beams(context, beams)
 
 

@@ -345,6 +345,17 @@ class Reader:
         """Let the cache follow beams: row `i` goes on from what row `index[i]` was, within its own prompt."""
         self.cache.select_rows(self._spread(index))
 
+    @property
+    def can_follow(self) -> bool:
+        """Whether `follow_rows` waits for nothing."""
+        return self.ready is None and self.cache.can_follow
+
+    def follow_rows(self, index: torch.Tensor) -> None:
+        """`reorder_rows` with an index (rows,) on the device."""
+        size = len(self.cache.lengths) // self.readout.num_sets
+        sets = [index + first * size for first in range(self.readout.num_sets)]
+        self.cache.follow_rows(index if len(sets) == 1 else torch.cat(sets))
+
     def keep_rows(self, index: Sequence[int]) -> None:
         """Let the cache follow rows that stay while others leave."""
         spread = self._spread(index)

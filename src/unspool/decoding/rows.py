@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +16,14 @@ from unspool.kernels.sending import Fetched, send
 
 CHUNK = 64  # columns by which tables grow
 NUM_STREAMS = 2  # independent numbers for one position: the draw's, and the processors'; speculation has its own
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """A column that rows got after each had gone on from another row."""
+
+    tokens: torch.Tensor  # (rows, 1)
+    sources: torch.Tensor  # (rows,)
 
 
 class Rows:
@@ -34,7 +44,8 @@ class Rows:
         self._table = _unpad(prompts, self.offsets, pad_token_id)  # (rows, room); `_tokens` has all of it
         self._given: torch.Tensor | None = prompts.ids if any(self.offsets) else None  # what the view begins with
         self._view: torch.Tensor | None = None  # (rows, room): the history, if it is not the table itself
-        self._late: list[torch.Tensor | list[int]] = []  # columns of all rows that nobody has asked for yet
+        # Columns of all rows that nobody has asked for yet.
+        self._late: list[torch.Tensor | list[int] | _Moved] = []
         self._on_host = HostHistory()  # of rows on a device
         self._hides_padding = prompts.hides_padding
         self._columns: list[int] = []
@@ -86,29 +97,47 @@ class Rows:
     def newest(self) -> torch.Tensor | None:
         """The column (rows, 1) that was appended last; None if rows have moved since, or it is on the host."""
         newest = self._late[-1] if self._late else None
+        newest = newest.tokens if isinstance(newest, _Moved) else newest
         return newest if isinstance(newest, torch.Tensor) else None
 
     def append_late(self, tokens: list[int]) -> None:
         """Add a token to each row, on the host: it is sent once somebody looks at it."""
         if self._view is not None:
-            self.append(torch.tensor(tokens, device=self.device)[:, None])
+            self.append(send(tokens, self.device)[:, None])
             return
         self._late.append(tokens)
         self.lengths = [length + 1 for length in self.lengths]
 
+    def append_moved(self, tokens: torch.Tensor, sources: torch.Tensor) -> None:
+        """Let every row go on from the row `sources[row]`, and add the tokens (rows,); the host knows neither."""
+        column = tokens[:, None]
+        if self._view is not None:
+            self._view = _enter(self._view.index_select(0, sources), column, self.ends, self.pad_token_id)
+        self._on_host.forget()
+        self._late.append(_Moved(column, sources))
+        self.lengths = [length + 1 for length in self.lengths]
+
     def _read_late(self, place: int) -> torch.Tensor:
         late = self._late[place]
+        if isinstance(late, _Moved):
+            return late.tokens
         if isinstance(late, list):
-            late = self._late[place] = torch.tensor(late, device=self.device)[:, None]
+            late = self._late[place] = send(late, self.device)[:, None]
         return late  # (rows, 1)
 
     def _enter_late(self) -> None:
-        if self._late:
-            starts = [length - len(self._late) for length in self.lengths]
-            columns = [self._read_late(place) for place in range(len(self._late))]
-            self._late = []
+        """Enter the columns that wait, together as far as rows did not move between them."""
+        moves = [place for place, late in enumerate(self._late) if isinstance(late, _Moved)]
+        edges = [0, *(place for place in moves if place), len(self._late)] if self._late else []
+        for first, stop in pairwise(edges):
+            opening = self._late[first]
+            if isinstance(opening, _Moved):
+                self._table = self._table.index_select(0, opening.sources)
+            columns = [self._read_late(place) for place in range(first, stop)]
             tokens = columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
+            starts = [length - len(self._late) + first for length in self.lengths]
             self._table = _enter(self._table, tokens, starts, self.pad_token_id)
+        self._late = []
 
     @property
     def _tokens(self) -> torch.Tensor:
@@ -130,7 +159,11 @@ class Rows:
         return tokens
 
     def drop(self, count: int) -> None:
-        """Take each row's last `count` tokens away again."""
+        """Take each row's last `count` tokens away again; rows that moved after a column that still waits move back."""
+        if self._view is None and count <= len(self._late) and isinstance(self._late[-1], _Moved):
+            del self._late[len(self._late) - count :]
+            self.lengths = [length - count for length in self.lengths]
+            return
         self.rewind([length - count for length in self.lengths])
 
     def rewind(self, lengths: Sequence[int]) -> None:
@@ -177,7 +210,7 @@ class Rows:
         shown = self._show()
         if min(ends) >= width:
             return shown[:, :width]
-        shift = torch.tensor([max(0, width - end) for end in ends], device=self.device)[:, None]
+        shift = send([max(0, width - end) for end in ends], self.device)[:, None]
         column = torch.arange(width, device=self.device) - shift
         return shown.gather(1, column.clamp(min=0)).masked_fill(column < 0, self.pad_token_id)
 
@@ -227,7 +260,7 @@ class Rows:
 
     def reorder(self, index: Sequence[int]) -> None:
         """Let beams go on from others of their prompt: tokens move, what belongs to the place stays."""
-        self._move(index, torch.tensor(list(index), device=self.device))
+        self._move(index, send(index, self.device))
 
     def _move(self, index: Sequence[int], chosen: torch.Tensor) -> None:
         self._on_host.select(index)
@@ -273,12 +306,12 @@ class Rows:
 
     def uniforms_from(self, first: Sequence[int], num_positions: int, stream: int = 0) -> torch.Tensor:
         """A number in [0, 1) for each of the positions from `first[row]` on: (rows, positions)."""
-        start = torch.tensor(list(first), device=self.device)[:, None]
+        start = send(first, self.device)[:, None]
         return draw_uniform(self.seeds[:, None], start + torch.arange(num_positions, device=self.device), stream)
 
     def positions(self) -> torch.Tensor:
         """The position of each row's next token: (rows,)."""
-        return torch.tensor(self.lengths, device=self.device)
+        return send(self.lengths, self.device)
 
 
 def _unpad(prompts: Prompts, offsets: Sequence[int], pad_token_id: int) -> torch.Tensor:

@@ -14,6 +14,7 @@ from unspool.decoding.readouts.base import Scores
 from unspool.decoding.record import Record
 from unspool.decoding.rows import Rows
 from unspool.errors import NoTokenLeftError
+from unspool.kernels.sending import send
 from unspool.logits import LogitsProcessorList
 from unspool.logits.blame import explain_no_token
 from unspool.logits.fused import FusedTail, split_tail
@@ -68,7 +69,7 @@ class Scorer:
         result, history = self._read(rows, normalise=True), rows.history()
         whole = torch.zeros_like(result.logits)
         for number, places in enumerate(groups):
-            index = torch.tensor(list(places), device=history.device)
+            index = send(places, history.device)
             extra = _pick(self._find_extra(rows), index, places)
             scores = self.processors.select_rows(index)(
                 history[index],
@@ -171,7 +172,7 @@ class Scorer:
             return self._process(processors, rows.history(ends[places[0]]), logits, given, extra, observer)
         scores = given.clone()
         for width, members in groups.items():
-            index = torch.tensor(members, device=logits.device)
+            index = send(members, logits.device)
             extra = self._find_extra(rows, width)
             if self._copies_logits:  # a caller's own processor may know rows by their place: it is shown all of them
                 scores[index] = processors(rows.history(width), given.clone(), **extra)[index]
@@ -197,6 +198,21 @@ class Scorer:
         return (self.processors, None) if whole or self._tail is None else (self._head, self._tail)
 
     @property
+    def given(self) -> torch.Tensor | None:
+        """The last step's logits (rows, vocab), as the processors were given them."""
+        return self._given
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether scores are more than the model's logits."""
+        return bool(self.processors) or not self._readout.is_plain
+
+    @property
+    def reads_host(self) -> bool:
+        """Whether a processor reads the history on the host."""
+        return "host_ids" in self._takes
+
+    @property
     def looks_back(self) -> bool:
         """Whether a processor before the fused tail has to see the history, position by position."""
         return bool(self._head) if self._tail is not None else bool(self.processors)
@@ -211,12 +227,17 @@ class Scorer:
         assert self._given is not None
         return self.blame(rows, self._given, place)
 
-    def blame(self, rows: Rows, logits: torch.Tensor, place: int) -> NoTokenLeftError:
-        """Which processors left the row at `place` without a token, from logits (rows, vocab) of its next one."""
+    def blame(
+        self, rows: Rows, logits: torch.Tensor, place: int, history: torch.Tensor | None = None
+    ) -> NoTokenLeftError:
+        """Which processors left the row at `place` without a token, from logits (rows, vocab) of its next one.
+
+        `history` is what they saw, if rows have moved since.
+        """
         width = rows.ends[place]
         return explain_no_token(
             self.processors,
-            rows.history(width),
+            rows.history(width) if history is None else history,
             logits,
             self._find_extra(rows, width),
             place=place,

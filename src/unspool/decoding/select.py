@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from unspool.kernels.draws import draw_rows, new_draws
-from unspool.kernels.presence import runs_kernels
+from unspool.kernels.presence import runs_kernels, takes_kernels
 
 NO_TOKEN = -1  # what is chosen where nothing can be
 BELOW_ONE = 1 - 2.0**-52  # the largest number whose product with a total stays below it
@@ -13,6 +13,10 @@ BELOW_ONE = 1 - 2.0**-52  # the largest number whose product with a total stays 
 
 def take_likeliest(scores: torch.Tensor) -> torch.Tensor:
     """The token with the highest score, one per row; the first of equals, NO_TOKEN if none is possible."""
+    if takes_kernels(scores):
+        from unspool.kernels.gpu.sampling.tokens import find_likeliest  # Triton is imported where a GPU is used
+
+        return find_likeliest(scores)
     if scores.device.type == "cpu" and scores.dtype == torch.float32:
         # By one thread: torch's others would go on spinning beside the next pass, which takes half as long again then.
         tokens = torch.from_numpy(scores.detach().numpy().argmax(axis=-1))

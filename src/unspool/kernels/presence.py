@@ -21,3 +21,9 @@ def has_triton() -> bool:
 def runs_kernels(device: torch.device) -> bool:
     """Whether our Triton kernels run on a device."""
     return device.type == "cuda" and has_triton() and torch.cuda.get_device_capability(device) >= SMALLEST_CAPABILITY
+
+
+def takes_kernels(scores: torch.Tensor) -> bool:
+    """Whether our kernels work on these scores (rows, vocab)."""
+    is_fit = scores.dtype == torch.float32 and scores.dim() == 2 and scores.numel() > 0
+    return is_fit and runs_kernels(scores.device)

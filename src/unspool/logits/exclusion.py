@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from unspool.kernels.presence import takes_kernels
 from unspool.logits.base import LogitsProcessor
 from unspool.logits.rows import Numbers, RowValues, in_range
 
@@ -31,6 +32,11 @@ class XTCLogitsWarper(LogitsProcessor):
         uniforms: torch.Tensor,  # (rows,)
     ) -> torch.Tensor:
         """The scores, without the top choices of the rows whose number falls below the probability."""
+        if takes_kernels(scores):
+            from unspool.kernels.gpu.sampling.cuts import exclude_top  # Triton is imported where a GPU is used
+
+            probability = self._probability.column(scores, torch.float64)
+            return exclude_top(scores, self._threshold.column(scores), probability, uniforms, self.filter_value)
         probabilities = scores.softmax(dim=-1)
         is_top = probabilities >= self._threshold.column(scores)  # (rows, vocab)
         least = probabilities.masked_fill(~is_top, INF).argmin(dim=-1, keepdim=True)  # (rows, 1)

@@ -1,4 +1,5 @@
-"""The usual end of a sampling chain in one step: temperature, top-k, top-p and min-p, on the candidates alone.
+"""The usual end of a sampling chain in one step: temperature, top-k, top-p, min-p and cuts after these, on the
+candidates alone.
 
 The plain chain of processors is the reference; this gives the tokens it leaves and their scores, and nothing else.
 """
@@ -6,15 +7,17 @@ The plain chain of processors is the reference; this gives the tokens it leaves 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from unspool.kernels.cpu.library import Draws
 from unspool.kernels.draws import new_draws
-from unspool.logits.base import LogitsProcessorList
+from unspool.logits.base import LogitsProcessor, LogitsProcessorList
 from unspool.logits.highest import take_highest
 from unspool.logits.temperature import TemperatureLogitsWarper
-from unspool.logits.truncation import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from unspool.logits.truncation import MinPLogitsWarper, TopALogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from unspool.logits.typicality import EpsilonLogitsWarper, EtaLogitsWarper, TypicalLogitsWarper
 
 INF = float("inf")
 NO_IDS = torch.zeros(0, 0, dtype=torch.int64)
@@ -31,7 +34,16 @@ class FusedTail:
     temperature: TemperatureLogitsWarper | None = None
     top_p: TopPLogitsWarper | None = None
     min_p: MinPLogitsWarper | None = None
+    top_a: TopALogitsWarper | None = None
+    typical: TypicalLogitsWarper | None = None
+    epsilon: EpsilonLogitsWarper | None = None
+    eta: EtaLogitsWarper | None = None
     _draws: dict[int, Draws] = field(default_factory=dict, compare=False, repr=False)  # by the number of rows
+
+    @property
+    def after(self) -> tuple[LogitsProcessor, ...]:
+        """What cuts after min-p."""
+        return tuple(part for part in (self.top_a, self.typical, self.epsilon, self.eta) if part is not None)
 
     @property
     def can_be_ranked(self) -> bool:
@@ -40,7 +52,7 @@ class FusedTail:
         return top_k is not None and not top_k.leaves_rows_whole and top_k.largest <= MOST_CANDIDATES
 
     def list_draws(self, num_rows: int) -> Draws:
-        """The same for the CPU library; valid until the next call for so many rows."""
+        """The same for the CPU library, if nothing cuts after min-p; valid until the next call for so many rows."""
         known = self._draws.get(num_rows)
         if known is not None:
             return known
@@ -84,41 +96,48 @@ class FusedTail:
             values = torch.where(is_kept.scatter(-1, places, is_kept), values, -INF)
         if self.min_p is not None:
             values = torch.where(values >= self.min_p.find_threshold(values), values, -INF)
+        for part in self.after:
+            values = part(NO_IDS, values)
         return tokens, values
 
     def run_plainly(self, scores: torch.Tensor) -> torch.Tensor:
         """The scores (rows, vocab) after the plain processors, one by one."""
-        for part in (self.temperature, self.top_k, self.top_p, self.min_p):
+        for part in (self.temperature, self.top_k, self.top_p, self.min_p, *self.after):
             if part is not None:
                 scores = part(NO_IDS, scores)  # none of them looks at the history
         return scores
 
     def select_rows(self, index: torch.Tensor) -> FusedTail:
         """The tail for the rows at `index`."""
-        parts = (self.top_k, self.temperature, self.top_p, self.min_p)
-        chosen = (None if part is None else part.select_rows(index) for part in parts)
-        return FusedTail(*chosen)  # type: ignore[arg-type]  # each of the type it was
+        parts = {name: getattr(self, name) for name in _KINDS.values()}
+        return FusedTail(**{name: part.select_rows(index) for name, part in parts.items() if part is not None})
+
+
+_KINDS: dict[type[LogitsProcessor], str] = {  # in the order of a chain
+    TemperatureLogitsWarper: "temperature",
+    TopKLogitsWarper: "top_k",
+    TopPLogitsWarper: "top_p",
+    MinPLogitsWarper: "min_p",
+    TopALogitsWarper: "top_a",
+    TypicalLogitsWarper: "typical",
+    EpsilonLogitsWarper: "epsilon",
+    EtaLogitsWarper: "eta",
+}
+_KEEP_ONE = ("min_p", "typical", "epsilon", "eta")  # only if one token is enough for them
 
 
 def split_tail(processors: LogitsProcessorList) -> tuple[LogitsProcessorList, FusedTail | None]:
     """The processors before a tail that can be fused, and the tail; all of them and None if there is none."""
-    found: dict[type, object] = {}
+    found: dict[str, Any] = {}
     num_before = len(processors)
-    for kind in (MinPLogitsWarper, TopPLogitsWarper, TopKLogitsWarper, TemperatureLogitsWarper):
+    for kind, name in reversed(_KINDS.items()):
         if num_before and type(processors[num_before - 1]) is kind:
             num_before -= 1
-            found[kind] = processors[num_before]
-    min_p = found.get(MinPLogitsWarper)
+            found[name] = processors[num_before]
     if not found:
         return processors, None
-    if isinstance(min_p, MinPLogitsWarper) and min_p.min_tokens_to_keep > 1:
+    if any(found[name].min_tokens_to_keep > 1 for name in _KEEP_ONE if name in found):
         return processors, None
     if any(getattr(part, "filter_value", -INF) != -INF for part in found.values()):
         return processors, None
-    tail = FusedTail(
-        found.get(TopKLogitsWarper),  # type: ignore[arg-type]  # found by its type
-        found.get(TemperatureLogitsWarper),  # type: ignore[arg-type]  # found by its type
-        found.get(TopPLogitsWarper),  # type: ignore[arg-type]  # likewise
-        min_p,  # type: ignore[arg-type]  # likewise
-    )
-    return LogitsProcessorList(processors[:num_before], starts=processors.starts), tail
+    return LogitsProcessorList(processors[:num_before], starts=processors.starts), FusedTail(**found)

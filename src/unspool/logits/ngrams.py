@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from unspool.kernels.presence import takes_kernels
 from unspool.logits.base import Joining, LogitsProcessor
 from unspool.logits.penalties import is_real, read_encoder_ids
 from unspool.logits.rows import Numbers, RowTable, RowValues, TokenIds, as_positive_integer, in_range
@@ -31,6 +32,10 @@ class NoRepeatNGramLogitsProcessor(LogitsProcessor):
         """The scores with the repeating tokens at -inf."""
         if input_ids.shape[-1] < self.ngram_size:
             return scores
+        if takes_kernels(scores):
+            from unspool.kernels.gpu.sampling.seen import ban_repeated  # Triton is imported where a GPU is used
+
+            return ban_repeated(scores, input_ids, self.ngram_size, pads)
         is_match = _find_end(input_ids, input_ids, self.ngram_size)
         if pads is not None:
             is_match = is_match & is_real(is_match, 0, pads)
@@ -88,6 +93,8 @@ class DRYLogitsProcessor(LogitsProcessor):
         """The scores with those of repeating tokens lowered."""
         if input_ids.shape[-1] < 2:
             return scores
+        if takes_kernels(scores):
+            return self._penalise_by_kernel(input_ids, scores, pads)
         following = input_ids[:, 1:]  # (rows, places): what came after each place
         length = self._match_lengths(input_ids, scores, pads)  # (rows, places)
         exact = exact_dtype(scores)
@@ -97,6 +104,23 @@ class DRYLogitsProcessor(LogitsProcessor):
         lowered = (scores.gather(-1, following) - penalty).clamp(min=torch.finfo(scores.dtype).min)  # stays possible
         # A token that came after several places takes the largest of their penalties.
         return scores.scatter_reduce(-1, following, lowered.to(scores.dtype), "amin")
+
+    def _penalise_by_kernel(
+        self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None
+    ) -> torch.Tensor:
+        from unspool.kernels.gpu.sampling.seen import penalise_repeats  # Triton is imported where a GPU is used
+
+        end = input_ids[:, -LONGEST_MATCH:]
+        return penalise_repeats(
+            scores,
+            input_ids,
+            ~torch.isin(end, self._breakers.index(scores)),
+            self._multiplier.column(scores),
+            self._base.column(scores),
+            allowed=self.allowed_length,
+            largest=LARGEST_DRY_PENALTY,
+            pads=pads,
+        )
 
     def _match_lengths(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None) -> torch.Tensor:
         """How many tokens up to each place are those at the text's end: (rows, places)."""

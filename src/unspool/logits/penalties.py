@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from unspool.errors import SettingError
+from unspool.kernels.presence import takes_kernels
 from unspool.logits.base import LogitsProcessor
 from unspool.logits.rows import Numbers, RowTable, RowValues, as_positive_float, in_range
 from unspool.logits.temperature import exact_dtype
@@ -47,6 +48,22 @@ class SeenTokensProcessor(LogitsProcessor):
             return change(seen)
         made = change(torch.where(is_seen, seen, input_ids[:, -1:]))
         return made if starts is None else torch.where(is_seen[:, -1:], made, scores)
+
+    def _penalise_by_kernel(
+        self,
+        input_ids: torch.Tensor,
+        scores: torch.Tensor,
+        pads: torch.Tensor | None,
+        starts: torch.Tensor | None,
+        penalty: torch.Tensor,
+        kind: str,
+    ) -> torch.Tensor:
+        """The scores with those of tokens that are looked at made smaller: see `kernels.gpu.sampling.seen`."""
+        from unspool.kernels.gpu.sampling.seen import penalise  # Triton is imported where a GPU is used
+
+        ignored = None if self._ignored is None else self._ignored.column(scores, torch.int64)
+        told = {"pads": pads, "starts": starts, "ignored": ignored}
+        return penalise(scores, input_ids, penalty, **told, kind=kind)
 
     def _find_seen(
         self, input_ids: torch.Tensor, pads: torch.Tensor | None, starts: torch.Tensor | None
@@ -88,6 +105,8 @@ class RepetitionPenaltyLogitsProcessor(SeenTokensProcessor):
     ) -> torch.Tensor:
         """The scores with those of every token seen so far made smaller."""
         penalty = self._values.column(scores, exact_dtype(scores))
+        if takes_kernels(scores):
+            return self._penalise_by_kernel(input_ids, scores, pads, starts, penalty, "repetition")
         return self._change_seen(input_ids, scores, pads, starts, lambda seen: _penalise(seen, scores, penalty))
 
 
@@ -135,6 +154,8 @@ class PresencePenaltyLogitsProcessor(SeenTokensProcessor):
     ) -> torch.Tensor:
         """The scores with those of every token seen so far lowered once."""
         penalty = self._values.column(scores)
+        if takes_kernels(scores):
+            return self._penalise_by_kernel(input_ids, scores, pads, starts, penalty, "presence")
 
         def lower(seen: torch.Tensor) -> torch.Tensor:
             return scores.scatter(-1, seen, scores.gather(-1, seen) - penalty)
@@ -157,6 +178,8 @@ class FrequencyPenaltyLogitsProcessor(SeenTokensProcessor):
         starts: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The scores with those of every token lowered by how often it was seen."""
+        if takes_kernels(scores):
+            return self._penalise_by_kernel(input_ids, scores, pads, starts, self._values.column(scores), "frequency")
         seen, is_seen = self._find_seen(input_ids, pads, starts)
         if seen.shape[-1] == 0:
             return scores

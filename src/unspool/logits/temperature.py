@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from unspool.errors import SettingError
+from unspool.kernels.presence import takes_kernels
 from unspool.logits.base import LogitsProcessor
 from unspool.logits.rows import Numbers, RowValues, as_finite_float, as_positive_float, in_range
 
@@ -59,6 +60,10 @@ class DynamicTemperatureLogitsWarper(LogitsProcessor):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores divided by a temperature that each row's own entropy decides."""
         exact = exact_dtype(scores)
+        if takes_kernels(scores):
+            from unspool.kernels.gpu.sampling.cuts import temper  # Triton is imported where a GPU is used
+
+            return temper(scores, *(one.column(scores) for one in (self._middle, self._spread, self._exponent)))
         logprobs = torch.log_softmax(scores, dim=-1, dtype=exact)  # (rows, vocab)
         entropy = -(logprobs.exp() * logprobs).nan_to_num(nan=0.0).sum(dim=-1, keepdim=True)  # (rows, 1)
         num_possible = (scores > float("-inf")).sum(dim=-1, keepdim=True)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, cast
 import torch
 
 from unspool.errors import SettingError
+from unspool.kernels.presence import takes_kernels
 from unspool.logits.base import Joining, LogitsProcessor
 from unspool.logits.highest import take_highest
 from unspool.logits.rows import Numbers, RowValues, as_finite_float, as_positive_integer, holds_rows, in_range
@@ -52,6 +53,10 @@ class TopKLogitsWarper(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores with all but the top k of each row set to `filter_value`."""
+        if takes_kernels(scores):
+            from unspool.kernels.gpu.sampling.nearest import cut_beyond  # Triton is imported where a GPU is used
+
+            return cut_beyond(scores, self.column(scores), "top_k", self.filter_value)
         highest, _ = take_highest(scores, min(max(self.largest, 1), scores.shape[-1]))  # (rows, largest k)
         return scores.masked_fill(scores < self.find_threshold(scores, highest), self.filter_value)
 
@@ -102,6 +107,10 @@ class TopPLogitsWarper(LogitsProcessor):
         """The scores with the tail of each row set to `filter_value`."""
         if scores.device.type == "cpu" and scores.dtype == torch.float32 and scores.shape[-1] >= 4 * HEAD:
             return self._cut_without_sorting(scores)
+        if self.min_tokens_to_keep == 1 and takes_kernels(scores):
+            from unspool.kernels.gpu.sampling.nearest import cut_beyond  # Triton is imported where a GPU is used
+
+            return cut_beyond(scores, self.column(scores), "top_p", self.filter_value)
         return self._cut_sorted(scores)
 
     def _cut_sorted(self, scores: torch.Tensor) -> torch.Tensor:
@@ -201,6 +210,8 @@ class MinPLogitsWarper(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores with all that is too unlikely set to `filter_value`."""
+        if self.min_tokens_to_keep == 1 and takes_kernels(scores):
+            return _cut_below(scores, self.column(scores), "min_p", self.filter_value)
         # A ratio of probabilities is a difference of scores: no softmax is needed.
         is_low = scores < self.find_threshold(scores)
         if self.min_tokens_to_keep > 1:
@@ -230,10 +241,16 @@ class TopALogitsWarper(LogitsProcessor):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores with all that is too unlikely set to `filter_value`."""
         exact = exact_dtype(scores)
+        if takes_kernels(scores):
+            return _cut_below(scores, self.column(scores), "top_a", self.filter_value)
         highest = scores.amax(dim=-1, keepdim=True).to(exact)
         whole = torch.logsumexp(scores.to(exact), dim=-1, keepdim=True)
-        threshold = 2 * highest - whole + self._below.column(scores, exact)  # (rows, 1)
+        threshold = 2 * highest - whole + self.column(scores)  # (rows, 1)
         return scores.masked_fill(scores < threshold, self.filter_value)
+
+    def column(self, scores: torch.Tensor) -> torch.Tensor:
+        """The logarithm of the share: (rows, 1), or (1, 1) for all rows."""
+        return self._below.column(scores, exact_dtype(scores))
 
 
 class TopNSigmaLogitsWarper(LogitsProcessor):
@@ -254,6 +271,8 @@ class TopNSigmaLogitsWarper(LogitsProcessor):
         """The scores with all that is too low set to `filter_value`."""
         exact = exact_dtype(scores)
         n = self._values.column(scores, exact)
+        if takes_kernels(scores):
+            return _cut_below(scores, n, "sigma", self.filter_value)
         is_possible = scores > -INF
         values = scores.to(exact).masked_fill(~is_possible, 0.0)
         num_possible = is_possible.sum(dim=-1, keepdim=True).clamp(min=1)
@@ -262,6 +281,13 @@ class TopNSigmaLogitsWarper(LogitsProcessor):
         sigma = (deviations.square().sum(dim=-1, keepdim=True) / num_possible).sqrt()  # (rows, 1)
         threshold = scores.amax(dim=-1, keepdim=True).to(exact) - n * sigma
         return scores.masked_fill(scores < threshold.masked_fill(n == 0, -INF), self.filter_value)
+
+
+def _cut_below(scores: torch.Tensor, values: torch.Tensor, kind: str, filler: float) -> torch.Tensor:
+    """The same in two kernels."""
+    from unspool.kernels.gpu.sampling.cuts import cut_below  # Triton is imported where a GPU is used
+
+    return cut_below(scores, values, kind, filler)
 
 
 def order_ties(values: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from unspool.kernels.presence import takes_kernels
 from unspool.logits.base import LogitsProcessor
 from unspool.logits.highest import take_highest
 from unspool.logits.rows import Numbers, RowValues, as_positive_integer, holds_rows, in_range
@@ -13,6 +14,7 @@ from unspool.logits.temperature import exact_dtype
 
 INF = float("inf")
 NEAREST = 8_192  # tokens that typical sampling sorts before it sorts all
+CutKind = Literal["epsilon", "eta"]
 TOP_H_TOKENS = 100  # among how many of the likeliest top-H chooses, as in the reference
 
 
@@ -39,6 +41,10 @@ class TypicalLogitsWarper(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores with all that is untypical set to `filter_value`."""
+        if self.min_tokens_to_keep == 1 and takes_kernels(scores):
+            from unspool.kernels.gpu.sampling.nearest import cut_beyond  # Triton is imported where a GPU is used
+
+            return cut_beyond(scores, self.column(scores), "typical", self.filter_value)
         logprobs = scores.log_softmax(dim=-1)  # (rows, vocab)
         probabilities = logprobs.exp()
         entropy = torch.special.entr(probabilities).sum(dim=-1, keepdim=True)  # (rows, 1)
@@ -57,6 +63,10 @@ class TypicalLogitsWarper(LogitsProcessor):
             is_far = is_far.scatter(-1, order[:, : self.min_tokens_to_keep], False)
         return scores.masked_fill(is_far, self.filter_value)
 
+    def column(self, scores: torch.Tensor) -> torch.Tensor:
+        """What is to be reached, 2 if nothing is cut: (rows, 1), or (1, 1) for all rows."""
+        return self._mass.column(scores)
+
 
 class EpsilonLogitsWarper(LogitsProcessor):
     """Keeps tokens with at least a probability of epsilon (Hewitt et al. 2022, arXiv 2210.15191).
@@ -67,6 +77,7 @@ class EpsilonLogitsWarper(LogitsProcessor):
     counts_columns = False
 
     _name = "epsilon_cutoff"
+    _kind: CutKind = "epsilon"
 
     def __init__(self, epsilon: Numbers, filter_value: float = -INF, min_tokens_to_keep: int = 1) -> None:
         self.filter_value = filter_value
@@ -83,6 +94,10 @@ class EpsilonLogitsWarper(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores with all that is too unlikely set to `filter_value`."""
+        if self.min_tokens_to_keep == 1 and takes_kernels(scores):
+            from unspool.kernels.gpu.sampling.cuts import cut_below  # Triton is imported where a GPU is used
+
+            return cut_below(scores, self.column(scores), self._kind, self.filter_value)
         exact = exact_dtype(scores)
         floor = self._find_floor(scores.to(exact))  # (rows, 1), as a log-probability
         threshold = floor + torch.logsumexp(scores.to(exact), dim=-1, keepdim=True)
@@ -90,8 +105,12 @@ class EpsilonLogitsWarper(LogitsProcessor):
         highest = scores.amax(-1, keepdim=True) if few == 1 else torch.topk(scores, few).values[:, -1:]
         return scores.masked_fill(scores < torch.minimum(threshold, highest.to(exact)), self.filter_value)
 
-    def _find_floor(self, scores: torch.Tensor) -> torch.Tensor:
+    def column(self, scores: torch.Tensor) -> torch.Tensor:
+        """The logarithm of epsilon: (rows, 1), or (1, 1) for all rows."""
         return self._log.column(scores)
+
+    def _find_floor(self, scores: torch.Tensor) -> torch.Tensor:
+        return self.column(scores)
 
 
 class EtaLogitsWarper(EpsilonLogitsWarper):
@@ -101,6 +120,7 @@ class EtaLogitsWarper(EpsilonLogitsWarper):
     """
 
     _name = "eta_cutoff"
+    _kind = "eta"
 
     def __init__(
         self, epsilon: Numbers, filter_value: float = -INF, min_tokens_to_keep: int = 1, device: Any = "cpu"
@@ -110,7 +130,7 @@ class EtaLogitsWarper(EpsilonLogitsWarper):
 
     def _find_floor(self, scores: torch.Tensor) -> torch.Tensor:
         entropy = torch.special.entr(scores.softmax(dim=-1)).sum(dim=-1, keepdim=True)  # (rows, 1)
-        log = self._log.column(scores)
+        log = self.column(scores)
         return torch.minimum(log, log / 2 - entropy)
 
 

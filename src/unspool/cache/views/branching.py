@@ -15,6 +15,7 @@ from unspool.cache.rows import RowCache
 from unspool.cache.span import Mask, Span
 from unspool.cache.stores.memory import KeyFormat, join
 from unspool.errors import SettingError, UnsupportedError
+from unspool.kernels.sending import send
 
 
 @dataclass(slots=True)
@@ -42,7 +43,7 @@ class BranchingCache(Cache):
         self._prompt = prompt
         self._own = prompt.new_like(1)
         self._prompt_lengths = [length for length in prompt.lengths for _ in range(num_branches)]
-        self._origins = Origins(len(self._prompt_lengths))  # of own positions
+        self._origins: Origins | None = Origins(len(self._prompt_lengths))  # of own positions; None if not known
         self._ancestry: torch.Tensor | None = None  # (rows, own capacity) int32: whose key stands at a row's position
         self._places: Places | None = None
         self.lengths = list(self._prompt_lengths)
@@ -77,7 +78,7 @@ class BranchingCache(Cache):
     def end(self) -> None:
         super().end()
         self._own.end()
-        self._origins.note(self._own.lengths)
+        self._note_origins()
 
     def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:  # noqa: ARG002 - all keys are in view
         """The shared positions and, after them, the row's own: (rows, keys)."""
@@ -130,7 +131,7 @@ class BranchingCache(Cache):
     def advance(self, rows: int) -> None:
         self._own.advance(rows)
         self.lengths = [first + own for first, own in zip(self._prompt_lengths, self._own.lengths, strict=True)]
-        self._origins.note(self._own.lengths)
+        self._note_origins()
 
     def _gather_own(self) -> None:
         """Bring every row's own keys together again, which captured steps leave with the rows that wrote them."""
@@ -150,7 +151,8 @@ class BranchingCache(Cache):
             raise SettingError(f"can't roll back to {list(lengths)}: the prompts' {self._prompt_lengths} are shared")
         self._own.truncate(own)
         super().truncate(lengths)
-        self._origins.truncate(own)
+        if self._origins is not None:
+            self._origins.truncate(own)
 
     def select_rows(self, index: Sequence[int]) -> None:
         """Let branches go on from others of the same prompt, or keep whole prompts with all their branches."""
@@ -167,13 +169,32 @@ class BranchingCache(Cache):
         elif self._ancestry is not None:
             if list(index) != list(range(len(self.lengths))):
                 held = max(self._own.lengths, default=0)
-                rows = torch.tensor(list(index)).to(self._ancestry.device, non_blocking=True)
+                rows = send(index, self._ancestry.device)
                 self._ancestry[:, :held] = self._ancestry[:, :held][rows]
         else:
-            self._own.copy_rows(index, self._origins.find_parting(index))
+            self._own.copy_rows(index, 0 if self._origins is None else self._origins.find_parting(index))
         self._prompt_lengths = [self._prompt_lengths[row] for row in index]
-        self._origins.select(index)
+        if self._origins is not None:
+            self._origins.select(index)
         self.lengths = [self.lengths[row] for row in index]
+
+    @property
+    def can_follow(self) -> bool:
+        """Under captured steps, where keys stay where they are; else if a branch's own keys can be moved."""
+        return self._ancestry is not None or self._own.can_follow
+
+    def follow_rows(self, index: torch.Tensor) -> None:
+        self._origins = None  # who wrote what is on the device alone from now on
+        if self._ancestry is None:
+            self._own.follow_rows(index)
+            return
+        held = max(self._own.lengths, default=0)
+        known = self._ancestry[:, :held]
+        known.copy_(known.index_select(0, index))
+
+    def _note_origins(self) -> None:
+        if self._origins is not None:
+            self._origins.note(self._own.lengths)
 
     def divide(self, num_parts: int, num_new: int) -> list[Cache]:
         """One branch of every prompt at a time: each part reads all prompts' keys, which stay where they are."""
@@ -194,7 +215,7 @@ class BranchingCache(Cache):
     def rejoin(self, parts: Sequence[Cache]) -> None:
         super().rejoin(parts)
         self._own.rejoin([part._own for part in parts if isinstance(part, BranchingCache)])
-        self._origins.note(self._own.lengths)
+        self._note_origins()
 
     def _open_own(self) -> None:
         """Make the branches' own buffers before the first pass, which would make them for the rows it is given."""

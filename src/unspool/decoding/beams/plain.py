@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
+from unspool.decoding.beams.selection import Drawing, Listed, find_candidates
 from unspool.decoding.beams.settings import NEVER, BeamSettings
 from unspool.decoding.beams.trace import BeamTrace, Candidate
 from unspool.decoding.finish import Finish
 from unspool.decoding.loop import LiveBeam, Result
-from unspool.decoding.randomness import draw_gumbel
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
-from unspool.logits.highest import take_highest
+from unspool.errors import NoTokenLeftError
+from unspool.kernels.sending import send
 
 
 @dataclass(slots=True)
@@ -101,13 +103,44 @@ class PlainBeams:
 
     def choose(self) -> tuple[list[int], torch.Tensor]:
         """Score every beam's next token, and keep the best continuations of each prompt."""
-        candidates = self._find_candidates()
+        rows = self._rows
+        scores = self._scorer.next_logits(rows, normalise=True).scores  # (prompts * beams, vocab)
+        tokens, beams, best = find_candidates(scores, self.list_running(), self._settings, self.find_drawing())
+        listed = (tokens.tolist(), beams.tolist(), best.tolist())
+        parents = self._advance_all(listed, self._explain_ends(listed[0], listed[1]), self._explain_no_token)
+        chosen = [beam.tokens[-1] for search in self._list_active() for beam in search.running]
+        return parents, send(chosen, rows.device)
+
+    def advance(self, listed: Listed, width: int, explain: Callable[[int], NoTokenLeftError]) -> None:
+        """Take a step whose candidates were found, and rows moved, on a device: `width` columns are taken since.
+
+        `explain` says why the row at a place got no token.
+        """
+        flat = [token for tokens in listed[0] for token in tokens]
+        self._advance_all(listed, self._finish.explain_tokens(flat, width), explain)
+
+    def list_running(self) -> torch.Tensor:
+        """The log-probabilities of the running beams, one per row, where the rows are."""
+        running = [beam.sum_logprobs for search in self._list_active() for beam in search.running]
+        return send(running, self._rows.device, torch.float32)
+
+    def find_drawing(self) -> Drawing | None:
+        """What the next candidates are drawn with; None if the likeliest are taken."""
+        rows, num_beams = self._rows, self._settings.num_beams
+        return Drawing(rows.seeds[::num_beams], rows.positions()[::num_beams]) if self._settings.do_sample else None
+
+    def _advance_all(
+        self, listed: Listed, reasons: Sequence[str | None], explain: Callable[[int], NoTokenLeftError]
+    ) -> list[int]:
+        """Enter the candidates of a step; the row that each row goes on from."""
         self._num_tokens += 1
         parents: list[int] = []
-        for number, prompt in enumerate(self._active):
-            parents += self._advance(number, prompt, candidates[number])
-        tokens = [beam.tokens[-1] for search in self._list_active() for beam in search.running]
-        return parents, torch.tensor(tokens, device=self._rows.device)
+        each = iter(reasons)
+        for number, (prompt, tokens, beams, best) in enumerate(zip(self._active, *listed, strict=True)):
+            found = zip(tokens, beams, best, strict=True)
+            candidates = [Candidate(token, beam, total, next(each)) for token, beam, total in found]
+            parents += self._advance(number, prompt, candidates, explain)
+        return parents
 
     def follow(self) -> None:
         """Let the rows of searches that are over leave; what has ended is known from the candidates."""
@@ -124,36 +157,6 @@ class PlainBeams:
         """The searches that have rows, in the order of those."""
         return [self._searches[prompt] for prompt in self._active]
 
-    def _find_candidates(self) -> list[list[Candidate]]:
-        """Each prompt's likeliest (or drawn) continuations, and whether they end their sequence."""
-        settings, rows = self._settings, self._rows
-        num_prompts, num_beams = len(self._active), settings.num_beams
-        scores = self._scorer.next_logits(rows, normalise=True).scores  # (prompts * beams, vocab)
-        vocab = scores.shape[-1]
-        running = torch.tensor(
-            [beam.sum_logprobs for search in self._list_active() for beam in search.running], device=scores.device
-        )
-        if settings.do_sample:
-            total = (scores + running[:, None]).view(num_prompts, num_beams * vocab)
-            seeds = rows.seeds[::num_beams]
-            positions = rows.positions()[::num_beams]
-            noise = draw_gumbel(seeds, positions, total.shape[1])
-            index = (total + noise).topk(settings.num_candidates, dim=1).indices
-            best = total.gather(1, index)
-        else:  # a beam's highest are among its own highest: only those are added up and compared
-            each, tokens_of = take_highest(scores, min(settings.num_candidates, vocab))  # (prompts * beams, few)
-            few = each.shape[1]
-            best, places = (each + running[:, None]).view(num_prompts, -1).topk(settings.num_candidates)
-            index = places // few * vocab + tokens_of.view(num_prompts, -1).gather(1, places)
-        found = index.tolist()  # (prompts, candidates)
-        tokens = [[place % vocab for place in places] for places in found]
-        parents = [[place // vocab for place in places] for places in found]
-        reasons = iter(self._explain_ends(tokens, parents))
-        return [
-            [Candidate(*values, next(reasons)) for values in zip(*triple, strict=True)]
-            for triple in zip(tokens, parents, best.tolist(), strict=True)
-        ]
-
     def _explain_ends(self, tokens: list[list[int]], parents: list[list[int]]) -> list[str | None]:
         """Why each prompt's candidates end, or None, one after the other."""
         flat = [token for row in tokens for token in row]
@@ -163,10 +166,15 @@ class PlainBeams:
         first_rows = range(0, len(self._rows), self._settings.num_beams)
         sources = [first + parent for first, row in zip(first_rows, parents, strict=True) for parent in row]
         history = self._rows.history()
-        extended = torch.cat((history[sources], torch.tensor(flat, device=history.device)[:, None]), dim=1)
+        extended = torch.cat((history[sources], send(flat, history.device)[:, None]), dim=1)
         return self._finish.explain(extended, self._scorer.record.scores)
 
-    def _advance(self, number: int, prompt: int, candidates: list[Candidate]) -> list[int]:
+    def _explain_no_token(self, place: int) -> NoTokenLeftError:
+        return self._scorer.explain_no_token(self._rows, place)
+
+    def _advance(
+        self, number: int, prompt: int, candidates: list[Candidate], explain: Callable[[int], NoTokenLeftError]
+    ) -> list[int]:
         """Split the candidates of a prompt, the `number`-th that has rows, into finished and running ones; the rows
         that the running ones come from."""
         settings, search = self._settings, self._searches[prompt]
@@ -175,31 +183,27 @@ class PlainBeams:
             for beam in search.running:
                 beam.tokens.append(self._rows.pad_token_id)
             return list(range(first, first + settings.num_beams))
-        grown = [
-            search.running[one.parent].grow(one.token, first_row + one.parent, one.sum_logprobs) for one in candidates
-        ]
+
+        def grow(one: Candidate) -> Beam:
+            return search.running[one.parent].grow(one.token, first_row + one.parent, one.sum_logprobs)
+
         found = []
         for place, one in enumerate(candidates[: settings.num_beams]):
             if one.reason is not None and one.sum_logprobs > NEVER / 2:
-                beam = grown[place]
+                beam = grow(one)
                 beam.score = settings.score(one.sum_logprobs, self._num_tokens)
                 beam.reason, beam.place = one.reason, place
                 found.append(beam)
         search.keep_best(found, settings)
-        order = sorted(
-            range(len(candidates)),
-            key=lambda place: -(candidates[place].sum_logprobs + (NEVER if candidates[place].reason else 0.0)),
-        )
-        kept = order[: settings.num_beams]
+        kept = sorted(range(len(candidates)), key=lambda place: -_rank(candidates[place]))[: settings.num_beams]
         if self._trace is not None:
             finished = {one.place: one.score for one in search.finished if len(one.tokens) == self._num_tokens}
             self._trace.note(prompt, self._num_tokens, candidates, kept, finished=finished)
         is_stuck = not any(one.sum_logprobs > NEVER / 2 for one in candidates)  # NaN is no token either
         if is_stuck and not search.finished:
-            raise self._scorer.explain_no_token(self._rows, first)
-        search.running = [
-            grown[place] if candidates[place].reason is None else grown[place].cross_out() for place in kept
-        ]
+            raise explain(first)
+        going = [candidates[place] for place in kept]
+        search.running = [grow(one) if one.reason is None else grow(one).cross_out() for one in going]
         has_next = not is_stuck and any(one.reason is None for one in candidates)
         search.is_done = not has_next or not search.can_improve(settings, self._num_tokens)
         if search.is_done and self._trace is not None:
@@ -207,7 +211,7 @@ class PlainBeams:
                 self._trace.note_returned(prompt, len(best.tokens), best.place, best.score, best.reason)
         if search.is_done:
             search.fill(settings)
-        return [first + candidates[place].parent for place in kept]
+        return [first + one.parent for one in going]
 
     # --- what is returned ----------------------------------------------------------------------------
     def list_live(self, prompt: int) -> list[list[int]]:
@@ -235,3 +239,9 @@ class PlainBeams:
         scores = torch.tensor([one.score for one in best]) if self._settings.returns_scores else None
         origins = torch.tensor([one.parents + [-1] * (longest - len(one.parents)) for one in best])
         return Result({"sequences_scores": scores, "beam_indices": origins, "beam_trace": self._trace})
+
+
+def _rank(candidate: Candidate) -> float:
+    """What candidates go on by: the log-probability, lowered if it ends here; what is no number comes last."""
+    lowered = candidate.sum_logprobs + (NEVER if candidate.reason else 0.0)
+    return lowered if lowered == lowered else -math.inf

@@ -73,6 +73,11 @@ class BeamTurns:
         rows.append(tokens[:, None])
         self._reader.reorder_rows(parents)
         beams.follow()
+        return self._emit()
+
+    def _emit(self) -> Emitted:
+        """What the last step made certain."""
+        beams = self._beams
         emitted = Emitted({}, {})
         for prompt in range(self._num_prompts):
             self._agreement.add(emitted, prompt, beams.list_live(prompt), beams.list_returned(prompt))

@@ -13,7 +13,7 @@ from unspool.decoding.record import Record, read_logprobs
 from unspool.decoding.rows import Rows
 from unspool.decoding.select import NO_TOKEN
 from unspool.decoding.strategies.base import Strategy
-from unspool.kernels.sending import fetch
+from unspool.kernels.sending import fetch, send
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class TokenTurns:
         done = [number in self.reasons for number in rows.numbers]
         tokens = choice.tokens
         if any(done):  # rows that stay although they are done go on as padding
-            tokens = tokens.masked_fill(torch.tensor(done, device=tokens.device)[:, None], rows.pad_token_id)
+            tokens = tokens.masked_fill(send(done, tokens.device, torch.bool)[:, None], rows.pad_token_id)
         new_tokens: list[list[int]] = fetch(tokens).read().tolist()
         for place, chosen in enumerate(new_tokens):
             if NO_TOKEN in chosen:

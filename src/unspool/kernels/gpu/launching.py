@@ -5,10 +5,11 @@ The overlap is programmatic dependent launch (PDL): a kernel may start before th
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, Final
 
@@ -19,8 +20,13 @@ from triton.language.extra import cuda as tlx
 
 HOPPER: Final = (9, 0)
 LINE_BYTES: Final = 128  # of a cache
-_MOST_COMPILERS: Final = 12  # threads
+_MOST_COMPILERS: Final = 6  # threads: half of a kernel's compilation holds Python's lock
+_SHORT_TURN: Final = 2e-4  # seconds that a thread may keep Python's lock while others compile
 _state = threading.local()
+_under_way: dict[int, dict[int, Any]] = {}  # kernels that are being compiled: what each of their variants will be
+_compilers: set[threading.Thread] = set()
+_usual: list[float] = []  # how long a turn was before it was made short
+_turns_lock = threading.Lock()
 
 
 @cache
@@ -36,10 +42,39 @@ def launch_options() -> dict[str, Any]:
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
     """Launch a kernel; inside `compile_ahead`, only compile it."""
-    if getattr(_state, "only_compiles", False):
-        kernel.warmup(*args, grid=grid, **options)
-    else:
-        kernel[grid](*args, **options)
+    begun: set[int] | None = getattr(_state, "begun", None)
+    if begun is not None:
+        variant = kernel.warmup(*args, grid=grid, **options)
+        if hasattr(variant, "future"):
+            _under_way.setdefault(id(kernel), {})[id(variant)] = variant
+            begun.add(id(kernel))
+        return
+    if _under_way:
+        for variant in list(_under_way.get(id(kernel), {}).values()):  # compiling it here as well would take longer
+            variant.result(ignore_errors=True)
+    kernel[grid](*args, **options)
+
+
+class _Compilers(ThreadPoolExecutor):
+    """Threads that compile a kernel and load it: the function that launches it is a C compiler's work of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(_MOST_COMPILERS, "unspool compiler")
+        self._device = torch.cuda.current_device()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        def work() -> Any:
+            kernel = fn(*args, **kwargs)
+            with suppress(Exception), torch.cuda.device(self._device):  # the first launch raises it again
+                _ = kernel.run
+            return kernel
+
+        return super().submit(work)
+
+
+def can_compile_ahead() -> bool:
+    """Whether this Triton compiles without launching, for a GPU that is there."""
+    return hasattr(triton, "AsyncCompileMode") and torch.cuda.is_available()
 
 
 @contextmanager
@@ -48,15 +83,56 @@ def compile_ahead() -> Iterator[None]:
 
     The first step on a machine would otherwise compile some ten kernels one after the other.
     """
-    if not hasattr(triton, "AsyncCompileMode") or not torch.cuda.is_available():
+    if not can_compile_ahead():
         yield
         return
-    _state.only_compiles = True
+    begun: set[int] = set()
+    _state.begun = begun
     try:
-        with ThreadPoolExecutor(_MOST_COMPILERS) as threads, triton.AsyncCompileMode(threads):
+        # A kernel that can't be compiled raises where it is launched: an error here would leave Triton in this mode.
+        with _Compilers() as threads, triton.AsyncCompileMode(threads, ignore_errors=True):
             yield
     finally:
-        _state.only_compiles = False
+        _state.begun = None
+        for kernel in begun:
+            _under_way.pop(kernel, None)
+
+
+def compile_beside(work: Callable[[], object]) -> None:
+    """Compile what `work` launches in another thread; an error there leaves kernels to those who launch them."""
+    if not can_compile_ahead():
+        return
+    device = torch.cuda.current_device()
+
+    def run() -> None:
+        try:
+            with suppress(Exception), torch.cuda.device(device), torch.inference_mode(), compile_ahead():
+                work()
+        finally:
+            _leave()
+
+    thread = threading.Thread(target=run, name="unspool kernels", daemon=True)
+    with _turns_lock:
+        if not _compilers:  # a thread that does little between its waits, as one that reads weights, would wait long
+            _usual.append(sys.getswitchinterval())
+            sys.setswitchinterval(min(_SHORT_TURN, _usual[-1]))
+        _compilers.add(thread)
+    thread.start()
+
+
+def _leave() -> None:
+    """The last thread that compiles beside others gives Python's lock its usual turns again."""
+    with _turns_lock:
+        _compilers.discard(threading.current_thread())
+        if not _compilers and _usual:
+            sys.setswitchinterval(_usual.pop())
+
+
+def wait_for_compilers() -> None:
+    """Return once nothing is compiled beside."""
+    for thread in list(_compilers):
+        if thread is not threading.current_thread():
+            thread.join()
 
 
 @triton.jit

@@ -44,7 +44,15 @@ class RowMover:
 
     def move(self, sources: Sequence[int], targets: Sequence[int], first: int, stop: int) -> None:
         """Let rows `targets`, at most `MOST_ROWS`, become what `sources` are from position `first` to `stop`."""
-        position, count = self._base.stride(1), len(targets)
+        self._launch(send([*sources, *targets], self._base.device), first, stop)
+
+    def follow(self, sources: torch.Tensor, stop: int) -> None:
+        """Let all rows, at most `MOST_ROWS`, become what `sources` (rows,) on the device are up to position `stop`."""
+        targets = torch.arange(len(sources), device=sources.device)
+        self._launch(torch.cat((sources, targets)), 0, stop)
+
+    def _launch(self, moved: torch.Tensor, first: int, stop: int) -> None:
+        position, count = self._base.stride(1), len(moved) // 2
         rows = triton.next_power_of_2(count)
         tile = NUMBERS // rows
         launch(
@@ -52,7 +60,7 @@ class RowMover:
             (self._num_layers, triton.cdiv((stop - first) * position, tile)),
             self._base,
             self._table,
-            send([*sources, *targets], self._base.device),
+            moved,
             self._base.stride(0),
             first * position,
             stop * position,

@@ -1,4 +1,4 @@
-"""A sampling tail in two kernels: temperature, top-k, top-p, min-p and the draw, without a sort.
+"""A sampling tail in two kernels: temperature, top-k, top-p, min-p, further cuts and the draw, without a sort.
 
 The reference is `decoding.tails.draw_by_operators`, some twenty operators. Here the first kernel finds the maxima of
 groups of scores. The k-th largest score is no lower than the k-th largest maximum, so the second one, one program per
@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.sampling.slow_tail import draw_slowly, load_scores, temper
+from unspool.kernels.gpu.sampling.tail_cuts import cut_candidates
 
 FEWEST_GROUPS: Final = 1_024  # if the vocabulary has as many tokens
 LARGEST_GROUP: Final = 128
@@ -26,6 +28,7 @@ SLOW_CHUNK: Final = 1_024  # if it needs many passes
 PAIRS: Final = 4_096  # that it compares at once
 FEWEST_PLACES: Final = 128  # for candidates
 SPARE_PLACES: Final = 40  # groups may hold more than one
+ALIGNED: Final = 4  # numbers: kernels are compiled for addresses that are multiples of 16 bytes, and for others
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,11 @@ class TailSettings:
     top_p: torch.Tensor | None = None  # float64: a token is kept while the tokens above it sum to less
     fewest: int = 1  # the fewest tokens that top-p keeps
     min_p: torch.Tensor | None = None  # float32: logarithms
+    # Cut after these, in this order, float32: logarithms, but for `typical`, which is a probability.
+    top_a: torch.Tensor | None = None
+    typical: torch.Tensor | None = None
+    epsilon: torch.Tensor | None = None
+    eta: torch.Tensor | None = None
 
 
 @triton.jit
@@ -60,15 +68,6 @@ def _find_tops(
 
 
 @triton.jit
-def _temper(scores, temperature, IS_TEMPERED: tl.constexpr):
-    """Scores divided by the temperature, rounded as torch rounds them; infinity if that is NaN."""
-    if IS_TEMPERED:
-        scores = tl.div_rn(scores, tl.zeros_like(scores) + temperature)
-        scores = tl.where(scores == scores, scores, float("inf"))
-    return scores
-
-
-@triton.jit
 def _find_bound(tops, highest, k):
     """A number that at least k scores reach; minus infinity if fewer groups are finite."""
     low = tl.min(tl.where(tops > float("-inf"), tops, highest), 0)
@@ -86,132 +85,19 @@ def _find_bound(tops, highest, k):
     return low
 
 
-@triton.jit
-def _order(value):
-    """An integer with the same order as a float."""
-    bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
+# Single numbers of a row are loaded from these pointers: a kernel for every alignment and stride would gain nothing.
+_SINGLE: Final = ("UNIFORMS", "TEMPERATURE", "TOP_K", "TOP_P", "MIN_P", "TOP_A", "TYPICAL", "EPSILON", "ETA", "OUT")
+_STRIDES: Final = ("temperature_stride", "k_stride", "p_stride", "min_p_stride", "fewest")
+_STRIDES_AFTER: Final = ("a_stride", "typical_stride", "epsilon_stride", "eta_stride")
 
 
-@triton.jit
-def _unorder(order):
-    bits = order.to(tl.int32)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _load(
-    SCORES, GROUPS, V, G, num_chosen, temperature, strip, column, RUN: tl.constexpr, IS_TEMPERED: tl.constexpr
-):  # fmt: skip
-    """Scores of the chosen groups, in ascending order of tokens by strip, then by column."""
-    is_there = column < num_chosen * RUN
-    group = tl.load(GROUPS + column // RUN, mask=is_there, other=0)
-    token = strip * (G * RUN) + group * RUN + column % RUN
-    is_there = is_there & (token < V)
-    value = _temper(tl.load(SCORES + token, mask=is_there, other=float("-inf")), temperature, IS_TEMPERED)
-    return tl.where(is_there, value, float("-inf")), token
-
-
-@triton.jit
-def _weigh(
-    SCORES, GROUPS, V, G, num_chosen, temperature, highest, least,
-    STRIPS: tl.constexpr, RUN: tl.constexpr, COLUMNS: tl.constexpr, IS_TEMPERED: tl.constexpr,
-):  # fmt: skip
-    """The number of a row's scores that are at least `least`, and the sum of their weights; the highest weighs one."""
-    counts = tl.zeros((COLUMNS,), tl.int32)
-    weights = tl.zeros((COLUMNS,), tl.float64)
-    for strip in range(STRIPS):
-        for first in range(0, num_chosen * RUN, COLUMNS):
-            column = first + tl.arange(0, COLUMNS)
-            value, _ = _load(SCORES, GROUPS, V, G, num_chosen, temperature, strip, column, RUN, IS_TEMPERED)
-            is_in = (value >= least) & (value > float("-inf"))
-            counts += is_in.to(tl.int32)
-            weights += tl.where(is_in, tl.exp(value - highest), 0.0).to(tl.float64)
-    return tl.sum(counts, 0), tl.sum(weights, 0)
-
-
-@triton.jit
-def _find_cut(
-    SCORES, GROUPS, V, G, num_chosen, temperature, highest, low, least_count, least_weight,
-    STRIPS: tl.constexpr, RUN: tl.constexpr, COLUMNS: tl.constexpr, IS_TEMPERED: tl.constexpr,
-):  # fmt: skip
-    """The highest number, at least `low`, that enough scores of enough weight reach (in `_order`)."""
-    high = _order(highest) + 1
-    while high - low > 1:
-        middle = low + (high - low) // 2
-        count, weight = _weigh(
-            SCORES, GROUPS, V, G, num_chosen, temperature, highest, _unorder(middle),
-            STRIPS, RUN, COLUMNS, IS_TEMPERED,
-        )  # fmt: skip
-        is_enough = (count >= least_count) & (weight >= least_weight)
-        low = tl.where(is_enough, middle, low)
-        high = tl.where(is_enough, high, middle)
-    return low
-
-
-@triton.jit
-def _draw_slowly(
-    SCORES, GROUPS, V, G, num_chosen, temperature, highest, bound, k, top_p, fewest, floor, uniform,
-    STRIPS: tl.constexpr, RUN: tl.constexpr, COLUMNS: tl.constexpr, IS_TEMPERED: tl.constexpr,
-    HAS_TOP_P: tl.constexpr,
-):  # fmt: skip
-    """A row's token by passes over the chosen groups: bisection finds the thresholds, the first of ties are kept."""
-    low = _find_cut(
-        SCORES, GROUPS, V, G, num_chosen, temperature, highest, _order(bound), k, 0.0,
-        STRIPS, RUN, COLUMNS, IS_TEMPERED,
-    )  # fmt: skip
-    cut = _unorder(low)  # scores below it are removed, and of equal ones all but the first `num_ties`
-    num_ties = tl.zeros((), tl.int32) + V
-    if HAS_TOP_P:  # noqa: SIM102 - decided when the kernel is compiled
-        if top_p <= 1.0:
-            _, whole = _weigh(
-                SCORES, GROUPS, V, G, num_chosen, temperature, highest, cut, STRIPS, RUN, COLUMNS, IS_TEMPERED
-            )
-            wanted = top_p * whole
-            low = _find_cut(
-                SCORES, GROUPS, V, G, num_chosen, temperature, highest, low, fewest, wanted,
-                STRIPS, RUN, COLUMNS, IS_TEMPERED,
-            )  # fmt: skip
-            cut = _unorder(low)
-            num_above, above = _weigh(
-                SCORES, GROUPS, V, G, num_chosen, temperature, highest, _unorder(low + 1),
-                STRIPS, RUN, COLUMNS, IS_TEMPERED,
-            )  # fmt: skip
-            num_needed = tl.ceil((wanted - above) / tl.exp(cut - highest).to(tl.float64))
-            num_needed = tl.where(wanted > above, num_needed, 0.0).to(tl.int32)
-            num_ties = tl.maximum(num_needed, fewest - num_above)
-    total = tl.zeros((), tl.float64)
-    chosen = tl.full((), -1, tl.int64)
-    is_open = tl.full((), 1, tl.int32)
-    for turn in range(2):  # the first iteration only computes the total
-        target = uniform * total
-        reached = tl.zeros((), tl.float64)
-        num_before = tl.zeros((), tl.int32)
-        for strip in range(STRIPS):
-            for first in range(0, num_chosen * RUN, COLUMNS):
-                column = first + tl.arange(0, COLUMNS)
-                value, token = _load(SCORES, GROUPS, V, G, num_chosen, temperature, strip, column, RUN, IS_TEMPERED)
-                is_tie = (value == cut).to(tl.int32)
-                is_kept = (value > cut) | ((is_tie > 0) & (num_before + tl.cumsum(is_tie, 0) <= num_ties))
-                is_kept = is_kept & (value >= floor) & (value > float("-inf"))
-                share = tl.where(is_kept, tl.exp(value.to(tl.float64) - highest.to(tl.float64)), 0.0)
-                passed = reached + tl.cumsum(share, 0)
-                drawn = tl.min(tl.where((share > 0.0) & (passed > target), token, V), 0)
-                last = tl.max(tl.where(share > 0.0, token, -1), 0)  # in case rounding lets none pass
-                if (turn == 1) & (is_open > 0):
-                    chosen = tl.where(drawn < V, drawn, tl.where(last >= 0, last, chosen)).to(tl.int64)
-                    is_open = tl.where(drawn < V, 0, 1)
-                num_before += tl.sum(is_tie, 0)
-                reached += tl.sum(share, 0)
-        total = reached
-    return chosen
-
-
-@triton.jit
+@triton.jit(do_not_specialize=[*_SINGLE, *_STRIDES, *_STRIDES_AFTER])
 def _draw(
-    SCORES, TOPS, GROUPS, VALUES, TOKENS, UNIFORMS, TEMPERATURE, TOP_K, TOP_P, MIN_P, OUT,
-    V, G, row_stride, temperature_stride, k_stride, p_stride, min_p_stride, fewest,
-    IS_TEMPERED: tl.constexpr, HAS_TOP_P: tl.constexpr, HAS_MIN_P: tl.constexpr,
+    SCORES, TOPS, GROUPS, VALUES, TOKENS, UNIFORMS, TEMPERATURE, TOP_K, TOP_P, MIN_P, TOP_A, TYPICAL, EPSILON, ETA,
+    OUT, V, G, row_stride, temperature_stride, k_stride, p_stride, min_p_stride,
+    a_stride, typical_stride, epsilon_stride, eta_stride, fewest,
+    IS_TEMPERED: tl.constexpr, HAS_TOP_P: tl.constexpr, HAS_MIN_P: tl.constexpr, HAS_AFTER: tl.constexpr,
+    HAS_TOP_A: tl.constexpr, HAS_TYPICAL: tl.constexpr, HAS_EPSILON: tl.constexpr, HAS_ETA: tl.constexpr,
     STRIPS: tl.constexpr, RUN: tl.constexpr, ALL: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr, TOGETHER: tl.constexpr, SLOW_COLUMNS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -228,11 +114,20 @@ def _draw(
     top_p = 2.0
     if HAS_TOP_P:
         top_p = tl.load(TOP_P + row * p_stride)
+    top_a, typical, epsilon, eta = 0.0, 0.0, 0.0, 0.0
+    if HAS_TOP_A:
+        top_a = tl.load(TOP_A + row * a_stride)
+    if HAS_TYPICAL:
+        typical = tl.load(TYPICAL + row * typical_stride)
+    if HAS_EPSILON:
+        epsilon = tl.load(EPSILON + row * epsilon_stride)
+    if HAS_ETA:
+        eta = tl.load(ETA + row * eta_stride)
     group = tl.arange(0, ALL)
     wait_for_input(PDL)
     uniform = tl.load(UNIFORMS + row)
     tops = tl.load(TOPS + row * G + group, mask=group < G, other=float("-inf"))
-    tops = tl.where(group < G, _temper(tops, temperature, IS_TEMPERED), float("-inf"))
+    tops = tl.where(group < G, temper(tops, temperature, IS_TEMPERED), float("-inf"))
     highest = tl.max(tops, 0)
     chosen = tl.full((), -1, tl.int64)
     if (highest > float("-inf")) & (highest < float("inf")):
@@ -249,7 +144,7 @@ def _draw(
         num_found = tl.zeros((), tl.int32)
         for first in range(0, STRIPS, TOGETHER):
             at = tl.arange(0, TOGETHER * COLUMNS)
-            values, tokens = _load(
+            values, tokens = load_scores(
                 SCORES, GROUPS, V, G, num_chosen, temperature, first + at // COLUMNS, at % COLUMNS, RUN, IS_TEMPERED
             )
             is_found = (values >= bound) & (values > float("-inf"))
@@ -279,6 +174,11 @@ def _draw(
                 whole = tl.sum(tl.where(is_kept, tl.exp(value - highest), 0.0).to(tl.float64), 0)
                 is_kept = is_kept & ((above < top_p * whole) | (rank < fewest))
             is_kept = is_kept & (value >= floor)
+            if HAS_AFTER:
+                is_kept = cut_candidates(
+                    VALUES, value, is_kept, num_found, highest, top_a, typical, epsilon, eta,
+                    HAS_TOP_A, HAS_TYPICAL, HAS_EPSILON, HAS_ETA, ROOM, BLOCK,
+                )  # fmt: skip
             share = tl.where(is_kept, tl.exp(value.to(tl.float64) - highest.to(tl.float64)), 0.0)
             passed = tl.cumsum(share, 0)
             target = uniform * tl.max(passed, 0)
@@ -286,9 +186,11 @@ def _draw(
             last = tl.max(tl.where(share > 0.0, at, 0), 0)  # in case rounding lets none pass
             chosen = tl.load(TOKENS + tl.minimum(drawn, last)).to(tl.int64)
         else:
-            chosen = _draw_slowly(
+            chosen = draw_slowly(
                 SCORES, GROUPS, V, G, num_chosen, temperature, highest, bound, k, top_p, fewest, floor, uniform,
-                STRIPS, RUN, SLOW_COLUMNS, IS_TEMPERED, HAS_TOP_P,
+                top_a, typical, epsilon, eta,
+                STRIPS, RUN, SLOW_COLUMNS, IS_TEMPERED, HAS_TOP_P, HAS_AFTER, HAS_TOP_A, HAS_TYPICAL, HAS_EPSILON,
+                HAS_ETA,
             )  # fmt: skip
     tl.store(OUT + row, chosen)
 
@@ -306,9 +208,11 @@ def draw_tail(scores: torch.Tensor, uniforms: torch.Tensor, settings: TailSettin
     most_chosen = triton.next_power_of_2(count_chosen(settings.largest_k))
     room = max(FEWEST_PLACES, triton.next_power_of_2(count_chosen(settings.largest_k) + SPARE_PLACES))
     columns = min(most_chosen, triton.next_power_of_2(num_groups)) * run
-    floats = torch.empty(rows * (num_groups + room), dtype=torch.float32, device=scores.device)
-    numbers = torch.empty(rows * (num_groups + room), dtype=torch.int32, device=scores.device)
+    before = triton.cdiv(rows * num_groups, ALIGNED) * ALIGNED
+    floats = torch.empty(before + rows * room, dtype=torch.float32, device=scores.device)
+    numbers = torch.empty(before + rows * room, dtype=torch.int32, device=scores.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=scores.device)
+    after = (settings.top_a, settings.typical, settings.epsilon, settings.eta)
     options = launch_options()
     block = TILE // group
     launch(
@@ -330,13 +234,14 @@ def draw_tail(scores: torch.Tensor, uniforms: torch.Tensor, settings: TailSettin
         scores,
         floats,
         numbers,
-        floats[rows * num_groups :],
-        numbers[rows * num_groups :],
+        floats[before:],
+        numbers[before:],
         uniforms,
         uniforms if settings.temperature is None else settings.temperature,
         settings.top_k,
         uniforms if settings.top_p is None else settings.top_p,
         uniforms if settings.min_p is None else settings.min_p,
+        *(uniforms if one is None else one for one in after),
         tokens,
         vocab,
         num_groups,
@@ -345,10 +250,16 @@ def draw_tail(scores: torch.Tensor, uniforms: torch.Tensor, settings: TailSettin
         _find_stride(settings.top_k),
         _find_stride(settings.top_p),
         _find_stride(settings.min_p),
+        *map(_find_stride, after),
         settings.fewest,
         IS_TEMPERED=settings.temperature is not None,
         HAS_TOP_P=settings.top_p is not None,
         HAS_MIN_P=settings.min_p is not None,
+        HAS_AFTER=any(one is not None for one in after),
+        HAS_TOP_A=settings.top_a is not None,
+        HAS_TYPICAL=settings.typical is not None,
+        HAS_EPSILON=settings.epsilon is not None,
+        HAS_ETA=settings.eta is not None,
         STRIPS=group // run,
         RUN=run,
         ALL=triton.next_power_of_2(num_groups),

@@ -129,6 +129,17 @@ def take_highest(
     take_found(logits, tops, tokens, lengths)
 
 
+def find_likeliest(scores: torch.Tensor) -> torch.Tensor:
+    """The first token (rows,) of the highest of scores (rows, vocab) float32; -1 if none is possible, or one is NaN."""
+    scores = scores.contiguous()
+    rows, vocab = scores.shape
+    tops = torch.empty(rows, count_tiles(vocab), dtype=torch.float32, device=scores.device)
+    lengths = torch.empty(rows, dtype=torch.int32, device=scores.device)  # of nothing
+    tokens = torch.empty(rows, dtype=torch.int64, device=scores.device)
+    take_highest(scores, tops, tokens, lengths, None)
+    return tokens
+
+
 def take_found(scores: torch.Tensor, tops: torch.Tensor, tokens: torch.Tensor, lengths: torch.Tensor) -> None:
     """`take_highest` of scores (rows, vocab) whose maximum per tile is known (rows, tiles)."""
     rows, vocab = scores.shape

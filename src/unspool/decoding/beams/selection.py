@@ -1,0 +1,128 @@
+"""One step of a beam search on the scores: the candidates of every prompt, and on a device also which of them go on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from unspool.decoding.beams.settings import NEVER, BeamSettings
+from unspool.decoding.randomness import draw_gumbel
+from unspool.kernels.presence import runs_kernels
+from unspool.kernels.sending import Fetched, fetch
+from unspool.logits.highest import take_highest
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """What beam sampling draws with: a seed and a position for each prompt, (prompts,) each."""
+
+    seeds: torch.Tensor
+    positions: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The candidates of a step, and the beams that go on."""
+
+    packed: torch.Tensor  # (prompts, 3, candidates) int32: tokens, beams they continue, bits of their log-probabilities
+    parents: torch.Tensor  # (rows,) int64: the row that each row goes on from
+    tokens: torch.Tensor  # (rows,) int64: its next token
+    running: torch.Tensor  # (rows,) float32: its log-probability
+
+
+Listed = tuple[list[list[int]], list[list[int]], list[list[float]]]
+"""Tokens, the beams that they continue and log-probabilities, one list per prompt each."""
+
+
+def find_candidates(
+    scores: torch.Tensor, running: torch.Tensor, settings: BeamSettings, drawing: Drawing | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Each prompt's likeliest (or drawn) continuations: tokens, beams that they continue, log-probabilities.
+
+    From log-probabilities (rows, vocab) and those of the running beams (rows,); each result is (prompts, candidates).
+    """
+    num_beams, vocab = settings.num_beams, scores.shape[-1]
+    num_prompts = len(scores) // num_beams
+    if drawing is not None:
+        total = (scores + running[:, None]).view(num_prompts, num_beams * vocab)
+        noise = draw_gumbel(drawing.seeds, drawing.positions, total.shape[1])
+        index = (total + noise).topk(settings.num_candidates, dim=1).indices
+        return index % vocab, index // vocab, total.gather(1, index)
+    # A beam's highest are among its own highest: only those are added up and compared.
+    each, tokens = take_highest(scores, min(settings.num_candidates, vocab))  # (rows, few)
+    best, places = (each + running[:, None]).view(num_prompts, -1).topk(settings.num_candidates)
+    return tokens.view(num_prompts, -1).gather(1, places), places // each.shape[1], best
+
+
+def select_beams(
+    scores: torch.Tensor,
+    running: torch.Tensor,
+    ends: torch.Tensor,
+    settings: BeamSettings,
+    *,
+    is_normalised: bool,
+    drawing: Drawing | None = None,
+) -> Selection:
+    """Decide a step where its scores are: from scores (rows, vocab), log-probabilities if they are normalised, those of
+    the running beams (rows,), and the tokens that end a sequence. The host decides alike in `PlainBeams.advance`."""
+    if drawing is None and _fits_kernels(scores, settings):
+        from unspool.kernels.gpu.sampling.beams import choose_beams  # Triton is imported where a GPU is used
+
+        chosen = choose_beams(
+            scores,
+            running,
+            ends,
+            num_beams=settings.num_beams,
+            num_candidates=settings.num_candidates,
+            never=NEVER,
+            is_normalised=is_normalised,
+        )
+        return Selection(*chosen)
+    if not is_normalised:
+        scores = torch.log_softmax(scores, dim=-1)
+    return select_by_operators(scores, running, ends, settings, drawing)
+
+
+def select_by_operators(
+    scores: torch.Tensor,
+    running: torch.Tensor,
+    ends: torch.Tensor,
+    settings: BeamSettings,
+    drawing: Drawing | None = None,
+) -> Selection:
+    """The same from log-probabilities, operator by operator: the reference of the kernels."""
+    tokens, beams, best = find_candidates(scores, running, settings, drawing)
+    is_end = (tokens[..., None] == ends).any(dim=-1)
+    lowered = torch.where(is_end, best.double() + NEVER, best.double())  # as the host counts
+    order = lowered.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).sort(
+        dim=-1, descending=True, stable=True
+    )
+    kept = order.indices[:, : settings.num_beams]
+    first = torch.arange(0, len(scores), settings.num_beams, device=scores.device)[:, None]
+    return Selection(
+        torch.stack((tokens.int(), beams.int(), best.view(torch.int32)), dim=1),
+        (beams.gather(1, kept) + first).flatten(),
+        tokens.gather(1, kept).flatten(),
+        lowered.gather(1, kept).flatten().float(),
+    )
+
+
+def fetch_candidates(selection: Selection) -> Fetched:
+    """Begin to copy a step's candidates to the host."""
+    return fetch(selection.packed)
+
+
+def read_candidates(packed: torch.Tensor) -> Listed:
+    """A step's candidates as lists."""
+    tokens, beams, bits = packed.unbind(1)
+    return tokens.tolist(), beams.tolist(), bits.contiguous().view(torch.float32).tolist()
+
+
+def _fits_kernels(scores: torch.Tensor, settings: BeamSettings) -> bool:
+    if scores.dtype != torch.float32 or not runs_kernels(scores.device):
+        return False
+    from unspool.kernels.gpu.sampling.beams import MOST_CANDIDATES, MOST_RANKED
+
+    num_candidates = settings.num_candidates
+    return num_candidates <= MOST_CANDIDATES and num_candidates * settings.num_beams <= MOST_RANKED

@@ -1,0 +1,202 @@
+"""A step of beam search in three kernels: every beam's likeliest tokens, each prompt's best candidates among them, and
+which of those go on. `decoding.beams.selection` does the same operator by operator.
+
+A row of scores is cut into tiles, one per program, of which each finds its highest few; then rows and prompts are
+merged from those.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.sampling.readings import join_parts
+
+TILE: Final = 4_096  # scores per program of the first kernel
+MOST_CANDIDATES: Final = 64  # of a prompt: each is found by one more search
+MOST_RANKED: Final = 4_096  # candidates of all beams of a prompt
+
+
+@triton.jit
+def _tell(top, at):
+    """The number at an address that was found first: NaN and infinity are found alike."""
+    is_odd = top == float("inf")
+    return tl.where(is_odd, tl.load(at, mask=is_odd, other=0.0), top)
+
+
+@triton.jit
+def _rank_tiles(
+    SCORES, PARTS, TOPS, TOKENS, V, row_stride,
+    K: tl.constexpr, TILE: tl.constexpr, IS_NORMALISED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The highest scores of every tile, in descending order, and the tile's sum of exponentials."""
+    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = tl.arange(0, TILE)
+    token = tile * TILE + at
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
+    scores = tl.where(scores == scores, scores, float("inf"))  # NaN comes first, as in torch
+    place = row * tl.num_programs(1) + tile
+    if not IS_NORMALISED:
+        highest = tl.max(scores, 0)
+        base = tl.where(highest > float("-inf"), highest, 0.0)
+        tl.store(PARTS + place * 2, highest)
+        tl.store(PARTS + place * 2 + 1, tl.sum(tl.exp(scores - base), 0))
+    for rank in range(K):
+        top, found = tl.max(scores, 0, return_indices=True)
+        tl.store(TOPS + place * K + rank, _tell(top, SCORES + row * row_stride + tile * TILE + found))
+        tl.store(TOKENS + place * K + rank, tile * TILE + found)
+        scores = tl.where(at == found, float("-inf"), scores)
+
+
+@triton.jit
+def _rank_rows(
+    PARTS, TOPS, TOKENS, RUNNING, VALUES, FOUND, num_tiles,
+    K: tl.constexpr, PLACES: tl.constexpr, TILES: tl.constexpr, IS_NORMALISED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A beam's likeliest tokens, in descending order, and the log-probabilities of the sequences that they make."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, PLACES)
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    total = 0.0
+    if not IS_NORMALISED:
+        _, total = join_parts(PARTS, row, num_tiles, TILES)
+    running = tl.load(RUNNING + row)
+    first = row * num_tiles * K
+    tops = tl.load(TOPS + first + at, mask=at < num_tiles * K, other=float("-inf"))
+    tops = tl.where(tops == tops, tops, float("inf"))
+    for rank in range(K):
+        top, place = tl.max(tops, 0, return_indices=True)
+        tl.store(VALUES + row * K + rank, (_tell(top, TOPS + first + place) - total) + running)
+        tl.store(FOUND + row * K + rank, tl.load(TOKENS + first + place))
+        tops = tl.where(at == place, float("-inf"), tops)
+
+
+@triton.jit
+def _choose(
+    VALUES, FOUND, ENDS, num_ends, never, PACKED, PARENTS, NEXT, RUNNING,
+    BEAMS: tl.constexpr, K: tl.constexpr, PLACES: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A prompt's best candidates, and the beams that go on: the best that do not end, then those that do."""
+    prompt = tl.program_id(0).to(tl.int64)
+    at, order = tl.arange(0, PLACES), tl.arange(0, CP)
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    first = prompt * BEAMS * K
+    values = tl.load(VALUES + first + at, mask=at < BEAMS * K, other=float("-inf"))
+    values = tl.where(values == values, values, float("inf"))
+    best = tl.full((CP,), float("-inf"), tl.float32)
+    parent, token = tl.zeros((CP,), tl.int32), tl.zeros((CP,), tl.int32)
+    for rank in range(C):
+        top, place = tl.max(values, 0, return_indices=True)
+        is_this = order == rank
+        best = tl.where(is_this, _tell(top, VALUES + first + place), best)
+        token = tl.where(is_this, tl.load(FOUND + first + place), token)
+        parent = tl.where(is_this, place // K, parent)
+        values = tl.where(at == place, float("-inf"), values)
+    is_there = order < C
+    packed = PACKED + prompt * 3 * C + order
+    tl.store(packed, token, mask=is_there)
+    tl.store(packed + C, parent, mask=is_there)
+    tl.store(packed + 2 * C, best.to(tl.int32, bitcast=True), mask=is_there)
+    is_end = tl.zeros((CP,), tl.int32)
+    for number in range(num_ends):
+        is_end += (token == tl.load(ENDS + number)).to(tl.int32)
+    lowered = best.to(tl.float64)  # as the host counts: in float32 what is added to `never` would be lost
+    lowered = tl.where(is_end > 0, lowered + never, lowered)
+    key = tl.where(lowered == lowered, lowered, float("-inf"))
+    is_tie = key[None, :] == key[:, None]
+    is_before = (key[None, :] > key[:, None]) | (is_tie & (order[None, :] < order[:, None]))
+    rank = tl.sum(is_before.to(tl.int32), 1)
+    is_kept = is_there & (rank < BEAMS)
+    row = prompt * BEAMS + rank
+    tl.store(PARENTS + row, prompt * BEAMS + parent, mask=is_kept)
+    tl.store(NEXT + row, token.to(tl.int64), mask=is_kept)
+    tl.store(RUNNING + row, lowered.to(tl.float32), mask=is_kept)
+
+
+def choose_beams(
+    scores: torch.Tensor,  # (rows, vocab) float32: logits, or log-probabilities if they are normalised
+    running: torch.Tensor,  # (rows,) float32
+    ends: torch.Tensor,  # (any,) int64: tokens that end a sequence
+    *,
+    num_beams: int,
+    num_candidates: int,
+    never: float,
+    is_normalised: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The candidates of a step, and which of them go on; a sequence that ends is lowered by `never`.
+
+    Returns (prompts, 3, candidates) int32: tokens, the beams that they continue, the bits of their log-probabilities;
+    and of every row that goes on the row that it comes from, its next token (int64 both), and its log-probability.
+    """
+    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    rows, vocab = scores.shape
+    prompts, few = rows // num_beams, min(num_candidates, vocab)
+    tiles = triton.cdiv(vocab, TILE)
+    device = scores.device
+    floats = torch.empty(rows * (tiles * (few + 2) + few), dtype=torch.float32, device=device)
+    numbers = torch.empty(rows * (tiles + 1) * few, dtype=torch.int32, device=device)
+    parts, tops, values = floats.split([rows * tiles * 2, rows * tiles * few, rows * few])
+    tokens, found = numbers.split([rows * tiles * few, rows * few])
+    packed = torch.empty(prompts, 3, num_candidates, dtype=torch.int32, device=device)
+    moves = torch.empty(2, rows, dtype=torch.int64, device=device)
+    after = torch.empty(rows, dtype=torch.float32, device=device)
+    options = launch_options()
+    launch(
+        _rank_tiles,
+        (rows, tiles),
+        scores,
+        parts,
+        tops,
+        tokens,
+        vocab,
+        scores.stride(0),
+        K=few,
+        TILE=TILE,
+        IS_NORMALISED=is_normalised,
+        num_warps=8,
+        **options,
+    )
+    launch(
+        _rank_rows,
+        (rows,),
+        parts,
+        tops,
+        tokens,
+        running,
+        values,
+        found,
+        tiles,
+        K=few,
+        PLACES=max(2, triton.next_power_of_2(tiles * few)),
+        TILES=max(2, triton.next_power_of_2(tiles)),
+        IS_NORMALISED=is_normalised,
+        **options,
+    )
+    launch(
+        _choose,
+        (prompts,),
+        values,
+        found,
+        ends,
+        ends.numel(),
+        never,
+        packed,
+        moves[0],
+        moves[1],
+        after,
+        BEAMS=num_beams,
+        K=few,
+        PLACES=max(2, triton.next_power_of_2(num_beams * few)),
+        C=num_candidates,
+        CP=max(2, triton.next_power_of_2(num_candidates)),
+        **options,
+    )
+    return packed, moves[0], moves[1], after

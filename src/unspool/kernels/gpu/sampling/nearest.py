@@ -1,0 +1,375 @@
+"""Processors that keep the scores nearest to one until they reach a probability or a number, without a sort: typical
+sampling, top-p and top-k.
+
+Where that is, is found by the weight within sixteen distances, then within sixteen more between two of these
+(`_weigh`). What lies between the two that are left is gathered (`_gather`) and searched by one program per row
+(`_find`). If there are no slots for all of it, that program searches the whole row: slower, with the same result.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.sampling.row_sums import SUMS, TILE, WARPS, count_joined, join_sums, sum_rows
+
+FACTS: Final = 16  # numbers of a row that the kernels pass on
+STEPS: Final = 16  # distances whose weight is found at once
+FAR: Final = 32.0  # the distances of the first sixteen end here, but for the last
+WEIGHED: Final = 256  # scores that a program compares with them at once
+SLOTS: Final = 128  # scores that are gathered per tile
+CHUNK: Final = 4_096  # scores that the last program reads at once
+NEAREST: Final = ("top_p", "typical", "top_k")
+
+
+@triton.jit
+def _measure(scores, highest, whole, entropy, KIND: tl.constexpr):
+    """The distances of scores; infinite for what is impossible."""
+    distance = highest - scores
+    if KIND == 1:
+        distance = tl.abs((whole + distance) - entropy)
+    return distance
+
+
+@triton.jit
+def _weigh_scores(scores, highest, is_there, KIND: tl.constexpr):
+    """What scores count for: their exponential, or one."""
+    weights = tl.where(is_there, 1.0, 0.0)
+    if KIND < 2:
+        weights = tl.where(is_there, tl.exp(scores - highest), 0.0)
+    return weights
+
+
+@triton.jit
+def _find_bin(MASSES, row, num_tiles, low, width, last, base, wanted, STEPS: tl.constexpr, TILES: tl.constexpr):
+    """The bin of sixteen in which the weight passes `wanted` (sixteen: in none), its ends, and the weight before it."""
+    tiles, steps = tl.arange(0, TILES), tl.arange(0, STEPS)
+    at = (row * num_tiles + tiles)[:, None] * STEPS + steps[None, :]
+    masses = tl.load(MASSES + at, mask=(tiles < num_tiles)[:, None], other=0.0)
+    reached = base + tl.sum(masses.to(tl.float64), 0)
+    number = tl.min(tl.where((reached >= wanted) & (reached > 0.0), steps, STEPS), 0)  # one token is kept at least
+    before = tl.where(number == 0, base, tl.sum(tl.where(steps == number - 1, reached, 0.0), 0))
+    high = tl.where(number == STEPS - 1, last, low + width * (number + 1))
+    return number, low + width * number, high, before
+
+
+@triton.jit
+def _weigh(
+    SCORES, SUMS, WANTED, ROWS, MASSES, BEFORE, V, row_stride, wanted_stride, num_tiles, far,
+    KIND: tl.constexpr, IS_FIRST: tl.constexpr, NUM: tl.constexpr, FACTS: tl.constexpr, STEPS: tl.constexpr,
+    CHUNK: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The weight of a tile's scores within sixteen distances, counted from where the last ones end."""
+    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    ROWS += row * FACTS
+    SCORES += row * row_stride
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    if IS_FIRST:
+        highest, lowest, whole, entropy, _, total, _ = join_sums(SUMS, row, num_tiles, NUM, TILES)
+        low = tl.zeros((), tl.float32) - 1.0  # below every distance
+        last = tl.maximum(
+            _measure(highest, highest, whole, entropy, KIND),
+            _measure(lowest, highest, whole, entropy, KIND),
+        )
+        # On a grid, so that sums of it are exact, and every program finds the same ends of bins.
+        width = tl.ceil((tl.minimum(last, far) + 1.0) * (1024.0 / STEPS)) / 1024.0
+        if tile == 0:
+            tl.store(ROWS, highest.to(tl.float64))
+            tl.store(ROWS + 1, whole.to(tl.float64))
+            tl.store(ROWS + 2, entropy.to(tl.float64))
+            wanted = tl.load(WANTED + row * wanted_stride).to(tl.float64)
+            if KIND == 2:
+                wanted = tl.where(wanted > 0.0, wanted, float("inf"))
+            else:
+                wanted = wanted * total
+            tl.store(ROWS + 3, wanted)
+            tl.store(ROWS + 4, last.to(tl.float64))
+            tl.store(ROWS + 5, width.to(tl.float64))
+    else:
+        highest, whole = tl.load(ROWS).to(tl.float32), tl.load(ROWS + 1).to(tl.float32)
+        entropy, wanted = tl.load(ROWS + 2).to(tl.float32), tl.load(ROWS + 3)
+        last, width = tl.load(ROWS + 4).to(tl.float32), tl.load(ROWS + 5).to(tl.float32)
+        number, low, last, before = _find_bin(
+            BEFORE, row, num_tiles, tl.zeros((), tl.float32) - 1.0, width, last, tl.zeros((), tl.float64), wanted,
+            STEPS, TILES,
+        )  # fmt: skip
+        width = width / STEPS
+        if tile == 0:
+            tl.store(ROWS + 6, tl.where(number < STEPS, low, float("inf")).to(tl.float64))
+            tl.store(ROWS + 7, last.to(tl.float64))
+            tl.store(ROWS + 8, before)
+    steps = tl.arange(0, STEPS)
+    limits = tl.where(steps == STEPS - 1, last, low + width * (steps + 1))
+    masses = tl.zeros((CHUNK, STEPS), tl.float32)
+    for first in range(0, TILE, CHUNK):
+        token = tile * TILE + first + tl.arange(0, CHUNK)
+        scores = tl.load(SCORES + token, mask=token < V, other=float("-inf"))
+        distance = _measure(scores, highest, whole, entropy, KIND)
+        is_there = (scores > float("-inf")) & (distance > low)
+        weights = _weigh_scores(scores, highest, is_there, KIND)
+        masses += tl.where(distance[:, None] <= limits[None, :], weights[:, None], 0.0)
+    tl.store(MASSES + (row * num_tiles + tile) * STEPS + steps, tl.sum(masses, 0))
+
+
+@triton.jit
+def _gather(
+    SCORES, ROWS, MASSES, COUNTS, FOUND, TOKENS, V, row_stride, num_tiles,
+    KIND: tl.constexpr, FACTS: tl.constexpr, STEPS: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
+    SLOTS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Write down a tile's scores of the bin in which the weight is reached, in the order of their tokens, as far as
+    there are slots for them; and how many they are."""
+    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = tile * TILE + tl.arange(0, TILE)
+    ROWS += row * FACTS
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
+    highest, whole = tl.load(ROWS).to(tl.float32), tl.load(ROWS + 1).to(tl.float32)
+    entropy, wanted = tl.load(ROWS + 2).to(tl.float32), tl.load(ROWS + 3)
+    width, first_low = tl.load(ROWS + 5).to(tl.float32) / STEPS, tl.load(ROWS + 6).to(tl.float32)
+    last, base = tl.load(ROWS + 7).to(tl.float32), tl.load(ROWS + 8)
+    number, low, high, before = _find_bin(MASSES, row, num_tiles, first_low, width, last, base, wanted, STEPS, TILES)
+    if tile == 0:
+        tl.store(ROWS + 9, low.to(tl.float64))
+        tl.store(ROWS + 10, high.to(tl.float64))
+        tl.store(ROWS + 11, before)
+        is_reached = (first_low < float("inf")) & (number < STEPS)
+        tl.store(ROWS + 12, tl.where(is_reached, 1.0, 0.0).to(tl.float64))
+    distance = _measure(scores, highest, whole, entropy, KIND)
+    is_in = (scores > float("-inf")) & (distance > low) & (distance <= high)
+    number = tl.cumsum(is_in.to(tl.int32), 0)
+    at = (row * num_tiles + tile) * SLOTS + number - 1
+    has_slot = is_in & (number <= SLOTS)
+    tl.store(FOUND + at, scores, mask=has_slot)
+    tl.store(TOKENS + at, token, mask=has_slot)
+    tl.store(COUNTS + row * num_tiles + tile, tl.sum(is_in.to(tl.int32), 0))
+
+
+@triton.jit
+def _weigh_chunk(
+    SCORES, COUNTS, first, count, highest, whole, entropy, low,
+    KIND: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Distances and weights of some of `count` scores, which are slots if there are SLOTS; infinite and nothing if they
+    are not beyond `low`."""
+    at = first + tl.arange(0, CHUNK)
+    is_there = at < count
+    if SLOTS > 0:
+        is_there = is_there & (at % SLOTS < tl.load(COUNTS + at // SLOTS, mask=is_there, other=0))
+    scores = tl.load(SCORES + at, mask=is_there, other=float("-inf"))
+    distance = _measure(scores, highest, whole, entropy, KIND)
+    is_in = (scores > float("-inf")) & (distance > low)
+    weight = _weigh_scores(scores, highest, is_in, KIND).to(tl.float64)
+    return tl.where(is_in, distance, float("inf")), weight
+
+
+@triton.jit
+def _search(
+    SCORES, TOKENS, COUNTS, ROWS, CUT, LAST, count, KIND: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr
+):  # fmt: skip
+    """The least distance within which scores reach a row's weight, by bisection; and the last token that is kept of
+    those at that distance. If they are in slots, one chunk holds all of them."""
+    highest, whole = tl.load(ROWS).to(tl.float32), tl.load(ROWS + 1).to(tl.float32)
+    entropy, wanted = tl.load(ROWS + 2).to(tl.float32), tl.load(ROWS + 3)
+    low, high = tl.load(ROWS + 9).to(tl.float32), tl.load(ROWS + 10).to(tl.float32)
+    before = tl.load(ROWS + 11)
+    # Distances are at least 0: their bits have their order.
+    least = tl.where(low < 0.0, -1, tl.maximum(low, 0.0).to(tl.int32, bitcast=True))
+    most = tl.maximum(high, 0.0).to(tl.int32, bitcast=True)
+    if SLOTS > 0:
+        distance, weight = _weigh_chunk(SCORES, COUNTS, 0, count, highest, whole, entropy, low, KIND, SLOTS, CHUNK)
+    while most - least > 1:
+        middle = least + (most - least) // 2
+        limit = middle.to(tl.float32, bitcast=True)
+        if SLOTS > 0:
+            reached = tl.sum(tl.where(distance <= limit, weight, 0.0), 0)
+        else:
+            parts = tl.zeros((CHUNK,), tl.float64)
+            for first in range(0, count, CHUNK):
+                far, each = _weigh_chunk(SCORES, COUNTS, first, count, highest, whole, entropy, low, KIND, SLOTS, CHUNK)
+                parts += tl.where(far <= limit, each, 0.0)
+            reached = tl.sum(parts, 0)
+        reached += before
+        is_enough = (reached >= wanted) & (reached > 0.0)
+        most = tl.where(is_enough, middle, most)
+        least = tl.where(is_enough, least, middle)
+    cut = most.to(tl.float32, bitcast=True)
+    tl.store(CUT, cut)
+    if KIND == 0:  # of equal scores only as many are kept as are needed, the first ones
+        parts = tl.zeros((CHUNK,), tl.float64)
+        share = tl.zeros((), tl.float64)
+        for first in range(0, count, CHUNK):
+            far, each = _weigh_chunk(SCORES, COUNTS, first, count, highest, whole, entropy, low, KIND, SLOTS, CHUNK)
+            parts += tl.where(far < cut, each, 0.0)
+            share = tl.maximum(share, tl.max(tl.where(far == cut, each, 0.0), 0))
+        missing = wanted - before - tl.sum(parts, 0)
+        num_kept = tl.where(share > 0.0, tl.ceil(missing / share), 1.0)
+        num_kept = tl.maximum(num_kept, 1.0).to(tl.int32)
+        num_before, last = tl.zeros((), tl.int32), tl.zeros((), tl.int32)
+        for first in range(0, count, CHUNK):
+            far, _ = _weigh_chunk(SCORES, COUNTS, first, count, highest, whole, entropy, low, KIND, SLOTS, CHUNK)
+            at = first + tl.arange(0, CHUNK)
+            if SLOTS > 0:
+                token = tl.load(TOKENS + at, mask=at < count, other=0)
+            else:
+                token = at
+            is_tie = (far == cut).to(tl.int32)
+            is_kept = (is_tie > 0) & (num_before + tl.cumsum(is_tie, 0) <= num_kept)
+            last = tl.maximum(last, tl.max(tl.where(is_kept, token, 0), 0))
+            num_before += tl.sum(is_tie, 0)
+        tl.store(LAST, last)
+
+
+@triton.jit
+def _find(
+    SCORES, FOUND, TOKENS, COUNTS, ROWS, CUTS, LASTS, V, row_stride, num_tiles,
+    KIND: tl.constexpr, FACTS: tl.constexpr, SLOTS: tl.constexpr, TILES: tl.constexpr, CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Where a row is cut: everything farther goes, and of what is as far, tokens after the last."""
+    row = tl.program_id(0).to(tl.int64)
+    tiles = tl.arange(0, TILES)
+    ROWS += row * FACTS
+    COUNTS += row * num_tiles
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    most = tl.max(tl.load(COUNTS + tiles, mask=tiles < num_tiles, other=0), 0)
+    if tl.load(ROWS + 12) == 0.0:
+        tl.store(CUTS + row, float("inf"))
+        tl.store(LASTS + row, V)
+    elif most <= SLOTS:
+        first = row * num_tiles * SLOTS
+        _search(
+            FOUND + first, TOKENS + first, COUNTS, ROWS, CUTS + row, LASTS + row, num_tiles * SLOTS,
+            KIND, SLOTS, TILES * SLOTS,
+        )  # fmt: skip
+    else:
+        _search(SCORES + row * row_stride, TOKENS, COUNTS, ROWS, CUTS + row, LASTS + row, V, KIND, 0, CHUNK)
+
+
+@triton.jit
+def _cut_beyond(
+    SCORES, OUT, ROWS, CUTS, LASTS, V, row_stride, filler,
+    KIND: tl.constexpr, FACTS: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = tile * TILE + tl.arange(0, TILE)
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    ROWS += row * FACTS
+    highest, whole = tl.load(ROWS).to(tl.float32), tl.load(ROWS + 1).to(tl.float32)
+    entropy, cut = tl.load(ROWS + 2).to(tl.float32), tl.load(CUTS + row)
+    scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
+    distance = _measure(scores, highest, whole, entropy, KIND)
+    is_far = distance > cut
+    if KIND == 0:
+        is_far = is_far | ((distance == cut) & (token > tl.load(LASTS + row)))
+    tl.store(OUT + row * V + token, tl.where(is_far, filler, scores), mask=token < V)
+
+
+def cut_beyond(scores: torch.Tensor, wanted: torch.Tensor, kind: str, filler: float) -> torch.Tensor:
+    """The scores (rows, vocab) float32 with all but the nearest of each row at `filler`.
+
+    Nearest are the highest, until they reach a probability ("top_p", of equals the first ones) or a number ("top_k",
+    all equals, 0 for all scores); or those whose surprise is nearest to the entropy, until they reach a probability
+    ("typical"). `wanted` is (rows or 1, 1); a row that does not reach it stays as it is.
+    """
+    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    rows, vocab = scores.shape
+    device = scores.device
+    sums, tiles = sum_rows(scores)
+    out = torch.empty(rows, vocab, dtype=scores.dtype, device=device)
+    sizes = [rows * tiles * STEPS, rows * tiles * STEPS, rows * tiles * SLOTS, rows]
+    masses, finer, found, cuts = torch.empty(sum(sizes), dtype=torch.float32, device=device).split(sizes)
+    numbers = [rows * tiles, rows * tiles * SLOTS, rows]
+    counts, tokens, lasts = torch.empty(sum(numbers), dtype=torch.int32, device=device).split(numbers)
+    facts = torch.empty(rows * FACTS, dtype=torch.float64, device=device)
+    options = launch_options()
+    wide = {"TILE": TILE, "TILES": count_joined(tiles), "num_warps": WARPS, **options}
+    stride, wanted_stride = scores.stride(0), 0 if len(wanted) == 1 else 1
+    for is_first, into, before in ((True, masses, finer), (False, finer, masses)):
+        launch(
+            _weigh,
+            (rows, tiles),
+            scores,
+            sums,
+            wanted,
+            facts,
+            into,
+            before,
+            vocab,
+            stride,
+            wanted_stride,
+            tiles,
+            FAR,
+            KIND=NEAREST.index(kind),
+            IS_FIRST=is_first,
+            NUM=SUMS,
+            FACTS=FACTS,
+            STEPS=STEPS,
+            CHUNK=WEIGHED,
+            **wide,
+        )
+    launch(
+        _gather,
+        (rows, tiles),
+        scores,
+        facts,
+        finer,
+        counts,
+        found,
+        tokens,
+        vocab,
+        stride,
+        tiles,
+        KIND=NEAREST.index(kind),
+        FACTS=FACTS,
+        STEPS=STEPS,
+        SLOTS=SLOTS,
+        **wide,
+    )
+    launch(
+        _find,
+        (rows,),
+        scores,
+        found,
+        tokens,
+        counts,
+        facts,
+        cuts,
+        lasts,
+        vocab,
+        stride,
+        tiles,
+        KIND=NEAREST.index(kind),
+        FACTS=FACTS,
+        SLOTS=SLOTS,
+        TILES=wide["TILES"],
+        CHUNK=CHUNK,
+        num_warps=WARPS,
+        **options,
+    )
+    launch(
+        _cut_beyond,
+        (rows, tiles),
+        scores,
+        out,
+        facts,
+        cuts,
+        lasts,
+        vocab,
+        stride,
+        filler,
+        KIND=NEAREST.index(kind),
+        FACTS=FACTS,
+        TILE=TILE,
+        num_warps=WARPS,
+        **options,
+    )
+    return out

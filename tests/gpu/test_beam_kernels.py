@@ -1,0 +1,112 @@
+"""The kernels of a beam search's step beside the same operator by operator.
+
+They run on a GPU, or slowly in Triton's interpreter: `TRITON_INTERPRET=1 pytest tests/gpu/test_beam_kernels.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+
+from unspool.decoding.beams.selection import Selection, read_candidates, select_by_operators
+from unspool.decoding.beams.settings import NEVER, BeamSettings
+
+HAS_GPU = torch.cuda.is_available()
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
+DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+INF = float("inf")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter counts with numpy
+    pytest.mark.skipif(not HAS_GPU and not IS_INTERPRETED, reason="needs a CUDA device or Triton's interpreter"),
+]
+
+
+def make_settings(num_beams: int, num_ends: int) -> BeamSettings:
+    ends = tuple(range(3, 3 + num_ends))
+    return BeamSettings(num_beams, 1, 1.0, False, False, eos_token_ids=ends, max_new_tokens=9)
+
+
+def choose(logits: torch.Tensor, running: torch.Tensor, settings: BeamSettings, **more: Any) -> Selection:
+    from unspool.kernels.gpu.sampling.beams import choose_beams
+
+    ends = torch.tensor(settings.eos_token_ids, dtype=torch.int64, device=DEVICE)
+    counts = {"num_beams": settings.num_beams, "num_candidates": settings.num_candidates, "never": NEVER}
+    told = {"is_normalised": False, **counts, **more}
+    found = choose_beams(logits.to(DEVICE), running.to(DEVICE), ends, **told)
+    return Selection(*(one.cpu() for one in found))
+
+
+def check(found: Selection, expected: Selection) -> None:
+    own, theirs = read_candidates(found.packed), read_candidates(expected.packed)
+    assert own[:2] == theirs[:2]
+    torch.testing.assert_close(torch.tensor(own[2]), torch.tensor(theirs[2]), rtol=1e-6, atol=2e-6)
+    assert found.parents.tolist() == expected.parents.tolist()
+    assert found.tokens.tolist() == expected.tokens.tolist()
+    torch.testing.assert_close(found.running, expected.running, rtol=1e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("num_beams,num_ends", [(2, 0), (4, 1), (3, 4), (10, 2)])
+@pytest.mark.parametrize("vocab", [9_000, 60])
+@pytest.mark.parametrize("is_normalised", [False, True])
+def test_candidates_and_beams(num_beams: int, num_ends: int, vocab: int, is_normalised: bool) -> None:
+    settings = make_settings(num_beams, num_ends)
+    generator = torch.Generator().manual_seed(num_beams)
+    for prompts in (1, 3):
+        logits = torch.randn(prompts * num_beams, vocab, generator=generator) * 3
+        logits[:, 3 : 3 + num_ends] += 9.0  # ends are among the candidates
+        running = -torch.rand(prompts * num_beams, generator=generator) * 3
+        logprobs = logits.log_softmax(-1)
+        ends = torch.tensor(settings.eos_token_ids, dtype=torch.int64)
+        found = choose(logprobs if is_normalised else logits, running, settings, is_normalised=is_normalised)
+        check(found, select_by_operators(logprobs, running, ends, settings))
+
+
+def test_the_first_step_has_one_beam_a_prompt() -> None:
+    settings = make_settings(4, 1)
+    logits = (torch.randn(2, 500, generator=torch.Generator().manual_seed(1)) * 3).repeat_interleave(4, 0)
+    logits[:4, 3] += 20.0  # an end comes first: all others that go on are this beam's too
+    running = torch.tensor([0.0, NEVER, NEVER, NEVER]).repeat(2)
+    found = choose(logits, running, settings)
+    check(found, select_by_operators(logits.log_softmax(-1), running, torch.tensor([3]), settings))
+    assert found.parents.tolist() == [0] * 4 + [4] * 4
+
+
+def test_forbidden_tokens_come_last() -> None:
+    settings = make_settings(2, 1)
+    logits = torch.full((4, 5_000), -INF)
+    logits[0, 3], logits[1, 4_999] = 1.0, 2.0
+    logits[2:, 10:20] = torch.arange(20.0).view(2, 10)
+    found = choose(logits, torch.tensor([-1.0, -2.0, -0.5, 0.0]), settings)
+    tokens, beams, best = read_candidates(found.packed)
+    assert tokens[0][:2] == [3, 4_999] and beams[0][:2] == [0, 1] and best[0][:2] == [-1.0, -2.0]
+    assert best[0][2:] == [-INF, -INF] and all(0 <= token < 5_000 for token in tokens[0])
+    # The one that does not end goes on, then the one that does, crossed out, before what is impossible.
+    assert found.tokens[:2].tolist() == [4_999, 3] and found.parents[:2].tolist() == [1, 0]
+    assert found.running[:2].tolist() == [-2.0, torch.tensor(-1.0 + NEVER, dtype=torch.float32).item()]
+    assert tokens[1] == [19, 19, 18, 18] and beams[1] == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("is_normalised", [False, True])
+def test_what_is_no_number_is_found_first(is_normalised: bool) -> None:
+    settings = make_settings(2, 1)
+    logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(1))
+    logits[1, 7] = float("nan")
+    scores = logits.log_softmax(-1) if is_normalised else logits
+    found = choose(scores, torch.zeros(4), settings, is_normalised=is_normalised)
+    _, beams, best = read_candidates(found.packed)
+    assert beams[0] == [1] * 4 and all(one != one for one in best[0])
+    assert not any(one != one for one in best[1])
+
+
+def test_infinite_scores_are_numbers() -> None:
+    settings = make_settings(2, 1)
+    scores = torch.randn(2, 300, generator=torch.Generator().manual_seed(1))
+    scores[1, 7] = INF  # as a bias makes them
+    found = choose(scores, torch.zeros(2), settings, is_normalised=True)
+    check(found, select_by_operators(scores, torch.zeros(2), torch.tensor([3]), settings))
+    assert read_candidates(found.packed)[2][0][0] == INF
