@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -75,3 +77,32 @@ def test_a_first_call_compiles_nothing_itself(compiled: list[str]) -> None:
     unspool.generate(model, ids[:, :16], **call, do_sample=True, seed=4)
     assert compiled == []
     assert torch.equal(greedy, unspool.generate(model, ids, **call, do_sample=False))
+
+
+LAUNCHER = """
+#include <Python.h>
+static PyObject *launch(PyObject *self, PyObject *args) { return PyLong_FromLong(%d); }
+static PyMethodDef methods[] = {{"launch", launch, METH_VARARGS, ""}, {NULL, NULL, 0, NULL}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "__triton_launcher", NULL, -1, methods};
+PyMODINIT_FUNC PyInit___triton_launcher(void) { return PyModule_Create(&module); }
+"""
+
+
+def test_threads_that_load_launchers_get_their_own() -> None:
+    """As Triton loads them, six threads took another's function some forty times in this test."""
+    from triton.runtime.build import compile_module_from_src
+
+    import unspool.kernels.gpu.launching  # noqa: F401 - which has them loaded in turn
+
+    def load(number: int) -> int:
+        return int(compile_module_from_src(LAUNCHER % number, "__triton_launcher").launch())
+
+    assert [load(number) for number in range(6)] == list(range(6))
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(6) as threads:
+            found = list(threads.map(load, list(range(6)) * 400))
+    finally:
+        sys.setswitchinterval(usual)
+    assert found == list(range(6)) * 400

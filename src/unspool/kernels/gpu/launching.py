@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra import cuda as tlx
+from triton.runtime import build as launchers
 
 HOPPER: Final = (9, 0)
 LINE_BYTES: Final = 128  # of a cache
@@ -27,6 +29,28 @@ _under_way: dict[int, dict[int, Any]] = {}  # kernels that are being compiled: w
 _compilers: set[threading.Thread] = set()
 _usual: list[float] = []  # how long a turn was before it was made short
 _turns_lock = threading.Lock()
+
+
+def load_launchers_one_by_one() -> None:
+    """Let threads load the functions that launch kernels in turn, and keep what each has loaded.
+
+    Triton's modules of these functions have one name. Python makes one of them for all, and puts another function into
+    it whenever a launcher is loaded again: a thread would take the one of another thread's kernel.
+    """
+    load = getattr(launchers, "_load_module_from_path", None)
+    if load is None or hasattr(load, "unspool"):  # another Triton, or done already
+        return
+    lock = threading.Lock()
+
+    def load_alone(name: str, path: str) -> Any:
+        with lock:
+            return SimpleNamespace(**vars(load(name, path)))
+
+    load_alone.unspool = True  # type: ignore[attr-defined]
+    launchers._load_module_from_path = load_alone
+
+
+load_launchers_one_by_one()
 
 
 @cache
