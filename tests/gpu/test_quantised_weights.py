@@ -50,20 +50,22 @@ def test_words_and_numbers_agree(name: str, kind: str, rows: int) -> None:
 @pytest.mark.parametrize("rows", [2, 7, 40])
 def test_words_and_numbers_agree_in_halves(name: str, kind: str, rows: int) -> None:
     """Steps of several rows on the tensor cores, whose numbers are rounded to the model's dtype as the unpacked are."""
-    lm = unspool.load(GOLDENS / "models" / name, device="cuda", dtype="bfloat16", quantize=kind)
     ids = torch.randint(3, 90, (rows, 12), generator=torch.Generator().manual_seed(0)).cuda()
 
-    def step() -> torch.Tensor:
-        cache = lm.model.new_cache("dynamic", rows, 16)
-        lm.model.forward(ids[:, :11], cache)
-        forward = lm.model.forward(ids[:, 11:], cache)
+    def step(model: Any) -> torch.Tensor:
+        cache = model.new_cache("dynamic", rows, 16)
+        model.forward(ids[:, :11], cache)
+        forward = model.forward(ids[:, 11:], cache)
         assert forward.path == "captured"
         return forward.logits.double()
 
-    packed = step()
+    exact = step(unspool.load(GOLDENS / "models" / name, device="cuda", dtype="float32", quantize=kind).model)
+    lm = unspool.load(GOLDENS / "models" / name, device="cuda", dtype="bfloat16", quantize=kind)
+    packed = step(lm.model)
     unpack_model(lm.model)
-    plain = step()
-    assert (packed - plain).norm() / plain.norm() < 2e-2
+    plain = step(lm.model)
+    # These small random models make much of a rounding: two ways of rounding differ by up to a tenth of the logits.
+    assert (packed - exact).norm() < 3 * (plain - exact).norm() + 1e-2 * exact.norm()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -85,10 +87,11 @@ def test_rounded_inputs_change_little(name: str, dtype: str, monkeypatch: pytest
         lm = unspool.load(GOLDENS / "models" / name, device="cuda", dtype=dtype, quantize="int4")
         found[way] = step(lm.model)
     unpack_model(lm.model)
-    exact = step(lm.model)
+    plain = step(lm.model)
+    exact = step(unspool.load(GOLDENS / "models" / name, device="cuda", dtype="float32", quantize="int4").model)
     assert not torch.equal(found["on"], found["off"])
-    assert (found["off"] - exact).norm() < 3e-2 * exact.norm()
-    assert (found["on"] - exact).norm() < 8e-2 * exact.norm()
+    assert (found["off"] - exact).norm() < 3 * (plain - exact).norm() + 1e-2 * exact.norm()
+    assert (found["on"] - exact).norm() < 1e-1 * exact.norm()
 
 
 def test_a_gguf_stays_packed() -> None:
