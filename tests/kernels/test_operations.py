@@ -76,6 +76,17 @@ def test_rotation_turns_neighbouring_pairs(dtype: torch.dtype) -> None:
         assert torch.allclose(heads[0, position, 1], expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotation_brings_halves_together(dtype: torch.dtype) -> None:
+    table = RotaryTable([0.5, 0.1, 0.7], gain=1.5, device=torch.device("cpu"))
+    halves = torch.randn(2, 3, 4, 8, dtype=dtype)  # six numbers turn, two stay
+    neighbours = halves[..., [0, 3, 1, 4, 2, 5, 6, 7]].clone()
+    factors = table.reserve(3)[None, :3, None]
+    rotate_(halves, factors, is_halved=True)
+    rotate_(neighbours, factors)
+    torch.testing.assert_close(halves, neighbours)
+
+
 def test_a_rotary_table_grows() -> None:
     table = RotaryTable([0.3], gain=1.0, device=torch.device("cpu"))
     before = table.reserve(10).clone()

@@ -7,7 +7,14 @@ from typing import Any
 
 from unspool.api.calls import generate
 from unspool.errors import SettingError
-from unspool.models.adapters import drop_twin, find_mixin, has_own_loop, is_transformers_model, set_native
+from unspool.models.adapters import (
+    drop_twin,
+    find_mixin,
+    has_own_loop,
+    is_transformers_model,
+    prepare_twin,
+    set_native,
+)
 
 _KEPT = "_unspool_kept"  # attribute of transformers' mixin that holds its own generate while ours is attached
 
@@ -27,6 +34,8 @@ def attach(model: Any = None, *, native: bool = True) -> Any:
     _check(model, "attach")
     set_native(model, native)
     model.__dict__["generate"] = functools.partial(_generate, model)
+    if native:
+        prepare_twin(model)
     return model
 
 

@@ -30,6 +30,7 @@ from unspool.decoding.returns import append_rows, build_output
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.speculative.making import check_cache, check_processors, make_drafter
+from unspool.decoding.tails import prepare_draws
 from unspool.errors import ResourceError, SettingError, UnsupportedError
 from unspool.logits import LogitsProcessorList
 from unspool.logits.pipeline import build_processors
@@ -331,6 +332,9 @@ class Run:
         candidates = make_candidates(plan, reader, self.record.observer)
         if settings.prompt_logprobs is not None:
             self.prompt_logprobs = read_prompt_logprobs(reader, rows, settings.prompt_logprobs)
+        if plan.do_sample and plan.num_beams == 1:
+            vocab = self._model.info.vocab_size
+            prepare_draws(scorer.divide(whole=False)[1], prompts.num_rows * plan.copies, vocab, rows.device)
         reader.prefill(rows)
         if plan.copies > 1:
             index = [row for row in range(prompts.num_rows) for _ in range(plan.copies)]

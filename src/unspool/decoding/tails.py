@@ -10,6 +10,7 @@ from unspool.kernels.draws import draw_rows
 from unspool.kernels.presence import runs_kernels
 from unspool.logits.fused import FusedTail
 
+_prepared: set[tuple[torch.device, int, tuple[int, ...] | None]] = set()  # compiled in this process
 MOST_RANKED = 256  # candidates that kernels rank by comparing each with each: 1,000 take three times what a sort takes
 
 
@@ -17,10 +18,40 @@ def draw_from_tail(tail: FusedTail, scores: torch.Tensor, uniforms: torch.Tensor
     """The tokens (rows,) drawn from what the tail leaves of scores (rows, vocab)."""
     if scores.device.type == "cpu":
         return draw_by_library(tail, scores, uniforms)
-    is_ranked = tail.can_be_ranked and tail.top_k is not None and tail.top_k.largest <= MOST_RANKED
-    if is_ranked and scores.dtype == torch.float32 and runs_kernels(scores.device):
+    if _can_rank(tail) and scores.dtype == torch.float32 and runs_kernels(scores.device):
         return draw_by_kernels(tail, scores, uniforms)
     return draw_by_operators(tail, scores, uniforms)
+
+
+def _can_rank(tail: FusedTail) -> bool:
+    return tail.can_be_ranked and tail.top_k is not None and tail.top_k.largest <= MOST_RANKED
+
+
+def prepare_draws(tail: FusedTail | None, num_rows: int, vocab: int, device: torch.device) -> None:
+    """Start compiling the kernels of a call's draws, so that they are there once its prompts have been read."""
+    if not runs_kernels(device) or (tail is not None and not _can_rank(tail)):
+        return
+    key = (device, vocab, None if tail is None else _describe(tail))
+    if key in _prepared:
+        return
+    _prepared.add(key)
+    from unspool.kernels.gpu.launching import compile_beside  # Triton is imported where a GPU is used
+    from unspool.kernels.gpu.sampling.row_draw import draw_row
+
+    nowhere = torch.device("meta")  # kernels are compiled for dtypes and sizes
+    scores = torch.empty(num_rows, vocab, dtype=torch.float32, device=nowhere)
+    uniforms = torch.empty(num_rows, dtype=torch.float64, device=nowhere)
+    if tail is None:
+        compile_beside(lambda: draw_row(scores, uniforms))
+    else:
+        compile_beside(lambda: draw_by_kernels(tail, scores, uniforms))
+
+
+def _describe(tail: FusedTail) -> tuple[int, ...]:
+    """What the kernels of a tail are compiled for."""
+    assert tail.top_k is not None
+    others = (tail.temperature, tail.top_p, tail.min_p, tail.top_a, tail.typical, tail.epsilon, tail.eta)
+    return (tail.top_k.largest, *(other is not None for other in others))
 
 
 def draw_by_library(tail: FusedTail, scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:

@@ -39,12 +39,23 @@ class RotaryTable:
         return self.table
 
 
-def rotate_(heads: torch.Tensor, factors: torch.Tensor) -> None:
-    """Rotate the pairs at the front of each head (rows, new, heads, width) by factors (rows or 1, new, 1, pairs)."""
+def rotate_(heads: torch.Tensor, factors: torch.Tensor, *, is_halved: bool = False) -> None:
+    """Rotate the pairs at the front of each head (rows, new, heads, width) by factors (rows or 1, new, 1, pairs).
+
+    The rotated pairs are neighbours; before, they may be the two halves of what is rotated (`is_halved`).
+    """
     turned = heads[..., : 2 * factors.shape[-1]]
     pairs = turned.view(*turned.shape[:-1], -1, 2)
-    if heads.dtype == torch.float32:
+    if heads.dtype == torch.float32 and not is_halved:
         torch.view_as_complex(pairs).mul_(factors)
         return
-    wide = torch.view_as_complex(pairs.to(torch.float32, memory_format=torch.contiguous_format))
+    given = split_pairs(turned, is_halved=is_halved)
+    wide = torch.view_as_complex(given.to(torch.float32, memory_format=torch.contiguous_format, copy=True))
     pairs.copy_(torch.view_as_real(wide * factors))
+
+
+def split_pairs(turned: torch.Tensor, *, is_halved: bool) -> torch.Tensor:
+    """The pairs (…, pairs, 2) of what is rotated of heads (…, width): neighbours, or one number of each half."""
+    if is_halved:
+        return turned.view(*turned.shape[:-1], 2, -1).transpose(-1, -2)
+    return turned.view(*turned.shape[:-1], -1, 2)

@@ -22,6 +22,7 @@ from unspool.models.adapters import Adapted
 from unspool.models.adapters.folder import load_adapted
 from unspool.models.assembly import Packing
 from unspool.models.native import NativeModel
+from unspool.models.paths.captured_ahead import start_triton
 from unspool.models.registry import build_model, can_pack, find_family, name_architecture
 from unspool.shortage import is_out_of_memory
 from unspool.text import Tokenizer, open_tokenizer, tokenizer_from_gguf
@@ -88,6 +89,7 @@ def load_parts(
     """Open a model's files and read its weights once, into the form they are kept in."""
     where = _choose_device(device)
     asked = _read_dtype(dtype)
+    start_triton(where)
     try:
         return _load_parts(name, where, asked, quantize, threads, revision, offline, progress, native, hub)
     except (MemoryError, RuntimeError, OSError) as error:

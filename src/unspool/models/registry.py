@@ -36,7 +36,6 @@ from unspool.models.families.phi import PHI, PHI3
 from unspool.models.families.t5 import MT5, T5, UMT5
 from unspool.models.families.whisper import WHISPER
 from unspool.models.native import NativeModel
-from unspool.models.paths.captured import prepare_captures
 from unspool.models.weights import WeightSource
 from unspool.registry import Table
 
@@ -129,8 +128,6 @@ def build_model(
     place = torch.device(device)
     family = describe_gguf(config) if is_gguf else describe(config)
     kept = dtype or _default_dtype(config, place)
-    if isinstance(family, DecoderFamily):
-        prepare_captures(place)
     if packing is None:
         return family.build(config, tensors, is_gguf=is_gguf, device=place, dtype=kept, progress=progress)
     if not isinstance(family, DecoderFamily | PairFamily):

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from unspool.models.weights import MemorySource
+from unspool.models.weights import MemorySource, WeightSource
 
 
 class SharedSource(MemorySource):
     """Parameters that a native model shares with the object that owns them.
 
     A matrix that is used as it is stays where it is. Matrices that are stacked are copied into one buffer, and the
-    owner's parameters become views of it, so that nothing is held twice. What a native model keeps in another order
-    (queries and keys of rotary models) is copied, and the owner keeps its own.
+    owner's parameters become views of it, so that nothing is held twice: queries and keys of rotary models stay in
+    the owner's order for it. What a native model keeps in another order is copied, and the owner keeps its own.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -33,3 +33,11 @@ class SharedSource(MemorySource):
         held = self._parameters[name]
         if held.shape == view.shape and held.dtype == view.dtype and held.device == view.device:
             held.data = view
+
+
+def without_numbers(source: WeightSource, dtype: torch.dtype) -> MemorySource:
+    """A source of the same names and shapes, whose tensors have no memory."""
+    made = {name: torch.empty(source.info(name).shape, dtype=dtype, device="meta") for name in source.names()}
+    if isinstance(source, SharedSource):
+        return SharedSource({name: nn.Parameter(tensor) for name, tensor in made.items()})
+    return MemorySource(made)

@@ -62,7 +62,7 @@ class Layer(ctypes.Structure):
         *((name, Matrix) for name in ("qkv", "out", "up", "down")),
         ("rope", ctypes.c_void_p),
         ("scale", ctypes.c_float),
-        ("unused", ctypes.c_int32),
+        ("is_halved", ctypes.c_int32),
         ("cross_norm", Norm),
         ("cross_q", Matrix),
         ("cross_out", Matrix),

@@ -1,16 +1,15 @@
-"""Launching kernels: compiled in parallel the first time, started by the shortest way later, and overlapped with the
-kernel before.
+"""Launching kernels: compiled in parallel the first time, and overlapped with the kernel before.
 
-The overlap is programmatic dependent launch (PDL): a kernel may start before the one it reads from has ended. Triton's
-own way to start a kernel that it has compiled takes the host some 30 µs, mostly to find out which one that is.
+The overlap is programmatic dependent launch (PDL): a kernel may start before the one it reads from has ended.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, Final
 
@@ -19,12 +18,17 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda as tlx
 
+from unspool.kernels.gpu.starting import start
+
 HOPPER: Final = (9, 0)
 LINE_BYTES: Final = 128  # of a cache
-_MOST_COMPILERS: Final = 12  # threads
-KNOWS_START: Final = triton.__version__.startswith("3.6.")  # of the versions that our way was tried with
+_MOST_COMPILERS: Final = 6  # threads: half of a kernel's compilation holds Python's lock
+_SHORT_TURN: Final = 2e-4  # seconds that a thread may keep Python's lock while others compile
 _state = threading.local()
-_started: dict[Any, tuple[Any, list[Any]]] = {}  # compiled kernels and their constants
+_under_way: dict[int, dict[int, Any]] = {}  # kernels that are being compiled: what each of their variants will be
+_compilers: set[threading.Thread] = set()
+_usual: list[float] = []  # how long a turn was before it was made short
+_turns_lock = threading.Lock()
 
 
 @cache
@@ -40,58 +44,39 @@ def launch_options() -> dict[str, Any]:
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
     """Launch a kernel; inside `compile_ahead`, only compile it."""
-    if getattr(_state, "only_compiles", False):
-        kernel.warmup(*args, grid=grid, **options)
+    begun: set[int] | None = getattr(_state, "begun", None)
+    if begun is not None:
+        variant = kernel.warmup(*args, grid=grid, **options)
+        if hasattr(variant, "future"):
+            _under_way.setdefault(id(kernel), {})[id(variant)] = variant
+            begun.add(id(kernel))
         return
-    if not KNOWS_START or type(kernel) is not triton.JITFunction:
-        kernel[grid](*args, **options)
-        return
-    device = torch._C._cuda_getDevice()
-    described = describe_arguments(args)
-    key = None if described is None else (id(kernel), device, tuple(options.items()), tuple(described[0]))
-    known = None if key is None else _started.get(key)
-    if known is None:
-        compiled = kernel[grid](*args, **options)
-        constants = _list_constants(kernel, len(args), options)
-        if key is not None and constants is not None:
-            _started[key] = (compiled, constants)
-        return
-    compiled, constants = known
-    assert described is not None
-    x, y, z = (*grid, 1, 1)[:3]
-    stream = torch._C._cuda_getCurrentRawStream(device)
-    function, metadata = compiled.function, compiled.packed_metadata
-    compiled.run(x, y, z, stream, function, metadata, None, None, None, *described[1], *constants)
+    if _under_way:
+        for variant in list(_under_way.get(id(kernel), {}).values()):  # compiling it here as well would take longer
+            variant.result(ignore_errors=True)
+    start(kernel, grid, args, options)
 
 
-def describe_arguments(args: Sequence[Any]) -> tuple[list[Any], list[Any]] | None:
-    """What Triton compiles kernels for: each argument's type, whether an address or a number is a multiple of 16, and
-    whether a number is 1. And the arguments as a compiled kernel takes them. None if there are others."""
-    kinds: list[Any] = []
-    values: list[Any] = []
-    for arg in args:
-        if isinstance(arg, torch.Tensor) and arg.is_cuda:
-            address = arg.data_ptr()
-            kinds.append((arg.dtype,) if address & 15 else arg.dtype)
-            values.append(address)
-        elif type(arg) is int and -(1 << 63) <= arg < 1 << 63:
-            is_wide = not -(1 << 31) <= arg < 1 << 31
-            kinds.append((is_wide, arg == 1, arg & 15 == 0))
-            values.append(arg)
-        elif type(arg) is float:
-            kinds.append(float)
-            values.append(arg)
-        else:
-            return None
-    return kinds, values
+class _Compilers(ThreadPoolExecutor):
+    """Threads that compile a kernel and load it: the function that launches it is a C compiler's work of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(_MOST_COMPILERS, "unspool compiler")
+        self._device = torch.cuda.current_device()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        def work() -> Any:
+            kernel = fn(*args, **kwargs)
+            with suppress(Exception), torch.cuda.device(self._device):  # the first launch raises it again
+                _ = kernel.run
+            return kernel
+
+        return super().submit(work)
 
 
-def _list_constants(kernel: Any, num_args: int, options: dict[str, Any]) -> list[Any] | None:
-    """The values of the parameters after the first `num_args`, if all are constants that `options` names."""
-    given, constants = kernel.params[:num_args], kernel.params[num_args:]
-    if any(one.is_constexpr for one in given) or not all(one.is_constexpr and one.name in options for one in constants):
-        return None
-    return [options[one.name] for one in constants]
+def can_compile_ahead() -> bool:
+    """Whether this Triton compiles without launching, for a GPU that is there."""
+    return hasattr(triton, "AsyncCompileMode") and torch.cuda.is_available()
 
 
 @contextmanager
@@ -100,15 +85,55 @@ def compile_ahead() -> Iterator[None]:
 
     The first step on a machine would otherwise compile some ten kernels one after the other.
     """
-    if not hasattr(triton, "AsyncCompileMode") or not torch.cuda.is_available():
+    if not can_compile_ahead():
         yield
         return
-    _state.only_compiles = True
+    begun: set[int] = set()
+    _state.begun = begun
     try:
-        with ThreadPoolExecutor(_MOST_COMPILERS) as threads, triton.AsyncCompileMode(threads):
+        with _Compilers() as threads, triton.AsyncCompileMode(threads):
             yield
     finally:
-        _state.only_compiles = False
+        _state.begun = None
+        for kernel in begun:
+            _under_way.pop(kernel, None)
+
+
+def compile_beside(work: Callable[[], object]) -> None:
+    """Compile what `work` launches in another thread; an error there leaves kernels to those who launch them."""
+    if not can_compile_ahead():
+        return
+    device = torch.cuda.current_device()
+
+    def run() -> None:
+        try:
+            with suppress(Exception), torch.cuda.device(device), torch.inference_mode(), compile_ahead():
+                work()
+        finally:
+            _leave()
+
+    thread = threading.Thread(target=run, name="unspool kernels", daemon=True)
+    with _turns_lock:
+        if not _compilers:  # a thread that does little between its waits, as one that reads weights, would wait long
+            _usual.append(sys.getswitchinterval())
+            sys.setswitchinterval(min(_SHORT_TURN, _usual[-1]))
+        _compilers.add(thread)
+    thread.start()
+
+
+def _leave() -> None:
+    """The last thread that compiles beside others gives Python's lock its usual turns again."""
+    with _turns_lock:
+        _compilers.discard(threading.current_thread())
+        if not _compilers and _usual:
+            sys.setswitchinterval(_usual.pop())
+
+
+def wait_for_compilers() -> None:
+    """Return once nothing is compiled beside."""
+    for thread in list(_compilers):
+        if thread is not threading.current_thread():
+            thread.join()
 
 
 @triton.jit

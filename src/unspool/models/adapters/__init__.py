@@ -24,7 +24,7 @@ from unspool.models.adapters.settings import (
     is_theirs,
     read_settings,
 )
-from unspool.models.adapters.twin import drop_twin
+from unspool.models.adapters.twin import drop_twin, prepare_twin
 
 __all__ = [
     "Adapted",
@@ -45,6 +45,7 @@ __all__ = [
     "list_inputs",
     "open_call",
     "prepare_call",
+    "prepare_twin",
     "prepare_with",
     "read_settings",
     "run_own_loop",

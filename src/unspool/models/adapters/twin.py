@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -46,9 +47,26 @@ def find_twin(model: Any) -> tuple[NativeModel | None, str]:
     return known.native, known.reason
 
 
+def prepare_twin(model: Any) -> None:
+    """Start compiling the kernels of an object that will run natively on a GPU."""
+    parameter = next(model.parameters(), None)
+    if parameter is None or parameter.device.type != "cuda" or _PLACE in model.__dict__ or _explain(model):
+        return
+    config = _read_config(model)
+    family = find_family(config)
+    assert isinstance(family, DecoderFamily)  # `_explain` has nothing to say
+    with suppress(UnspoolError):  # the first call says what can't be
+        family.prepare(config, SharedSource(dict(model.named_parameters())), parameter.device, parameter.dtype)
+
+
+def _read_config(model: Any) -> dict[str, Any]:
+    return {**model.config.to_dict(), "architectures": [type(model).__name__]}
+
+
+@torch.no_grad()  # parameters ask for gradients, which what is made of them must not carry
 def _build(model: Any) -> Twin:
     parameter = next(model.parameters())
-    config = model.config.to_dict() | {"architectures": [type(model).__name__]}
+    config = _read_config(model)
     held = dict(model.named_parameters())  # a tied one once
     try:
         native = build_model(config, SharedSource(held), device=parameter.device, dtype=parameter.dtype)

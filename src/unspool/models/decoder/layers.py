@@ -73,6 +73,7 @@ class Layer:
     post_ffn_norm: Norm | None
     mixture: Mixture | None = None
     sinks: torch.Tensor | None = None  # (heads,)
+    is_halved: bool = False  # queries and keys have rotary pairs as the two halves of a head, until they are rotated
 
 
 @dataclass(slots=True)
@@ -186,9 +187,10 @@ def _assemble_layer(assembler: Assembler, spec: DecoderSpec, names: WeightNames,
     mixed = names.mixture if spec.mixture_of(index) is not None else None
     attn_norm = norm(names.attn_norm, has_inner)
     up, down = _assemble_feed(assembler, spec, names, index)
+    is_halved = _keeps_halves(assembler, spec, names, index)
     layer = Layer(
         attn_norm=attn_norm,
-        qkv=_assemble_qkv(assembler, spec, names, start),
+        qkv=_assemble_qkv(assembler, spec, names, start, is_halved),
         out=linear(names.out, spec.hidden_size, spec.num_heads * spec.head_dim, spec.has_out_bias),
         ffn_norm=norm(names.ffn_norm, spec.has_ffn_norm and has_inner),
         up=up,
@@ -199,9 +201,21 @@ def _assemble_layer(assembler: Assembler, spec: DecoderSpec, names: WeightNames,
         post_ffn_norm=norm(names.post_ffn_norm, has_outer),
         mixture=assemble_mixture(assembler, spec, mixed, start) if mixed is not None else None,
         sinks=assembler.take(start + names.sinks, spec.num_heads) if spec.has_sinks else None,
+        is_halved=is_halved,
     )
-    _pair_normed(layer, spec)
+    if not is_halved:
+        _pair_normed(layer, spec)
     return layer
+
+
+def _keeps_halves(assembler: Assembler, spec: DecoderSpec, names: WeightNames, index: int) -> bool:
+    """Whether queries and keys stay in the order of a stored checkpoint: if they are shared with their owner.
+
+    A layer that rotates nothing has them in our order, so that a cache has keys in one order, whoever wrote them.
+    """
+    is_turned = spec.rope is not None and not spec.rope.is_interleaved and index not in spec.unturned
+    is_shared = isinstance(assembler.source, SharedSource) and not assembler.packs(spec.hidden_size)
+    return is_turned and is_shared and names.qkv_layout == "stacked"
 
 
 def _assemble_feed(
@@ -264,7 +278,9 @@ def _norm_heads(spec: DecoderSpec, norm: Norm, heads: torch.Tensor) -> torch.Ten
     return F.rms_norm(heads, heads.shape[-1:], eps=norm.eps) * weight
 
 
-def _assemble_qkv(assembler: Assembler, spec: DecoderSpec, names: WeightNames, start: str) -> AnyLinear:
+def _assemble_qkv(
+    assembler: Assembler, spec: DecoderSpec, names: WeightNames, start: str, is_halved: bool
+) -> AnyLinear:
     query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     sizes = [query, key, key] if len(names.qkv) == 3 else [query + 2 * key]
     order = None
@@ -281,9 +297,10 @@ def _assemble_qkv(assembler: Assembler, spec: DecoderSpec, names: WeightNames, s
         has_bias=spec.has_qkv_bias,
         is_transposed=names.is_transposed,
         order=order,
-        is_changed=names.qkv_layout != "stacked" or (spec.rope is not None and not spec.rope.is_interleaved),
+        is_changed=not is_halved
+        and (names.qkv_layout != "stacked" or (spec.rope is not None and not spec.rope.is_interleaved)),
     )
-    if isinstance(qkv, Linear):
+    if isinstance(qkv, Linear) and not is_halved:
         for part in (qkv.weight, qkv.bias):
             if part is not None:
                 _order_qkv(part, spec, names)

@@ -10,12 +10,14 @@ import torch
 
 from unspool.errors import LoadError, UnsupportedError
 from unspool.models.assembly import Packing, Progress
-from unspool.models.decoder.layers import WeightNames, assemble_decoder
+from unspool.models.decoder.layers import DecoderWeights, WeightNames, assemble_decoder
 from unspool.models.decoder.model import Decoder
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.families.entry import FamilyEntry
 from unspool.models.families.gguf import find_gguf_names
+from unspool.models.paths.captured_ahead import META, prepare_decoder
 from unspool.models.settings import Settings
+from unspool.models.sharing import SharedSource, without_numbers
 from unspool.models.weights import WeightSource
 from unspool.protocols import LayerKind
 
@@ -41,16 +43,40 @@ class DecoderFamily(FamilyEntry):
         packing: Packing | None = None,
     ) -> Decoder:
         """The decoder of a config (or a GGUF header) and its weights."""
+        spec, names = self._describe(config, tensors, is_gguf=is_gguf)
+        if packing is None:
+            self._prepare(spec, names, tensors, device, dtype)
+        weights = assemble_decoder(spec, names, tensors, device, dtype, progress, packing)
+        return Decoder(spec, weights, {} if is_gguf else config, device, dtype)
+
+    def prepare(
+        self, config: Mapping[str, Any], tensors: WeightSource, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """Start compiling the kernels of the decoder that `build` would make of the same."""
+        self._prepare(*self._describe(config, tensors, is_gguf=False), tensors, device, dtype)
+
+    def _describe(
+        self, config: Mapping[str, Any], tensors: WeightSource, *, is_gguf: bool
+    ) -> tuple[DecoderSpec, WeightNames]:
         if is_gguf:
             header = Settings(config, "the GGUF header", f"{config['general.architecture']}.")
             if self.read_gguf is None:
                 raise UnsupportedError(f"{self.name} is read from config.json and safetensors, not from a GGUF file")
-            spec, names = self.read_gguf(header, tensors), self.find_gguf_names(header, tensors)
-        else:
-            settings = Settings(config)
-            spec, names = self.read_config(settings), self.find_names(settings, tensors)
-        weights = assemble_decoder(spec, names, tensors, device, dtype, progress, packing)
-        return Decoder(spec, weights, {} if is_gguf else config, device, dtype)
+            return self.read_gguf(header, tensors), self.find_gguf_names(header, tensors)
+        settings = Settings(config)
+        return self.read_config(settings), self.find_names(settings, tensors)
+
+    def _prepare(
+        self, spec: DecoderSpec, names: WeightNames, tensors: WeightSource, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        if device.type != "cuda":
+            return
+        source = without_numbers(tensors, dtype)
+
+        def assemble() -> DecoderWeights:
+            return assemble_decoder(spec, names, source, META, dtype)
+
+        prepare_decoder(spec, device, dtype, assemble, is_shared=isinstance(tensors, SharedSource))
 
 
 def fixed(names: WeightNames) -> Callable[[Settings, WeightSource], WeightNames]:

@@ -10,11 +10,10 @@ milliseconds once Triton has its kernels, and it serves every later cache.
 
 from __future__ import annotations
 
-import importlib
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -78,17 +77,6 @@ def explain_no_capture(
     if spec.mixture.num_chosen > _MOST_CHOSEN:
         return f"{spec.mixture.num_chosen} experts a token are more than kernels choose"
     return None
-
-
-def prepare_captures(device: torch.device) -> None:
-    """Start importing Triton and our kernels: it takes about a second, which the reading of weights hides."""
-    if device.type == "cuda" and has_triton():
-        threading.Thread(target=_import_kernels, name="unspool kernels", daemon=True).start()
-
-
-def _import_kernels() -> None:
-    with suppress(Exception):  # the import that needs them raises again
-        importlib.import_module("unspool.models.paths.captured_blocks")
 
 
 class CapturedSteps:
@@ -430,19 +418,21 @@ class CapturedStep:
         self._inputs.lengths.copy_(send(lengths, self._inputs.lengths.device, torch.int32))
 
     def _capture(self, starts: Sequence[int]) -> torch.cuda.CUDAGraph:
-        from unspool.kernels.gpu.launching import compile_ahead
+        from unspool.kernels.gpu.launching import compile_ahead, wait_for_compilers
 
+        wait_for_compilers()
         with compile_ahead():
-            self._launch()
+            self.launch()
         self._send_lengths(starts)
-        self._launch()  # one-time setup of kernels and libraries must not be captured
+        self.launch()  # one-time setup of kernels and libraries must not be captured
         self._send_lengths(starts)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._launch()
+            self.launch()
         return graph
 
-    def _launch(self) -> None:
+    def launch(self) -> None:
+        """Launch the kernels of the step."""
         from unspool.kernels.gpu.sampling.tokens import take_highest
 
         self._body.run(self._inputs, self._logits)

@@ -13,6 +13,7 @@ import torch
 from unspool.kernels.activations import find_activation
 from unspool.kernels.alibi import alibi_slopes
 from unspool.kernels.attention import attend
+from unspool.kernels.rotary import split_pairs
 from unspool.models.decoder.layers import DecoderWeights, Layer, norm_heads
 from unspool.models.decoder.plain_block import embed, finish, run_block
 from unspool.models.decoder.spec import DecoderSpec, RopeSpec
@@ -111,7 +112,8 @@ class StepFunction:
         queries, new_keys, new_values = torch.split(by_head, [heads, kv_heads, kv_heads], dim=2)
         queries, new_keys = norm_heads(spec, layer, queries, new_keys)
         if turns is not None and index not in spec.unturned:
-            queries, new_keys = _rotate(queries, *turns), _rotate(new_keys, *turns)
+            queries = _rotate(queries, *turns, is_halved=layer.is_halved)
+            new_keys = _rotate(new_keys, *turns, is_halved=layer.is_halved)
         own_rows = torch.arange(rows, device=qkv.device)[:, None]
         buffer[own_rows, positions] = torch.stack((new_keys, new_values), dim=2)  # (rows, new, 2, kv heads, width)
         held = buffer[:, : mask.shape[-1]]
@@ -127,10 +129,10 @@ class StepFunction:
         return read.transpose(1, 2).reshape(rows, num_new, heads * spec.head_dim)
 
 
-def _rotate(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+def _rotate(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, *, is_halved: bool) -> torch.Tensor:
     """Rotate the pairs at the front of each head (rows, new, heads, width)."""
     width = 2 * cosines.shape[-1]
-    first, second = heads[..., :width].to(torch.float32).reshape(*heads.shape[:-1], -1, 2).unbind(-1)
+    first, second = split_pairs(heads[..., :width].to(torch.float32), is_halved=is_halved).unbind(-1)
     turned = torch.stack((first * cosines - second * sines, first * sines + second * cosines), dim=-1)
     turned = turned.flatten(-2).to(heads.dtype)
     return turned if width == heads.shape[-1] else torch.cat((turned, heads[..., width:]), dim=-1)

@@ -153,6 +153,7 @@ class DescribedModel:
             up=describe_rows(layer.up),
             down=describe_rows(layer.down),
             scale=spec.scale_of(index),
+            is_halved=layer.is_halved,
             sinks=point(layer.sinks),
             **_describe_mixture(layer.mixture),
         )

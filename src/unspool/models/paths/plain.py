@@ -244,7 +244,7 @@ class PlainPass:
             queries, keys = norm_heads(spec, layer, qkv[:, :, :heads], qkv[:, :, heads : heads + kv_heads])
             qkv[:, :, :heads], qkv[:, :, heads : heads + kv_heads] = queries, keys
         if view.factors is not None and index not in spec.unturned:
-            self._rotate(qkv[:, :, : heads + kv_heads], view.factors)
+            self._rotate(qkv[:, :, : heads + kv_heads], view.factors, layer.is_halved)
         kv = qkv[:, :, heads:].view(rows, num_new, 2, kv_heads, spec.head_dim)
         scale, softcap = spec.scale_of(index), spec.attention_softcap
         sinks = None if layer.sinks is None else layer.sinks[None, :, None]
@@ -264,13 +264,13 @@ class PlainPass:
         )
         return layer.out(read.transpose(1, 2).reshape(rows, num_new, heads * spec.head_dim)), weights
 
-    def _rotate(self, heads: torch.Tensor, factors: torch.Tensor) -> None:
+    def _rotate(self, heads: torch.Tensor, factors: torch.Tensor, is_halved: bool) -> None:
         if self._has_kernels and _lies_in_order(heads):
             from unspool.kernels.gpu.attention.rotating import rotate_heads_  # Triton is imported where a GPU is used
 
-            rotate_heads_(heads, factors)
+            rotate_heads_(heads, factors, is_halved=is_halved)
         else:
-            rotate_(heads, factors)
+            rotate_(heads, factors, is_halved=is_halved)
 
     def _feed(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
         if layer.mixture is not None:

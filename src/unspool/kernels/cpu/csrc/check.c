@@ -455,6 +455,7 @@ static void check_run(void) {
         y->down = random_matrix(kind, m->hidden, m->ffn, bias);
         y->rope = below(2) ? keep(floats((size_t)longest * m->rope_width, 1.0f)) : NULL;
         y->scale = 1.0f / sqrtf((float)m->head_dim);
+        y->is_halved = below(2);
         y->cross_norm = random_norm(norm, m->hidden);
         y->cross_q = random_matrix(kind, m->num_heads * m->head_dim, m->hidden, bias);
         y->cross_out = random_matrix(kind, m->hidden, m->num_heads * m->head_dim, bias);

@@ -165,8 +165,8 @@ static void multiply(const us_matrix *w, int32_t first, int32_t count, const inp
         return;
     }
     const int is_q8 = w->kind == US_Q8;
-    const activations a = {in->quantised.quants + at * US_BLOCK, in->quantised.scales + at, in->quantised.sums + at,
-                           in->quantised.offsets + 2 * at};
+    activations a = {in->quantised.quants + at * US_BLOCK, in->quantised.scales + at, in->quantised.sums + at,
+                     in->quantised.offsets + 2 * at, NULL};
     const uint8_t *tile = (const uint8_t *)w->data + (size_t)(first / US_TILE) * blocks * us_block_bytes(w->kind);
     if (w->kind >= US_K4) {
         multiply_super(w->kind, tile, (int)blocks / us_count_blocks(w->kind), a, p.count, count > US_TILE, out);
@@ -184,6 +184,7 @@ static void multiply(const us_matrix *w, int32_t first, int32_t count, const inp
 #endif
 #if OUTPUTS > US_TILE
     if (count > US_TILE) {
+        if (p.part + 1 == p.parts) a.ahead = tile + 2 * blocks * us_block_bytes(w->kind);
         switch (p.count) { EVERY(tiles) }
         return;
     }
@@ -280,8 +281,14 @@ typedef struct {
     tiles tiles;        /* what this thread has unpacked */
 } run;
 
-static void rotate(float *head, const float *table, int32_t width) {
-    for (int32_t i = 0; i < width; i += 2) { /* pairs are neighbours; table: cosine, sine */
+/* Rotate pairs of neighbours; the numbers of a pair are brought together first if they stand in two halves. */
+static void rotate(float *head, const float *table, int32_t width, int32_t is_halved) {
+    if (is_halved) {
+        float halves[US_WIDEST_HEAD];
+        memcpy(halves, head, sizeof(float) * (size_t)width);
+        for (int32_t i = 0; i < width / 2; i++) head[2 * i] = halves[i], head[2 * i + 1] = halves[width / 2 + i];
+    }
+    for (int32_t i = 0; i < width; i += 2) { /* table: cosine, sine */
         float a = head[i], b = head[i + 1], c = table[i], s = table[i + 1];
         head[i] = a * c - b * s;
         head[i + 1] = b * c + a * s;
@@ -333,12 +340,12 @@ static void place_head(const run *r, const us_layer *layer, int32_t l, int32_t t
     for (int32_t h = kv * G; h < (kv + 1) * G; h++) {
         float *q = qkv + (size_t)h * D;
         norm_head(layer, &layer->q_norm, q, h, D);
-        if (table) rotate(q, table, m->rope_width);
+        if (table) rotate(q, table, m->rope_width, layer->is_halved);
         for (int32_t i = 0; i < D; i++) q[i] *= layer->scale;
     }
     float *k = qkv + (size_t)(H + kv) * D, *v = qkv + (size_t)(H + KV + kv) * D;
     norm_head(layer, &layer->k_norm, k, kv, D);
-    if (table) rotate(k, table, m->rope_width);
+    if (table) rotate(k, table, m->rope_width, layer->is_halved);
     if (job->own.rooms) return; /* kept once all have read what it is written over */
     float *to = find_place(&job->own, l, job->own_rows[token], job->own_places[token]) + (size_t)kv * D;
     memcpy(to, k, sizeof(float) * (size_t)D);
@@ -850,9 +857,11 @@ static void run_product(const void *argument, int32_t thread, us_team *team) {
 }
 
 #include "marks.h"
+#include "tournament.h"
 #include "draws.h"
+#include "own_lists.h"
 
 #define TEXT(a) #a
 #define QUOTED(a) TEXT(a)
 const us_kernels NAMED(us_, US_NAME) = {QUOTED(US_NAME), run_once, run_steps, run_product, run_first, run_tournament,
-                                         run_contexts, run_draws, run_row_draws};
+                                         run_contexts, run_draws, run_row_draws, run_own_lists};

@@ -21,6 +21,7 @@ from unspool.kernels.gpu.attention.split_attention import (
     HeadShape,
     Launch,
     SplitAttention,
+    find_numbers,
     put_together,
     read_values,
     score_keys,
@@ -85,17 +86,19 @@ def _read_tile(
 
 
 @triton.jit
-def _take_turned(AT, NORM, cos, sin, is_number, eps, PAIRS: tl.constexpr, D: tl.constexpr, HAS_NORM: tl.constexpr):
+def _take_turned(AT, NORM, cos, sin, is_number, eps, PAIRS: tl.constexpr, HALVED: tl.constexpr, D: tl.constexpr,
+                 HAS_NORM: tl.constexpr):  # fmt: skip
     """Heads (ROWS, D) at `AT` (ROWS, 1), normalised and rotated to their position: float32."""
-    number = tl.arange(0, D)
+    number = find_numbers(tl.arange(0, D), PAIRS, HALVED)
     x = tl.load(AT + number[None, :], mask=is_number, other=0.0).to(tl.float32)
     root = tl.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None]
     if HAS_NORM:
         x = x * root * tl.load(NORM + number).to(tl.float32)[None, :]
     if PAIRS > 0:
-        other = tl.load(AT + (number ^ 1)[None, :], mask=is_number, other=0.0).to(tl.float32)
+        pair = find_numbers(tl.arange(0, D) ^ 1, PAIRS, HALVED)
+        other = tl.load(AT + pair[None, :], mask=is_number, other=0.0).to(tl.float32)
         if HAS_NORM:
-            other = other * root * tl.load(NORM + (number ^ 1)).to(tl.float32)[None, :]
+            other = other * root * tl.load(NORM + pair).to(tl.float32)[None, :]
         x = x * cos[None, :] + other * sin[None, :]
     return x
 
@@ -106,7 +109,7 @@ def _attend(
     PARTS, STATS, COUNTS,
     layer, num_layers, scale, softcap, eps, window, num_splits, smallest_chunk,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, GJ: tl.constexpr,
-    PAIRS: tl.constexpr, TILE: tl.constexpr, RECENT: tl.constexpr,
+    PAIRS: tl.constexpr, HALVED: tl.constexpr, TILE: tl.constexpr, RECENT: tl.constexpr,
     UNIT: tl.constexpr, ALIGNED: tl.constexpr, MOST_SPLITS: tl.constexpr,
     NBITS: tl.constexpr, BLOCK: tl.constexpr, SCALE_BYTES: tl.constexpr,
     KEY_GROUP: tl.constexpr, KEYS_BY_CHANNEL: tl.constexpr,
@@ -158,7 +161,9 @@ def _attend(
             sin = tl.load(turns + PAIRS, mask=rd < 2 * PAIRS, other=0.0)
             sin = tl.where(rd % 2 == 0, -sin, sin)
         new = QKV + row.to(tl.int64) * WIDTH
-        query = _take_turned(new + (head * G + rg)[:, None] * D, Q_NORM, cos, sin, is_query, eps, PAIRS, D, HAS_NORM)
+        query = _take_turned(
+            new + (head * G + rg)[:, None] * D, Q_NORM, cos, sin, is_query, eps, PAIRS, HALVED, D, HAS_NORM
+        )  # fmt: skip
         query = query.to(QKV.dtype.element_ty)
         slopes = tl.full((GP,), 0.0, tl.float32)
         if HAS_SLOPES:
@@ -192,7 +197,7 @@ def _attend(
         if split == used - 1:
             k_new = _take_turned(
                 new + (HEADS + head) * D + tl.arange(0, 1)[:, None], K_NORM, cos, sin, (rd < D)[None, :], eps,
-                PAIRS, D, HAS_NORM,
+                PAIRS, HALVED, D, HAS_NORM,
             ).to(query.dtype)  # fmt: skip
             v_new = tl.load(new + (HEADS + KV_HEADS + head) * D + rd)[None, :]
             slot = length - num_packed

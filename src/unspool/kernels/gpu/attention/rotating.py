@@ -6,12 +6,14 @@ import torch
 import triton
 import triton.language as tl
 
+from unspool.kernels.gpu.launching import launch
+
 _HEADS = 8  # heads per program
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_factors"])
 def _rotate(HEADS, FACTORS, per_token, num_heads, num_factors, WIDTH: tl.constexpr, PAIRS: tl.constexpr,
-            BLOCK: tl.constexpr, COUNT: tl.constexpr):  # fmt: skip
+            BLOCK: tl.constexpr, COUNT: tl.constexpr, HALVED: tl.constexpr):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     pair = tl.arange(0, BLOCK)[None, :]
     head = tl.program_id(1) * COUNT + tl.arange(0, COUNT)[:, None]
@@ -19,22 +21,31 @@ def _rotate(HEADS, FACTORS, per_token, num_heads, num_factors, WIDTH: tl.constex
     cos = tl.load(at, mask=pair < PAIRS, other=0.0)
     sin = tl.load(at + 1, mask=pair < PAIRS, other=0.0)
     is_there = (head < num_heads) & (pair < PAIRS)
-    own = HEADS + token * per_token + head * WIDTH + 2 * pair
-    one = tl.load(own, mask=is_there, other=0.0).to(tl.float32)
-    two = tl.load(own + 1, mask=is_there, other=0.0).to(tl.float32)
+    first = HEADS + token * per_token + head * WIDTH
+    own = first + 2 * pair
+    if HALVED:
+        one = tl.load(first + pair, mask=is_there, other=0.0).to(tl.float32)
+        two = tl.load(first + PAIRS + pair, mask=is_there, other=0.0).to(tl.float32)
+        tl.debug_barrier()  # all threads have loaded what others overwrite
+    else:
+        one = tl.load(own, mask=is_there, other=0.0).to(tl.float32)
+        two = tl.load(own + 1, mask=is_there, other=0.0).to(tl.float32)
     tl.store(own, (one * cos - two * sin).to(HEADS.dtype.element_ty), mask=is_there)
     tl.store(own + 1, (one * sin + two * cos).to(HEADS.dtype.element_ty), mask=is_there)
 
 
-def rotate_heads_(heads: torch.Tensor, factors: torch.Tensor) -> None:
+def rotate_heads_(heads: torch.Tensor, factors: torch.Tensor, *, is_halved: bool = False) -> None:
     """Rotate the pairs at the front of each head (rows, new, heads, width) by factors (rows or 1, new, 1, pairs).
 
-    A token's heads lie one after the other; between tokens there may be others'.
+    A token's heads lie one after the other; between tokens there may be others'. The rotated pairs are neighbours;
+    before, they may be the two halves of what is rotated (`is_halved`).
     """
     rows, new, num_heads, width = heads.shape
     turns = torch.view_as_real(factors.contiguous())  # (rows or 1, new, 1, pairs, 2) float32
     pairs = turns.shape[-2]
-    _rotate[(rows * new, triton.cdiv(num_heads, _HEADS))](
+    launch(
+        _rotate,
+        (rows * new, triton.cdiv(num_heads, _HEADS)),
         heads,
         turns,
         heads.stride(1),
@@ -44,5 +55,6 @@ def rotate_heads_(heads: torch.Tensor, factors: torch.Tensor) -> None:
         PAIRS=pairs,
         BLOCK=triton.next_power_of_2(pairs),
         COUNT=_HEADS,
+        HALVED=is_halved,
         num_warps=4,
     )

@@ -35,6 +35,14 @@ class HeadShape:
 
 
 @triton.jit
+def find_numbers(number, PAIRS: tl.constexpr, HALVED: tl.constexpr):
+    """Where a product left the numbers of a head whose rotary pairs are to be neighbours: there, or in two halves."""
+    if HALVED:
+        number = tl.where(number < 2 * PAIRS, number % 2 * PAIRS + number // 2, number)
+    return number
+
+
+@triton.jit
 def score_keys(
     query, k, place, slopes, scale, softcap, HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr
 ):  # fmt: skip
@@ -165,6 +173,7 @@ class SplitAttention(ABC):
         k_norm: torch.Tensor | None = None,
         slopes: torch.Tensor | None = None,  # (heads,) float32: ALiBi; or biases by distance (`StepAttention`)
         sinks: torch.Tensor | None = None,  # (heads,): scores of a key without a value
+        is_halved: bool = False,  # rotary pairs of queries and keys are the two halves of what is rotated
         layout: KeyLayout = PLAIN,
     ) -> None:
         """Rotate queries and keys, write keys and values after each row's length, and attend."""
@@ -202,6 +211,7 @@ class SplitAttention(ABC):
             GP=self._queries,
             GJ=self._joined,
             PAIRS=turns.shape[2] if turns is not None else 0,
+            HALVED=is_halved and turns is not None,
             UNIT=UNIT,
             MOST_SPLITS=triton.next_power_of_2(max(2, self.splits)),
             HAS_NORM=q_norm is not None,

@@ -28,6 +28,7 @@ from unspool.kernels.gpu.attention.split_attention import (
     HeadShape,
     Launch,
     SplitAttention,
+    find_numbers,
     put_together,
     read_values,
     score_keys,
@@ -40,6 +41,7 @@ ASKED: Final = 256  # keys: up to this many per program are prefetched before it
 NARROW: Final = 64  # numbers per head
 WIDEST: Final = 128  # numbers per head
 FEW_HEADS: Final = 16
+SEVERAL: Final = 16  # rows
 LARGEST_BLOCK_BYTES: Final = 32_768  # of keys; there are as many of values
 USUAL_SHARED_BYTES: Final = 98_304  # if the GPU does not report its limit per program
 
@@ -60,7 +62,8 @@ class AttentionTiling:
 ONE_ROW: Final = AttentionTiling(64, 64, 256, 4, 2)
 ONE_ROW_OF_FEW_HEADS: Final = AttentionTiling(128, 128, 256, 8, 1)  # Qwen3-0.6B: 5 to 11 % of a step
 SEVERAL_ROWS: Final = AttentionTiling(64, 128, 256, 4, 2)
-SEVERAL_ROWS_OF_NARROW_HEADS: Final = AttentionTiling(64, 64, 256, 4, 3)
+SEVERAL_ROWS_OF_NARROW_HEADS: Final = AttentionTiling(64, 128, 512, 4, 2)
+MANY_ROWS_OF_NARROW_HEADS: Final = AttentionTiling(128, 128, 512, 4, 2)
 
 
 @triton.jit
@@ -76,7 +79,7 @@ def _attend(
     PARTS, STATS, COUNTS,
     layer, num_layers, scale, softcap, eps, window, num_splits, smallest_chunk,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    G: tl.constexpr, GP: tl.constexpr, GJ: tl.constexpr, PAIRS: tl.constexpr,
+    G: tl.constexpr, GP: tl.constexpr, GJ: tl.constexpr, PAIRS: tl.constexpr, HALVED: tl.constexpr,
     BLOCK: tl.constexpr, UNIT: tl.constexpr, MOST_SPLITS: tl.constexpr, ASKED: tl.constexpr, LINE_BYTES: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SLOPES: tl.constexpr,
     HAS_SINKS: tl.constexpr, BRANCHES: tl.constexpr, PAGE: tl.constexpr, IS_RING: tl.constexpr, IS_AWAY: tl.constexpr,
@@ -114,14 +117,15 @@ def _attend(
         ask_for(lines + KV_HEADS * D, is_asked, PDL)
     rg, rd = tl.arange(0, GP), tl.arange(0, DP)
     is_head, is_number = rg < G, rd < D
+    given, pair = find_numbers(rd, PAIRS, HALVED), find_numbers(rd ^ 1, PAIRS, HALVED)
     # What the kernel before does not write is loaded while it still runs: weights of norms, and the first keys.
     q_weight, k_weight, q_swapped, k_swapped = rd, rd, rd, rd
     if HAS_NORM:
-        q_weight = tl.load(Q_NORM + rd, mask=is_number, other=0.0)
-        k_weight = tl.load(K_NORM + rd, mask=is_number, other=0.0)
+        q_weight = tl.load(Q_NORM + given, mask=is_number, other=0.0)
+        k_weight = tl.load(K_NORM + given, mask=is_number, other=0.0)
         if PAIRS > 0:
-            q_swapped = tl.load(Q_NORM + (rd ^ 1), mask=rd < 2 * PAIRS, other=0.0)
-            k_swapped = tl.load(K_NORM + (rd ^ 1), mask=rd < 2 * PAIRS, other=0.0)
+            q_swapped = tl.load(Q_NORM + pair, mask=rd < 2 * PAIRS, other=0.0)
+            k_swapped = tl.load(K_NORM + pair, mask=rd < 2 * PAIRS, other=0.0)
     k_first, v_first = rd, rd
     if IS_EAGER:
         place = begin + tl.arange(0, BLOCK)
@@ -139,9 +143,9 @@ def _attend(
         # --- the queries, rotated to their position
         heads_at = QKV + row.to(tl.int64) * WIDTH + (head * G + rg)[:, None] * D
         is_query = is_head[:, None] & is_number[None, :]
-        q = tl.load(heads_at + rd[None, :], mask=is_query, other=0.0).to(tl.float32)
+        q = tl.load(heads_at + given[None, :], mask=is_query, other=0.0).to(tl.float32)
         key_at = QKV + row.to(tl.int64) * WIDTH + (HEADS + head) * D
-        k_new = tl.load(key_at + rd, mask=is_number, other=0.0).to(tl.float32)
+        k_new = tl.load(key_at + given, mask=is_number, other=0.0).to(tl.float32)
         v_new = tl.load(key_at + KV_HEADS * D + rd, mask=is_number, other=0.0)
         q_root, k_root = tl.full((GP,), 1.0, tl.float32), 1.0
         if HAS_NORM:
@@ -151,7 +155,6 @@ def _attend(
             k_new = k_new * k_root * k_weight.to(tl.float32)
         if PAIRS > 0:
             is_turned = rd < 2 * PAIRS
-            pair = rd ^ 1
             q_pair = tl.load(heads_at + pair[None, :], mask=is_query & is_turned[None, :], other=0.0).to(tl.float32)
             k_pair = tl.load(key_at + pair, mask=is_turned, other=0.0).to(tl.float32)
             if HAS_NORM:
@@ -294,7 +297,9 @@ def _choose_tiling(rows: int, shape: HeadShape) -> AttentionTiling:
     if rows == 1:
         is_few = shape.kv_heads < shape.heads <= FEW_HEADS and NARROW < shape.width <= WIDEST
         return ONE_ROW_OF_FEW_HEADS if is_few else ONE_ROW
-    return SEVERAL_ROWS if shape.width > NARROW else SEVERAL_ROWS_OF_NARROW_HEADS
+    if shape.width > NARROW:
+        return SEVERAL_ROWS
+    return SEVERAL_ROWS_OF_NARROW_HEADS if rows <= SEVERAL else MANY_ROWS_OF_NARROW_HEADS
 
 
 def fit_memory(tiling: AttentionTiling, head_bytes: int, layout: KeyLayout) -> tuple[int, int]:

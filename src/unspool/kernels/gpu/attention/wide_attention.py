@@ -17,6 +17,7 @@ from unspool.kernels.gpu.attention.split_attention import (
     HeadShape,
     Launch,
     SplitAttention,
+    find_numbers,
     put_together,
     read_values,
     score_keys,
@@ -44,6 +45,7 @@ def _attend_wide(
     layer, num_layers, scale, softcap, eps, window, num_splits, smallest_chunk,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     G: tl.constexpr, GP: tl.constexpr, GJ: tl.constexpr, NEW: tl.constexpr, NP: tl.constexpr, PAIRS: tl.constexpr,
+    HALVED: tl.constexpr,
     BLOCK: tl.constexpr, UNIT: tl.constexpr, MOST_SPLITS: tl.constexpr, IS_FORKED: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SLOPES: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -70,26 +72,26 @@ def _attend_wide(
         rg, rd, rn = tl.arange(0, GP), tl.arange(0, DP), tl.arange(0, NP)
         token = tl.minimum(rg // G, NEW - 1)  # the token of each query
         is_head, is_number, is_new = rg < G * NEW, rd < D, rn < NEW
+        given, pair = find_numbers(rd, PAIRS, HALVED), find_numbers(rd ^ 1, PAIRS, HALVED)
         ahead, new_ahead = token, rn
         if IS_FORKED:
             ahead, new_ahead = token * 0, rn * 0
         # --- the queries and the new keys, rotated to their positions
         heads_at = QKV + ((row * NEW + token).to(tl.int64) * WIDTH + (head * G + rg % G) * D)[:, None]
         is_query = is_head[:, None] & is_number[None, :]
-        q = tl.load(heads_at + rd[None, :], mask=is_query, other=0.0).to(tl.float32)
+        q = tl.load(heads_at + given[None, :], mask=is_query, other=0.0).to(tl.float32)
         key_at = QKV + ((row * NEW + rn).to(tl.int64) * WIDTH + (HEADS + head) * D)[:, None]
         is_key_number = is_new[:, None] & is_number[None, :]
-        k_new = tl.load(key_at + rd[None, :], mask=is_key_number, other=0.0).to(tl.float32)
+        k_new = tl.load(key_at + given[None, :], mask=is_key_number, other=0.0).to(tl.float32)
         v_new = tl.load(key_at + KV_HEADS * D + rd[None, :], mask=is_key_number, other=0.0)
         q_root, k_root = tl.full((GP,), 1.0, tl.float32), tl.full((NP,), 1.0, tl.float32)
         if HAS_NORM:
             q_root = tl.rsqrt(tl.sum(q * q, 1) / D + eps)
             k_root = tl.rsqrt(tl.sum(k_new * k_new, 1) / D + eps)
-            q = q * q_root[:, None] * tl.load(Q_NORM + rd, mask=is_number, other=0.0).to(tl.float32)[None, :]
-            k_new = k_new * k_root[:, None] * tl.load(K_NORM + rd, mask=is_number, other=0.0).to(tl.float32)[None, :]
+            q = q * q_root[:, None] * tl.load(Q_NORM + given, mask=is_number, other=0.0).to(tl.float32)[None, :]
+            k_new = k_new * k_root[:, None] * tl.load(K_NORM + given, mask=is_number, other=0.0).to(tl.float32)[None, :]
         if PAIRS > 0:
             is_turned = rd < 2 * PAIRS
-            pair = rd ^ 1
             q_pair = tl.load(heads_at + pair[None, :], mask=is_query & is_turned[None, :], other=0.0).to(tl.float32)
             k_pair = tl.load(key_at + pair[None, :], mask=is_key_number & is_turned[None, :], other=0.0)
             k_pair = k_pair.to(tl.float32)

@@ -32,7 +32,7 @@ def _weigh_tiles(SCORES, TOPS, WEIGHTS, V, row_stride, TILE: tl.constexpr, PDL: 
     tl.store(WEIGHTS + row * tl.num_programs(1) + tile, weight)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["UNIFORMS", "OUT"])  # single numbers are loaded and stored there
 def _find_token(
     SCORES, TOPS, WEIGHTS, UNIFORMS, OUT, V, row_stride, num_tiles,
     TILE: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,

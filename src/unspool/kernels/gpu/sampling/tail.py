@@ -28,6 +28,7 @@ SLOW_CHUNK: Final = 1_024  # if it needs many passes
 PAIRS: Final = 4_096  # that it compares at once
 FEWEST_PLACES: Final = 128  # for candidates
 SPARE_PLACES: Final = 40  # groups may hold more than one
+ALIGNED: Final = 4  # numbers: kernels are compiled for addresses that are multiples of 16 bytes, and for others
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,13 @@ def _find_bound(tops, highest, k):
     return low
 
 
-@triton.jit
+# Single numbers of a row are loaded from these pointers: a kernel for every alignment and stride would gain nothing.
+_SINGLE: Final = ("UNIFORMS", "TEMPERATURE", "TOP_K", "TOP_P", "MIN_P", "TOP_A", "TYPICAL", "EPSILON", "ETA", "OUT")
+_STRIDES: Final = ("temperature_stride", "k_stride", "p_stride", "min_p_stride", "fewest")
+_STRIDES_AFTER: Final = ("a_stride", "typical_stride", "epsilon_stride", "eta_stride")
+
+
+@triton.jit(do_not_specialize=[*_SINGLE, *_STRIDES, *_STRIDES_AFTER])
 def _draw(
     SCORES, TOPS, GROUPS, VALUES, TOKENS, UNIFORMS, TEMPERATURE, TOP_K, TOP_P, MIN_P, TOP_A, TYPICAL, EPSILON, ETA,
     OUT, V, G, row_stride, temperature_stride, k_stride, p_stride, min_p_stride,
@@ -201,8 +208,9 @@ def draw_tail(scores: torch.Tensor, uniforms: torch.Tensor, settings: TailSettin
     most_chosen = triton.next_power_of_2(count_chosen(settings.largest_k))
     room = max(FEWEST_PLACES, triton.next_power_of_2(count_chosen(settings.largest_k) + SPARE_PLACES))
     columns = min(most_chosen, triton.next_power_of_2(num_groups)) * run
-    floats = torch.empty(rows * (num_groups + room), dtype=torch.float32, device=scores.device)
-    numbers = torch.empty(rows * (num_groups + room), dtype=torch.int32, device=scores.device)
+    before = triton.cdiv(rows * num_groups, ALIGNED) * ALIGNED
+    floats = torch.empty(before + rows * room, dtype=torch.float32, device=scores.device)
+    numbers = torch.empty(before + rows * room, dtype=torch.int32, device=scores.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=scores.device)
     after = (settings.top_a, settings.typical, settings.epsilon, settings.eta)
     options = launch_options()
@@ -226,8 +234,8 @@ def draw_tail(scores: torch.Tensor, uniforms: torch.Tensor, settings: TailSettin
         scores,
         floats,
         numbers,
-        floats[rows * num_groups :],
-        numbers[rows * num_groups :],
+        floats[before:],
+        numbers[before:],
         uniforms,
         uniforms if settings.temperature is None else settings.temperature,
         settings.top_k,

@@ -1,0 +1,108 @@
+"""Compiling a decoder's kernels while its weights are still being read.
+
+Kernels are compiled for dtypes, sizes and alignments. So a decoder whose tensors have no memory is enough to compile
+what a prompt runs through, and the first step of one row.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from typing import Final
+
+import torch
+
+from unspool.kernels.presence import has_triton, runs_kernels
+from unspool.models.decoder.layers import DecoderWeights
+from unspool.models.decoder.spec import DecoderSpec
+from unspool.models.paths.captured import CapturedStep, explain_no_capture
+from unspool.models.paths.captured_shape import PassShape
+
+META: Final = torch.device("meta")
+_lock = threading.Lock()
+_importing: list[threading.Thread] = []  # one, once Triton is asked for
+_prepared: set[Hashable] = set()
+
+
+def start_triton(device: torch.device) -> None:
+    """Start importing Triton and our kernels, if a GPU is to be used: a second, which CUDA's own start hides."""
+    if device.type != "cuda" or not has_triton():
+        return
+    with _lock:
+        if not _importing:
+            _importing.append(threading.Thread(target=_import_kernels, name="unspool kernels", daemon=True))
+            _importing[0].start()
+
+
+def _import_kernels() -> None:
+    with suppress(Exception):  # the import that needs them raises again
+        importlib.import_module("unspool.models.paths.captured_blocks")
+        from triton.runtime import driver
+
+        _ = driver.active.utils  # on a machine without a cache of kernels, half a second of a C compiler
+
+
+def prepare_decoder(
+    spec: DecoderSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    assemble: Callable[[], DecoderWeights],
+    *,
+    is_shared: bool,
+) -> None:
+    """Start compiling a decoder's kernels in threads of their own, once; `assemble` makes weights on the meta device.
+
+    `is_shared` says that they are those of an object, which have another order.
+    """
+    start_triton(device)
+    key = (spec, device, dtype, is_shared)
+    if key in _prepared or not runs_kernels(device):
+        return
+    _prepared.add(key)
+    work = (spec, device, dtype, assemble)
+    threading.Thread(target=_prepare, args=work, name="unspool kernels", daemon=True).start()
+
+
+def _prepare(
+    spec: DecoderSpec, device: torch.device, dtype: torch.dtype, assemble: Callable[[], DecoderWeights]
+) -> None:
+    with suppress(Exception), torch.cuda.device(device):  # whoever launches a kernel first compiles it then
+        weights = assemble()
+        can_capture = explain_no_capture(spec, weights, device, dtype) is None
+        _importing[0].join()
+        from unspool.kernels.gpu.launching import compile_beside
+
+        def launch() -> None:
+            _launch_prompt(spec, weights, dtype)
+            if can_capture:
+                _launch_step(spec, weights, dtype)
+
+        compile_beside(launch)
+
+
+def _launch_prompt(spec: DecoderSpec, weights: DecoderWeights, dtype: torch.dtype, num_new: int = 16) -> None:
+    """The kernels between the products of a prompt's pass (`PlainPass`)."""
+    from unspool.kernels.gpu.attention.rotating import rotate_heads_
+    from unspool.kernels.gpu.products.activations import CODES
+    from unspool.kernels.gpu.products.gating import gate
+
+    if dtype == torch.float32:
+        return
+    heads, kv_heads = spec.num_heads, spec.num_kv_heads
+    if spec.rope is not None:
+        qkv = torch.empty(1, num_new, heads + 2 * kv_heads, spec.head_dim, dtype=dtype, device=META)
+        factors = torch.empty(1, num_new, 1, len(spec.rope.frequencies), dtype=torch.complex64, device=META)
+        rotate_heads_(qkv[:, :, : heads + kv_heads], factors, is_halved=weights.layers[0].is_halved)
+    if spec.is_gated and spec.activation in CODES:
+        up = torch.empty(num_new, 2 * spec.ffn_size, dtype=dtype, device=META)
+        gate(up, CODES[spec.activation], up.new_empty(num_new, spec.ffn_size))
+
+
+def _launch_step(spec: DecoderSpec, weights: DecoderWeights, dtype: torch.dtype) -> None:
+    """A step of one row over a plain cache."""
+    from unspool.models.paths.captured_blocks import make_body
+
+    shape = PassShape(rows=1)
+    CapturedStep(spec, make_body(spec, weights, META, dtype, shape), META, dtype, shape).launch()
