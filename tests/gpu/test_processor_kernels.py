@@ -260,8 +260,8 @@ def test_the_likeliest() -> None:
 
 def test_launches_tell_sizes_and_addresses_apart() -> None:
     """A compiled kernel is used again only for arguments like those that it was compiled for."""
-    from unspool.kernels.gpu.starting import describe_arguments
     from unspool.kernels.gpu.sampling.cuts import cut_below
+    from unspool.kernels.gpu.starting import describe_arguments
 
     scores = make_scores("spread", 3, 8_193)
     processor = MinPLogitsWarper(0.07)
