@@ -256,36 +256,3 @@ def test_the_likeliest() -> None:
     scores[3, 5] = float("nan")
     found = find_likeliest(scores.to(DEVICE)).tolist()
     assert found == [*scores[:2].argmax(-1).tolist(), -1, -1]
-
-
-def test_launches_tell_sizes_and_addresses_apart() -> None:
-    """A compiled kernel is used again only for arguments like those that it was compiled for."""
-    from unspool.kernels.gpu.sampling.cuts import cut_below
-    from unspool.kernels.gpu.starting import describe_arguments
-
-    scores = make_scores("spread", 3, 8_193)
-    processor = MinPLogitsWarper(0.07)
-    given = processor.column(scores).to(DEVICE)
-    whole = scores.to(DEVICE)
-    for width in (4_096, 8_192, 5_001, 4_096, 1):
-        for first in (0, 1, 0, 3):  # the last two are no multiples of 16 bytes
-            part = scores[:, first : first + width]
-            found = cut_below(whole[:, first : first + width], given, "min_p", -INF)
-            assert torch.equal(found.cpu(), processor(NO_IDS, part))
-    kinds = [describe_arguments([number]) for number in (1, 2, 16, 17, 32, 2**31, 2**31 + 1, -16)]
-    assert [one is not None and one[0][0] for one in kinds] == [
-        (False, True, False),
-        (False, False, False),
-        (False, False, True),
-        (False, False, False),
-        (False, False, True),
-        (True, False, True),
-        (True, False, False),
-        (False, False, True),
-    ]
-    assert describe_arguments([None]) is None and describe_arguments([True]) is None
-    assert describe_arguments([torch.zeros(8)]) is None  # the host's memory is Triton's to find
-    if HAS_GPU:
-        floats = torch.zeros(8, device=DEVICE)
-        same, other = (describe_arguments([one]) for one in (floats, floats[1:]))
-        assert same is not None and other is not None and same[0] == [torch.float32] and other[0] == [(torch.float32,)]

@@ -18,8 +18,6 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda as tlx
 
-from unspool.kernels.gpu.starting import start
-
 HOPPER: Final = (9, 0)
 LINE_BYTES: Final = 128  # of a cache
 _MOST_COMPILERS: Final = 6  # threads: half of a kernel's compilation holds Python's lock
@@ -54,7 +52,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
     if _under_way:
         for variant in list(_under_way.get(id(kernel), {}).values()):  # compiling it here as well would take longer
             variant.result(ignore_errors=True)
-    start(kernel, grid, args, options)
+    kernel[grid](*args, **options)
 
 
 class _Compilers(ThreadPoolExecutor):
@@ -91,7 +89,8 @@ def compile_ahead() -> Iterator[None]:
     begun: set[int] = set()
     _state.begun = begun
     try:
-        with _Compilers() as threads, triton.AsyncCompileMode(threads):
+        # A kernel that can't be compiled raises where it is launched: an error here would leave Triton in this mode.
+        with _Compilers() as threads, triton.AsyncCompileMode(threads, ignore_errors=True):
             yield
     finally:
         _state.begun = None
