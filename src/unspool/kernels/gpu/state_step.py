@@ -14,15 +14,13 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.launching import LINE_BYTES, ask_for, launch, launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
 CHANNELS: Final = 128  # per program of the first kernel
 FEW_CHANNELS: Final = 32  # per program of the second kernel, which holds their states
 MORE_CHANNELS: Final = 64  # the same if it adds up parts of a product, which every program reads
-OUTPUTS: Final = 64  # of the small product, per program
-SELECT_WARPS: Final = 4
+_OUTPUTS: Final = 64  # of the small product, at a time
 _PARTS: Final = 8  # at a time
-ASKED: Final = 0.0  # how much of the next matrix the second kernel prefetches
 
 
 @triton.jit
@@ -80,6 +78,12 @@ def _convolve(
 
 
 @triton.jit
+def _multiply_part(w, u):
+    """Rows of a matrix (rows, channels) times the channels."""
+    return tl.sum(w.to(tl.float32) * u[None, :], 1)
+
+
+@triton.jit
 def _convolve_and_select(
     PROJECTED, HELD, KEPT, KERNEL, BIAS, U, SELECT, SELECTED, N, stride,
     M: tl.constexpr, TAPS: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr, OUTPUTS: tl.constexpr,
@@ -87,10 +91,13 @@ def _convolve_and_select(
 ):  # fmt: skip
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     at = part * BLOCK + tl.arange(0, BLOCK)
-    at_output = tl.program_id(2) * OUTPUTS + tl.arange(0, OUTPUTS)  # every program convolves for itself
+    some = tl.arange(0, OUTPUTS)
     is_there = at < N
-    is_whole = (at_output < M)[:, None] & is_there[None, :]
-    w = tl.load(SELECT + at_output.to(tl.int64)[:, None] * N + at[None, :], mask=is_whole, other=0.0)
+    weights = ()
+    for first in tl.static_range(0, M, OUTPUTS):
+        is_whole = (first + some < M)[:, None] & is_there[None, :]
+        w = tl.load(SELECT + (first + some).to(tl.int64)[:, None] * N + at[None, :], mask=is_whole, other=0.0)
+        weights = weights + (w,)
     total, weight = begin_window(HELD, KEPT, KERNEL, BIAS, row, at, is_there, N, TAPS, HAS_BIAS)
     let_next_start(PDL)
     wait_for_input(PDL)
@@ -98,7 +105,9 @@ def _convolve_and_select(
     tl.store(U + row * N + at, u, mask=is_there)
     u = tl.where(is_there, u, 0.0).to(SELECT.dtype.element_ty).to(tl.float32)
     into = SELECTED + (row * tl.num_programs(0) + part) * M
-    tl.store(into + at_output, tl.sum(w.to(tl.float32) * u[None, :], 1), mask=at_output < M)
+    for number in tl.static_range((M + OUTPUTS - 1) // OUTPUTS):
+        at_output = number * OUTPUTS + some
+        tl.store(into + at_output, _multiply_part(weights[number], u), mask=at_output < M)
 
 
 @triton.jit
@@ -166,17 +175,12 @@ def _add_parts(
 
 @triton.jit
 def _feed_selected(
-    PROJECTED, SELECTED, TIME, U, STATE, NEXT, DECAY, TIME_BIAS, SKIP, OUT, LATER, N, eps, num_lines,
+    PROJECTED, SELECTED, TIME, U, STATE, NEXT, DECAY, TIME_BIAS, SKIP, OUT, N, eps,
     NUM_PARTS: tl.constexpr, S: tl.constexpr, STATES: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr,
-    BLOCK: tl.constexpr, SOME: tl.constexpr, NORMS: tl.constexpr, LINE: tl.constexpr, EACH: tl.constexpr,
-    PDL: tl.constexpr,
+    BLOCK: tl.constexpr, SOME: tl.constexpr, NORMS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    # A part of what the next kernel reads is prefetched: memory has little else to do meanwhile.
-    for start in tl.range(tl.program_id(0) * EACH, num_lines, tl.num_programs(0) * EACH):
-        line = start + tl.arange(0, EACH)
-        ask_for(LATER + line.to(tl.int64) * LINE, line < num_lines, PDL)
     one, rk = tl.arange(0, STATES), tl.arange(0, RANKS)
     is_there, is_rank = at < N, rk < RANK
     is_whole = (one < S)[:, None] & is_there[None, :]
@@ -285,7 +289,7 @@ def convolve_and_select(
     rows, taps, inner = held.shape
     launch(
         _convolve_and_select,
-        (count_parts(inner), rows, triton.cdiv(select.shape[0], OUTPUTS)),
+        (count_parts(inner), rows),
         projected,
         held,
         kept,
@@ -300,8 +304,8 @@ def convolve_and_select(
         TAPS=taps,
         HAS_BIAS=bias is not None,
         BLOCK=CHANNELS,
-        OUTPUTS=OUTPUTS,
-        num_warps=SELECT_WARPS,
+        OUTPUTS=_OUTPUTS,
+        num_warps=8,
         **launch_options(),
     )
 
@@ -360,11 +364,9 @@ def feed_selected(
     skip: torch.Tensor,  # (inner,) float32
     out: torch.Tensor,  # (rows, inner): written
     eps: float | None = None,
-    later: torch.Tensor | None = None,  # the matrix that `out` is multiplied by
 ) -> None:
     """`feed_step` with the time steps' product."""
     rows, states, inner = state.shape
-    later = out if later is None else later
     launch(
         _feed_selected,
         (triton.cdiv(inner, MORE_CHANNELS), rows),
@@ -378,10 +380,8 @@ def feed_selected(
         time_bias,
         skip,
         out,
-        later,
         inner,
         eps or 0.0,
-        int(ASKED * later.nbytes) // LINE_BYTES,
         NUM_PARTS=selected.shape[1],
         S=states,
         STATES=triton.next_power_of_2(states),
@@ -390,8 +390,6 @@ def feed_selected(
         BLOCK=MORE_CHANNELS,
         SOME=_PARTS,
         NORMS=eps is not None,
-        LINE=LINE_BYTES // later.element_size(),
-        EACH=256,
         num_warps=8,
         **launch_options(),
     )

@@ -189,7 +189,7 @@ class MambaWork(StateWork):
         )  # fmt: skip
         feed_selected(
             projected, selected, layer.time.operand, u, ssm, next_ssm,
-            space.decay, space.time_bias, space.skip, self._read, self._spec.select_eps, layer.out.operand,
+            space.decay, space.time_bias, space.skip, self._read, self._spec.select_eps,
         )  # fmt: skip
 
     def _feed_many(
