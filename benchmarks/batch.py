@@ -110,8 +110,12 @@ class Ways:
         return tokens
 
     def ray(self, work: Work) -> int:
-        """The same file by one actor, which is made for every round: its rate beyond the first rows is what counts."""
+        """The same file by one actor. A cluster is started for every round and ended after it, since it would take time
+        from the other ways: the rate beyond the first rows is what counts."""
+        import ray
+
         from unspool.ray.batch import Pipeline, RayJob
+        from unspool.ray.cluster import connect
 
         pipeline = Pipeline(
             self.options.model,
@@ -121,8 +125,12 @@ class Ways:
             engine={"max_rows": self.options.max_rows},
             load={"threads": self.options.threads},
         )
-        job = RayJob(pipeline, work.make_output())
-        assert job.run() and not job.progress.failed
+        connect(object_store_memory=200 << 20)
+        try:
+            job = RayJob(pipeline, work.make_output())
+            assert job.run() and not job.progress.failed
+        finally:
+            ray.shutdown()
         return job.progress.num_tokens
 
 
@@ -165,10 +173,6 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    if "ray" in options.ways:
-        from unspool.ray.cluster import connect
-
-        connect(object_store_memory=200 << 20)
     ways = Ways(options)
     named = {"engine": ways.engine_alone, "batch": ways.batch, "static": ways.static, "ray": ways.ray}
     found: dict[str, list[Measured]] = {name: [] for name in options.ways}

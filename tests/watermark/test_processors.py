@@ -63,6 +63,20 @@ def test_green_lists_are_the_reference_s(scheme: str, key: int, ratio: float, wi
     assert torch.equal(ours(ids, scores), theirs(ids, scores))  # from the cache
 
 
+@pytest.mark.parametrize("width", [1, 4])
+def test_own_lists_of_a_wide_vocabulary_are_those_of_plain_operators(width: int) -> None:
+    settings: dict[str, Any] = {"seeding_scheme": "selfhash", "context_width": width, "greenlist_ratio": 0.3}
+    mark = WatermarkLogitsProcessor(20_011, "cpu", **settings)
+    generator = torch.Generator().manual_seed(width)
+    ids, scores = make_ids(3, 6, vocab=20_011), torch.randn(3, 20_011, generator=generator)
+    scores[1, torch.randperm(20_011, generator=generator)[25:]] = -torch.inf  # fewer than the candidates are possible
+    found, expected = mark(ids, scores), mark.raise_plainly(ids, scores, 40)
+    assert torch.equal(found, expected)
+    assert 0 < int((found != scores).sum()) < 105
+    for row in range(3):
+        assert torch.equal(mark(ids[row : row + 1], scores[row : row + 1])[0], found[row])
+
+
 def test_cached_lists_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unspool.watermark.green_list.MOST_CACHED_BYTES", 9 * (VOCAB // 8))
     lists, all_of_them = GreenLists(VOCAB, 50), GreenLists(VOCAB, 50)
@@ -107,6 +121,17 @@ def test_synthid_follows_the_reference_without_its_state(skips: bool, size: int)
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
         num_unmarked += int((found == scores).all(dim=-1).sum())
     assert 5 < num_unmarked < 55
+
+
+@pytest.mark.parametrize("vocab", [VOCAB, 3001])
+def test_synthid_of_a_row_does_not_depend_on_the_others(vocab: int) -> None:
+    """Bit for bit, however many threads share it; a vocabulary larger than the table has classes of tokens."""
+    mark = SynthIDTextWatermarkLogitsProcessor(**{**SYNTHID, "keys": list(range(3, 38))}, device="cpu")
+    generator = torch.Generator().manual_seed(0)
+    ids, scores = make_ids(8, 9, vocab=vocab), 3 * torch.randn(8, vocab, generator=generator)
+    together = mark(ids, scores)
+    for row in range(8):
+        assert torch.equal(mark(ids[row : row + 1], scores[row : row + 1])[0], together[row])
 
 
 def test_g_values_and_masks_are_the_reference_s() -> None:

@@ -24,6 +24,13 @@ class Step:
     logits: torch.Tensor  # (rows, vocab), float32
     likeliest: torch.Tensor | None  # (rows,), where the pass found it for all rows
     _uniforms: dict[int, torch.Tensor] = field(default_factory=dict)
+    _history: torch.Tensor | None = None
+
+    def history(self) -> torch.Tensor:
+        """The rows' tokens, looked up once for all chains."""
+        if self._history is None:
+            self._history = self.rows.history()
+        return self._history
 
     def uniforms(self, stream: int) -> torch.Tensor:
         """A number for every row, worked out once for all chains."""
@@ -40,8 +47,14 @@ class Chain:
         self.places = list(places)  # rows of the batch
         self.shift = shift  # columns before those that all its rows would have alone
         self._index: torch.Tensor | None = None
-        self._num_in_order: int | None = None  # how many places there are, if they are the first ones in order
+        self._span: slice | None = None  # its places, if they stand side by side
+        self._follow_places()
         self._follow(processors)
+
+    def _follow_places(self) -> None:
+        places, self._index = self.places, None
+        first, count = (places[0], len(places)) if places else (0, 0)
+        self._span = slice(first, first + count) if places == list(range(first, first + count)) else None
 
     def _follow(self, processors: LogitsProcessorList) -> None:
         self.processors = processors
@@ -54,7 +67,7 @@ class Chain:
             return False
         if not self.processors:  # nobody looks at columns
             self.places += other.places
-            self._index = self._num_in_order = None
+            self._follow_places()
             return True
         counts = (len(self.places), len(other.places))
         shifts = (0, 0) if other.shift == self.shift else (self.shift, other.shift)
@@ -64,7 +77,7 @@ class Chain:
         if any(shifts):
             self.shift = 0  # the processors know where each row starts
         self.places += other.places
-        self._index = self._num_in_order = None
+        self._follow_places()
         self._follow(joined)
         return True
 
@@ -74,7 +87,7 @@ class Chain:
         if len(staying) < len(self.places):
             self._follow(self.processors.select_rows(torch.tensor(staying, dtype=torch.int64)))
         self.places = [moved[self.places[at]] for at in staying]
-        self._index = self._num_in_order = None
+        self._follow_places()
         return bool(self.places)
 
     @property
@@ -84,28 +97,32 @@ class Chain:
 
     def is_whole(self, num_rows: int) -> bool:
         """Whether its rows are all of so many, in order."""
-        if self._num_in_order is None:
-            self._num_in_order = len(self.places) if self.places == list(range(len(self.places))) else -1
-        return self._num_in_order == num_rows
+        return self._span == slice(0, num_rows)
 
     def choose(self, step: Step) -> torch.Tensor:
         """The tokens (rows of the chain,)."""
-        rows, num_rows = step.rows, step.logits.shape[0]
-        index = None if self.is_whole(num_rows) else self.find_index(step.logits.device)
-        logits = step.logits if index is None else step.logits.index_select(0, index)
         if self.is_greedy:
-            if step.likeliest is None:
-                return take_likeliest(logits)
-            return step.likeliest if index is None else step.likeliest.index_select(0, index)
-        scores = logits
+            likeliest = step.likeliest
+            return take_likeliest(self._pick(step.logits)) if likeliest is None else self._pick(likeliest)
+        scores = self._pick(step.logits)
         if self._head:
-            history = rows.history()
-            history = (history if index is None else history.index_select(0, index))[:, self.shift :]
-            scores = self._head(history, logits, **self._find_extra(step, index))
+            history = self._pick(step.history())[:, self.shift :]
+            scores = self._head(history, scores, **self._find_extra(step))
         if not self.do_sample:
             return take_likeliest(scores)
-        uniforms = _pick(step.uniforms(0), index)
+        uniforms = self._pick(step.uniforms(0))
         return draw(scores, uniforms) if self._tail is None else draw_from_tail(self._tail, scores, uniforms)
+
+    def enter(self, tokens: torch.Tensor, chosen: torch.Tensor) -> None:
+        """Write its tokens into those of all rows."""
+        if self._span is not None:
+            tokens[self._span] = chosen
+        else:
+            tokens.index_copy_(0, self.find_index(tokens.device), chosen)
+
+    def _pick(self, values: torch.Tensor) -> torch.Tensor:
+        """Its own of all rows' values: a part of them, if its rows stand side by side."""
+        return values[self._span] if self._span is not None else values.index_select(0, self.find_index(values.device))
 
     def find_index(self, device: torch.device) -> torch.Tensor:
         """Its places on a device."""
@@ -113,15 +130,11 @@ class Chain:
             self._index = send(self.places, device)
         return self._index
 
-    def _find_extra(self, step: Step, index: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    def _find_extra(self, step: Step) -> dict[str, torch.Tensor]:
         extra: dict[str, torch.Tensor] = {}
         if "uniforms" in self._takes:
-            extra["uniforms"] = _pick(step.uniforms(1), index)
+            extra["uniforms"] = self._pick(step.uniforms(1))
         if "pads" in self._takes and (pads := step.rows.padding()) is not None:
-            pads = _pick(pads, index)
+            pads = self._pick(pads)
             extra["pads"] = (pads - self.shift).clamp(min=0) if self.shift else pads
         return extra
-
-
-def _pick(values: torch.Tensor, index: torch.Tensor | None) -> torch.Tensor:
-    return values if index is None else values.index_select(0, index)

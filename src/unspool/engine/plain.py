@@ -71,7 +71,8 @@ class PlainRows:
         self._has_listeners = False  # somebody has begun to
         self._is_brief = False  # nobody changes or keeps what passes return
         self._fed: torch.Tensor | None = None  # the rows' last tokens, if the next pass has them already
-        self._num_told = 0  # members whose log-probabilities are wanted
+        self._told: dict[int, list[int]] = {}  # by how many are wanted: places whose log-probabilities are
+        self._told_at: dict[int, torch.Tensor] = {}  # the same on the device
         self._next_leave = inf  # the number of the step after which somebody leaves
         self.runs_ahead = model.device.type == "cuda"
         self.failed: dict[Any, Exception] = {}  # owners whose processors raised in the last step, and what
@@ -139,7 +140,7 @@ class PlainRows:
             at_end = [place for place, row in enumerate(rows) if row.last_step <= self._num_steps]
             ending, edges = [rows[place] for place in at_end], edges + at_end
         flight = self._runway.launch(self._lineup, tokens, edges)
-        if self._num_told:
+        if self._told:
             self._fetch_logprobs(step.logits, tokens, flight)
         self._flights.append(flight)
         if ending:
@@ -150,8 +151,11 @@ class PlainRows:
         self._lineup = self._fed = None
         chains = self._chains
         self._is_brief = len(chains) == 1 and chains[0].is_greedy and chains[0].is_whole(len(self._members))
-        self._num_told = sum(member.num_top is not None for member in self._members)
-        self._is_brief = self._is_brief and not self._num_told
+        self._told, self._told_at = {}, {}
+        for place, member in enumerate(self._members):
+            if member.num_top is not None:
+                self._told.setdefault(member.num_top, []).append(place)
+        self._is_brief = self._is_brief and not self._told
         self._next_leave = min((member.row.last_step for member in self._members), default=inf)
 
     def land(self) -> list[Landed]:
@@ -183,7 +187,7 @@ class PlainRows:
             except Exception as error:
                 self._choose_apart(chain, step, tokens, error)
                 continue
-            tokens.index_copy_(0, chain.find_index(tokens.device), chosen)
+            chain.enter(tokens, chosen)
         return tokens
 
     def _owners_of(self, chain: Chain) -> dict[Any, list[int]]:
@@ -205,17 +209,15 @@ class PlainRows:
             alone = Chain(chosen, chain.do_sample, [chain.places[one] for one in at], chain.shift)
             self._chains.append(alone)
             try:
-                tokens.index_copy_(0, alone.find_index(tokens.device), alone.choose(step))
+                alone.enter(tokens, alone.choose(step))
             except Exception as own_error:
                 self.failed[owner] = own_error
 
     def _fetch_logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, flight: Flight) -> None:
-        wanted: dict[int, list[int]] = {}
-        for place, member in enumerate(self._members):
-            if member.num_top is not None:
-                wanted.setdefault(member.num_top, []).append(place)
-        for num_top, places in wanted.items():
-            index = send(places, logits.device)
+        for num_top, places in self._told.items():
+            index = self._told_at.get(num_top)
+            if index is None:
+                index = self._told_at[num_top] = send(places, logits.device)
             chosen = tokens.index_select(0, index).clamp(min=0)
             flight.told.append((places, fetch_logprobs(logits.index_select(0, index), chosen, num_top)))
 

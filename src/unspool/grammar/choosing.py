@@ -11,14 +11,16 @@ from unspool.grammar.masks import MaskMaker
 from unspool.grammar.states import State
 from unspool.kernels.masks import keep_allowed
 
+MOST_ASKED = 5  # of a row's likeliest tokens, one after the other: a mask costs as much as asking for eight
 _NONE = -1  # of all tokens, none
 
 
 class Chooser:
     """Chooses the next token of every row, step by step, and follows it in the row's state.
 
-    A grammar that takes a row's likeliest token needs no mask. Where it does not, and for end tokens, the mask is made,
-    and the likeliest of the allowed tokens is chosen: the same token that scores under masks have on top.
+    A grammar that takes a row's likeliest token, or one of the next ones, needs no mask. Where it does not, and for end
+    tokens, the mask is made, and the likeliest of the allowed tokens is chosen: the same token that scores under masks
+    have on top.
     """
 
     def __init__(self, states: Sequence[State | None], masks: MaskMaker, num_free: int) -> None:
@@ -40,9 +42,22 @@ class Chooser:
     def _choose(self, state: State, token: int, logits: torch.Tensor, row: int) -> int:
         if state.is_broken:
             return _NONE
-        if token not in self._by_mask and state.take(token):
-            return token
-        kept = keep_allowed(logits[row : row + 1], self._masks.make([state], pinned=False)).numpy()[0]
+        scores: np.ndarray[tuple[int], np.dtype[np.float32]] | None = None
+        for _ in range(MOST_ASKED):
+            if token in self._by_mask:
+                break
+            if state.take(token):
+                return token
+            if scores is None:
+                scores = logits[row].numpy().copy()
+            scores[token] = -np.inf
+            token = int(scores.argmax())
+            if not scores[token] > -np.inf:
+                return _NONE
+        return self._choose_by_mask(state, logits[row : row + 1])
+
+    def _choose_by_mask(self, state: State, logits: torch.Tensor) -> int:
+        kept = keep_allowed(logits, self._masks.make([state], pinned=False)).numpy()[0]
         best = int(np.argmax(kept))
         if not kept[best] > -np.inf:
             return _NONE

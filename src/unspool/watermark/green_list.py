@@ -15,6 +15,8 @@ import torch
 
 from unspool.config import WatermarkingConfig
 from unspool.errors import InputError
+from unspool.kernels.cpu import find_marks
+from unspool.kernels.cpu import marks as cpu_marks
 from unspool.kernels.masks import raise_listed
 from unspool.kernels.presence import runs_kernels
 from unspool.logits.highest import is_wide, take_highest, take_highest_by_chunks
@@ -140,6 +142,14 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
         count = min(NUM_CANDIDATES, self.vocab_size)
         if runs_kernels(scores.device):
             return self._raise_on_gpu(input_ids, scores, count)
+        marks = find_marks() if scores.device.type == "cpu" and scores.dtype == torch.float32 else None
+        if marks is not None and self._table is not None:
+            lists = cpu_marks.OwnLists(self._table, self._key, self.context_width - 1, self.greenlist_size, count)
+            return marks.raise_own(scores, input_ids, lists, self.bias)
+        return self.raise_plainly(input_ids, scores, count)
+
+    def raise_plainly(self, input_ids: torch.Tensor, scores: torch.Tensor, count: int) -> torch.Tensor:
+        """The same operator by operator."""
         highest, candidates = take_highest(scores, count)  # (rows, candidates)
         before = input_ids[:, None, input_ids.shape[-1] - self.context_width + 1 :]
         before = before.expand(-1, candidates.shape[1], -1)

@@ -56,6 +56,18 @@ class PackedBits:
 
         return SortedBits.of(self.words, self.depth, self.step)
 
+    @cached_property
+    def in_order(self) -> torch.Tensor:
+        """The words with the bits of neighbouring tokens side by side, as the CPU library reads them: (words, size)."""
+        places = torch.arange(len(self.table), device=self.table.device) * self.step % len(self.table)
+        return self.words[:, places].contiguous()
+
+    @cached_property
+    def shift(self) -> int:
+        """How far from a context's hash, modulo the size, the first token's word lies in that order."""
+        size = len(self.table)
+        return self.multiplier * self.increment * pow(self.step, -1, size) % size
+
     @property
     def step(self) -> int:
         """How far apart, in the words, the bits of neighbouring tokens are."""
@@ -78,8 +90,7 @@ def mark_scores(scores: torch.Tensor, bits: PackedBits, contexts: torch.Tensor, 
         return tournament.mark_scores(scores, contexts, repeated, bits.sorted)
     marks = find_marks() if scores.device.type == "cpu" and scores.dtype == torch.float32 else None
     if marks is not None and len(bits.words):
-        starts = (contexts * bits.multiplier + bits.increment) * bits.multiplier & (len(bits.table) - 1)
-        return marks.play_tournament(scores, bits.words, bits.depth, starts, bits.step, repeated)
+        return marks.play_tournament(scores, bits.in_order, bits.depth, contexts, bits.shift, repeated)
     return mark_plainly(scores, bits, contexts, repeated)
 
 

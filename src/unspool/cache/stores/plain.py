@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from operator import is_
 from typing import TYPE_CHECKING, Self
 
@@ -94,6 +95,8 @@ class PlainStore(Store):
                 part[: len(index)] = part[chosen.to(buffer.device)]
             return
         self._places = self._mover = None  # or they would keep the old ones
+        if self._let_leave(index, held):
+            return
         grows = len(index) > len(lengths)
         grown: list[torch.Tensor] = []
         for layer, buffer in enumerate(self.buffers):
@@ -105,6 +108,23 @@ class PlainStore(Store):
             else:
                 self.buffers[layer] = new
         self.buffers = grown if grows else self.buffers
+
+    def _let_leave(self, index: Sequence[int], held: int) -> bool:
+        """Move the rows that stay together, within the memory that they have; False if rows change their order, or if
+        less than half of the memory would be in use."""
+        rows, changes = len(index), (place for place, row in enumerate(index) if row != place)
+        if not rows or any(row >= after for row, after in pairwise(index)):
+            return False
+        if any(2 * rows * buffer[0].nbytes <= buffer.untyped_storage().nbytes() for buffer in self.buffers):
+            return False
+        first = next(changes, rows)
+        chosen = torch.tensor(list(index[first:]), dtype=torch.int64)
+        for layer, buffer in enumerate(self.buffers):
+            if first < rows:
+                part = buffer.narrow(1, 0, held)
+                part[first:rows] = part.index_select(0, chosen.to(buffer.device))
+            self.buffers[layer] = buffer.narrow(0, 0, rows)
+        return True
 
     def join(self, other: PlainStore, mine: Sequence[int], theirs: Sequence[int]) -> None:
         """By copying, into new buffers of as much room as the longer of both has unless memory is taken once."""

@@ -17,9 +17,28 @@ from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.strategies.sample import Sample
 from unspool.decoding.strategies.turns import TokenTurns
+from unspool.protocols import Choose
 
 SECONDS_AT_ONCE: Final = 0.02  # that one call may take: a stream stays smooth, and a call can be stopped
 MOST_STEPS: Final = 64
+
+
+@dataclass(slots=True)
+class Choosing:
+    """What chooses the tokens of stretch after stretch, while nothing else happens to the rows: it knows their text."""
+
+    choose: Choose | None
+    lengths: list[int]  # of the rows, where it has come to
+    num_left: int  # steps that it can choose
+
+    def fits(self, lengths: list[int]) -> bool:
+        """Whether it can go on after rows of these lengths."""
+        return self.num_left > 0 and self.lengths == lengths
+
+    def advance(self, num_steps: int) -> None:
+        """Note steps that it has chosen."""
+        self.lengths = [length + num_steps for length in self.lengths]
+        self.num_left -= num_steps
 
 
 @dataclass(slots=True)
@@ -30,6 +49,7 @@ class StretchTurns(TokenTurns):
     most_steps: int = MOST_STEPS  # of one call
     ready: deque[list[int]] = field(default_factory=deque)  # what steps that were taken chose, one per row
     seconds: float = SECONDS_AT_ONCE  # of a step, as last measured
+    choosing: Choosing | None = None
 
     def turn(self) -> Emitted:
         """Tell of the next step, taken already or now."""
@@ -37,6 +57,7 @@ class StretchTurns(TokenTurns):
         if not self.ready:
             self._take()
         if not self.ready:
+            self.choosing = None
             return TokenTurns.turn(self)
         chosen = self.ready.popleft()
         self.scorer.reader.accept_step(self.rows)
@@ -44,6 +65,7 @@ class StretchTurns(TokenTurns):
         emitted = self._tell([[token] for token in chosen], Emitted({}, {}))
         if emitted.finished:  # what follows was chosen before that was known
             self.ready.clear()
+            self.choosing = None
         return emitted
 
     def _take(self) -> None:
@@ -54,11 +76,17 @@ class StretchTurns(TokenTurns):
             return
         num_steps = min(self.most_steps, max(1, int(SECONDS_AT_ONCE / self.seconds)))
         left = self.finish.count_left(max(rows.ends))
+        most = MOST_STEPS if left is None else min(MOST_STEPS, left)
         started = time.perf_counter()
-        num_steps = num_steps if left is None else min(num_steps, left)
-        choose = cast(Sample, self.strategy).start_choosing(rows, num_steps)
-        taken = reader.stretch(rows, num_steps, self.finish.end_tokens, choose)
+        choosing = self.choosing
+        if choosing is None or not choosing.fits(list(rows.lengths)):
+            choosing = Choosing(cast(Sample, self.strategy).start_choosing(rows, most), list(rows.lengths), most)
+        num_steps = min(num_steps, choosing.num_left)
+        taken = reader.stretch(rows, num_steps, self.finish.end_tokens, choosing.choose)
+        # After fewer steps than were asked for it may have seen more than what was taken.
+        self.choosing = choosing if taken is not None and len(taken) == num_steps else None
         if taken:
+            choosing.advance(len(taken))
             self.seconds = (time.perf_counter() - started) / len(taken)
             self.ready.extend(taken)
 

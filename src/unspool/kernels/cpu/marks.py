@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
+from functools import lru_cache
 
+import numpy as np
 import torch
 
 from unspool.errors import ResourceError, SettingError
 from unspool.kernels.contexts import Text
 
 LOW_BITS = (1 << 32) - 1
+
+
+@dataclass(frozen=True)
+class OwnLists:
+    """How tokens choose their own green lists."""
+
+    table: torch.Tensor  # (size,) int64, contiguous: the numbers of tokens
+    key: int
+    width: int  # tokens before
+    num_first: int  # tokens of a list
+    num_candidates: int  # a row's likeliest tokens
 
 
 class Marks:
@@ -21,7 +35,9 @@ class Marks:
         word = ctypes.c_uint32
         handle.us_find_first.argtypes = [at, number, size, size, at, size]
         handle.us_are_first.argtypes = [at, at, number, size, size, at, size]
-        handle.us_play_tournament.argtypes = [at, at, number, size, size, at, word, word, at, at, size]
+        handle.us_play_tournament.argtypes = [at, at, number, size, size, at, word, at, word, at, size]
+        handle.us_raise_own.argtypes = [at, at, number, *(size,) * 3, at, number, size, at, number, number, at]
+        handle.us_raise_own.argtypes += [ctypes.c_float, size]
         handle.us_read_contexts.argtypes = [at, at, number, number, *(size,) * 4, ctypes.c_uint64, size, at, at]
         handle.us_read_contexts.restype = None
         handle.us_draw_keyed.argtypes = [at, number, size, at, at, at, size]
@@ -49,6 +65,38 @@ class Marks:
             )
             found[order] = out
         return found
+
+    def raise_own(self, scores: torch.Tensor, ids: torch.Tensor, lists: OwnLists, bias: float) -> torch.Tensor:
+        """Scores (rows, vocab) float32, more by `bias` for those of the likeliest tokens that are on the lists that
+        they choose with the last tokens of `ids` (rows, columns)."""
+        scores, ids = scores.contiguous(), ids.to(torch.int64)
+        ids = ids if ids.stride(1) == 1 else ids.contiguous()
+        rows, vocab = scores.shape
+        is_sound = scores.dtype == torch.float32 and len(ids) == rows and lists.width <= ids.shape[1]
+        if not is_sound or not 0 <= lists.num_first < vocab < 1 << 30 or lists.table.dtype != torch.int64:
+            raise SettingError(f"scores {list(scores.shape)} can't be raised after tokens {list(ids.shape)}")
+        out = torch.empty_like(scores)
+        if out.numel():
+            _check(
+                self._handle.us_raise_own(
+                    _at(scores),
+                    _at(out),
+                    rows,
+                    vocab,
+                    lists.num_first,
+                    min(lists.num_candidates, vocab),
+                    ids.data_ptr() + ids.element_size() * (ids.shape[1] - lists.width),
+                    ids.stride(0),
+                    lists.width,
+                    _at(lists.table),
+                    len(lists.table),
+                    lists.key,
+                    _list_divisors(vocab, lists.num_first).ctypes.data,
+                    bias,
+                    self._threads,
+                )
+            )
+        return out
 
     def read_contexts(self, text: Text, seed: int, *, mixes: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """`watermark.contexts.read_contexts` of a text on a CPU."""
@@ -78,13 +126,14 @@ class Marks:
         scores: torch.Tensor,
         words: torch.Tensor,
         depth: int,
-        starts: torch.Tensor,
-        step: int,
+        states: torch.Tensor,
+        shift: int,
         repeated: torch.Tensor,
     ) -> torch.Tensor:
         """Log-probabilities of the tournament's winner, from scores (rows, vocab) and bits (words, size) of 30 rounds
-        each; rows that are `repeated` (rows,) stay as they are."""
-        scores, starts, repeated = scores.contiguous(), starts.to(torch.int32), repeated.to(torch.bool).contiguous()
+        each. Token `v` has its bits at `states + shift + v`, modulo the size; rows that are `repeated` (rows,) stay as
+        they are."""
+        scores, states, repeated = scores.contiguous(), states.contiguous(), repeated.to(torch.bool).contiguous()
         size = words.shape[1]
         is_sound = (
             scores.dtype == torch.float32
@@ -93,7 +142,8 @@ class Marks:
             and words.is_contiguous()
             and 0 < depth <= 30 * words.shape[0]
             and size & (size - 1) == 0
-            and starts.shape == repeated.shape == scores.shape[:1]
+            and states.dtype == torch.int64
+            and states.shape == repeated.shape == scores.shape[:1]
         )
         if not is_sound:
             raise SettingError(f"scores {list(scores.shape)} and bits {list(words.shape)} make no tournament")
@@ -107,8 +157,8 @@ class Marks:
                     depth,
                     _at(words),
                     size,
-                    step,
-                    _at(starts),
+                    _at(states),
+                    shift,
                     _at(repeated),
                     self._threads,
                 )
@@ -127,6 +177,19 @@ class Marks:
                 _at(scores), *scores.shape, _at(states), _at(repeated), _at(tokens), self._threads
             )
         return tokens
+
+
+@lru_cache(maxsize=4)
+def _list_divisors(count: int, num_first: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint32]]:
+    """What tells if a word is divisible by count - i: the inverse of the odd part, the powers of two, the limit."""
+    divisors = count - np.arange(num_first, dtype=np.int64)
+    powers = divisors & -divisors
+    odd = (divisors // powers).astype(np.uint32)
+    inverses = odd.copy()  # right in the lowest 3 bits; each round doubles them
+    for _ in range(4):
+        inverses *= np.uint32(2) - odd * inverses
+    shifts = np.log2(powers).astype(np.uint32)
+    return np.stack((inverses, shifts, (LOW_BITS // divisors).astype(np.uint32)))
 
 
 def _at(tensor: torch.Tensor) -> ctypes.c_void_p:

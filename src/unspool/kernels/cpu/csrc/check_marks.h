@@ -136,19 +136,20 @@ static void check_draws(const char *set) {
 
 static void check_tournament(const char *set) {
     const int32_t rows = 1 + below(3), vocab = 1 + below(3000), depth = 1 + below(65), threads = 1 + below(3);
-    const uint32_t size = 1u << below(12), step = next() | 1;
+    const uint32_t size = 1u << below(12), shift = next();
     const size_t num_words = (size_t)(depth + 29) / 30;
     const float *scores = odd_scores(rows, vocab);
     float *out = keep(get(sizeof(float) * (size_t)rows * vocab));
     double *probs = keep(get(sizeof(double) * (size_t)vocab));
-    uint32_t *words = keep(get(sizeof(uint32_t) * num_words * size)), *starts = keep(get(sizeof(uint32_t) * (size_t)rows));
+    uint32_t *words = keep(get(sizeof(uint32_t) * num_words * size));
+    int64_t *states = keep(get(sizeof(int64_t) * (size_t)rows));
     uint8_t *repeated = keep(get((size_t)rows));
     for (size_t i = 0; i < num_words * size; i++) { /* rounds that there are not have no bits */
         const int32_t left = depth - 30 * (int32_t)(i / size);
         words[i] = next() & ((1u << (left < 30 ? left : 30)) - 1);
     }
-    for (int32_t row = 0; row < rows; row++) starts[row] = next() & (size - 1), repeated[row] = !below(4);
-    expect(!us_play_tournament(scores, out, rows, vocab, depth, words, size, step, starts, repeated, threads), "a tournament's memory", set);
+    for (int32_t row = 0; row < rows; row++) states[row] = (int64_t)((uint64_t)next() << 32 | next()), repeated[row] = !below(4);
+    expect(!us_play_tournament(scores, out, rows, vocab, depth, words, size, states, shift, repeated, threads), "a tournament's memory", set);
     for (int32_t row = 0; row < rows; row++) {
         const float *given = scores + (size_t)row * vocab, *made = out + (size_t)row * vocab;
         float highest = -INFINITY;
@@ -163,7 +164,7 @@ static void check_tournament(const char *set) {
         for (int32_t v = 0; v < vocab; v++) probs[v] /= total;
         for (int32_t round = 0; round < depth; round++) {
             double mass = 0;
-#define BIT(v) (words[(size_t)(round / 30) * size + ((starts[row] + (uint32_t)(v) * step) & (size - 1))] >> (round % 30) & 1u)
+#define BIT(v) (words[(size_t)(round / 30) * size + (((uint32_t)states[row] + shift + (uint32_t)(v)) & (size - 1))] >> (round % 30) & 1u)
             for (int32_t v = 0; v < vocab; v++) mass += BIT(v) * probs[v];
             for (int32_t v = 0; v < vocab; v++) probs[v] *= 1 + BIT(v) - mass;
 #undef BIT
@@ -174,6 +175,56 @@ static void check_tournament(const char *set) {
             expect((made[v] == -INFINITY) == (given[v] == -INFINITY), "what a tournament forbids", set);
         }
         expect(worst < 1e-4, "a tournament", set);
+    }
+}
+
+/* --- own lists --------------------------------------------------------------------------------------------- */
+
+static uint32_t seed_plainly(const int64_t *table, int32_t table_size, uint64_t key, const int64_t *before, int32_t width, int32_t token) {
+    const uint64_t own = (uint64_t)table[token % table_size] + 1;
+    int64_t least = (int64_t)(key * own * own);
+    for (int32_t i = 0; i < width; i++) {
+        const int64_t product = (int64_t)(key * own * ((uint64_t)table[before[i] % table_size] + 1));
+        least = product < least ? product : least;
+    }
+    return (uint32_t)((uint64_t)least - (least < 0));
+}
+
+static void check_own_lists(const char *set) {
+    const int32_t rows = 1 + below(3), vocab = 2 + below(below(2) ? 40 : 2000), num_first = below(vocab), width = below(4);
+    const int32_t most = 1 + below(vocab < 50 ? vocab : 50), table_size = 1 + below(90), stride = width + below(3);
+    const uint64_t key = (uint64_t)next() << 8 | next();
+    const float *scores = odd_scores(rows, vocab);
+    float *out = keep(get(sizeof(float) * (size_t)rows * vocab));
+    int64_t *table = keep(get(sizeof(int64_t) * (size_t)table_size)), *ids = keep(get(sizeof(int64_t) * ((size_t)(rows - 1) * stride + width + 1)));
+    uint32_t *divisors = keep(get(sizeof(uint32_t) * (3 * (size_t)num_first + 1)));
+    uint8_t *list = keep(get((size_t)vocab));
+    for (int32_t i = 0; i < table_size; i++) table[i] = next();
+    for (int32_t i = 0; i < (rows - 1) * stride + width; i++) ids[i] = below(vocab);
+    for (int32_t i = 0; i < num_first; i++) {
+        uint32_t odd = (uint32_t)(vocab - i), turns = 0, inverse;
+        for (; !(odd & 1); odd >>= 1) turns++;
+        inverse = odd;
+        for (int32_t round = 0; round < 4; round++) inverse *= 2 - odd * inverse;
+        divisors[i] = inverse, divisors[num_first + i] = turns, divisors[2 * num_first + i] = 0xffffffffu / (uint32_t)(vocab - i);
+    }
+    const int32_t failed = us_raise_own(scores, out, rows, vocab, num_first, most, ids, stride, width, table, table_size, (int64_t)key,
+                                        divisors, 1.5f, 1 + below(3));
+    expect(!failed, "own lists' memory", set);
+    for (int32_t row = 0; row < rows; row++) {
+        const float *given = scores + (size_t)row * vocab, *made = out + (size_t)row * vocab;
+        int32_t is_sound = 1;
+        for (int32_t v = 0; v < vocab; v++) is_sound &= given[v] < INFINITY;
+        for (int32_t v = 0; v < vocab; v++) {
+            int32_t before = 0;
+            for (int32_t other = 0; other < vocab; other++) before += given[other] > given[v] || (given[other] == given[v] && other < v);
+            float expected = given[v];
+            if (is_sound && before < most && given[v] > -INFINITY) {
+                shuffle_plainly(seed_plainly(table, table_size, key, ids + row * stride, width, v), vocab, num_first, list);
+                if (list[v]) expected += 1.5f;
+            }
+            expect(made[v] == expected || (made[v] != made[v] && given[v] != given[v]), "a token on its own list", set);
+        }
     }
 }
 
@@ -278,6 +329,7 @@ static void check_marks(void) {
     with_each_set(check_contexts);
     with_each_set(check_draws);
     with_each_set(check_tournament);
+    with_each_set(check_own_lists);
     with_each_set(check_masks);
 }
 

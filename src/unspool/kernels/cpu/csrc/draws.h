@@ -13,11 +13,6 @@
 typedef double doubles __attribute__((vector_size(LANES * 8)));
 
 typedef struct {
-    float value; /* a score, divided by the temperature */
-    int32_t token;
-} us_candidate;
-
-typedef struct {
     const float *scores;
     int32_t vocab, block, num_blocks; /* tokens of a block, a multiple of LANES */
     float highest, scale; /* the temperature's inverse */
@@ -230,19 +225,26 @@ static int32_t draw_from_head(us_drawing *d, const float *tops) {
     return keep_top_p(d, total) ? draw_from_candidates(d) : UNSURE;
 }
 
+/* Cuts the vocabulary into blocks, and finds the highest score of each. */
+static void cut_blocks(us_drawing *d, float *tops) {
+    const int32_t vectors = (d->vocab + LANES - 1) / LANES;
+    d->block = (vectors + DRAW_BLOCKS - 1) / DRAW_BLOCKS * LANES;
+    d->num_blocks = (d->vocab + d->block - 1) / d->block;
+    for (int32_t k = 0; tops && k < d->num_blocks; k++) tops[k] = find_block_top(d, k);
+}
+
 /* -1 where no score is finite, or one is NaN or infinite. */
 static int32_t draw_token(us_drawing *d) {
     const us_draw *draw = d->draw;
     float tops[DRAW_BLOCKS];
-    const int32_t vectors = (d->vocab + LANES - 1) / LANES, is_cut = draw->top_k > 0 && draw->top_k < d->vocab;
+    const int32_t is_cut = draw->top_k > 0 && draw->top_k < d->vocab;
+    const int32_t takes_all = !is_cut && !(draw->top_p < 1) && !(draw->below > -INFINITY);
     d->highest = find_highest(d->scores, d->vocab);
     if (!(d->highest > -INFINITY)) return -1;
-    d->block = (vectors + DRAW_BLOCKS - 1) / DRAW_BLOCKS * LANES;
-    d->num_blocks = (d->vocab + d->block - 1) / d->block;
-    d->scale = (float)(1 / draw->temperature);
-    if (!is_cut && !(draw->top_p < 1) && !(draw->below > -INFINITY)) return draw_from_all(d);
     if (draw->top_p < 1 && draw->top_p > ALMOST_ALL) return UNSURE;
-    for (int32_t k = 0; k < d->num_blocks; k++) tops[k] = find_block_top(d, k);
+    cut_blocks(d, takes_all ? NULL : tops);
+    d->scale = (float)(1 / draw->temperature);
+    if (takes_all) return draw_from_all(d);
     if (!is_cut && draw->top_p < 1) return draw_from_head(d, tops);
     if (is_cut) keep_highest(d, tops, draw->top_k);
     else { /* min-p alone; what lies a little lower is left out later */

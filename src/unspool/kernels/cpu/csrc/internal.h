@@ -22,6 +22,7 @@ typedef struct {
     us_task contexts;   /* argument: us_context_task */
     us_task draws;      /* argument: us_draw_task */
     us_task row_draws;  /* argument: us_row_draw_task */
+    us_task own_lists;  /* argument: us_own_task */
 } us_kernels;
 
 typedef struct {
@@ -58,11 +59,27 @@ typedef struct {
     int64_t rows;
     int32_t vocab, depth;
     const uint32_t *words; /* (depth / 30, size): bits of 30 rounds */
-    uint32_t size, step;   /* a power of two; how far apart tokens are in it */
-    const uint32_t *starts;  /* rows */
+    uint32_t size;           /* a power of two */
+    const int64_t *states;   /* rows: the hash of the tokens before */
+    uint32_t shift;          /* token v has its bits at state + shift + v, modulo size */
     const uint8_t *repeated; /* rows: these stay as they are */
-    void *failed;            /* an atomic_int: no memory */
+    void *rooms;             /* a us_play_room for each thread, this far apart (bytes) */
+    size_t room_size;
 } us_tournament_task;
+
+#define US_PATTERNS 1024 /* of ten rounds' bits */
+#define US_PARTS 4       /* of a row's tokens */
+
+/* What is found in a part of a row. Some of it lies twice: one is read while the next is made. */
+typedef struct {
+    float highest[2], masses[2][US_PATTERNS];
+    double total;
+} us_tally;
+
+typedef struct {
+    us_tally tallies[US_PARTS];
+    float numbers[]; /* two for each class of tokens */
+} us_play_room;
 
 typedef struct {
     const int64_t *ids;  /* rows of tokens, `stride` apart; the text is `num_tokens` from column `start` on */
@@ -92,6 +109,28 @@ typedef struct {
     int32_t *tokens;      /* rows; -1: none; -2: not sure */
     void *failed;         /* an atomic_int: no memory */
 } us_row_draw_task;
+
+typedef struct {
+    float value; /* a score, divided by the temperature */
+    int32_t token;
+} us_candidate;
+
+typedef struct {
+    const float *scores; /* (rows, vocab) */
+    float *out;          /* (rows, vocab) */
+    int64_t rows;
+    int32_t vocab, num_first, num_candidates;
+    const int64_t *ids; /* rows, `stride` apart, of the `width` tokens before */
+    int64_t stride;
+    int32_t width;
+    const int64_t *table; /* table_size */
+    int64_t table_size;
+    uint64_t key;
+    const uint32_t *divisors; /* (3, num_first): of vocab - i, the inverse, the powers of two, and (2^32 - 1) over it */
+    float bias;
+    int32_t *tokens;     /* (rows, num_candidates) */
+    us_candidate *rooms; /* (threads, 2, vocab) */
+} us_own_task;
 
 /* The highest logit that a thread found, and its token; -1: none. */
 typedef struct {

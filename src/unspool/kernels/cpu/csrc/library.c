@@ -1,5 +1,6 @@
 /* The library's surface: which instruction set runs, how scratch memory is laid out, and the calls themselves. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "internal.h"
@@ -201,12 +202,31 @@ int32_t us_find_first(const uint32_t *seeds, int64_t count, int32_t vocab, int32
     return us_are_first(seeds, NULL, count, vocab, num_first, out, threads);
 }
 
+int32_t us_raise_own(const float *scores, float *out, int64_t rows, int32_t vocab, int32_t num_first, int32_t num_candidates,
+                     const int64_t *ids, int64_t stride, int32_t width, const int64_t *table, int64_t table_size, int64_t key,
+                     const uint32_t *divisors, float bias, int32_t threads) {
+    us_candidate *rooms = malloc(2 * sizeof *rooms * (size_t)vocab * (size_t)(threads > 1 ? threads : 1));
+    int32_t *tokens = malloc(sizeof(int32_t) * (size_t)(rows * num_candidates));
+    if (rooms && tokens) {
+        us_gather(threads);
+        us_do(kernels()->own_lists, &(us_own_task){scores, out, rows, vocab, num_first, num_candidates, ids, stride, width, table,
+                                                   table_size, (uint64_t)key, divisors, bias, tokens, rooms});
+    }
+    const int32_t failed = !rooms || !tokens;
+    free(rooms);
+    free(tokens);
+    return -failed;
+}
+
 int32_t us_play_tournament(const float *scores, float *out, int64_t rows, int32_t vocab, int32_t depth, const uint32_t *words,
-                           uint32_t size, uint32_t step, const uint32_t *starts, const uint8_t *repeated, int32_t threads) {
-    atomic_int failed = 0;
-    const us_tournament_task task = {scores, out, rows, vocab, depth, words, size, step, starts, repeated, &failed};
-    do_rows(kernels()->tournament, &task, rows, threads);
-    return -atomic_load(&failed);
+                           uint32_t size, const int64_t *states, uint32_t shift, const uint8_t *repeated, int32_t threads) {
+    const size_t room_size = (sizeof(us_play_room) + 2 * sizeof(float) * (size_t)vocab + 63) & ~(size_t)63;
+    void *rooms = malloc(room_size * (size_t)(threads > 1 ? threads : 1));
+    if (!rooms) return -1;
+    us_gather(threads);
+    us_do(kernels()->tournament, &(us_tournament_task){scores, out, rows, vocab, depth, words, size, states, shift, repeated, rooms, room_size});
+    free(rooms);
+    return 0;
 }
 
 void us_read_contexts(const int64_t *ids, const int64_t *pads, int64_t rows, int64_t stride, int32_t start, int32_t num_tokens,

@@ -1,4 +1,4 @@
-/* Watermarks: contexts, which tokens a seed's permutation puts first, SynthID-Text's tournament, Gumbel's draw. */
+/* Watermarks: which tokens a seed's permutation puts first, contexts, Gumbel's draw. */
 #ifndef UNSPOOL_MARKS_H
 #define UNSPOOL_MARKS_H
 
@@ -11,10 +11,6 @@
 #define TWISTER 624 /* words of MT19937 */
 #define TURN 397
 #define MOST_FOLLOWED 64 /* tokens of one seed */
-#define ROUNDS 10 /* of a tournament that one pass settles */
-#define PATTERNS (1 << ROUNDS)
-#define WORD_ROUNDS 30 /* whose bits share a word */
-#define ONE_BY_ONE __asm__ volatile("") /* in loops that look numbers up: gathers of vectors are slower on many machines */
 #define KEY_BLOCKS 256 /* of tokens whose keys have one bound */
 
 typedef struct {
@@ -22,10 +18,11 @@ typedef struct {
     int32_t swaps[TWISTER]; /* where the shuffle's next places are swapped with */
 } us_shuffle;
 
+INLINE uint32_t seed_next(uint32_t before, uint32_t place) { return 1812433253u * (before ^ (before >> 30)) + place; }
+
 static void seed_shuffle(us_shuffle *s, uint32_t seed) {
     s->state[0] = seed;
-    for (uint32_t i = 1; i < TWISTER; i++)
-        s->state[i] = 1812433253u * (s->state[i - 1] ^ (s->state[i - 1] >> 30)) + i;
+    for (uint32_t i = 1; i < TWISTER; i++) s->state[i] = seed_next(s->state[i - 1], i);
 }
 
 static inline uint32_t twist(uint32_t high, uint32_t low, uint32_t other) {
@@ -33,19 +30,24 @@ static inline uint32_t twist(uint32_t high, uint32_t low, uint32_t other) {
     return other ^ (y >> 1) ^ (-(y & 1u) & 0x9908b0dfu);
 }
 
-/* The swaps of the next TWISTER places, from `first` on, of a shuffle of n. */
-static void turn_shuffle(us_shuffle *s, int32_t first, int32_t n) {
-    uint32_t *m = s->state;
+/* The next words, TWISTER of them, before they are tempered. There is room for one more. */
+static void twist_state(uint32_t *m) {
     for (int32_t i = 0; i < TWISTER - TURN; i++) m[i] = twist(m[i], m[i + 1], m[i + TURN]);
     m[TWISTER] = m[0];
     for (int32_t i = TWISTER - TURN; i < TWISTER; i++) m[i] = twist(m[i], m[i + 1], m[i + TURN - TWISTER]);
-    for (int32_t i = 0; i < TWISTER; i++) {
-        uint32_t y = m[i];
-        y ^= y >> 11;
-        y ^= (y << 7) & 0x9d2c5680u;
-        y ^= (y << 15) & 0xefc60000u;
-        s->words[i] = y ^ (y >> 18);
-    }
+}
+
+INLINE uint32_t temper(uint32_t y) {
+    y ^= y >> 11;
+    y ^= (y << 7) & 0x9d2c5680u;
+    y ^= (y << 15) & 0xefc60000u;
+    return y ^ (y >> 18);
+}
+
+/* The swaps of the next TWISTER places, from `first` on, of a shuffle of n. */
+static void turn_shuffle(us_shuffle *s, int32_t first, int32_t n) {
+    twist_state(s->state);
+    for (int32_t i = 0; i < TWISTER; i++) s->words[i] = temper(s->state[i]);
     const int32_t count = n - first < TWISTER ? n - first : TWISTER;
     for (int32_t i = 0; i < count; i++) { /* the remainder by a reciprocal, whose quotient is off by one at most */
         const uint32_t divisor = (uint32_t)(n - first - i);
@@ -170,28 +172,6 @@ static void run_contexts(const void *argument, int32_t thread, us_team *team) {
     }
 }
 
-/* --- SynthID-Text ------------------------------------------------------------------------------------------- */
-
-/* The masses of the patterns of some rounds' bits become what those rounds multiply each pattern's probability by, and
- * its logarithm: a round's factor is 1 - m for a zero and 2 - m for a one, m being the mass of the ones. */
-static void settle(double *masses, int32_t rounds, float *factors, float *logs) {
-    double product[PATTERNS], sum[PATTERNS];
-    product[0] = 1, sum[0] = 0;
-    for (int32_t round = 0; round < rounds; round++) {
-        const int32_t half = PATTERNS >> (round + 1), made = 1 << round;
-        double mass = 0;
-        for (int32_t i = 0; i < half; i++) mass += masses[2 * i + 1];
-        const double zero = 1 - mass > 0 ? 1 - mass : 0, one = 2 - mass;
-        for (int32_t i = 0; i < half; i++) masses[i] = zero * masses[2 * i] + one * masses[2 * i + 1];
-        const double log_zero = log(zero), log_one = log(one);
-        for (int32_t i = 0; i < made; i++) {
-            product[made + i] = product[i] * one, product[i] *= zero;
-            sum[made + i] = sum[i] + log_one, sum[i] += log_zero;
-        }
-    }
-    for (int32_t i = 0; i < 1 << rounds; i++) factors[i] = (float)product[i], logs[i] = (float)sum[i];
-}
-
 /* The highest of a row's scores; NaN if one of them is, or is infinite. */
 static float find_highest(const float *scores, int32_t count) {
     vec most = fill(-INFINITY);
@@ -210,135 +190,6 @@ static float find_highest(const float *scores, int32_t count) {
         highest = scores[v] > highest ? scores[v] : highest;
     }
     return sound ? highest : NAN;
-}
-
-/* shares[i] = e to the (scores[i] - highest), added to what is there if it `adds`. */
-static void spread_scores(const float *scores, int32_t count, float highest, int32_t adds, float *shares) {
-    int32_t v = 0;
-    for (; v + 4 * LANES <= count; v += 4 * LANES) {
-        vec x[4];
-        UNROLLED for (int i = 0; i < 4; i++) x[i] = load(scores + v + i * LANES) - highest;
-        exponentials(x, 4);
-        UNROLLED for (int i = 0; i < 4; i++) store(shares + v + i * LANES, adds ? load(shares + v + i * LANES) + x[i] : x[i]);
-    }
-    for (; v < count; v++) shares[v] = (adds ? shares[v] : 0) + expf(scores[v] - highest);
-}
-
-static double add_up(const float *shares, int32_t count) {
-    double total = 0;
-    for (int32_t first = 0; first < count; first += PATTERNS) {
-        vec parts = fill(0);
-        int32_t v = first, end = count - first < PATTERNS ? count : first + PATTERNS;
-        for (; v + LANES <= end; v += LANES) parts += load(shares + v);
-        total += sum(parts);
-        for (; v < end; v++) total += shares[v];
-    }
-    return total;
-}
-
-/* The bits of classes, by their places in the table, and the masses of their first rounds' patterns; in four parts, so
- * that neighbours with one pattern do not wait for each other. */
-static void read_bits(const us_tournament_task *task, const uint32_t *restrict words, uint32_t start, int32_t classes,
-                                 const float *restrict shares, uint32_t *restrict bits, float (*restrict sums)[PATTERNS]) {
-    const uint32_t mask = task->size - 1, step = task->step;
-    int32_t c = 0;
-    for (; c + 4 <= classes; c += 4, start += 4 * step)
-        UNROLLED for (uint32_t i = 0; i < 4; i++) {
-            ONE_BY_ONE;
-            const uint32_t word = words[(start + i * step) & mask];
-            bits[c + i] = word;
-            sums[i][word & (PATTERNS - 1)] += shares[c + i];
-        }
-    for (; c < classes; c++, start += step) {
-        bits[c] = words[start & mask];
-        sums[0][bits[c] & (PATTERNS - 1)] += shares[c];
-    }
-}
-
-/* What rounds before leave of the shares, and the masses of the next ones' patterns. */
-static void scale_shares(const uint32_t *restrict bits, int32_t shift, int32_t classes, const float *restrict factors,
-                                    float *restrict shares, float (*restrict sums)[PATTERNS]) {
-    int32_t c = 0;
-    for (; c + 4 <= classes; c += 4)
-        UNROLLED for (int32_t i = 0; i < 4; i++) {
-            ONE_BY_ONE;
-            const uint32_t word = bits[c + i] >> shift;
-            const float share = shares[c + i] * factors[word & (PATTERNS - 1)];
-            shares[c + i] = share;
-            sums[i][word >> ROUNDS & (PATTERNS - 1)] += share;
-        }
-    for (; c < classes; c++) {
-        shares[c] *= factors[bits[c] >> shift & (PATTERNS - 1)];
-        sums[0][bits[c] >> shift >> ROUNDS & (PATTERNS - 1)] += shares[c];
-    }
-}
-
-/* Logarithms of all factors of a word's rounds. */
-static void sum_logs(const uint32_t *restrict bits, float (*restrict logs)[PATTERNS], int32_t classes, float *restrict sums) {
-    for (int32_t c = 0; c < classes; c++) {
-        ONE_BY_ONE;
-        const uint32_t word = bits[c];
-        sums[c] = logs[0][word & (PATTERNS - 1)] + logs[1][word >> ROUNDS & (PATTERNS - 1)] +
-                  logs[2][word >> 2 * ROUNDS & (PATTERNS - 1)];
-    }
-}
-
-/* What has no probability in float32 has the lowest number, unless it is forbidden. */
-static void add_logs(const float *scores, const float *sums, int32_t count, float highest, float *out) {
-    for (int32_t v = 0; v < count; v++) {
-        const float made = out[v] + sums[v], found = scores[v] > highest - 103.9f && made > -FLT_MAX ? made : -FLT_MAX;
-        out[v] = scores[v] > -INFINITY ? found : -INFINITY;
-    }
-}
-
-/* One row. Tokens that lie a table's size apart have the same bits: they are one class. */
-static void play(const us_tournament_task *task, int64_t row, float *shares, float *sums_of_logs, uint32_t *bits) {
-    const float *scores = task->scores + row * task->vocab;
-    float *out = task->out + row * task->vocab;
-    const int32_t vocab = task->vocab, classes = vocab < (int32_t)task->size ? vocab : (int32_t)task->size;
-    const float highest = task->repeated[row] ? NAN : find_highest(scores, vocab);
-    if (!(highest > -INFINITY)) {
-        memcpy(out, scores, sizeof(float) * (size_t)vocab);
-        return;
-    }
-    for (int32_t first = 0; first < vocab; first += classes)
-        spread_scores(scores + first, vocab - first < classes ? vocab - first : classes, highest, first > 0, shares);
-    const double total = add_up(shares, classes);
-    const float base = highest + (float)log(total);
-    for (int32_t v = 0; v < vocab; v++) out[v] = scores[v] - base;
-    float factors[PATTERNS], logs[3][PATTERNS], sums[4][PATTERNS];
-    double masses[PATTERNS];
-    for (int32_t depth = 0; depth < task->depth; depth += WORD_ROUNDS) {
-        const uint32_t *words = task->words + (size_t)(depth / WORD_ROUNDS) * task->size;
-        memset(logs, 0, sizeof logs);
-        for (int32_t group = 0; group < 3 && task->depth > depth + group * ROUNDS; group++) {
-            const int32_t left = task->depth - depth - group * ROUNDS;
-            memset(sums, 0, sizeof sums);
-            if (group) scale_shares(bits, (group - 1) * ROUNDS, classes, factors, shares, sums);
-            else read_bits(task, words, task->starts[row], classes, shares, bits, sums);
-            for (int32_t i = 0; i < PATTERNS; i++) masses[i] = ((double)(sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i])) / total;
-            settle(masses, left < ROUNDS ? left : ROUNDS, factors, logs[group]);
-        }
-        if (task->depth > depth + WORD_ROUNDS) scale_shares(bits, 2 * ROUNDS, classes, factors, shares, sums);
-        sum_logs(bits, logs, classes, sums_of_logs);
-        for (int32_t first = 0; first < vocab; first += classes)
-            add_logs(scores + first, sums_of_logs, vocab - first < classes ? vocab - first : classes, highest, out + first);
-    }
-}
-
-static void run_tournament(const void *argument, int32_t thread, us_team *team) {
-    const us_tournament_task *task = argument;
-    const size_t room = (size_t)task->vocab;
-    int64_t first, last;
-    split(task->rows, thread, team->size, &first, &last);
-    if (first == last) return;
-    float *shares = malloc(room * (2 * sizeof(float) + sizeof(uint32_t)));
-    if (!shares) {
-        atomic_store((atomic_int *)task->failed, 1);
-        return;
-    }
-    for (int64_t row = first; row < last; row++) play(task, row, shares, shares + room, (uint32_t *)(shares + 2 * room));
-    free(shares);
 }
 
 /* --- Gumbel ------------------------------------------------------------------------------------------------- */

@@ -22,6 +22,7 @@ typedef struct {
     const int8_t *quants;       /* (blocks, M, 32) */
     const float *scales, *sums; /* (blocks, M) */
     const int32_t *offsets;     /* (blocks, M, 2) */
+    const uint8_t *ahead;       /* weights that are read after these, if this is the last panel that reads them; or NULL */
 } activations;
 
 /* Rows of a panel: unpacked weights serve them all, as long as their sums fit the registers. */
@@ -287,11 +288,20 @@ INLINE __m512i four_of_all(const int8_t *p) {
     return _mm512_set1_epi32(word);
 }
 
+/* Bring a block's worth of the weights that come next into the second-level cache: what the processor foresees by itself
+ * leaves it waiting for a fifth of the time. */
+INLINE void ask_ahead(activations *a, const int bytes) {
+    if (!a->ahead) return;
+    UNROLLED for (int i = 0; i < bytes; i += 64) __builtin_prefetch(a->ahead + i, 0, 2);
+    a->ahead += bytes;
+}
+
 INLINE void tiles_q8(const uint8_t *w, int blocks, activations a, const int M, float *out) {
     const uint8_t *second = w + (size_t)blocks * Q8_BYTES;
     __m512 total[MOST_M];
     EACH_ROW total[m] = _mm512_setzero_ps();
     for (int b = 0; b < blocks; b++, w += Q8_BYTES, second += Q8_BYTES, a.quants += 32 * M, a.scales += M, a.sums += M) {
+        ask_ahead(&a, 2 * Q8_BYTES);
         const __m512 d = both_halves(w, second);
         __m512i dot[2][MOST_M];
         EACH_ROW dot[0][m] = dot[1][m] = _mm512_setzero_si512();
@@ -314,6 +324,7 @@ INLINE void tiles_q4(const uint8_t *w, int blocks, activations a, const int M, f
     __m512 total[MOST_M];
     EACH_ROW total[m] = _mm512_setzero_ps();
     for (int b = 0; b < blocks; b++, w += Q4_BYTES, second += Q4_BYTES, a.quants += 32 * M, a.scales += M, a.sums += M) {
+        ask_ahead(&a, 2 * Q4_BYTES);
         const __m512 d = both_halves(w, second), least = both_halves(w + 16, second + 16);
         __m512i dot[2][MOST_M];
         EACH_ROW dot[0][m] = dot[1][m] = _mm512_setzero_si512();

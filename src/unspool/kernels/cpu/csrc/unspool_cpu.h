@@ -173,16 +173,22 @@ void us_read_rows(const us_matrix *matrix, const int32_t *rows, int32_t count, f
    us_find_first: for each seed, which of `vocab` tokens are among the first `num_first`: out (count, vocab), 0 or 1.
    us_are_first: whether each token is, by its own seed: out (count).
    Equal seeds side by side are computed once.
+   us_raise_own: `bias` more for each of a row's `num_candidates` highest scores whose token is among the first `num_first`
+   of the permutation that it seeds with the `width` tokens before it and the key, by a table of numbers. `divisors` are
+   (3, num_first) numbers of vocab - i: the inverse of its odd part modulo 2^32, its powers of two, (2^32 - 1) over it.
    us_play_tournament: SynthID-Text's, from scores to log-probabilities (rows, vocab). Token v of a row has its bits at
-   starts[row] + v * step, modulo size (a power of two), in `words` (one word of 30 rounds, size numbers, each).
+   states[row] + shift + v, modulo size (a power of two), in `words` (one word of 30 rounds, size numbers, each).
    us_read_contexts: the hash of each row's last `width` tokens, mixed as Gumbel's or as SynthID-Text's, and whether one of
    the windows from `first` on is the same.
    us_draw_keyed: the token that Gumbel's keyed noise draws, or -1. Rows that are repeated stay as they are in both. */
 int32_t us_find_first(const uint32_t *seeds, int64_t count, int32_t vocab, int32_t num_first, uint8_t *out, int32_t threads);
 int32_t us_are_first(const uint32_t *seeds, const int32_t *tokens, int64_t count, int32_t vocab, int32_t num_first,
                      uint8_t *out, int32_t threads);
+int32_t us_raise_own(const float *scores, float *out, int64_t rows, int32_t vocab, int32_t num_first, int32_t num_candidates,
+                     const int64_t *ids, int64_t stride, int32_t width, const int64_t *table, int64_t table_size, int64_t key,
+                     const uint32_t *divisors, float bias, int32_t threads);
 int32_t us_play_tournament(const float *scores, float *out, int64_t rows, int32_t vocab, int32_t depth, const uint32_t *words,
-                           uint32_t size, uint32_t step, const uint32_t *starts, const uint8_t *repeated, int32_t threads);
+                           uint32_t size, const int64_t *states, uint32_t shift, const uint8_t *repeated, int32_t threads);
 void us_read_contexts(const int64_t *ids, const int64_t *pads, int64_t rows, int64_t stride, int32_t start, int32_t num_tokens,
                       int32_t width, int32_t first, uint64_t seed, int32_t mixes, int64_t *states, uint8_t *repeated);
 void us_draw_keyed(const float *scores, int64_t rows, int32_t vocab, const int64_t *states, const uint8_t *repeated,
