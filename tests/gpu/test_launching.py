@@ -33,7 +33,7 @@ class Kernel:
         self.log, self.name, self.src, self.seconds = log, name, src, seconds
         self.made: dict[Any, Compiled] = {}
 
-    def warmup(self, what: int, *, grid: tuple[int, ...]) -> Any:  # noqa: ARG002 - as Triton calls it
+    def warmup(self, what: int, *, grid: tuple[int, ...]) -> Any:
         from triton.runtime._async_compile import active_mode
 
         if what in self.made:
