@@ -8,10 +8,11 @@ that they fit; the floor is what a step must read (of experts, the chosen ones) 
 from __future__ import annotations
 
 import argparse
-import time
 from typing import Any
 
 import torch
+from gpu_step import measure_bandwidth, time_step  # benchmarks/gpu_step.py
+from gpu_tilings import time_graph  # benchmarks/gpu_tilings.py
 
 import unspool
 from unspool.bench.floor import count_step_bytes
@@ -155,57 +156,7 @@ def make_gpt_oss_layers(config: dict[str, Any], random: Any) -> dict[str, torch.
     return weights
 
 
-def time_graph(function: Any, repeats: int = 5) -> float:
-    """Microseconds of one replay."""
-    function()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    times = []
-    for _ in range(repeats + 2):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3)
-    return sorted(times[2:])[repeats // 2]
-
-
-def measure_bandwidth() -> float:
-    """The bandwidth of a large copy, in bytes per second."""
-    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    times = []
-    for _ in range(12):  # not in a graph, where another engine copies
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        target.copy_(source)
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-    return 2 * source.numel() / sorted(times)[5]
-
-
 # --- steps -----------------------------------------------------------------------------------------------
-
-
-def time_call(function: Any) -> float:
-    """Seconds of a call, to the end of its work on the device."""
-    torch.cuda.synchronize()
-    started = time.perf_counter()
-    function()
-    torch.cuda.synchronize()
-    return time.perf_counter() - started
-
-
-def time_step(generate: Any, few: int = 8, many: int = 72, rounds: int = 3) -> float:
-    """Milliseconds per step: the cost of `many - few` more tokens."""
-    generate(few)
-    generate(many)
-    found = sorted(time_call(lambda: generate(many)) - time_call(lambda: generate(few)) for _ in range(rounds))
-    return found[len(found) // 2] / (many - few) * 1e3
 
 
 def make_reference(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> Any:
@@ -247,7 +198,7 @@ def measure_steps(name: str, runs: list[str], bandwidth: float, *, has_peer: boo
     for run in runs:
         rows, context = map(int, run.split("x"))
         ids = torch.randint(1, 1000, (rows, context), device="cuda")
-        ours = time_step(lambda count, ids=ids: unspool.generate(model, ids, max_new_tokens=count, **told))
+        ours = time_step(lambda count, ids=ids: unspool.generate(model, ids, max_new_tokens=count, **told), 8, 72)
         floor = 1e3 * count_step_bytes(model, rows, context + 40) / bandwidth
         print(f"{name:>15} {run:>8} {ours:8.3f} ms, floor {floor:7.3f}, of it {floor / ours:.2f}", end="")
         if reference is not None:

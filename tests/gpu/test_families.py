@@ -13,6 +13,7 @@ transformers = pytest.importorskip("transformers")
 from tests.models.conftest import CASES, make_pair  # noqa: E402
 
 import unspool  # noqa: E402
+from unspool.models.decoder import mixture  # noqa: E402
 from unspool.models.registry import build_model  # noqa: E402
 from unspool.models.weights import MemorySource  # noqa: E402
 
@@ -53,29 +54,62 @@ def test_a_family_on_a_gpu(name: str, tmp_path: Path) -> None:
                 assert rounds or made.stats.path == "captured"
 
 
+NEAR = 0.03  # of a score: a tie that rounding the states to bfloat16 may decide another way
+
+
+@pytest.fixture
+def margins(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """By how much the last chosen expert beats the next one, as a share of its score: (tokens,) for each call."""
+    found: list[torch.Tensor] = []
+
+    def watch(spec: Any, weights: Any, x: torch.Tensor) -> Any:
+        logits = weights.router(x)
+        scores = logits.softmax(-1) if spec.scoring == "softmax" else logits.sigmoid()
+        choice = scores if weights.choice_bias is None else scores + weights.choice_bias
+        last, after = choice.sort(-1, descending=True).values[:, spec.num_chosen - 1 : spec.num_chosen + 1].unbind(1)
+        found.append((last - after) / last)
+        return route(spec, weights, x)
+
+    route = mixture.route
+    monkeypatch.setattr(mixture, "route", watch)
+    return found
+
+
 @pytest.mark.parametrize("name", [name for name in CASES if name != "falcon-rw"])
-def test_steps_are_as_near_as_torchs(name: str, tmp_path: Path) -> None:
-    """One, two and three rows run on different kernels: their errors beside those of torch's operators."""
+def test_steps_are_as_near_as_torchs(name: str, tmp_path: Path, margins: list[torch.Tensor]) -> None:
+    """One, two and three rows run on different kernels: their errors beside those of torch's operators.
+
+    A row whose router is near a tie may run through another expert when its states are rounded: it is left out.
+    """
     pair = make(name, tmp_path)
     ids = torch.randint(3, 90, (3, 20), generator=torch.Generator().manual_seed(0)).cuda()
 
-    def read(model: Any, rows: int, path: str) -> torch.Tensor:
+    def read(model: Any, rows: int, path: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits (steps, rows, vocab), and which of them are of rows that were never near a tie."""
         cache = model.new_cache()
         model.forward(ids[:rows, :-2], cache)
-        found = []
+        found, clear = [], [torch.ones(rows, dtype=torch.bool, device="cuda")]
         for at in (-2, -1):
+            margins.clear()
             with model.without_paths(*(["captured"] if path == "eager" else [])):
                 forward = model.forward(ids[:rows, at : ids.shape[1] + at + 1], cache)
             assert forward.path == path
             found.append(forward.logits.double())
-        return torch.stack(found)
+            clear.append(torch.stack([clear[-1], *(margin > NEAR for margin in margins)]).all(0))
+        return torch.stack(found), torch.stack(clear[1:])
 
+    num_compared = 0
     for dtype, more in ((torch.float32, 5e-5), (torch.bfloat16, 2e-3)):
         weights = MemorySource({name: tensor.to(dtype) for name, tensor in pair.weights.items()})
         model, wide = (build_model(pair.config, weights, device="cuda", dtype=one) for one in (dtype, torch.float64))
         for rows in (1, 2, 3):
-            exact = read(wide, rows, "eager")
+            exact, clear = read(wide, rows, "eager")
+            if dtype == torch.float32:
+                clear = torch.ones_like(clear)
+            num_compared += int(clear.sum())
             captured, eager = (
-                float((read(model, rows, path) - exact).norm() / exact.norm()) for path in ("captured", "eager")
+                float((read(model, rows, path)[0] - exact)[clear].norm() / exact[clear].norm())
+                for path in ("captured", "eager")
             )
-            assert captured < 1.5 * eager + more, (rows, dtype)
+            assert captured <= 1.5 * eager + more or not clear.any(), (rows, dtype)
+    assert num_compared >= 16  # of 24

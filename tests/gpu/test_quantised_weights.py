@@ -45,6 +45,27 @@ def test_words_and_numbers_agree(name: str, kind: str, rows: int) -> None:
         assert (mine - exact).abs().max() < 2e-3 * exact.abs().max()
 
 
+@pytest.mark.parametrize("kind", ["int4", "int8"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "bloom"])
+@pytest.mark.parametrize("rows", [2, 7, 40])
+def test_words_and_numbers_agree_in_halves(name: str, kind: str, rows: int) -> None:
+    """Steps of several rows on the tensor cores, whose numbers are rounded to the model's dtype as the unpacked are."""
+    lm = unspool.load(GOLDENS / "models" / name, device="cuda", dtype="bfloat16", quantize=kind)
+    ids = torch.randint(3, 90, (rows, 12), generator=torch.Generator().manual_seed(0)).cuda()
+
+    def step() -> torch.Tensor:
+        cache = lm.model.new_cache("dynamic", rows, 16)
+        lm.model.forward(ids[:, :11], cache)
+        forward = lm.model.forward(ids[:, 11:], cache)
+        assert forward.path == "captured"
+        return forward.logits.double()
+
+    packed = step()
+    unpack_model(lm.model)
+    plain = step()
+    assert (packed - plain).norm() / plain.norm() < 2e-2
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_rounded_inputs_change_little(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,12 +21,12 @@ from unspool.engine.plain import PlainRows
 from unspool.engine.request import Request
 from unspool.engine.scheduler import Limits, Scheduler, State, Turn
 from unspool.engine.special import count_wanted
+from unspool.engine.specials import SpecialTasks
 from unspool.engine.stats import Counters, EngineStats
 from unspool.engine.tasks import PlainTask, SpecialTask, Task
 from unspool.errors import EngineError, ResourceError
 from unspool.protocols import Ask, Model
 
-_SMALL: Final = 64  # tokens of an ask that joins the next pass whatever else there is
 _IDLE: Final = 0.001  # seconds to wait after a turn that had nothing to do
 
 
@@ -51,8 +51,7 @@ class Driver:
         cache = None if memory.pool is None else memory.new_cache()
         self._plain = PlainRows(model, cache, None if memory.prefixes is None else self._keep_prefix)
         self._tasks: dict[int, Task] = {}
-        self._specials: dict[int, SpecialTask] = {}  # those that were admitted
-        self._awaited: list[SpecialTask] = []  # those of them that wait for copies from the device
+        self._specials = SpecialTasks(self.scheduler, memory, self._finish, self._fail)
         self.counters = Counters()
         self.inbox = Inbox(limits.tokens_per_pass)
         self.death: EngineError | None = None
@@ -165,7 +164,7 @@ class Driver:
             self.inbox.hold()
         for number in turn.admitted:
             self._open(number)
-        self._await_copies()
+        self._specials.await_copies()
         jobs = self._list_jobs(turn) if turn.reads or self._specials else []
         step = self._plain.ask()
         stepping = None if step is None else Job(step)
@@ -184,7 +183,7 @@ class Driver:
         self._step(stepping)
         for number, job in specials:  # they wait for the device, which has the plain rows' tokens to choose meanwhile
             self._take(number, job)
-        self._await_copies()
+        self._specials.await_copies()
         self._note(self._plain.land())
         if not all_jobs and not turn.admitted and not turn.expired and self._plain.is_idle:
             time.sleep(_IDLE)
@@ -210,9 +209,7 @@ class Driver:
                 task.open(self._memory)
             else:
                 assert isinstance(task, SpecialTask)
-                self._specials[number] = task
-                task.open(self._memory)
-                self._follow(task)
+                self._specials.open(task)
         except Exception as error:
             self._fail(task, error)
 
@@ -222,19 +219,9 @@ class Driver:
         read = {number for number, _ in jobs}
         for number, columns in turn.reads.items():
             task = self._tasks.get(number)
-            if number in read:
-                continue
-            if isinstance(task, PlainTask):
+            if isinstance(task, PlainTask) and number not in read:
                 jobs.append((number, Job(task.next_ask(columns))))
-            elif isinstance(task, SpecialTask) and task.entry.state is State.READING:
-                assert task.special is not None
-                whole = task.special.num_columns
-                jobs.append((number, Job(task.special.next_ask(columns if task.special.can_cut else whole))))
-        for number, task in self._specials.items():
-            if task.entry.state is State.RUNNING:
-                assert task.special is not None
-                jobs.append((number, Job(task.special.next_ask(task.special.num_columns))))
-        return jobs
+        return jobs + self._specials.list_jobs(turn.reads)
 
     def _join_reads(self, turn: Turn) -> list[tuple[int, Job]]:
         """Read the whole prompts of requests that have no blocks together."""
@@ -268,7 +255,10 @@ class Driver:
             if isinstance(task, PlainTask):
                 self._take_plain(task, job)
             elif isinstance(task, SpecialTask):
-                self._take_special(task, job)
+                tokens = job.ask.tokens
+                if job.forward is not None and tokens is not None and tokens.shape[1] > 1:
+                    self.counters.prompt_tokens += _count_tokens(job.ask)
+                self._specials.take(task, job)
         except Exception as error:
             self._fail(task, error)
 
@@ -287,52 +277,6 @@ class Driver:
             self._plain.admit(arrival)
         else:
             task.entry.held = task.count_held()
-
-    def _take_special(self, task: SpecialTask, job: Job) -> None:
-        special = task.special
-        assert special is not None
-        if job.forward is None:
-            assert job.error is not None
-            special.throw(job.error)
-        else:
-            if job.ask.tokens is not None and job.ask.tokens.shape[1] > 1:
-                self.counters.prompt_tokens += _count_tokens(job.ask)
-            task.enter_prompts(self._memory)
-            special.take(job.forward, job.ask)
-        self._follow(task)
-
-    def _follow(self, task: SpecialTask) -> None:
-        """See what a special task waits for now, if it has not ended."""
-        special, entry = task.special, task.entry
-        assert special is not None
-        if special.waits:
-            self._awaited.append(task)
-            return
-        if special.is_done:
-            self._finish(task)
-            return
-        entry.held = special.count_held()
-        entry.wanted = self._memory.use.num_tables * special.count_wanted(self._memory.block_size)
-        entry.num_prompts = special.num_rows
-        if special.num_columns * special.num_rows > _SMALL:
-            self.scheduler.note_ask(entry.number, special.num_columns)
-        else:
-            entry.unread, entry.state = 0, State.RUNNING
-
-    def _await_copies(self) -> None:
-        """Let special tasks go on that wait for copies, until all of them ask again: by the time the first one's copy
-        is there, all have launched what they need."""
-        while self._awaited:
-            awaited, self._awaited = self._awaited, []
-            for task in awaited:
-                special = task.special
-                if special is None or not special.waits:  # it was ended
-                    continue
-                try:
-                    special.go_on()
-                    self._follow(task)
-                except Exception as error:
-                    self._fail(task, error)
 
     # --- plain rows ------------------------------------------------------------------------------------------------
     def _step(self, stepping: Job | None) -> None:
@@ -410,8 +354,7 @@ class Driver:
         """Take a task's blocks. A plain one will read its text again; what others hold, or is packed, is moved."""
         task = self._tasks[number]
         if isinstance(task, SpecialTask):
-            self._specials.pop(number, None)
-            task.move_out()
+            self._specials.stop(task)
             return
         assert isinstance(task, PlainTask)
         if self._memory.is_packed:
@@ -431,7 +374,7 @@ class Driver:
     def _forget(self, task: Task) -> None:
         self._let_go(task)
         self._tasks.pop(task.entry.number, None)
-        self._specials.pop(task.entry.number, None)
+        self._specials.forget(task.entry.number)
         if task.entry.number in self.scheduler:
             self.scheduler.end(task.entry.number)
 

@@ -126,7 +126,8 @@ def compile_ahead() -> Iterator[None]:
 
     _state.take = compile_one
     try:
-        with _Compilers() as threads, triton.AsyncCompileMode(threads):
+        # A kernel that can't be compiled raises where it is launched: an error here would leave Triton in this mode.
+        with _Compilers() as threads, triton.AsyncCompileMode(threads, ignore_errors=True):
             yield
     finally:
         _state.take = None

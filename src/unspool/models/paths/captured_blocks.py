@@ -25,7 +25,15 @@ from unspool.kernels.gpu.attention.wide_attention import WideAttention
 from unspool.kernels.gpu.products.activations import CODES
 from unspool.kernels.gpu.products.norms import normalise
 from unspool.kernels.gpu.products.parallel_product import Branch
-from unspool.kernels.gpu.products.product import multiply, multiply_beside, multiply_both, takes_addends
+from unspool.kernels.gpu.products.parts import add_parts
+from unspool.kernels.gpu.products.product import (
+    find_order,
+    multiply,
+    multiply_beside,
+    multiply_both,
+    multiply_parts,
+    takes_addends,
+)
 from unspool.kernels.gpu.products.result import Addend
 from unspool.kernels.gpu.products.words_product import unpack_words
 from unspool.kernels.gpu.sampling.tokens import LearnedPositions, embed
@@ -193,6 +201,7 @@ class FusedBody(Body):
         self._inner = make(spec.ffn_size)
         self._made = make(spec.hidden_size)
         self._pending: Norm | None = None  # the norm after which `_made` is still to be added to the state
+        self._parts: tuple[torch.Tensor, torch.Tensor | None] | None = None  # of a product to be added, and its bias
 
     def run(self, inputs: StepInputs, logits: torch.Tensor) -> None:
         weights, shape = self._weights, self._shape
@@ -223,10 +232,12 @@ class FusedBody(Body):
             self._feed_mixture(layer, inputs)
             return
         self._feed(layer, layer.ffn_norm)
-        self._add(layer.down, self._inner, layer.post_ffn_norm)
+        self._add(layer.down, self._inner, layer.post_ffn_norm, is_arranged=self._find_inner_order(layer) > 0)
 
     def _run_parallel(self, index: int, layer: Layer, inputs: StepInputs) -> None:
         """Three kernels if attention and the feed-forward share two of them."""
+        if index in self._shape.early:
+            self._settle()
         self._keep_early(index, self._x)
         norm = layer.ffn_norm if layer.ffn_norm is not None else layer.attn_norm
         pairs = self._pair(layer, norm) if self._shape.num_tokens == 1 else None
@@ -235,7 +246,7 @@ class FusedBody(Body):
             read = self._attend(index, layer, self._qkv, inputs)
             self._feed(layer, norm)
             self._add(layer.out, read, None)
-            self._add(layer.down, self._inner, None)
+            self._add(layer.down, self._inner, None, is_arranged=self._find_inner_order(layer) > 0)
             return
         qkv, up, out, down = pairs
         is_layer = norm is not None and norm.is_layer
@@ -290,8 +301,15 @@ class FusedBody(Body):
         return places.clamp(0, self._weights.positions.shape[0] - 1)
 
     def _feed(self, layer: Layer, norm: Norm | None) -> None:
-        """The feed-forward's inner state."""
-        self._multiply_state(layer.up, norm, self._inner, activation=self._code, is_gated=self._spec.is_gated)
+        """The feed-forward's inner state, in the order in which `down` reads it."""
+        order = self._find_inner_order(layer)
+        self._multiply_state(
+            layer.up, norm, self._inner, activation=self._code, is_gated=self._spec.is_gated, order=order
+        )
+
+    def _find_inner_order(self, layer: Layer) -> int:
+        """The order of the inner state, if the product that writes it can arrange it."""
+        return find_order(layer.down.operand, self._inner) if find_order(layer.up.operand, self._x) else 0
 
     def _multiply_state(self, linear: AnyLinear, norm: Norm | None, out: torch.Tensor, **after: Any) -> None:
         """A product of the state, after a norm."""
@@ -300,6 +318,13 @@ class FusedBody(Body):
             assert self._pending.weight is not None
             addend = Addend(self._made, self._pending.weight, self._pending.eps, self._spare)
             self._pending = None
+        if self._parts is not None and norm is not None:
+            parts, bias = self._parts
+            self._parts = None
+            order = find_order(linear.operand, self._x)
+            add_parts(parts, self._x, bias=bias, adds=True, normed=self._spare, order=order, **_describe(norm))
+            multiply(linear.operand, self._spare, out, bias=linear.bias, is_arranged=True, **after)
+            return
         self._settle()
         before = _describe(norm) if norm is not None else {}
         multiply(linear.operand, self._x, out, bias=linear.bias, addend=addend, **before, **after)
@@ -316,19 +341,27 @@ class FusedBody(Body):
         self._mixture.feed(layer, self._x, self._made, inputs.lengths, norm=layer.ffn_norm)
         self._pending = layer.post_ffn_norm
 
-    def _add(self, linear: AnyLinear, y: torch.Tensor, norm: Norm | None) -> None:
+    def _add(self, linear: AnyLinear, y: torch.Tensor, norm: Norm | None, *, is_arranged: bool = False) -> None:
         """Add a product to the state, normalised if the block has a norm there: by the product that reads it next."""
         self._settle()
         if norm is None:
-            multiply(linear.operand, y, self._x, bias=linear.bias, adds=True)
+            parts = multiply_parts(linear.operand, y, is_arranged=is_arranged)
+            if parts is not None:
+                self._parts = parts, linear.bias
+            else:
+                multiply(linear.operand, y, self._x, bias=linear.bias, adds=True, is_arranged=is_arranged)
             return
-        multiply(linear.operand, y, self._made, bias=linear.bias)
+        multiply(linear.operand, y, self._made, bias=linear.bias, is_arranged=is_arranged)
         self._pending = norm
         if norm.is_layer:
             self._settle()
 
     def _settle(self) -> None:
         """Add what is still to be added to the state."""
+        if self._parts is not None:
+            parts, bias = self._parts
+            self._parts = None
+            add_parts(parts, self._x, bias=bias, adds=True)
         if self._pending is not None:
             _normalise(self._pending, self._made, self._x, adds=True)
             self._pending = None

@@ -99,7 +99,7 @@ static void multiply_f32(const float *w, int32_t columns, int32_t count, const f
                 const int32_t asked = N * place / p.parts;
                 const float *from = w + (size_t)n * pitch + begin;
                 const float *next = is_last ? from + OUTPUTS * pitch - begin : from + width;
-                if (p.parts == 1) next = from + 512;
+                if (p.parts == 1) next = from + (size_t)N * pitch; /* nobody else reads these before */
                 const span s = {.w = from, .x = x + (size_t)row * stride + begin, .pitch = pitch, .stride = stride,
                                 .count = is_last ? columns - begin : width, .is_first = !begin, .is_last = is_last,
                                 .kept = kept + (size_t)n * MOST_M + (size_t)turn * FLOAT_M * (size_t)N,

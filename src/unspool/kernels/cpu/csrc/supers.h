@@ -238,7 +238,7 @@ INLINE void read_super(const uint8_t *w, const uint8_t *second, const int kind, 
 
 /* With AVX-512 the tile and the one after it, if it `is_pair`; otherwise itself twice. */
 INLINE void tile_super(const uint8_t *w, int supers, activations a, const int M, const int kind, int is_pair, float *out) {
-    const uint8_t *second = is_pair ? w + (size_t)supers * K_BYTES(kind) : w;
+    const uint8_t *end = w + (size_t)supers * K_BYTES(kind), *second = is_pair ? end : w;
     const codes low = SIMD(set1_epi8)(15);
     numbers total[MOST_M];
     super_scales s;
@@ -249,6 +249,7 @@ INLINE void tile_super(const uint8_t *w, int supers, activations a, const int M,
         second += K_HEADER(kind);
         for (int b = 0; b < K_BLOCKS(kind); b++, w += K_BLOCK(kind), second += K_BLOCK(kind), a.quants += 32 * M, a.scales += M, a.sums += M, a.offsets += 2 * M) {
             codes extra[2], dot[2][MOST_M];
+            ask_ahead(w, second, end, K_BYTES(kind) / K_BLOCKS(kind));
             if (K_EXTRA(kind)) extra[0] = load_codes(w, second);
             if (K_EXTRA(kind) > 32) extra[1] = load_codes(w + 32, second + 32);
             if (kind == US_K6) EACH_ROW {

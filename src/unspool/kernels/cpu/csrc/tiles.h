@@ -8,6 +8,8 @@
 #ifndef UNSPOOL_TILES_H
 #define UNSPOOL_TILES_H
 
+#include <stddef.h>
+
 #include "unspool_cpu.h"
 #include "vector.h"
 
@@ -270,6 +272,17 @@ INLINE void tile_q4(const uint8_t *w, int blocks, activations a, const int M, fl
     for (int m = 0; m < M; m++) _mm256_storeu_ps(out + OUTPUTS * m, total[m]);
 }
 
+#define AHEAD 4096 /* bytes: a page further than the one that is read, whose end the processor's own foresight stops at */
+
+/* Ask for a block of `bytes` further on in a tile and in the `second` one that is read beside it, or in those after them. */
+INLINE void ask_ahead(const uint8_t *w, const uint8_t *second, const uint8_t *end, const int bytes) {
+    const ptrdiff_t further = AHEAD + (w + AHEAD < end ? 0 : second - w);
+    UNROLLED for (int line = 0; line < (bytes + 63) / 64; line++) {
+        __builtin_prefetch(w + further + 64 * line, 0, 2);
+        if (OUTPUTS > US_TILE) __builtin_prefetch(second + further + 64 * line, 0, 2);
+    }
+}
+
 #if defined(US_AVX512)
 /* Two tiles at once: a vector holds one group of columns of 16 rows, so that four activations serve all of it, straight
  * from memory. Sums of few rows are kept twice, or each would wait for the one before. */
@@ -297,13 +310,14 @@ INLINE void ask_ahead(activations *a, const int bytes) {
 }
 
 INLINE void tiles_q8(const uint8_t *w, int blocks, activations a, const int M, float *out) {
-    const uint8_t *second = w + (size_t)blocks * Q8_BYTES;
+    const uint8_t *second = w + (size_t)blocks * Q8_BYTES, *end = second;
     __m512 total[MOST_M];
     EACH_ROW total[m] = _mm512_setzero_ps();
     for (int b = 0; b < blocks; b++, w += Q8_BYTES, second += Q8_BYTES, a.quants += 32 * M, a.scales += M, a.sums += M) {
         ask_ahead(&a, 2 * Q8_BYTES);
         const __m512 d = both_halves(w, second);
         __m512i dot[2][MOST_M];
+        ask_ahead(w, second, end, Q8_BYTES);
         EACH_ROW dot[0][m] = dot[1][m] = _mm512_setzero_si512();
         UNROLLED for (int g = 0; g < 8; g++) { /* moved by 128 to lose the sign: taken back below */
             const __m512i v = _mm512_xor_si512(both_tiles(w + 16 + 32 * g, second + 16 + 32 * g), _mm512_set1_epi8((char)0x80));
@@ -319,7 +333,7 @@ INLINE void tiles_q8(const uint8_t *w, int blocks, activations a, const int M, f
 }
 
 INLINE void tiles_q4(const uint8_t *w, int blocks, activations a, const int M, float *out) {
-    const uint8_t *second = w + (size_t)blocks * Q4_BYTES;
+    const uint8_t *second = w + (size_t)blocks * Q4_BYTES, *end = second;
     const __m512i low = _mm512_set1_epi8(15);
     __m512 total[MOST_M];
     EACH_ROW total[m] = _mm512_setzero_ps();
@@ -327,6 +341,7 @@ INLINE void tiles_q4(const uint8_t *w, int blocks, activations a, const int M, f
         ask_ahead(&a, 2 * Q4_BYTES);
         const __m512 d = both_halves(w, second), least = both_halves(w + 16, second + 16);
         __m512i dot[2][MOST_M];
+        ask_ahead(w, second, end, Q4_BYTES);
         EACH_ROW dot[0][m] = dot[1][m] = _mm512_setzero_si512();
         UNROLLED for (int g = 0; g < 4; g++) {
             const __m512i v = both_tiles(w + 32 + 32 * g, second + 32 + 32 * g);

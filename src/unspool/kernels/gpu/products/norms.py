@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.products.word_parts import find_place
 
 
 @triton.jit
@@ -49,7 +50,7 @@ def norm_row(
 def _normalise(
     X, WEIGHT, SHIFT, OUT, eps, N,
     BLOCK: tl.constexpr, IS_LAYER: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_SHIFT: tl.constexpr,
-    ADDS: tl.constexpr, PDL: tl.constexpr,
+    ADDS: tl.constexpr, ORDER: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * N
     at = tl.arange(0, BLOCK)
@@ -62,7 +63,7 @@ def _normalise(
     y = norm_row(x, pivot, WEIGHT, SHIFT, at, at < N, eps, N, IS_LAYER, HAS_WEIGHT, HAS_SHIFT)
     if ADDS:
         y += tl.load(OUT + row + at, mask=at < N, other=0.0).to(tl.float32)
-    tl.store(OUT + row + at, y.to(OUT.dtype.element_ty), mask=at < N)
+    tl.store(OUT + row + find_place(at, N, ORDER), y.to(OUT.dtype.element_ty), mask=at < N)
 
 
 def normalise(
@@ -74,11 +75,14 @@ def normalise(
     adds: bool = False,
     centres: bool = False,
     shift: torch.Tensor | None = None,
+    order: int = 0,
 ) -> None:
     """out = norm(x), or out += norm(x) if a block normalises what it adds: (rows, hidden).
 
-    A norm of root mean squares, or a layer norm (`centres`) with or without a weight and a shift.
+    A norm of root mean squares, or a layer norm (`centres`) with or without a weight and a shift. With an `order` of 4
+    or 8 bits `out` is arranged (`arranging`).
     """
+    assert not (adds and order), "nothing is added to arranged rows"
     rows, width = x.shape
     block = triton.next_power_of_2(width)
     launch(
@@ -95,6 +99,7 @@ def normalise(
         HAS_WEIGHT=weight is not None,
         HAS_SHIFT=shift is not None,
         ADDS=adds,
+        ORDER=order,
         num_warps=8 if block >= 2048 else 4,
         **launch_options(),
     )

@@ -8,13 +8,18 @@ import torch
 import torch.nn.functional as F
 
 from unspool.kernels.gpu.products.activations import NONE
+from unspool.kernels.gpu.products.arranging import arrange
 from unspool.kernels.gpu.products.gating import gate
 from unspool.kernels.gpu.products.held_product import multiply_held
 from unspool.kernels.gpu.products.nibble_product import multiply_nibbles
 from unspool.kernels.gpu.products.norms import normalise
 from unspool.kernels.gpu.products.parallel_product import Branch, multiply_sum, multiply_twins
+from unspool.kernels.gpu.products.parts import add_parts
 from unspool.kernels.gpu.products.result import Addend
 from unspool.kernels.gpu.products.row_product import multiply_row
+from unspool.kernels.gpu.products.rows_product import RowsTiling, multiply_rows
+from unspool.kernels.gpu.products.rows_tilings import MOST_ROWS as MOST_TILED
+from unspool.kernels.gpu.products.rows_tilings import choose_rows_tiling
 from unspool.kernels.gpu.products.tilings import (
     choose_held_tiling,
     choose_nibble_tiling,
@@ -24,8 +29,10 @@ from unspool.kernels.gpu.products.tilings import (
 from unspool.kernels.gpu.products.words import Words, rounds_inputs
 from unspool.kernels.gpu.products.words_product import MOST_ROWS, multiply_words, unpack_words
 
-FEW_ROWS: Final = 6  # up to this many, a quantised matrix is read again for every two rows
+FEW_ROWS: Final = 6  # up to this many in float32, a quantised matrix is read again for every two rows
 MOST_UNPACKED: Final = 1 << 26  # numbers at a time
+_FEW_OUTPUTS: Final = 2048  # with more, a product is whole before a sum of parts would have started
+_WIDENS: Final = "dtype_out" in torch.ops.aten.mm.overloads()  # cuBLAS can write float32: from torch 2.8 on
 
 
 def multiply(
@@ -43,39 +50,40 @@ def multiply(
     activation: int = NONE,
     is_gated: bool = False,
     adds: bool = False,
+    is_arranged: bool = False,
+    order: int = 0,
 ) -> None:
     """out = activation(weight @ norm(x + addend) + bias), times the gated half; added to `out` if `adds`.
 
     The norm is one of root mean squares, or a layer norm (`centres`, with or without `norm` and `shift`). Addends are
-    for shapes that `takes_addends` names, and so is `kept`: what the layer norm makes of x is written there.
+    for shapes that `takes_addends` names, and so is `kept`: what the layer norm makes of x is written there. If
+    `is_arranged`, x has the order that `find_order` says; with an `order` the output is arranged, for products that
+    `find_order` says anything of.
     """
-    around: dict[str, Any] = {"norm": norm, "eps": eps, "bias": bias, "activation": activation, "adds": adds}
-    if isinstance(weight, Words):
+    around: dict[str, Any] = {"bias": bias, "activation": activation, "is_gated": is_gated, "adds": adds}
+    before: dict[str, Any] = {"norm": norm, "eps": eps, "centres": centres, "shift": shift}
+    if not isinstance(weight, Words):
+        held = choose_held_tiling(weight.shape[0], weight.shape[1], x.shape[0], weight.dtype, is_gated=is_gated)
+        if held is not None:
+            multiply_held(weight, x, out, held, **around, **before)
+            return
+        tiling = choose_tiling(weight.shape[0], weight.shape[1], x.shape[0], weight.dtype, is_gated=is_gated)
+        if tiling is not None:
+            multiply_row(weight, x, out, tiling, addend=addend, kept=kept, **around, **before)
+            return
+    assert addend is None and kept is None, "the input of a product of several rows is added up before"
+    if isinstance(weight, Words) and x.shape[0] <= _count_few(x.dtype):
         if centres:
             x = _norm_apart(x, norm, eps, centres=centres, shift=shift)
-            around["norm"] = None
-        _multiply_words(weight, x, out, is_gated=is_gated, **around)
+            norm = None
+        _multiply_few_words(weight, x, out, norm=norm, eps=eps, **around)
         return
-    before: dict[str, Any] = {"centres": centres, "shift": shift}
-    held = choose_held_tiling(weight.shape[0], weight.shape[1], x.shape[0], weight.dtype, is_gated=is_gated)
-    if held is not None:
-        multiply_held(weight, x, out, held, is_gated=is_gated, **around, **before)
-        return
-    tiling = choose_tiling(weight.shape[0], weight.shape[1], x.shape[0], weight.dtype, is_gated=is_gated)
-    if tiling is not None:
-        multiply_row(weight, x, out, tiling, is_gated=is_gated, addend=addend, kept=kept, **around, **before)
-        return
-    assert addend is None and kept is None, "the input of a product of several rows is added up before"
+    wanted = 0 if is_arranged else find_order(weight, x)
     if norm is not None or centres:
-        x = _norm_apart(x, norm, eps, centres=centres, shift=shift)
-    if activation != NONE:
-        gate(F.linear(x, weight, bias), activation, out)
-    elif bias is None and out.dtype == x.dtype:
-        torch.addmm(out, x, weight.t(), beta=1.0 if adds else 0.0, out=out)
-    elif not adds:
-        out.copy_(F.linear(x, weight, bias))
-    else:
-        out.add_(F.linear(x, weight, bias))
+        x = _norm_apart(x, norm, eps, centres=centres, shift=shift, order=wanted)
+    elif wanted:
+        x = arrange(x, wanted)
+    _multiply_many(weight, x, out, order=order, **around)
 
 
 def multiply_beside(
@@ -107,16 +115,33 @@ def takes_addends(weight: torch.Tensor | Words, num_rows: int) -> bool:
     return num_rows == 1 and not isinstance(weight, Words)
 
 
+def find_order(weight: torch.Tensor | Words, x: torch.Tensor) -> int:
+    """The order in which a product reads the rows of its input: bits of words (`arranging`), 0: as they are."""
+    if not isinstance(weight, Words) or x.shape[0] <= _count_few(x.dtype):
+        return 0
+    return weight.bits if find_rows_tiling(weight, x) is not None else 0
+
+
 def _norm_apart(
-    x: torch.Tensor, norm: torch.Tensor | None, eps: float, *, centres: bool, shift: torch.Tensor | None
+    x: torch.Tensor,
+    norm: torch.Tensor | None,
+    eps: float,
+    *,
+    centres: bool,
+    shift: torch.Tensor | None,
+    order: int = 0,
 ) -> torch.Tensor:
     normed = torch.empty_like(x)
-    normalise(x, norm, eps, normed, centres=centres, shift=shift)
+    normalise(x, norm, eps, normed, centres=centres, shift=shift, order=order)
     return normed
 
 
-def _multiply_words(weight: Words, x: torch.Tensor, out: torch.Tensor, *, is_gated: bool, **around: Any) -> None:
-    """A few rows multiply the words directly; more multiply a temporary dequantised copy."""
+def _count_few(dtype: torch.dtype) -> int:
+    """Up to how many rows quantised numbers are multiplied one by one: the tensor cores have no exact float32."""
+    return FEW_ROWS if dtype == torch.float32 else 1
+
+
+def _multiply_few_words(weight: Words, x: torch.Tensor, out: torch.Tensor, *, is_gated: bool, **around: Any) -> None:
     outputs, inputs = weight.shape
     if x.shape[0] == 1 and weight.kind == "int4" and x.dtype != torch.float32:
         rounds = rounds_inputs()
@@ -124,14 +149,81 @@ def _multiply_words(weight: Words, x: torch.Tensor, out: torch.Tensor, *, is_gat
         if found is not None:
             multiply_nibbles(weight, x, out, found, rounds=rounds, is_gated=is_gated, **around)
             return
-    if x.shape[0] <= FEW_ROWS:
-        tiling = choose_words_tiling(outputs, weight.words.shape[1], weight.kind)
-        for first in range(0, x.shape[0], MOST_ROWS):
-            some = slice(first, first + MOST_ROWS)
-            multiply_words(weight, x[some], out[some], tiling, is_gated=is_gated, **around)
-        return
+    tiling = choose_words_tiling(outputs, weight.words.shape[1], weight.kind)
+    for first in range(0, x.shape[0], MOST_ROWS):
+        some = slice(first, first + MOST_ROWS)
+        multiply_words(weight, x[some], out[some], tiling, is_gated=is_gated, **around)
+
+
+def _multiply_many(
+    weight: torch.Tensor | Words,
+    x: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    bias: torch.Tensor | None,
+    activation: int,
+    is_gated: bool,
+    adds: bool,
+    order: int,
+) -> None:
+    """A product of several rows: on the tensor cores by our kernel or by cuBLAS, with kernels around it."""
+    is_split = activation == NONE and order == 0 and weight.shape[0] <= _FEW_OUTPUTS
+    tiling = find_rows_tiling(weight, x, is_gated=is_gated, is_split=is_split)
+    assert tiling is not None or order == 0, "only our kernels write arranged rows"
+    if tiling is not None and tiling.splits > 1:
+        parts = x.new_empty((tiling.splits, *out.shape), dtype=torch.float32)
+        multiply_rows(weight, x, parts, tiling)
+        add_parts(parts, out, bias=bias, adds=adds)
+    elif tiling is not None:
+        around: dict[str, Any] = {"activation": activation, "is_gated": is_gated, "adds": adds, "order": order}
+        multiply_rows(weight, x, out, tiling, bias=bias, **around)
+    elif isinstance(weight, Words):
+        _multiply_unpacked(weight, x, out, bias=bias, activation=activation, is_gated=is_gated, adds=adds)
+    elif activation != NONE:
+        gate(F.linear(x, weight, bias), activation, out)
+    elif bias is None and out.dtype == x.dtype:
+        torch.addmm(out, x, weight.t(), beta=1.0 if adds else 0.0, out=out)
+    elif bias is None and not adds and out.dtype == torch.float32 and _WIDENS and x.is_cuda:  # logits
+        torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
+    elif not adds:
+        out.copy_(F.linear(x, weight, bias))
+    else:
+        out.add_(F.linear(x, weight, bias))
+
+
+def find_rows_tiling(
+    weight: torch.Tensor | Words, x: torch.Tensor, *, is_gated: bool = False, is_split: bool = False
+) -> RowsTiling | None:
+    """The tiling of our kernel for several rows, with its columns split or not; None if it is not used."""
+    if x.dtype == torch.float32 or x.shape[0] > MOST_TILED:
+        return None
+    if not isinstance(weight, Words) and weight.dtype != x.dtype:
+        return None
+    kind = weight.kind if isinstance(weight, Words) else None
+    outputs, inputs = weight.shape
+    return choose_rows_tiling(outputs, inputs, x.shape[0], kind, is_gated=is_gated, is_split=is_split)
+
+
+def multiply_parts(weight: torch.Tensor | Words, x: torch.Tensor, *, is_arranged: bool = False) -> torch.Tensor | None:
+    """The parts of a product of several rows, which `add_parts` adds up; None if its columns are not split."""
+    rows, (outputs, inputs) = x.shape[0], weight.shape
+    if rows == 1 or (not isinstance(weight, Words) and choose_tiling(outputs, inputs, rows, weight.dtype) is not None):
+        return None
+    tiling = find_rows_tiling(weight, x, is_split=True)
+    if tiling is None or tiling.splits == 1:
+        return None
+    wanted = 0 if is_arranged else find_order(weight, x)
+    parts = x.new_empty((tiling.splits, x.shape[0], weight.shape[0]), dtype=torch.float32)
+    multiply_rows(weight, arrange(x, wanted) if wanted else x, parts, tiling)
+    return parts
+
+
+def _multiply_unpacked(
+    weight: Words, x: torch.Tensor, out: torch.Tensor, *, bias: torch.Tensor | None, is_gated: bool, **around: Any
+) -> None:
+    """A product with a temporary dequantised copy."""
+    outputs, inputs = weight.shape
     step = outputs if is_gated else max(1, MOST_UNPACKED // inputs)  # a head is unpacked part by part
-    bias = around.pop("bias")
     for first in range(0, outputs, step):
         part = weight.narrow(first, min(step, outputs - first))
         numbers = unpack_words(part, torch.empty(part.shape, dtype=x.dtype, device=x.device))

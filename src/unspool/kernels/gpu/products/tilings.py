@@ -1,7 +1,7 @@
 """The tiling of a product: measured once per shape and GPU (`benchmarks/gpu_tilings.py`), else chosen by a rule.
 
 From three rows on cuBLAS is as fast as a kernel of ours, the norms and gates around it included: one on the tensor
-cores only reached its times, one that holds whole rows of the matrix in registers was slower.
+cores (`rows_product`) only reached its times, one that holds whole rows of the matrix in registers was slower.
 """
 
 from __future__ import annotations

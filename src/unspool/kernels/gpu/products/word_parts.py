@@ -1,4 +1,4 @@
-"""Splitting words of a matrix inside a kernel: blocks of four, and the halves of one."""
+"""Splitting words of a matrix inside a kernel: blocks of four, and the halves and bytes of one."""
 
 from __future__ import annotations
 
@@ -19,3 +19,31 @@ def part_words(words, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
     first, third = tl.split(even)
     second, fourth = tl.split(odd)
     return first, second, third, fourth
+
+
+@triton.jit
+def choose_byte(words, BYTE: tl.constexpr, HAS_ASM: tl.constexpr):
+    """One byte of every word, plus 2 ** 15."""
+    if HAS_ASM:
+        found = tl.inline_asm_elementwise(
+            "prmt.b32 $0, $1, $2, $3;",
+            "=r,r,r,r",
+            [words, tl.full((), 0x47000000, tl.int32), tl.full((), 0x7404 | (BYTE << 4), tl.int32)],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        found = (((words >> (8 * BYTE)) & 255) << 8) | 0x47000000
+    return found.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def find_place(column, K, BITS: tl.constexpr):
+    """Where an arranged row of K numbers (`arranging`) has a column; with 0 bits rows are as they are."""
+    place = column
+    if BITS > 0:
+        inside = column % 32
+        word = column // 32 * BITS + inside % BITS
+        place = inside % 16 // BITS * (K * BITS // 16) + 2 * word + inside // 16
+    return place

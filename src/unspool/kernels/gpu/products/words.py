@@ -42,9 +42,14 @@ class Words:
         """Rows and columns."""
         return self.words.shape[0], self.factors.shape[1] * BLOCK
 
+    @property
+    def bits(self) -> int:
+        """Bits of a number, without its factors."""
+        return 4 if self.kind == "int4" else 8
+
     def dequantise(self, dtype: torch.dtype) -> torch.Tensor:
         """The dequantised matrix: (rows, columns)."""
-        bits = 4 if self.kind == "int4" else 8
+        bits = self.bits
         shifts = torch.arange(0, 32, bits, device=self.words.device, dtype=torch.int32)
         rows = self.words.shape[0]
         dealt = self.words.view(rows, -1, 1, BLOCK * bits // 32) >> shifts[:, None]  # (rows, blocks, in a word, words)

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.products.result import Around, launch_product, load_biases, load_held, write_result
+from unspool.kernels.gpu.products.word_parts import choose_byte
 from unspool.kernels.gpu.products.words import Words
 
 MOST_ROWS: Final = 2  # at once: sums of all of them are held in registers
@@ -44,23 +45,6 @@ def _choose_bits(bits, MASK: tl.constexpr, EXPONENT: tl.constexpr, HAS_ASM: tl.c
         )
     else:
         found = (bits & MASK) | EXPONENT
-    return found.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _choose_byte(words, BYTE: tl.constexpr, HAS_ASM: tl.constexpr):
-    """One byte of every word, plus 2 ** 15."""
-    if HAS_ASM:
-        found = tl.inline_asm_elementwise(
-            "prmt.b32 $0, $1, $2, $3;",
-            "=r,r,r,r",
-            [words, tl.full((), 0x47000000, tl.int32), tl.full((), 0x7404 | (BYTE << 4), tl.int32)],
-            dtype=tl.int32,
-            is_pure=True,
-            pack=1,
-        )
-    else:
-        found = (((words >> (8 * BYTE)) & 255) << 8) | 0x47000000
     return found.to(tl.float32, bitcast=True)
 
 
@@ -144,7 +128,7 @@ def _choose(words, PLACE: tl.constexpr, IS_SHORT: tl.constexpr, HAS_ASM: tl.cons
     if IS_SHORT:
         found = _choose_nibble(words, PLACE, HAS_ASM)
     else:
-        found = _choose_byte(words, PLACE, HAS_ASM)
+        found = choose_byte(words, PLACE, HAS_ASM)
     return found
 
 
@@ -225,7 +209,7 @@ def _multiply_words(
                 squares = squares + (so_far[4][row] + x * x,)
                 if HAS_NORM:
                     x = x * norm
-                # The excess of numbers put into a mantissa (`_choose_nibble`, `_choose_byte`).
+                # The excess of numbers put into a mantissa (`_choose_nibble`, `choose_byte`).
                 if IS_SHORT:
                     excess = x * (2048.0 if i % 2 == 1 and i < 7 else 128.0)
                 else:

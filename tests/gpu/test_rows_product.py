@@ -1,0 +1,201 @@
+"""Products of several rows beside their torch references, on inputs drawn afresh.
+
+They run on a GPU, or slowly in Triton's interpreter: `TRITON_INTERPRET=1 pytest tests/gpu/test_rows_product.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from unspool.kernels.cpu.blocks import quantise_rows
+from unspool.kernels.norms import layer_norm, rms_norm
+
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter counts with numpy
+    pytest.mark.skipif(
+        not torch.cuda.is_available() and not IS_INTERPRETED, reason="needs a CUDA device or Triton's interpreter"
+    ),
+]
+# Triton's interpreter knows no bfloat16 in every operation; a GPU does.
+DTYPES = [torch.float16] + ([torch.bfloat16] if torch.cuda.is_available() else [])
+KINDS = ["plain", "int4", "int8"]
+
+
+def make_matrix(kind: str, outputs: int, inputs: int, dtype: torch.dtype) -> tuple[Any, torch.Tensor]:
+    """A matrix as kernels take it, and its numbers."""
+    from unspool.kernels.gpu.products.words import lay_out_words
+
+    numbers = torch.randn(outputs, inputs) + 0.1
+    if kind == "plain":
+        weight = numbers.to(DEVICE, dtype)
+        return weight, weight.double()
+    blocks = quantise_rows(numbers, kind)  # type: ignore[arg-type]
+    return lay_out_words(blocks, DEVICE), blocks.dequantise().to(DEVICE).double()
+
+
+def arrange_for(weight: Any, x: torch.Tensor) -> torch.Tensor:
+    """The rows in the order in which a product with the matrix reads them."""
+    from unspool.kernels.gpu.products.arranging import arrange
+
+    return x if isinstance(weight, torch.Tensor) else arrange(x, weight.bits)
+
+
+def find_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("manner", "tiling", "blocks"),
+    [
+        ("plain", (8, 64, 32, 1, 4, 3), 64),
+        ("bias", (16, 64, 64, 1, 4, 2), 67),
+        ("gated", (8, 64, 32, 1, 4, 3), 67),
+        ("adds", (64, 128, 32, 1, 8, 2), 64),
+    ],
+    ids=["plain", "bias, odd", "gated, odd", "adds"],
+)
+def test_products_of_several_rows(
+    dtype: torch.dtype, kind: str, manner: str, tiling: tuple[int, ...], blocks: int
+) -> None:
+    """More rows than a program takes or fewer, and outputs that are no multiple of its own."""
+    from unspool.kernels.gpu.products.activations import CODES
+    from unspool.kernels.gpu.products.rows_product import RowsTiling, multiply_rows
+
+    outputs, inputs, rows = 70, 32 * blocks, 11
+    weight, exact = make_matrix(kind, outputs * (2 if manner == "gated" else 1), inputs, dtype)
+    x = torch.randn(rows, inputs, device=DEVICE).to(dtype)
+    out = torch.randn(rows, outputs, device=DEVICE).to(dtype)
+    bias = torch.randn(exact.shape[0], device=DEVICE).to(dtype) if manner in ("bias", "gated") else None
+    expected = F.linear(x.double(), exact, bias.double() if bias is not None else None)
+    settings: dict[str, Any] = {"bias": bias}
+    if manner == "gated":
+        settings |= {"activation": CODES["silu"], "is_gated": True}
+        expected = F.silu(expected[:, :outputs]) * expected[:, outputs:]
+    elif manner == "adds":
+        settings["adds"] = True
+        expected = expected + out.double()
+    if manner != "adds":
+        out.fill_(torch.nan)  # every number must be written
+    multiply_rows(weight, arrange_for(weight, x), out, RowsTiling(*tiling), **settings)
+    assert find_error(out, expected) < 6e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("splits", [2, 5])
+def test_parts_add_up(kind: str, splits: int) -> None:
+    """Columns that are split unevenly, and the sum with bias and residual."""
+    from unspool.kernels.gpu.products.parts import add_parts
+    from unspool.kernels.gpu.products.rows_product import RowsTiling, multiply_rows
+
+    dtype = DTYPES[-1]
+    weight, exact = make_matrix(kind, 48, 32 * 67, dtype)
+    x, bias = torch.randn(3, 32 * 67, device=DEVICE).to(dtype), torch.randn(48, device=DEVICE).to(dtype)
+    parts = torch.full((splits, 3, 48), torch.nan, device=DEVICE)
+    multiply_rows(weight, arrange_for(weight, x), parts, RowsTiling(8, 64, 32, splits, 4, 3))
+    expected = F.linear(x.double(), exact)
+    assert find_error(parts.double().sum(0), expected) < 3e-3
+    out = torch.randn(3, 48, device=DEVICE).to(dtype)
+    expected = expected + bias.double() + out.double()
+    add_parts(parts, out, bias=bias, adds=True)
+    assert find_error(out, expected) < 6e-3
+
+
+@pytest.mark.parametrize("manner", ["rms", "layer", "bare"])
+@pytest.mark.parametrize("width", [64, 200])
+def test_parts_and_the_norm_after_them(manner: str, width: int) -> None:
+    """The norm is that of the rounded sum, which is written too."""
+    from unspool.kernels.gpu.products.parts import add_parts
+
+    dtype = DTYPES[-1]
+    parts, x = torch.randn(3, 5, width, device=DEVICE), torch.randn(5, width, device=DEVICE).to(dtype)
+    norm, shift = (torch.randn(width, device=DEVICE).to(dtype) for _ in range(2))
+    total = x.double() + parts.double().sum(0)
+    normed = torch.full_like(x, torch.nan)
+    settings: dict[str, Any] = {"rms": {"norm": norm}, "layer": {"norm": norm, "shift": shift}, "bare": {}}[manner]
+    add_parts(parts, x, adds=True, normed=normed, eps=1e-5, centres=manner != "rms", **settings)
+    assert find_error(x, total) < 6e-3
+    if manner == "rms":
+        expected = rms_norm(x.double(), norm.double(), 1e-5)
+    else:
+        has_weight = manner == "layer"
+        weights = (norm.double(), shift.double()) if has_weight else (None, None)
+        expected = layer_norm(x.double(), *weights, 1e-5)
+    assert find_error(normed, expected) < 6e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_without_a_number_spoils_no_other(kind: str) -> None:
+    from unspool.kernels.gpu.products.rows_product import RowsTiling, multiply_rows
+
+    dtype = DTYPES[-1]
+    weight, exact = make_matrix(kind, 64, 256, dtype)
+    x, out = torch.randn(4, 256, device=DEVICE).to(dtype), torch.empty(4, 64, device=DEVICE)
+    x[2, 77] = torch.nan
+    multiply_rows(weight, arrange_for(weight, x), out, RowsTiling(8, 64, 32, 1, 4, 3))
+    assert out[2].isnan().all()
+    kept = [0, 1, 3]
+    assert find_error(out[kept], F.linear(x[kept].double(), exact)) < 6e-3
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_arranged_rows(bits: int) -> None:
+    """By themselves, after a norm, after a sum of parts, and as a product's output."""
+    from unspool.kernels.gpu.products.arranging import arrange, arrange_plainly
+    from unspool.kernels.gpu.products.norms import normalise
+    from unspool.kernels.gpu.products.parts import add_parts
+    from unspool.kernels.gpu.products.rows_product import RowsTiling, multiply_rows
+
+    dtype, width = DTYPES[-1], 32 * 67
+    x, norm = (torch.randn(rows, width, device=DEVICE).to(dtype) for rows in (3, 1))
+    expected = arrange_plainly(x, bits)
+    assert torch.equal(arrange(x, bits), expected)
+    plain, arranged = torch.empty_like(x), torch.full_like(x, torch.nan)
+    normalise(x, norm[0], 1e-5, plain)
+    normalise(x, norm[0], 1e-5, arranged, order=bits)
+    assert torch.equal(arranged, arrange_plainly(plain, bits))
+    arranged.fill_(torch.nan)
+    add_parts(x.float()[None], torch.empty_like(x), normed=arranged, norm=norm[0], eps=1e-5, order=bits)
+    assert torch.equal(arranged, arrange_plainly(plain, bits))
+    weight = torch.randn(width, 64, device=DEVICE).to(dtype)
+    given, arranged = x[:, :64].contiguous(), arranged.fill_(torch.nan)
+    multiply_rows(weight, given, plain, RowsTiling(8, 64, 32, 1, 4, 2))
+    multiply_rows(weight, given, arranged, RowsTiling(8, 64, 32, 1, 4, 2), order=bits)
+    assert torch.equal(arranged, arrange_plainly(plain, bits))
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8"])
+@pytest.mark.parametrize("rows", [2, 40])
+@pytest.mark.parametrize("manner", ["norm", "gated", "adds"])
+def test_quantised_products_as_a_step_takes_them(kind: str, rows: int, manner: str) -> None:
+    """Through `multiply` rows are given and written as they are, unless arranged ones are asked for."""
+    from unspool.kernels.gpu.products.activations import CODES
+    from unspool.kernels.gpu.products.arranging import arrange_plainly
+    from unspool.kernels.gpu.products.product import find_order, multiply
+
+    dtype, outputs, inputs = DTYPES[-1], 96, 32 * 9
+    weight, exact = make_matrix(kind, outputs * (2 if manner == "gated" else 1), inputs, dtype)
+    x, norm = (torch.randn(count, inputs, device=DEVICE).to(dtype) for count in (rows, 1))
+    assert find_order(weight, x) == weight.bits
+    out = torch.randn(rows, outputs, device=DEVICE).to(dtype)
+    expected, settings = F.linear(x.double(), exact), {}
+    if manner == "norm":
+        settings = {"norm": norm[0], "eps": 1e-5}
+        expected = F.linear(rms_norm(x.double(), norm[0].double(), 1e-5), exact)
+    elif manner == "gated":
+        settings = {"activation": CODES["silu"], "is_gated": True, "order": weight.bits}
+        expected = arrange_plainly(F.silu(expected[:, :outputs]) * expected[:, outputs:], weight.bits)
+    else:
+        settings, expected = {"adds": True}, expected + out.double()
+    multiply(weight, x, out, **settings)
+    assert find_error(out, expected) < 6e-3
