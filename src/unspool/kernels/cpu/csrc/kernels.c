@@ -165,8 +165,8 @@ static void multiply(const us_matrix *w, int32_t first, int32_t count, const inp
         return;
     }
     const int is_q8 = w->kind == US_Q8;
-    activations a = {in->quantised.quants + at * US_BLOCK, in->quantised.scales + at, in->quantised.sums + at,
-                     in->quantised.offsets + 2 * at, NULL};
+    const activations a = {in->quantised.quants + at * US_BLOCK, in->quantised.scales + at, in->quantised.sums + at,
+                           in->quantised.offsets + 2 * at};
     const uint8_t *tile = (const uint8_t *)w->data + (size_t)(first / US_TILE) * blocks * us_block_bytes(w->kind);
     if (w->kind >= US_K4) {
         multiply_super(w->kind, tile, (int)blocks / us_count_blocks(w->kind), a, p.count, count > US_TILE, out);
@@ -184,7 +184,6 @@ static void multiply(const us_matrix *w, int32_t first, int32_t count, const inp
 #endif
 #if OUTPUTS > US_TILE
     if (count > US_TILE) {
-        if (p.part + 1 == p.parts) a.ahead = tile + 2 * blocks * us_block_bytes(w->kind);
         switch (p.count) { EVERY(tiles) }
         return;
     }

@@ -24,7 +24,6 @@ typedef struct {
     const int8_t *quants;       /* (blocks, M, 32) */
     const float *scales, *sums; /* (blocks, M) */
     const int32_t *offsets;     /* (blocks, M, 2) */
-    const uint8_t *ahead;       /* weights that are read after these, if this is the last panel that reads them; or NULL */
 } activations;
 
 /* Rows of a panel: unpacked weights serve them all, as long as their sums fit the registers. */
@@ -197,11 +196,23 @@ INLINE __m256i add_dots(__m256i dot, __m256i w, __m256i x) { /* w without sign *
 }
 #endif
 
+#define AHEAD 4096 /* bytes: a page further than the one that is read, whose end the processor's own foresight stops at */
+
+/* Ask for a block of `bytes` further on in a tile and in the `second` one that is read beside it, or in those after them. */
+INLINE void ask_ahead(const uint8_t *w, const uint8_t *second, const uint8_t *end, const int bytes) {
+    const ptrdiff_t further = AHEAD + (w + AHEAD < end ? 0 : second - w);
+    UNROLLED for (int line = 0; line < (bytes + 63) / 64; line++) {
+        __builtin_prefetch(w + further + 64 * line, 0, 2);
+        if (OUTPUTS > US_TILE) __builtin_prefetch(second + further + 64 * line, 0, 2);
+    }
+}
+
 INLINE void tile_q8(const uint8_t *w, int blocks, activations a, const int M, float *out) {
     __m256 total[MOST_M];
     for (int m = 0; m < M; m++) total[m] = _mm256_setzero_ps();
     for (int b = 0; b < blocks; b++, w += Q8_BYTES) {
         __m256 d = halves(w);
+        ask_ahead(w, w, w, Q8_BYTES);
 #if defined(US_AVX512)
         __m512i dot[MOST_M];
         for (int m = 0; m < M; m++) dot[m] = _mm512_setzero_si512();
@@ -236,6 +247,7 @@ INLINE void tile_q4(const uint8_t *w, int blocks, activations a, const int M, fl
     for (int m = 0; m < M; m++) total[m] = _mm256_setzero_ps();
     for (int b = 0; b < blocks; b++, w += Q4_BYTES) {
         __m256 d = halves(w), least = halves(w + 16);
+        ask_ahead(w, w, w, Q4_BYTES);
 #if defined(US_AVX512)
         const __m512i low = _mm512_set1_epi8(15);
         __m512i dot[MOST_M];
@@ -272,17 +284,6 @@ INLINE void tile_q4(const uint8_t *w, int blocks, activations a, const int M, fl
     for (int m = 0; m < M; m++) _mm256_storeu_ps(out + OUTPUTS * m, total[m]);
 }
 
-#define AHEAD 4096 /* bytes: a page further than the one that is read, whose end the processor's own foresight stops at */
-
-/* Ask for a block of `bytes` further on in a tile and in the `second` one that is read beside it, or in those after them. */
-INLINE void ask_ahead(const uint8_t *w, const uint8_t *second, const uint8_t *end, const int bytes) {
-    const ptrdiff_t further = AHEAD + (w + AHEAD < end ? 0 : second - w);
-    UNROLLED for (int line = 0; line < (bytes + 63) / 64; line++) {
-        __builtin_prefetch(w + further + 64 * line, 0, 2);
-        if (OUTPUTS > US_TILE) __builtin_prefetch(second + further + 64 * line, 0, 2);
-    }
-}
-
 #if defined(US_AVX512)
 /* Two tiles at once: a vector holds one group of columns of 16 rows, so that four activations serve all of it, straight
  * from memory. Sums of few rows are kept twice, or each would wait for the one before. */
@@ -301,20 +302,11 @@ INLINE __m512i four_of_all(const int8_t *p) {
     return _mm512_set1_epi32(word);
 }
 
-/* Bring a block's worth of the weights that come next into the second-level cache: what the processor foresees by itself
- * leaves it waiting for a fifth of the time. */
-INLINE void ask_ahead(activations *a, const int bytes) {
-    if (!a->ahead) return;
-    UNROLLED for (int i = 0; i < bytes; i += 64) __builtin_prefetch(a->ahead + i, 0, 2);
-    a->ahead += bytes;
-}
-
 INLINE void tiles_q8(const uint8_t *w, int blocks, activations a, const int M, float *out) {
     const uint8_t *second = w + (size_t)blocks * Q8_BYTES, *end = second;
     __m512 total[MOST_M];
     EACH_ROW total[m] = _mm512_setzero_ps();
     for (int b = 0; b < blocks; b++, w += Q8_BYTES, second += Q8_BYTES, a.quants += 32 * M, a.scales += M, a.sums += M) {
-        ask_ahead(&a, 2 * Q8_BYTES);
         const __m512 d = both_halves(w, second);
         __m512i dot[2][MOST_M];
         ask_ahead(w, second, end, Q8_BYTES);
@@ -338,7 +330,6 @@ INLINE void tiles_q4(const uint8_t *w, int blocks, activations a, const int M, f
     __m512 total[MOST_M];
     EACH_ROW total[m] = _mm512_setzero_ps();
     for (int b = 0; b < blocks; b++, w += Q4_BYTES, second += Q4_BYTES, a.quants += 32 * M, a.scales += M, a.sums += M) {
-        ask_ahead(&a, 2 * Q4_BYTES);
         const __m512 d = both_halves(w, second), least = both_halves(w + 16, second + 16);
         __m512i dot[2][MOST_M];
         ask_ahead(w, second, end, Q4_BYTES);
