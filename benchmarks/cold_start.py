@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -50,7 +51,7 @@ def main() -> None:
 
 
 def write_model(folder: Path, shape: str) -> None:
-    """A Llama of random weights."""
+    """A Llama of random weights: a million numbers, again and again."""
     import torch
     from safetensors.torch import save_file
 
@@ -70,9 +71,9 @@ def write_model(folder: Path, shape: str) -> None:
                    (("q", heads), ("k", kv_heads), ("v", kv_heads))}  # fmt: skip
         shapes |= {start + "self_attn.o_proj": (hidden, hidden), start + "mlp.down_proj": (hidden, inner)}
         shapes |= {start + f"mlp.{name}_proj": (inner, hidden) for name in ("gate", "up")}
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    numbers = (torch.randn(1 << 20) * 0.02).to(torch.bfloat16)
     tensors = {
-        f"{name}.weight": (torch.randn(size, device=device) * 0.02).to(torch.bfloat16).cpu()
+        f"{name}.weight": numbers.repeat(math.prod(size) // len(numbers) + 1)[: math.prod(size)].view(size).clone()
         for name, size in shapes.items()
     }
     save_file(tensors, folder / "model.safetensors")

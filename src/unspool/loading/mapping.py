@@ -11,13 +11,14 @@ import torch
 
 from unspool.errors import LoadError, UnspoolError
 from unspool.kernels.cpu import AnyBlocks, read_blocks, read_supers
-from unspool.loading.dequantize import STORED_TYPES, StoredType, iterate_rows
+from unspool.loading.dequantize import CHUNK_BYTES, STORED_TYPES, StoredType, iterate_rows
 from unspool.loading.tensors import TensorInfo
 from unspool.small_files import open_regular
 
 # A private mapping is writable, as torch wants its buffers, without ever reaching the file. Reserving no
 # swap for it lets a file larger than memory be mapped. Python names the flag from 3.13 on.
 _KNOWN_NORESERVE = 0x4000 if platform.machine() in ("x86_64", "aarch64") else 0
+LARGE_CHUNK_BYTES = 256 << 20  # for a device that takes plain numbers as they are: each chunk is waited for
 _IS_LINUX = platform.system() == "Linux"
 _NORESERVE: int = getattr(mmap, "MAP_NORESERVE", _KNOWN_NORESERVE)
 
@@ -149,7 +150,8 @@ class MappedTensors:
             return
         matrix = _as_matrix(raw, tuple(out.shape), stored)
         target = out if out.dim() == 2 else out.view(matrix.shape[0], -1)
-        for first, chunk in iterate_rows(matrix, stored):
+        size = CHUNK_BYTES if out.device.type == "cpu" or stored.unpack is not None else LARGE_CHUNK_BYTES
+        for first, chunk in iterate_rows(matrix, stored, size):
             self._check_numbers(name, chunk)
             target[first : first + chunk.shape[0]].copy_(chunk)
 

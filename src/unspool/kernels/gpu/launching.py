@@ -5,6 +5,7 @@ The overlap is programmatic dependent launch (PDL): a kernel may start before th
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,11 +18,15 @@ import torch
 import triton
 import triton.language as tl
 from triton.language.extra import cuda as tlx
+from triton.runtime import driver
+
+from unspool.kernels.preparations import wait_for_preparations
 
 HOPPER: Final = (9, 0)
 LINE_BYTES: Final = 128  # of a cache
 _MOST_COMPILERS: Final = 6  # threads: half of a kernel's compilation holds Python's lock
 _SHORT_TURN: Final = 2e-4  # seconds that a thread may keep Python's lock while others compile
+Launched = tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]  # a kernel, its grid, arguments and options
 _state = threading.local()
 _under_way: dict[int, dict[int, Any]] = {}  # kernels that are being compiled: what each of their variants will be
 _compilers: set[threading.Thread] = set()
@@ -42,13 +47,11 @@ def launch_options() -> dict[str, Any]:
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
     """Launch a kernel; inside `compile_ahead`, only compile it."""
-    begun: set[int] | None = getattr(_state, "begun", None)
-    if begun is not None:
-        variant = kernel.warmup(*args, grid=grid, **options)
-        if hasattr(variant, "future"):
-            _under_way.setdefault(id(kernel), {})[id(variant)] = variant
-            begun.add(id(kernel))
+    take: Callable[[Launched], None] | None = getattr(_state, "take", None)
+    if take is not None:
+        take((kernel, grid, args, options))
         return
+    wait_for_preparations()
     if _under_way:
         for variant in list(_under_way.get(id(kernel), {}).values()):  # compiling it here as well would take longer
             variant.result(ignore_errors=True)
@@ -56,20 +59,46 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
 
 
 class _Compilers(ThreadPoolExecutor):
-    """Threads that compile a kernel and load it: the function that launches it is a C compiler's work of its own."""
+    """Threads that compile a kernel and load it, and others that make the function by which it is launched.
+
+    That function is a C compiler's work of its own, as long as the kernel's; Triton begins it at the first launch.
+    """
 
     def __init__(self) -> None:
         super().__init__(_MOST_COMPILERS, "unspool compiler")
         self._device = torch.cuda.current_device()
+        self._launchers = ThreadPoolExecutor(_MOST_COMPILERS, "unspool launcher")
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        made = self._launchers.submit(_make_launcher, fn)
+
         def work() -> Any:
             kernel = fn(*args, **kwargs)
+            made.result()
             with suppress(Exception), torch.cuda.device(self._device):  # the first launch raises it again
                 _ = kernel.run
             return kernel
 
         return super().submit(work)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Both kinds of threads end."""
+        super().shutdown(wait, cancel_futures=cancel_futures)
+        self._launchers.shutdown(wait, cancel_futures=cancel_futures)
+
+
+class _Unmade:
+    """What is known of a kernel before it is compiled: nothing."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def _make_launcher(compiling: Callable[..., Any]) -> None:
+    """Fill Triton's cache with the launching function of a kernel: it depends on the types of its arguments alone."""
+    with suppress(Exception):  # then it is made when the kernel is loaded
+        source = inspect.getclosurevars(compiling).nonlocals["src"]
+        driver.active.launcher_cls(source, _Unmade())
 
 
 def can_compile_ahead() -> bool:
@@ -87,27 +116,44 @@ def compile_ahead() -> Iterator[None]:
         yield
         return
     begun: set[int] = set()
-    _state.begun = begun
+
+    def compile_one(launched: Launched) -> None:
+        kernel, grid, args, options = launched
+        variant = kernel.warmup(*args, grid=grid, **options)
+        if hasattr(variant, "future"):
+            _under_way.setdefault(id(kernel), {})[id(variant)] = variant
+            begun.add(id(kernel))
+
+    _state.take = compile_one
     try:
         # A kernel that can't be compiled raises where it is launched: an error here would leave Triton in this mode.
         with _Compilers() as threads, triton.AsyncCompileMode(threads, ignore_errors=True):
             yield
     finally:
-        _state.begun = None
+        _state.take = None
         for kernel in begun:
             _under_way.pop(kernel, None)
 
 
 def compile_beside(work: Callable[[], object]) -> None:
-    """Compile what `work` launches in another thread; an error there leaves kernels to those who launch them."""
+    """Compile what `work` launches on the meta device in another thread, the longest kernels first.
+
+    An error there leaves kernels to those who launch them.
+    """
     if not can_compile_ahead():
         return
     device = torch.cuda.current_device()
 
     def run() -> None:
         try:
-            with suppress(Exception), torch.cuda.device(device), torch.inference_mode(), compile_ahead():
+            with suppress(Exception), torch.cuda.device(device), torch.inference_mode():
+                asked: list[Launched] = []
+                _state.take = asked.append
                 work()
+                asked.sort(key=lambda launched: -len(getattr(launched[0], "src", "")))
+                with compile_ahead():
+                    for kernel, grid, args, options in asked:
+                        launch(kernel, grid, *args, **options)
         finally:
             _leave()
 
@@ -130,6 +176,7 @@ def _leave() -> None:
 
 def wait_for_compilers() -> None:
     """Return once nothing is compiled beside."""
+    wait_for_preparations()
     for thread in list(_compilers):
         if thread is not threading.current_thread():
             thread.join()

@@ -14,6 +14,7 @@ from typing import Final
 
 import torch
 
+from unspool.kernels.preparations import announce_preparation, end_preparation
 from unspool.kernels.presence import has_triton, runs_kernels
 from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.decoder.spec import DecoderSpec
@@ -22,7 +23,7 @@ from unspool.models.paths.captured_shape import PassShape
 
 META: Final = torch.device("meta")
 _lock = threading.Lock()
-_importing: list[threading.Thread] = []  # one, once Triton is asked for
+_importing: list[threading.Thread] = []  # what runs once, when Triton is asked for
 _prepared: set[Hashable] = set()
 
 
@@ -32,16 +33,26 @@ def start_triton(device: torch.device) -> None:
         return
     with _lock:
         if not _importing:
-            _importing.append(threading.Thread(target=_import_kernels, name="unspool kernels", daemon=True))
-            _importing[0].start()
+            for work in (_import_kernels, _start_driver, _hash_triton):
+                _importing.append(threading.Thread(target=work, name="unspool kernels", daemon=True))
+                _importing[-1].start()
 
 
 def _import_kernels() -> None:
     with suppress(Exception):  # the import that needs them raises again
         importlib.import_module("unspool.models.paths.captured_blocks")
-        from triton.runtime import driver
 
-        _ = driver.active.utils  # on a machine without a cache of kernels, half a second of a C compiler
+
+def _start_driver() -> None:
+    """On a machine without a cache of kernels, a quarter of a second of a C compiler."""
+    with suppress(Exception):
+        _ = importlib.import_module("triton.runtime").driver.active.utils
+
+
+def _hash_triton() -> None:
+    """Triton names what it compiles by a hash of all of its files, which takes as long again; it keeps the hash."""
+    with suppress(Exception):
+        importlib.import_module("triton.runtime.cache").triton_key()
 
 
 def prepare_decoder(
@@ -61,25 +72,32 @@ def prepare_decoder(
     if key in _prepared or not runs_kernels(device):
         return
     _prepared.add(key)
-    work = (spec, device, dtype, assemble)
+    work = (spec, device, dtype, assemble, announce_preparation())
     threading.Thread(target=_prepare, args=work, name="unspool kernels", daemon=True).start()
 
 
 def _prepare(
-    spec: DecoderSpec, device: torch.device, dtype: torch.dtype, assemble: Callable[[], DecoderWeights]
+    spec: DecoderSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    assemble: Callable[[], DecoderWeights],
+    announced: threading.Event,
 ) -> None:
-    with suppress(Exception), torch.cuda.device(device):  # whoever launches a kernel first compiles it then
-        weights = assemble()
-        can_capture = explain_no_capture(spec, weights, device, dtype) is None
-        _importing[0].join()
-        from unspool.kernels.gpu.launching import compile_beside
+    try:
+        with suppress(Exception), torch.cuda.device(device):  # whoever launches a kernel first compiles it then
+            weights = assemble()
+            can_capture = explain_no_capture(spec, weights, device, dtype) is None
+            for thread in _importing:
+                thread.join()
+            from unspool.kernels.gpu.launching import compile_ahead, compile_beside
 
-        def launch() -> None:
-            _launch_prompt(spec, weights, dtype)
             if can_capture:
-                _launch_step(spec, weights, dtype)
-
-        compile_beside(launch)
+                compile_beside(lambda: _launch_step(spec, weights, dtype))
+            with torch.inference_mode(), compile_ahead():
+                _launch_prompt(spec, weights, dtype)
+                end_preparation(announced)
+    finally:
+        end_preparation(announced)
 
 
 def _launch_prompt(spec: DecoderSpec, weights: DecoderWeights, dtype: torch.dtype, num_new: int = 16) -> None:

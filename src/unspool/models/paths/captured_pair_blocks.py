@@ -11,14 +11,18 @@ import torch
 import triton
 
 from unspool.kernels.activations import find_activation
+from unspool.kernels.gpu.attention import parted_attention
 from unspool.kernels.gpu.attention.cross_attention import CrossAttention as CrossKernel
+from unspool.kernels.gpu.attention.parted_attention import PartedAttention, Parts, takes_parts
 from unspool.kernels.gpu.attention.split_attention import HeadShape
 from unspool.kernels.gpu.attention.step_attention import StepAttention
 from unspool.kernels.gpu.products.activations import CODES
 from unspool.kernels.gpu.products.norms import normalise
+from unspool.kernels.gpu.products.parts_product import multiply_parts
 from unspool.kernels.gpu.products.product import multiply, takes_addends
 from unspool.kernels.gpu.sampling.tokens import LearnedPositions, embed
 from unspool.models.decoder.layers import Layer
+from unspool.models.encoder_decoder.layers import CrossAttention
 from unspool.models.paths.captured_blocks import Body, StepInputs
 from unspool.models.paths.captured_pair_parts import PairParts
 from unspool.models.paths.captured_shape import PassShape
@@ -129,9 +133,9 @@ class FusedPairBody(PairBody):
         for index, (layer, cross) in enumerate(zip(weights.layers, parts.crosses, strict=True)):
             assert layer.attn_norm is not None and layer.ffn_norm is not None
             self._multiply_state(layer.qkv, layer.attn_norm, self._qkv)
-            self._add(layer.out, layer.attn_norm, self._attend_back(index, layer, self._qkv, inputs))
+            self._add_own(index, layer, inputs)
             self._multiply_state(cross.q, cross.norm, self._queries)
-            self._add(cross.out, cross.norm, self._attend_across(index, self._queries, inputs))
+            self._add_read(index, cross, inputs)
             up = {"activation": self._code, "is_gated": self._pair.is_gated}
             self._multiply_state(layer.up, layer.ffn_norm, self._inner, **up)
             self._add(layer.down, layer.ffn_norm, self._inner)
@@ -176,9 +180,54 @@ class FusedPairBody(PairBody):
         if late is not None:
             self._x, self._spare = self._spare, self._x
 
+    def _add_own(self, index: int, layer: Layer, inputs: StepInputs) -> None:
+        """Add what the token reads from its row's keys."""
+        assert layer.attn_norm is not None
+        self._add(layer.out, layer.attn_norm, self._attend_back(index, layer, self._qkv, inputs))
+
+    def _add_read(self, index: int, cross: CrossAttention, inputs: StepInputs) -> None:
+        """Add what the token reads from its source's keys."""
+        self._add(cross.out, cross.norm, self._attend_across(index, self._queries, inputs))
+
     def _add(self, linear: AnyLinear, norm: Norm, y: torch.Tensor) -> None:
         """Add a product to the state, which goes through a norm next if norms come after."""
         multiply(linear.operand, y, self._x, bias=linear.bias, adds=True)
+        if not self._pair.is_norm_first:
+            self._late = norm
+
+
+class PartedPairBody(FusedPairBody):
+    """A fused step of one token whose attentions leave their outputs in parts to the products that follow."""
+
+    def __init__(self, parts: PairParts, device: torch.device, dtype: torch.dtype, form: PassShape) -> None:
+        super().__init__(parts, device, dtype, form)
+        shape = _shape_heads(parts)
+        self._attend_own = PartedAttention(shape, device, dtype, writes=True)
+        tiling = parted_attention.OTHERS if parts.spec.features is None else parted_attention.OTHERS_OF_SOUND
+        self._attend_source = PartedAttention(shape, device, dtype, writes=False, tiling=tiling)
+
+    def _add_own(self, index: int, layer: Layer, inputs: StepInputs) -> None:
+        found = self._attend_own(
+            self._qkv, inputs.base, inputs.table, inputs.lengths, index, self._spec.scale_of(index)
+        )
+        self._add_parts(layer.out, layer.attn_norm, found)
+
+    def _add_read(self, index: int, cross: CrossAttention, inputs: StepInputs) -> None:
+        num_layers = self._spec.num_layers
+        found = self._attend_source(
+            self._queries,
+            inputs.base,
+            inputs.sources,
+            inputs.sources[num_layers + 1 : num_layers + 2],
+            index,
+            self._pair.decoder.attention_scale,
+        )
+        self._add_parts(cross.out, cross.norm, found)
+
+    def _add_parts(self, linear: AnyLinear, norm: Norm | None, parts: Parts) -> None:
+        weight = linear.operand
+        assert isinstance(weight, torch.Tensor)
+        multiply_parts(weight, parts, self._x, linear.bias)
         if not self._pair.is_norm_first:
             self._late = norm
 
@@ -190,10 +239,25 @@ def describe_norm(norm: Norm) -> dict[str, Any]:
 
 def make_pair_body(parts: PairParts, device: torch.device, dtype: torch.dtype, shape: PassShape) -> Body:
     """The fastest body for a number of tokens."""
-    return (FusedPairBody if _can_fuse(parts, shape) else PairBody)(parts, device, dtype, shape)
+    if not _can_fuse(parts, shape):
+        return PairBody(parts, device, dtype, shape)
+    return (PartedPairBody if _can_part(parts, shape) else FusedPairBody)(parts, device, dtype, shape)
 
 
 def _can_fuse(parts: PairParts, shape: PassShape) -> bool:
     if shape.num_tokens > FEW or parts.spec.activation not in CODES:
         return False
     return parts.spec.is_norm_first or takes_addends(parts.own.layers[0].qkv.operand, shape.num_tokens)
+
+
+def _can_part(parts: PairParts, shape: PassShape) -> bool:
+    """Whether both attentions of a fused step can leave their outputs in parts: not yet with biases by distance."""
+    if parts.biases or shape.num_tokens > 1 or shape.packing is not None or shape.away or shape.num_layers is not None:
+        return False
+    outs = [*(layer.out.operand for layer in parts.own.layers), *(cross.out.operand for cross in parts.crosses)]
+    return takes_parts(_shape_heads(parts), shape.layout) and all(isinstance(out, torch.Tensor) for out in outs)
+
+
+def _shape_heads(parts: PairParts) -> HeadShape:
+    decoder = parts.spec.decoder
+    return HeadShape(heads=decoder.num_heads, kv_heads=decoder.num_heads, width=decoder.head_dim)

@@ -1,0 +1,214 @@
+"""Attention of one new token whose heads have keys of their own, left in parts that the next product adds up.
+
+The reference is `kernels.attention.attend`. Keys are split among programs; none of them waits for the others to combine
+the parts, because every program of the product that follows (`products.parts_product`) can do so while it loads its
+input. A program's first keys are loaded, and its others prefetched, before the queries are ready.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from unspool.kernels.gpu.attention.split_attention import UNIT, HeadShape
+from unspool.kernels.gpu.launching import (
+    LINE_BYTES,
+    ask_for,
+    launch,
+    launch_options,
+    let_next_start,
+    wait_for_input,
+)
+from unspool.kernels.key_layout import PLAIN, KeyLayout
+
+NARROWEST: Final = 16  # numbers per head
+
+
+@dataclass(frozen=True, slots=True)
+class PartedTiling:
+    """How keys are split: keys per tile, the most programs per head, and their warps."""
+
+    block: int
+    splits: int
+    warps: int
+
+
+OWN: Final = PartedTiling(64, 4, 4)
+OTHERS: Final = PartedTiling(128, 4, 4)
+OTHERS_OF_SOUND: Final = PartedTiling(256, 8, 8)  # Whisper: 1,500 positions
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the programs of an attention found: outputs of their own keys, and how to weigh them."""
+
+    values: torch.Tensor  # (splits, heads, width)
+    stats: torch.Tensor  # (2, splits, heads) float32: the highest scores, and the sums of the weights relative to them
+    length: torch.Tensor  # (1,): keys, from which follows how many of the splits there are
+    block: int
+
+
+@triton.jit
+def divide_keys(length, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+    """How many keys a program takes, and how many programs have any: at least one."""
+    chunk = tl.maximum(tl.cdiv(tl.cdiv(length, SPLITS), BLOCK), 1) * BLOCK
+    return chunk, tl.maximum(tl.cdiv(length, chunk), 1)
+
+
+@triton.jit
+def _continue(q, k, v, bias, is_key, highest, total, read):
+    """Continue an online softmax over some keys (keys, width)."""
+    scores = tl.sum(k.to(tl.float32) * q[None, :], 1) + bias
+    scores = tl.where(is_key, scores, float("-inf"))
+    higher = tl.maximum(highest, tl.max(scores, 0))
+    base = tl.where(higher == float("-inf"), 0.0, higher)
+    fade = tl.exp(highest - base)
+    weights = tl.exp(scores - base)
+    total = total * fade + tl.sum(weights, 0)
+    read = read * fade + tl.sum(weights[:, None] * v.to(tl.float32), 0)
+    return higher, total, read
+
+
+@triton.jit
+def _load_biases(BIASES, head, back, is_key, DISTANCES: tl.constexpr):
+    """The biases of distances `back`, of a table (heads, DISTANCES); the last is for all beyond."""
+    bias = 0.0
+    if DISTANCES > 0:
+        bias = tl.load(BIASES + head * DISTANCES + tl.minimum(back, DISTANCES - 1), mask=is_key, other=0.0)
+    return bias
+
+
+@triton.jit(do_not_specialize=["layer"])
+def _attend_one(
+    Q, BASE, TABLE, LENGTH, BIASES, VALUES, STATS, layer, scale,
+    HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr,
+    DISTANCES: tl.constexpr, WRITES: tl.constexpr, LINE_BYTES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    head, split = tl.program_id(0), tl.program_id(1)
+    LINE: tl.constexpr = LINE_BYTES * 8 // Q.dtype.element_ty.primitive_bitwidth  # numbers
+    POSITION: tl.constexpr = 2 * HEADS * D  # numbers per position
+    length = tl.load(LENGTH).to(tl.int32)
+    chunk, used = divide_keys(length, SPLITS, BLOCK)
+    begin = split * chunk
+    end = tl.minimum(begin + chunk, length)
+    keys = BASE + tl.load(TABLE + layer) * UNIT + head * D
+    rd, tile = tl.arange(0, D), tl.arange(0, BLOCK)
+    place = begin + tile
+    at = keys + place.to(tl.int64)[:, None] * POSITION + rd[None, :]
+    is_held = (place < end)[:, None]
+    k = tl.load(at, mask=is_held, other=0.0)
+    v = tl.load(at + HEADS * D, mask=is_held, other=0.0)
+    bias = _load_biases(BIASES, head, length - place, place < end, DISTANCES)
+    LINES: tl.constexpr = (D + LINE - 1) // LINE
+    number = tl.arange(0, LINES) * LINE
+    for start in tl.range(begin + BLOCK, end, BLOCK):
+        asked = start + tile
+        lines = keys + asked.to(tl.int64)[:, None] * POSITION + number[None, :]
+        is_asked = (asked < end)[:, None] & (number < D)[None, :]
+        ask_for(lines, is_asked, PDL)
+        ask_for(lines + HEADS * D, is_asked, PDL)
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    if (length >= 0) & (split < used):
+        q = tl.load(Q + head * D + rd).to(tl.float32) * scale
+        k_new, v_new = rd, rd
+        if WRITES:
+            new_at = Q + (HEADS + head) * D + rd
+            k_new, v_new = tl.load(new_at), tl.load(new_at + HEADS * D)
+        highest, total = float("-inf"), 0.0
+        read = tl.zeros((D,), tl.float32)
+        highest, total, read = _continue(q, k, v, bias, place < end, highest, total, read)
+        for start in tl.range(begin + BLOCK, end, BLOCK):
+            others = start + tile
+            others_at = keys + others.to(tl.int64)[:, None] * POSITION + rd[None, :]
+            is_other = (others < end)[:, None]
+            k_other = tl.load(others_at, mask=is_other, other=0.0)
+            v_other = tl.load(others_at + HEADS * D, mask=is_other, other=0.0)
+            bias = _load_biases(BIASES, head, length - others, others < end, DISTANCES)
+            highest, total, read = _continue(q, k_other, v_other, bias, others < end, highest, total, read)
+        if WRITES:  # noqa: SIM102 - the one is a constant, the other is not
+            if split == used - 1:  # it sees the new key, and writes it
+                score = tl.sum(q * k_new.to(tl.float32), 0)
+                if DISTANCES > 0:
+                    score += tl.load(BIASES + head * DISTANCES)
+                higher = tl.maximum(highest, score)
+                fade = tl.exp(highest - higher)
+                weight = tl.exp(score - higher)
+                total = total * fade + weight
+                read = read * fade + weight * v_new.to(tl.float32)
+                highest = higher
+                into = keys + length.to(tl.int64) * POSITION + rd
+                tl.store(into, k_new)
+                tl.store(into + HEADS * D, v_new)
+        part = split * HEADS + head
+        tl.store(VALUES + part * D + rd, (read / total).to(VALUES.dtype.element_ty))
+        tl.store(STATS + part, highest)
+        tl.store(STATS + SPLITS * HEADS + part, total)
+
+
+class PartedAttention:
+    """The attention of captured steps of one token, over its row's own keys or over those of its source."""
+
+    def __init__(
+        self,
+        shape: HeadShape,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        writes: bool,  # queries are followed by a new key and value, which are written after the others
+        distances: int = 0,  # biases are a table (heads, distances)
+        tiling: PartedTiling | None = None,
+    ) -> None:
+        self._shape, self._writes, self._distances = shape, writes, distances
+        self._tiling = tiling or (OWN if writes else OTHERS)
+        splits = self._tiling.splits
+        self._values = torch.zeros(splits, shape.heads, shape.width, dtype=dtype, device=device)
+        self._stats = torch.zeros(2, splits, shape.heads, dtype=torch.float32, device=device)
+
+    def __call__(
+        self,
+        queries: torch.Tensor,  # (1, heads * width), or three times as many with the new key and value
+        base: torch.Tensor,  # of the buffers' dtype: addresses are offsets from it
+        table: torch.Tensor,  # int64: addresses of the layers' keys
+        length: torch.Tensor,  # (1,): keys held, -1 for an absent row
+        layer: int,
+        scale: float,
+        *,
+        biases: torch.Tensor | None = None,  # (heads, distances) float32
+    ) -> Parts:
+        """Attend, and write the new key."""
+        shape, tiling = self._shape, self._tiling
+        launch(
+            _attend_one,
+            (shape.heads, tiling.splits),
+            queries,
+            base,
+            table,
+            length,
+            biases if biases is not None else self._stats,
+            self._values,
+            self._stats,
+            layer,
+            scale,
+            HEADS=shape.heads,
+            D=shape.width,
+            SPLITS=tiling.splits,
+            BLOCK=tiling.block,
+            UNIT=UNIT,
+            DISTANCES=self._distances,
+            WRITES=self._writes,
+            LINE_BYTES=LINE_BYTES,
+            num_warps=tiling.warps,
+            **launch_options(),
+        )
+        return Parts(self._values, self._stats, length, tiling.block)
+
+
+def takes_parts(shape: HeadShape, layout: KeyLayout) -> bool:
+    """Whether heads and their keys are of the kind that this attention is written for."""
+    width = shape.width
+    return layout == PLAIN and shape.heads == shape.kv_heads and width >= NARROWEST and width & (width - 1) == 0
