@@ -1,8 +1,8 @@
 """Processors that keep the scores nearest to one until they reach a probability or a number, without a sort: typical
 sampling, top-p and top-k.
 
-Where that is, is found by the weight within sixteen distances, then within sixteen more between two of these
-(`_weigh`). What lies between the two that are left is gathered (`_gather`) and searched by one program per row
+Where that is, is found by the weight within eight distances, then within eight more between two of these, then once
+more (`_weigh`). What lies between the two that are left is gathered (`_gather`) and searched by one program per row
 (`_find`). If there are no slots for all of it, that program searches the whole row: slower, with the same result.
 """
 
@@ -17,11 +17,12 @@ import triton.language as tl
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.sampling.row_sums import SUMS, TILE, WARPS, count_joined, join_sums, sum_rows
 
-FACTS: Final = 16  # numbers of a row that the kernels pass on
-STEPS: Final = 16  # distances whose weight is found at once
-FAR: Final = 32.0  # the distances of the first sixteen end here, but for the last
-WEIGHED: Final = 256  # scores that a program compares with them at once
-SLOTS: Final = 128  # scores that are gathered per tile
+LEVELS: Final = 3
+STEPS: Final = 8  # distances whose weight is found at a level
+FACTS: Final = 4 + 4 * (LEVELS + 1)  # numbers of a row that the kernels pass on
+FAR: Final = 32.0  # the distances of the first level end here, but for the last
+MOST_SLOTS: Final = 256  # scores that are gathered per tile
+MOST_GATHERED: Final = 8_192  # and per row
 CHUNK: Final = 4_096  # scores that the last program reads at once
 NEAREST: Final = ("top_p", "typical", "top_k")
 
@@ -45,33 +46,59 @@ def _weigh_scores(scores, highest, is_there, KIND: tl.constexpr):
 
 
 @triton.jit
-def _find_bin(MASSES, row, num_tiles, low, width, last, base, wanted, STEPS: tl.constexpr, TILES: tl.constexpr):
-    """The bin of sixteen in which the weight passes `wanted` (sixteen: in none), its ends, and the weight before it."""
+def _load_row(ROWS):
+    """A row's highest score, its log-sum-exp relative to that, and its entropy."""
+    return tl.load(ROWS).to(tl.float32), tl.load(ROWS + 1).to(tl.float32), tl.load(ROWS + 2).to(tl.float32)
+
+
+@triton.jit
+def _load_bin(ROWS, LEVEL: tl.constexpr):
+    """The bin that a level divides: the distance it begins after, the width of its parts, where it ends, and the weight
+    before it. It begins at infinity if the weight is never reached."""
+    at = ROWS + 4 + 4 * LEVEL
+    return tl.load(at).to(tl.float32), tl.load(at + 1).to(tl.float32), tl.load(at + 2).to(tl.float32), tl.load(at + 3)
+
+
+@triton.jit
+def _store_bin(ROWS, low, width, high, before, LEVEL: tl.constexpr):
+    at = ROWS + 4 + 4 * LEVEL
+    tl.store(at, low.to(tl.float64))
+    tl.store(at + 1, width.to(tl.float64))
+    tl.store(at + 2, high.to(tl.float64))
+    tl.store(at + 3, before)
+
+
+@triton.jit
+def _find_bin(MASSES, ROWS, row, num_tiles, LEVEL: tl.constexpr, STEPS: tl.constexpr, TILES: tl.constexpr):
+    """The part of the last level's bin in which the weight is reached, as `_load_bin` returns it."""
     tiles, steps = tl.arange(0, TILES), tl.arange(0, STEPS)
+    wanted = tl.load(ROWS + 3)
+    low, width, last, base = _load_bin(ROWS, LEVEL - 1)
     at = (row * num_tiles + tiles)[:, None] * STEPS + steps[None, :]
     masses = tl.load(MASSES + at, mask=(tiles < num_tiles)[:, None], other=0.0)
     reached = base + tl.sum(masses.to(tl.float64), 0)
     number = tl.min(tl.where((reached >= wanted) & (reached > 0.0), steps, STEPS), 0)  # one token is kept at least
     before = tl.where(number == 0, base, tl.sum(tl.where(steps == number - 1, reached, 0.0), 0))
     high = tl.where(number == STEPS - 1, last, low + width * (number + 1))
-    return number, low + width * number, high, before
+    low = tl.where(number < STEPS, low + width * number, float("inf"))
+    return low, width / STEPS, high, before
 
 
 @triton.jit
 def _weigh(
     SCORES, SUMS, WANTED, ROWS, MASSES, BEFORE, V, row_stride, wanted_stride, num_tiles, far,
-    KIND: tl.constexpr, IS_FIRST: tl.constexpr, NUM: tl.constexpr, FACTS: tl.constexpr, STEPS: tl.constexpr,
-    CHUNK: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
+    KIND: tl.constexpr, LEVEL: tl.constexpr, NUM: tl.constexpr, FACTS: tl.constexpr, STEPS: tl.constexpr,
+    TILE: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The weight of a tile's scores within sixteen distances, counted from where the last ones end."""
+    """The weight of a tile's scores within eight distances: of all, or of the bin that the level before found."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ROWS += row * FACTS
     SCORES += row * row_stride
     let_next_start(PDL)
     wait_for_input(PDL)
-    if IS_FIRST:
+    if LEVEL == 0:
         highest, lowest, whole, entropy, _, total, _ = join_sums(SUMS, row, num_tiles, NUM, TILES)
-        low = tl.zeros((), tl.float32) - 1.0  # below every distance
+        low, before = tl.zeros((), tl.float32) - 1.0, tl.zeros((), tl.float64)  # below every distance
         last = tl.maximum(
             _measure(highest, highest, whole, entropy, KIND),
             _measure(lowest, highest, whole, entropy, KIND),
@@ -79,48 +106,37 @@ def _weigh(
         # On a grid, so that sums of it are exact, and every program finds the same ends of bins.
         width = tl.ceil((tl.minimum(last, far) + 1.0) * (1024.0 / STEPS)) / 1024.0
         if tile == 0:
-            tl.store(ROWS, highest.to(tl.float64))
-            tl.store(ROWS + 1, whole.to(tl.float64))
-            tl.store(ROWS + 2, entropy.to(tl.float64))
             wanted = tl.load(WANTED + row * wanted_stride).to(tl.float64)
             if KIND == 2:
                 wanted = tl.where(wanted > 0.0, wanted, float("inf"))
             else:
                 wanted = wanted * total
+            tl.store(ROWS, highest.to(tl.float64))
+            tl.store(ROWS + 1, whole.to(tl.float64))
+            tl.store(ROWS + 2, entropy.to(tl.float64))
             tl.store(ROWS + 3, wanted)
-            tl.store(ROWS + 4, last.to(tl.float64))
-            tl.store(ROWS + 5, width.to(tl.float64))
     else:
-        highest, whole = tl.load(ROWS).to(tl.float32), tl.load(ROWS + 1).to(tl.float32)
-        entropy, wanted = tl.load(ROWS + 2).to(tl.float32), tl.load(ROWS + 3)
-        last, width = tl.load(ROWS + 4).to(tl.float32), tl.load(ROWS + 5).to(tl.float32)
-        number, low, last, before = _find_bin(
-            BEFORE, row, num_tiles, tl.zeros((), tl.float32) - 1.0, width, last, tl.zeros((), tl.float64), wanted,
-            STEPS, TILES,
-        )  # fmt: skip
-        width = width / STEPS
-        if tile == 0:
-            tl.store(ROWS + 6, tl.where(number < STEPS, low, float("inf")).to(tl.float64))
-            tl.store(ROWS + 7, last.to(tl.float64))
-            tl.store(ROWS + 8, before)
-    steps = tl.arange(0, STEPS)
-    limits = tl.where(steps == STEPS - 1, last, low + width * (steps + 1))
-    masses = tl.zeros((CHUNK, STEPS), tl.float32)
-    for first in range(0, TILE, CHUNK):
-        token = tile * TILE + first + tl.arange(0, CHUNK)
-        scores = tl.load(SCORES + token, mask=token < V, other=float("-inf"))
-        distance = _measure(scores, highest, whole, entropy, KIND)
-        is_there = (scores > float("-inf")) & (distance > low)
-        weights = _weigh_scores(scores, highest, is_there, KIND)
-        masses += tl.where(distance[:, None] <= limits[None, :], weights[:, None], 0.0)
-    tl.store(MASSES + (row * num_tiles + tile) * STEPS + steps, tl.sum(masses, 0))
+        highest, whole, entropy = _load_row(ROWS)
+        low, width, last, before = _find_bin(BEFORE, ROWS, row, num_tiles, LEVEL, STEPS, TILES)
+    if tile == 0:
+        _store_bin(ROWS, low, width, last, before, LEVEL)
+    token = tile * TILE + tl.arange(0, TILE)
+    scores = tl.load(SCORES + token, mask=token < V, other=float("-inf"))
+    distance = _measure(scores, highest, whole, entropy, KIND)
+    is_there = (scores > float("-inf")) & (distance > low)
+    weights = _weigh_scores(scores, highest, is_there, KIND)
+    at = (row * num_tiles + tile) * STEPS
+    for step in tl.static_range(STEPS - 1):
+        near = tl.where(distance <= low + width * (step + 1), weights, 0.0)
+        tl.store(MASSES + at + step, tl.sum(near, 0))
+    tl.store(MASSES + at + STEPS - 1, tl.sum(tl.where(distance <= last, weights, 0.0), 0))
 
 
 @triton.jit
 def _gather(
     SCORES, ROWS, MASSES, COUNTS, FOUND, TOKENS, V, row_stride, num_tiles,
-    KIND: tl.constexpr, FACTS: tl.constexpr, STEPS: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
-    SLOTS: tl.constexpr, PDL: tl.constexpr,
+    KIND: tl.constexpr, LEVEL: tl.constexpr, FACTS: tl.constexpr, STEPS: tl.constexpr, TILE: tl.constexpr,
+    TILES: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Write down a tile's scores of the bin in which the weight is reached, in the order of their tokens, as far as
     there are slots for them; and how many they are."""
@@ -130,17 +146,10 @@ def _gather(
     let_next_start(PDL)
     wait_for_input(PDL)
     scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
-    highest, whole = tl.load(ROWS).to(tl.float32), tl.load(ROWS + 1).to(tl.float32)
-    entropy, wanted = tl.load(ROWS + 2).to(tl.float32), tl.load(ROWS + 3)
-    width, first_low = tl.load(ROWS + 5).to(tl.float32) / STEPS, tl.load(ROWS + 6).to(tl.float32)
-    last, base = tl.load(ROWS + 7).to(tl.float32), tl.load(ROWS + 8)
-    number, low, high, before = _find_bin(MASSES, row, num_tiles, first_low, width, last, base, wanted, STEPS, TILES)
+    highest, whole, entropy = _load_row(ROWS)
+    low, width, high, before = _find_bin(MASSES, ROWS, row, num_tiles, LEVEL, STEPS, TILES)
     if tile == 0:
-        tl.store(ROWS + 9, low.to(tl.float64))
-        tl.store(ROWS + 10, high.to(tl.float64))
-        tl.store(ROWS + 11, before)
-        is_reached = (first_low < float("inf")) & (number < STEPS)
-        tl.store(ROWS + 12, tl.where(is_reached, 1.0, 0.0).to(tl.float64))
+        _store_bin(ROWS, low, width, high, before, LEVEL)
     distance = _measure(scores, highest, whole, entropy, KIND)
     is_in = (scores > float("-inf")) & (distance > low) & (distance <= high)
     number = tl.cumsum(is_in.to(tl.int32), 0)
@@ -171,14 +180,14 @@ def _weigh_chunk(
 
 @triton.jit
 def _search(
-    SCORES, TOKENS, COUNTS, ROWS, CUT, LAST, count, KIND: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr
+    SCORES, TOKENS, COUNTS, ROWS, CUT, LAST, count,
+    KIND: tl.constexpr, LEVELS: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The least distance within which scores reach a row's weight, by bisection; and the last token that is kept of
     those at that distance. If they are in slots, one chunk holds all of them."""
-    highest, whole = tl.load(ROWS).to(tl.float32), tl.load(ROWS + 1).to(tl.float32)
-    entropy, wanted = tl.load(ROWS + 2).to(tl.float32), tl.load(ROWS + 3)
-    low, high = tl.load(ROWS + 9).to(tl.float32), tl.load(ROWS + 10).to(tl.float32)
-    before = tl.load(ROWS + 11)
+    highest, whole, entropy = _load_row(ROWS)
+    wanted = tl.load(ROWS + 3)
+    low, _width, high, before = _load_bin(ROWS, LEVELS)
     # Distances are at least 0: their bits have their order.
     least = tl.where(low < 0.0, -1, tl.maximum(low, 0.0).to(tl.int32, bitcast=True))
     most = tl.maximum(high, 0.0).to(tl.int32, bitcast=True)
@@ -213,7 +222,7 @@ def _search(
         num_kept = tl.maximum(num_kept, 1.0).to(tl.int32)
         num_before, last = tl.zeros((), tl.int32), tl.zeros((), tl.int32)
         for first in range(0, count, CHUNK):
-            far, _ = _weigh_chunk(SCORES, COUNTS, first, count, highest, whole, entropy, low, KIND, SLOTS, CHUNK)
+            far, _each = _weigh_chunk(SCORES, COUNTS, first, count, highest, whole, entropy, low, KIND, SLOTS, CHUNK)
             at = first + tl.arange(0, CHUNK)
             if SLOTS > 0:
                 token = tl.load(TOKENS + at, mask=at < count, other=0)
@@ -229,8 +238,8 @@ def _search(
 @triton.jit
 def _find(
     SCORES, FOUND, TOKENS, COUNTS, ROWS, CUTS, LASTS, V, row_stride, num_tiles,
-    KIND: tl.constexpr, FACTS: tl.constexpr, SLOTS: tl.constexpr, TILES: tl.constexpr, CHUNK: tl.constexpr,
-    PDL: tl.constexpr,
+    KIND: tl.constexpr, LEVELS: tl.constexpr, FACTS: tl.constexpr, SLOTS: tl.constexpr, TILES: tl.constexpr,
+    CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Where a row is cut: everything farther goes, and of what is as far, tokens after the last."""
     row = tl.program_id(0).to(tl.int64)
@@ -240,17 +249,18 @@ def _find(
     let_next_start(PDL)
     wait_for_input(PDL)
     most = tl.max(tl.load(COUNTS + tiles, mask=tiles < num_tiles, other=0), 0)
-    if tl.load(ROWS + 12) == 0.0:
+    low, _, _, _ = _load_bin(ROWS, LEVELS)
+    if low == float("inf"):
         tl.store(CUTS + row, float("inf"))
         tl.store(LASTS + row, V)
     elif most <= SLOTS:
         first = row * num_tiles * SLOTS
         _search(
             FOUND + first, TOKENS + first, COUNTS, ROWS, CUTS + row, LASTS + row, num_tiles * SLOTS,
-            KIND, SLOTS, TILES * SLOTS,
+            KIND, LEVELS, SLOTS, TILES * SLOTS,
         )  # fmt: skip
     else:
-        _search(SCORES + row * row_stride, TOKENS, COUNTS, ROWS, CUTS + row, LASTS + row, V, KIND, 0, CHUNK)
+        _search(SCORES + row * row_stride, TOKENS, COUNTS, ROWS, CUTS + row, LASTS + row, V, KIND, LEVELS, 0, CHUNK)
 
 
 @triton.jit
@@ -263,8 +273,8 @@ def _cut_beyond(
     let_next_start(PDL)
     wait_for_input(PDL)
     ROWS += row * FACTS
-    highest, whole = tl.load(ROWS).to(tl.float32), tl.load(ROWS + 1).to(tl.float32)
-    entropy, cut = tl.load(ROWS + 2).to(tl.float32), tl.load(CUTS + row)
+    highest, whole, entropy = _load_row(ROWS)
+    cut = tl.load(CUTS + row)
     scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
     distance = _measure(scores, highest, whole, entropy, KIND)
     is_far = distance > cut
@@ -285,15 +295,17 @@ def cut_beyond(scores: torch.Tensor, wanted: torch.Tensor, kind: str, filler: fl
     device = scores.device
     sums, tiles = sum_rows(scores)
     out = torch.empty(rows, vocab, dtype=scores.dtype, device=device)
-    sizes = [rows * tiles * STEPS, rows * tiles * STEPS, rows * tiles * SLOTS, rows]
-    masses, finer, found, cuts = torch.empty(sum(sizes), dtype=torch.float32, device=device).split(sizes)
-    numbers = [rows * tiles, rows * tiles * SLOTS, rows]
+    joined = count_joined(tiles)
+    slots = min(MOST_SLOTS, MOST_GATHERED // joined)
+    sizes = [rows * tiles * STEPS, rows * tiles * STEPS, rows * tiles * slots, rows]
+    masses, others, found, cuts = torch.empty(sum(sizes), dtype=torch.float32, device=device).split(sizes)
+    numbers = [rows * tiles, rows * tiles * slots, rows]
     counts, tokens, lasts = torch.empty(sum(numbers), dtype=torch.int32, device=device).split(numbers)
     facts = torch.empty(rows * FACTS, dtype=torch.float64, device=device)
     options = launch_options()
-    wide = {"TILE": TILE, "TILES": count_joined(tiles), "num_warps": WARPS, **options}
+    wide = {"TILE": TILE, "TILES": joined, "num_warps": WARPS, **options}
     stride, wanted_stride = scores.stride(0), 0 if len(wanted) == 1 else 1
-    for is_first, into, before in ((True, masses, finer), (False, finer, masses)):
+    for level in range(LEVELS):
         launch(
             _weigh,
             (rows, tiles),
@@ -301,27 +313,27 @@ def cut_beyond(scores: torch.Tensor, wanted: torch.Tensor, kind: str, filler: fl
             sums,
             wanted,
             facts,
-            into,
-            before,
+            masses,
+            others,
             vocab,
             stride,
             wanted_stride,
             tiles,
             FAR,
             KIND=NEAREST.index(kind),
-            IS_FIRST=is_first,
+            LEVEL=level,
             NUM=SUMS,
             FACTS=FACTS,
             STEPS=STEPS,
-            CHUNK=WEIGHED,
             **wide,
         )
+        masses, others = others, masses
     launch(
         _gather,
         (rows, tiles),
         scores,
         facts,
-        finer,
+        others,
         counts,
         found,
         tokens,
@@ -329,9 +341,10 @@ def cut_beyond(scores: torch.Tensor, wanted: torch.Tensor, kind: str, filler: fl
         stride,
         tiles,
         KIND=NEAREST.index(kind),
+        LEVEL=LEVELS,
         FACTS=FACTS,
         STEPS=STEPS,
-        SLOTS=SLOTS,
+        SLOTS=slots,
         **wide,
     )
     launch(
@@ -348,9 +361,10 @@ def cut_beyond(scores: torch.Tensor, wanted: torch.Tensor, kind: str, filler: fl
         stride,
         tiles,
         KIND=NEAREST.index(kind),
+        LEVELS=LEVELS,
         FACTS=FACTS,
-        SLOTS=SLOTS,
-        TILES=wide["TILES"],
+        SLOTS=slots,
+        TILES=joined,
         CHUNK=CHUNK,
         num_warps=WARPS,
         **options,
