@@ -47,7 +47,7 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     from unspool.kernels.gpu.attention import wide_attention
 
     few = attention.AttentionTiling(64, 128, 20, 4, 2)
-    for name in ("SEVERAL_ROWS", "SEVERAL_ROWS_OF_NARROW_HEADS", "MANY_ROWS_OF_NARROW_HEADS", "ONE_ROW"):
+    for name in ("SEVERAL_ROWS", "SEVERAL_ROWS_OF_NARROW_HEADS", "ONE_ROW"):
         monkeypatch.setattr(attention, name, few)
     monkeypatch.setattr(wide_attention, "SEVERAL_ROWS", few)
 

@@ -13,6 +13,7 @@ from unspool.kernels.cpu import BLOCK, quantise_rows
 from unspool.kernels.cpu.tiles import TILE
 from unspool.kernels.mx import MxWords
 from unspool.kernels.presence import runs_kernels
+from unspool.kernels.wide_products import multiply_wide
 from unspool.models.assembly import Assembler
 from unspool.models.decoder.spec import DecoderSpec, MixtureSpec
 from unspool.models.weights import AnyLinear, Linear, MxLinear
@@ -132,7 +133,7 @@ def _assemble_turned(
 
 def route(mixture: MixtureSpec, weights: Mixture, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The experts of tokens (tokens, hidden), and the weights of their outputs in float32: both (tokens, chosen)."""
-    logits = weights.router(x).float()
+    logits = multiply_wide(x, weights.router.weight, weights.router.bias).float()
     scores = logits.softmax(-1) if mixture.scoring == "softmax" else logits.sigmoid()
     choice = scores if weights.choice_bias is None else scores + weights.choice_bias
     chosen = choice.topk(mixture.num_chosen, dim=-1).indices

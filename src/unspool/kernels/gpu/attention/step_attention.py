@@ -41,7 +41,6 @@ ASKED: Final = 256  # keys: up to this many per program are prefetched before it
 NARROW: Final = 64  # numbers per head
 WIDEST: Final = 128  # numbers per head
 FEW_HEADS: Final = 16
-SEVERAL: Final = 16  # rows
 LARGEST_BLOCK_BYTES: Final = 32_768  # of keys; there are as many of values
 USUAL_SHARED_BYTES: Final = 98_304  # if the GPU does not report its limit per program
 
@@ -62,8 +61,7 @@ class AttentionTiling:
 ONE_ROW: Final = AttentionTiling(64, 64, 256, 4, 2)
 ONE_ROW_OF_FEW_HEADS: Final = AttentionTiling(128, 128, 256, 8, 1)  # Qwen3-0.6B: 5 to 11 % of a step
 SEVERAL_ROWS: Final = AttentionTiling(64, 128, 256, 4, 2)
-SEVERAL_ROWS_OF_NARROW_HEADS: Final = AttentionTiling(64, 128, 512, 4, 2)
-MANY_ROWS_OF_NARROW_HEADS: Final = AttentionTiling(128, 128, 512, 4, 2)
+SEVERAL_ROWS_OF_NARROW_HEADS: Final = AttentionTiling(64, 64, 256, 4, 3)
 
 
 @triton.jit
@@ -297,9 +295,7 @@ def _choose_tiling(rows: int, shape: HeadShape) -> AttentionTiling:
     if rows == 1:
         is_few = shape.kv_heads < shape.heads <= FEW_HEADS and NARROW < shape.width <= WIDEST
         return ONE_ROW_OF_FEW_HEADS if is_few else ONE_ROW
-    if shape.width > NARROW:
-        return SEVERAL_ROWS
-    return SEVERAL_ROWS_OF_NARROW_HEADS if rows <= SEVERAL else MANY_ROWS_OF_NARROW_HEADS
+    return SEVERAL_ROWS if shape.width > NARROW else SEVERAL_ROWS_OF_NARROW_HEADS
 
 
 def fit_memory(tiling: AttentionTiling, head_bytes: int, layout: KeyLayout) -> tuple[int, int]:

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.products.norms import normalise
+from unspool.kernels.wide_products import multiply_wide
 
 TINY = tl.constexpr(1e-20)  # as in the reference
 _FEW_ROWS: Final = 4  # up to this many, every row reads the router by itself
@@ -97,7 +98,7 @@ class Routes:
     normed: torch.Tensor  # (tokens, hidden): the experts' input
     chosen: torch.Tensor  # (tokens, chosen) int32
     shares: torch.Tensor  # (tokens, chosen) float32: scores of the chosen experts
-    logits: torch.Tensor  # (tokens, experts)
+    logits: torch.Tensor  # (tokens, experts) float32
     normalises: bool  # whether scores are divided by their sum
     scale: float  # of the weights
 
@@ -119,7 +120,7 @@ class Routes:
             torch.zeros(num_tokens, hidden, dtype=dtype, device=device),
             torch.zeros(num_tokens, num_chosen, dtype=torch.int32, device=device),
             torch.zeros(num_tokens, num_chosen, dtype=torch.float32, device=device),
-            torch.zeros(num_tokens, num_experts, dtype=dtype, device=device),
+            torch.zeros(num_tokens, num_experts, dtype=torch.float32, device=device),
             normalises,
             scale,
         )
@@ -170,9 +171,7 @@ def find_routes(
     else:
         if norm is not None:
             normalise(x, norm, eps, routes.normed)
-        torch.mm(routes.normed, weight.t(), out=routes.logits)
-        if bias is not None:
-            routes.logits.add_(bias)
+        routes.logits = multiply_wide(routes.normed, weight, bias)
     launch(
         _choose,
         (triton.cdiv(experts, _EXPERTS_EACH), tokens),
