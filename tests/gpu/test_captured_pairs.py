@@ -121,25 +121,24 @@ def test_biases_by_distance(dtype: torch.dtype, lengths: list[int]) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("length", [0, 1, 5, 33, 150])
-@pytest.mark.parametrize("distances", [0, 17])
+@pytest.mark.parametrize("writes", [True, False])
 @pytest.mark.parametrize("heads", [3, 4])
-def test_parts_of_attention_in_the_next_product(dtype: torch.dtype, length: int, distances: int, heads: int) -> None:
+def test_parts_of_attention_in_the_next_product(dtype: torch.dtype, length: int, writes: bool, heads: int) -> None:
     """Attention over a row's keys and a new one, or over a source's, multiplied by a matrix and added to a state."""
     from unspool.kernels.gpu.attention.parted_attention import PartedAttention, PartedTiling
     from unspool.kernels.gpu.attention.split_attention import HeadShape
     from unspool.kernels.gpu.products.parts_product import multiply_parts
     from unspool.kernels.gpu.products.row_product import RowTiling
 
-    width, layers, outputs, writes = 32, 2, 21, bool(distances) or length % 2 == 0
+    width, layers, outputs = 32, 2, 21
     buffers = [random(1, 160, 2, heads, width, dtype=dtype) for _ in range(layers)]
     base = torch.zeros(8, dtype=dtype, device=DEVICE)
     unit = 8 * base.element_size()
     table = torch.tensor([(buffer.data_ptr() - base.data_ptr()) // unit for buffer in buffers], device=DEVICE)
     shape = HeadShape(heads, heads, width)
     tiling = PartedTiling(16, 4, 4)
-    attend_one = PartedAttention(shape, DEVICE, dtype, writes=writes, distances=distances, tiling=tiling)
+    attend_one = PartedAttention(shape, DEVICE, dtype, writes=writes, tiling=tiling)
     held = torch.tensor([length], dtype=torch.int32 if writes else torch.int64, device=DEVICE)
-    biases = random(heads, distances) if distances else None
     for layer, buffer in enumerate(buffers):
         qkv, state = random(1, 3 * heads * width, dtype=dtype), random(1, outputs, dtype=dtype)
         matrix, bias = random(outputs, heads * width, dtype=dtype), random(outputs, dtype=dtype)
@@ -148,16 +147,12 @@ def test_parts_of_attention_in_the_next_product(dtype: torch.dtype, length: int,
         if writes:
             keys = torch.cat((keys, key.double()[None, :, None]), 2)
             values = torch.cat((values, value.double()[None, :, None]), 2)
-        mask = None
-        if biases is not None:
-            back = (length - torch.arange(length + 1, device=DEVICE)).clamp(max=distances - 1)
-            mask = biases[:, back].double()[None, :, None]
-        parts = attend_one(qkv, base, table, held, layer, 0.3, biases=biases)
+        parts = attend_one(qkv, base, table, held, layer, 0.3)
         if writes:
             assert torch.equal(buffer[0, length], torch.stack((key, value)))
         if not keys.shape[2]:
             continue
-        read, _ = attend(query.double()[None, :, None], keys, values, scale=0.3, mask=mask)
+        read, _ = attend(query.double()[None, :, None], keys, values, scale=0.3)
         expected = state.double() + read.flatten()[None] @ matrix.double().T + bias.double()
         multiply_parts(matrix, parts, state, bias, RowTiling(4, 64, 4, ahead=2))
         check(state, expected, dtype)

@@ -260,7 +260,7 @@ class Scheduler:
             if rows + entry.num_rows > self.limits.max_rows or not self._memory.has(promised + needed):
                 return
             self._waiting.pop(0)
-            entry.state = State.READING
+            entry.state = State.READING if entry.unread else State.RUNNING  # the latter: it was moved, and goes on
             self._active[entry.number] = self._others[entry.number] = entry
             rows, promised, is_busy = rows + entry.num_rows, promised + needed, True
             turn.admitted.append(entry.number)
