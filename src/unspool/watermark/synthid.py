@@ -51,6 +51,7 @@ class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
         )
         config.validate()
         self.ngram_len = ngram_len
+        self._key_numbers = tuple(config.keys)
         self.keys = torch.tensor(config.keys, device=device)
         self.sampling_table = draw_bits(sampling_table_seed, sampling_table_size).to(device or "cpu")
         self.sampling_table_seed = sampling_table_seed
@@ -150,7 +151,7 @@ class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
     @cached_property
     def packed(self) -> PackedBits:
         """The g-values of all tokens, packed."""
-        return PackedBits.of(self.sampling_table, self.keys, MULTIPLIER, INCREMENT)
+        return _pack(self.sampling_table_seed, len(self.sampling_table), self._key_numbers, self.sampling_table.device)
 
     def _hash(self, tokens: torch.Tensor) -> torch.Tensor:
         """`accumulate_hash` of tokens (…, length), from 1 on, as one sum."""
@@ -174,6 +175,13 @@ class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
                 f"a text of {input_ids.shape[1]} tokens is shorter than an n-gram of {self.ngram_len}; "
                 "there is nothing to score"
             )
+
+
+@lru_cache(maxsize=8)
+def _pack(seed: int, size: int, keys: tuple[int, ...], device: torch.device) -> PackedBits:
+    """The g-values that all calls of one key share: to pack them takes as long as five steps of a small model."""
+    table = draw_bits(seed, size).to(device)
+    return PackedBits.of(table, torch.tensor(keys, device=device), MULTIPLIER, INCREMENT)
 
 
 @lru_cache(maxsize=64)
