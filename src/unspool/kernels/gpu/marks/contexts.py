@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from unspool.kernels.contexts import Text
+from unspool.kernels.gpu.arguments import lay_in_rows
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
 BLOCK = 128  # windows that are compared at once
@@ -64,7 +65,7 @@ def read_contexts(text: Text, seed: torch.Tensor, *, mixes: bool) -> tuple[torch
 
     With `mixes` tokens are mixed in as Gumbel's noise wants them, otherwise by SynthID-Text's generator.
     """
-    ids = text.ids if text.ids.stride(1) == 1 else text.ids.contiguous()
+    ids = lay_in_rows(text.ids)
     rows, columns = ids.shape
     states = torch.empty(rows, dtype=torch.int64, device=ids.device)
     repeated = torch.empty(rows, dtype=torch.int32, device=ids.device)

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from unspool.kernels.gpu.arguments import lay_in_rows
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
 TILE: Final = 1_024  # scores per program
@@ -198,7 +199,7 @@ def _raise_own(
 
 def raise_green(scores: torch.Tensor, seeds: torch.Tensor, num_first: int, bias: float) -> torch.Tensor:
     """Scores (rows, vocab) with `bias` added for the first tokens of the permutation of each row's seed (rows,)."""
-    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    scores = lay_in_rows(scores)
     (rows, vocab), device, options = scores.shape, scores.device, launch_options()
     came = torch.full((rows, vocab), -1, dtype=torch.int32, device=device)
     green = torch.ones(rows, vocab, dtype=torch.int8, device=device)
@@ -269,7 +270,7 @@ def raise_own(
     """Scores (rows, vocab) with `bias` added for those of the `candidates` (rows, candidates), whose scores are
     `highest`, that are on their own lists after the tokens `ids` (rows, columns)."""
     rows, vocab = scores.shape
-    ids = ids if ids.stride(1) == 1 else ids.contiguous()
+    ids = lay_in_rows(ids)
     out, num_candidates = scores.clone(memory_format=torch.contiguous_format), candidates.shape[1]
     launch(
         _raise_own,

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from unspool.kernels.gpu.arguments import lay_in_rows
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
 TILE: Final = 1_024  # tokens per program
@@ -67,7 +68,7 @@ def _leave_one(
 def leave_drawn(scores: torch.Tensor, states: torch.Tensor, repeated: torch.Tensor) -> torch.Tensor:
     """Zero for the token that the noise of `states` (rows,) draws from scores (rows, vocab), minus infinity elsewhere;
     rows that are repeated, and those without a finite highest score, stay as they are."""
-    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    scores = lay_in_rows(scores)
     rows, vocab = scores.shape
     num_tiles = triton.cdiv(vocab, TILE)
     least = torch.empty(rows, num_tiles, dtype=torch.float64, device=scores.device)

@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from unspool.kernels.gpu.arguments import lay_in_rows
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
 TILE: Final = 1_024  # tokens per program
@@ -194,7 +195,7 @@ def mark_scores(scores: torch.Tensor, contexts: torch.Tensor, repeated: torch.Te
 
     Rows that are repeated, and those without a finite highest score, stay as they are.
     """
-    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    scores = lay_in_rows(scores)
     rows, vocab = scores.shape
     num_words, size = bits.words.shape
     device, groups, num_classes = scores.device, len(bits.order), min(vocab, size)

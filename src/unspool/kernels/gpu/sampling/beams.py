@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from unspool.kernels.gpu.arguments import lay_in_rows
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.sampling.readings import join_parts
 
@@ -136,7 +137,7 @@ def choose_beams(
     Returns (prompts, 3, candidates) int32: tokens, the beams that they continue, the bits of their log-probabilities;
     and of every row that goes on the row that it comes from, its next token (int64 both), and its log-probability.
     """
-    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    scores = lay_in_rows(scores)
     rows, vocab = scores.shape
     prompts, few = rows // num_beams, min(num_candidates, vocab)
     tiles = triton.cdiv(vocab, TILE)

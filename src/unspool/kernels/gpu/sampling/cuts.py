@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from unspool.kernels.gpu.arguments import find_step, lay_in_rows
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.sampling.row_sums import SUMS, TILE, WARPS, count_joined, join_sums, sum_rows
 
@@ -46,7 +47,7 @@ def cut_below(scores: torch.Tensor, values: torch.Tensor, kind: str, filler: flo
 
     `values` (rows or 1, 1) float32 are the settings of a kind of KINDS; logarithms of all but "sigma".
     """
-    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    scores = lay_in_rows(scores)
     rows, vocab = scores.shape
     out = torch.empty(rows, vocab, dtype=scores.dtype, device=scores.device)
     sums, tiles = sum_rows(scores)
@@ -59,7 +60,7 @@ def cut_below(scores: torch.Tensor, values: torch.Tensor, kind: str, filler: flo
         values,
         vocab,
         scores.stride(0),
-        0 if len(values) == 1 else 1,
+        find_step(values),
         tiles,
         filler,
         KIND=KINDS.index(kind),
@@ -95,7 +96,7 @@ def _temper(
 def temper(scores: torch.Tensor, middle: torch.Tensor, spread: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
     """The scores (rows, vocab) float32 divided by a temperature from `middle - spread` to `middle + spread`, by the
     entropy relative to the largest possible one, to the power of `exponent`; (rows or 1, 1) float32 each."""
-    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    scores = lay_in_rows(scores)
     rows, vocab = scores.shape
     out = torch.empty(rows, vocab, dtype=scores.dtype, device=scores.device)
     sums, tiles = sum_rows(scores)
@@ -110,7 +111,7 @@ def temper(scores: torch.Tensor, middle: torch.Tensor, spread: torch.Tensor, exp
         exponent,
         vocab,
         scores.stride(0),
-        *(0 if len(values) == 1 else 1 for values in (middle, spread, exponent)),
+        *(find_step(values) for values in (middle, spread, exponent)),
         tiles,
         NUM=SUMS,
         TILE=TILE,
@@ -176,13 +177,13 @@ def exclude_top(
 ) -> torch.Tensor:
     """The scores with those of tokens that reach a probability of `threshold` at `filler`, but for the first of the
     least likely ones, in rows whose number lies below `probability` (XTC)."""
-    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    scores = lay_in_rows(scores)
     rows, vocab = scores.shape
     out = torch.empty(rows, vocab, dtype=scores.dtype, device=scores.device)
     sums, tiles = sum_rows(scores)
     leasts = torch.empty(rows * tiles, dtype=torch.float32, device=scores.device)
     tokens = torch.empty(rows * tiles, dtype=torch.int32, device=scores.device)
-    threshold_stride, probability_stride = (0 if len(values) == 1 else 1 for values in (threshold, probability))
+    threshold_stride, probability_stride = (find_step(values) for values in (threshold, probability))
     wide = {"NUM": SUMS, "TILE": TILE, "TILES": count_joined(tiles), "num_warps": WARPS, **launch_options()}
     launch(
         _find_least,

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from unspool.kernels.gpu.arguments import lay_in_rows
+
 BLOCK: Final = 1_024
 
 
@@ -25,7 +27,7 @@ def _keep_allowed(SCORES, BITS, OUT, V, words, row_stride, BLOCK: tl.constexpr):
 def keep_allowed_on_gpu(scores: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
     """The scores (rows, vocab), -inf for tokens whose bit in `bits` (rows, words) is not set."""
     rows, vocab = scores.shape
-    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    scores = lay_in_rows(scores)
     out = torch.empty((rows, vocab), dtype=scores.dtype, device=scores.device)
     grid = (rows, triton.cdiv(vocab, BLOCK))
     _keep_allowed[grid](scores, bits, out, vocab, bits.shape[1], scores.stride(0), BLOCK=BLOCK)

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from unspool.kernels.gpu.arguments import find_step, lay_in_rows
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.sampling.row_sums import SUMS, TILE, WARPS, count_joined, join_sums, sum_rows
 
@@ -290,7 +291,7 @@ def cut_beyond(scores: torch.Tensor, wanted: torch.Tensor, kind: str, filler: fl
     all equals, 0 for all scores); or those whose surprise is nearest to the entropy, until they reach a probability
     ("typical"). `wanted` is (rows or 1, 1); a row that does not reach it stays as it is.
     """
-    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    scores = lay_in_rows(scores)
     rows, vocab = scores.shape
     device = scores.device
     sums, tiles = sum_rows(scores)
@@ -304,7 +305,7 @@ def cut_beyond(scores: torch.Tensor, wanted: torch.Tensor, kind: str, filler: fl
     facts = torch.empty(rows * FACTS, dtype=torch.float64, device=device)
     options = launch_options()
     wide = {"TILE": TILE, "TILES": joined, "num_warps": WARPS, **options}
-    stride, wanted_stride = scores.stride(0), 0 if len(wanted) == 1 else 1
+    stride, wanted_stride = scores.stride(0), find_step(wanted)
     for level in range(LEVELS):
         launch(
             _weigh,

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from unspool.kernels.gpu.arguments import lay_in_rows
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
 TILE: Final = 1_024  # scores per program of the first kernel
@@ -71,7 +72,7 @@ def draw_row(scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 
     -1 if there is none: no score is finite, or one of them is NaN.
     """
-    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    scores = lay_in_rows(scores)
     uniforms = uniforms.contiguous()
     rows, vocab = scores.shape
     num_tiles = triton.cdiv(vocab, TILE)

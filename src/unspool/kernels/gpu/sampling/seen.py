@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from unspool.kernels.gpu.arguments import find_step, lay_in_rows
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
 BLOCK: Final = 256  # columns of the history per program
@@ -65,8 +66,8 @@ def penalise(
     They are divided by a penalty, or multiplied if they are negative ("repetition"); or the penalty is taken from them
     once ("presence"), or as often as they were seen ("frequency").
     """
-    scores = scores if scores.stride(1) == 1 else scores.contiguous()
-    ids = ids if ids.stride(1) == 1 else ids.contiguous()
+    scores = lay_in_rows(scores)
+    ids = lay_in_rows(ids)
     out = torch.empty(scores.shape, dtype=scores.dtype, device=scores.device).copy_(scores)
     rows, columns = ids.shape
     launch(
@@ -83,8 +84,8 @@ def penalise(
         columns,
         scores.stride(0),
         ids.stride(0),
-        0 if len(penalty) == 1 else 1,
-        0 if ignored is None or len(ignored) == 1 else 1,
+        find_step(penalty),
+        find_step(ignored),
         HAS_PADS=pads is not None,
         HAS_STARTS=starts is not None,
         HAS_IGNORED=ignored is not None,
@@ -119,7 +120,7 @@ def _ban_repeated(
 
 def ban_repeated(scores: torch.Tensor, ids: torch.Tensor, size: int, pads: torch.Tensor | None) -> torch.Tensor:
     """The scores (rows, vocab) float32 with tokens that would end an n-gram of `size` again at minus infinity."""
-    ids = ids if ids.stride(1) == 1 else ids.contiguous()
+    ids = lay_in_rows(ids)
     out = torch.empty(scores.shape, dtype=scores.dtype, device=scores.device).copy_(scores)
     rows, columns = ids.shape
     launch(
@@ -184,8 +185,8 @@ def penalise_repeats(
     pads: torch.Tensor | None,  # (rows,) int64: columns that hold no token
 ) -> torch.Tensor:
     """The scores with those of tokens that would extend a repetition lowered, by how long it is (DRY)."""
-    scores = scores if scores.stride(1) == 1 else scores.contiguous()
-    ids = ids if ids.stride(1) == 1 else ids.contiguous()
+    scores = lay_in_rows(scores)
+    ids = lay_in_rows(ids)
     out = torch.empty(scores.shape, dtype=scores.dtype, device=scores.device).copy_(scores)
     rows, columns = ids.shape
     launch(
@@ -202,8 +203,8 @@ def penalise_repeats(
         columns,
         scores.stride(0),
         ids.stride(0),
-        0 if len(multiplier) == 1 else 1,
-        0 if len(base) == 1 else 1,
+        find_step(multiplier),
+        find_step(base),
         allowed,
         is_open.shape[1],
         largest,

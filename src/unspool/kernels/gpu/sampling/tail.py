@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from unspool.kernels.gpu.arguments import find_step, lay_in_rows
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.sampling.slow_tail import draw_slowly, load_scores, temper
 from unspool.kernels.gpu.sampling.tail_cuts import cut_candidates
@@ -200,7 +201,7 @@ def draw_tail(scores: torch.Tensor, uniforms: torch.Tensor, settings: TailSettin
 
     -1 if there is none: no score is finite, or one of them is NaN.
     """
-    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    scores = lay_in_rows(scores)
     uniforms = uniforms.contiguous()
     rows, vocab = scores.shape
     group = choose_group(vocab, settings.largest_k)
@@ -246,11 +247,11 @@ def draw_tail(scores: torch.Tensor, uniforms: torch.Tensor, settings: TailSettin
         vocab,
         num_groups,
         scores.stride(0),
-        _find_stride(settings.temperature),
-        _find_stride(settings.top_k),
-        _find_stride(settings.top_p),
-        _find_stride(settings.min_p),
-        *map(_find_stride, after),
+        find_step(settings.temperature),
+        find_step(settings.top_k),
+        find_step(settings.top_p),
+        find_step(settings.min_p),
+        *map(find_step, after),
         settings.fewest,
         IS_TEMPERED=settings.temperature is not None,
         HAS_TOP_P=settings.top_p is not None,
@@ -284,7 +285,3 @@ def choose_group(vocab: int, k: int) -> int:
 def count_chosen(k: int) -> int:
     """The most groups that pass the bound, except for ties: a tighter bound would cost more."""
     return k + k // 8 + 8
-
-
-def _find_stride(values: torch.Tensor | None) -> int:
-    return 0 if values is None or values.shape[0] == 1 else 1
