@@ -20,10 +20,10 @@ _MOST_SPLITS: Final = 8
 _LARGE_BYTES: Final = 200_000  # shared memory of a program, as data centres' GPUs have it
 _USUAL_PROCESSORS: Final = 132
 
-_Tile = tuple[int, int, int, int]  # outputs, columns (or words), warps, stages
-_LARGE: Final[_Tile] = (128, 32, 8, 3)
-_USUAL: Final[_Tile] = (64, 32, 4, 3)
-_SMALL: Final[_Tile] = (64, 32, 4, 2)  # where shared memory is short
+_Tile = tuple[int, int, int, int]  # outputs, columns, warps, stages
+_LARGE: Final[_Tile] = (128, 128, 8, 4)
+_USUAL: Final[_Tile] = (64, 128, 4, 4)
+_SMALL: Final[_Tile] = (64, 128, 4, 2)  # where shared memory is short
 
 
 def choose_rows_tiling(
@@ -41,27 +41,21 @@ def choose_rows_tiling(
     """
     if kind is None:
         return _choose_plain(outputs, inputs, num_rows)
-    rows = min(_MANY, max(8, 1 << (num_rows - 1).bit_length()))
+    rows = min(_MANY, max(_SOME, 1 << (num_rows - 1).bit_length()))
     outputs //= 2 if is_gated else 1
-    steps_of = inputs // (8 if kind == "int4" else 4)  # words of a row
 
     def fit(tile: _Tile, rows: int = rows) -> RowsTiling:
         programs = -(-outputs // tile[0]) * -(-num_rows // rows)
-        wanted = min(_MOST_SPLITS, steps_of // tile[1], 4 * _count_processors() // programs) if is_split else 1
+        wanted = min(_MOST_SPLITS, inputs // tile[1], 4 * _count_processors() // programs) if is_split else 1
         splits = 1 << (max(1, wanted).bit_length() - 1)  # a power of two: few variants of the kernel that adds them up
-        return RowsTiling(rows, tile[0], tile[1], splits, tile[2], tile[3])
+        words = tile[1] * (4 if kind == "int4" else 8) // 32
+        return RowsTiling(rows, tile[0], words, splits, tile[2], tile[3])
 
-    if rows <= _FEW or (rows <= _SOME and kind == "int8"):
-        return fit((64, 64, 4, 3))
     if rows <= _SOME:
-        return fit((64, 32, 4, 4))
+        return fit((64, 256, 4, 3))
     if not _has_large_memory():
         return fit(_SMALL)
     large = fit(_LARGE)
-    if kind == "int8":
-        if num_rows > _MANY:
-            return fit(_LARGE, 2 * _MANY)
-        return large if outputs >= _WIDE else fit(_USUAL)
     programs = -(-outputs // large.outputs) * -(-num_rows // rows) * large.splits
     return large if programs >= 3 * _count_processors() // 4 else fit(_USUAL)
 
