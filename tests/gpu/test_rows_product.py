@@ -27,14 +27,17 @@ pytestmark = [
 ]
 # Triton's interpreter knows no bfloat16 in every operation; a GPU does.
 DTYPES = [torch.float16] + ([torch.bfloat16] if torch.cuda.is_available() else [])
-KINDS = ["plain", "int4", "int8"]
+KINDS = ["plain", "int4", "int8", "fp8"]
 
 
 def make_matrix(kind: str, outputs: int, inputs: int, dtype: torch.dtype) -> tuple[Any, torch.Tensor]:
     """A matrix as kernels take it, and its numbers."""
-    from unspool.kernels.gpu.products.words import lay_out_words
+    from unspool.kernels.gpu.products.words import lay_out_words, round_floats
 
     numbers = torch.randn(outputs, inputs) + 0.1
+    if kind == "fp8":
+        words = round_floats(numbers.to(DEVICE))
+        return words, words.dequantise(torch.float64)
     if kind == "plain":
         weight = numbers.to(DEVICE, dtype)
         return weight, weight.double()
@@ -175,13 +178,11 @@ def test_arranged_rows(bits: int, blocks: int) -> None:
     assert torch.equal(arranged, arrange_plainly(plain, bits))
 
 
-@pytest.mark.parametrize("kind", ["int4", "int8"])
+@pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])
 @pytest.mark.parametrize("rows", [2, 40])
 @pytest.mark.parametrize("manner", ["norm", "gated", "adds"])
 @pytest.mark.parametrize(("outputs", "blocks"), [(96, 9), (128, 8)], ids=["odd", "whole groups"])
-def test_quantised_products_as_a_step_takes_them(
-    kind: str, rows: int, manner: str, outputs: int, blocks: int
-) -> None:
+def test_quantised_products_as_a_step_takes_them(kind: str, rows: int, manner: str, outputs: int, blocks: int) -> None:
     """Through `multiply` rows are given and written as they are, unless arranged ones are asked for."""
     from unspool.kernels.gpu.products.activations import CODES
     from unspool.kernels.gpu.products.arranging import arrange_plainly

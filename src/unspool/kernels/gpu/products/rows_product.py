@@ -21,7 +21,7 @@ from unspool.kernels.gpu.launching import LINE_BYTES, ask_for, launch, launch_op
 from unspool.kernels.gpu.products.activations import NONE, activate
 from unspool.kernels.gpu.products.arranging import GROUP, find_run
 from unspool.kernels.gpu.products.unpacking import read_factors, unpack
-from unspool.kernels.gpu.products.word_parts import arrange_groups, find_place
+from unspool.kernels.gpu.products.word_parts import arrange_groups, find_place, half_of
 from unspool.kernels.gpu.products.words import Words
 
 
@@ -50,9 +50,9 @@ def _load(at, is_there, IS_EVEN: tl.constexpr):
 @triton.jit(do_not_specialize=["R", "per_split"])
 def _multiply_rows(
     W, FACTORS, X, BIAS, OUT, R, N, K, KW, KB, per_split,
-    BITS: tl.constexpr, RUN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, ACT: tl.constexpr,
-    IS_GATED: tl.constexpr, ADDS: tl.constexpr, HAS_BIAS: tl.constexpr, IS_PART: tl.constexpr, IS_EVEN: tl.constexpr,
-    ORDER: tl.constexpr, IS_WHOLE: tl.constexpr, LINES: tl.constexpr, LINE_BYTES: tl.constexpr,
+    BITS: tl.constexpr, RUN: tl.constexpr, IS_FLOAT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
+    ACT: tl.constexpr, IS_GATED: tl.constexpr, ADDS: tl.constexpr, HAS_BIAS: tl.constexpr, IS_PART: tl.constexpr,
+    IS_EVEN: tl.constexpr, ORDER: tl.constexpr, IS_WHOLE: tl.constexpr, LINES: tl.constexpr, LINE_BYTES: tl.constexpr,
     HAS_ASM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Outputs (rows, N), or a part's share of them: (parts, rows, N)."""
@@ -94,13 +94,17 @@ def _multiply_rows(
         if IS_GATED:
             values = _load(at + beside + start, is_word, IS_EVEN)
         if IS_PACKED:
-            f = _load(factors_at + start // BITS, is_block, IS_EVEN)
-            factors = read_factors(f, BN, BW, BITS, IS_HALF, HAS_ASM)
-            numbers = unpack(numbers, factors, BN, BW, BITS, RUN, IS_HALF, HAS_ASM)
+            factors = (numbers, numbers)
+            if not IS_FLOAT:
+                f = _load(factors_at + start // BITS, is_block, IS_EVEN)
+                factors = read_factors(f, BN, BW, BITS, IS_HALF, HAS_ASM)
+            numbers = unpack(numbers, factors, BN, BW, BITS, RUN, IS_FLOAT, IS_HALF, HAS_ASM)
             if IS_GATED:
-                g = _load(factors_at + factors_beside + start // BITS, is_block, IS_EVEN)
-                factors = read_factors(g, BN, BW, BITS, IS_HALF, HAS_ASM)
-                values = unpack(values, factors, BN, BW, BITS, RUN, IS_HALF, HAS_ASM)
+                factors = (values, values)
+                if not IS_FLOAT:
+                    g = _load(factors_at + factors_beside + start // BITS, is_block, IS_EVEN)
+                    factors = read_factors(g, BN, BW, BITS, IS_HALF, HAS_ASM)
+                values = unpack(values, factors, BN, BW, BITS, RUN, IS_FLOAT, IS_HALF, HAS_ASM)
         x = tl.trans(_load(x_at + start * NUMBERS, is_number, IS_EVEN))
         total = tl.dot(numbers.to(X.dtype.element_ty), x, total)
         if IS_GATED:
@@ -110,6 +114,10 @@ def _multiply_rows(
     if ORDER > 0 and not IS_WHOLE:
         place = find_place(rn, N, ORDER)
     into = OUT + rm.to(tl.int64)[None, :] * N + place[:, None]
+    if IS_FLOAT:
+        total *= half_of(tl.load(FACTORS + rn, mask=rn < N, other=0), False)[:, None]
+        if IS_GATED:
+            other *= half_of(tl.load(FACTORS + N + rn, mask=rn < N, other=0), False)[:, None]
     y = total
     if IS_PART:
         into += split.to(tl.int64) * R * N
@@ -168,6 +176,7 @@ def multiply_rows(
         per_split,
         BITS=bits,
         RUN=run,
+        IS_FLOAT=isinstance(weight, Words) and weight.kind == "fp8",
         BM=tiling.rows,
         BN=tiling.outputs,
         BW=columns,

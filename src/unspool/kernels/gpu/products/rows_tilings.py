@@ -7,8 +7,8 @@ from typing import Final
 
 import torch
 
-from unspool.kernels.cpu.blocks import Kind
 from unspool.kernels.gpu.products.rows_product import RowsTiling
+from unspool.kernels.gpu.products.words import WordKind
 
 MOST_ROWS: Final = 256  # more rows than this multiply an unpacked copy of the matrix
 _MOST_PLAIN: Final = 64  # rows of a product of plain numbers
@@ -30,7 +30,7 @@ def choose_rows_tiling(
     outputs: int,
     inputs: int,
     num_rows: int,
-    kind: Kind | None,
+    kind: WordKind | None,
     *,
     is_gated: bool = False,
     is_split: bool = False,

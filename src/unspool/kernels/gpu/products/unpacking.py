@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.products.word_parts import half_of
+from unspool.kernels.gpu.products.word_parts import half_of, read_float
 
 
 @triton.jit
@@ -97,6 +97,63 @@ def _scale_bytes(words, scale, rest, IS_HALF: tl.constexpr):
 
 
 @triton.jit
+def _widen_floats(words, PLACE: tl.constexpr, IS_HALF: tl.constexpr):
+    """The bytes at PLACE and two further, floats of 8 bits, as halves: bits in their places, times a power of two."""
+    if IS_HALF:
+        if PLACE == 0:
+            found = tl.inline_asm_elementwise(
+                """{
+                .reg .b32 t, u, up;
+                mov.b32 up, 0x5C005C00;
+                shl.b32 t, $1, 7;
+                shl.b32 u, $1, 8;
+                and.b32 u, u, 0x80008000;
+                lop3.b32 t, t, 0x3F803F80, u, 0xEA;
+                mul.rn.f16x2 $0, t, up;
+                }""",
+                "=r,r", [words], dtype=tl.int32, is_pure=True, pack=1,
+            )  # fmt: skip
+        else:
+            found = tl.inline_asm_elementwise(
+                """{
+                .reg .b32 t, u, up;
+                mov.b32 up, 0x5C005C00;
+                shr.u32 t, $1, 1;
+                and.b32 u, $1, 0x80008000;
+                lop3.b32 t, t, 0x3F803F80, u, 0xEA;
+                mul.rn.f16x2 $0, t, up;
+                }""",
+                "=r,r", [words], dtype=tl.int32, is_pure=True, pack=1,
+            )  # fmt: skip
+    elif PLACE == 0:
+        found = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 t, u, up;
+            mov.b32 up, 0x7B807B80;
+            shl.b32 t, $1, 4;
+            shl.b32 u, $1, 8;
+            and.b32 u, u, 0x80008000;
+            lop3.b32 t, t, 0x07F007F0, u, 0xEA;
+            mul.rn.bf16x2 $0, t, up;
+            }""",
+            "=r,r", [words], dtype=tl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        found = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 t, u, up;
+            mov.b32 up, 0x7B807B80;
+            shr.u32 t, $1, 4;
+            and.b32 u, $1, 0x80008000;
+            lop3.b32 t, t, 0x07F007F0, u, 0xEA;
+            mul.rn.bf16x2 $0, t, up;
+            }""",
+            "=r,r", [words], dtype=tl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
+    return found
+
+
+@triton.jit
 def _spread(x, BN: tl.constexpr, BLOCKS: tl.constexpr, WORDS: tl.constexpr):
     """What blocks have (BN, BLOCKS), for each of their words: (BN, BLOCKS * WORDS)."""
     return tl.reshape(tl.broadcast_to(x[:, :, None], (BN, BLOCKS, WORDS)), (BN, BLOCKS * WORDS))
@@ -135,17 +192,19 @@ def _deal(places, BN: tl.constexpr, BW: tl.constexpr, BITS: tl.constexpr, RUN: t
 @triton.jit
 def unpack(
     words, factors,
-    BN: tl.constexpr, BW: tl.constexpr, BITS: tl.constexpr, RUN: tl.constexpr,
+    BN: tl.constexpr, BW: tl.constexpr, BITS: tl.constexpr, RUN: tl.constexpr, IS_FLOAT: tl.constexpr,
     IS_HALF: tl.constexpr, HAS_ASM: tl.constexpr,
 ):  # fmt: skip
-    """The numbers of words (BN, BW) in the order of `arranging`: (BN, BW * 32 // BITS).
+    """The numbers of words (BN, BW) in the order of `arranging`: (BN, BW * 32 // BITS); floats without their scale.
 
     A place of a word is two of its numbers, half a word apart: they are neighbours then.
     """
     if HAS_ASM:
         places = ()
         for place in tl.static_range(16 // BITS):
-            if BITS == 4:
+            if IS_FLOAT:
+                pairs = _widen_floats(words, place, IS_HALF)
+            elif BITS == 4:
                 pairs = _scale_nibbles(words >> (4 * place), factors[0], factors[1], IS_HALF)
             else:
                 pairs = _scale_bytes(words >> (8 * place), factors[0], factors[1], IS_HALF)
@@ -160,7 +219,9 @@ def unpack(
         lows, highs = (), ()
         for place in tl.static_range(16 // BITS):
             a, b = words >> (BITS * place), words >> (BITS * place + 16)
-            if BITS == 4:
+            if IS_FLOAT:
+                lows, highs = lows + (read_float(words, place),), highs + (read_float(words, place + 2),)
+            elif BITS == 4:
                 lows = lows + (((a & 15).to(tl.float32) - 8.0) * factors[0] + factors[1],)
                 highs = highs + (((b & 15).to(tl.float32) - 8.0) * factors[0] + factors[1],)
             else:

@@ -39,6 +39,16 @@ def choose_byte(words, BYTE: tl.constexpr, HAS_ASM: tl.constexpr):
 
 
 @triton.jit
+def read_float(words, BYTE: tl.constexpr):
+    """One byte of every word, a float of 8 bits, as float32: its bits in the places of float32's, times 2 ** 120."""
+    if BYTE < 3:
+        number = ((words << (20 - 8 * BYTE)) & 0x07F00000) | ((words << (24 - 8 * BYTE)) & -0x80000000)
+    else:
+        number = ((words >> 4) & 0x07F00000) | (words & -0x80000000)
+    return number.to(tl.float32, bitcast=True) * 1.329227995784916e36
+
+
+@triton.jit
 def find_place(column, K, BITS: tl.constexpr):
     """Where an arranged row of K numbers (`arranging`) has a column; with 0 bits rows are as they are."""
     place = column
