@@ -65,7 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="8B")
     parser.add_argument("--runs", nargs="+", default=["1x8192", "64x1024"], help="batch x context")
-    parser.add_argument("--quantize", choices=["int8", "int4"], help="weights of so many bits")
+    parser.add_argument("--quantize", choices=["int8", "int4", "fp8"], help="weights of so many bits")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
