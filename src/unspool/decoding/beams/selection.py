@@ -120,9 +120,15 @@ def read_best(
     if _fits_kernels(scores, num_beams, num_candidates):
         from unspool.kernels.gpu.sampling.beams import choose_beams  # Triton is imported where a GPU is used
 
-        counts = {"num_beams": num_beams, "num_candidates": num_candidates}
-        no_ends = torch.empty(0, dtype=torch.int64, device=scores.device)
-        packed, *_ = choose_beams(scores, running, no_ends, **counts, never=NEVER, is_normalised=True)
+        packed, *_ = choose_beams(
+            scores,
+            running,
+            torch.empty(0, dtype=torch.int64, device=scores.device),
+            num_beams=num_beams,
+            num_candidates=num_candidates,
+            never=NEVER,
+            is_normalised=True,
+        )
         tokens, beams, bits = fetch(packed).read().unbind(1)
         return bits.contiguous().view(torch.float32), tokens.long(), beams.long()
     flat = (scores + running[:, None]).view(-1, num_beams * vocab)
