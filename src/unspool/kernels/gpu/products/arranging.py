@@ -16,7 +16,7 @@ import triton.language as tl
 
 from unspool.kernels.cpu.blocks import BLOCK
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
-from unspool.kernels.gpu.products.word_parts import find_place
+from unspool.kernels.gpu.products.word_parts import arrange_row
 
 _AT_ONCE: Final = 1024
 _THREADS: Final = 4  # that share a row of the matrix
@@ -29,12 +29,13 @@ def find_run(columns: int, bits: int) -> int:
 
 
 @triton.jit
-def _arrange(X, OUT, K, BITS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _arrange(X, OUT, K, BITS: tl.constexpr, IS_WHOLE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * K
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     let_next_start(PDL)
     wait_for_input(PDL)
-    tl.store(OUT + row + find_place(at, K, BITS), tl.load(X + row + at, mask=at < K, other=0.0), mask=at < K)
+    x, place = arrange_row(tl.load(X + row + at, mask=at < K, other=0.0), at, K, BLOCK, BITS, IS_WHOLE)
+    tl.store(OUT + row + place, x, mask=at < K)
 
 
 def arrange(x: torch.Tensor, bits: int) -> torch.Tensor:
@@ -42,7 +43,8 @@ def arrange(x: torch.Tensor, bits: int) -> torch.Tensor:
     rows, columns = x.shape
     out = torch.empty_like(x)
     grid = (rows, triton.cdiv(columns, _AT_ONCE))
-    launch(_arrange, grid, x, out, columns, BITS=bits, BLOCK=_AT_ONCE, **launch_options())
+    is_whole = columns % GROUP == 0
+    launch(_arrange, grid, x, out, columns, BITS=bits, IS_WHOLE=is_whole, BLOCK=_AT_ONCE, **launch_options())
     return out
 
 
