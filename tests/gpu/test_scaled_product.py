@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from tests.gpu.test_kernels import DEVICE
 
-from unspool.kernels.gpu.products.words import round_floats
+from unspool.kernels.gpu.products.words import round_floats, round_rows_plainly
 
 FLOATS_FROM = (8, 9)
 pytestmark = [
@@ -23,7 +23,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("inputs", [64, 32 * 67, 14336])
 def test_rows_are_rounded_as_torch_rounds_them(inputs: int) -> None:
-    from unspool.kernels.gpu.products.scaled_product import round_rows, round_rows_plainly
+    from unspool.kernels.gpu.products.scaled_product import round_rows
 
     x = torch.randn(300, inputs, device=DEVICE).bfloat16()
     x[7] = 0.0
@@ -39,7 +39,7 @@ def test_products_of_many_rows(manner: str) -> None:
     """As the rounded rows say; and not far from what exact rows would say."""
     from unspool.kernels.gpu.products.activations import CODES
     from unspool.kernels.gpu.products.product import multiply
-    from unspool.kernels.gpu.products.scaled_product import can_scale, round_rows_plainly
+    from unspool.kernels.gpu.products.scaled_product import can_scale
 
     rows, outputs, inputs = 300, 96, 32 * 66
     weight = round_floats(torch.randn(outputs * (2 if manner == "gated" else 1), inputs, device=DEVICE))

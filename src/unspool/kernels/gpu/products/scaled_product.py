@@ -1,7 +1,7 @@
 """Products of many rows with floats of 8 bits: both sides in 8 bits, on the tensor cores that multiply these.
 
-The reference is `round_rows_plainly` and `Words.dequantise` with `F.linear`. A row of the input is rounded to floats of
-8 bits by a scale of its own, as a prompt's products are made elsewhere; steps of up to 256 rows round no input.
+The reference is `words.round_rows_plainly` and `Words.dequantise` with `F.linear`. A row of the input is rounded to
+floats of 8 bits by a scale of its own; products of up to 256 rows (`rows_product`) round no input.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import triton
 import triton.language as tl
 
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
-from unspool.kernels.gpu.products.words import LARGEST_FLOAT, Words, deal_floats
+from unspool.kernels.gpu.products.words import LARGEST_FLOAT, SMALLEST_SCALE, Words
 
 _FLOATS_FROM: Final = (8, 9)  # the first compute capability whose tensor cores multiply floats of 8 bits
 _UNIT: Final = 16  # outputs are a multiple of this
-_SMALLEST: Final = 1e-12  # of a scale
 
 
 @triton.jit
@@ -51,20 +50,12 @@ def round_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scales,
         columns,
         LARGEST=LARGEST_FLOAT,
-        SMALLEST=_SMALLEST,
+        SMALLEST=SMALLEST_SCALE,
         BLOCK=block,
         num_warps=8 if block >= 2048 else 4,
         **launch_options(),
     )
     return out, scales
-
-
-def round_rows_plainly(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The reference of `round_rows`."""
-    numbers = x.float()
-    scales = (numbers.abs().amax(1, keepdim=True) / LARGEST_FLOAT).clamp(min=_SMALLEST)
-    numbers = (numbers / scales).clamp(-LARGEST_FLOAT, LARGEST_FLOAT)
-    return deal_floats(numbers).to(torch.float8_e4m3fn), scales
 
 
 def can_scale(weight: Words, x: torch.Tensor) -> bool:

@@ -19,6 +19,7 @@ from unspool.kernels.cpu.blocks import BLOCK, Blocks, Kind
 SWITCH: Final = "UNSPOOL_GPU_ROUNDING"  # "on" or "off"
 WordKind = Kind | Literal["fp8"]
 LARGEST_FLOAT: Final = 448.0  # of e4m3
+SMALLEST_SCALE: Final = 1e-12  # of a row of an input
 _SMALLEST: Final = 2.0**-24  # the smallest positive float16
 
 
@@ -113,3 +114,11 @@ def deal_floats(numbers: torch.Tensor) -> torch.Tensor:
     """Numbers (rows, columns) in the order of the bytes of words."""
     rows, columns = numbers.shape
     return numbers.view(rows, columns // BLOCK, 4, BLOCK // 4).transpose(2, 3).reshape(rows, columns)
+
+
+def round_rows_plainly(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows (rows, columns) as floats of 8 bits, dealt, and their scales (rows, 1): what `scaled_product` multiplies."""
+    numbers = x.float()
+    scales = (numbers.abs().amax(1, keepdim=True) / LARGEST_FLOAT).clamp(min=SMALLEST_SCALE)
+    numbers = (numbers / scales).clamp(-LARGEST_FLOAT, LARGEST_FLOAT)
+    return deal_floats(numbers).to(torch.float8_e4m3fn), scales
