@@ -30,8 +30,9 @@ def _round_rows(
     # Read in the order of the words' bytes, so that they are written side by side.
     column = at // 32 * 32 + at % 4 * 8 + at % 32 // 4
     x = tl.load(X + row * K + column, mask=at < K, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(x), 0, propagate_nan=tl.PropagateNan.ALL) / LARGEST, SMALLEST)
+    scale = tl.maximum(tl.max(tl.abs(x), 0) / LARGEST, SMALLEST)
     y = tl.minimum(tl.maximum(x / scale, -LARGEST), LARGEST)
+    y = tl.where(x == x, y, x)  # what is no number stays none
     tl.store(OUT + row * K + at, y.to(tl.float8e4nv), mask=at < K)
     tl.store(SCALES + row, scale)
 
