@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-
-_LONG: Final = 8192  # tokens: prompts from here on are worth a plan of cuDNN's
-_STEP: Final = 2048  # tokens: a plan serves as many lengths
 
 
 def attend(
@@ -75,17 +72,9 @@ def _attend_beside_sinks(
 def _attend_fused(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, **settings: Any
 ) -> torch.Tensor:
-    """torch's own attention, on a GPU without cuDNN's, which spends 60 ms on a new plan for every new length.
-
-    For long prompts it is worth that: it takes less than half of the time there.
-    """
+    """torch's own attention, on a GPU without cuDNN's, which spends 60 ms on a new plan for every new length."""
     if not queries.is_cuda or torch.compiler.is_compiling() or not _has_cudnn():
         return F.scaled_dot_product_attention(queries, keys, values, mask, **settings)
-    num_new = queries.shape[2]
-    if mask is None and settings.get("is_causal") and num_new >= _LONG and queries.dtype != torch.float32:
-        # Lengths are rounded up, so that plans are few: no token sees the padding, which comes after all of them.
-        padded = (F.pad(part, (0, 0, 0, -num_new % _STEP)) for part in (queries, keys, values))
-        return F.scaled_dot_product_attention(*padded, None, **settings)[:, :, :num_new]
     torch.backends.cuda.enable_cudnn_sdp(False)
     try:
         return F.scaled_dot_product_attention(queries, keys, values, mask, **settings)

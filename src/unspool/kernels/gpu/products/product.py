@@ -181,13 +181,14 @@ def _multiply_many(
     elif isinstance(weight, Words) and not can_scale(weight, x):
         _multiply_unpacked(weight, x, out, bias=bias, activation=activation, is_gated=is_gated, adds=adds)
     elif isinstance(weight, Words):
-        product = multiply_scaled(weight, x)
+        is_made = activation == NONE and not adds and out.dtype == x.dtype
+        product = multiply_scaled(weight, x, out if is_made else None)
         product = product if bias is None else product.add_(bias)
         if activation != NONE:
             gate(product, activation, out)
         elif adds:
             out.add_(product)
-        else:
+        elif not is_made:
             out.copy_(product)
     elif activation != NONE:
         gate(F.linear(x, weight, bias), activation, out)

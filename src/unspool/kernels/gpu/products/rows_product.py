@@ -12,6 +12,7 @@ matrix: Triton waits for all but the last of several, and unpacks nothing meanwh
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -20,7 +21,7 @@ import triton.language as tl
 from unspool.kernels.gpu.launching import LINE_BYTES, ask_for, launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.products.activations import NONE, activate
 from unspool.kernels.gpu.products.arranging import GROUP, find_run
-from unspool.kernels.gpu.products.unpacking import read_factors, unpack
+from unspool.kernels.gpu.products.unpacking import part_tile, read_factors, unpack
 from unspool.kernels.gpu.products.word_parts import arrange_groups, find_place, half_of
 from unspool.kernels.gpu.products.words import Words
 
@@ -36,6 +37,7 @@ class RowsTiling:
     warps: int
     stages: int
     ahead: int = 4  # cache lines of every row of the matrix that are prefetched before the input is there
+    is_early: bool = False  # plain numbers on Hopper: whole tiles are copied before the input is there
 
 
 @triton.jit
@@ -79,7 +81,9 @@ def _multiply_rows(
     wait_for_input(PDL)
     at += word[None, :]
     factors_at, factors_beside = FACTORS + output * KB + block[None, :], N.to(tl.int64) * KB
-    WIDTH: tl.constexpr = BW * NUMBERS  # columns of one product
+    # Unpacked, more than 256 columns would not fit into registers: then four products share a tile of words.
+    PARTS: tl.constexpr = 4 if IS_PACKED and BW * NUMBERS > 256 else 1
+    WIDTH: tl.constexpr = BW * NUMBERS // PARTS  # columns of one product
     number = tl.arange(0, WIDTH)
     x_at = X + row * K + number[None, :]
     total = tl.zeros((BN, BM), tl.float32)
@@ -88,27 +92,35 @@ def _multiply_rows(
     for start in tl.range(first, last, BW):
         is_word = ((start + word) < last)[None, :]
         is_block = (start // BITS + block < KB)[None, :]
-        is_number = (start * NUMBERS + number < last * NUMBERS)[None, :]
-        numbers = _load(at + start, is_word, IS_EVEN)
-        values = numbers
+        w = (_load(at + start, is_word, IS_EVEN),)
+        v, f, g = w, (w, w), (w, w)
         if IS_GATED:
-            values = _load(at + beside + start, is_word, IS_EVEN)
-        if IS_PACKED:
-            factors = (numbers, numbers)
-            if not IS_FLOAT:
-                f = _load(factors_at + start // BITS, is_block, IS_EVEN)
-                factors = read_factors(f, BN, BW, BITS, IS_HALF, HAS_ASM)
-            numbers = unpack(numbers, factors, BN, BW, BITS, RUN, IS_FLOAT, IS_HALF, HAS_ASM)
+            v = (_load(at + beside + start, is_word, IS_EVEN),)
+        if IS_PACKED and not IS_FLOAT:
+            f = read_factors(_load(factors_at + start // BITS, is_block, IS_EVEN), BN, BW, BITS, IS_HALF, HAS_ASM)
+            f = ((f[0],), (f[1],))
             if IS_GATED:
-                factors = (values, values)
-                if not IS_FLOAT:
-                    g = _load(factors_at + factors_beside + start // BITS, is_block, IS_EVEN)
-                    factors = read_factors(g, BN, BW, BITS, IS_HALF, HAS_ASM)
-                values = unpack(values, factors, BN, BW, BITS, RUN, IS_FLOAT, IS_HALF, HAS_ASM)
-        x = tl.trans(_load(x_at + start * NUMBERS, is_number, IS_EVEN))
-        total = tl.dot(numbers.to(X.dtype.element_ty), x, total)
-        if IS_GATED:
-            other = tl.dot(values.to(X.dtype.element_ty), x, other)
+                at_value = factors_at + factors_beside + start // BITS
+                g = read_factors(_load(at_value, is_block, IS_EVEN), BN, BW, BITS, IS_HALF, HAS_ASM)
+                g = ((g[0],), (g[1],))
+        if PARTS > 1:
+            w, v = part_tile(w[0], BN, BW // PARTS), part_tile(v[0], BN, BW // PARTS)
+            f = (part_tile(f[0][0], BN, BW // PARTS), part_tile(f[1][0], BN, BW // PARTS))
+            if IS_GATED:
+                g = (part_tile(g[0][0], BN, BW // PARTS), part_tile(g[1][0], BN, BW // PARTS))
+        for part in tl.static_range(PARTS):
+            numbers, values = w[part], v[part]
+            if IS_PACKED:
+                pair = (f[0][part], f[1][part])
+                numbers = unpack(numbers, pair, BN, BW // PARTS, BITS, RUN, IS_FLOAT, IS_HALF, HAS_ASM)
+                if IS_GATED:
+                    pair = (g[0][part], g[1][part])
+                    values = unpack(values, pair, BN, BW // PARTS, BITS, RUN, IS_FLOAT, IS_HALF, HAS_ASM)
+            column = start * NUMBERS + part * WIDTH
+            x = tl.trans(_load(x_at + column, (column + number < last * NUMBERS)[None, :], IS_EVEN))
+            total = tl.dot(numbers.to(X.dtype.element_ty), x, total)
+            if IS_GATED:
+                other = tl.dot(values.to(X.dtype.element_ty), x, other)
     is_there = (rn < N)[:, None] & (rm < R)[None, :]
     place = rn
     if ORDER > 0 and not IS_WHOLE:
@@ -153,6 +165,14 @@ def multiply_rows(
 
     With splits `out` gets the parts of weight @ x, for `add_parts`. With an `order` of 4 or 8 bits `out` is arranged.
     """
+    if tiling.is_early:
+        from unspool.kernels.gpu.products.early_product import multiply_early  # Gluon is not part of every Triton
+
+        assert not isinstance(weight, Words) and order == 0
+        tile = (tiling.rows, tiling.outputs, tiling.columns, tiling.warps, tiling.stages)
+        around: dict[str, Any] = {"bias": bias, "activation": activation, "is_gated": is_gated, "adds": adds}
+        multiply_early(weight, x, out, tile, tiling.splits, **around)
+        return
     matrix, factors = (weight.words, weight.factors) if isinstance(weight, Words) else (weight, weight)
     (_, inputs), outputs, width = weight.shape, out.shape[-1], matrix.shape[1]
     bits = weight.bits if isinstance(weight, Words) else 16

@@ -27,13 +27,12 @@ def _round_rows(
     at = tl.arange(0, BLOCK)
     let_next_start(PDL)
     wait_for_input(PDL)
-    # Read in the order of the words' bytes, so that they are written side by side.
-    column = at // 32 * 32 + at % 4 * 8 + at % 32 // 4
-    x = tl.load(X + row * K + column, mask=at < K, other=0.0).to(tl.float32)
+    x = tl.load(X + row * K + at, mask=at < K, other=0.0).to(tl.float32)
     scale = tl.maximum(tl.max(tl.abs(x), 0) / LARGEST, SMALLEST)
     y = tl.minimum(tl.maximum(x / scale, -LARGEST), LARGEST)
-    y = tl.where(x == x, y, x)  # what is no number stays none
-    tl.store(OUT + row * K + at, y.to(tl.float8e4nv), mask=at < K)
+    y = tl.where(x == x, y, x).to(tl.float8e4nv)  # what is no number stays none
+    dealt = tl.reshape(tl.permute(tl.reshape(y, (BLOCK // 32, 4, 8)), (0, 2, 1)), (BLOCK,))
+    tl.store(OUT + row * K + at, dealt, mask=at < K)
     tl.store(SCALES + row, scale)
 
 
@@ -71,12 +70,13 @@ def can_scale(weight: Words, x: torch.Tensor) -> bool:
     )
 
 
-def multiply_scaled(weight: Words, x: torch.Tensor) -> torch.Tensor:
-    """weight @ x of rows that are rounded to floats of 8 bits: (rows, outputs)."""
+def multiply_scaled(weight: Words, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """weight @ x of rows that are rounded to floats of 8 bits: (rows, outputs), in `out` if it is given."""
     rounded, scales = round_rows(x)
     numbers = weight.words.view(torch.float8_e4m3fn)  # (outputs, inputs), in the order of bytes
     theirs = weight.factors.view(torch.float16).float().view(1, -1)
-    product: torch.Tensor = torch._scaled_mm(
-        rounded, numbers.t(), scale_a=scales, scale_b=theirs, out_dtype=x.dtype, use_fast_accum=True
+    out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
+    torch._scaled_mm(
+        rounded, numbers.t(), scale_a=scales, scale_b=theirs, out_dtype=x.dtype, use_fast_accum=True, out=out
     )
-    return product
+    return out

@@ -229,3 +229,13 @@ def unpack(
                 highs = highs + (((b & 255).to(tl.float32) - 128.0) * factors[0],)
         low, high = _deal(lows, BN, BW, BITS, RUN), _deal(highs, BN, BW, BITS, RUN)
     return tl.reshape(tl.join(low, high), (BN, BW * (32 // BITS)))
+
+
+@triton.jit
+def part_tile(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Four quarters of a tile's columns (ROWS, 4 * COLUMNS), one after the other."""
+    dealt = tl.permute(tl.reshape(x, (ROWS, 2, 2, COLUMNS)), (0, 3, 1, 2))
+    even, odd = tl.split(dealt)
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
