@@ -43,13 +43,21 @@ static void let_go(void) {
 }
 
 static int is_super(int32_t kind) { return kind == US_K4 || kind == US_K5 || kind == US_K6; }
-static int32_t count_columns(int32_t kind) { return kind == US_F32 ? 1 : is_super(kind) ? US_SUPER : US_BLOCK; }
+static int is_plain(int32_t kind) { return kind == US_F32 || kind == US_BF16; }
+static int32_t count_columns(int32_t kind) { return is_plain(kind) ? 1 : is_super(kind) ? US_SUPER : US_BLOCK; }
 
 static us_matrix random_matrix(int32_t kind, int32_t rows, int32_t columns, int has_bias) {
     us_matrix m = {.kind = kind, .rows = rows, .columns = columns};
     const float scale = 1.0f / sqrtf((float)columns);
     if (kind == US_F32) m.data = keep(floats((size_t)rows * columns, scale));
-    else {
+    else if (kind == US_BF16) {
+        uint16_t *p = keep(get(sizeof(uint16_t) * (size_t)rows * columns));
+        for (size_t i = 0; i < (size_t)rows * columns; i++) {
+            const float number = normal() * scale;
+            memcpy(p + i, (const char *)&number + 2, 2);
+        }
+        m.data = p;
+    } else {
         static const size_t sizes[] = {0, 272, 160, 8 * 144, 8 * 176, 8 * 210, 192};
         const size_t bytes = sizes[kind], blocks = (size_t)((rows + US_TILE - 1) / US_TILE) * (columns / count_columns(kind));
         uint8_t *p = keep(get(blocks * bytes));
@@ -73,7 +81,7 @@ static us_matrix random_matrix(int32_t kind, int32_t rows, int32_t columns, int 
 
 /* Let the last rows of a quantised matrix be of another kind. */
 static us_matrix random_mixture(int32_t kind, int32_t rows, int32_t columns, int has_bias) {
-    if (kind == US_F32 || rows <= US_TILE || below(2)) return random_matrix(kind, rows, columns, has_bias);
+    if (is_plain(kind) || rows <= US_TILE || below(2)) return random_matrix(kind, rows, columns, has_bias);
     static const int32_t kinds[] = {US_Q8, US_Q4, US_Q5, US_K4, US_K5, US_K6};
     const int32_t own = US_TILE * (1 + below((rows - 1) / US_TILE));
     us_matrix m = random_matrix(kind, own, columns, 0), *rest = keep(get(sizeof *rest));
@@ -142,7 +150,7 @@ static void multiply(void *argument, const char *set, float *y) {
 
 static void check_product(void) {
     product p = {.num_rows = 1 + below(9), .threads = 1 + below(3)};
-    const int32_t kind = below(7), columns = kind == US_F32 ? 1 + below(200) : count_columns(kind) * (1 + below(is_super(kind) ? 2 : 6));
+    const int32_t kind = below(8), columns = is_plain(kind) ? 1 + below(200) : count_columns(kind) * (1 + below(is_super(kind) ? 2 : 6));
     p.matrix = random_mixture(kind, 1 + below(50), columns, below(2));
     p.x = keep(floats((size_t)p.num_rows * columns, 1.0f));
     for_each_set(multiply, &p, "a product", (size_t)p.num_rows * p.matrix.rows, 1e-5f);
@@ -392,11 +400,11 @@ static void check_run(void) {
     us_model *m = &w.model;
     us_job *job = &w.job;
     const int32_t group = 1 + below(9), widths[] = {8, 16, 64, 80};
-    const int32_t kind = below(7), norm = below(2), bias = below(2), width = is_super(kind) ? US_SUPER : 32;
+    const int32_t kind = below(8), norm = below(2), bias = below(2), width = is_super(kind) ? US_SUPER : 32;
     m->num_layers = 1 + below(2);
     m->num_kv_heads = 1 + below(3);
     m->num_heads = m->num_kv_heads * group;
-    m->head_dim = kind == US_F32 ? widths[below(4)] : 32 * (1 + below(2));
+    m->head_dim = is_plain(kind) ? widths[below(4)] : 32 * (1 + below(2));
     if (is_super(kind)) {
         m->num_kv_heads = 1 << below(3);
         m->num_heads = 8;
@@ -526,7 +534,7 @@ static void check_run(void) {
     job->likeliest = keep(get(sizeof(int64_t) * (size_t)job->num_wanted));
     job->states = below(2) ? keep(floats((size_t)count * m->hidden, 1.0f)) : NULL;
     /* Where a number lies between two of 8 bits, sets may round it to different sides. */
-    for_each_set(run, &w, "a run", (size_t)((1 + job->num_early) * job->num_wanted) * m->vocab, kind == US_F32 ? 1e-3f : 0.1f);
+    for_each_set(run, &w, "a run", (size_t)((1 + job->num_early) * job->num_wanted) * m->vocab, is_plain(kind) ? 1e-3f : 0.1f);
     check_layouts(&w, rows, room, position);
     check_steps(&w, rows, room);
     let_go();
