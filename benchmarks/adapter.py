@@ -175,11 +175,12 @@ def measure_attached(shape: str, arguments: argparse.Namespace) -> None:
     time_call(own, inputs, FIRST, {})  # what a process takes once, for torch and transformers
     before = count_bytes(device)
     compiled = watch_compilers() if arguments.watch and device.type == "cuda" else []
+    attach, stream = unspool.attach, unspool.stream  # imported when they are asked for
     started = time.perf_counter()
-    unspool.attach(model)
+    attach(model)
     marks = [("attached", time.perf_counter())]
     call = {"max_new_tokens": FIRST, "do_sample": False, "pad_token_id": 0}
-    for number, _ in enumerate(unspool.stream(model, **inputs, **call), 1):
+    for number, _ in enumerate(stream(model, **inputs, **call), 1):
         if number in (1, 2, FIRST):
             marks.append((f"token {number}", time.perf_counter()))
     grown = count_bytes(device) - before

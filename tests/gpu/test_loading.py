@@ -63,5 +63,5 @@ def test_numbers_that_are_none_are_refused_at_the_end(tensors: dict[str, torch.T
     files.finish()  # infinite numbers are numbers
     copy("whole")
     copy("three")
-    with pytest.raises(LoadError, match="'three' .* holds NaN"):
+    with pytest.raises(LoadError, match=r"'three' .* holds NaN"):
         files.finish()
