@@ -215,7 +215,7 @@ def describe_matrix(
     The last of the rows may be `rest`'s: of another quantised kind, and kept alive by the caller.
     """
     own = rows - (rest.rows if rest is not None else 0)
-    if own < 1 or columns < 1 or data.nbytes != _count_bytes(kind, own, columns):
+    if own < 1 or columns < 1 or data.nbytes != _count_bytes(kind, rows if kind in _PLAIN else own, columns):
         raise SettingError(f"{data.nbytes} bytes are no {kind} matrix of {own} rows and {columns} columns")
     if bias is not None and (bias.dtype != torch.float32 or bias.numel() != rows):
         raise SettingError(f"a bias of {bias.numel()} numbers does not fit {rows} rows")
