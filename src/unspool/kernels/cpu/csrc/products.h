@@ -19,16 +19,14 @@ static void quantise(const float *x, int32_t columns, int32_t row, panel p, int8
             most[i % 2] = larger(most[i % 2], magnitude(v[i]));
         }
         const float size = largest(larger(most[0], most[1])), inverse = size > 0 ? 127.0f / size : 0;
-        int32_t whole[US_BLOCK], lower = 0, upper = 0;
+        veci halves[2] = {{0}, {0}};
         UNROLLED for (int i = 0; i < VECTORS; i++) {
-            const veci q = nearest(v[i] * inverse);
-            memcpy(whole + i * LANES, &q, sizeof q);
+            const veci whole = nearest(v[i] * inverse);
+            const bytes small = __builtin_convertvector(whole, bytes);
+            memcpy(quants + i * LANES, &small, sizeof small);
+            halves[i * LANES / HALF] += whole;
         }
-        for (int i = 0; i < US_BLOCK; i++) quants[i] = (int8_t)whole[i];
-        for (int i = 0; i < HALF; i++) {
-            lower += whole[i];
-            upper += whole[HALF + i];
-        }
+        const int32_t lower = sum_whole(halves[0]), upper = sum_whole(halves[1]);
         *scales = size / 127.0f;
         *sums = *scales * (float)(lower + upper);
         offsets[0] = -32 * lower;
