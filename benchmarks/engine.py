@@ -457,6 +457,8 @@ def main() -> None:
         "arrivals": measure_arrivals,
     }
     kept: dict[str, Any] = {}
+    if options.peer and find_spec("transformers") is not None:
+        from transformers import LlamaForCausalLM  # noqa: F401 - before kernels are compiled: both import Triton
     settings = make_settings(options)
     gc.collect()
     gc.freeze()  # as the program does once a model is loaded: a collection would look at all that was imported
