@@ -66,9 +66,11 @@ def select_beams(
 ) -> Selection:
     """Decide a step where its scores are: from scores (rows, vocab), log-probabilities if they are normalised, those of
     the running beams (rows,), and the tokens that end a sequence. The host decides alike in `PlainBeams.advance`."""
-    if drawing is None and _fits_kernels(scores, settings):
+    if _fits_kernels(scores, settings):
         from unspool.kernels.gpu.sampling.beams import choose_beams  # Triton is imported where a GPU is used
 
+        if drawing is not None and not is_normalised:
+            scores, is_normalised = torch.log_softmax(scores, dim=-1), True
         chosen = choose_beams(
             scores,
             running,
@@ -77,6 +79,7 @@ def select_beams(
             num_candidates=settings.num_candidates,
             never=NEVER,
             is_normalised=is_normalised,
+            drawn_by=None if drawing is None else (drawing.seeds, drawing.positions),
         )
         return Selection(*chosen)
     if not is_normalised:

@@ -1,5 +1,5 @@
-"""A step of beam search in three kernels: every beam's likeliest tokens, each prompt's best candidates among them, and
-which of those go on. `decoding.beams.selection` does the same operator by operator.
+"""A step of beam search in three kernels: every beam's likeliest (or drawn) tokens, each prompt's best candidates among
+them, and which of those go on. `decoding.beams.selection` does the same operator by operator.
 
 A row of scores is cut into tiles, one per program, of which each finds its highest few; then rows and prompts are
 merged from those.
@@ -15,6 +15,7 @@ import triton.language as tl
 
 from unspool.kernels.gpu.arguments import lay_in_rows
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.mixing import mix
 from unspool.kernels.gpu.sampling.readings import join_parts
 
 TILE: Final = 4_096  # scores per program of the first kernel
@@ -30,17 +31,36 @@ def _tell(top, at):
 
 
 @triton.jit
+def _make_noise(SEEDS, POSITIONS, prompt, seeds_stride, positions_stride, place):
+    """Gumbel noise of a prompt for numbered continuations, as `decoding.randomness.draw_gumbel` makes it."""
+    seed = tl.load(SEEDS + prompt * seeds_stride).to(tl.uint64)
+    position = tl.load(POSITIONS + prompt * positions_stride).to(tl.uint64)
+    state = mix(mix(seed + 0x9E3779B97F4A7C15) + position * 0x9E3779B97F4A7C15)
+    bits = mix(state + place.to(tl.uint64) * 0x9E3779B97F4A7C15) >> 11
+    uniform = (bits.to(tl.float64) + 0.5) * (1.0 / 9007199254740992.0)  # in (0, 1)
+    return (-tl.log(-tl.log(uniform))).to(tl.float32)
+
+
+@triton.jit
 def _rank_tiles(
-    SCORES, PARTS, TOPS, TOKENS, V, row_stride,
-    K: tl.constexpr, TILE: tl.constexpr, IS_NORMALISED: tl.constexpr, PDL: tl.constexpr,
+    SCORES, PARTS, TOPS, TOKENS, RUNNING, SEEDS, POSITIONS, V, row_stride, seeds_stride, positions_stride,
+    K: tl.constexpr, TILE: tl.constexpr, BEAMS: tl.constexpr, IS_NORMALISED: tl.constexpr, IS_DRAWN: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """The highest scores of every tile, in descending order, and the tile's sum of exponentials."""
+    """The highest scores of every tile, in descending order, and the tile's sum of exponentials.
+
+    If candidates are drawn, the log-probabilities of sequences with noise are ranked.
+    """
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, TILE)
     token = tile * TILE + at
     let_next_start(PDL)
     wait_for_input(PDL)
     scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
+    if IS_DRAWN:
+        number = (row % BEAMS) * V + token
+        noise = _make_noise(SEEDS, POSITIONS, row // BEAMS, seeds_stride, positions_stride, number)
+        scores = (scores + tl.load(RUNNING + row)) + noise
     scores = tl.where(scores == scores, scores, float("inf"))  # NaN comes first, as in torch
     place = row * tl.num_programs(1) + tile
     if not IS_NORMALISED:
@@ -50,7 +70,9 @@ def _rank_tiles(
         tl.store(PARTS + place * 2 + 1, tl.sum(tl.exp(scores - base), 0))
     for rank in range(K):
         top, found = tl.max(scores, 0, return_indices=True)
-        tl.store(TOPS + place * K + rank, _tell(top, SCORES + row * row_stride + tile * TILE + found))
+        if not IS_DRAWN:
+            top = _tell(top, SCORES + row * row_stride + tile * TILE + found)
+        tl.store(TOPS + place * K + rank, top)
         tl.store(TOKENS + place * K + rank, tile * TILE + found)
         scores = tl.where(at == found, float("-inf"), scores)
 
@@ -58,7 +80,8 @@ def _rank_tiles(
 @triton.jit
 def _rank_rows(
     PARTS, TOPS, TOKENS, RUNNING, VALUES, FOUND, num_tiles,
-    K: tl.constexpr, PLACES: tl.constexpr, TILES: tl.constexpr, IS_NORMALISED: tl.constexpr, PDL: tl.constexpr,
+    K: tl.constexpr, PLACES: tl.constexpr, TILES: tl.constexpr, IS_NORMALISED: tl.constexpr, IS_DRAWN: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """A beam's likeliest tokens, in descending order, and the log-probabilities of the sequences that they make."""
     row = tl.program_id(0).to(tl.int64)
@@ -74,15 +97,18 @@ def _rank_rows(
     tops = tl.where(tops == tops, tops, float("inf"))
     for rank in range(K):
         top, place = tl.max(tops, 0, return_indices=True)
-        tl.store(VALUES + row * K + rank, (_tell(top, TOPS + first + place) - total) + running)
+        if not IS_DRAWN:
+            top = (_tell(top, TOPS + first + place) - total) + running
+        tl.store(VALUES + row * K + rank, top)
         tl.store(FOUND + row * K + rank, tl.load(TOKENS + first + place))
         tops = tl.where(at == place, float("-inf"), tops)
 
 
 @triton.jit
 def _choose(
-    VALUES, FOUND, ENDS, num_ends, never, PACKED, PARENTS, NEXT, RUNNING,
-    BEAMS: tl.constexpr, K: tl.constexpr, PLACES: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, PDL: tl.constexpr,
+    VALUES, FOUND, ENDS, num_ends, never, PACKED, PARENTS, NEXT, RUNNING, SCORES, BEFORE, row_stride,
+    BEAMS: tl.constexpr, K: tl.constexpr, PLACES: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
+    IS_DRAWN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A prompt's best candidates, and the beams that go on: the best that do not end, then those that do."""
     prompt = tl.program_id(0).to(tl.int64)
@@ -97,8 +123,14 @@ def _choose(
     for rank in range(C):
         top, place = tl.max(values, 0, return_indices=True)
         is_this = order == rank
-        best = tl.where(is_this, _tell(top, VALUES + first + place), best)
-        token = tl.where(is_this, tl.load(FOUND + first + place), token)
+        its_token = tl.load(FOUND + first + place)
+        if IS_DRAWN:  # without the noise that it was found by
+            row = prompt * BEAMS + place // K
+            top = tl.load(SCORES + row * row_stride + its_token) + tl.load(BEFORE + row)
+        else:
+            top = _tell(top, VALUES + first + place)
+        best = tl.where(is_this, top, best)
+        token = tl.where(is_this, its_token, token)
         parent = tl.where(is_this, place // K, parent)
         values = tl.where(at == place, float("-inf"), values)
     is_there = order < C
@@ -131,9 +163,11 @@ def choose_beams(
     num_candidates: int,
     never: float,
     is_normalised: bool,
+    drawn_by: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The candidates of a step, and which of them go on; a sequence that ends is lowered by `never`.
 
+    They are drawn from log-probabilities if a seed and a position of each prompt are given, (prompts,) int64 each.
     Returns (prompts, 3, candidates) int32: tokens, the beams that they continue, the bits of their log-probabilities;
     and of every row that goes on the row that it comes from, its next token (int64 both), and its log-probability.
     """
@@ -142,6 +176,8 @@ def choose_beams(
     prompts, few = rows // num_beams, min(num_candidates, vocab)
     tiles = triton.cdiv(vocab, TILE)
     device = scores.device
+    assert drawn_by is None or is_normalised
+    seeds, positions = drawn_by if drawn_by is not None else (ends, ends)
     floats = torch.empty(rows * (tiles * (few + 2) + few), dtype=torch.float32, device=device)
     numbers = torch.empty(rows * (tiles + 1) * few, dtype=torch.int32, device=device)
     parts, tops, values = floats.split([rows * tiles * 2, rows * tiles * few, rows * few])
@@ -157,11 +193,18 @@ def choose_beams(
         parts,
         tops,
         tokens,
+        running,
+        seeds,
+        positions,
         vocab,
         scores.stride(0),
+        seeds.stride(0),
+        positions.stride(0),
         K=few,
         TILE=TILE,
+        BEAMS=num_beams,
         IS_NORMALISED=is_normalised,
+        IS_DRAWN=drawn_by is not None,
         num_warps=8,
         **options,
     )
@@ -179,6 +222,7 @@ def choose_beams(
         PLACES=max(2, triton.next_power_of_2(tiles * few)),
         TILES=max(2, triton.next_power_of_2(tiles)),
         IS_NORMALISED=is_normalised,
+        IS_DRAWN=drawn_by is not None,
         **options,
     )
     launch(
@@ -193,11 +237,15 @@ def choose_beams(
         moves[0],
         moves[1],
         after,
+        scores,
+        running,
+        scores.stride(0),
         BEAMS=num_beams,
         K=few,
         PLACES=max(2, triton.next_power_of_2(num_beams * few)),
         C=num_candidates,
         CP=max(2, triton.next_power_of_2(num_candidates)),
+        IS_DRAWN=drawn_by is not None,
         **options,
     )
     return packed, moves[0], moves[1], after

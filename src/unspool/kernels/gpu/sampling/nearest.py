@@ -16,7 +16,8 @@ import triton.language as tl
 
 from unspool.kernels.gpu.arguments import find_step, lay_in_rows
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
-from unspool.kernels.gpu.sampling.row_sums import SUMS, TILE, WARPS, count_joined, join_sums, sum_rows
+from unspool.kernels.gpu.sampling.replays import HeldSetting, KeptReplays, Replay, can_replay
+from unspool.kernels.gpu.sampling.row_sums import SUMS, TILE, WARPS, ScoresCopy, count_joined, join_sums, sum_rows
 
 LEVELS: Final = 3
 STEPS: Final = 8  # distances whose weight is found at a level
@@ -26,6 +27,7 @@ MOST_SLOTS: Final = 256  # scores that are gathered per tile
 MOST_GATHERED: Final = 8_192  # and per row
 CHUNK: Final = 4_096  # scores that the last program reads at once
 NEAREST: Final = ("top_p", "typical", "top_k")
+MOST_CAPTURED: Final = 16  # rows: with more the device takes longer than the host
 
 
 @triton.jit
@@ -273,15 +275,158 @@ def _cut_beyond(
     token = tile * TILE + tl.arange(0, TILE)
     let_next_start(PDL)
     wait_for_input(PDL)
-    ROWS += row * FACTS
-    highest, whole, entropy = _load_row(ROWS)
-    cut = tl.load(CUTS + row)
     scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
+    is_far = is_beyond(scores, token, row, ROWS, CUTS, LASTS, KIND, FACTS)
+    tl.store(OUT + row * V + token, tl.where(is_far, filler, scores), mask=token < V)
+
+
+@triton.jit
+def is_beyond(scores, token, row, ROWS, CUTS, LASTS, KIND: tl.constexpr, FACTS: tl.constexpr):
+    """Which of a row's scores lie beyond its cut."""
+    highest, whole, entropy = _load_row(ROWS + row * FACTS)
+    cut = tl.load(CUTS + row)
     distance = _measure(scores, highest, whole, entropy, KIND)
     is_far = distance > cut
     if KIND == 0:
         is_far = is_far | ((distance == cut) & (token > tl.load(LASTS + row)))
-    tl.store(OUT + row * V + token, tl.where(is_far, filler, scores), mask=token < V)
+    return is_far
+
+
+class NearestSearch:
+    """Finds where rows of scores are cut, for a number of rows and of tokens; `facts`, `cuts` and `lasts` have it."""
+
+    def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
+        self._rows, self._vocab = rows, vocab
+        self._tiles = tiles = triton.cdiv(vocab, TILE)
+        self._joined = count_joined(tiles)
+        self._slots = min(MOST_SLOTS, MOST_GATHERED // self._joined)
+        sizes = [rows * tiles * STEPS, rows * tiles * STEPS, rows * tiles * self._slots, rows]
+        floats = torch.empty(sum(sizes), dtype=torch.float32, device=device).split(sizes)
+        self._masses, self._others, self._found, self.cuts = floats
+        numbers = [rows * tiles, rows * tiles * self._slots, rows]
+        self._counts, self._tokens, self.lasts = torch.empty(sum(numbers), dtype=torch.int32, device=device).split(
+            numbers
+        )
+        self.facts = torch.empty(rows * FACTS, dtype=torch.float64, device=device)
+
+    def launch(self, scores: torch.Tensor, sums: torch.Tensor, wanted: torch.Tensor, kind: str) -> None:
+        """Search scores (rows, vocab) whose partial results are `sums`, for what is `wanted` (rows or 1, 1)."""
+        vocab, stride, tiles = self._vocab, scores.stride(0), self._tiles
+        options = launch_options()
+        wide = {"TILE": TILE, "TILES": self._joined, "num_warps": WARPS, **options}
+        number, masses, others = NEAREST.index(kind), self._masses, self._others
+        for level in range(LEVELS):
+            launch(
+                _weigh,
+                (self._rows, tiles),
+                scores,
+                sums,
+                wanted,
+                self.facts,
+                masses,
+                others,
+                vocab,
+                stride,
+                find_step(wanted),
+                tiles,
+                FAR,
+                KIND=number,
+                LEVEL=level,
+                NUM=SUMS,
+                FACTS=FACTS,
+                STEPS=STEPS,
+                **wide,
+            )
+            masses, others = others, masses
+        launch(
+            _gather,
+            (self._rows, tiles),
+            scores,
+            self.facts,
+            others,
+            self._counts,
+            self._found,
+            self._tokens,
+            vocab,
+            stride,
+            tiles,
+            KIND=number,
+            LEVEL=LEVELS,
+            FACTS=FACTS,
+            STEPS=STEPS,
+            SLOTS=self._slots,
+            **wide,
+        )
+        launch(
+            _find,
+            (self._rows,),
+            scores,
+            self._found,
+            self._tokens,
+            self._counts,
+            self.facts,
+            self.cuts,
+            self.lasts,
+            vocab,
+            stride,
+            tiles,
+            KIND=number,
+            LEVELS=LEVELS,
+            FACTS=FACTS,
+            SLOTS=self._slots,
+            TILES=self._joined,
+            CHUNK=CHUNK,
+            num_warps=WARPS,
+            **options,
+        )
+
+    def cut(self, scores: torch.Tensor, kind: str, filler: float) -> torch.Tensor:
+        """The scores that were searched, with what is beyond the cut at `filler`."""
+        rows, vocab = self._rows, self._vocab
+        out = torch.empty(rows, vocab, dtype=scores.dtype, device=scores.device)
+        launch(
+            _cut_beyond,
+            (rows, self._tiles),
+            scores,
+            out,
+            self.facts,
+            self.cuts,
+            self.lasts,
+            vocab,
+            scores.stride(0),
+            filler,
+            KIND=NEAREST.index(kind),
+            FACTS=FACTS,
+            TILE=TILE,
+            num_warps=WARPS,
+            **launch_options(),
+        )
+        return out
+
+
+class _CapturedSearch:
+    """A search for a few rows, for which the host takes longer to launch kernels than the device to run them."""
+
+    def __init__(self, rows: int, vocab: int, kind: str, device: torch.device) -> None:
+        self._kind = kind
+        self._copy = ScoresCopy(rows, vocab, device)
+        with torch.inference_mode(False):
+            self._search = NearestSearch(rows, vocab, device)
+        self._wanted = HeldSetting(rows, torch.float64, device)
+        self._replay = Replay(self._launch)
+
+    def _launch(self) -> None:
+        self._search.launch(self._copy.scores, self._copy.sums, self._wanted.values, self._kind)
+
+    def run(self, scores: torch.Tensor, wanted: torch.Tensor, filler: float) -> torch.Tensor:
+        """`cut_beyond` of so many rows."""
+        self._wanted.set(wanted)
+        self._copy.take(scores)
+        self._replay.run()
+        return self._search.cut(self._copy.scores, self._kind, filler)
+
+
+_captured: Final = KeptReplays[_CapturedSearch]()
 
 
 def cut_beyond(scores: torch.Tensor, wanted: torch.Tensor, kind: str, filler: float) -> torch.Tensor:
@@ -294,97 +439,9 @@ def cut_beyond(scores: torch.Tensor, wanted: torch.Tensor, kind: str, filler: fl
     scores = lay_in_rows(scores)
     rows, vocab = scores.shape
     device = scores.device
-    sums, tiles = sum_rows(scores)
-    out = torch.empty(rows, vocab, dtype=scores.dtype, device=device)
-    joined = count_joined(tiles)
-    slots = min(MOST_SLOTS, MOST_GATHERED // joined)
-    sizes = [rows * tiles * STEPS, rows * tiles * STEPS, rows * tiles * slots, rows]
-    masses, others, found, cuts = torch.empty(sum(sizes), dtype=torch.float32, device=device).split(sizes)
-    numbers = [rows * tiles, rows * tiles * slots, rows]
-    counts, tokens, lasts = torch.empty(sum(numbers), dtype=torch.int32, device=device).split(numbers)
-    facts = torch.empty(rows * FACTS, dtype=torch.float64, device=device)
-    options = launch_options()
-    wide = {"TILE": TILE, "TILES": joined, "num_warps": WARPS, **options}
-    stride, wanted_stride = scores.stride(0), find_step(wanted)
-    for level in range(LEVELS):
-        launch(
-            _weigh,
-            (rows, tiles),
-            scores,
-            sums,
-            wanted,
-            facts,
-            masses,
-            others,
-            vocab,
-            stride,
-            wanted_stride,
-            tiles,
-            FAR,
-            KIND=NEAREST.index(kind),
-            LEVEL=level,
-            NUM=SUMS,
-            FACTS=FACTS,
-            STEPS=STEPS,
-            **wide,
-        )
-        masses, others = others, masses
-    launch(
-        _gather,
-        (rows, tiles),
-        scores,
-        facts,
-        others,
-        counts,
-        found,
-        tokens,
-        vocab,
-        stride,
-        tiles,
-        KIND=NEAREST.index(kind),
-        LEVEL=LEVELS,
-        FACTS=FACTS,
-        STEPS=STEPS,
-        SLOTS=slots,
-        **wide,
-    )
-    launch(
-        _find,
-        (rows,),
-        scores,
-        found,
-        tokens,
-        counts,
-        facts,
-        cuts,
-        lasts,
-        vocab,
-        stride,
-        tiles,
-        KIND=NEAREST.index(kind),
-        LEVELS=LEVELS,
-        FACTS=FACTS,
-        SLOTS=slots,
-        TILES=joined,
-        CHUNK=CHUNK,
-        num_warps=WARPS,
-        **options,
-    )
-    launch(
-        _cut_beyond,
-        (rows, tiles),
-        scores,
-        out,
-        facts,
-        cuts,
-        lasts,
-        vocab,
-        stride,
-        filler,
-        KIND=NEAREST.index(kind),
-        FACTS=FACTS,
-        TILE=TILE,
-        num_warps=WARPS,
-        **options,
-    )
-    return out
+    if rows <= MOST_CAPTURED and can_replay(device):
+        search = _captured.take((rows, vocab, kind), device, lambda: _CapturedSearch(rows, vocab, kind, device))
+        return search.run(scores, wanted, filler)
+    own = NearestSearch(rows, vocab, device)
+    own.launch(scores, sum_rows(scores)[0], wanted, kind)
+    return own.cut(scores, kind, filler)
