@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from unspool.decoding.beams.selection import Drawing, Selection, read_candidates, select_beams, select_by_operators
+from unspool.decoding.beams.selection import Drawing, Selection, read_candidates, select_by_operators
 from unspool.decoding.beams.settings import NEVER, BeamSettings
 
 HAS_GPU = torch.cuda.is_available()
@@ -39,6 +39,22 @@ def choose(logits: torch.Tensor, running: torch.Tensor, settings: BeamSettings, 
     told = {"is_normalised": False, **counts, **more}
     found = choose_beams(logits.to(DEVICE), running.to(DEVICE), ends, **told)
     return Selection(*(one.cpu() for one in found))
+
+
+@pytest.mark.parametrize("num_beams,num_ends,vocab", [(2, 1, 9_000), (4, 0, 60), (3, 2, 5_000)])
+def test_drawn_candidates(num_beams: int, num_ends: int, vocab: int) -> None:
+    settings = make_settings(num_beams, num_ends)
+    generator = torch.Generator().manual_seed(vocab)
+    for prompts in (1, 3):
+        rows = prompts * num_beams
+        logprobs = (torch.randn(rows, vocab, generator=generator) * 2).log_softmax(-1)
+        running = -torch.rand(rows, generator=generator) * 3
+        seeds = torch.randint(0, 2**62, (rows,), generator=generator)[::num_beams]
+        positions = torch.randint(0, 5_000, (prompts,), generator=generator)
+        ends = torch.tensor(settings.eos_token_ids, dtype=torch.int64)
+        expected = select_by_operators(logprobs, running, ends, settings, Drawing(seeds, positions))
+        drawing = (seeds.to(DEVICE), positions.to(DEVICE))
+        check(choose(logprobs, running, settings, is_normalised=True, drawing=drawing), expected)
 
 
 def check(found: Selection, expected: Selection) -> None:
@@ -110,41 +126,3 @@ def test_infinite_scores_are_numbers() -> None:
     found = choose(scores, torch.zeros(2), settings, is_normalised=True)
     check(found, select_by_operators(scores, torch.zeros(2), torch.tensor([3]), settings))
     assert read_candidates(found.packed)[2][0][0] == INF
-
-
-@pytest.mark.parametrize("num_beams,num_ends", [(2, 0), (4, 1), (3, 4)])
-@pytest.mark.parametrize("is_cut", [False, True])
-def test_drawn_candidates(num_beams: int, num_ends: int, is_cut: bool) -> None:
-    settings = make_settings(num_beams, num_ends)
-    generator = torch.Generator().manual_seed(num_beams)
-    for prompts in (1, 3):
-        logprobs = (torch.randn(prompts * num_beams, 9_000, generator=generator) * 3).log_softmax(-1)
-        if is_cut:  # as a top-k leaves them
-            logprobs = logprobs.masked_fill(logprobs < logprobs.topk(20).values[:, -1:], -INF)
-        running = -torch.rand(prompts * num_beams, generator=generator) * 3
-        rows = torch.arange(prompts * num_beams)
-        drawing = Drawing((rows * 7_919 - 5)[::num_beams], (rows + 300)[::num_beams])  # strided, as rows have them
-        ends = torch.tensor(settings.eos_token_ids, dtype=torch.int64)
-        there = (drawing.seeds.to(DEVICE), drawing.positions.to(DEVICE))
-        found = choose(logprobs, running, settings, is_normalised=True, drawn_by=there)
-        check(found, select_by_operators(logprobs, running, ends, settings, drawing))
-
-
-@pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
-def test_drawn_steps_take_kernels_with_and_without_processors() -> None:
-    settings = make_settings(4, 2)
-    logits = (torch.randn(8, 128_256, generator=torch.Generator().manual_seed(3)) * 3).cuda()
-    running = -torch.rand(8, generator=torch.Generator().manual_seed(4)).cuda()
-    drawing = Drawing(torch.tensor([11, 12]).cuda(), torch.tensor([40, 40]).cuda())
-    ends = torch.tensor(settings.eos_token_ids).cuda()
-    logprobs = logits.log_softmax(-1)
-    expected = select_by_operators(logprobs, running, ends, settings, drawing)
-    for is_normalised in (False, True):
-        given = logprobs if is_normalised else logits
-        found = select_beams(given, running, ends, settings, is_normalised=is_normalised, drawing=drawing)
-        for own, theirs in zip(
-            (found.packed, found.parents, found.tokens, found.running),
-            (expected.packed, expected.parents, expected.tokens, expected.running),
-            strict=True,
-        ):
-            assert torch.equal(own, theirs)

@@ -1,8 +1,8 @@
-"""A step of beam search in three kernels: every beam's likeliest (or drawn) tokens, each prompt's best candidates among
-them, and which of those go on. `decoding.beams.selection` does the same operator by operator.
+"""A step of beam search in three kernels: every beam's likeliest tokens, each prompt's best candidates among them, and
+which of those go on. `decoding.beams.selection` does the same operator by operator.
 
 A row of scores is cut into tiles, one per program, of which each finds its highest few; then rows and prompts are
-merged from those.
+merged from those. Beam sampling adds noise to what is compared: that of `decoding.randomness.draw_gumbel`.
 """
 
 from __future__ import annotations
@@ -31,35 +31,33 @@ def _tell(top, at):
 
 
 @triton.jit
-def _make_noise(SEEDS, POSITIONS, prompt, seeds_stride, positions_stride, place):
-    """Gumbel noise of a prompt for numbered continuations, as `decoding.randomness.draw_gumbel` makes it."""
-    seed = tl.load(SEEDS + prompt * seeds_stride).to(tl.uint64)
-    position = tl.load(POSITIONS + prompt * positions_stride).to(tl.uint64)
-    state = mix(mix(seed + 0x9E3779B97F4A7C15) + position * 0x9E3779B97F4A7C15)
+def _make_noise(seed, position, place):
+    """Gumbel's, in float64 up to the last step, so that devices agree."""
+    state = mix(seed.to(tl.uint64) + 0x9E3779B97F4A7C15)
+    state = mix(state + position.to(tl.uint64) * 0x9E3779B97F4A7C15)
     bits = mix(state + place.to(tl.uint64) * 0x9E3779B97F4A7C15) >> 11
-    uniform = (bits.to(tl.float64) + 0.5) * (1.0 / 9007199254740992.0)  # in (0, 1)
+    uniform = (bits.to(tl.float64) + 0.5) * 1.1102230246251565e-16  # 2**-53
     return (-tl.log(-tl.log(uniform))).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["RUNNING", "SEEDS", "POSITIONS", "seed_stride", "position_stride"])
 def _rank_tiles(
-    SCORES, PARTS, TOPS, TOKENS, RUNNING, SEEDS, POSITIONS, V, row_stride, seeds_stride, positions_stride,
-    K: tl.constexpr, TILE: tl.constexpr, BEAMS: tl.constexpr, IS_NORMALISED: tl.constexpr, IS_DRAWN: tl.constexpr,
+    SCORES, RUNNING, SEEDS, POSITIONS, PARTS, TOPS, TOKENS, V, row_stride, seed_stride, position_stride,
+    BEAMS: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr, IS_NORMALISED: tl.constexpr, DRAWS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """The highest scores of every tile, in descending order, and the tile's sum of exponentials.
-
-    If candidates are drawn, the log-probabilities of sequences with noise are ranked.
-    """
+    """The highest scores of every tile, in descending order, and the tile's sum of exponentials; with `DRAWS` the
+    highest of what scores, running beams and noise add up to."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, TILE)
     token = tile * TILE + at
     let_next_start(PDL)
     wait_for_input(PDL)
     scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
-    if IS_DRAWN:
-        number = (row % BEAMS) * V + token
-        noise = _make_noise(SEEDS, POSITIONS, row // BEAMS, seeds_stride, positions_stride, number)
+    if DRAWS:
+        prompt = row // BEAMS
+        seed, position = tl.load(SEEDS + prompt * seed_stride), tl.load(POSITIONS + prompt * position_stride)
+        noise = _make_noise(seed, position, (row % BEAMS) * V + token)
         scores = (scores + tl.load(RUNNING + row)) + noise
     scores = tl.where(scores == scores, scores, float("inf"))  # NaN comes first, as in torch
     place = row * tl.num_programs(1) + tile
@@ -70,20 +68,19 @@ def _rank_tiles(
         tl.store(PARTS + place * 2 + 1, tl.sum(tl.exp(scores - base), 0))
     for rank in range(K):
         top, found = tl.max(scores, 0, return_indices=True)
-        if not IS_DRAWN:
-            top = _tell(top, SCORES + row * row_stride + tile * TILE + found)
-        tl.store(TOPS + place * K + rank, top)
+        tl.store(TOPS + place * K + rank, _tell(top, SCORES + row * row_stride + tile * TILE + found))
         tl.store(TOKENS + place * K + rank, tile * TILE + found)
         scores = tl.where(at == found, float("-inf"), scores)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["RUNNING"])
 def _rank_rows(
-    PARTS, TOPS, TOKENS, RUNNING, VALUES, FOUND, num_tiles,
-    K: tl.constexpr, PLACES: tl.constexpr, TILES: tl.constexpr, IS_NORMALISED: tl.constexpr, IS_DRAWN: tl.constexpr,
+    SCORES, PARTS, TOPS, TOKENS, RUNNING, VALUES, TOTALS, FOUND, num_tiles, row_stride,
+    K: tl.constexpr, PLACES: tl.constexpr, TILES: tl.constexpr, IS_NORMALISED: tl.constexpr, DRAWS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """A beam's likeliest tokens, in descending order, and the log-probabilities of the sequences that they make."""
+    """A beam's likeliest tokens, in descending order, and the log-probabilities of the sequences that they make; with
+    `DRAWS` also what they are compared by."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, PLACES)
     let_next_start(PDL)
@@ -97,18 +94,21 @@ def _rank_rows(
     tops = tl.where(tops == tops, tops, float("inf"))
     for rank in range(K):
         top, place = tl.max(tops, 0, return_indices=True)
-        if not IS_DRAWN:
-            top = (_tell(top, TOPS + first + place) - total) + running
-        tl.store(VALUES + row * K + rank, top)
-        tl.store(FOUND + row * K + rank, tl.load(TOKENS + first + place))
+        token = tl.load(TOKENS + first + place)
+        if DRAWS:
+            tl.store(VALUES + row * K + rank, _tell(top, TOPS + first + place))
+            tl.store(TOTALS + row * K + rank, tl.load(SCORES + row * row_stride + token) + running)
+        else:
+            tl.store(VALUES + row * K + rank, (_tell(top, TOPS + first + place) - total) + running)
+        tl.store(FOUND + row * K + rank, token)
         tops = tl.where(at == place, float("-inf"), tops)
 
 
 @triton.jit
 def _choose(
-    VALUES, FOUND, ENDS, num_ends, never, PACKED, PARENTS, NEXT, RUNNING, SCORES, BEFORE, row_stride,
+    VALUES, TOTALS, FOUND, ENDS, num_ends, never, PACKED, PARENTS, NEXT, RUNNING,
     BEAMS: tl.constexpr, K: tl.constexpr, PLACES: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
-    IS_DRAWN: tl.constexpr, PDL: tl.constexpr,
+    DRAWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A prompt's best candidates, and the beams that go on: the best that do not end, then those that do."""
     prompt = tl.program_id(0).to(tl.int64)
@@ -123,14 +123,11 @@ def _choose(
     for rank in range(C):
         top, place = tl.max(values, 0, return_indices=True)
         is_this = order == rank
-        its_token = tl.load(FOUND + first + place)
-        if IS_DRAWN:  # without the noise that it was found by
-            row = prompt * BEAMS + place // K
-            top = tl.load(SCORES + row * row_stride + its_token) + tl.load(BEFORE + row)
+        if DRAWS:
+            best = tl.where(is_this, tl.load(TOTALS + first + place), best)
         else:
-            top = _tell(top, VALUES + first + place)
-        best = tl.where(is_this, top, best)
-        token = tl.where(is_this, its_token, token)
+            best = tl.where(is_this, _tell(top, VALUES + first + place), best)
+        token = tl.where(is_this, tl.load(FOUND + first + place), token)
         parent = tl.where(is_this, place // K, parent)
         values = tl.where(at == place, float("-inf"), values)
     is_there = order < C
@@ -163,11 +160,11 @@ def choose_beams(
     num_candidates: int,
     never: float,
     is_normalised: bool,
-    drawn_by: tuple[torch.Tensor, torch.Tensor] | None = None,
+    drawing: tuple[torch.Tensor, torch.Tensor] | None = None,  # (prompts,) int64 each: seeds, positions
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The candidates of a step, and which of them go on; a sequence that ends is lowered by `never`.
+    """The candidates of a step, and which of them go on; a sequence that ends is lowered by `never`. With `drawing`
+    candidates are drawn from log-probabilities instead of taken by them.
 
-    They are drawn from log-probabilities if a seed and a position of each prompt are given, (prompts,) int64 each.
     Returns (prompts, 3, candidates) int32: tokens, the beams that they continue, the bits of their log-probabilities;
     and of every row that goes on the row that it comes from, its next token (int64 both), and its log-probability.
     """
@@ -176,11 +173,12 @@ def choose_beams(
     prompts, few = rows // num_beams, min(num_candidates, vocab)
     tiles = triton.cdiv(vocab, TILE)
     device = scores.device
-    assert drawn_by is None or is_normalised
-    seeds, positions = drawn_by if drawn_by is not None else (ends, ends)
-    floats = torch.empty(rows * (tiles * (few + 2) + few), dtype=torch.float32, device=device)
+    assert is_normalised or drawing is None
+    draws = drawing is not None
+    seeds, positions = drawing if drawing is not None else (ends, ends)
+    floats = torch.empty(rows * (tiles * (few + 2) + few * 2), dtype=torch.float32, device=device)
     numbers = torch.empty(rows * (tiles + 1) * few, dtype=torch.int32, device=device)
-    parts, tops, values = floats.split([rows * tiles * 2, rows * tiles * few, rows * few])
+    parts, tops, values, totals = floats.split([rows * tiles * 2, rows * tiles * few, rows * few, rows * few])
     tokens, found = numbers.split([rows * tiles * few, rows * few])
     packed = torch.empty(prompts, 3, num_candidates, dtype=torch.int32, device=device)
     moves = torch.empty(2, rows, dtype=torch.int64, device=device)
@@ -190,45 +188,49 @@ def choose_beams(
         _rank_tiles,
         (rows, tiles),
         scores,
-        parts,
-        tops,
-        tokens,
         running,
         seeds,
         positions,
+        parts,
+        tops,
+        tokens,
         vocab,
         scores.stride(0),
         seeds.stride(0),
         positions.stride(0),
+        BEAMS=num_beams,
         K=few,
         TILE=TILE,
-        BEAMS=num_beams,
         IS_NORMALISED=is_normalised,
-        IS_DRAWN=drawn_by is not None,
+        DRAWS=draws,
         num_warps=8,
         **options,
     )
     launch(
         _rank_rows,
         (rows,),
+        scores,
         parts,
         tops,
         tokens,
         running,
         values,
+        totals,
         found,
         tiles,
+        scores.stride(0),
         K=few,
         PLACES=max(2, triton.next_power_of_2(tiles * few)),
         TILES=max(2, triton.next_power_of_2(tiles)),
         IS_NORMALISED=is_normalised,
-        IS_DRAWN=drawn_by is not None,
+        DRAWS=draws,
         **options,
     )
     launch(
         _choose,
         (prompts,),
         values,
+        totals,
         found,
         ends,
         ends.numel(),
@@ -237,15 +239,12 @@ def choose_beams(
         moves[0],
         moves[1],
         after,
-        scores,
-        running,
-        scores.stride(0),
         BEAMS=num_beams,
         K=few,
         PLACES=max(2, triton.next_power_of_2(num_beams * few)),
         C=num_candidates,
         CP=max(2, triton.next_power_of_2(num_candidates)),
-        IS_DRAWN=drawn_by is not None,
+        DRAWS=draws,
         **options,
     )
     return packed, moves[0], moves[1], after
