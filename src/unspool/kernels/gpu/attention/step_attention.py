@@ -309,7 +309,6 @@ class StepAttention(SplitAttention):
         is_fit = shape.heads == shape.kv_heads and NARROW < self._width <= WIDEST
         return is_fit and self._rows == 1 and not layout.branches and not layout.is_away
 
-
     def _count_shares(self, layout: KeyLayout) -> int:
         """How many programs share a head if there are few keys; 0 if keys are always split."""
         shape, width = self._shape, self._width
@@ -317,8 +316,8 @@ class StepAttention(SplitAttention):
             return 0
         if width > WIDEST or width * (shape.heads // shape.kv_heads) > MOST_WHOLE:
             return 0
-        shares = 1 << (max(1, min(self.splits, MOST_SHARES // shape.kv_heads, width // FEWEST_SHARED)).bit_length() - 1)
-        return shares
+        most = max(1, min(self.splits, MOST_SHARES // shape.kv_heads, width // FEWEST_SHARED))
+        return 1 << (most.bit_length() - 1)
 
 
 def count_splits(wanted: int) -> int:

@@ -1,7 +1,7 @@
 """Attention of one new token over few keys, by programs that share a head's numbers instead of its keys.
 
 Every program weighs all keys of a head and adds up its share of the values' numbers, so that no parts are to be put
-together: that takes half of the time of attention over few keys. The keys are in registers before the queries are there.
+together, which takes half of the time over few keys. The keys are in registers before the queries are there.
 """
 
 from __future__ import annotations
