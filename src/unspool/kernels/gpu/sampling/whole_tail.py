@@ -18,7 +18,8 @@ import triton.language as tl
 from unspool.kernels.gpu.arguments import lay_in_rows
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.sampling.cuts import KINDS, find_floor
-from unspool.kernels.gpu.sampling.nearest import FACTS, NEAREST, NearestSearch, is_beyond
+from unspool.kernels.gpu.sampling.nearest import FACTS, NEAREST, NearestSearch
+from unspool.kernels.gpu.sampling.nearest_kernels import is_beyond
 from unspool.kernels.gpu.sampling.replays import HeldSetting, KeptReplays, Replay, can_replay
 from unspool.kernels.gpu.sampling.row_draw import choose_in_tile, choose_tile, store_weight
 from unspool.kernels.gpu.sampling.row_sums import SUMS, TILE, WARPS, ScoresCopy, count_joined, store_sums
