@@ -33,7 +33,6 @@ from unspool.kernels.gpu.attention.split_attention import (
     read_values,
     score_keys,
 )
-from unspool.kernels.gpu.attention.whole_attention import attend_whole, load_whole
 from unspool.kernels.gpu.launching import LINE_BYTES, ask_for, let_next_start, wait_for_input
 from unspool.kernels.key_layout import KeyLayout
 
@@ -42,10 +41,6 @@ ASKED: Final = 256  # keys: up to this many per program are prefetched before it
 NARROW: Final = 64  # numbers per head
 WIDEST: Final = 128  # numbers per head
 FEW_HEADS: Final = 16
-WHOLE: Final = 256  # keys: up to twice as many are seen by each of the programs that share a head
-MOST_WHOLE: Final = 256  # numbers of the queries that share keys
-MOST_SHARES: Final = 64  # of all heads
-FEWEST_SHARED: Final = 32  # numbers of a share
 LARGEST_BLOCK_BYTES: Final = 32_768  # of keys; there are as many of values
 USUAL_SHARED_BYTES: Final = 98_304  # if the GPU does not report its limit per program
 
@@ -59,6 +54,7 @@ class AttentionTiling:
     programs: int
     warps: int
     stages: int
+    registers: int | None = None  # the most per thread: fewer leave room for other kernels beside this one
 
 
 # Measured inside whole passes (`benchmarks/gpu_attention.py`): a program that takes much shared memory keeps the next
@@ -86,7 +82,7 @@ def _attend(
     BLOCK: tl.constexpr, UNIT: tl.constexpr, MOST_SPLITS: tl.constexpr, ASKED: tl.constexpr, LINE_BYTES: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SLOPES: tl.constexpr,
     HAS_SINKS: tl.constexpr, BRANCHES: tl.constexpr, PAGE: tl.constexpr, IS_RING: tl.constexpr, IS_AWAY: tl.constexpr,
-    IS_EAGER: tl.constexpr, DISTANCES: tl.constexpr, SHARES: tl.constexpr, WHOLE: tl.constexpr, PDL: tl.constexpr,
+    IS_EAGER: tl.constexpr, DISTANCES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     POSITION: tl.constexpr = 2 * KV_HEADS * D  # numbers per position
@@ -104,6 +100,8 @@ def _attend(
     num_keys = tl.maximum(length - first, 0)
     chunk = tl.maximum(tl.cdiv(tl.cdiv(num_keys, num_splits), BLOCK) * BLOCK, smallest_chunk)
     used = tl.maximum(tl.cdiv(num_keys, chunk), 1)
+    if split >= used:  # what waits for nothing leaves its registers to the next kernel
+        return
     begin = first + split * chunk
     end = tl.minimum(begin + chunk, length)
     if BRANCHES == 0:  # a few keys can be prefetched while the queries are still computed
@@ -140,32 +138,9 @@ def _attend(
         at = keys_at[:, None] + head * D + rd[None, :]
         k_first = tl.load(at, mask=is_held, other=0.0)
         v_first = tl.load(at + KV_HEADS * D, mask=is_held, other=0.0)
-    is_whole = length < -1  # never
-    k_whole, v_whole, k_more, v_more = rd, rd, rd, rd
-    if SHARES > 0:
-        is_whole = num_keys <= 2 * WHOLE
-        end_whole = tl.where(is_whole & (split < SHARES), length, first)
-        k_whole, v_whole = load_whole(
-            row, first, end_whole, head, split, room, own, apart, listed,
-            KV_HEADS, D, DP, DP // SHARES, WHOLE, PAGE, IS_RING,
-        )  # fmt: skip
-        k_more, v_more = load_whole(
-            row, first + WHOLE, end_whole, head, split, room, own, apart, listed,
-            KV_HEADS, D, DP, DP // SHARES, WHOLE, PAGE, IS_RING,
-        )  # fmt: skip
     let_next_start(PDL)
     wait_for_input(PDL)
-    if SHARES > 0:  # noqa: SIM102 - the one is known when the kernel is compiled, the other is not
-        if is_whole & (length >= 0) & (split < SHARES):
-            into, _ = find_new(row, wrap(length, room, IS_RING), length >= 0, own, apart, 0, listed, POSITION, PAGE)
-            attend_whole(
-                QKV + row.to(tl.int64) * WIDTH, OUT + row.to(tl.int64) * (HEADS * D), TURNS + row * 2 * PAIRS,
-                SLOPES, SINKS, into + head * D, k_whole, v_whole, k_more, v_more, (q_weight, q_swapped),
-                (k_weight, k_swapped), first, length, window, head, split, scale, softcap, eps,
-                HEADS, KV_HEADS, D, DP, G, PAIRS, HALVED, DP // SHARES, WHOLE,
-                HAS_NORM, HAS_CAP, HAS_WINDOW, HAS_SLOPES, HAS_SINKS,
-            )  # fmt: skip
-    if (length >= 0) & (split < used) & (not is_whole):
+    if (length >= 0) & (split < used):
         # --- the queries, rotated to their position
         heads_at = QKV + row.to(tl.int64) * WIDTH + (head * G + rg)[:, None] * D
         is_query = is_head[:, None] & is_number[None, :]
@@ -291,13 +266,13 @@ class StepAttention(SplitAttention):
             "IS_AWAY": layout.is_away,
             "IS_EAGER": self._is_eager(layout),
             "DISTANCES": self._distances,
-            "SHARES": self._count_shares(layout),
-            "WHOLE": WHOLE,
             "num_warps": self._tiling.warps,
             "num_stages": stages,
         }
         if self._distances:
             constants["HAS_SLOPES"] = False
+        if self._tiling.registers is not None:
+            constants["maxnreg"] = self._tiling.registers
         return Launch(_attend, self._tiling.chunk, constants)
 
     def _is_eager(self, layout: KeyLayout) -> bool:
@@ -308,16 +283,6 @@ class StepAttention(SplitAttention):
         shape = self._shape
         is_fit = shape.heads == shape.kv_heads and NARROW < self._width <= WIDEST
         return is_fit and self._rows == 1 and not layout.branches and not layout.is_away
-
-    def _count_shares(self, layout: KeyLayout) -> int:
-        """How many programs share a head if there are few keys; 0 if keys are always split."""
-        shape, width = self._shape, self._width
-        if self._rows > 1 or self._distances or layout.branches or layout.is_away:
-            return 0
-        if width > WIDEST or width * (shape.heads // shape.kv_heads) > MOST_WHOLE:
-            return 0
-        most = max(1, min(self.splits, MOST_SHARES // shape.kv_heads, width // FEWEST_SHARED))
-        return 1 << (most.bit_length() - 1)
 
 
 def count_splits(wanted: int) -> int:

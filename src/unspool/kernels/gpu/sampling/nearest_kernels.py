@@ -107,11 +107,10 @@ def weigh(
     distance = _measure(scores, highest, whole, entropy, KIND)
     is_there = (scores > float("-inf")) & (distance > low)
     weights = _weigh_scores(scores, highest, is_there, KIND)
-    at = (row * num_tiles + tile) * STEPS
-    for step in tl.static_range(STEPS - 1):
-        near = tl.where(distance <= low + width * (step + 1), weights, 0.0)
-        tl.store(MASSES + at + step, tl.sum(near, 0))
-    tl.store(MASSES + at + STEPS - 1, tl.sum(tl.where(distance <= last, weights, 0.0), 0))
+    steps = tl.arange(0, STEPS)
+    edges = tl.where(steps == STEPS - 1, last, low + width * (steps + 1))
+    near = tl.where(distance[None, :] <= edges[:, None], weights[None, :], 0.0)  # one sum: threads meet once
+    tl.store(MASSES + (row * num_tiles + tile) * STEPS + steps, tl.sum(near, 1))
 
 
 @triton.jit
