@@ -459,7 +459,10 @@ def main() -> None:
         "arrivals": measure_arrivals,
     }
     kept: dict[str, Any] = {}
-    for setting, parts in make_settings(options):
+    settings = make_settings(options)
+    gc.collect()
+    gc.freeze()  # as the program does once a model is loaded: a collection would look at all that was imported
+    for setting, parts in settings:
         for work in options.only:
             figures = measures[work](setting)
             if work == "greedy" and options.peer and parts is not None and find_spec("transformers") is not None:
