@@ -61,6 +61,7 @@ class AttentionTiling:
 # kernel's out, which a measurement of attention alone doesn't show.
 ONE_ROW: Final = AttentionTiling(64, 64, 256, 4, 2)
 ONE_ROW_OF_FEW_HEADS: Final = AttentionTiling(128, 128, 256, 8, 1)  # Qwen3-0.6B: 5 to 11 % of a step
+ONE_ROW_OF_LONE_HEADS: Final = AttentionTiling(64, 64, 256, 8, 2, 96)  # of 80 numbers (Phi-2): 1 % of a step
 SEVERAL_ROWS: Final = AttentionTiling(64, 128, 256, 4, 2)
 SEVERAL_ROWS_OF_NARROW_HEADS: Final = AttentionTiling(64, 64, 256, 4, 3)
 
@@ -100,8 +101,6 @@ def _attend(
     num_keys = tl.maximum(length - first, 0)
     chunk = tl.maximum(tl.cdiv(tl.cdiv(num_keys, num_splits), BLOCK) * BLOCK, smallest_chunk)
     used = tl.maximum(tl.cdiv(num_keys, chunk), 1)
-    if split >= used:  # what waits for nothing leaves its registers to the next kernel
-        return
     begin = first + split * chunk
     end = tl.minimum(begin + chunk, length)
     if BRANCHES == 0:  # a few keys can be prefetched while the queries are still computed
@@ -298,6 +297,8 @@ def pad_width(shape: HeadShape) -> int:
 def _choose_tiling(rows: int, shape: HeadShape) -> AttentionTiling:
     """The best tiling measured on an H200."""
     if rows == 1:
+        if shape.kv_heads == shape.heads and NARROW < shape.width < WIDEST:
+            return ONE_ROW_OF_LONE_HEADS
         is_few = shape.kv_heads < shape.heads <= FEW_HEADS and NARROW < shape.width <= WIDEST
         return ONE_ROW_OF_FEW_HEADS if is_few else ONE_ROW
     return SEVERAL_ROWS if shape.width > NARROW else SEVERAL_ROWS_OF_NARROW_HEADS

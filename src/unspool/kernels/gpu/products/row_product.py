@@ -34,7 +34,6 @@ class RowTiling:
     warps: int
     starts_next_early: bool = True
     ahead: int = 1  # how many times so many columns are loaded before the input is there
-    registers: int | None = None  # the most per thread: fewer leave room for the next kernel beside this one
 
 
 @triton.jit
@@ -235,5 +234,4 @@ def multiply_row(
         AHEAD=tiling.ahead,
         EARLY=tiling.starts_next_early,
         num_warps=tiling.warps,
-        **({} if tiling.registers is None else {"maxnreg": tiling.registers}),
     )

@@ -15,6 +15,7 @@ import torch
 MOST_KEPT: Final = 4  # sets of buffers that are kept for reuse, of one kind
 RUNS_BEFORE: Final = 3  # launches one by one before a graph is made: it costs as much as twenty
 Held = TypeVar("Held")
+_capturing: Final = threading.Lock()  # one capture at a time
 
 
 class Replay:
@@ -43,7 +44,7 @@ def _capture(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
     graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     beside = torch.cuda.Stream()
     beside.wait_stream(here)
-    with torch.cuda.stream(beside):
+    with _capturing, torch.cuda.stream(beside):
         graph.capture_begin(capture_error_mode="thread_local")
         try:
             work()
