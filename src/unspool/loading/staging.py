@@ -14,7 +14,7 @@ class Staging:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._buffers = [torch.empty(_BUFFER_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self._buffers = [torch.empty(_BUFFER_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True) for _ in range(2)]
         self._sent = [torch.cuda.Event() for _ in self._buffers]  # type: ignore[no-untyped-call]
         self._turn = 0
         self._names: list[str] = []

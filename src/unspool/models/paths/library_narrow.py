@@ -60,7 +60,7 @@ def narrow(weight: torch.Tensor) -> torch.Tensor | None:
     first = numbers[:_FIRST]
     if not torch.equal(first.bfloat16().float(), first):
         return None
-    copy = torch.empty(weight.shape, dtype=torch.bfloat16)
+    copy = torch.empty_like(weight, dtype=torch.bfloat16, requires_grad=False)
     for begin in range(0, len(numbers), _CHUNK):
         part, made = numbers[begin : begin + _CHUNK], copy.view(-1)[begin : begin + _CHUNK]
         made.copy_(part)
