@@ -24,12 +24,14 @@ from triton.runtime import build as launchers
 from triton.runtime import driver
 
 from unspool.kernels.gpu.compiling import compile_elsewhere
+from unspool.kernels.gpu.late_driver import use_late_driver
 from unspool.kernels.preparations import wait_for_preparations
 
 HOPPER: Final = (9, 0)
 LINE_BYTES: Final = 128  # of a cache
-_MOST_COMPILERS: Final = 16  # kernels at once, most of them in processes of their own
+_MOST_COMPILERS: Final = 8  # kernels at once, in processes of their own: with more, the longest takes longer
 _MOST_HERE: Final = 6  # in threads: half of a kernel's compilation holds Python's lock
+_MOST_LAUNCHERS: Final = 4  # C compilers at once: what they make is needed last
 _SHORT_TURN: Final = 2e-4  # seconds that a thread may keep Python's lock while others compile
 Launched = tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]  # a kernel, its grid, arguments and options
 _state = threading.local()
@@ -59,6 +61,7 @@ def load_launchers_one_by_one() -> None:
 
 
 load_launchers_one_by_one()
+use_late_driver()
 
 
 @cache
@@ -95,7 +98,7 @@ class _Compilers(ThreadPoolExecutor):
         count = min(_MOST_COMPILERS, max(_MOST_HERE, os.cpu_count() or 1))
         super().__init__(count, "unspool compiler")
         self._device = torch.cuda.current_device()
-        self._launchers = ThreadPoolExecutor(count, "unspool launcher")
+        self._launchers = ThreadPoolExecutor(_MOST_LAUNCHERS, "unspool launcher")
         self._here = threading.Semaphore(_MOST_HERE)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
