@@ -17,7 +17,12 @@ import torch.nn.functional as F
 
 from unspool.kernels.attention import attend
 from unspool.kernels.compiler_process import COMPILERS, has_cached_kernels
-from unspool.kernels.preparations import announce_preparation, end_preparation
+from unspool.kernels.preparations import (
+    announce_preparation,
+    begin_short_turns,
+    end_preparation,
+    end_short_turns,
+)
 from unspool.kernels.presence import has_triton, runs_kernels
 from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.decoder.spec import DecoderSpec
@@ -61,8 +66,12 @@ def _start_driver() -> None:
 
 def _hash_triton() -> None:
     """Triton names what it compiles by a hash of all of its files, which takes as long again; it keeps the hash."""
-    with suppress(Exception):
-        importlib.import_module("triton.runtime.cache").triton_key()
+    begin_short_turns()  # it reads hundreds of megabytes, one by one
+    try:
+        with suppress(Exception):
+            importlib.import_module("triton.runtime.cache").triton_key()
+    finally:
+        end_short_turns()
 
 
 def prepare_decoder(
@@ -82,7 +91,7 @@ def prepare_decoder(
     if key in _prepared or not runs_kernels(device):
         return
     _prepared.add(key)
-    work = (spec, device, dtype, assemble, announce_preparation())
+    work = (spec, device, dtype, assemble, is_shared, announce_preparation())
     threading.Thread(target=_prepare, args=work, name="unspool kernels", daemon=True).start()
 
 
@@ -91,6 +100,7 @@ def _prepare(
     device: torch.device,
     dtype: torch.dtype,
     assemble: Callable[[], DecoderWeights],
+    is_shared: bool,
     announced: threading.Event,
 ) -> None:
     try:
@@ -103,7 +113,8 @@ def _prepare(
 
             if can_capture:
                 compile_beside(lambda: _launch_step(spec, weights, dtype))
-            threading.Thread(target=_start_libraries, args=(spec, device, dtype), daemon=True).start()
+            if not is_shared:  # an object's own forward has loaded them, or will
+                threading.Thread(target=_start_libraries, args=(spec, device, dtype), daemon=True).start()
             with torch.inference_mode(), compile_ahead():
                 _launch_prompt(spec, weights, dtype)
                 end_preparation(announced)
