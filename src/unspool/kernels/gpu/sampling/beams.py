@@ -15,6 +15,7 @@ import triton.language as tl
 
 from unspool.kernels.gpu.arguments import lay_in_rows
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.mixing import mix
 from unspool.kernels.gpu.sampling.readings import join_parts
 
 TILE: Final = 4_096  # scores per program of the first kernel
@@ -22,27 +23,29 @@ MOST_CANDIDATES: Final = 64  # of a prompt: each is found by one more search
 MOST_RANKED: Final = 4_096  # candidates of all beams of a prompt
 
 
+LOWEST: Final = tl.constexpr(-3.4028234663852886e38)  # stands for what is forbidden: it can be found, once
+
+
+@triton.jit
+def _rank(values, is_there):
+    """Numbers as they are compared: NaN comes first, as in torch, and minus infinity is what nobody finds again."""
+    values = tl.where(values == values, values, float("inf"))
+    return tl.where(is_there, tl.where(values > LOWEST, values, LOWEST), float("-inf"))
+
+
 @triton.jit
 def _tell(top, at):
-    """The number at an address that was found first: NaN and infinity are found alike."""
-    is_odd = top == float("inf")
+    """The number at an address that was found: NaN and infinity are found alike, and so is what is forbidden."""
+    is_odd = (top == float("inf")) | (top == LOWEST)
     return tl.where(is_odd, tl.load(at, mask=is_odd, other=0.0), top)
-
-
-@triton.jit
-def _mix(value):
-    """SplitMix64's finaliser."""
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB
-    return value ^ (value >> 31)
 
 
 @triton.jit
 def _make_noise(seed, position, place):
     """Gumbel's, in float64 up to the last step, so that devices agree."""
-    state = _mix(seed.to(tl.uint64) + 0x9E3779B97F4A7C15)
-    state = _mix(state + position.to(tl.uint64) * 0x9E3779B97F4A7C15)
-    bits = _mix(state + place.to(tl.uint64) * 0x9E3779B97F4A7C15) >> 11
+    state = mix(seed.to(tl.uint64) + 0x9E3779B97F4A7C15)
+    state = mix(state + position.to(tl.uint64) * 0x9E3779B97F4A7C15)
+    bits = mix(state + place.to(tl.uint64) * 0x9E3779B97F4A7C15) >> 11
     uniform = (bits.to(tl.float64) + 0.5) * 1.1102230246251565e-16  # 2**-53
     return (-tl.log(-tl.log(uniform))).to(tl.float32)
 
@@ -66,17 +69,20 @@ def _rank_tiles(
         seed, position = tl.load(SEEDS + prompt * seed_stride), tl.load(POSITIONS + prompt * position_stride)
         noise = _make_noise(seed, position, (row % BEAMS) * V + token)
         scores = (scores + tl.load(RUNNING + row)) + noise
-    scores = tl.where(scores == scores, scores, float("inf"))  # NaN comes first, as in torch
     place = row * tl.num_programs(1) + tile
     if not IS_NORMALISED:
-        highest = tl.max(scores, 0)
+        known = tl.where(scores == scores, scores, float("inf"))
+        highest = tl.max(known, 0)
         base = tl.where(highest > float("-inf"), highest, 0.0)
         tl.store(PARTS + place * 2, highest)
-        tl.store(PARTS + place * 2 + 1, tl.sum(tl.exp(scores - base), 0))
+        tl.store(PARTS + place * 2 + 1, tl.sum(tl.exp(known - base), 0))
+    scores = _rank(scores, token < V)
     for rank in range(K):
         top, found = tl.max(scores, 0, return_indices=True)
+        is_found = top > float("-inf")  # the last tile may have fewer
+        found = tl.where(is_found, found, 0)
         tl.store(TOPS + place * K + rank, _tell(top, SCORES + row * row_stride + tile * TILE + found))
-        tl.store(TOKENS + place * K + rank, tile * TILE + found)
+        tl.store(TOKENS + place * K + rank, tl.where(is_found, tile * TILE + found, -1))
         scores = tl.where(at == found, float("-inf"), scores)
 
 
@@ -97,8 +103,9 @@ def _rank_rows(
         _, total = join_parts(PARTS, row, num_tiles, TILES)
     running = tl.load(RUNNING + row)
     first = row * num_tiles * K
-    tops = tl.load(TOPS + first + at, mask=at < num_tiles * K, other=float("-inf"))
-    tops = tl.where(tops == tops, tops, float("inf"))
+    is_there = at < num_tiles * K
+    tops = tl.load(TOPS + first + at, mask=is_there, other=float("-inf"))
+    tops = _rank(tops, is_there & (tl.load(TOKENS + first + at, mask=is_there, other=-1) >= 0))
     for rank in range(K):
         top, place = tl.max(tops, 0, return_indices=True)
         token = tl.load(TOKENS + first + place)
@@ -123,8 +130,8 @@ def _choose(
     let_next_start(PDL)
     wait_for_input(PDL)
     first = prompt * BEAMS * K
-    values = tl.load(VALUES + first + at, mask=at < BEAMS * K, other=float("-inf"))
-    values = tl.where(values == values, values, float("inf"))
+    is_value = at < BEAMS * K
+    values = _rank(tl.load(VALUES + first + at, mask=is_value, other=float("-inf")), is_value)
     best = tl.full((CP,), float("-inf"), tl.float32)
     parent, token = tl.zeros((CP,), tl.int32), tl.zeros((CP,), tl.int32)
     for rank in range(C):
