@@ -44,6 +44,8 @@ _MOST_KEPT: Final = 32  # steps kept for reuse
 _UNIT: Final = 8  # numbers: addresses are multiples of this
 _NOT_THERE: Final = -1
 _MOST_CHOSEN: Final = 16  # experts of a token
+_LOGGED: Final = 16  # steps whose tokens a step's log holds
+_BRIEF: Final = Want(is_brief=True)
 
 
 class Sources(NamedTuple):
@@ -172,14 +174,41 @@ class CapturedSteps:
         """Read tokens (rows, new), and advance the cache; or why this can't be a captured step."""
         if (refusal := self._explain_refusal(new)) is not None:
             return refusal
-        tokens, cache, counts, want = new.tokens, new.cache, new.counts, new.want
+        forward, tokens, want = self._run(new, new.want), new.tokens, new.want
+        assert tokens is not None
+        if want.logits == "all":
+            rows = tokens.shape[0] // new.cache.num_forks
+            forward.logits = forward.logits.view(rows, -1, forward.logits.shape[-1])
+        if forward.last_states is not None:
+            forward.last_states = forward.last_states.view(*tokens.shape, -1)
+        return forward
+
+    def launch_steps(self, new: Pass, num_steps: int) -> torch.Tensor | None:
+        """Launch greedy steps, each of which reads the tokens of the one before, and advance the cache.
+
+        Returns what they choose, (steps, rows); they may be fewer than asked for. None if steps must be taken one by
+        one.
+        """
+        cache, lengths = new.cache, new.cache.lengths
+        if not lengths or min(lengths) != max(lengths) or cache.num_forks > 1 or self._explain_refusal(new) is not None:
+            return None
+        places, num_steps = cache.places(), min(num_steps, _LOGGED - lengths[0] % _LOGGED)
+        if places is None or not places.is_plain or places.landing is not None:
+            return None
+        self._check_longest(lengths[0] + num_steps)
+        return self._run(new, _BRIEF, num_steps).likeliest
+
+    def _run(self, new: Pass, want: Want, num_steps: int = 0) -> Forward:
+        """The result of a pass that can be captured; with `num_steps` that of the first step, and all their tokens."""
+        tokens, cache, counts = new.tokens, new.cache, new.counts
         assert tokens is not None
         num_forks, num_new = cache.num_forks, max(tokens.shape[1], cache.num_forks)
         rows = tokens.shape[0] // num_forks
         starts = (list(cache.lengths) or [0] * rows)[::num_forks]
         with cache.steady():
             if num_new == 1:
-                cache.advance(rows)
+                for _ in range(max(num_steps, 1)):
+                    cache.advance(rows)
             else:
                 cache.begin(tokens.shape[0], tokens.shape[1], counts, self._device)
                 cache.end()
@@ -194,18 +223,16 @@ class CapturedSteps:
             with nullcontext() if self._is_current_device() else torch.cuda.device(self._device):
                 # A step's inputs are written again for the next one, which only its own stream puts after this work.
                 # What a brief pass returns is overwritten by its step's next run, so that must be the same thread's.
-                owner = threading.get_ident() if want.is_brief else 0
+                owner = threading.get_ident() if want.is_brief and not num_steps else 0
                 key = (shape, torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()), owner)
                 step = self._borrow(key)
                 forward = step.run(tokens, starts, places, want, sources)
+                if num_steps:
+                    forward.likeliest = step.run_on(num_steps - 1)
         with self._lock:
             if sum(map(len, self._waiting.values())) >= _MOST_KEPT:
                 self._waiting.clear()
             self._waiting.setdefault(key, []).append(step)
-        if want.logits == "all":
-            forward.logits = forward.logits.view(rows, num_new, -1)
-        if forward.last_states is not None:
-            forward.last_states = forward.last_states.view(*tokens.shape, -1)
         return forward
 
     def _is_current_device(self) -> bool:
@@ -295,6 +322,7 @@ class CapturedStep:
             feeds = shape.num_new == 1 and shape.epilogue is None
             self._likeliest = self._inputs.tokens if feeds else torch.zeros(rows, dtype=torch.int64, device=device)
             self._fed: torch.Tensor | None = None  # those tokens, as they were handed out by the last run
+            self._log = torch.zeros(_LOGGED, rows, dtype=torch.int64, device=device) if feeds else None
             self._body = body
             self._epilogue: CapturedEpilogue | None = None
             if shape.epilogue is not None:
@@ -360,6 +388,16 @@ class CapturedStep:
         if shape.wants_states:
             forward.last_states = self._body.states[:count].clone()
         return forward
+
+    def run_on(self, num_steps: int) -> torch.Tensor:
+        """Run so many more steps after one that was `brief`, each on the tokens of the one before: what all of them
+        chose (steps, rows), that one's included."""
+        assert self._graph is not None and self._log is not None
+        for _ in range(num_steps):
+            self._graph.replay()
+        last = self._lengths[0] - 1
+        self._lengths = [length + num_steps for length in self._lengths]
+        return self._log[last % _LOGGED :][: num_steps + 1, : len(self._lengths)].clone()
 
     def _has(self, sources: Sources) -> bool:
         """Whether the device has the addresses of these sources."""
@@ -438,7 +476,7 @@ class CapturedStep:
         self._body.run(self._inputs, self._logits)
         own, lengths = self._logits[: self._shape.num_tokens], self._inputs.lengths
         if self._shape.num_new == 1 and self._epilogue is None:
-            take_highest(own, self._tops, self._likeliest, lengths, self._cap)
+            take_highest(own, self._tops, self._likeliest, lengths, self._cap, self._log)
             return
         if self._cap is not None:  # early logits have none
             own.div_(self._cap).tanh_().mul_(self._cap)
